@@ -1,0 +1,1 @@
+"""Operant tests and hardens deep-learning classifiers for the way they will be used."""

@@ -1,0 +1,95 @@
+"""Faster copies of a module that compute the same function: batch norm folded away, channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastCopy:
+    name: str
+    module: nn.Module
+    channels_last: bool
+    notes: tuple[str, ...]
+
+
+def fast_copies(module: nn.Module, *, images: bool) -> Iterator[FastCopy]:
+    """Candidates, fastest first. The caller must compare each one's logits with the module's before trusting it."""
+    folded, note = fold_batch_norm(module)
+    has_convolution = any(isinstance(m, nn.Conv2d) for m in module.modules())
+    variants = [("batch norm folded", folded)] if folded is not None else []
+    for name, base in [*variants, ("parameters frozen", module)]:
+        if images and has_convolution:
+            last = deepcopy(base).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            yield FastCopy(name=f"{name}, channels last", module=last, channels_last=True, notes=(note,))
+        yield FastCopy(name=name, module=base, channels_last=False, notes=(note,))
+
+
+def fold_batch_norm(module: nn.Module) -> tuple[nn.Module | None, str]:
+    """A copy with every safe conv + batch-norm pair folded, or None; and a note on what was done.
+
+    torch.fx only *finds* the pairs: each called once, the batch norm the sole user of the convolution, running
+    statistics present, no hooks, no parametrisations. The copy keeps all names; an `Identity` stands where the batch
+    norm was, so hooks still fire.
+    """
+    norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
+    if not norms:
+        return None, "no batch norm to fold"
+    copy = deepcopy(module)
+    try:
+        graph = _Tracer().trace(copy)
+    except Exception as error:  # user code under symbolic tracing may raise anything
+        return None, f"batch norm not folded: the module cannot be traced ({type(error).__name__})"
+    pairs = _safe_pairs(copy, graph)
+    for conv_name, norm_name in pairs:
+        conv, norm = copy.get_submodule(conv_name), copy.get_submodule(norm_name)
+        _replace(copy, conv_name, fuse_conv_bn_eval(conv, norm))  # type: ignore[type-var, arg-type]
+        _replace(copy, norm_name, nn.Identity())
+    copy.requires_grad_(False)
+    note = f"{len(pairs)} of {len(norms)} batch norms folded"
+    return (copy if pairs else None), note
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
+        """Convolutions of other libraries (same padding, say) count too; the comparison of logits guards them."""
+        return isinstance(m, (*CONVOLUTIONS, *BATCH_NORMS)) or super().is_leaf_module(m, qualified_name)
+
+
+def _safe_pairs(module: nn.Module, graph: fx.Graph) -> list[tuple[str, str]]:
+    calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
+
+    def untouched(name: str) -> bool:
+        m = module.get_submodule(name)
+        hooks = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        return calls.count(name) == 1 and name not in read and not hooks and not parametrize.is_parametrized(m)
+
+    pairs = []
+    for node in graph.nodes:
+        if node.op != "call_module" or not isinstance(node.args[0] if node.args else None, fx.Node):
+            continue
+        before = node.args[0]
+        if before.op != "call_module" or len(before.users) != 1:
+            continue
+        conv, norm = module.get_submodule(str(before.target)), module.get_submodule(str(node.target))
+        if not (isinstance(conv, CONVOLUTIONS) and isinstance(norm, BATCH_NORMS)) or norm.running_mean is None:
+            continue
+        if untouched(str(before.target)) and untouched(str(node.target)):
+            pairs.append((str(before.target), str(node.target)))
+    return pairs
+
+
+def _replace(root: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(root.get_submodule(parent), child, new)

@@ -1,0 +1,52 @@
+"""Randomness one can see: every draw comes from a generator that was passed in."""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+
+def spawn(seed: int, *path: int | str) -> torch.Generator:
+    """A generator for one place in a run, named by a path of numbers and words.
+
+    The same seed and path always give the same stream; different paths give unrelated ones, so that a chunk can be
+    computed alone, again, or by another worker.
+
+    >>> a = torch.rand(2, generator=spawn(7, "round", 1, "chunk", 3))
+    >>> bool((a == torch.rand(2, generator=spawn(7, "round", 1, "chunk", 3))).all())
+    True
+    """
+    name = repr((int(seed), *path)).encode()
+    state = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+    return torch.Generator().manual_seed(state >> 1)
+
+
+def uniform_like(x: Tensor, low: float, high: float, *, generator: torch.Generator) -> Tensor:
+    """Uniform numbers in ``[low, high)`` with the shape, type and device of ``x``.
+
+    Drawn where the generator lives and then moved, so that every device sees one stream.
+    """
+    u = torch.rand(x.shape, generator=generator, device=generator.device)
+    return (low + (high - low) * u).to(x)
+
+
+def normal_like(x: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers with the shape, type and device of ``x``."""
+    return torch.randn(x.shape, generator=generator, device=generator.device).to(x)
+
+
+def mix(ids: Tensor) -> Tensor:
+    """Uniform numbers in ``[0, 1)`` that depend on nothing but each id (splitmix64).
+
+    Ids may be consecutive: the mixing spreads them. Used to deal inputs to roles.
+    """
+    z = ids.to("cpu", torch.int64)
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        z = (z ^ _shift_right(z, shift)) * factor
+    z = z ^ _shift_right(z, 31)
+    return _shift_right(z, 11).to(torch.float64) / 2**53
+
+
+def _shift_right(z: Tensor, by: int) -> Tensor:
+    """Logical shift: torch's own copies the sign bit."""
+    return (z >> by) & ((1 << (64 - by)) - 1)
