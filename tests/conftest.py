@@ -9,9 +9,25 @@ os.environ["MKL_NUM_THREADS"] = "1"
 import pytest
 import torch
 
+from operant import Classifier, load_digits, spawn
+from operant.networks import LeNet5, fit, initialise
+
 torch.set_num_threads(1)
 
 
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def digits28():
+    return load_digits(size=28)
+
+
+@pytest.fixture(scope="session")
+def lenet(digits28) -> Classifier:
+    """A LeNet-5 that has learned the digits."""
+    start = initialise(LeNet5, generator=spawn(0, "weights"))
+    fitted = fit(start, digits28.train, epochs=4, batch_size=32, generator=spawn(0, "training"), progress=False)
+    return Classifier(fitted.module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -26,30 +27,37 @@ class FastCopy:
 def fast_copies(module: nn.Module, *, images: bool) -> Iterator[FastCopy]:
     """Candidates, fastest first. The caller must compare each one's logits with the module's before trusting it."""
     folded, note = fold_batch_norm(module)
-    has_convolution = any(isinstance(m, nn.Conv2d) for m in module.modules())
-    variants = [("batch norm folded", folded)] if folded is not None else []
-    for name, base in [*variants, ("parameters frozen", module)]:
-        if images and has_convolution:
-            last = deepcopy(base).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            yield FastCopy(name=f"{name}, channels last", module=last, channels_last=True, notes=(note,))
-        yield FastCopy(name=name, module=base, channels_last=False, notes=(note,))
+    if folded is not None:
+        yield from _both_layouts("batch norm folded", folded, note, images=images)
+        note = "batch norm not folded: the folded copy was not used"
+    yield from _both_layouts("parameters frozen", module, note, images=images)
+
+
+def _both_layouts(name: str, module: nn.Module, note: str, *, images: bool) -> Iterator[FastCopy]:
+    if images and any(isinstance(m, nn.Conv2d) for m in module.modules()):
+        last = deepcopy(module)
+        for part in last.modules():
+            if isinstance(part, nn.Conv2d):
+                part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        yield FastCopy(name=f"{name}, channels last", module=last, channels_last=True, notes=(note,))
+    yield FastCopy(name=name, module=module, channels_last=False, notes=(note,))
 
 
 def fold_batch_norm(module: nn.Module) -> tuple[nn.Module | None, str]:
     """A copy with every safe conv + batch-norm pair folded, or None; and a note on what was done.
 
     torch.fx only *finds* the pairs: each called once, the batch norm the sole user of the convolution, running
-    statistics present, no hooks, no parametrisations. The copy keeps all names; an `Identity` stands where the batch
-    norm was, so hooks still fire.
+    statistics present, one name each, no hooks, no parametrisations. The copy keeps all names; an `Identity` stands
+    where the batch norm was, so hooks still fire.
     """
     norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
     if not norms:
         return None, "no batch norm to fold"
-    copy = deepcopy(module)
     try:
-        graph = _Tracer().trace(copy)
+        graph = _Tracer().trace(deepcopy(module))  # a copy to throw away: tracing may leave its symbols in the module
     except Exception as error:  # user code under symbolic tracing may raise anything
         return None, f"batch norm not folded: the module cannot be traced ({type(error).__name__})"
+    copy = deepcopy(module)
     pairs = _safe_pairs(copy, graph)
     for conv_name, norm_name in pairs:
         conv, norm = copy.get_submodule(conv_name), copy.get_submodule(norm_name)
@@ -69,11 +77,13 @@ class _Tracer(fx.Tracer):
 def _safe_pairs(module: nn.Module, graph: fx.Graph) -> list[tuple[str, str]]:
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
+    names = Counter(id(m) for _, m in module.named_modules(remove_duplicate=False))
 
     def untouched(name: str) -> bool:
         m = module.get_submodule(name)
         hooks = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-        return calls.count(name) == 1 and name not in read and not hooks and not parametrize.is_parametrized(m)
+        alone = calls.count(name) == 1 and name not in read and names[id(m)] == 1
+        return alone and not m.training and not hooks and not parametrize.is_parametrized(m)
 
     pairs = []
     for node in graph.nodes:
@@ -83,7 +93,7 @@ def _safe_pairs(module: nn.Module, graph: fx.Graph) -> list[tuple[str, str]]:
         if before.op != "call_module" or len(before.users) != 1:
             continue
         conv, norm = module.get_submodule(str(before.target)), module.get_submodule(str(node.target))
-        if not (isinstance(conv, CONVOLUTIONS) and isinstance(norm, BATCH_NORMS)) or norm.running_mean is None:
+        if not (isinstance(conv, CONVOLUTIONS) and type(norm) in BATCH_NORMS) or norm.running_mean is None:
             continue
         if untouched(str(before.target)) and untouched(str(node.target)):
             pairs.append((str(before.target), str(node.target)))

@@ -1,7 +1,10 @@
-"""One file of a suite: safetensors with a checksum, mapped into memory, so that rows are read when they are needed."""
+"""The files of a suite: safetensors with a checksum, mapped into memory, so that rows are read when they are needed."""
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +22,120 @@ Strings = npt.NDArray[np.str_]
 Column = Tensor | Strings
 
 
-def write_shard(file: Path, tensors: dict[str, Tensor], words: dict[str, Any]) -> None:
-    """Write tensors and a few words about them; whole or not at all."""
+class Rows:
+    """Inputs that may still be on disk: `take` reads only what is asked for.
+
+    Args:
+        parts: tensors that share one row shape.
+        chosen: which rows, numbered through all parts laid end to end, and in which order; None for all as they are.
+    """
+
+    def __init__(self, parts: Sequence[Tensor], chosen: Tensor | None = None) -> None:
+        self.parts = tuple(parts)
+        self.chosen = chosen
+
+    def __len__(self) -> int:
+        return sum(len(p) for p in self.parts) if self.chosen is None else len(self.chosen)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of one row."""
+        return self.parts[0].shape[1:]
+
+    def all(self) -> Tensor:
+        """Every row; read once, then kept."""
+        if self.chosen is not None or len(self.parts) > 1:
+            self.parts, self.chosen = (self.take(torch.arange(len(self))),), None
+        return self.parts[0]
+
+    def take(self, rows: Tensor) -> Tensor:
+        """A copy of the rows with these numbers (0 or more)."""
+        rows, part, starts = self._find(rows)
+        places = part.argsort(stable=True).split(part.bincount(minlength=len(self.parts)).tolist())
+        dtype = reduce(torch.promote_types, (p.dtype for p in self.parts))
+        out = torch.empty((len(rows), *self.shape), dtype=dtype)
+        for values, start, here in zip(self.parts, starts.tolist(), places, strict=True):
+            if len(here):
+                out[here] = values[rows[here] - start].to(dtype)
+        return out
+
+    def choose(self, rows: Tensor) -> "Rows":
+        """The rows with these numbers, without reading any; parts that give none are let go."""
+        rows, part, starts = self._find(rows)
+        used = part.unique() if len(rows) else torch.tensor([0])
+        parts = [self.parts[i] for i in used.tolist()]
+        lengths = torch.tensor([len(p) for p in parts])
+        shift = torch.zeros_like(starts).scatter(0, used, lengths.cumsum(0) - lengths - starts[used])
+        return Rows(parts, rows + shift[part])
+
+    def _find(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows numbered through all parts, the part that holds each, and the number each part starts with."""
+        rows = rows if self.chosen is None else self.chosen[rows]
+        lengths = torch.tensor([len(p) for p in self.parts])
+        ends = lengths.cumsum(0)
+        return rows, torch.bucketize(rows, ends, right=True), ends - lengths
+
+    @staticmethod
+    def join(several: Sequence["Rows"]) -> "Rows":
+        """All rows of all, in order, without reading any."""
+        several = [rows for rows in several if len(rows)] or several[:1]
+        parts = [part for rows in several for part in rows.parts]
+        if all(rows.chosen is None for rows in several):
+            return Rows(parts)
+        start, chosen = 0, []
+        for rows in several:
+            held = sum(len(p) for p in rows.parts)
+            chosen.append(start + (torch.arange(held) if rows.chosen is None else rows.chosen))
+            start += held
+        return Rows(parts, torch.cat(chosen))
+
+
+def numbered(folder: Path, word: str) -> dict[int, Path]:
+    """The files ``word-000000.safetensors``, ``word-000001.safetensors`` ... of a folder, in order."""
+    matches = [(re.fullmatch(rf"{word}-(\d{{6,}})\.safetensors", file.name), file) for file in folder.iterdir()]
+    return dict(sorted((int(m[1]), file) for m, file in matches if m))
+
+
+def write_next(folder: Path, word: str, tensors: dict[str, Tensor], words: dict[str, Any]) -> Path:
+    """Write tensors and a few words about them under the next free number; whole or not at all, over no other file."""
     text = json.dumps(words, sort_keys=True)
-    metadata = {"operant": "suite", "format": str(FORMAT), "words": text, "digest": digest(tensors, text)}
-    write_atomically(file, save_tensors(tensors, metadata))
+    metadata = {"operant": f"suite {word}", "format": str(FORMAT), "words": text, "digest": digest(tensors, text)}
+    apart = {name: values.clone(memory_format=torch.contiguous_format) for name, values in tensors.items()}
+    content = save_tensors(apart, metadata)  # it refuses tensors that share memory
+    while True:
+        file = folder / f"{word}-{max(numbered(folder, word), default=-1) + 1:06d}.safetensors"
+        try:
+            write_atomically(file, content, overwrite=False)
+        except FileExistsError:  # another writer was quicker
+            continue
+        return file
 
 
-def read_shard(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_shard` wrote; a torn, truncated, altered or foreign file is refused by name."""
+def read_file(file: Path, word: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """The tensors, words and digest that `write_next` wrote; a torn, altered or foreign file is refused by name."""
     try:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{file} is torn or not a safetensors file ({error}); delete it to go on without it") from None
-    if metadata.get("operant") != "suite" or metadata.get("format") != str(FORMAT):
-        raise ValueError(f"{file} is not part of a format-{FORMAT} suite; move it elsewhere")
-    if digest(tensors, metadata["words"]) != metadata["digest"]:
+    if metadata.get("operant") != f"suite {word}" or metadata.get("format") != str(FORMAT):
+        raise ValueError(f"{file} is not the {word} file of a format-{FORMAT} suite; move it elsewhere")
+    text = metadata.get("words", "")
+    if digest(tensors, text) != metadata.get("digest"):
         raise ValueError(
             f"{file} has changed since it was written (its checksum differs); delete it to go on without it"
         )
-    return tensors, json.loads(metadata["words"])
+    return tensors, json.loads(text), metadata["digest"]
 
 
 def digest(tensors: dict[str, Tensor], text: str) -> str:
-    """A hash of names, types, shapes and contents."""
+    """A hash of a text and of names, types, shapes and contents."""
     total = hashlib.blake2b(text.encode(), digest_size=16)
-    for name in sorted(tensors):
-        values = tensors[name].contiguous()
-        total.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        total.update(values.numpy().data if values.numel() else b"")
+    for name, values in sorted(tensors.items()):
+        total.update(json.dumps([name, str(values.dtype), list(values.shape)]).encode())
+        if values.numel():
+            total.update(values.contiguous().view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -58,7 +144,7 @@ def pack(columns: dict[str, Column]) -> tuple[dict[str, Tensor], dict[str, list[
     tensors, vocabulary = {}, {}
     for name, values in columns.items():
         if isinstance(values, Tensor):
-            tensors[f"column.{name}"] = values.contiguous()
+            tensors[f"column.{name}"] = values
         else:
             words, codes = np.unique(values, return_inverse=True)
             tensors[f"column.{name}"] = torch.as_tensor(codes.astype(np.int32))
@@ -69,7 +155,7 @@ def pack(columns: dict[str, Column]) -> tuple[dict[str, Tensor], dict[str, list[
 def unpack(tensors: dict[str, Tensor], vocabulary: dict[str, list[str]]) -> dict[str, Column]:
     """The columns that `pack` packed."""
     columns: dict[str, Column] = {}
-    for key, values in tensors.items():
+    for key, values in sorted(tensors.items()):
         if key.startswith("column."):
             name = key.removeprefix("column.")
             words = np.array(vocabulary.get(name, ()), dtype=np.str_)

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
+from operant.formats import (
+    Images,
+    as_images,
+    as_labels,
+    images_from_arrays,
+    read_cifar_binary,
+    read_cifar_python,
+    read_idx,
+    read_image_folder,
+    read_npz,
+    read_svhn,
+    scaled,
+)
 from operant.rng import mix
+
+DIGITS = tuple("0123456789")
+CLASSES = {
+    "mnist": DIGITS,
+    "fashion-mnist": (
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
+    "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    "svhn": DIGITS,
+    "usps": DIGITS,
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,7 +105,7 @@ class Samples:
         retraining.
         """
         shares = torch.tensor(list(roles.values()), dtype=torch.float64)
-        if not roles or bool((shares <= 0).any()) or abs(float(shares.sum()) - 1) > 1e-6:
+        if not roles or not bool((shares > 0).all()) or not abs(float(shares.sum()) - 1) <= 1e-6:
             raise ValueError(f"shares of the roles must be positive and sum to 1, got {roles}")
         part = torch.bucketize(mix(self.ids), shares.cumsum(0)[:-1], right=True)
         return {role: self[part == i] for i, role in enumerate(roles)}
@@ -87,6 +115,9 @@ class Samples:
         """All rows of all parts, in order; labels are kept only when every part has them."""
         if not parts:
             raise ValueError("nothing to join: concat needs at least one Samples")
+        shapes = sorted({tuple(p.shape) for p in parts})
+        if len(shapes) > 1:
+            raise ValueError(f"inputs to join must have one shape, got {shapes}; resize them first")
         y = None if any(p.y is None for p in parts) else torch.cat([p.labels for p in parts])
         return Samples(torch.cat([p.x for p in parts]), y, torch.cat([p.ids for p in parts]))
 
@@ -96,7 +127,7 @@ def content_ids(x: Tensor) -> Tensor:
     rows = (x.detach().to("cpu", torch.float32) + 0.0).flatten(1).contiguous().numpy()  # + 0.0 turns -0 into 0
     shape = repr(tuple(x.shape[1:])).encode()
     digests = b"".join(hashlib.blake2b(row, digest_size=8, key=shape[:64]).digest() for row in rows)
-    return torch.frombuffer(bytearray(digests), dtype=torch.int64).clone() if rows.size else torch.empty(0).long()
+    return torch.frombuffer(bytearray(digests), dtype=torch.int64).clone() if len(rows) else torch.empty(0).long()
 
 
 def row_index(index: Any, n: int) -> Tensor:
@@ -108,6 +139,8 @@ def row_index(index: Any, n: int) -> Tensor:
         raise TypeError(
             f"rows are chosen by slice, mask or positions, got the single index {index}; use [{index}:{index}+1]"
         )
+    if rows.ndim > 1 or (rows.is_floating_point() and len(rows)):
+        raise TypeError(f"rows are chosen by slice, mask or positions, got {rows.dtype} of shape {tuple(rows.shape)}")
     if rows.dtype == torch.bool:
         if len(rows) != n:
             raise IndexError(f"the mask has {len(rows)} entries for {n} rows")
@@ -127,7 +160,204 @@ def _checked_labels(y: Any, n: int) -> Tensor:
     y = torch.as_tensor(y)
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.shape != (n,):
         raise ValueError(f"labels must be integers of shape ({n},), got {y.dtype} of shape {tuple(y.shape)}")
-    if n and int(y.min()) < 0:
-        raise ValueError(f"labels must be 0 or more, got {int(y.min())}")
     labels: Tensor = y.long()
+    if n and int(labels.min()) < 0:
+        raise ValueError(f"labels must be 0 or more, got {int(labels.min())}; number the classes from 0")
     return labels
+
+
+# Data sets ------------------------------------------------------------------------------------------------------------
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian's package dataset-fashion-mnist
+SPELLINGS = {
+    "mnist": ("mnist", "MNIST"),
+    "fashion-mnist": ("fashion-mnist", "fashion_mnist", "FashionMNIST"),
+    "cifar10": ("cifar10", "CIFAR10"),
+    "svhn": ("svhn", "SVHN"),
+    "usps": ("usps", "USPS"),
+}
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+CIFAR_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+OPENINGS = {  # the first labels of two sets whose files have the same names
+    "mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 3, 5, 3, 6, 1, 7],
+    "fashion-mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5, 0, 9, 5, 5, 7, 9],
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dataset:
+    """Training and test samples that were split once and for all, and the name of each label."""
+
+    train: Samples
+    test: Samples
+    classes: tuple[str, ...]
+
+
+def load_digits(*, size: int = 8) -> Dataset:
+    """The 1797 handwritten digits inside scikit-learn, ``(N, 1, size, size)`` in [0, 1]; nothing is downloaded.
+
+    One in five is for testing, dealt by content, so that equal images never end up on both sides and every size has the
+    same split.
+
+    Args:
+        size: height and width; above the original 8, images are enlarged bilinearly (28 fits networks made for MNIST).
+
+    >>> load_digits().test.shape
+    torch.Size([1, 8, 8])
+    """
+    from sklearn import datasets
+
+    if size < 8:
+        raise ValueError(f"size must be at least 8, the size of the digits, got {size}")
+    page = datasets.load_digits()
+    x = torch.from_numpy(page.images).float().unsqueeze(1) / 16
+    parts = Samples(x, torch.from_numpy(page.target)).split(train=0.8, test=0.2)
+    if size > 8:
+        parts = {role: Samples(_enlarged(part.x, size), part.y) for role, part in parts.items()}
+    return Dataset(train=parts["train"], test=parts["test"], classes=DIGITS)
+
+
+def _enlarged(x: Tensor, size: int) -> Tensor:
+    return interpolate(x, size=(size, size), mode="bilinear", align_corners=False).clamp(0, 1)
+
+
+def samples_from_folder(path: str | Path, *, size: tuple[int, int] | None = None) -> Samples:
+    """Pictures in one folder a class, as `operant.formats.read_image_folder` reads them, ``(N, C, H, W)`` in [0, 1]."""
+    return _samples(read_image_folder(path, size=size))
+
+
+def samples_from_npz(path: str | Path) -> Samples:
+    """The inputs ``x`` and, where given, labels ``y`` of an npz file.
+
+    uint8 inputs are images ``(N, H, W)`` or ``(N, H, W, 3)`` and come out as ``(N, C, H, W)`` in [0, 1]; floating-point
+    inputs ``(N, *shape)`` are taken as they are.
+    """
+    arrays = read_npz(path)
+    if "x" not in arrays or arrays["x"].ndim < 2:
+        found = {name: array.shape for name, array in arrays.items()}
+        raise ValueError(f"{path} must hold x (N, *shape), and y where labels are known, got {found}; save it so")
+    x = arrays["x"]
+    y = torch.from_numpy(as_labels(arrays["y"], len(x), f"y of {path}")) if "y" in arrays else None
+    if x.dtype.kind == "f":
+        return Samples(torch.from_numpy(x.astype(np.float32)), y)
+    return Samples(torch.from_numpy(scaled(as_images(x, f"x of {path}"))), y)
+
+
+def load(name: str, root: str | Path) -> Dataset:
+    """Find a well-known data set under a folder, in whichever of its formats is there.
+
+    Looks for ``<name>.npz`` (arrays x_train, y_train, x_test, y_test), MNIST's IDX files (gzipped or not), CIFAR-10's
+    Python or binary batches and SVHN's MATLAB files of cropped digits, in ``root`` and in a folder of the set's name.
+    Images come out as ``(N, C, H, W)`` in [0, 1].
+
+    Args:
+        name: ``mnist``, ``fashion-mnist``, ``cifar10``, ``svhn`` or ``usps``.
+        root: the folder to look in.
+    """
+    if name not in CLASSES:
+        raise ValueError(f"name must be one of {', '.join(CLASSES)}, got {name!r}; own data: use samples_from_folder")
+    places = list(_places(name, Path(root)))
+    for place in places:
+        missing = [file for file in place.files if not file.is_file()]
+        if not missing:
+            return _dataset(name, place)
+        if len(missing) < len(place.files):
+            names = ", ".join(file.name for file in missing)
+            raise ValueError(f"{place.files[0].parent} holds only a part of {name}: {names} missing; fetch it again")
+    raise FileNotFoundError(f"no {name} under {root}; put it into one of these places:\n{_listed(places)}")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Files that hold a whole data set together, and how they are read into training and test images."""
+
+    files: tuple[Path, ...]
+    read: Callable[[tuple[Path, ...]], tuple[Images, Images]]
+
+    def __str__(self) -> str:
+        names = [file.name for file in self.files]
+        return str(self.files[0]) if len(names) == 1 else f"{self.files[0].parent} with {', '.join(names)}"
+
+
+def _places(name: str, root: Path) -> Iterator[_Place]:
+    """Where a set may be: folders of its own before the root, which other sets may share."""
+    own = [root / spelling for spelling in SPELLINGS[name]]
+    for folder in own:
+        yield _Place((folder.with_name(f"{folder.name}.npz"),), _read_npz_set)
+        yield _Place((folder / f"{folder.name}.npz",), _read_npz_set)
+    if name in ("mnist", "fashion-mnist"):
+        folders = [f for folder in own for f in (folder, folder / "raw")] + [root]
+        for folder in folders + [DEBIAN_FASHION_MNIST] * (name == "fashion-mnist"):
+            yield _Place(tuple(_plain_or_gz(folder / file) for file in IDX_FILES), _read_idx_set)
+    if name == "cifar10":
+        for folder in (f for base in (*own, root) for f in (base, base / "cifar-10-batches-py")):
+            yield _Place(tuple(folder / file for file in CIFAR_FILES), _each(read_cifar_python))
+        for folder in (f for base in (*own, root) for f in (base, base / "cifar-10-batches-bin")):
+            yield _Place(tuple(folder / f"{file}.bin" for file in CIFAR_FILES), _each(read_cifar_binary))
+    if name == "svhn":
+        for folder in (*own, root):
+            yield _Place((folder / "train_32x32.mat", folder / "test_32x32.mat"), _each(read_svhn))
+
+
+def _listed(places: Sequence[_Place]) -> str:
+    """One line for each kind of files: their names, and the folders they may be in."""
+    folders: dict[tuple[str, ...], list[str]] = {}
+    for place in places:
+        folders.setdefault(tuple(f.name for f in place.files), []).append(str(place.files[0].parent))
+    return "\n".join(
+        f"  {', '.join(names)}{' (or .gz)' * (names == IDX_FILES)} in {' or '.join(where)}"
+        for names, where in folders.items()
+    )
+
+
+def _plain_or_gz(path: Path) -> Path:
+    """The file itself, or its gzipped form if only that is there."""
+    gz = path.with_name(f"{path.name}.gz")
+    return gz if gz.is_file() and not path.is_file() else path
+
+
+def _read_npz_set(files: tuple[Path, ...]) -> tuple[Images, Images]:
+    arrays = read_npz(files[0])
+    train, test = (images_from_arrays(arrays, f"x_{part}", f"y_{part}", files[0]) for part in ("train", "test"))
+    return train, test
+
+
+def _read_idx_set(files: tuple[Path, ...]) -> tuple[Images, Images]:
+    train, test = (
+        images_from_arrays({x.name: read_idx(x), y.name: read_idx(y)}, x.name, y.name, x.parent)
+        for x, y in (files[:2], files[2:])
+    )
+    return train, test
+
+
+def _each(read: Callable[[Path], Images]) -> Callable[[tuple[Path, ...]], tuple[Images, Images]]:
+    """A reader of several files of one format, the last of which is the test set."""
+
+    def read_all(files: tuple[Path, ...]) -> tuple[Images, Images]:
+        *train, test = [read(file) for file in files]
+        return Images(np.concatenate([part.x for part in train]), np.concatenate([part.y for part in train])), test
+
+    return read_all
+
+
+def _dataset(name: str, place: _Place) -> Dataset:
+    """Read a set, see that it is the one asked for, and bring it to [0, 1]."""
+    train, test = place.read(place.files)
+    if name == "svhn":  # its digit 0 is often labelled 10
+        train, test = (Images(part.x, np.where(part.y == 10, 0, part.y)) for part in (train, test))
+    highest, classes = max(train.y.max(), test.y.max()), CLASSES[name]
+    if highest >= len(classes):
+        raise ValueError(
+            f"{place} must hold labels 0..{len(classes) - 1} for {name}, got {highest}; fetch the set again"
+        )
+    if train.x.shape[1:] != test.x.shape[1:]:
+        shapes = f"{train.x.shape[1:]} and {test.x.shape[1:]}"
+        raise ValueError(f"{place} must hold training and test images of one shape, got {shapes}; fetch the set again")
+    for other, opening in OPENINGS.items():
+        if other != name and train.y[: len(opening)].tolist() == opening:
+            raise ValueError(f"{place} holds {other}, not {name}; keep each set in a folder of its own name")
+    return Dataset(train=_samples(train), test=_samples(test), classes=classes)
+
+
+def _samples(images: Images) -> Samples:
+    return Samples(torch.from_numpy(scaled(images.x)), torch.from_numpy(images.y))

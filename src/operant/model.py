@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from operant._fast import fast_copies
+from operant._fast import FastCopy, fast_copies
 from operant.data import Samples
+from operant.rng import spawn, uniform_like
 
 if TYPE_CHECKING:
     from operant.doctor import Finding
 
 MIN_ROWS = 16  # below this many rows CPU kernels round differently, so smaller batches are padded
+PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
+
+
+class NotLogits(ValueError):
+    """The module returned something other than logits ``(N, classes)``."""
 
 
 class Classifier:
@@ -53,7 +61,9 @@ class Classifier:
             raise ValueError(f"bounds must be (low, high) with low < high, got {bounds}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if std is not None and bool((torch.as_tensor(std) <= 0).any()):
+        if mean is not None and not bool(torch.as_tensor(mean).isfinite().all()):
+            raise ValueError(f"mean must be finite, got {mean}")
+        if std is not None and not bool(((v := torch.as_tensor(std)).isfinite() & (v > 0)).all()):
             raise ValueError(f"std must be positive, got {std}")
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self.batch_size = batch_size
@@ -108,7 +118,7 @@ class Classifier:
         taps: dict[str, Tensor] = {}
 
         def tap(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-            return lambda _module, _inputs, output: taps.__setitem__(name, output)
+            return lambda _module, _inputs, output: taps.__setitem__(name, _tapped(name, output))
 
         handles = [modules[name].register_forward_hook(tap(name)) for name in layers]
         parts: dict[str, list[Tensor]] = {name: [] for name in layers}
@@ -141,7 +151,7 @@ class Classifier:
     @property
     def device(self) -> torch.device:
         """Where the module computes; inputs from elsewhere are moved there and answers moved back."""
-        return next((p.device for p in self._plain.parameters()), torch.device("cpu"))
+        return next((t.device for t in chain(self._plain.parameters(), self._plain.buffers())), torch.device("cpu"))
 
     # What it hands out
 
@@ -158,7 +168,7 @@ class Classifier:
 
         If every parameter came frozen, all are made trainable. Feed it `normalise(x)`.
         """
-        module = deepcopy(self._plain)
+        module = copy_module(self._plain)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in self._trainable or not self._trainable)
         return module
@@ -178,7 +188,7 @@ class Classifier:
 
     def check_inputs(self, x: Tensor) -> None:
         """Refuse inputs that are empty, NaN or outside `bounds`."""
-        if len(x) == 0:
+        if x.numel() == 0:
             raise ValueError("there are no inputs; give at least one row")
         low, high = (float(v) for v in torch.aminmax(x.detach()))
         if not (low == low and high == high):
@@ -210,39 +220,67 @@ class Classifier:
 
     # How it computes
 
-    def _forward(self, module: nn.Module, x: Tensor, *, channels_last: bool = False) -> Tensor:
+    def _forward(self, module: nn.Module, x: Tensor, *, rows: int = MIN_ROWS, channels_last: bool = False) -> Tensor:
+        """Logits of ``x``, computed in a batch of at least ``rows``."""
         n = len(x)
         if n == 0:
             raise ValueError("there are no inputs; give at least one row")
         z = self.normalise(x.to(self.device))
-        if n < MIN_ROWS:
-            z = torch.cat([z, z[:1].detach().expand(MIN_ROWS - n, *z.shape[1:])])
+        if n < rows:
+            z = torch.cat([z, z[:1].detach().expand(rows - n, *z.shape[1:])])
         if channels_last and z.ndim == 4:
             z = z.contiguous(memory_format=torch.channels_last)
-        logits = module(z)
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(z):
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"the module must return logits (N, classes) for {len(z)} inputs, got {got}; wrap it")
+        if z is x:
+            z = z.clone()  # the module may work on its input in place
+        logits = _checked_logits(module(z), len(z))
         self._classes = logits.shape[1]
         return logits[:n]
 
     def _choose(self, x: Tensor) -> None:
-        """Take the fastest copy that runs on the first real batch and gives the plain module's logits."""
+        """Take the fastest copy that computes the module's logits, as far as the first real batch can tell."""
+        x = x[:PROBE_ROWS]
         with torch.no_grad():
-            plain = self._forward(self._plain, x)
+            self._forward(self._plain, x)  # what the module itself refuses is the user's to see
             notes: list[str] = []
             for copy in fast_copies(self._plain, images=x.ndim == 4):
-                try:
-                    fast = self._forward(copy.module, x, channels_last=copy.channels_last)
-                except RuntimeError as error:
-                    notes.append(f"{copy.name}: not used, the module refuses it ({str(error).splitlines()[0]})")
+                if refusal := self._refusal(copy, x):
+                    notes.append(f"{copy.name}: not used, {refusal}")
                     continue
-                if torch.allclose(fast, plain, rtol=1e-3, atol=1e-4 * (1 + float(plain.abs().max())), equal_nan=True):
-                    self._run, self._channels_last = copy.module, copy.channels_last
-                    self.notes = (*notes, f"{copy.name}: in use", *copy.notes)
-                    return
-                notes.append(f"{copy.name}: not used, its logits differ from the module's")
-        self._run, self.notes = self._plain, (*notes, "the module runs as it is")
+                self._run, self._channels_last = copy.module, copy.channels_last
+                self.notes = (*notes, f"{copy.name}: in use", *copy.notes)
+                return
+
+    def _refusal(self, copy: FastCopy, x: Tensor) -> str | None:
+        """Why a copy cannot stand for the module, if so.
+
+        A batch may say little (an empty image, a network whose answer hardly varies), so noise is tried as well, and
+        the copy is made once more in double precision, where what is not rounding is a difference.
+        """
+        if copy.module is self._plain:
+            return None
+        try:
+            if not self._agree(copy, self._plain, x, tolerance=1e-4):
+                return "its logits differ from the module's"
+        except Exception as error:  # the user's code may raise anything
+            return f"the module refuses it ({_first_line(error)})"
+        try:
+            plain = copy_module(self._plain).double()
+            double = next(c for c in fast_copies(plain, images=x.ndim == 4) if c.name == copy.name)
+            same = self._agree(double, plain, self._probe(x).double(), tolerance=1e-9)
+        except Exception:  # no double precision here, or noise makes no sense to it: the batch has to do
+            return None
+        return None if same else "its logits differ from the module's in double precision"
+
+    def _agree(self, copy: FastCopy, plain: nn.Module, x: Tensor, *, tolerance: float) -> bool:
+        a = self._forward(plain, x, rows=1)
+        b = self._forward(copy.module, x, rows=1, channels_last=copy.channels_last)
+        scale = 1 + float(a[a.isfinite()].abs().amax()) if bool(a.isfinite().any()) else 1.0
+        return torch.allclose(a, b, rtol=10 * tolerance, atol=tolerance * scale, equal_nan=True)
+
+    def _probe(self, x: Tensor) -> Tensor:
+        """A few real inputs and as many of noise."""
+        low, high = (b if math.isfinite(b) else math.copysign(1.0, b) for b in self.bounds)
+        return torch.cat([x[:4], uniform_like(x[:4], low, high, generator=spawn(0, "probe"))])
 
     @staticmethod
     def _per_channel(value: float | Sequence[float], x: Tensor) -> Tensor:
@@ -272,7 +310,40 @@ def copy_module(module: nn.Module) -> nn.Module:
     """A deep copy that also works after a forward pass has left non-leaf tensors in the module."""
     memo: dict[int, Any] = {}
     for part in module.modules():
-        for value in (*vars(part).values(), *part._buffers.values()):
-            if isinstance(value, Tensor) and not value.is_leaf:
+        for value in _tensors(vars(part)):
+            if not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
     return deepcopy(module, memo)
+
+
+def _tensors(nest: Any) -> Iterator[Tensor]:
+    """All tensors in a nest of dicts, lists, tuples and sets."""
+    waiting, seen = [nest], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(value.values() if isinstance(value, Mapping) else value)
+
+
+def _tapped(name: str, output: Any) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise ValueError(f"layer {name} returns a {type(output).__name__}, not a tensor; choose a layer inside it")
+    return output.clone()  # a later layer may work in place
+
+
+def _checked_logits(logits: Any, n: int) -> Tensor:
+    if not isinstance(logits, Tensor):
+        raise NotLogits(f"the module must return logits (N, classes), got a {type(logits).__name__}; wrap it")
+    if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2 or not logits.is_floating_point():
+        raise NotLogits(
+            f"the module must return floating-point logits (N, classes), two classes at least, got {logits.dtype} of "
+            f"shape {tuple(logits.shape)} for {n} inputs; wrap it"
+        )
+    return logits
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

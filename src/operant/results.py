@@ -5,9 +5,12 @@ import hashlib
 import json
 import math
 import os
-import tempfile
+import re
+import time
 import types
 import typing
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,22 +20,28 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 FORMAT = 1
+TEMPORARY = ".operant-tmp"
 T = TypeVar("T")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name, flush to disk, rename: a kill at any moment leaves the old file or the new one."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+def write_atomically(path: Path, content: bytes, *, overwrite: bool = True) -> None:
+    """Write under a temporary name, flush to disk, rename: a kill at any moment leaves the old file or the new one.
+
+    With ``overwrite=False`` a file that is already there stays as it is, and FileExistsError is raised.
+    """
+    _sweep(path.parent)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        if overwrite:
+            os.replace(temporary, path)
+        else:
+            _link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -44,22 +53,27 @@ def save(result: Any, path: str | Path) -> None:
     """Write a frozen dataclass as readable JSON, its tensors beside it as safetensors.
 
     Args:
-        result: a dataclass of numbers, strings, tensors, tuples, string-keyed dicts and further dataclasses.
+        result: a dataclass whose fields are declared as numbers, strings, tensors, further dataclasses, tuples, lists
+            or dicts of those, or any of these ``| None``. Other unions could not be told apart when read, so they are
+            refused here.
         path: the JSON file; tensors go to a file next to it that the JSON names.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+        raise TypeError(f"a result must be a dataclass, got {result!r:.80}")
     tensors: dict[str, Tensor] = {}
-    page = {"format": FORMAT, "type": type(result).__name__, "value": _encode(result, "", tensors)}
+    page = {"format": FORMAT, "type": type(result).__name__, "value": _encode(type(result), result, "", tensors)}
+    path.parent.mkdir(parents=True, exist_ok=True)
     if tensors:
         content = save_tensors(tensors, {"format": str(FORMAT)})
-        name = f"{path.stem}.{hashlib.blake2b(content, digest_size=6).hexdigest()}.safetensors"
-        write_atomically(path.with_name(name), content)
-        page["tensors"] = name
+        page["tensors"] = f"{path.name}.{_hash(content)}.safetensors"
+        write_atomically(path.with_name(page["tensors"]), content)
     write_atomically(path, json.dumps(page, indent=2, allow_nan=False).encode() + b"\n")
-    for old in path.parent.glob(f"{path.stem}.{'?' * 12}.safetensors"):
-        if old.name != page.get("tensors"):
-            old.unlink()
+    for old in path.parent.iterdir():
+        if re.fullmatch(re.escape(path.name) + r"\.[0-9a-f]{12}\.safetensors", old.name) and (
+            old.name != page.get("tensors")
+        ):
+            old.unlink(missing_ok=True)
 
 
 def load(path: str | Path, kind: type[T]) -> T:
@@ -68,48 +82,141 @@ def load(path: str | Path, kind: type[T]) -> T:
     wrong = f"{path} is not a format-{FORMAT} {kind.__name__}"
     try:
         page = json.loads(path.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{wrong}: it is not readable JSON ({error}); write it again") from None
     if not isinstance(page, dict) or page.get("format") != FORMAT or page.get("type") != kind.__name__:
         found = f"format {page.get('format')} {page.get('type')}" if isinstance(page, dict) else "something else"
         raise ValueError(f"{wrong}: it holds {found}; run the step that made it again")
     try:
-        tensors = load_tensors((path.parent / page["tensors"]).read_bytes()) if "tensors" in page else {}
+        tensors = _read_tensors(path.with_name(page["tensors"])) if "tensors" in page else {}
         result: T = _decode(kind, page["value"], tensors)
     except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
         raise ValueError(f"{wrong}: {error}; run the step that made it again") from None
     return result
 
 
-def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _encode(getattr(value, f.name), f"{name}.{f.name}", tensors) for f in dataclasses.fields(value)}
-    if isinstance(value, Tensor):
-        tensors[name.lstrip(".")] = value.detach().cpu().contiguous().clone()
-        return {"tensor": name.lstrip(".")}
-    if isinstance(value, dict):
-        return {str(k): _encode(v, f"{name}.{k}", tensors) for k, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_encode(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no infinity and no NaN
-    if value is None or isinstance(value, (bool, int, float, str)):
+def _sweep(folder: Path) -> None:
+    """Remove what writers left behind that were killed more than an hour ago."""
+    for file in folder.glob(f".*{TEMPORARY}"):
+        try:
+            if time.time() - file.stat().st_mtime > 3600:
+                file.unlink()
+        except FileNotFoundError:  # its writer has just finished
+            pass
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Give a finished file its name unless the name is taken."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if path.exists():
+            raise FileExistsError(f"{path} is already there") from None
+        os.rename(temporary, path)
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=6).hexdigest()
+
+
+def _read_tensors(file: Path) -> dict[str, Tensor]:
+    content = file.read_bytes()
+    if not file.name.endswith(f".{_hash(content)}.safetensors"):
+        raise ValueError(f"{file.name} has changed since it was written")
+    return load_tensors(content)
+
+
+def _encode(hint: Any, value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The JSON of a value, as its type hint says it will be read."""
+    if _is_union(hint):
+        return None if value is None else _encode(_member(hint), value, name, tensors)
+    if dataclasses.is_dataclass(hint) and type(value) is hint:
+        return {k: _encode(h, getattr(value, k), f"{name}.{k}", tensors) for k, h in _fields(hint).items()}
+    if hint is Tensor and isinstance(value, Tensor):
+        return {"tensor": _keep(value, name.lstrip("."), tensors)}
+    if _is_list(hint) and isinstance(value, (tuple, list)):
+        return [_encode(h, v, f"{name}.{i}", tensors) for i, (h, v) in enumerate(_items(hint, value))]
+    if _is_dict(hint) and isinstance(value, Mapping) and all(_is_plain(typing.get_args(hint)[0], k) for k in value):
+        return {str(k): _encode(typing.get_args(hint)[1], v, f"{name}.{k}", tensors) for k, v in value.items()}
+    if hint is float and isinstance(value, (int, float)):
+        return float(value) if math.isfinite(value) else str(value)  # JSON has no infinity and no NaN
+    if _is_plain(hint, value):
         return value
-    raise TypeError(f"a result holds numbers, strings, tensors, tuples and dicts; {name.lstrip('.')} is {type(value)}")
+    raise TypeError(
+        f"{name.lstrip('.')} is declared {hint} and holds {value!r:.80}; a result holds numbers, strings, tensors, "
+        "dataclasses, and tuples, lists and dicts of them"
+    )
 
 
 def _decode(hint: Any, value: Any, tensors: dict[str, Tensor]) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return None if value is None else _decode(next(a for a in arguments if a is not type(None)), value, tensors)
-    if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
+    """The value that `_encode` turned into JSON."""
+    if _is_union(hint):
+        return None if value is None else _decode(_member(hint), value, tensors)
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        hints = _fields(hint)
         return hint(**{k: _decode(hints[k], v, tensors) for k, v in value.items()})  # type: ignore[operator]
-    if hint is Tensor:
+    if hint is Tensor and isinstance(value, dict):
         return tensors[value["tensor"]]
-    if origin in (tuple, list):
-        same = len(arguments) == 1 or arguments[-1] is ...  # tuple[float, ...] and list[float]
-        return origin(_decode(arguments[0 if same else i], v, tensors) for i, v in enumerate(value))
-    if origin is dict:
-        return {k: _decode(arguments[1], v, tensors) for k, v in value.items()}
-    return float(value) if hint is float else value
+    if _is_list(hint) and isinstance(value, list):
+        items = [_decode(h, v, tensors) for h, v in _items(hint, value)]
+        return items if typing.get_origin(hint) is list else tuple(items)
+    if _is_dict(hint) and isinstance(value, dict):
+        key, item = typing.get_args(hint)
+        return {key(k): _decode(item, v, tensors) for k, v in value.items()}
+    if hint is float and (isinstance(value, (int, float)) or value in ("inf", "-inf", "nan")):
+        return float(value)
+    if _is_plain(hint, value):
+        return value
+    raise ValueError(f"it holds {value!r:.80} where {hint} belongs")
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def _member(hint: Any) -> Any:
+    """X of ``X | None``."""
+    members = [a for a in typing.get_args(hint) if a is not type(None)]
+    if len(members) != 1:
+        raise TypeError(
+            f"a field may be one type or None, {hint} could not be told apart when read; declare two fields"
+        )
+    return members[0]
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) in (tuple, list, Sequence)
+
+
+def _is_dict(hint: Any) -> bool:
+    return typing.get_origin(hint) in (dict, Mapping) and typing.get_args(hint)[0] in (str, int)
+
+
+def _items(hint: Any, values: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Each item with its hint: ``tuple[int, str]`` has one each, ``tuple[int, ...]`` and ``list[int]`` one for all."""
+    arguments = typing.get_args(hint)
+    fixed = typing.get_origin(hint) is tuple and arguments[-1:] != (...,)
+    if fixed and len(arguments) != len(values):
+        raise ValueError(f"{hint} has {len(arguments)} items, got {len(values)}")
+    return list(zip(arguments if fixed else arguments[:1] * len(values), values, strict=True))
+
+
+def _is_plain(hint: Any, value: Any) -> bool:
+    """Whether a number, word or truth is of the declared type; truths are not numbers here."""
+    if typing.get_origin(hint) is typing.Literal:
+        return any(value is a or (type(value) is type(a) and value == a) for a in typing.get_args(hint))
+    return hint in (int, str, bool) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool)
+
+
+def _keep(value: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
+    while name in tensors:  # keys may hold dots
+        name += "'"
+    tensors[name] = value.detach().cpu().contiguous().clone()
+    return name

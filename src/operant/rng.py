@@ -1,6 +1,8 @@
 """Randomness one can see: every draw comes from a generator that was passed in."""
 
 import hashlib
+import json
+from operator import index
 
 import torch
 from torch import Tensor
@@ -16,18 +18,18 @@ def spawn(seed: int, *path: int | str) -> torch.Generator:
     >>> bool((a == torch.rand(2, generator=spawn(7, "round", 1, "chunk", 3))).all())
     True
     """
-    name = repr((int(seed), *path)).encode()
-    state = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+    name = json.dumps([index(seed), *(str(p) if isinstance(p, str) else index(p) for p in path)])
+    state = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
     return torch.Generator().manual_seed(state >> 1)
 
 
 def uniform_like(x: Tensor, low: float, high: float, *, generator: torch.Generator) -> Tensor:
-    """Uniform numbers in ``[low, high)`` with the shape, type and device of ``x``.
+    """Uniform numbers in ``[low, high]`` with the shape, type and device of ``x``.
 
     Drawn where the generator lives and then moved, so that every device sees one stream.
     """
     u = torch.rand(x.shape, generator=generator, device=generator.device)
-    return (low + (high - low) * u).to(x)
+    return (low + (high - low) * u).to(x).clamp(low, high)  # rounding must not leave the range
 
 
 def normal_like(x: Tensor, *, generator: torch.Generator) -> Tensor:
@@ -36,7 +38,7 @@ def normal_like(x: Tensor, *, generator: torch.Generator) -> Tensor:
 
 
 def mix(ids: Tensor) -> Tensor:
-    """Uniform numbers in ``[0, 1)`` that depend on nothing but each id (splitmix64).
+    """Uniform numbers in ``[0, 1)`` that depend on nothing but each id (the finaliser of splitmix64).
 
     Ids may be consecutive: the mixing spreads them. Used to deal inputs to roles.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,33 +13,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant._shards import FORMAT, Column, Strings, digest, pack, read_shard, unpack, write_shard
+from operant._shards import FORMAT, Column, Rows, Strings, digest, numbered, pack, read_file, unpack, write_next
 from operant.data import Samples, row_index
 from operant.results import write_atomically
 
 ROWS_PER_SHARD = 4096
+ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
 
 
-class Rows:
-    """Cases that may still be on disk: `take` reads only what is asked for."""
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The seeds of a suite, each once, in the order of their ids; their inputs may still be on disk."""
 
-    def __init__(self, parts: Sequence[Tensor]) -> None:
-        self.parts = tuple(parts)
+    rows: Rows
+    label: Tensor
+    ids: Tensor
 
-    def all(self) -> Tensor:
-        if len(self.parts) > 1:
-            self.parts = (torch.cat(self.parts),)
-        return self.parts[0]
+    @staticmethod
+    def of(rows: Rows, label: Tensor, ids: Tensor) -> Pool:
+        """Each seed once, as it first came; two different inputs with one id are refused."""
+        once, inverse = ids.unique(return_inverse=True)
+        if torch.equal(once, ids):
+            return Pool(rows, label, ids)
+        first = torch.full_like(once, len(ids)).scatter_reduce(0, inverse, torch.arange(len(ids)), "amin")
+        again = (first[inverse] != torch.arange(len(ids))).nonzero().flatten()
+        for some in again.split(ROWS_PER_SHARD):
+            here, there = rows.take(some).float(), rows.take(first[inverse][some]).float()
+            differ = ~torch.isclose(here, there, rtol=0, atol=0, equal_nan=True).flatten(1).all(1)
+            if bool(differ.any()):
+                raise ValueError(f"two different seeds have the id {int(ids[some][differ][0])}; give each its own id")
+        return Pool(rows.choose(first), label[first], once)
 
-    def take(self, rows: Tensor) -> Tensor:
-        ends = torch.tensor([len(p) for p in self.parts]).cumsum(0)
-        rows = torch.where(rows < 0, rows + ends[-1], rows)
-        place = torch.bucketize(rows, ends, right=True)
-        out = torch.empty((len(rows), *self.parts[0].shape[1:]), dtype=self.parts[0].dtype)
-        for i in place.unique().tolist():
-            here = place == i
-            out[here] = self.parts[i][rows[here] - int(ends[i]) + len(self.parts[i])]
-        return out
+    def take(self, ids: Tensor) -> Tensor:
+        """The input with each of these ids, row by row."""
+        return self.rows.take(torch.searchsorted(self.ids, ids))
+
+    def only(self, ids: Tensor) -> Pool:
+        """The seeds with these ids."""
+        kept = torch.isin(self.ids, ids).nonzero().flatten()
+        return Pool(Rows([self.rows.take(kept)]), self.label[kept], self.ids[kept])
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -56,8 +67,7 @@ class Suite:
         prediction: what the model said in the fuzzer's final pass.
         method: how the case was made.
         columns: further columns by name.
-        seeds: the seeds' inputs, each once.
-        attempted: seeds the fuzzer worked on.
+        attempted: seeds the fuzzer worked on; choosing rows leaves it as it is.
         skipped: seeds it did not (a targeted attack skips seeds of the target class).
         refused: damaged files that `open` left out, a sentence each.
     """
@@ -67,7 +77,7 @@ class Suite:
     seed: Tensor
     prediction: Tensor
     method: Strings
-    seeds: Samples
+    pool: Pool
     columns: Mapping[str, Column] = field(default_factory=dict)
     attempted: int = 0
     skipped: int = 0
@@ -96,21 +106,23 @@ class Suite:
             skipped: how many of the seeds were not worked on.
         """
         n = len(x)
-        if x.shape[1:] != seeds.shape or len(origin) != n or len(prediction) != n:
+        methods = np.array([method] * n if isinstance(method, str) else method, dtype=np.str_)
+        if x.shape[1:] != seeds.shape or not len(origin) == len(prediction) == len(methods) == n:
             raise ValueError(
-                f"cases, origins and predictions must match: got {tuple(x.shape)}, {len(origin)} and {len(prediction)} "
-                f"for seeds of shape {tuple(seeds.shape)}"
+                f"cases, origins, predictions and methods must match: got {tuple(x.shape)}, {len(origin)}, "
+                f"{len(prediction)} and {len(methods)} for seeds of shape {tuple(seeds.shape)}"
             )
-        origin = origin.cpu()
+        origin = _row_numbers(origin.cpu(), len(seeds))
         used = origin.unique()
+        label, ids = seeds.labels.cpu(), seeds.ids.cpu()
         return Suite(
             rows=Rows([x.detach().cpu().contiguous()]),
-            label=seeds.labels.cpu()[origin],
-            seed=seeds.ids[origin],
+            label=label[origin],
+            seed=ids[origin],
             prediction=prediction.cpu().long(),
-            method=np.array([method] * n if isinstance(method, str) else method, dtype=np.str_),
-            seeds=_each_once(Samples(seeds.x.detach().cpu()[used], seeds.labels.cpu()[used], seeds.ids[used])),
-            columns={name: _column(name, values, n) for name, values in (columns or {}).items()},
+            method=methods,
+            pool=Pool.of(Rows([seeds.x.detach().cpu()[used]]), label[used], ids[used]),
+            columns=_checked(columns or {}, n),
             attempted=len(seeds) - skipped,
             skipped=skipped,
         )
@@ -121,7 +133,7 @@ class Suite:
     def __repr__(self) -> str:
         columns = f", columns {', '.join(self.columns)}" if self.columns else ""
         failing = int((self.prediction != self.label).sum())
-        return f"Suite({len(self)} cases from {len(self.seeds)} seeds, {failing} failures{columns})"
+        return f"Suite({len(self)} cases from {len(self.pool.ids)} seeds, {failing} failures{columns})"
 
     def __getitem__(self, key: Any) -> Any:
         """A column by name, or the suite of the rows chosen by slice, mask or positions."""
@@ -129,7 +141,7 @@ class Suite:
             if key not in self.columns:
                 raise KeyError(f"no column named {key}; this suite has {', '.join(self.columns) or 'none'}")
             return self.columns[key]
-        rows = row_index(key, len(self))
+        rows = _row_numbers(row_index(key, len(self)).cpu(), len(self))
         return replace(
             self,
             rows=Rows([self.rows.take(rows)]),
@@ -137,11 +149,8 @@ class Suite:
             seed=self.seed[rows],
             prediction=self.prediction[rows],
             method=self.method[rows.numpy()],
-            columns={
-                name: values[rows if isinstance(values, Tensor) else rows.numpy()]
-                for name, values in self.columns.items()
-            },
-            seeds=self.seeds[torch.isin(self.seeds.ids, self.seed[rows])],
+            columns={name: _part(values, rows) for name, values in self.columns.items()},
+            pool=self.pool.only(self.seed[rows]),
         )
 
     @property
@@ -152,8 +161,12 @@ class Suite:
     @property
     def x0(self) -> Tensor:
         """Each case's seed, row by row."""
-        order = self.seeds.ids.argsort()
-        return self.seeds.x[order[torch.searchsorted(self.seeds.ids[order], self.seed)]]
+        return self.pool.take(self.seed)
+
+    @property
+    def seeds(self) -> Samples:
+        """The seeds, each once, in the order of their ids."""
+        return Samples(self.pool.rows.all(), self.pool.label, self.pool.ids)
 
     def failures(self) -> Suite:
         """The cases that the model got wrong."""
@@ -171,26 +184,30 @@ class Suite:
         difference = (self.x - self.x0).flatten(1)
         return difference.abs().amax(1) if norm == "linf" else difference.norm(dim=1)
 
-    def with_columns(self, **columns: Any) -> Suite:
+    def with_columns(self, /, **columns: Any) -> Suite:
         """The same suite with further columns (a name that exists is replaced)."""
-        new = {name: _column(name, values, len(self)) for name, values in columns.items()}
-        return replace(self, columns={**self.columns, **new})
+        return replace(self, columns={**self.columns, **_checked(columns, len(self))})
 
     @staticmethod
     def concat(suites: Sequence[Suite]) -> Suite:
         """All rows in order. A column some suite lacks is filled there with NaN, or with the empty string."""
         if not suites:
             raise ValueError("nothing to join: concat needs at least one suite")
-        if len({s.seeds.shape for s in suites}) > 1:
-            raise ValueError(f"suites must share one input shape, got {[tuple(s.seeds.shape) for s in suites]}")
+        if len({s.rows.shape for s in suites}) > 1:
+            raise ValueError(f"suites must share one input shape, got {[tuple(s.rows.shape) for s in suites]}")
         names = dict.fromkeys(name for s in suites for name in s.columns)
+        pools = [s.pool for s in suites]
         return Suite(
-            rows=Rows([part for s in suites for part in s.rows.parts]),
+            rows=Rows.join([s.rows for s in suites]),
             label=torch.cat([s.label for s in suites]),
             seed=torch.cat([s.seed for s in suites]),
             prediction=torch.cat([s.prediction for s in suites]),
             method=np.concatenate([s.method for s in suites]),
-            seeds=_each_once(Samples.concat([s.seeds for s in suites])),
+            pool=Pool.of(
+                Rows.join([p.rows for p in pools]),
+                torch.cat([p.label for p in pools]),
+                torch.cat([p.ids for p in pools]),
+            ),
             columns={name: _joined(name, suites) for name in names},
             attempted=sum(s.attempted for s in suites),
             skipped=sum(s.skipped for s in suites),
@@ -216,128 +233,197 @@ class Suite:
         """Add these rows to a suite on disk as one shard: there whole once this returns, absent before."""
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
-        shape = list(self.seeds.shape)
+        shape = list(self.rows.shape)
         if not (path / "manifest.json").exists():
             write_atomically(path / "manifest.json", json.dumps({"suite": FORMAT, "shape": shape}).encode() + b"\n")
-        if (known := _manifest(path)["shape"]) != shape:
+        if (known := _manifest(path)) != shape:
             raise ValueError(f"{path} holds cases of shape {tuple(known)}, these have {tuple(shape)}")
-        numbers = [int(m[1]) for p in path.iterdir() if (m := re.fullmatch(r"shard-(\d+)\.safetensors", p.name))]
-        file = path / f"shard-{max(numbers, default=-1) + 1:06d}.safetensors"
-        write_shard(file, *self._packed())
-        return file
+        return write_next(path, "shard", *self._packed())
 
     @staticmethod
     def open(path: str | Path) -> Suite:
-        """Read a suite; the cases themselves stay on disk until they are asked for.
+        """Read a suite; the inputs themselves stay on disk until they are asked for.
 
-        A damaged or foreign file is left out with a warning that names it, and stands in `refused`.
+        A damaged or foreign file is left out with a warning that names it, and stands in `refused`. A suite of which
+        no shard was finished yet is empty.
         """
-        refused: list[str] = []
-        suites = [suite for _, suite in _shards(Path(path), refused)]
-        if not suites:
-            raise ValueError(f"{path} has no readable shard: {'; '.join(refused) or 'none was finished'}")
-        for sentence in refused:
+        _, suite = _open(Path(path))
+        for sentence in suite.refused:
             warnings.warn(f"left out: {sentence}", stacklevel=2)
-        return replace(Suite.concat(suites), refused=tuple(refused))
+        return suite
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {"x": self.x, "label": self.label, "seed": self.seed, "prediction": self.prediction}
-        tensors |= {"seeds.x": self.seeds.x, "seeds.y": self.seeds.labels, "seeds.ids": self.seeds.ids}
+        tensors |= {"seeds.x": self.pool.rows.all(), "seeds.y": self.pool.label, "seeds.ids": self.pool.ids}
         columns, vocabulary = pack({"method": self.method, **self.columns})
         words = {"vocabulary": vocabulary, "attempted": self.attempted, "skipped": self.skipped}
-        return {name: values.contiguous() for name, values in (tensors | columns).items()}, words
+        return tensors | columns, words
 
 
-def add_columns(path: str | Path, **columns: Any) -> None:
+def add_columns(path: str | Path, /, **columns: Any) -> None:
     """Give a suite on disk further columns, one value for each row that `Suite.open` shows; the newest wins.
 
-    Each shard gets a sidecar file; no file is ever rewritten.
+    They go to one file beside the shards: there whole once this returns, absent before. No file is ever rewritten.
     """
-    shards = _shards(Path(path), [])
-    total = sum(len(suite) for _, suite in shards)
-    checked = {name: _column(name, values, total) for name, values in columns.items()}
-    start = 0
-    for file, suite in shards:
-        rows = slice(start, start + len(suite))
-        tensors, vocabulary = pack({name: values[rows] for name, values in checked.items()})
-        number = len(list(file.parent.glob(f"{file.stem}.columns-*.safetensors")))
-        sidecar = file.with_name(f"{file.stem}.columns-{number:06d}.safetensors")
-        write_shard(sidecar, tensors, {"vocabulary": vocabulary})
-        start += len(suite)
+    shards, suite = _open(Path(path))
+    tensors, vocabulary = pack(_checked(columns, len(suite)))
+    covered = [[shard.file.name, shard.digest, len(shard.suite)] for shard in shards]
+    write_next(Path(path), "columns", tensors, {"vocabulary": vocabulary, "shards": covered})
 
 
-def _shards(path: Path, refused: list[str]) -> list[tuple[Path, Suite]]:
-    """Every readable shard with its sidecars; what could not be read is told in ``refused``."""
-    _manifest(path)
-    found = []
-    for file in sorted(path.glob("shard-??????.safetensors")):
+@dataclass(frozen=True, kw_only=True)
+class _Shard:
+    file: Path
+    digest: str
+    suite: Suite
+
+
+def _open(path: Path) -> tuple[list[_Shard], Suite]:
+    """The readable shards of a folder, and the suite they make together."""
+    shape = _manifest(path)
+    if not numbered(path, "shard"):
+        return [], _empty(shape)
+    refused: list[str] = []
+    shards = _with_sidecars(path, _shards(path, shape, refused), refused)
+    if not shards:
+        raise ValueError(f"{path} has no readable shard: {'; '.join(refused)}")
+    shards, suite = _fitted(shards, refused)
+    return shards, replace(suite, refused=tuple(refused))
+
+
+def _shards(path: Path, shape: list[int], refused: list[str]) -> list[_Shard]:
+    """Every readable shard; what could not be read is told in ``refused``."""
+    shards = []
+    for file in numbered(path, "shard").values():
         try:
-            suite = _read(file)
+            tensors, words, known = read_file(file, "shard")
+            if list(tensors["x"].shape[1:]) != shape:
+                raise ValueError(f"{file} does not hold cases of shape {tuple(shape)}; move it elsewhere")
         except ValueError as error:
             refused.append(str(error))
-            continue
-        for sidecar in sorted(path.glob(f"{file.stem}.columns-*.safetensors")):
-            try:
-                tensors, words = read_shard(sidecar)
-                suite = suite.with_columns(**unpack(tensors, words["vocabulary"]))
-            except ValueError as error:
-                refused.append(str(error))
-        found.append((file, suite))
-    return found
+        else:
+            shards.append(_Shard(file=file, digest=known, suite=_unpacked(tensors, words)))
+    return shards
 
 
-def _read(file: Path) -> Suite:
-    tensors, words = read_shard(file)
+def _unpacked(tensors: dict[str, Tensor], words: dict[str, Any]) -> Suite:
     columns = unpack(tensors, words["vocabulary"])
-    method = columns.pop("method")
-    assert not isinstance(method, Tensor)
     return Suite(
         rows=Rows([tensors["x"]]),
         label=tensors["label"],
         seed=tensors["seed"],
         prediction=tensors["prediction"],
-        method=method,
-        seeds=Samples(tensors["seeds.x"], tensors["seeds.y"], tensors["seeds.ids"]),
+        method=np.asarray(columns.pop("method")),
+        pool=Pool(Rows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"]),
         columns=columns,
         attempted=words["attempted"],
         skipped=words["skipped"],
     )
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _with_sidecars(path: Path, shards: list[_Shard], refused: list[str]) -> list[_Shard]:
+    """The shards with the columns that were added later, oldest first; a damaged sidecar leaves the older values."""
+    known = {(shard.file.name, shard.digest): shard for shard in shards}
+    for file in numbered(path, "columns").values():
+        try:
+            tensors, words, _ = read_file(file, "columns")
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        columns, start = unpack(tensors, words["vocabulary"]), 0
+        for name, of, n in words["shards"]:
+            if shard := known.get((name, of)):
+                part = {column: values[start : start + n] for column, values in columns.items()}
+                known[name, of] = replace(shard, suite=shard.suite.with_columns(**part))
+            start += n
+    return list(known.values())
+
+
+def _fitted(shards: list[_Shard], refused: list[str]) -> tuple[list[_Shard], Suite]:
+    """All shards as one suite; if they contradict each other, those that fit the ones before them."""
+    try:
+        return shards, Suite.concat([shard.suite for shard in shards])
+    except ValueError:
+        kept, suite = shards[:1], shards[0].suite
+    for shard in shards[1:]:
+        try:
+            suite = Suite.concat([suite, shard.suite])
+            kept.append(shard)
+        except ValueError as error:
+            refused.append(f"{shard.file} does not fit the shards before it ({error}); move it elsewhere")
+    return kept, suite
+
+
+def _empty(shape: list[int]) -> Suite:
+    nothing, none = Rows([torch.empty(0, *shape)]), torch.empty(0, dtype=torch.int64)
+    return Suite(
+        rows=nothing,
+        label=none,
+        seed=none,
+        prediction=none,
+        method=np.array([], dtype=np.str_),
+        pool=Pool(nothing, none, none),
+    )
+
+
+def _manifest(path: Path) -> list[int]:
+    """The shape of one case, as the manifest tells it."""
     file = path / "manifest.json"
     if not file.exists():
         raise ValueError(f"{path} is not a suite: it has no manifest.json; give the folder that Suite.save wrote")
     try:
         page = json.loads(file.read_bytes())
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        page = None
-    if not isinstance(page, dict) or page.get("suite") != FORMAT:
-        raise ValueError(f"{file} is not the manifest of a format-{FORMAT} suite; move the folder elsewhere")
-    return page
+        if page["suite"] != FORMAT:
+            raise ValueError
+        return [int(size) for size in page["shape"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{file} is not the manifest of a format-{FORMAT} suite; move the folder elsewhere") from None
 
 
-def _each_once(seeds: Samples) -> Samples:
-    """Every seed once, in the order of first appearance."""
-    ids, inverse = seeds.ids.unique(return_inverse=True)
-    first = torch.full((len(ids),), len(seeds)).scatter_reduce(0, inverse, torch.arange(len(seeds)), "amin")
-    return seeds[first.sort().values]
+def _row_numbers(rows: Tensor, n: int) -> Tensor:
+    """Positions counted from the start; positions outside the ``n`` rows are refused."""
+    if rows.dtype == torch.bool or rows.is_floating_point():
+        raise ValueError(f"row numbers must be integers, got {rows.dtype}")
+    return torch.arange(n)[rows.long()]
+
+
+def _part(values: Column, rows: Tensor) -> Column:
+    return values[rows] if isinstance(values, Tensor) else values[rows.numpy()]
+
+
+def _checked(columns: Mapping[str, Any], n: int) -> dict[str, Column]:
+    """Columns of ``n`` values: strings as they are, every number as a float."""
+    if taken := [name for name in columns if name in ATTRIBUTES]:
+        raise ValueError(f"a column cannot be named {', '.join(taken)}: every suite has that already; rename it")
+    return {name: _column(name, values, n) for name, values in columns.items()}
 
 
 def _column(name: str, values: Any, n: int) -> Column:
-    """One column, checked: strings as they are, every number as a float."""
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = values.detach().cpu() if isinstance(values, Tensor) else np.asarray(values)
     if array.shape != (n,):
-        raise ValueError(f"column {name} must hold one value for each of {n} rows, got shape {array.shape}")
+        raise ValueError(f"column {name} must hold one value for each of {n} rows, got shape {tuple(array.shape)}")
+    if isinstance(array, Tensor):
+        if array.is_complex():
+            raise ValueError(f"column {name} must hold numbers or strings, got {array.dtype}")
+        return array if array.is_floating_point() else array.double()
     if array.dtype.kind in "US":
         return array.astype(np.str_)
-    return torch.as_tensor(array if array.dtype.kind == "f" else array.astype(np.float64))
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"column {name} must hold numbers or strings, got {array.dtype}")
+    small = array.dtype in (np.float16, np.float32)
+    return torch.as_tensor(array if small else array.astype(np.float64))
 
 
 def _joined(name: str, suites: Sequence[Suite]) -> Column:
-    kinds = {isinstance(s.columns[name], Tensor) for s in suites if name in s.columns}
-    if len(kinds) > 1:
+    known = [s.columns[name] for s in suites if name in s.columns]
+    telling = [values for values in known if len(values)] or known  # a suite without rows has no say
+    numeric = isinstance(telling[0], Tensor)
+    if any(isinstance(values, Tensor) != numeric for values in telling):
         raise ValueError(f"column {name} holds numbers in one suite and strings in another; rename one of them")
-    if kinds == {True}:
-        return torch.cat([torch.as_tensor(s.columns.get(name, torch.full((len(s),), torch.nan))) for s in suites])
-    return np.concatenate([np.asarray(s.columns.get(name, np.full(len(s), ""))) for s in suites])
+    filled = [s for s in suites if len(s)]
+    if not filled:
+        return telling[0]
+    if isinstance(telling[0], Tensor):
+        missing = torch.full((1,), torch.nan, dtype=telling[0].dtype)
+        return torch.cat([torch.as_tensor(s.columns.get(name, missing.repeat(len(s)))) for s in filled])
+    return np.concatenate([np.asarray(s.columns.get(name, np.full(len(s), ""))) for s in filled])

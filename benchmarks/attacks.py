@@ -1,0 +1,232 @@
+"""Attacks against Foolbox and the Adversarial Robustness Toolbox, and gradients against plain torch.
+
+CPU time, one thread, all in this process; a ratio above 1 means Operant is faster. Each rival gets its fastest setting:
+frozen parameters or not, all inputs at once or 256 at a time, whichever wins.
+
+    python benchmarks/attacks.py [--quick]
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+import _timing
+import foolbox
+import torch
+from art.attacks.evasion import DeepFool as ArtDeepFool
+from art.attacks.evasion import FastGradientMethod, ProjectedGradientDescentPyTorch
+from art.estimators.classification import PyTorchClassifier
+from efficientnet_lite_pytorch import EfficientNet
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu
+
+from operant import Classifier, Samples, load_digits
+from operant.generate import FGSM, PGD, CarliniWagner, DeepFool
+from operant.model import value_and_gradient
+from operant.networks import LeNet5, ResNet20, fit, initialise
+from operant.rng import spawn
+from operant.types import Fuzzer
+
+RADIUS = 0.1
+Outcome = tuple[float, float]  # success, mean L2 distance of the successes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, under 50 s")
+    quick = parser.parse_args().quick
+    repeats = 2 if quick else 5
+    ratios = lenet(repeats=repeats, cw_inputs=32 if quick else 128)
+    ratios |= resnet_gradient(repeats=repeats)
+    foreign(repeats=1 if quick else 3)
+    _timing.finish("attacks", ratios)
+
+
+def lenet(*, repeats: int, cw_inputs: int) -> dict[str, float]:
+    """Each attack on a LeNet-5 trained on the digits, 512 inputs of 28x28."""
+    digits = load_digits(size=28)
+    start = initialise(LeNet5, generator=spawn(0, "weights"))
+    module = fit(start, digits.train, epochs=8, generator=spawn(0, "training"), progress=False).module
+    seeds = Samples.concat([digits.test, digits.train])[:512]
+    model = Classifier(module)
+    print(
+        f"LeNet-5, accuracy on test digits {float((model.predict(digits.test.x) == digits.test.y).float().mean()):.3f}"
+    )
+    compare = partial(against_rivals, model, module, repeats=repeats)
+    attacks = foolbox.attacks
+    pgd = attacks.LinfPGD(steps=10, rel_stepsize=0.25)
+    cw = {"steps": 100, "binary_search_steps": 1, "initial_const": 10.0}
+    ratios = compare("fgsm", seeds, FGSM(radius=RADIUS), attacks.LinfFastGradientAttack(), RADIUS)
+    ratios |= compare("pgd10", seeds, PGD(radius=RADIUS), pgd, RADIUS)
+    ratios |= compare("pgd10_early", seeds, PGD(radius=RADIUS, stop_early=True), pgd, RADIUS)
+    ratios |= compare("deepfool", seeds, DeepFool(), attacks.L2DeepFoolAttack(), None)
+    ratios |= compare("cw", seeds[:cw_inputs], CarliniWagner(**cw), attacks.L2CarliniWagnerAttack(**cw), None)
+    ratios |= against_art(model, module, seeds, repeats=repeats)
+    return ratios
+
+
+def against_rivals(
+    model: Classifier, module: nn.Module, name: str, seeds: Samples, ours: Fuzzer, theirs: object, radius: float | None,
+    *, repeats: int,
+) -> dict[str, float]:  # fmt: skip
+    """One of our attacks against Foolbox's, in each way of running Foolbox."""
+    outcomes: dict[str, Outcome] = {}
+
+    def run_ours() -> None:
+        suite = ours(model, seeds, generator=spawn(0, name))
+        failing = suite.failures()
+        outcomes["operant"] = len(failing) / len(suite), float(failing.distances("l2").mean())
+
+    def run_theirs(label: str, batch: int, frozen: bool) -> None:
+        bare = model.unwrap().requires_grad_(not frozen)
+        wrapped = foolbox.PyTorchModel(bare, bounds=(0, 1))
+        torch.random.manual_seed(0)
+        parts = zip(seeds.x.split(batch), seeds.labels.split(batch), strict=True)
+        cases = torch.cat([theirs(wrapped, x, y, epsilons=radius)[1] for x, y in parts])  # type: ignore[operator]
+        outcomes[label] = outcome(bare, seeds, cases)
+
+    ways = {"foolbox": (512, False), "foolbox, 256 a batch": (256, False)}
+    ways |= {"foolbox, frozen": (512, True), "foolbox, frozen, 256 a batch": (256, True)}
+    runs: dict[str, Callable[[], None]] = {"operant": run_ours}
+    runs |= {label: partial(run_theirs, label, *way) for label, way in ways.items()}
+    times = _timing.cpu_times(runs, repeats=repeats)
+    best = min(times[label] for label in ways)
+    rows = [
+        [label, f"{outcomes[label][0]:.4f}", f"{outcomes[label][1]:.4f}", f"{t:.3f}", f"{t / times['operant']:.2f}"]
+        for label, t in times.items()
+    ]
+    title = f"{name}, {len(seeds)} inputs"
+    _timing.show(title, ["", "success", "mean L2", "CPU s", "times Operant's"], rows)
+    return {f"{name}_vs_foolbox": best / times["operant"]}
+
+
+def against_art(model: Classifier, module: nn.Module, seeds: Samples, *, repeats: int) -> dict[str, float]:
+    """FGSM, PGD and DeepFool of the Adversarial Robustness Toolbox, on the settings its documentation advises."""
+    art = PyTorchClassifier(
+        model=model.unwrap().requires_grad_(False),
+        loss=nn.CrossEntropyLoss(),
+        input_shape=(1, 28, 28),
+        nb_classes=10,
+        clip_values=(0.0, 1.0),
+        device_type="cpu",
+    )
+    step = RADIUS / 4
+    pgd = {"eps": RADIUS, "eps_step": step, "max_iter": 10, "num_random_init": 1}
+    pairs = {
+        "fgsm": (FGSM(radius=RADIUS), FastGradientMethod(art, eps=RADIUS, batch_size=512), seeds),
+        "pgd10": (
+            PGD(radius=RADIUS),
+            ProjectedGradientDescentPyTorch(art, batch_size=256, verbose=False, **pgd),
+            seeds,
+        ),
+        "deepfool": (DeepFool(), ArtDeepFool(art, batch_size=32, epsilon=0.02, verbose=False), seeds[:32]),
+    }
+    ratios, rows = {}, []
+    for name, (ours, theirs, some) in pairs.items():
+        one_hot = torch.eye(10)[some.labels].numpy()
+        runs = {
+            "operant": partial(ours, model, some, generator=spawn(0, name)),
+            "art": partial(theirs.generate, x=some.x.numpy(), y=one_hot),
+        }
+        times = _timing.cpu_times(runs, repeats=min(repeats, 3))
+        ratios[f"{name}_vs_art"] = times["art"] / times["operant"]
+        rows.append(
+            [name, str(len(some)), f"{times['operant']:.3f}", f"{times['art']:.3f}", f"{ratios[f'{name}_vs_art']:.2f}"]
+        )
+    _timing.show("Adversarial Robustness Toolbox", ["attack", "inputs", "Operant CPU s", "ART CPU s", "ratio"], rows)
+    return ratios
+
+
+def resnet_gradient(*, repeats: int) -> dict[str, float]:
+    """Forward pass and input gradient of ResNet-20, batches of 64, against eager ``loss.backward()``."""
+    module = initialise(ResNet20, generator=spawn(0, "resnet")).eval()
+    model = Classifier(module)
+    x = torch.rand(64, 3, 32, 32, generator=spawn(0, "images"))
+    y = torch.arange(64) % 10
+
+    def eager() -> Tensor:
+        z = x.clone().requires_grad_()
+        cross_entropy(module(z), y, reduction="sum").backward()
+        module.zero_grad()
+        assert z.grad is not None
+        return z.grad
+
+    def ours() -> Tensor:
+        return value_and_gradient(lambda z: cross_entropy(model.logits(z), y, reduction="none"), x)[1]
+
+    difference = float((ours() - eager()).abs().max() / eager().abs().max())
+    times = _timing.cpu_times({"operant": ours, "eager": eager}, repeats=max(repeats, 4))
+    ratio = times["eager"] / times["operant"]
+    rows = [
+        [
+            f"{times['operant']:.3f}",
+            f"{times['eager']:.3f}",
+            f"{ratio:.2f}",
+            f"{difference:.1e}",
+            "; ".join(model.notes),
+        ]
+    ]
+    columns = ["Operant CPU s", "eager CPU s", "ratio", "largest difference", "notes"]
+    _timing.show("ResNet-20, forward and input gradient, 64 inputs", columns, rows)
+    return {"resnet20_grad_vs_eager": ratio}
+
+
+class Tabular(nn.Sequential):
+    """A multilayer perceptron on twenty columns."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(20, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)
+        )
+
+
+class Branching(nn.Module):
+    """A GELU network whose forward pass takes another way for some inputs, and so cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.second, self.last = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = gelu(self.norm(self.first(x)))
+        for _ in range(2 if h.shape[-1] > 16 else 1):
+            h = gelu(self.second(h))
+            if bool(h.detach().abs().amax() > 1e6):
+                h = h / 2
+        return self.last(h.mean((2, 3)))
+
+
+def foreign(*, repeats: int) -> None:
+    """Modules that were not written for Operant: is folding used, does the doctor agree, and how fast is PGD-10."""
+    modules: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+        "tabular MLP": (Tabular, (20,), 256),
+        "GELU with control flow": (Branching, (3, 32, 32), 64),
+        "EfficientNet-Lite0": (lambda: EfficientNet.from_name("efficientnet-lite0"), (3, 96, 96), 16),
+    }
+    rows = []
+    for name, (factory, shape, n) in modules.items():
+        module = initialise(factory, generator=spawn(0, name)).eval()
+        model = Classifier(module)
+        x = torch.rand(n, *shape, generator=spawn(0, name, "inputs"))
+        seeds = Samples(x, model.predict(x))
+        wrapped = foolbox.PyTorchModel(module, bounds=(0, 1))
+        theirs = foolbox.attacks.LinfPGD(steps=10, rel_stepsize=0.25)
+        runs = {
+            "operant": partial(PGD(radius=0.02), model, seeds, generator=spawn(0, "pgd")),
+            "foolbox": partial(theirs, wrapped, seeds.x, seeds.labels, epsilons=0.02),
+        }
+        times = _timing.cpu_times(runs, repeats=repeats)
+        findings = ", ".join(f.name for f in model.doctor(seeds)) or "healthy"
+        rows.append([name, "; ".join(model.notes), findings, f"{times['foolbox'] / times['operant']:.2f}"])
+    _timing.show("Modules not written for it", ["module", "notes", "doctor", "PGD-10 against Foolbox"], rows)
+
+
+def outcome(module: nn.Module, seeds: Samples, cases: Tensor) -> Outcome:
+    with torch.no_grad():
+        failing = module(cases).argmax(1) != seeds.labels
+    return float(failing.float().mean()), float((cases - seeds.x)[failing].flatten(1).norm(dim=1).mean())
+
+
+if __name__ == "__main__":
+    main()

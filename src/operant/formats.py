@@ -1,0 +1,432 @@
+"""The file formats images come in: each is read into plain arrays, or refused with a sentence that names the file."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import pickletools
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+PICTURES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+CIFAR_SHAPE = (3, 32, 32)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Labelled images as a file holds them.
+
+    Attributes:
+        x: ``(N, C, H, W)``, uint8 in 0..255 or float32 in [0, 1].
+        y: int64 ``(N,)``.
+        classes: the name of each label, where the format tells it.
+    """
+
+    x: Array
+    y: Array
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Turns whatever goes wrong while a file is read into one sentence that names it."""
+
+    path: Path
+    kind: str
+    advice: str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)):
+            return  # these name the file already
+        reason = str(error).strip().rstrip(".") or type(error).__name__  # a damaged file makes parsers fail in any way
+        raise ValueError(f"{self.path} is not a readable {self.kind}: {reason}; {self.advice}") from None
+
+
+# npz -----------------------------------------------------------------------------------------------------------------
+
+
+def read_npz(path: str | Path) -> dict[str, Array]:
+    """Every array of an npz file, by name; Python objects, NaN and infinity are refused."""
+    path = Path(path)
+    with _Reading(path, "npz file", "write it again with numpy.savez, arrays of numbers only"):
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"its part {damaged} fails the checksum")
+        with np.load(path, allow_pickle=False) as arrays:
+            content = {name: arrays[name] for name in arrays.files}
+        for name, array in content.items():
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"its part {name} is not an array")
+    for name, array in content.items():
+        if array.dtype.kind in "fc" and not (np.abs(array) <= np.finfo(np.float32).max).all():
+            raise ValueError(f"{path} holds NaN or infinity in {name}; drop or repair those rows and write it again")
+    return content
+
+
+def images_from_arrays(arrays: dict[str, Array], x: str, y: str, path: Path) -> Images:
+    """The images and labels under two names of an npz file."""
+    missing = [name for name in (x, y) if name not in arrays]
+    if missing:
+        raise ValueError(f"{path} must hold {x} and {y}, got {sorted(arrays)}; write it again with those names")
+    images = as_images(arrays[x], f"{x} of {path}")
+    return Images(images, as_labels(arrays[y], len(images), f"{y} of {path}"))
+
+
+def as_images(x: Array, where: str) -> Array:
+    """Bring ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` to the last form; uint8, or float in [0, 1]."""
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    if x.ndim != 4 or x.shape[1] not in (1, 3) or 0 in x.shape:
+        raise ValueError(
+            f"{where} must be images (N, H, W) or (N, H, W, 3), got shape {x.shape}; reshape and save them"
+        )
+    if x.dtype == np.uint8:
+        return np.ascontiguousarray(x)
+    if x.dtype.kind != "f":
+        raise ValueError(f"{where} must be uint8, or float in [0, 1], got {x.dtype}; convert and save it again")
+    low, high = float(x.min()), float(x.max())
+    if not (low >= 0 and high <= 1):
+        raise ValueError(
+            f"{where} must be uint8, or float in [0, 1], got floats from {low:g} to {high:g}; rescale them"
+        )
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def scaled(x: Array) -> Array:
+    """Images as float32 in [0, 1]."""
+    return np.divide(x, 255, dtype=np.float32) if x.dtype == np.uint8 else x
+
+
+def as_labels(y: Array, n: int, where: str) -> Array:
+    """Integer labels ``(N,)`` or ``(N, 1)``, as int64 ``(N,)``."""
+    if y.dtype.kind not in "iu" or y.shape not in ((n,), (n, 1)):
+        raise ValueError(
+            f"{where} must be {n} integer labels, one an image, got {y.dtype} of shape {y.shape}; save them so"
+        )
+    labels = y.reshape(n).astype(np.int64)
+    if n and labels.min() < 0:
+        raise ValueError(f"{where} must be labels of 0 or more, got {labels.min()}; number the classes from 0")
+    return labels
+
+
+# IDX -----------------------------------------------------------------------------------------------------------------
+
+
+def read_idx(path: str | Path) -> Array:
+    """The array of an IDX file, the format of MNIST: four bytes of type and rank, the sizes, the values."""
+    path = Path(path)
+    with _Reading(path, "IDX file", "fetch it again"):
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
+            raise ValueError(f"it starts with {content[:4]!r}, not with two zeros and a type of IDX")
+        dtype, rank = np.dtype(IDX_TYPES[content[2]]), content[3]
+        start = 4 + 4 * rank
+        shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
+        expected = start + math.prod(shape) * dtype.itemsize
+        if len(content) != expected:
+            raise ValueError(f"its header announces {expected} bytes, it has {len(content)}")
+        array = np.frombuffer(content, dtype, offset=start).reshape(shape)
+        if dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError("it holds NaN or infinity")
+    return array.astype(dtype.newbyteorder("="))
+
+
+# CIFAR ---------------------------------------------------------------------------------------------------------------
+
+
+def read_cifar_binary(path: str | Path) -> Images:
+    """A batch of CIFAR-10's binary version: records of one label byte and 3072 pixel bytes."""
+    path = Path(path)
+    with _Reading(path, "CIFAR-10 binary batch", "unpack cifar-10-binary.tar.gz again"):
+        content = np.frombuffer(path.read_bytes(), np.uint8)
+        record = 1 + math.prod(CIFAR_SHAPE)
+        if len(content) == 0 or len(content) % record:
+            raise ValueError(f"it has {len(content)} bytes, not a whole number of {record}-byte records")
+        rows = content.reshape(-1, record)
+        return _cifar_images(rows[:, 1:], rows[:, 0])
+
+
+def read_cifar_python(path: str | Path) -> Images:
+    """A batch of CIFAR-10's Python version: a pickle of a dict with ``data`` and ``labels``. Nothing in it is run."""
+    path = Path(path)
+    with _Reading(path, "CIFAR-10 Python batch", "unpack cifar-10-python.tar.gz again"):
+        page = _unpickled(path.read_bytes())
+        if not isinstance(page, dict):
+            raise ValueError(f"it holds a {type(page).__name__}, not a dict")
+        fields = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in page.items()}
+        if "data" not in fields or "labels" not in fields:
+            raise ValueError(f"it holds {sorted(map(str, fields))}, not data and labels")
+        labels = _expect(fields["labels"], list)
+        if not all(type(label) is int for label in labels):
+            raise ValueError("its labels must be integers")
+        return _cifar_images(fields["data"], np.array(labels, dtype=np.int64))
+
+
+def _cifar_images(x: Any, y: Array) -> Images:
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != math.prod(CIFAR_SHAPE):
+        kind = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else f"a {type(x).__name__}"
+        raise ValueError(f"its images must be uint8 (N, {math.prod(CIFAR_SHAPE)}), got {kind}")
+    if len(x) == 0:
+        raise ValueError("it holds no images")
+    labels = as_labels(y, len(x), "its label list")
+    if labels.max() > 9:
+        raise ValueError(f"its labels must be 0..9, got {labels.max()}")
+    return Images(x.reshape(-1, *CIFAR_SHAPE).copy(), labels)
+
+
+# Pickles of plain data -----------------------------------------------------------------------------------------------
+
+NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
+STRINGS = ("BINUNICODE", "SHORT_BINUNICODE", "BINBYTES", "SHORT_BINBYTES")
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+SHORT_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+RECONSTRUCT = ("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct")
+KNOWN_NAMES = (*RECONSTRUCT, "numpy ndarray", "numpy dtype", "_codecs encode")
+
+
+class _Name:
+    """A function or class that a pickle names. It is only ever compared, never imported or called."""
+
+    def __init__(self, text: str) -> None:
+        if text not in KNOWN_NAMES:
+            raise ValueError(f"it asks for {text.replace(' ', '.')}; only arrays, strings and numbers are read")
+        self.text = text
+
+
+class _Unfinished:
+    """An array, or a number type if one is named, of which the pickle tells more in a later BUILD."""
+
+    def __init__(self, dtype: str | None = None) -> None:
+        self.dtype = dtype
+
+
+def _unpickled(content: bytes) -> Any:
+    """The value of a pickle made of numpy arrays, strings, bytes, numbers, lists, tuples and dicts.
+
+    A small machine of its own steps through the opcodes (protocols 2 to 4); Python's unpickler takes no part. An opcode
+    or a name outside the short list above is refused, so nothing that a pickle says can be imported or called.
+    """
+    machine = _Machine()
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name == "STOP":
+            break
+        machine.step(opcode.name, argument)
+    if len(machine.stack) != 1 or machine.outer:
+        raise ValueError("it does not end in exactly one value")
+    return machine.stack[0]
+
+
+class _Machine:
+    """The stack and the memory of a pickle; `outer` keeps the stacks below each open mark."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.outer: list[list[Any]] = []
+        self.memory: dict[int, Any] = {}
+
+    def step(self, name: str, argument: Any) -> None:
+        """Carry out one opcode."""
+        stack = self.stack
+        if name in ("PROTO", "FRAME"):
+            return
+        elif name in NUMBERS or name in STRINGS:
+            stack.append(argument)
+        elif name in CONSTANTS:
+            stack.append(CONSTANTS[name])
+        elif name in ("BINSTRING", "SHORT_BINSTRING"):  # Python 2's str: bytes
+            stack.append(argument.encode("latin1"))
+        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
+            stack.append([] if name == "EMPTY_LIST" else {})
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self.memory[len(self.memory) if argument is None else argument] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(self.memory[argument])
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            stack.append(_Name(argument if name == "GLOBAL" else " ".join(self.take(2))))
+        elif name == "REDUCE":
+            stack.append(_reduced(*self.take(2)))
+        elif name == "BUILD":
+            self.build(stack.pop())
+        else:
+            self.collect(name)
+
+    def collect(self, name: str) -> None:
+        """The opcodes that gather values into tuples, lists and dicts."""
+        if name == "MARK":
+            self.outer.append(self.stack)
+            self.stack = []
+        elif name in SHORT_TUPLES:
+            self.stack.append(tuple(self.take(SHORT_TUPLES[name])))
+        elif name == "TUPLE":
+            values = self.since_mark()
+            self.stack.append(tuple(values))
+        elif name in ("APPEND", "APPENDS"):
+            values = self.take(1) if name == "APPEND" else self.since_mark()
+            _expect(self.stack[-1], list).extend(values)
+        elif name in ("SETITEM", "SETITEMS"):
+            values = self.take(2) if name == "SETITEM" else self.since_mark()
+            if not all(isinstance(key, (str, bytes, int)) for key in values[::2]):
+                raise ValueError("a dict in it has a key that is neither a string nor a number")
+            _expect(self.stack[-1], dict).update(zip(values[::2], values[1::2], strict=True))
+        else:
+            raise ValueError(f"it uses the opcode {name}; only arrays, strings and numbers are read")
+
+    def take(self, n: int) -> list[Any]:
+        """Remove the topmost n values."""
+        if len(self.stack) < n:
+            raise ValueError("it takes more values than it has put down")
+        values = self.stack[-n:]
+        del self.stack[-n:]
+        return values
+
+    def since_mark(self) -> list[Any]:
+        """Remove everything above the last mark, and the mark."""
+        if not self.outer:
+            raise ValueError("it takes more values than it has put down")
+        values, self.stack = self.stack, self.outer.pop()
+        return values
+
+    def build(self, state: Any) -> None:
+        """Finish the array or number type on top, also where it was memorised."""
+        begun = _expect(self.stack[-1], _Unfinished)
+        done = _array(state) if begun.dtype is None else _dtype(begun.dtype, state)
+        self.stack[-1] = done
+        self.memory = {key: done if value is begun else value for key, value in self.memory.items()}
+
+
+def _reduced(function: Any, arguments: Any) -> Any:
+    """What calling one of the few known names would give, made here without calling it."""
+    name, arguments = _expect(function, _Name).text, _expect(arguments, tuple)
+    if name in RECONSTRUCT and _expect(arguments[0], _Name).text == "numpy ndarray":
+        return _Unfinished()
+    if name == "numpy dtype" and re.fullmatch("[biuf][1248]", _text(arguments[0])):
+        return _Unfinished(_text(arguments[0]))
+    if name == "_codecs encode" and arguments[1:] in (("latin1",), ("latin-1",)):  # how Python 3 writes bytes
+        return _expect(arguments[0], str).encode("latin1")
+    raise ValueError(f"it calls {name.replace(' ', '.')} for something else than plain numbers")
+
+
+def _dtype(text: str, state: Any) -> np.dtype[Any]:
+    """A number type from its name and its state, of which only the byte order matters."""
+    order = _text(_expect(state, tuple)[1])
+    if order not in ("<", ">", "|", "="):
+        raise ValueError(f"an array in it has the byte order {order!r}")
+    return np.dtype(text if order == "|" else order + text)
+
+
+def _array(state: Any) -> Array:
+    """An array from its state: version, shape, number type, whether columns come first, values."""
+    _, shape, dtype, fortran, values = _expect(state, tuple)
+    flat = np.frombuffer(_expect(values, bytes), _expect(dtype, np.dtype))
+    if math.prod(_expect(shape, tuple)) != flat.size:
+        raise ValueError(f"an array in it has {flat.size} values for the shape {shape}")
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _expect(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"it has a {type(value).__name__} where a {kind.__name__} belongs")
+    return value
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(_expect(value, str))
+
+
+# SVHN ----------------------------------------------------------------------------------------------------------------
+
+
+def read_svhn(path: str | Path) -> Images:
+    """SVHN's cropped digits: a MATLAB file with ``X`` (32, 32, 3, N) and ``y`` 1..10, where 10 is the digit 0."""
+    from scipy.io import loadmat
+
+    path = Path(path)
+    with _Reading(path, "SVHN file of cropped digits", "fetch it again"), path.open("rb") as file:
+        page = loadmat(file, variable_names=["X", "y"])
+        if "X" not in page or "y" not in page:
+            raise ValueError("it must hold X and y")
+        x, y = page["X"], page["y"]
+        if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2] != 3 or 0 in x.shape:
+            raise ValueError(f"X must be uint8 (H, W, 3, N), got {x.dtype} of shape {x.shape}")
+        labels = as_labels(y, x.shape[3], "y")
+        if labels.min() < 1 or labels.max() > 10:
+            raise ValueError(f"y must be 1..10, got {labels.min()}..{labels.max()}")
+        return Images(np.ascontiguousarray(x.transpose(3, 2, 0, 1)), labels % 10)
+
+
+# Image folders -------------------------------------------------------------------------------------------------------
+
+
+def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) -> Images:
+    """Pictures in one folder a class, ``path/<class name>/<picture>``, both in alphabetical order.
+
+    Args:
+        path: the folder above the class folders. Names that start with a dot, and files that are no pictures, are
+            passed over.
+        size: ``(height, width)`` to resize every picture to; without it all must have one size.
+    """
+    path = Path(path)
+    folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not folders:
+        raise ValueError(f"{path} must hold one folder a class, got none; put the pictures into {path}/<class name>/")
+    files = [_pictures(folder) for folder in folders]
+    everything = [file for group in files for file in group]
+    pictures = [_read_picture(file, size) for file in everything]
+    _check_sizes(everything, pictures)
+    if any(p.ndim == 3 for p in pictures):  # one picture in colour makes all of them so
+        pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]
+    y = np.repeat(np.arange(len(folders)), [len(group) for group in files])
+    return Images(as_images(np.stack(pictures), str(path)), y, tuple(folder.name for folder in folders))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    files = sorted(f for f in folder.iterdir() if f.suffix.lower() in PICTURES and not f.name.startswith("."))
+    if not files:
+        raise ValueError(f"{folder} must hold pictures ({', '.join(PICTURES)}), got none; fill or remove that folder")
+    return files
+
+
+def _read_picture(path: Path, size: tuple[int, int] | None) -> Array:
+    """One picture as uint8: ``(H, W)`` if it is grey, else ``(H, W, 3)``."""
+    from PIL import Image
+
+    with _Reading(path, "picture", "replace or remove it"):
+        with Image.open(path) as picture:
+            picture.verify()  # checksums; the file has to be opened again afterwards
+        with Image.open(path) as picture:
+            if picture.mode[0] in "IF":
+                raise ValueError(f"its pixels are of kind {picture.mode}, not 8 bits each")
+            if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getextrema()[0] != 255:
+                raise ValueError("parts of it are transparent, so its colours depend on what lies behind")
+            plain = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
+        return np.array(plain if size is None else plain.resize((size[1], size[0]), Image.Resampling.BILINEAR))
+
+
+def _check_sizes(files: Sequence[Path], pictures: Sequence[Array]) -> None:
+    sizes = [p.shape[:2] for p in pictures]
+    usual = Counter(sizes).most_common(1)[0][0]
+    for file, size in zip(files, sizes, strict=True):
+        if size != usual:
+            raise ValueError(
+                f"all pictures must have one size: {file} is {size[0]} x {size[1]} (height x width), most are "
+                f"{usual[0]} x {usual[1]}; pass size={usual} to resize every picture, or remove that file"
+            )

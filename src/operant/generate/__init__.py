@@ -1,0 +1,8 @@
+"""Step 3: from seeds to cases."""
+
+from operant.generate.adapters import from_art, from_foolbox
+from operant.generate.carlini_wagner import CarliniWagner
+from operant.generate.deepfool import DeepFool
+from operant.generate.gradient_sign import BIM, FGSM, PGD
+
+__all__ = ["BIM", "FGSM", "PGD", "CarliniWagner", "DeepFool", "from_art", "from_foolbox"]

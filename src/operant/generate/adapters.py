@@ -1,0 +1,118 @@
+"""Attacks of Foolbox and of the Adversarial Robustness Toolbox, as fuzzers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from operant.data import Samples
+from operant.generate.engine import Goal, judge
+from operant.model import Classifier
+from operant.suite import Suite
+
+
+def from_foolbox(attack: Any, *, radius: float | None = None) -> FoolboxFuzzer:
+    """A Foolbox attack as a fuzzer.
+
+    Args:
+        attack: for instance ``foolbox.attacks.LinfPGD()``.
+        radius: what Foolbox calls epsilon; None for attacks that minimise the distance.
+    """
+    return FoolboxFuzzer(attack=attack, radius=radius)
+
+
+def from_art(attack: Any, **options: Any) -> ArtFuzzer:
+    """An evasion attack of the Adversarial Robustness Toolbox as a fuzzer.
+
+    Args:
+        attack: the class, for instance ``art.attacks.evasion.ProjectedGradientDescent``; it is built for each model.
+        options: its keyword arguments.
+    """
+    return ArtFuzzer(attack=attack, options=options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoolboxFuzzer:
+    """Runs a Foolbox attack on our model; its random numbers come from our generator."""
+
+    attack: Any
+    radius: float | None = None
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        foolbox = _require("foolbox", extra="attacks")
+        model.check(seeds)
+        wrapped = foolbox.PyTorchModel(_Logits(model, seeds.x.dtype).eval(), bounds=model.bounds, device=model.device)
+        parts = []
+        with _seeded(generator):
+            for x, y in zip(seeds.x.split(model.batch_size), seeds.labels.split(model.batch_size), strict=True):
+                _, clipped, _ = self.attack(wrapped, x.to(model.device), y.to(model.device), epsilons=self.radius)
+                parts.append(clipped.detach().to(x))
+        method = f"foolbox-{type(self.attack).__name__}"
+        return judge(model, seeds, torch.cat(parts), origin=torch.arange(len(seeds)), goal=Goal(), method=method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtFuzzer:
+    """Runs an attack of the Adversarial Robustness Toolbox on our model; it is seeded from our generator."""
+
+    attack: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        _require("art", extra="art")
+        from art.estimators.classification import PyTorchClassifier
+
+        model.check(seeds)
+        classes = model.classes(seeds.x)
+        wrapped = PyTorchClassifier(
+            model=_Logits(model, seeds.x.dtype),
+            loss=nn.CrossEntropyLoss(),
+            input_shape=tuple(seeds.shape),
+            nb_classes=classes,
+            clip_values=model.bounds,
+            device_type="cpu" if model.device.type == "cpu" else "gpu",
+        )
+        with _seeded(generator):
+            attack = self.attack(wrapped, **self.options)
+            cases = attack.generate(x=seeds.x.cpu().numpy(), y=np.eye(classes)[seeds.labels.cpu().numpy()])
+        x = torch.as_tensor(cases).to(seeds.x).clamp(*model.bounds)
+        method = f"art-{self.attack.__name__}"
+        return judge(model, seeds, x, origin=torch.arange(len(seeds)), goal=Goal(), method=method)
+
+
+class _Logits(nn.Module):
+    """Our model as the bare module those libraries expect."""
+
+    def __init__(self, model: Classifier, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model.logits(x.to(self.dtype))  # ART hands over float32 whatever it was given
+
+
+@contextmanager
+def _seeded(generator: torch.Generator) -> Iterator[None]:
+    """Those libraries draw from torch's and numpy's global streams: seed them from ours, and put them back after."""
+    seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+    before = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng():
+            torch.random.manual_seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
+
+
+def _require(name: str, *, extra: str) -> Any:
+    try:
+        return __import__(name)
+    except ImportError:
+        raise ImportError(f"{name} is not installed; pip install 'operant[{extra}]'") from None

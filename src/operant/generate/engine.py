@@ -1,0 +1,188 @@
+"""What every gradient search shares: a goal, a loop whose rows leave, balls to stay in, and the final judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from operant.data import Samples
+from operant.model import Classifier, value_and_gradient
+from operant.rng import normal_like, uniform_like
+from operant.suite import Suite
+
+Rows = dict[str, Tensor]
+"""The state of a search: tensors with one row for each seed still in play."""
+
+SLACK = 1e-4  # of the largest logit: how far past the boundary a case must be for every later pass to agree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What counts as success, and the loss that climbs towards it.
+
+    Args:
+        target: the class to reach, or None for any class but the label.
+        confidence: by how much the wrong logit must exceed the right one.
+    """
+
+    target: int | None = None
+    confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.target is not None and self.target < 0:
+            raise ValueError(f"target must be a class, 0 or more, got {self.target}")
+        if self.confidence < 0:
+            raise ValueError(f"confidence must be 0 or more, got {self.confidence}")
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of the label, to raise; or of the target, negated. One value per row."""
+        if self.target is None:
+            return cross_entropy(logits, y, reduction="none")
+        return -cross_entropy(logits, torch.full_like(y, self.target), reduction="none")
+
+    def margin(self, logits: Tensor, y: Tensor) -> Tensor:
+        """How far past the boundary each row is, in logits; negative on the right side of it."""
+        c = y if self.target is None else torch.full_like(y, self.target)
+        own = logits.gather(1, c[:, None])[:, 0]
+        other = logits.scatter(1, c[:, None], -torch.inf).amax(1)
+        return other - own if self.target is None else own - other
+
+    def reached(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Rows that succeed by a margin no rounding can undo."""
+        return self.margin(logits, y) > self.confidence + SLACK * logits.abs().amax(1)
+
+
+def advance(rows: Rows, step: Callable[[Rows], tuple[Rows, Tensor | None]], *, steps: int) -> Rows:
+    """Run ``step`` on all rows together; rows it calls finished leave the batch with the state they have.
+
+    Returns the final state of every row, in the order they came.
+    """
+    final = {name: values.clone() for name, values in rows.items()}
+    place = torch.arange(len(rows["x"]), device=rows["x"].device)
+    for _ in range(steps):
+        rows, finished = step(rows)
+        if finished is None or not bool(finished.any()):
+            continue
+        for name, values in rows.items():
+            final[name][place[finished]] = values[finished]
+        rows, place = {name: values[~finished] for name, values in rows.items()}, place[~finished]
+        if len(place) == 0:
+            return final
+    for name, values in rows.items():
+        final[name][place] = values
+    return final
+
+
+def fuzz(
+    model: Classifier,
+    seeds: Samples,
+    search: Callable[[Rows], Tensor],
+    *,
+    goal: Goal,
+    method: str,
+    start: Callable[[Tensor], Tensor] | None = None,
+) -> Suite:
+    """Check the seeds, search from them batch by batch, and judge every case in one final pass of the model.
+
+    Args:
+        search: from ``x0``, ``y`` and ``x`` (where to start) of one batch to its cases.
+        start: from all seeds to all starting points, called once, so that random numbers do not depend on batches.
+    """
+    model.check(seeds)
+    chosen = _eligible(model, seeds, goal)
+    begin = seeds.x if start is None else start(seeds.x)
+    x0, y = seeds.x[chosen], seeds.labels[chosen]
+    rows = {"x0": x0, "y": y, "x": begin[chosen]}
+    batches = zip(*(values.split(model.batch_size) for values in rows.values()), strict=True)
+    cases = [search(dict(zip(rows, batch, strict=True))) for batch in batches]
+    return judge(model, seeds, torch.cat([x0[:0], *cases]), origin=chosen, goal=goal, method=method)
+
+
+def judge(model: Classifier, seeds: Samples, x: Tensor, *, origin: Tensor, goal: Goal, method: str) -> Suite:
+    """A suite of these cases with what the model says of them; the column ``margin`` tells how firmly it says so."""
+    y = seeds.labels[origin]
+    logits = model.batched_logits(x) if len(x) else x.new_zeros(0, model.classes(seeds.x))
+    columns = {"margin": goal.margin(logits, y)}
+    if goal.target is not None:
+        columns["target"] = torch.full_like(columns["margin"], goal.target)
+    return Suite.of(
+        x,
+        seeds=seeds,
+        origin=origin,
+        prediction=logits.argmax(1),
+        method=method,
+        columns=columns,
+        skipped=len(seeds) - len(origin.unique()),
+    )
+
+
+def loss_gradient(model: Classifier, goal: Goal, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits at ``x`` and the gradient of the goal's loss there."""
+    kept: list[Tensor] = []
+
+    def objective(z: Tensor) -> Tensor:
+        kept.append(model.logits(z))
+        return goal.loss(kept[0], y)
+
+    _, gradient = value_and_gradient(objective, x)
+    return kept[0].detach(), gradient
+
+
+def column(values: Tensor, like: Tensor) -> Tensor:
+    """One value per row, shaped to multiply with ``like``."""
+    return values.view(-1, *[1] * (like.ndim - 1))
+
+
+def steepest(gradient: Tensor, norm: str) -> Tensor:
+    """The direction of unit length in ``norm`` that raises the loss most; zero where the gradient is."""
+    if norm == "linf":
+        return gradient.sign()
+    length = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
+    return gradient / column(length, gradient)
+
+
+def project(x: Tensor, x0: Tensor, radius: Tensor, norm: str, bounds: tuple[float, float]) -> Tensor:
+    """``x`` brought back into the ball around each seed and into bounds; ``radius`` has one value per row."""
+    delta, r = x - x0, column(radius, x)
+    if norm == "linf":
+        delta = torch.minimum(torch.maximum(delta, -r), r)
+    else:
+        length = column(delta.flatten(1).norm(dim=1), x)
+        delta = delta * (r / torch.maximum(length, r))
+    return (x0 + delta).clamp_(*bounds)
+
+
+def random_point(x0: Tensor, radius: float, norm: str, *, generator: torch.Generator) -> Tensor:
+    """Uniform in the ball around each seed (before bounds are applied)."""
+    if norm == "linf":
+        return x0 + uniform_like(x0, -radius, radius, generator=generator)
+    direction = steepest(normal_like(x0, generator=generator), "l2")
+    share = uniform_like(x0.flatten(1)[:, 0], 0.0, 1.0, generator=generator) ** (1 / x0[0].numel())
+    return x0 + radius * column(share, x0) * direction
+
+
+def check_ball(radius: float, norm: str) -> None:
+    if not radius > 0:
+        raise ValueError(f"radius must be positive, got {radius}")
+    if norm not in ("linf", "l2"):
+        raise ValueError(f'norm must be "linf" or "l2", got {norm!r}')
+
+
+def check_steps(steps: int, step_size: float | None = None) -> None:
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    if step_size is not None and not step_size > 0:
+        raise ValueError(f"step_size must be positive, got {step_size}")
+
+
+def _eligible(model: Classifier, seeds: Samples, goal: Goal) -> Tensor:
+    """Rows of the seeds to work on: for a targeted goal, those that are not of the target class already."""
+    if goal.target is None:
+        return torch.arange(len(seeds))
+    if goal.target >= model.classes(seeds.x):
+        raise ValueError(f"target must be one of the model's {model.classes(seeds.x)} classes, got {goal.target}")
+    return (seeds.labels != goal.target).nonzero().flatten().cpu()

@@ -1,0 +1,255 @@
+"""FGSM, BIM and PGD: projected steps along the gradient of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.generate.engine import (
+    Goal,
+    Rows,
+    advance,
+    check_ball,
+    check_steps,
+    column,
+    fuzz,
+    loss_gradient,
+    project,
+    random_point,
+    steepest,
+)
+from operant.model import Classifier
+from operant.suite import Suite
+
+SCAN = 50  # points tried along a ray, from the seed outwards
+HALVINGS = 10  # then the bracket is halved this often
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGD:
+    """Projected gradient ascent on the loss, from a random point of the ball.
+
+        x ← project(x + step_size · steepest(∇L(x, y)))        (1)
+
+    Args:
+        radius: of the ball around each seed, in input units.
+        norm: ``"linf"`` or ``"l2"``.
+        steps: how many; all are run unless ``stop_early``.
+        step_size: in input units; 2.5 * radius / steps unless given, so that every point of the ball can be reached.
+        random_start: from a uniform point of the ball instead of the seed.
+        target: the class to reach, or None for any but the label; seeds of that class are skipped.
+        stop_early: rows leave as soon as they fail, which is faster and ends nearer to the seed.
+        confidence: with ``stop_early``, by how many logits a row must fail before it leaves.
+
+    References:
+        | Towards Deep Learning Models Resistant to Adversarial Attacks (Madry et al., 2018)
+        | https://arxiv.org/abs/1706.06083
+    """
+
+    radius: float
+    norm: str = "linf"
+    steps: int = 10
+    step_size: float | None = None
+    random_start: bool = True
+    target: int | None = None
+    stop_early: bool = False
+    confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_ball(self.radius, self.norm)
+        check_steps(self.steps, self.step_size)
+        _check_confidence(self.confidence, needed=self.stop_early, by="stop_early")
+        Goal(target=self.target)
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        goal = Goal(target=self.target, confidence=self.confidence)
+        size = 2.5 / self.steps if self.step_size is None else self.step_size / self.radius
+
+        def search(rows: Rows) -> Tensor:
+            radius = torch.full_like(rows["y"], self.radius, dtype=rows["x"].dtype)
+            return ascend(
+                model, rows, goal, radius=radius, size=size, norm=self.norm, steps=self.steps, leave=self.stop_early
+            )
+
+        start = partial(_start, model, radius=self.radius, norm=self.norm, generator=generator)
+        begin = start if self.random_start else None
+        return fuzz(model, seeds, search, goal=goal, method=f"pgd-{self.norm}", start=begin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FGSM:
+    """One step along the gradient (its sign for ``"linf"``), as long as the ball allows.
+
+    With ``minimal=True`` the step is the smallest along that direction that makes the model fail: the ray is scanned
+    outwards, since failing is not monotone along it, and the first bracket is halved. That is what papers that ran
+    early Foolbox versions with default settings report. Seeds without such a step get the full one.
+
+    Args:
+        radius: length of the step, or with ``minimal`` the longest to try.
+        norm: ``"linf"`` or ``"l2"``.
+        random_start: step from a uniform point of the ball and project back.
+        target: the class to reach, or None for any but the label; seeds of that class are skipped.
+        minimal: the smallest step that fails.
+        confidence: with ``minimal``, by how many logits the case must fail.
+
+    References:
+        | Explaining and Harnessing Adversarial Examples (Goodfellow et al., 2015)
+        | https://arxiv.org/abs/1412.6572
+    """
+
+    radius: float
+    norm: str = "linf"
+    random_start: bool = False
+    target: int | None = None
+    minimal: bool = False
+    confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_ball(self.radius, self.norm)
+        _check_confidence(self.confidence, needed=self.minimal, by="minimal")
+        if self.minimal and self.random_start:
+            raise ValueError("minimal=True searches outwards from the seed; leave random_start off")
+        Goal(target=self.target)
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        goal = Goal(target=self.target, confidence=self.confidence)
+
+        def search(rows: Rows) -> Tensor:
+            if self.minimal:
+                return _smallest_step(model, rows, goal, radius=self.radius, norm=self.norm)
+            radius = torch.full_like(rows["y"], self.radius, dtype=rows["x"].dtype)
+            return ascend(model, rows, goal, radius=radius, size=1.0, norm=self.norm, steps=1, leave=False)
+
+        start = partial(_start, model, radius=self.radius, norm=self.norm, generator=generator)
+        name = f"fgsm-{self.norm}-minimal" if self.minimal else f"fgsm-{self.norm}"
+        return fuzz(model, seeds, search, goal=goal, method=name, start=start if self.random_start else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BIM:
+    """The basic iterative method: projected steps from the seed itself.
+
+    With ``minimal=True`` the radius is bisected for each row, with the step in proportion, down to the smallest ball in
+    which the steps still make the model fail. Seeds that withstand the full radius get its case.
+
+    Args:
+        radius: of the ball, or with ``minimal`` the largest to try.
+        norm: ``"linf"`` or ``"l2"``.
+        steps: how many; all are run unless ``stop_early`` or ``minimal``.
+        step_size: in input units; radius / 5 unless given. With ``minimal``, for the full radius.
+        target: the class to reach, or None for any but the label; seeds of that class are skipped.
+        stop_early: rows leave as soon as they fail.
+        minimal: the smallest ball that holds a failure.
+        confidence: with ``stop_early`` or ``minimal``, by how many logits a row must fail.
+
+    References:
+        | Adversarial Examples in the Physical World (Kurakin et al., 2017)
+        | https://arxiv.org/abs/1607.02533
+    """
+
+    radius: float
+    norm: str = "linf"
+    steps: int = 10
+    step_size: float | None = None
+    target: int | None = None
+    stop_early: bool = False
+    minimal: bool = False
+    confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_ball(self.radius, self.norm)
+        check_steps(self.steps, self.step_size)
+        _check_confidence(self.confidence, needed=self.stop_early or self.minimal, by="stop_early or minimal")
+        Goal(target=self.target)
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        goal = Goal(target=self.target, confidence=self.confidence)
+        size = 0.2 if self.step_size is None else self.step_size / self.radius
+        climb = partial(ascend, model, goal=goal, size=size, norm=self.norm, steps=self.steps)
+
+        def search(rows: Rows) -> Tensor:
+            radius = torch.full_like(rows["y"], self.radius, dtype=rows["x"].dtype)
+            if not self.minimal:
+                return climb(rows, radius=radius, leave=self.stop_early)
+            x = climb(rows, radius=radius, leave=True)
+            broken = _reached(model, goal, x, rows["y"])
+            if bool(broken.any()):
+                state = {name: values[broken] for name, values in rows.items()}
+                x[broken] = self._smallest_ball(model, goal, state, climb, x[broken])
+            return x
+
+        name = f"bim-{self.norm}-minimal" if self.minimal else f"bim-{self.norm}"
+        return fuzz(model, seeds, search, goal=goal, method=name)
+
+    def _smallest_ball(
+        self, model: Classifier, goal: Goal, rows: Rows, climb: Callable[..., Tensor], best: Tensor
+    ) -> Tensor:
+        """From cases that fail in the full ball to cases that fail in ever smaller ones."""
+        low = torch.zeros_like(rows["y"], dtype=best.dtype)
+        high = torch.full_like(low, self.radius)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            x = climb(rows, radius=middle, leave=True)
+            failing = _reached(model, goal, x, rows["y"])
+            best = torch.where(column(failing, x), x, best)
+            low, high = torch.where(failing, low, middle), torch.where(failing, middle, high)
+        return best
+
+
+def ascend(
+    model: Classifier, rows: Rows, goal: Goal, *, radius: Tensor, size: float, norm: str, steps: int, leave: bool
+) -> Tensor:
+    """Projected steps of ``size`` times each row's radius; with ``leave``, rows go once they reach the goal."""
+
+    def step(state: Rows) -> tuple[Rows, Tensor | None]:
+        logits, gradient = loss_gradient(model, goal, state["x"], state["y"])
+        moved = state["x"] + column(size * state["radius"], gradient) * steepest(gradient, norm)
+        moved = project(moved, state["x0"], state["radius"], norm, model.bounds)
+        if not leave:
+            return state | {"x": moved}, None
+        done = goal.reached(logits, state["y"])
+        return state | {"x": torch.where(column(done, moved), state["x"], moved)}, done
+
+    return advance(rows | {"radius": radius}, step, steps=steps)["x"]
+
+
+def _smallest_step(model: Classifier, rows: Rows, goal: Goal, *, radius: float, norm: str) -> Tensor:
+    _, gradient = loss_gradient(model, goal, rows["x0"], rows["y"])
+    ray = rows | {"direction": steepest(gradient, norm), "reach": torch.zeros_like(rows["y"], dtype=gradient.dtype)}
+
+    def at(state: Rows, reach: Tensor) -> Tensor:
+        return (state["x0"] + column(reach, state["x0"]) * state["direction"]).clamp(*model.bounds)
+
+    def outwards(state: Rows) -> tuple[Rows, Tensor]:
+        done = _reached(model, goal, at(state, state["reach"]), state["y"])
+        return state | {"reach": torch.where(done, state["reach"], state["reach"] + radius / SCAN)}, done
+
+    ray = advance(ray, outwards, steps=SCAN)
+    ray["reach"] = ray["reach"].clamp_max(radius)
+    high, low = ray["reach"], (ray["reach"] - radius / SCAN).clamp_min(0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        failing = _reached(model, goal, at(ray, middle), rows["y"])
+        low, high = torch.where(failing, low, middle), torch.where(failing, middle, high)
+    found = _reached(model, goal, at(ray, high), rows["y"])
+    return at(ray, torch.where(found, high, radius))
+
+
+def _reached(model: Classifier, goal: Goal, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return goal.reached(model.logits(x), y)
+
+
+def _start(model: Classifier, x0: Tensor, *, radius: float, norm: str, generator: torch.Generator) -> Tensor:
+    return random_point(x0, radius, norm, generator=generator).clamp(*model.bounds)
+
+
+def _check_confidence(confidence: float, *, needed: bool, by: str) -> None:
+    if confidence and not needed:
+        raise ValueError(f"confidence={confidence} only takes effect with {by}=True")
+    Goal(confidence=confidence)

@@ -1,0 +1,196 @@
+"""Training from scratch: a copy of the module, seeded, the best epoch chosen on data it did not train on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from operant.data import Samples
+from operant.model import Classifier
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One pass over the training part: its mean loss, and how the module then did on the validation part."""
+
+    epoch: int  # counted from 1
+    loss: float
+    validation_loss: float
+    validation_accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """A trained module, in evaluation mode, with the weights of its best epoch; and how it got there."""
+
+    module: nn.Module = field(repr=False)
+    best_epoch: int
+    history: tuple[Epoch, ...]
+
+
+def initialise(factory: Callable[[], M], *, generator: torch.Generator) -> M:
+    """Build a network whose first weights depend on nothing but the generator.
+
+    >>> a, b = (initialise(lambda: nn.Linear(3, 2), generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    >>> torch.equal(a.weight, b.weight)
+    True
+    """
+    with _torch_seeded_by(generator):
+        return factory()
+
+
+def fit(
+    module: nn.Module,
+    train: Samples,
+    *,
+    epochs: int,
+    batch_size: int = 64,
+    learning_rate: float = 1e-3,
+    weight_decay: float = 0.0,
+    validation: float = 0.1,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    generator: torch.Generator,
+    progress: bool = True,
+) -> Fitted:
+    """Train a copy of ``module`` by cross entropy and keep the epoch that was most accurate on the validation part.
+
+    Among equally accurate epochs the one of lowest validation loss wins. The module itself and torch's own random state
+    stay as they were; the same generator gives the same weights, bit for bit.
+
+    Args:
+        module: takes ``(N, *shape)``, returns logits ``(N, classes)``.
+        train: labelled inputs. Which of them validate is dealt by id, so copies of one input stay together.
+        epochs: passes over the training part.
+        batch_size: rows a step, at most.
+        learning_rate, weight_decay: of AdamW.
+        validation: share of the inputs held back to choose the epoch.
+        mean, std: what the module expects subtracted and divided by, as in `Classifier`.
+        generator: shuffles the batches and seeds dropout.
+        progress: show a bar where there is a terminal to show it on.
+    """
+    _check_options(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, validation=validation)
+    wrapped = Classifier(module, bounds=(-math.inf, math.inf), mean=mean, std=std, strict=True)
+    wrapped.check(train)
+    part, held = _parts(train, validation)
+    learner = wrapped.unwrap()
+    trainable = [p for p in learner.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=learning_rate, weight_decay=weight_decay)
+
+    def logits(x: Tensor) -> Tensor:
+        out: Tensor = learner(wrapped.normalise(x.to(wrapped.device)))
+        return out
+
+    history: list[Epoch] = []
+    weights: dict[str, Tensor] = {}
+    steps = math.ceil(len(part) / batch_size)
+    with _torch_seeded_by(generator), _bar(progress, epochs=epochs, steps=steps) as show:
+        for number in range(1, epochs + 1):
+            learner.train()
+            total = 0.0
+            for x, y in _shuffled(part, steps, generator=generator):
+                loss = _step(optimizer, logits, x, y)
+                show(history, loss, 1)
+                total += loss * len(x)
+            learner.eval()
+            epoch = Epoch(epoch=number, loss=total / len(part), **_validation(logits, held, batch_size))
+            history.append(epoch)
+            show(history, epoch.loss, 0)
+            if epoch is _best(history):
+                weights = {name: values.clone() for name, values in learner.state_dict().items()}
+    learner.load_state_dict(weights)
+    learner.zero_grad()
+    return Fitted(module=learner, best_epoch=_best(history).epoch, history=tuple(history))
+
+
+def _check_options(*, epochs: int, batch_size: int, learning_rate: float, validation: float) -> None:
+    if epochs < 1 or batch_size < 1:
+        raise ValueError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
+    if not 0 < validation < 1:
+        raise ValueError(f"validation must be a share between 0 and 1, got {validation}; 0.1 holds back a tenth")
+
+
+def _parts(train: Samples, validation: float) -> tuple[Samples, Samples]:
+    """What to learn from and what to choose the epoch on."""
+    parts = train.split(training=1 - validation, validation=validation)
+    for role, samples in parts.items():
+        if len(samples) == 0:
+            raise ValueError(
+                f"the {role} part is empty: {len(train)} inputs were dealt at validation={validation}; "
+                "give more inputs or a share nearer to a half"
+            )
+    return parts["training"], parts["validation"]
+
+
+def _shuffled(part: Samples, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every row once, in batches of even size, so that batch norm never meets a last batch of one row."""
+    order = torch.randperm(len(part), generator=generator, device=generator.device).to(part.x.device)
+    for rows in order.tensor_split(steps):
+        yield part.x[rows], part.labels[rows]
+
+
+def _step(optimizer: torch.optim.Optimizer, logits: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
+    """One step down the loss of one batch; its loss before the step."""
+    z = logits(x)
+    loss = cross_entropy(z, y.to(z.device))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return _finite(float(loss.detach()))
+
+
+def _validation(logits: Callable[[Tensor], Tensor], held: Samples, batch_size: int) -> dict[str, float]:
+    with torch.no_grad():
+        z = torch.cat([logits(x) for x in held.x.split(batch_size)])
+        y = held.labels.to(z.device)
+        loss, accuracy = float(cross_entropy(z, y)), float((z.argmax(1) == y).double().mean())
+    return {"validation_loss": _finite(loss), "validation_accuracy": accuracy}
+
+
+def _finite(loss: float) -> float:
+    if not math.isfinite(loss):
+        raise ValueError(f"training was stopped because the loss became {loss}; try a lower learning_rate")
+    return loss
+
+
+def _best(history: Sequence[Epoch]) -> Epoch:
+    """The first epoch that no other beats on validation."""
+    return max(history, key=lambda e: (e.validation_accuracy, -e.validation_loss))
+
+
+@contextmanager
+def _torch_seeded_by(generator: torch.Generator) -> Iterator[None]:
+    """Layers draw their first weights and their dropout from torch's own state: seed it here, put it back after."""
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _bar(shown: bool, *, epochs: int, steps: int) -> Iterator[Callable[[Sequence[Epoch], float, int], None]]:
+    """A progress bar on the terminal's error stream, and the function that moves it."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task("training", total=epochs * steps)
+
+        def show(history: Sequence[Epoch], loss: float, steps: int) -> None:
+            accuracy = f"  validation {history[-1].validation_accuracy:.1%}" if history else ""
+            text = f"epoch {min(len(history) + 1, epochs)}/{epochs}  loss {loss:.3f}{accuracy}"
+            bar.update(task, advance=steps, description=text)
+
+        yield show

@@ -1,0 +1,198 @@
+"""The command line: findings, notes and exit codes, and one sentence where it cannot run."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner, Result
+
+from operant.cli import app
+from operant.networks import save_weights
+
+MODULE = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 3)
+        )
+
+class Builders:
+    net = Net
+
+def softmaxed():
+    return nn.Sequential(Net(), nn.Softmax(1))
+
+def broken():
+    raise KeyError("no such layer")
+
+def needs(width):
+    return nn.Linear(width, 3)
+
+def number():
+    return 3
+
+settings = {"width": 3}
+"""
+
+
+def built() -> nn.Module:
+    """The network that the file above builds, with weights that depend on nothing."""
+    module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter[0].numel() ** 0.5)
+    return module.eval()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder: code, weights, and data that the model gets right."""
+    (tmp_path / "users_code.py").write_text(MODULE)
+    (tmp_path / "importing_nothing.py").write_text("import a_package_nobody_has\n")
+    (tmp_path / "raising.py").write_text("1 / 0\n")
+    save_weights(built(), tmp_path / "net.safetensors")
+    x = torch.rand(90, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        y = built()((x - 0.1) / 0.9).argmax(1)
+    np.savez(tmp_path / "data.npz", x=x.numpy(), y=y.numpy())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("users_code", None)
+
+
+@pytest.fixture
+def run(folder: Path) -> Callable[..., Result]:
+    def invoke(*arguments: str) -> Result:
+        result = CliRunner().invoke(app, ["doctor", *arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result
+
+    return invoke
+
+
+HEALTHY = "users_code:Net --weights net.safetensors --data data.npz --mean 0.1 --std 0.9".split()
+
+
+def test_a_healthy_model_is_told_so_with_what_was_done_to_it(run: Callable[..., Result]) -> None:
+    result = run(*HEALTHY)
+    assert result.exit_code == 0, result.output
+    assert "batch norm folded, channels last: in use" in result.stdout
+    assert "1 of 1 batch norms folded" in result.stdout
+    assert "nothing found" in result.stdout
+
+
+def test_a_model_may_be_named_by_a_path_of_attributes(run: Callable[..., Result]) -> None:
+    assert run("users_code:Builders.net", *HEALTHY[1:]).exit_code == 0
+
+
+def test_findings_are_printed_with_advice_and_errors_give_exit_code_1(run: Callable[..., Result]) -> None:
+    result = run("users_code:softmaxed", "--data", "data.npz")
+    assert result.exit_code == 1
+    assert "error outputs are probabilities" in result.stdout
+    assert "Return the scores before the softmax" in result.stdout
+    assert "Traceback" not in result.output
+
+
+def test_warnings_alone_give_exit_code_0(run: Callable[..., Result], folder: Path) -> None:
+    module = built()
+    with torch.no_grad():
+        module[4].weight.mul_(1e4), module[4].bias.mul_(1e4)
+    save_weights(module, folder / "saturated.safetensors")
+    result = run(*HEALTHY[:2], "saturated.safetensors", *HEALTHY[3:])
+    assert result.exit_code == 0
+    assert "warning vanishing gradients" in result.stdout
+
+
+def test_bounds_are_two_numbers(run: Callable[..., Result]) -> None:
+    result = run(*HEALTHY, "--bounds", "0", "255")
+    assert result.exit_code == 1
+    assert "range looks like 0..1" in result.stdout
+
+
+def test_test_sets_and_bytes_are_read_from_npz_files(run: Callable[..., Result], folder: Path) -> None:
+    with np.load(folder / "data.npz") as data:
+        pixels = (255 * data["x"][:, 0]).round().astype(np.uint8)
+        np.savez(folder / "set.npz", x_train=pixels[:2], y_train=data["y"][:2], x_test=pixels, y_test=data["y"])
+    result = run(*HEALTHY[:3], "--data", "set.npz", "--mean", "0.1", "--std", "0.9")
+    assert result.exit_code == 0, result.output
+    assert "Samples(90 x (1, 8, 8)" in result.stdout
+
+
+def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) -> None:
+    for label in ("cat", "dog", "eel"):
+        (folder / "pictures" / label).mkdir(parents=True)
+        for i in range(3):
+            picture = Image.fromarray(np.full((10, 10), 20 * i, dtype=np.uint8))
+            picture.save(folder / "pictures" / label / f"{i}.png")
+    result = run(*HEALTHY[:3], "--data", "pictures", "--size", "8", "8")
+    assert "Samples(9 x (1, 8, 8), 3 classes)" in result.stdout
+    assert result.exit_code == 1
+    assert "3 of 9 predictions are right" in result.stdout, "every class has the same pictures"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("users_code --data data.npz", "must be given as package.module:callable, got 'users_code'"),
+        ("users_code: --data data.npz", "must be given as package.module:callable, got 'users_code:'"),
+        ("nowhere.at_all:Net --data data.npz", "there is no module nowhere.at_all; run this from the folder"),
+        ("users_code.deeper:Net --data data.npz", "there is no module users_code.deeper"),
+        ("importing_nothing:Net --data data.npz", "importing importing_nothing failed: ModuleNotFoundError"),
+        ("raising:Net --data data.npz", "importing raising failed: ZeroDivisionError: division by zero"),
+        ("users_code:Nets --data data.npz", "users_code has no Nets; it has Net, Builders, softmaxed"),
+        ("users_code:Builders.other --data data.npz", "users_code has no Builders.other; it has net"),
+        ("users_code:settings --data data.npz", "users_code:settings must be something to call"),
+        ("users_code:broken --data data.npz", "KeyError: 'no such layer'"),
+        ("users_code:needs --data data.npz", "must build the model without arguments, but TypeError"),
+        ("users_code:number --data data.npz", "users_code:number() must return a torch.nn.Module, got int"),
+        ("users_code:Net --data absent.npz", "there is no absent.npz"),
+        ("users_code:Net --data users_code.py", "users_code.py is not a readable npz file"),
+        ("users_code:Net --data torn.npz", "torn.npz is not a readable npz file"),
+        ("users_code:Net --data .", "must hold one folder a class"),
+        ("users_code:Net --data data.npz --weights absent.safetensors", "there is no absent.safetensors"),
+        ("users_code:Net --data data.npz --weights data.npz", "data.npz is not a readable safetensors file"),
+        ("users_code:softmaxed --data data.npz --weights net.safetensors", "does not hold the weights"),
+        ("users_code:Net --data data.npz --bounds 1 0", "low < high, got (1.0, 0.0)"),
+        ("users_code:Net --data data.npz --std 0", "std must be positive, got 0.0"),
+        ("users_code:Net --data data.npz --mean 1;2", "--mean must be a number, or numbers with commas"),
+    ],
+)
+def test_what_cannot_run_says_why_in_one_sentence(
+    run: Callable[..., Result], folder: Path, arguments: str, sentence: str
+) -> None:
+    (folder / "torn.npz").write_bytes((folder / "data.npz").read_bytes()[:-200])
+    result = run(*arguments.split())
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert result.stderr.startswith("cannot run: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_one_value_a_channel_is_taken_apart_at_commas(run: Callable[..., Result]) -> None:
+    result = run("users_code:Net", "--data", "data.npz", "--mean", "0.1,0.2,0.3")
+    assert result.exit_code == 1
+    assert "one value per channel (1), got [0.1, 0.2, 0.3]" in result.stdout
+
+
+def test_the_installed_command_finds_code_in_the_current_folder(folder: Path) -> None:
+    command = [sys.executable, "-P", "-c", "from operant.cli import app; app()", "doctor", *HEALTHY]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "nothing found" in result.stdout
+
+
+def test_help_names_the_commands() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert "doctor" in result.stdout

@@ -1,0 +1,742 @@
+"""Samples and their laws; every file format written here and read back; damaged files refused by name."""
+
+import gzip
+import os
+import pickle
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scipy.io import savemat
+
+from operant import data, formats
+from operant.data import Samples, content_ids, load, load_digits, samples_from_folder, samples_from_npz
+from operant.formats import read_cifar_binary, read_cifar_python, read_idx, read_image_folder, read_npz, read_svhn
+
+SHAPES = [(5,), (1, 8, 8), (3, 4, 4)]
+quick = settings(max_examples=25, deadline=None)
+
+
+def random_samples(n, shape=(4,), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Samples(torch.rand(n, *shape, generator=generator), torch.randint(10, (n,), generator=generator))
+
+
+# Samples -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ids_follow_their_rows(shape, generator):
+    x = torch.rand(40, *shape, generator=generator)
+    order = torch.randperm(40, generator=generator)
+    assert torch.equal(Samples(x[order]).ids, Samples(x).ids[order])
+    assert len(Samples(x).ids.unique()) == 40
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ids_depend_on_values_and_shape_alone(shape, generator):
+    x = torch.rand(12, *shape, generator=generator)
+    assert torch.equal(content_ids(x), content_ids(x.double()))
+    assert torch.equal(content_ids(x.flip(-1).flip(-1)), content_ids(x))
+    assert torch.equal(content_ids(torch.zeros(3, *shape)), content_ids(-torch.zeros(3, *shape)))
+    assert not set(content_ids(x).tolist()) & set(content_ids(x.unsqueeze(1)).tolist())
+
+
+def test_one_changed_value_changes_one_id(generator):
+    x = torch.rand(10, 3, 4, generator=generator)
+    changed = x.clone()
+    changed[4, 2, 3] += 1e-3
+    assert (content_ids(x) != content_ids(changed)).nonzero().flatten().tolist() == [4]
+
+
+@quick
+@given(n=st.integers(0, 60), seed=st.integers(0, 2**31), share=st.floats(0.05, 0.9))
+def test_split_deals_every_input_once_and_for_all(n, seed, share):
+    pool, more = random_samples(n, seed=seed), random_samples(30, seed=seed + 1)
+    roles = {"profile": share, "seeds": (1 - share) / 2, "assessment": (1 - share) / 2}
+    parts, later = pool.split(**roles), Samples.concat([more, pool]).split(**roles)
+    assert sorted(i for part in parts.values() for i in part.ids.tolist()) == sorted(pool.ids.tolist())
+    for role, part in parts.items():
+        assert set(part.ids.tolist()) == set(later[role].ids.tolist()) - set(more.ids.tolist())
+        assert torch.equal(content_ids(part.x), part.ids)
+
+
+@quick
+@given(start=st.integers(-(2**40), 2**40), share=st.floats(0.1, 0.9))
+def test_shares_of_a_split_are_met_even_for_consecutive_ids(start, share):
+    n = 4000
+    pool = Samples(torch.zeros(n, 1), ids=torch.arange(start, start + n))
+    dealt = len(pool.split(seeds=share, rest=1 - share)["seeds"])
+    assert abs(dealt - n * share) < 5 * (n * share * (1 - share)) ** 0.5
+
+
+def test_equal_inputs_are_dealt_to_one_role(generator):
+    x = torch.rand(50, 6, generator=generator)
+    parts = Samples(torch.cat([x, x, x])).split(a=0.5, b=0.5)
+    assert not set(parts["a"].ids.tolist()) & set(parts["b"].ids.tolist())
+    assert len(parts["a"]) % 3 == 0
+    assert 0 < len(parts["a"]) < 150
+
+
+@quick
+@given(st.lists(st.booleans(), min_size=9, max_size=9))
+def test_mask_positions_and_numpy_choose_the_same_rows(mask):
+    pool = random_samples(9)
+    positions = [i for i, chosen in enumerate(mask) if chosen]
+    for index in (mask, torch.tensor(mask), np.array(mask), positions, torch.tensor(positions, dtype=torch.long)):
+        chosen = pool[index]
+        assert torch.equal(chosen.x, pool.x[positions])
+        assert torch.equal(chosen.labels, pool.labels[positions])
+        assert torch.equal(chosen.ids, pool.ids[positions])
+
+
+def test_slices_keep_labels_and_given_ids():
+    pool = Samples(torch.rand(6, 2), torch.arange(6), torch.arange(100, 106))
+    assert pool[1:6:2].ids.tolist() == [101, 103, 105]
+    assert pool[-2:].labels.tolist() == [4, 5]
+    assert pool[[-1, 0]].ids.tolist() == [105, 100]
+    assert len(pool[:0]) == 0
+    assert pool[:0].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "sentence"),
+    [
+        (3, TypeError, "single index 3"),
+        ([0.5, 1.0], TypeError, "got torch.float32"),
+        ([[0, 1], [2, 3]], TypeError, "shape (2, 2)"),
+        ([True, False], IndexError, "2 entries for 5 rows"),
+        ([7], IndexError, "out of bounds"),
+    ],
+)
+def test_indices_that_choose_no_rows_are_refused(index, error, sentence):
+    with pytest.raises(error) as refusal:
+        random_samples(5)[index]
+    assert sentence in str(refusal.value)
+
+
+def test_concat_is_undone_by_slicing():
+    a, b = random_samples(5, seed=1), random_samples(7, seed=2)
+    both = Samples.concat([a, b])
+    for part, again in ((a, both[:5]), (b, both[5:])):
+        assert torch.equal(part.x, again.x)
+        assert torch.equal(part.labels, again.labels)
+        assert torch.equal(part.ids, again.ids)
+    assert Samples.concat([a, Samples(b.x)]).y is None
+
+
+def test_labels_of_any_integer_type_become_int64():
+    for kind in (np.uint8, np.uint16, np.int32, np.int64):
+        assert Samples(torch.rand(3, 2), np.array([0, 2, 1], dtype=kind)).labels.dtype == torch.int64
+    assert Samples(torch.rand(3, 2), [0, 2, 1]).labels.tolist() == [0, 2, 1]
+
+
+X = torch.rand(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: Samples(X.numpy()), "got a ndarray"),
+        (lambda: Samples(X.mul(255).byte()), "got a tensor of torch.uint8"),
+        (lambda: Samples(X[0]), "must have shape (N, *shape), got (3,)"),
+        (lambda: Samples(X, torch.rand(4)), "labels must be integers of shape (4,), got torch.float32"),
+        (lambda: Samples(X, torch.ones(4, dtype=torch.bool)), "got torch.bool"),
+        (lambda: Samples(X, torch.zeros(3, dtype=torch.long)), "got torch.int64 of shape (3,)"),
+        (lambda: Samples(X, torch.zeros(4, 1, dtype=torch.long)), "got torch.int64 of shape (4, 1)"),
+        (lambda: Samples(X, torch.tensor([0, 1, -1, 2])), "labels must be 0 or more, got -1"),
+        (lambda: Samples(X, ids=torch.arange(3)), "ids must be int64 of shape (4,)"),
+        (lambda: Samples(X, ids=torch.rand(4)), "ids must be int64 of shape (4,), got torch.float32"),
+        (lambda: Samples(X).labels, "carry no labels"),
+        (lambda: Samples(X).split(), "shares of the roles"),
+        (lambda: Samples(X).split(a=0.5, b=0.4), "sum to 1"),
+        (lambda: Samples(X).split(a=1.5, b=-0.5), "must be positive"),
+        (lambda: Samples(X).split(a=float("nan"), b=0.5), "must be positive"),
+        (lambda: Samples.concat([]), "at least one Samples"),
+        (lambda: Samples.concat([Samples(X), Samples(X[:, :2])]), "one shape, got [(2,), (3,)]"),
+        (lambda: load_digits(size=7), "size must be at least 8"),
+        (lambda: load("imagenet", "."), "name must be one of mnist, fashion-mnist, cifar10, svhn, usps"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(build, sentence):
+    with pytest.raises(ValueError) as refusal:
+        build()
+    assert sentence in str(refusal.value)
+
+
+# The embedded digits -------------------------------------------------------------------------------------------------
+
+
+def test_digits_are_all_there_and_never_on_both_sides():
+    digits = load_digits()
+    assert len(digits.train) + len(digits.test) == 1797
+    assert 0.17 < len(digits.test) / 1797 < 0.23
+    assert not set(digits.train.ids.tolist()) & set(digits.test.ids.tolist())
+    for part in (digits.train, digits.test):
+        assert part.shape == (1, 8, 8)
+        assert part.x.dtype == torch.float32
+        assert float(part.x.min()) == 0
+        assert float(part.x.max()) == 1
+        assert part.labels.unique().tolist() == list(range(10)) == [int(name) for name in digits.classes]
+
+
+def test_enlarged_digits_keep_their_split_and_range():
+    small, large = load_digits(), load_digits(size=28)
+    for a, b in ((small.train, large.train), (small.test, large.test)):
+        assert b.shape == (1, 28, 28)
+        assert torch.equal(a.labels, b.labels)
+        assert float(b.x.min()) >= 0
+        assert float(b.x.max()) <= 1
+        assert torch.allclose(b.x.mean((1, 2, 3)), a.x.mean((1, 2, 3)), atol=0.02)
+    assert not set(large.train.ids.tolist()) & set(large.test.ids.tolist())
+    assert torch.equal(load_digits().train.ids, small.train.ids)
+
+
+# Writers, one a format -----------------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+GREY = {part: RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8) for part, n in (("train", 7), ("test", 4))}
+COLOUR = RNG.integers(0, 256, (6, 2, 32, 32, 3), dtype=np.uint8)  # six batches of two images
+LABELS = {"train": np.arange(7) % 5, "test": np.array([9, 0, 3, 3])}
+BATCH_LABELS = np.arange(12).reshape(6, 2) % 10
+
+
+def idx_bytes(array):
+    sizes = struct.pack(f">{array.ndim}I", *array.shape)
+    return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
+
+
+def write_idx_set(folder, *, compress=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for prefix, part in (("train", "train"), ("t10k", "test")):
+        for name, array in (("images-idx3", GREY[part]), ("labels-idx1", LABELS[part])):
+            content = idx_bytes(array)
+            file = folder / f"{prefix}-{name}-ubyte{'.gz' if compress else ''}"
+            file.write_bytes(gzip.compress(content) if compress else content)
+
+
+def write_npz_set(file):
+    np.savez(file, **{f"x_{p}": GREY[p] for p in GREY}, **{f"y_{p}": LABELS[p].astype(np.uint8) for p in GREY})
+
+
+def cifar_rows(images):
+    """Red, green and blue planes one after the other, as CIFAR keeps them."""
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2).reshape(len(images), -1))
+
+
+def cifar_binary_bytes(images, labels):
+    return np.concatenate([labels[:, None].astype(np.uint8), cifar_rows(images)], 1).tobytes()
+
+
+def cifar_page(images, labels):
+    names = [b"a_s_%06d.png" % i for i in range(len(labels))]
+    return {b"batch_label": b"a batch", b"labels": labels.tolist(), b"data": cifar_rows(images), b"filenames": names}
+
+
+def python2_pickle(images, labels):
+    """The opcodes Python 2 writes for {'data': array, 'labels': list} in protocol 2."""
+    rows = cifar_rows(images)
+    values = rows.tobytes()
+    return b"".join(
+        [
+            b"\x80\x02}q\x01(U\x04dataq\x02",
+            b"cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U\x01b\x87Rq\x05",
+            b"(K\x01", b"".join(b"M" + struct.pack("<H", n) for n in rows.shape), b"\x86",
+            b"cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb",
+            b"\x89T", struct.pack("<i", len(values)), values, b"tb",
+            b"U\x06labelsq\x08]q\x09(", b"".join(b"K" + bytes([n]) for n in labels), b"eu.",
+        ]
+    )  # fmt: skip
+
+
+def write_cifar_set(folder, suffix, encode):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        (folder / f"{name}{suffix}").write_bytes(encode(COLOUR[i], BATCH_LABELS[i]))
+
+
+def write_svhn(file, images, labels, **options):
+    savemat(file, {"X": images.transpose(1, 2, 3, 0), "y": np.where(labels == 0, 10, labels)[:, None]}, **options)
+
+
+def write_picture(file, pixels):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(file)
+
+
+def assert_grey_set(dataset):
+    for part, samples in (("train", dataset.train), ("test", dataset.test)):
+        assert samples.x.dtype == torch.float32
+        assert torch.equal(samples.x, torch.from_numpy(GREY[part]).float().unsqueeze(1) / 255)
+        assert samples.labels.tolist() == LABELS[part].tolist()
+    assert len(dataset.classes) == 10
+
+
+def assert_colour_set(dataset):
+    expected = torch.from_numpy(COLOUR).permute(0, 1, 4, 2, 3).float() / 255
+    assert torch.equal(dataset.train.x, expected[:5].flatten(0, 1))
+    assert torch.equal(dataset.test.x, expected[5])
+    assert dataset.train.labels.tolist() == BATCH_LABELS[:5].flatten().tolist()
+    assert dataset.test.labels.tolist() == BATCH_LABELS[5].tolist()
+
+
+# Round trips ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "usps"])
+@pytest.mark.parametrize("place", ["{}.npz", "{}/{}.npz"])
+def test_load_reads_npz(tmp_path, name, place):
+    file = tmp_path / place.format(name, name)
+    file.parent.mkdir(exist_ok=True)
+    write_npz_set(file)
+    assert_grey_set(load(name, tmp_path))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("mnist", "."), ("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fashion-mnist", "FashionMNIST/raw")],
+)
+def test_load_reads_idx(tmp_path, name, folder, compress):
+    write_idx_set(tmp_path / folder, compress=compress)
+    assert_grey_set(load(name, tmp_path))
+
+
+def test_fashion_mnist_is_found_where_debian_puts_it(tmp_path, monkeypatch):
+    assert Path("/usr/share/datasets/fashion-mnist") == data.DEBIAN_FASHION_MNIST
+    monkeypatch.setattr(data, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    write_idx_set(tmp_path / "debian", compress=True)
+    assert_grey_set(load("fashion-mnist", tmp_path / "empty"))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+@pytest.mark.parametrize("folder", ["cifar-10-batches-py", "cifar10/cifar-10-batches-py"])
+def test_load_reads_cifar_python_batches(tmp_path, folder, protocol):
+    write_cifar_set(tmp_path / folder, "", lambda x, y: pickle.dumps(cifar_page(x, y), protocol))
+    assert_colour_set(load("cifar10", tmp_path))
+
+
+def test_load_reads_cifar_batches_of_python_2(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy.core has moved since
+        page = pickle.loads(python2_pickle(COLOUR[0], BATCH_LABELS[0]), encoding="bytes")
+    assert np.array_equal(page[b"data"], cifar_rows(COLOUR[0])), "Python's own reader must agree with the writer above"
+    write_cifar_set(tmp_path, "", python2_pickle)
+    assert_colour_set(load("cifar10", tmp_path))
+
+
+def test_load_reads_cifar_binary(tmp_path):
+    write_cifar_set(tmp_path / "cifar-10-batches-bin", ".bin", cifar_binary_bytes)
+    assert_colour_set(load("cifar10", tmp_path))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_load_reads_svhn(tmp_path, compressed):
+    train, labels = COLOUR[:5].reshape(-1, 32, 32, 3), BATCH_LABELS[:5].flatten()
+    write_svhn(tmp_path / "train_32x32.mat", train, labels, do_compression=compressed)
+    write_svhn(tmp_path / "test_32x32.mat", COLOUR[5], BATCH_LABELS[5], do_compression=compressed)
+    assert read_svhn(tmp_path / "train_32x32.mat").y.tolist() == labels.tolist()
+    assert_colour_set(load("svhn", tmp_path))
+
+
+def test_svhn_as_npz_may_call_its_zeros_ten(tmp_path):
+    x, y = COLOUR[:5].reshape(-1, 32, 32, 3), BATCH_LABELS[:5].flatten()
+    labels = {"y_train": np.where(y == 0, 10, y)[:, None], "y_test": BATCH_LABELS[5]}
+    np.savez(tmp_path / "svhn.npz", x_train=x, x_test=COLOUR[5], **labels)
+    assert_colour_set(load("svhn", tmp_path))
+
+
+@pytest.mark.parametrize("code", ["u1", "i1", ">i2", ">i4", ">f4", ">f8"])
+def test_idx_of_every_type_and_rank(tmp_path, code):
+    types = {"u1": 8, "i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
+    for shape in [(6,), (2, 3), (2, 3, 4)]:
+        array = RNG.integers(0, 100, shape).astype(code)
+        header = bytes([0, 0, types[code], len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+        (tmp_path / "file").write_bytes(header + array.tobytes())
+        again = read_idx(tmp_path / "file")
+        assert np.array_equal(again, array)
+        assert again.dtype == array.dtype.newbyteorder("=")
+
+
+@pytest.mark.parametrize("dtype", [">u2", "<i4", ">f8", "<f4", "bool"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_pickled_arrays_of_any_number_type_come_back(dtype, order):
+    array = np.asarray(RNG.integers(0, 2, (3, 4)), dtype=dtype, order=order)
+    page = {
+        "a": array,
+        "again": array,
+        "other": array.astype("<f2"),
+        "list": [1, -2, 300000, 2**40, 0.5, None, True, "é"],
+    }
+    for protocol in (2, 3, 4):
+        again = formats._unpickled(pickle.dumps(page, protocol))
+        assert all(
+            np.array_equal(again[k], page[k]) and again[k].dtype == page[k].dtype for k in ("a", "again", "other")
+        )
+        assert again["list"] == page["list"]
+
+
+def test_image_folder_gives_sorted_classes_in_grey(tmp_path):
+    pixels = RNG.integers(0, 256, (5, 6, 9), dtype=np.uint8)
+    for file, p in zip(["dog/2.png", "dog/1.bmp", "cat/b.png", "cat/a.pgm", "owl/x.PNG"], pixels, strict=True):
+        write_picture(tmp_path / file, p)
+    (tmp_path / "dog" / "notes.txt").write_text("not a picture")
+    (tmp_path / ".cache").mkdir()
+    images = read_image_folder(tmp_path)
+    assert images.classes == ("cat", "dog", "owl")
+    assert images.y.tolist() == [0, 0, 1, 1, 2]
+    samples = samples_from_folder(tmp_path)
+    assert torch.equal(samples.x, torch.from_numpy(pixels[[3, 2, 1, 0, 4]]).unsqueeze(1).float() / 255)
+    assert samples.labels.tolist() == [0, 0, 1, 1, 2]
+
+
+def test_one_colour_picture_makes_the_folder_colour(tmp_path):
+    grey, colour = RNG.integers(0, 256, (6, 9), dtype=np.uint8), RNG.integers(0, 256, (6, 9, 3), dtype=np.uint8)
+    write_picture(tmp_path / "a" / "grey.png", grey)
+    write_picture(tmp_path / "b" / "colour.png", colour)
+    opaque = np.concatenate([colour, np.full((6, 9, 1), 255, dtype=np.uint8)], 2)
+    write_picture(tmp_path / "b" / "opaque.png", opaque)
+    x = read_image_folder(tmp_path).x
+    assert x.shape == (3, 3, 6, 9)
+    assert np.array_equal(x[0], np.stack([grey] * 3))
+    assert np.array_equal(x[1], colour.transpose(2, 0, 1))
+    assert np.array_equal(x[1], x[2])
+
+
+def test_pictures_are_resized_on_request(tmp_path):
+    for i, shape in enumerate([(8, 8), (16, 20), (5, 7)]):
+        write_picture(tmp_path / "a" / f"{i}.png", np.full(shape, 40 * (i + 1), dtype=np.uint8))
+    x = read_image_folder(tmp_path, size=(6, 10)).x
+    assert x.shape == (3, 1, 6, 10)
+    assert [np.unique(p).tolist() for p in x] == [[40], [80], [120]]
+
+
+def test_npz_of_ones_own(tmp_path):
+    table = RNG.normal(size=(6, 4)) * 100
+    np.savez(tmp_path / "table.npz", x=table, y=np.arange(6))
+    samples = samples_from_npz(tmp_path / "table.npz")
+    assert torch.equal(samples.x, torch.from_numpy(table).float())
+    assert samples.labels.tolist() == list(range(6))
+    np.savez(tmp_path / "images.npz", x=COLOUR[0])
+    samples = samples_from_npz(tmp_path / "images.npz")
+    assert samples.shape == (3, 32, 32)
+    assert samples.y is None
+    assert float(samples.x.max()) <= 1
+
+
+def test_float_images_may_have_channels_first(tmp_path):
+    x = RNG.random((4, 3, 8, 8))
+    np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=np.arange(4), x_test=x[:2], y_test=np.arange(2))
+    assert torch.equal(load("cifar10", tmp_path).train.x, torch.from_numpy(x).float())
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+def refusal(read, file):
+    """The sentence with which a file is refused; it must name the file and say what to do."""
+    with pytest.raises(ValueError) as caught:
+        read(file)
+    assert str(file) in str(caught.value)
+    assert ";" in str(caught.value), "what to do comes after a semicolon"
+    return str(caught.value)
+
+
+def read_picture(file):
+    return read_image_folder(file.parent.parent)
+
+
+def sound_files(folder):
+    """One sound file of each format, and its reader."""
+    files = {
+        "a.npz": read_npz, "idx": read_idx, "idx.gz": read_idx, "batch.bin": read_cifar_binary,
+        "batch": read_cifar_python, "batch2": read_cifar_python, "plain.mat": read_svhn, "packed.mat": read_svhn,
+    }  # fmt: skip
+    np.savez_compressed(folder / "a.npz", x=GREY["train"])
+    (folder / "idx").write_bytes(idx_bytes(GREY["test"]))
+    (folder / "idx.gz").write_bytes(gzip.compress(idx_bytes(GREY["test"])))
+    (folder / "batch.bin").write_bytes(cifar_binary_bytes(COLOUR[0], BATCH_LABELS[0]))
+    (folder / "batch").write_bytes(pickle.dumps(cifar_page(COLOUR[0], BATCH_LABELS[0]), 4))
+    (folder / "batch2").write_bytes(python2_pickle(COLOUR[0], BATCH_LABELS[0]))
+    write_svhn(folder / "plain.mat", COLOUR[0], BATCH_LABELS[0])
+    write_svhn(folder / "packed.mat", COLOUR[0], BATCH_LABELS[0], do_compression=True)
+    write_picture(folder / "pictures" / "a" / "x.png", GREY["train"][0])
+    write_picture(folder / "photos" / "a" / "x.jpg", COLOUR[0, 0])
+    files |= {"pictures/a/x.png": read_picture, "photos/a/x.jpg": read_picture}
+    return {folder / name: read for name, read in files.items()}
+
+
+def test_truncated_files_are_refused_wherever_they_were_cut(tmp_path):
+    for file, read in sound_files(tmp_path).items():
+        content = file.read_bytes()
+        read(file)
+        for length in {0, 1, 3, 11, 100, *range(0, len(content) - 16, len(content) // 23), len(content) - 16}:
+            if length != 3073:  # CIFAR's binary form has no header: whole records are a sound file
+                file.write_bytes(content[:length])
+                refusal(read, file)
+
+
+def test_foreign_files_are_refused(tmp_path):
+    contents = [
+        b"hello, this is no data\n" * 40,
+        bytes(range(256)) * 9,
+        b"\x1f\x8b" + b"x" * 50,
+        b"PK\x03\x04" + b"x" * 80,
+    ]
+    for file, read in sound_files(tmp_path).items():
+        for content in contents:
+            file.write_bytes(content)
+            refusal(read, file)
+
+
+def test_checksums_find_changed_bytes(tmp_path):
+    files = sound_files(tmp_path)
+    for name in ("a.npz", "idx.gz", "packed.mat", "pictures/a/x.png"):
+        file, content = tmp_path / name, bytearray((tmp_path / name).read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        file.write_bytes(content)
+        refusal(files[file], file)
+
+
+def test_announced_and_actual_sizes_must_agree(tmp_path):
+    np.savez(tmp_path / "a.npz", x=GREY["train"])
+    content = (tmp_path / "a.npz").read_bytes()
+    assert content.count(b"(7, 28, 28)") == 1
+    (tmp_path / "a.npz").write_bytes(content.replace(b"(7, 28, 28)", b"(6, 28, 28)"))
+    assert "fails the checksum" in refusal(read_npz, tmp_path / "a.npz")
+    (tmp_path / "idx").write_bytes(idx_bytes(GREY["test"]) + b"\0")
+    assert "announces 3152 bytes, it has 3153" in refusal(read_idx, tmp_path / "idx")
+
+
+def test_missing_files_are_reported_as_missing(tmp_path):
+    for read in (read_npz, read_idx, read_cifar_binary, read_cifar_python, read_svhn, read_image_folder):
+        with pytest.raises(FileNotFoundError, match="nothing here"):
+            read(tmp_path / "nothing here")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
+def test_numbers_that_are_none_are_refused(tmp_path, bad):
+    x = RNG.random((4, 3))
+    x[2, 1] = bad
+    np.savez(tmp_path / "a.npz", x=x)
+    assert "NaN or infinity in x" in refusal(samples_from_npz, tmp_path / "a.npz")
+    (tmp_path / "idx").write_bytes(bytes([0, 0, 14, 2, 0, 0, 0, 4, 0, 0, 0, 3]) + x.astype(">f8").tobytes())
+    if not np.isfinite(bad):
+        assert "NaN or infinity" in refusal(read_idx, tmp_path / "idx")
+
+
+def test_npz_with_python_objects_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}, None]))
+    assert "allow_pickle=False" in refusal(read_npz, tmp_path / "a.npz")
+    np.save(tmp_path / "single.npy", GREY["test"])
+    refusal(read_npz, tmp_path / "single.npy")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"x_train": GREY["train"].astype(np.int64)}, "must be uint8, or float in [0, 1], got int64"),
+        ({"x_train": GREY["train"].astype(np.float32)}, "got floats from 0 to 255"),
+        ({"x_train": GREY["train"][:0], "y_train": LABELS["train"][:0]}, "got shape (0, 1, 28, 28)"),
+        ({"x_train": GREY["train"].reshape(7, -1)}, "got shape (7, 784)"),
+        ({"x_train": GREY["train"][:, :20]}, "images of one shape"),
+        ({"y_train": LABELS["test"]}, "must be 7 integer labels"),
+        ({"y_train": LABELS["train"] + 0.0}, "got float64"),
+        ({"y_train": LABELS["train"] - 1}, "labels of 0 or more, got -1"),
+        ({"y_train": LABELS["train"] + 6}, "must hold labels 0..9 for mnist, got 10"),
+        ({"y_test": None}, "must hold x_test and y_test, got ['x_test', 'x_train', 'y_train']"),
+    ],
+)
+def test_npz_sets_with_wrong_arrays_are_refused(tmp_path, change, sentence):
+    arrays = {f"{k}_{p}": v for p in GREY for k, v in (("x", GREY[p]), ("y", LABELS[p]))} | change
+    np.savez(tmp_path / "mnist.npz", **{k: v for k, v in arrays.items() if v is not None})
+    with pytest.raises(ValueError) as caught:
+        load("mnist", tmp_path)
+    assert sentence in str(caught.value)
+    assert str(tmp_path / "mnist.npz") in str(caught.value)
+
+
+def test_npz_of_ones_own_needs_an_x(tmp_path):
+    np.savez(tmp_path / "a.npz", inputs=np.ones((3, 2)))
+    assert "must hold x (N, *shape)" in refusal(samples_from_npz, tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.ones((2,), dtype=np.int64))
+    assert "must be 3 integer labels" in refusal(samples_from_npz, tmp_path / "a.npz")
+
+
+def test_cifar_batches_with_wrong_content_are_refused(tmp_path):
+    page = cifar_page(COLOUR[0], BATCH_LABELS[0])
+    wrong = {
+        "holds a list": [1, 2],
+        "not data and labels": {b"data": page[b"data"]},
+        "got uint8 of shape (2, 3071)": page | {b"data": page[b"data"][:, 1:].copy()},
+        "got float32": page | {b"data": page[b"data"].astype(np.float32)},
+        "got a list": page | {b"data": [1, 2]},
+        "must be 2 integer labels": page | {b"labels": [1]},
+        "must be integers": page | {b"labels": [1, "2"]},
+        "must be 0..9, got 17": page | {b"labels": [1, 17]},
+    }
+    for sentence, content in wrong.items():
+        (tmp_path / "batch").write_bytes(pickle.dumps(content, 2))
+        assert sentence in refusal(read_cifar_python, tmp_path / "batch")
+    (tmp_path / "batch.bin").write_bytes(cifar_binary_bytes(COLOUR[0], np.array([3, 10])))
+    assert "must be 0..9, got 10" in refusal(read_cifar_binary, tmp_path / "batch.bin")
+
+
+class Harmful:
+    """Makes a folder when Python's own unpickler reads it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def harmful_pickles(folder):
+    """Pickles that would make `folder`, each by another way to have a function called."""
+    name, module = str(folder).encode(), os.mkdir.__module__.encode()
+    command = b"__import__('os').mkdir('%b')" % name
+
+    def text(content):
+        return b"X" + struct.pack("<I", len(content)) + content
+
+    return [
+        *(pickle.dumps({b"data": Harmful(folder), b"labels": [1]}, protocol) for protocol in range(6)),
+        b"(S'" + name + b"'\ni" + module + b"\nmkdir\n.",  # INST
+        b"\x80\x02(c" + module + b"\nmkdir\n" + text(name) + b"o.",  # OBJ
+        b"\x80\x04" + text(module) + text(b"mkdir") + b"\x93" + text(name) + b"\x85R.",  # STACK_GLOBAL
+        b"\x80\x02cbuiltins\neval\n" + text(command) + b"\x85R.",
+    ]
+
+
+def test_harmful_pickles_are_refused_and_never_run(tmp_path):
+    folder = tmp_path / "made"
+    for content in harmful_pickles(folder):
+        pickle.loads(content)
+        assert folder.is_dir(), "the pickle must be harmful, or this test shows nothing"
+        folder.rmdir()
+        (tmp_path / "batch").write_bytes(content)
+        refusal(read_cifar_python, tmp_path / "batch")
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (pickle.dumps(np.array([1, "a"], dtype=object), 2), "numpy.dtype for something else than plain numbers"),
+        (pickle.dumps(np.array(["a"]), 4), "numpy.dtype for something else than plain numbers"),
+        (pickle.dumps({1, 2}, 2), "asks for"),
+        (pickle.dumps({(1, 2): 3}, 2), "key that is neither a string nor a number"),
+        (pickle.dumps(print, 4), "asks for builtins.print"),
+        (pickle.dumps(Path("a"), 2), "asks for"),
+        (b"\x80\x02X\x01\x00\x00\x00a)R.", "it has a str where a _Name belongs"),
+        (b"\x80\x02}}b.", "it has a dict where a _Unfinished belongs"),
+        (
+            b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.",
+            "_codecs.encode for something else",
+        ),
+        (b"\x80\x02cnumpy\ndtype\ncnumpy\nndarray\n\x85R.", "it has a _Name where a str belongs"),
+        (b"\x80\x02]]a]e.", "more values than it has put down"),
+        (b"\x80\x02(}(K\x01u.", "zip() argument 2 is shorter"),
+        (b"\x80\x02R.", "more values than it has put down"),
+        (b"\x80\x02]].", "exactly one value"),
+        (b"\x80\x02h\x05.", "5"),
+        (b"\x80\x02P1\n.", "opcode PERSID"),
+    ],
+)
+def test_pickles_of_anything_but_plain_data_are_refused(tmp_path, content, sentence):
+    (tmp_path / "batch").write_bytes(content)
+    assert sentence in refusal(read_cifar_python, tmp_path / "batch")
+
+
+def test_svhn_files_with_wrong_content_are_refused(tmp_path):
+    file, x = tmp_path / "train_32x32.mat", COLOUR[0].transpose(1, 2, 3, 0)
+    wrong = {
+        "must hold X and y": {"X": x},
+        "must be uint8 (H, W, 3, N), got float64": {"X": x / 255, "y": np.ones((2, 1), dtype=int)},
+        "must be uint8 (H, W, 3, N), got uint8 of shape (2, 32, 32, 3)": {
+            "X": COLOUR[0],
+            "y": np.ones((2, 1), dtype=int),
+        },
+        "must be 2 integer labels": {"X": x, "y": np.ones((3, 1), dtype=int)},
+        "must be 1..10, got 1..11": {"X": x, "y": np.array([[1], [11]])},
+    }
+    for sentence, content in wrong.items():
+        savemat(file, content)
+        assert sentence in refusal(read_svhn, file)
+
+
+def test_a_picture_of_odd_size_is_named(tmp_path):
+    for name, shape in (("a/1", (9, 7)), ("a/2", (8, 8)), ("b/3", (8, 8)), ("b/4", (8, 8))):
+        write_picture(tmp_path / f"{name}.png", np.zeros(shape, dtype=np.uint8))
+    sentence = refusal(read_image_folder, tmp_path)
+    assert f"{tmp_path / 'a' / '1.png'} is 9 x 7" in sentence
+    assert "size=(8, 8)" in sentence
+
+
+def test_pictures_whose_pixels_would_change_are_refused(tmp_path):
+    write_picture(tmp_path / "16bit" / "a" / "x.png", np.full((4, 4), 1000, dtype=np.uint16))
+    assert "not 8 bits each" in refusal(read_picture, tmp_path / "16bit" / "a" / "x.png")
+    write_picture(tmp_path / "glass" / "a" / "x.png", np.full((4, 4, 4), 100, dtype=np.uint8))
+    assert "transparent" in refusal(read_picture, tmp_path / "glass" / "a" / "x.png")
+
+
+def test_folders_without_classes_or_pictures_are_refused(tmp_path):
+    assert "one folder a class" in refusal(read_image_folder, tmp_path)
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    assert str(tmp_path / "train") in refusal(read_image_folder, tmp_path)
+
+
+# What load says ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("mnist", ["mnist.npz", "MNIST/raw", "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte (or .gz)"]),
+        ("cifar10", ["cifar10.npz", "cifar-10-batches-py", "cifar-10-batches-bin", "data_batch_5.bin", "test_batch"]),
+        ("svhn", ["svhn.npz", "train_32x32.mat", "test_32x32.mat"]),
+        ("usps", ["usps.npz"]),
+        ("fashion-mnist", ["fashion-mnist.npz", "FashionMNIST/raw", "{debian}"]),
+    ],
+)
+def test_load_says_where_it_looked(tmp_path, monkeypatch, name, files):
+    monkeypatch.setattr(data, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    with pytest.raises(FileNotFoundError) as caught:
+        load(name, tmp_path / "data")
+    for file in files:
+        assert file.format(debian=tmp_path / "debian") in str(caught.value)
+    assert str(tmp_path / "data" / name) in str(caught.value)
+
+
+def test_load_refuses_half_a_set(tmp_path):
+    write_idx_set(tmp_path / "mnist")
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(ValueError, match="only a part of mnist: t10k-labels-idx1-ubyte missing"):
+        load("mnist", tmp_path)
+    write_cifar_set(tmp_path / "cifar-10-batches-bin", ".bin", cifar_binary_bytes)
+    (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
+    with pytest.raises(ValueError, match="only a part of cifar10: data_batch_3.bin missing"):
+        load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize(("asked", "there"), [("mnist", "fashion-mnist"), ("fashion-mnist", "mnist")])
+def test_load_notices_the_other_set_behind_the_same_file_names(tmp_path, monkeypatch, asked, there):
+    monkeypatch.setitem(GREY, "train", RNG.integers(0, 256, (16, 28, 28), dtype=np.uint8))
+    monkeypatch.setitem(LABELS, "train", np.array(data.OPENINGS[there]))
+    write_idx_set(tmp_path)
+    assert_grey_set(load(there, tmp_path))
+    with pytest.raises(ValueError, match=f"holds {there}, not {asked}"):
+        load(asked, tmp_path)
+
+
+def test_a_set_in_its_own_folder_comes_before_the_shared_root(tmp_path):
+    write_idx_set(tmp_path / "fashion-mnist", compress=True)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"another set")
+    assert_grey_set(load("fashion-mnist", tmp_path))

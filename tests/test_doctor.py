@@ -1,0 +1,472 @@
+"""The doctor: every mistake is told under its own name, a healthy model gives nothing, and nothing makes it raise."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from efficientnet_lite_pytorch import EfficientNet
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from operant.data import Samples
+from operant.doctor import Finding, at_chance, examine, foreign_labels
+from operant.model import Classifier
+
+CLASSES = 4
+
+
+class Module(nn.Module):
+    """Whatever function a test gives it."""
+
+    def __init__(self, function: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(x)
+
+
+def scores(x: Tensor) -> Tensor:
+    """The first entries of an input are its classes' logits, so that every answer is known."""
+    return 8 * x.flatten(1)[:, :CLASSES]
+
+
+def samples(n: int = 120, *shape: int, seed: int = 0, labels: bool = True) -> Samples:
+    x = torch.rand(n, *(shape or (6,)), generator=torch.Generator().manual_seed(seed))
+    return Samples(x, scores(x).argmax(1) if labels else None)
+
+
+def names(findings: tuple[Finding, ...]) -> list[str]:
+    return [finding.name for finding in findings]
+
+
+def diagnose(function: Callable[[Tensor], object], data: Samples | None = None, **options: object) -> list[str]:
+    findings = Classifier(Module(function), **options).doctor(samples() if data is None else data)
+    for finding in findings:
+        assert finding.severity in ("error", "warning")
+        assert finding.problem and finding.advice and not finding.advice.endswith(".")
+        assert str(finding) == f"{finding.severity}: {finding.name}: {finding.problem}. {finding.advice}."
+    return names(findings)
+
+
+# Nothing to find
+
+
+@pytest.mark.parametrize("shape", [(6,), (1, 4, 4), (3, 2, 5, 5)])
+@pytest.mark.parametrize("n", [1, 3, 15, 120, 700])
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_healthy_model_gives_nothing(shape: tuple[int, ...], n: int, labels: bool) -> None:
+    assert diagnose(scores, samples(n, *shape, labels=labels)) == []
+
+
+@given(seed=st.integers(0, 10_000), width=st.integers(2, 8), n=st.integers(1, 40), scale=st.floats(0.1, 1.0))
+@settings(max_examples=30, deadline=None)
+def test_a_network_judged_by_its_own_answers_gives_nothing(seed: int, width: int, n: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    module = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, width))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    x = torch.rand(n, 5, generator=generator)
+    model = Classifier(module)
+    assert model.doctor(Samples(x, model.predict(x))) == ()
+
+
+def test_log_probabilities_are_fine() -> None:
+    assert diagnose(lambda x: scores(x).log_softmax(1)) == []
+
+
+def test_the_random_numbers_of_the_program_are_left_alone() -> None:
+    state = torch.get_rng_state()
+    assert diagnose(lambda x: F.dropout(scores(x), 0.1)) == ["answers differ"]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# Each mistake alone, under its own name
+
+
+MISTAKES: dict[str, Callable[[Tensor], object]] = {
+    "outputs are probabilities": lambda x: scores(x).softmax(1),
+    "answers differ": lambda x: F.dropout(scores(x), 0.3, training=True),
+    "rows influence each other": lambda x: scores(x) / scores(x).std(),
+    "no gradients": lambda x: scores(x.detach()),
+    "zero gradients": lambda x: scores(x + (x.round() - x).detach() * 0 + x.round() * 0 - x + x.detach()),
+    "NaN gradients": lambda x: scores(x) + ((x - x).pow(2).sum(1, keepdim=True)).sqrt(),
+    "not logits": lambda x: scores(x)[:, 0],
+    "does not run": lambda x: F.linear(x, torch.ones(3, 7)),
+    "vanishing gradients": lambda x: 1e4 * scores(x),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_is_told_under_its_own_name(mistake: str) -> None:
+    assert diagnose(MISTAKES[mistake]) == [mistake]
+
+
+def test_a_softmax_over_a_trained_networks_logits_is_seen() -> None:
+    assert diagnose(lambda x: (20 * scores(x)).softmax(1)) == ["outputs are probabilities"]
+
+
+def test_batch_norm_without_running_statistics_lets_rows_meet() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), Module(scores))
+    data = samples(100, 4)
+    assert names(Classifier(module).doctor(data)) == ["rows influence each other"]
+    kept = nn.Sequential(nn.BatchNorm1d(4), Module(scores))
+    assert Classifier(kept).doctor(data) == ()
+
+
+def test_rows_that_meet_are_seen_in_a_single_input_too() -> None:
+    assert diagnose(lambda x: scores(x) - x.mean(), samples(1)) == ["rows influence each other"]
+
+
+def test_dropout_and_rows_that_meet_are_told_apart() -> None:
+    noisy = F.dropout
+    assert diagnose(lambda x: noisy(scores(x), 0.3)) == ["answers differ"]
+    assert diagnose(lambda x: noisy(scores(x - x.mean()), 0.3)) == ["answers differ", "rows influence each other"]
+
+
+def test_one_hot_answers_are_probabilities_without_gradients() -> None:
+    found = diagnose(lambda x: F.one_hot(scores(x).argmax(1), CLASSES).float())
+    assert found == ["outputs are probabilities", "no gradients"]
+
+
+def test_rounded_inputs_have_gradients_of_zero() -> None:
+    assert "zero gradients" in diagnose(lambda x: scores((255 * x).round() / 255))
+
+
+def test_zero_gradients_of_some_rows_are_a_warning() -> None:
+    data = samples()
+    (finding,) = Classifier(Module(lambda x: scores(x) * (x[:, 4:5] > 0.5) + 1)).doctor(Samples(data.x))
+    assert (finding.name, finding.severity) == ("zero gradients", "warning")
+
+
+def test_work_in_place_that_breaks_differentiation_is_told() -> None:
+    def forward(x: Tensor) -> Tensor:
+        y = scores(x).exp()
+        z = y.log()
+        y.zero_()
+        return z
+
+    (finding,) = Classifier(Module(forward)).doctor(samples())
+    assert finding.name == "no gradients"
+    assert "modified by an inplace operation" in finding.problem
+
+
+def test_saturated_logits_ask_for_attacks_on_the_logits() -> None:
+    (finding,) = Classifier(Module(lambda x: 1e4 * scores(x))).doctor(samples())
+    assert finding.severity == "warning"
+    assert "DeepFool" in finding.advice
+    assert diagnose(lambda x: 2 * scores(x)) == []
+
+
+# Inputs
+
+
+def test_nan_inputs_are_counted_and_the_rest_is_examined() -> None:
+    data = samples()
+    x = data.x.clone()
+    x[3, 2], x[7, 1] = torch.nan, torch.inf
+    findings = Classifier(Module(lambda x: scores(x).softmax(1))).doctor(Samples(x, data.y))
+    assert names(findings) == ["NaN inputs", "outputs are probabilities"]
+    assert "2 of 120" in findings[0].problem
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_bytes_within_unit_bounds_are_one_finding(labels: bool) -> None:
+    data = samples(labels=labels)
+    findings = Classifier(Module(scores)).doctor(Samples((data.x * 255).round(), data.y))
+    assert names(findings) == ["range looks like 0..255"]
+    assert "Divide the inputs by 255" in findings[0].advice
+
+
+def test_a_module_that_takes_bytes_is_not_called_bad_when_bounds_are_wrong() -> None:
+    def takes_bytes(x: Tensor) -> Tensor:
+        return scores(x / 255) if x.max() > 2 else scores(torch.cat([x[:, 1:], x[:, :1]], 1))
+
+    data = samples()
+    assert diagnose(takes_bytes, Samples(data.x * 255, data.y)) == ["range looks like 0..255"]
+    assert diagnose(takes_bytes, data, bounds=(0, 255)) == ["range looks like 0..1"]
+
+
+def test_bytes_do_not_hide_other_mistakes() -> None:
+    data = samples()
+    found = diagnose(lambda x: scores(x).softmax(1), Samples(data.x * 255, data.y))
+    assert found == ["range looks like 0..255", "outputs are probabilities"]
+
+
+def test_unit_inputs_within_byte_bounds_are_told() -> None:
+    assert diagnose(scores, bounds=(0, 255)) == ["range looks like 0..1"]
+
+
+def test_inputs_outside_bounds_are_told_with_their_range() -> None:
+    data = samples()
+    (finding,) = Classifier(Module(scores)).doctor(Samples(1.5 * data.x, data.y))
+    assert finding.name == "inputs outside bounds"
+    outside = int((1.5 * data.x > 1).any(1).sum())
+    assert f"to {float(1.5 * data.x.max()):.4g}" in finding.problem
+    assert f"{outside} of 120" in finding.problem
+    (finding,) = Classifier(Module(scores)).doctor(Samples(2 * data.x - 1, data.y))
+    assert "already normalised" in finding.advice
+
+
+def test_tables_with_larger_numbers_are_not_taken_for_bytes() -> None:
+    data = samples()
+    table = Samples(7.9 * data.x, data.y)
+    assert diagnose(lambda x: scores(x / 8), table) == ["inputs outside bounds"]
+    assert diagnose(lambda x: scores(x / 8), table, bounds=(-torch.inf, torch.inf)) == []
+
+
+def test_no_inputs_are_told() -> None:
+    assert diagnose(scores, Samples(torch.zeros(0, 6))) == ["no inputs"]
+    assert diagnose(scores, Samples(torch.full((3, 6), torch.nan))) == ["NaN inputs"]
+
+
+# Modules that do not fit
+
+
+def test_a_wrong_shape_is_told_in_the_modules_own_words() -> None:
+    (finding,) = Classifier(nn.Conv2d(3, 4, 3)).doctor(samples(20, 1, 8, 8))
+    assert finding.name == "does not run"
+    assert "shape (1, 8, 8)" in finding.problem
+    assert "expected input[16, 1, 8, 8] to have 3 channels" in finding.problem
+
+
+def test_a_wrong_type_asks_for_conversion() -> None:
+    (finding,) = Classifier(nn.Linear(6, 3)).doctor(Samples(samples().x.double()))
+    assert finding.name == "does not run"
+    assert "x.float()" in finding.advice
+
+
+def test_wrong_normalisation_is_told() -> None:
+    (finding,) = Classifier(Module(scores), mean=[0.1, 0.2]).doctor(samples())
+    assert finding.name == "does not run"
+    assert "one value per channel (6)" in finding.problem
+
+
+@pytest.mark.parametrize(
+    "output",
+    [lambda x: (x, x), lambda x: None, lambda x: x[:, :1], lambda x: x.sum(), lambda x: x[:, :3].argmax(1)],
+)
+def test_other_outputs_than_logits_are_told(output: Callable[[Tensor], object]) -> None:
+    assert diagnose(output) == ["not logits"]
+
+
+def test_nan_logits_are_counted_and_the_rest_is_examined() -> None:
+    data = samples()
+    module = Module(lambda x: torch.where(x[:, 5:] < 0.2, torch.nan, scores(x).softmax(1)))
+    findings = Classifier(module).doctor(data)
+    assert names(findings) == ["NaN logits", "outputs are probabilities"]
+    assert f"for {int((data.x[:, 5] < 0.2).sum())} of 120" in findings[0].problem
+    assert diagnose(lambda x: scores(x) * torch.nan) == ["NaN logits"]
+
+
+# Labels
+
+
+def test_labels_outside_the_classes_are_told_and_the_rest_is_examined() -> None:
+    data = samples()
+    y = data.labels.clone()
+    y[5] = 9
+    findings = Classifier(Module(scores)).doctor(Samples(data.x, y))
+    assert names(findings) == ["labels outside the classes"]
+    assert "1 of 120 labels are 4 or more (largest 9)" in findings[0].problem
+    y = data.labels.flip(0).clone()
+    y[5] = 9
+    assert diagnose(scores, Samples(data.x, y)) == ["labels outside the classes", "accuracy at chance"]
+
+
+def test_labels_counted_from_one_are_one_finding() -> None:
+    data = samples()
+    (finding,) = Classifier(Module(scores)).doctor(Samples(data.x, data.labels + 1))
+    assert finding.name == "labels outside the classes"
+    assert "subtract 1" in finding.advice
+    assert foreign_labels(data.labels, CLASSES) == []
+
+
+def test_labels_in_another_order_are_at_chance() -> None:
+    data = samples()
+    assert diagnose(scores, Samples(data.x, 3 - data.labels)) == ["accuracy at chance"]
+    assert diagnose(scores, Samples(data.x, data.labels.roll(1))) == ["accuracy at chance"]
+
+
+def test_a_constant_answer_is_at_chance_however_common_the_class() -> None:
+    y = (torch.arange(400) % 10 == 0).long()  # nine in ten are class 0
+    logits = torch.tensor([[1.0, 0.0]]).repeat(400, 1)
+    (finding,) = at_chance(logits, y)
+    assert "360 of 400 predictions are right (90.0%)" in finding.problem
+    assert "class 0, is given for 100%" in finding.problem
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    classes=st.integers(2, 12),
+    n=st.integers(1, 300),
+    skill=st.floats(0.6, 1.0),
+    skew=st.floats(0.0, 0.9),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_skilled_model_is_not_called_chance(seed: int, classes: int, n: int, skill: float, skew: float) -> None:
+    """Where so many predictions are right that half of what chance leaves is reached, nothing may be told."""
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(classes, (n,), generator=g)
+    y[torch.rand(n, generator=g) < skew] = 0
+    predictions = torch.where(torch.rand(n, generator=g) < skill, y, torch.randint(classes, (n,), generator=g))
+    shares = [torch.bincount(v, minlength=classes).double() / n for v in (predictions, y)]
+    chance = 1 / classes if shares[1].amax() == 1 else float((shares[0] * shares[1]).sum())
+    if float((predictions == y).double().mean()) >= (1 + chance) / 2:
+        assert at_chance(F.one_hot(predictions, classes).float(), y) == []
+
+
+def test_answers_independent_of_the_labels_are_called_chance_at_the_stated_level() -> None:
+    """Of guessing models, about 95 in 100 fit chance; the test's level is .05. At least 89 of 100 is not rejected."""
+    found = 0
+    for seed in range(100):
+        g = torch.Generator().manual_seed(seed)
+        y, predictions = (torch.randint(10, (200,), generator=g) for _ in range(2))
+        found += len(at_chance(F.one_hot(predictions, 10).float(), y))
+    assert found >= 89
+
+
+def test_a_few_rows_are_not_enough_to_say_chance() -> None:
+    all_wrong = F.one_hot(torch.arange(1, 10), 10).float()
+    assert at_chance(all_wrong[:4], torch.arange(4)) == []
+    assert names(tuple(at_chance(all_wrong, torch.arange(9)))) == ["accuracy at chance"]
+    assert at_chance(torch.zeros(3, 10), None) == []
+
+
+def test_one_class_of_a_file_sorted_by_class_does_not_mislead() -> None:
+    data = samples(4000)
+    by_class = data[data.labels.argsort()]
+    assert diagnose(scores, by_class) == []
+    assert diagnose(scores, by_class[:300]) == []
+
+
+# Nothing makes it raise
+
+
+BAD_MODULES = [
+    *MISTAKES.values(),
+    scores,
+    lambda x: x / 0,
+    lambda x: x.long(),
+    lambda x: x.numpy(),
+    lambda x: {}["key"],
+    lambda x: scores(x)[torch.randperm(len(x))],
+    lambda x: torch.inference_mode()(scores)(x),
+    lambda x: scores(x) if len(x) % 2 else None,
+]
+BAD_INPUTS = [
+    samples().x,
+    samples().x * 255,
+    torch.zeros(0, 6),
+    torch.zeros(1, 6),
+    torch.full((3, 6), torch.nan),
+    torch.full((3, 6), 1e38),
+    torch.zeros(3, 6, 0),
+    torch.rand(20, 6, dtype=torch.float64),
+    torch.rand(20, 6, dtype=torch.bfloat16),
+    torch.rand(20, 2, 3),
+]
+
+
+@given(
+    module=st.sampled_from(BAD_MODULES),
+    x=st.sampled_from(BAD_INPUTS),
+    labelled=st.booleans(),
+    bounds=st.sampled_from([(0, 1), (0, 255), (-1, 1), (-torch.inf, torch.inf)]),
+    mean=st.sampled_from([None, 0.5, [0.1, 0.2]]),
+    batch_size=st.sampled_from([1, 7, 256]),
+)
+@settings(max_examples=150, deadline=None)
+def test_nothing_makes_the_doctor_raise(
+    module: Callable[[Tensor], object], x: Tensor, labelled: bool, bounds: object, mean: object, batch_size: int
+) -> None:
+    y = torch.arange(len(x)) * 3 if labelled else None
+    model = Classifier(Module(module), bounds=bounds, mean=mean, batch_size=batch_size)
+    findings = examine(model, Samples(x, y))
+    assert all(isinstance(finding, Finding) for finding in findings)
+    assert len(set(names(findings))) == len(findings), "nothing is told twice"
+    severities = [finding.severity for finding in findings]
+    assert severities == sorted(severities), "errors come first"
+
+
+# Modules that were not written for it
+
+
+def settled(module: nn.Module, x: Tensor) -> nn.Module:
+    """A network as training leaves it: weights that keep activations alive, running statistics of real passes."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                size = parameter[0].numel()
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * (2 / size) ** 0.5)
+    for part in module.modules():
+        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            part.momentum = None  # average over all passes
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    module.train()
+    with torch.no_grad():
+        module(x)
+    return module.eval()
+
+
+class GeluNet(nn.Module):
+    """A network whose way depends on its inputs: it cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.blocks = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] > 16 or x.abs().amax() > 1e3:
+            x = F.avg_pool2d(x, 2)
+        x = F.gelu(self.norm(self.conv(x)))
+        for i, block in enumerate(self.blocks):
+            x = x + F.gelu(block(x)) if i % 2 else F.gelu(block(x))
+        return self.fc(x.mean((2, 3)))
+
+
+def tabular_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 5))
+
+
+FOREIGN = {
+    "tabular MLP": (
+        tabular_mlp,
+        (20,),
+        ("parameters frozen: in use", "0 of 1 batch norms folded"),
+    ),
+    "GELU network": (
+        GeluNet,
+        (1, 12, 12),
+        (
+            "parameters frozen, channels last: in use",
+            "batch norm not folded: the module cannot be traced (TraceError)",
+        ),
+    ),
+    "EfficientNet-Lite0": (
+        lambda: EfficientNet.from_name("efficientnet-lite0", num_classes=10),
+        (3, 64, 64),
+        ("batch norm folded, channels last: in use", "49 of 49 batch norms folded"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_modules_are_examined_and_their_notes_tell_whether_folding_took_effect(name: str) -> None:
+    build, shape, notes = FOREIGN[name]
+    x = torch.rand(16, *shape, generator=torch.Generator().manual_seed(3))
+    module = settled(build(), x)
+    model = Classifier(module)
+    with torch.no_grad():
+        expected = module(x)
+    assert expected.std(0).mean() > 1e-2, "answers must depend on the inputs"
+    assert torch.allclose(model.batched_logits(x), expected, rtol=1e-3, atol=1e-3)
+    assert model.doctor(Samples(x, expected.argmax(1))) == ()
+    assert model.notes == notes
