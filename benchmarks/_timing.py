@@ -21,14 +21,13 @@ torch.set_num_threads(1)
 
 
 def cpu_times(runs: Mapping[str, Callable[[], object]], *, repeats: int) -> dict[str, float]:
-    """Best CPU seconds of each, run in turn so that all see the same machine; one unmeasured round warms up."""
+    """Best CPU seconds of each, run in turn so that all see the same machine; the first round also warms up."""
     best = dict.fromkeys(runs, float("inf"))
-    for round_ in range(repeats + 1):
+    for _ in range(repeats):
         for name, run in runs.items():
             start = time.process_time()
             run()
-            if round_ > 0:
-                best[name] = min(best[name], time.process_time() - start)
+            best[name] = min(best[name], time.process_time() - start)
     return best
 
 

@@ -46,7 +46,9 @@ def diagnose(function: Callable[[Tensor], object], data: Samples | None = None, 
     findings = Classifier(Module(function), **options).doctor(samples() if data is None else data)
     for finding in findings:
         assert finding.severity in ("error", "warning")
-        assert finding.problem and finding.advice and not finding.advice.endswith(".")
+        assert finding.problem
+        assert finding.advice
+        assert not finding.advice.endswith(".")
         assert str(finding) == f"{finding.severity}: {finding.name}: {finding.problem}. {finding.advice}."
     return names(findings)
 
@@ -127,6 +129,15 @@ def test_dropout_and_rows_that_meet_are_told_apart() -> None:
     assert diagnose(lambda x: noisy(scores(x - x.mean()), 0.3)) == ["answers differ", "rows influence each other"]
 
 
+def test_randomness_that_cannot_be_replayed_is_not_taken_for_influence() -> None:
+    own = torch.Generator().manual_seed(0)
+    assert diagnose(lambda x: scores(x) + 0.1 * torch.randn(len(x), 1, generator=own)) == ["answers differ"]
+
+
+def test_rows_that_meet_are_seen_among_constant_inputs() -> None:
+    assert "rows influence each other" in diagnose(lambda x: scores(x - x.mean()), Samples(torch.zeros(20, 6)))
+
+
 def test_one_hot_answers_are_probabilities_without_gradients() -> None:
     found = diagnose(lambda x: F.one_hot(scores(x).argmax(1), CLASSES).float())
     assert found == ["outputs are probabilities", "no gradients"]
@@ -140,6 +151,13 @@ def test_zero_gradients_of_some_rows_are_a_warning() -> None:
     data = samples()
     (finding,) = Classifier(Module(lambda x: scores(x) * (x[:, 4:5] > 0.5) + 1)).doctor(Samples(data.x))
     assert (finding.name, finding.severity) == ("zero gradients", "warning")
+
+
+def test_a_single_row_with_zero_gradients_is_nothing_to_tell() -> None:
+    x = samples(32).x.clamp(min=0.1)
+    x[0, 4] = 0
+    assert diagnose(lambda x: scores(x) * (x[:, 4:5] > 0) + 1, Samples(x)) == []
+    assert diagnose(lambda x: scores(x) * (1 + 1e4 * (x[:, 4:5] == 0)), Samples(x)) == []
 
 
 def test_work_in_place_that_breaks_differentiation_is_told() -> None:
@@ -277,6 +295,13 @@ def test_labels_outside_the_classes_are_told_and_the_rest_is_examined() -> None:
     assert diagnose(scores, Samples(data.x, y)) == ["labels outside the classes", "accuracy at chance"]
 
 
+def test_accuracy_is_judged_on_the_labels_that_the_model_knows() -> None:
+    data = samples(100)
+    assert diagnose(scores, Samples(data.x, torch.where(torch.arange(100) < 90, 9, data.labels))) == [
+        "labels outside the classes"
+    ]
+
+
 def test_labels_counted_from_one_are_one_finding() -> None:
     data = samples()
     (finding,) = Classifier(Module(scores)).doctor(Samples(data.x, data.labels + 1))
@@ -297,6 +322,19 @@ def test_a_constant_answer_is_at_chance_however_common_the_class() -> None:
     (finding,) = at_chance(logits, y)
     assert "360 of 400 predictions are right (90.0%)" in finding.problem
     assert "class 0, is given for 100%" in finding.problem
+
+
+def test_a_weak_model_is_not_called_chance() -> None:
+    y = torch.arange(200) % 10
+    predictions = torch.where(torch.arange(200) % 3 == 0, y, (7 * torch.arange(200) + 3) % 10)
+    assert 0.3 < float((predictions == y).double().mean()) < 0.5
+    assert at_chance(F.one_hot(predictions, 10).float(), y) == []
+
+
+def test_a_good_model_on_a_single_class_is_not_called_chance() -> None:
+    predictions = (torch.arange(300) % 10 == 0).long()  # nine in ten are right
+    assert at_chance(F.one_hot(predictions, 10).float(), torch.zeros(300).long()) == []
+    assert names(tuple(at_chance(F.one_hot(predictions + 1, 10).float(), torch.zeros(300).long())))
 
 
 @given(
@@ -341,6 +379,8 @@ def test_one_class_of_a_file_sorted_by_class_does_not_mislead() -> None:
     by_class = data[data.labels.argsort()]
     assert diagnose(scores, by_class) == []
     assert diagnose(scores, by_class[:300]) == []
+    constant = torch.tensor([4.0, 0.0, 0.0, 0.0])
+    assert diagnose(lambda x: constant + scores(x) / 100, by_class) == ["accuracy at chance"]
 
 
 # Nothing makes it raise

@@ -230,7 +230,8 @@ def test_folding_keeps_the_function_and_folds_every_pair(stack: tuple[nn.Module,
     assert torch.allclose(model.logits(x), module(x), rtol=1e-9, atol=1e-9)
     if folded is not None:
         assert [name for name, _ in folded.named_modules()] == [name for name, _ in module.named_modules()]
-        assert model.notes[0].startswith("batch norm folded") and model.notes[0].endswith("in use")
+        assert model.notes[0].startswith("batch norm folded")
+        assert model.notes[0].endswith("in use")
         mine, theirs = (value_and_gradient(lambda z, m=m: m(z)[:, 0], x)[1] for m in (model.logits, module))
         assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-9)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from operant.data import Samples
-from operant.results import TEMPORARY
 from operant.rng import spawn
 from operant.suite import Suite, add_columns
 
@@ -90,6 +89,9 @@ def last(said: list[str], what: str) -> int:
 
 def check(folder: Path, said: list[str], seen: int) -> int:
     """The suite opens without a warning and holds what was finished, and the write under way whole or not at all."""
+    if not (folder / "manifest.json").exists():  # killed before there was a suite
+        assert last(said, "finished") == -1
+        return 0
     suite = Suite.open(folder)
     count, rest = divmod(len(suite), ROWS)
     assert rest == 0
@@ -118,12 +120,9 @@ def test_a_killed_writer_loses_no_finished_shard(tmp_path: Path) -> None:
             interrupted += said[-1].startswith("starting")
             count = check(folder, said, seen=count)
         server.communicate()
-    print("INTERRUPTED", interrupted, count, len(list(folder.glob(".*"))))
     assert server.returncode == 0
     assert interrupted > 0  # or the moments were not chosen well
     assert count > 0
-    for left_behind in folder.glob(f".*{TEMPORARY}"):
-        left_behind.unlink()
     assert shard(count).append_to(folder).name == f"shard-{count:06d}.safetensors"
     assert check(folder, [*said, f"starting shard {count}", f"finished shard {count}"], seen=0) == count + 1
 

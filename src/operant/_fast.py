@@ -1,11 +1,12 @@
-"""Faster copies of a module that compute the same function: batch norm folded away, channels last."""
+"""Faster copies of a module that compute the same function: batch norm folded, pooling before ReLU, channels last."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -14,6 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +30,16 @@ def fast_copies(module: nn.Module, *, images: bool) -> Iterator[FastCopy]:
     """Candidates, fastest first. The caller must compare each one's logits with the module's before trusting it."""
     folded, note = fold_batch_norm(module)
     if folded is not None:
-        yield from _both_layouts("batch norm folded", folded, note, images=images)
+        yield from _both_orders("batch norm folded", folded, note, images=images)
         note = "batch norm not folded: the folded copy was not used"
-    yield from _both_layouts("parameters frozen", module, note, images=images)
+    yield from _both_orders("parameters frozen", module, note, images=images)
+
+
+def _both_orders(name: str, module: nn.Module, note: str, *, images: bool) -> Iterator[FastCopy]:
+    pooled = pool_before_relu(module)
+    if pooled is not None:
+        yield from _both_layouts(f"{name}, pooling before ReLU", pooled, note, images=images)
+    yield from _both_layouts(name, module, note, images=images)
 
 
 def _both_layouts(name: str, module: nn.Module, note: str, *, images: bool) -> Iterator[FastCopy]:
@@ -46,19 +55,18 @@ def _both_layouts(name: str, module: nn.Module, note: str, *, images: bool) -> I
 def fold_batch_norm(module: nn.Module) -> tuple[nn.Module | None, str]:
     """A copy with every safe conv + batch-norm pair folded, or None; and a note on what was done.
 
-    torch.fx only *finds* the pairs: each called once, the batch norm the sole user of the convolution, running
-    statistics present, one name each, no hooks, no parametrisations. The copy keeps all names; an `Identity` stands
-    where the batch norm was, so hooks still fire.
+    torch.fx only *finds* the pairs. The copy keeps all names; an `Identity` stands where the batch norm was, so hooks
+    still fire.
     """
     norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
     if not norms:
         return None, "no batch norm to fold"
     try:
-        graph = _Tracer().trace(deepcopy(module))  # a copy to throw away: tracing may leave its symbols in the module
+        graph = _traced(module)
     except Exception as error:  # user code under symbolic tracing may raise anything
         return None, f"batch norm not folded: the module cannot be traced ({type(error).__name__})"
     copy = deepcopy(module)
-    pairs = _safe_pairs(copy, graph)
+    pairs = _pairs(copy, graph, lambda m: isinstance(m, CONVOLUTIONS), _has_running_statistics)
     for conv_name, norm_name in pairs:
         conv, norm = copy.get_submodule(conv_name), copy.get_submodule(norm_name)
         _replace(copy, conv_name, fuse_conv_bn_eval(conv, norm))  # type: ignore[type-var, arg-type]
@@ -68,13 +76,43 @@ def fold_batch_norm(module: nn.Module) -> tuple[nn.Module | None, str]:
     return (copy if pairs else None), note
 
 
+def pool_before_relu(module: nn.Module) -> nn.Module | None:
+    """A copy that takes maxima first and cuts them at zero then, which is the same and leaves less to cut; or None."""
+    if not any(isinstance(m, MAX_POOLS) for m in module.modules()):
+        return None
+    try:
+        graph = _traced(module)
+    except Exception:  # user code under symbolic tracing may raise anything
+        return None
+    copy = deepcopy(module)
+    pairs = _pairs(copy, graph, lambda m: type(m) is nn.ReLU, lambda m: type(m) in MAX_POOLS and not m.return_indices)
+    for relu_name, pool_name in pairs:
+        _replace(copy, relu_name, nn.Identity())
+        _replace(copy, pool_name, nn.Sequential(copy.get_submodule(pool_name), nn.ReLU()))
+    return copy if pairs else None
+
+
+def _traced(module: nn.Module) -> fx.Graph:
+    return _Tracer().trace(deepcopy(module))  # a copy to throw away: tracing may leave its symbols in the module
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
         """Convolutions of other libraries (same padding, say) count too; the comparison of logits guards them."""
         return isinstance(m, (*CONVOLUTIONS, *BATCH_NORMS)) or super().is_leaf_module(m, qualified_name)
 
 
-def _safe_pairs(module: nn.Module, graph: fx.Graph) -> list[tuple[str, str]]:
+def _has_running_statistics(module: nn.Module) -> bool:
+    return type(module) in BATCH_NORMS and module.running_mean is not None
+
+
+def _pairs(
+    module: nn.Module, graph: fx.Graph, first: Callable[[Any], bool], second: Callable[[Any], bool]
+) -> list[tuple[str, str]]:
+    """Names of neighbours, the second being all that uses the first.
+
+    Each is called once, has one name, no hooks and no parametrisation, and nothing else reads its tensors.
+    """
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     names = Counter(id(m) for _, m in module.named_modules(remove_duplicate=False))
@@ -87,16 +125,12 @@ def _safe_pairs(module: nn.Module, graph: fx.Graph) -> list[tuple[str, str]]:
 
     pairs = []
     for node in graph.nodes:
-        if node.op != "call_module" or not isinstance(node.args[0] if node.args else None, fx.Node):
+        before = node.args[0] if node.op == "call_module" and node.args else None
+        if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
             continue
-        before = node.args[0]
-        if before.op != "call_module" or len(before.users) != 1:
-            continue
-        conv, norm = module.get_submodule(str(before.target)), module.get_submodule(str(node.target))
-        if not (isinstance(conv, CONVOLUTIONS) and type(norm) in BATCH_NORMS) or norm.running_mean is None:
-            continue
-        if untouched(str(before.target)) and untouched(str(node.target)):
-            pairs.append((str(before.target), str(node.target)))
+        one, two = str(before.target), str(node.target)
+        if first(module.get_submodule(one)) and second(module.get_submodule(two)) and untouched(one) and untouched(two):
+            pairs.append((one, two))
     return pairs
 
 

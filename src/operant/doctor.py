@@ -90,9 +90,8 @@ def _best_reading(model: Classifier, x: Tensor, y: Tensor | None) -> tuple[Tenso
 
 def _behaviour(model: Classifier, x: Tensor, logits: Tensor) -> Findings:
     x = x[_spread(len(x), FEW_ROWS)]
-    probabilities = already_probabilities(logits)
-    found = probabilities + different_answers(model, x[:MIN_ROWS]) + rows_that_meet(model, x[:MIN_ROWS])
-    return found + bad_gradients(model, x, saturation=not probabilities)
+    found = already_probabilities(logits) + different_answers(model, x[:MIN_ROWS])
+    return found + rows_that_meet(model, x[:MIN_ROWS]) + bad_gradients(model, x)
 
 
 # Inputs
@@ -286,27 +285,13 @@ def rows_that_meet(model: Classifier, x: Tensor) -> Findings:
     ]
 
 
-def bad_gradients(model: Classifier, x: Tensor, *, saturation: bool) -> Findings:
+def bad_gradients(model: Classifier, x: Tensor) -> Findings:
     """Gradients that do not exist, are NaN, are zero, or vanish in the loss."""
     try:
         size, loss = _gradient_sizes(model, x)
     except Exception as error:
         return no_gradient(error)
-    found = [*nan_gradients(size), *zero_gradients(size)]
-    usable = size.isfinite() & (size > 0)
-    vanished = usable & (loss < VANISHED * size)
-    if not saturation or int(vanished.sum()) < SIZEABLE * len(x):
-        return found
-    return [
-        *found,
-        _warning(
-            "vanishing gradients",
-            f"for {int(vanished.sum())} of {len(x)} inputs the logits lie so far apart that the gradient of "
-            "cross-entropy vanishes, while the logits themselves have gradients",
-            "Attacks that follow cross-entropy (FGSM, BIM, PGD) will look weaker than they are: use DeepFool or "
-            "Carlini-Wagner, which follow the logits",
-        ),
-    ]
+    return nan_gradients(size) + zero_gradients(size) + vanishing_gradients(size, loss)
 
 
 def no_gradient(error: Exception) -> Findings:
@@ -346,6 +331,22 @@ def zero_gradients(size: Tensor) -> Findings:
     )
     problem = f"the logits of {bad} of {len(size)} inputs have gradients of exactly zero"
     return [(_error if bad == len(size) else _warning)("zero gradients", problem, advice)]
+
+
+def vanishing_gradients(size: Tensor, loss: Tensor) -> Findings:
+    """Gradients of cross-entropy that are lost because the logits lie far apart."""
+    bad = int((loss < VANISHED * size).sum())
+    if bad < SIZEABLE * len(size):
+        return []
+    return [
+        _warning(
+            "vanishing gradients",
+            f"for {bad} of {len(size)} inputs the logits lie so far apart that the gradient of cross-entropy vanishes, "
+            "while the logits themselves have gradients",
+            "Attacks that follow cross-entropy (FGSM, BIM, PGD) will look weaker than they are: use DeepFool or "
+            "Carlini-Wagner, which follow the logits",
+        )
+    ]
 
 
 # Helpers

@@ -157,4 +157,5 @@ def _cases_of(suite: Suite, ids: Tensor) -> Tensor:
 
 
 def _assert_close(a: Tensor, b: Tensor, message: str) -> None:
-    assert a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-7), message
+    assert a.shape == b.shape, message
+    assert torch.allclose(a, b, rtol=0, atol=1e-7), message

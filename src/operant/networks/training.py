@@ -18,6 +18,7 @@ from operant.data import Samples
 from operant.model import Classifier
 
 M = TypeVar("M", bound=nn.Module)
+TURN = 0x2545F4914F6CDD1D  # any fixed pattern of bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def fit(
     _check_options(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, validation=validation)
     wrapped = Classifier(module, bounds=(-math.inf, math.inf), mean=mean, std=std, strict=True)
     wrapped.check(train)
-    part, held = _parts(train, validation)
+    part, held = validation_split(train, validation)
     learner = wrapped.unwrap()
     trainable = [p for p in learner.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trainable, lr=learning_rate, weight_decay=weight_decay)
@@ -123,16 +124,21 @@ def _check_options(*, epochs: int, batch_size: int, learning_rate: float, valida
         raise ValueError(f"validation must be a share between 0 and 1, got {validation}; 0.1 holds back a tenth")
 
 
-def _parts(train: Samples, validation: float) -> tuple[Samples, Samples]:
-    """What to learn from and what to choose the epoch on."""
-    parts = train.split(training=1 - validation, validation=validation)
-    for role, samples in parts.items():
-        if len(samples) == 0:
+def validation_split(train: Samples, share: float) -> tuple[Samples, Samples]:
+    """What `fit` learns from and what it chooses the epoch on, dealt by id.
+
+    ``train`` may itself have been dealt by id, so the ids are hashed anew: the same hash would find all of them in one
+    part again.
+    """
+    turned = Samples(train.x, train.labels, train.ids ^ TURN).split(training=1 - share, validation=share)
+    for role, part in turned.items():
+        if len(part) == 0:
             raise ValueError(
-                f"the {role} part is empty: {len(train)} inputs were dealt at validation={validation}; "
+                f"the {role} part is empty: {len(train)} inputs were dealt at validation={share}; "
                 "give more inputs or a share nearer to a half"
             )
-    return parts["training"], parts["validation"]
+    training, validation = (Samples(part.x, part.labels, part.ids ^ TURN) for part in turned.values())
+    return training, validation
 
 
 def _shuffled(part: Samples, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,0 +1,30 @@
+"""Anything that turns seeds into a suite is a fuzzer; here, noise. The shared laws say whether it behaves."""
+
+from functools import partial
+
+import torch
+
+from operant import Classifier, Samples, Suite, load_digits, spawn
+from operant.generate.engine import Goal, judge
+from operant.networks import LeNet5, fit, initialise
+from operant.rng import normal_like
+from operant.testing import check_fuzzer
+
+
+def noise(model: Classifier, seeds: Samples, *, generator: torch.Generator, strength: float = 0.2) -> Suite:
+    """One case a seed: the seed under Gaussian noise."""
+    model.check(seeds)
+    x = (seeds.x + strength * normal_like(seeds.x, generator=generator)).clamp(*model.bounds)
+    return judge(model, seeds, x, origin=torch.arange(len(seeds)), goal=Goal(), method="noise")
+
+
+check_fuzzer(noise)
+print("the noise fuzzer keeps every law")
+
+digits = load_digits()
+start = initialise(lambda: LeNet5(size=8), generator=spawn(0, "weights"))
+model = Classifier(fit(start, digits.train, epochs=8, generator=spawn(0, "training")).module)
+seeds = digits.test[model.predict(digits.test.x) == digits.test.y]
+for strength in (0.1, 0.2, 0.4):
+    suite = partial(noise, strength=strength)(model, seeds, generator=spawn(0, "noise"))
+    print(f"noise of strength {strength}: {len(suite.failures())} of {len(suite)} digits misread")

@@ -1,0 +1,257 @@
+"""One page that shows cases beside the seeds they came from."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jinja2 import Environment, StrictUndefined, Template
+from PIL import Image
+from torch import Tensor
+
+from operant.results import write_atomically
+from operant.suite import Suite
+
+FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # by which differences may be multiplied
+CLIPPED = 0.01  # share of the pixels whose change may be too large for the factor
+UNCHANGED, DARKER, BRIGHTER = np.array([[235, 235, 235], [33, 102, 172], [178, 24, 43]], dtype=np.float64)
+SMALL = 64  # pictures up to this size are enlarged pixel by pixel
+LARGEST_CHANGES = 5  # told of a case that is not a picture
+
+Values = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One case as the page shows it: as pictures, or as the values that changed."""
+
+    failing: bool
+    label: str
+    prediction: str
+    pictures: tuple[str, ...]  # seed, case and difference, as data URIs
+    changes: tuple[tuple[str, str, str], ...]  # what, in the seed, in the case
+    facts: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The cases of one method: how many, how far they went on average, and those that are shown."""
+
+    method: str
+    about: str
+    cases: int
+    failures: int
+    linf: str
+    l2: str
+    factor: int  # differences are multiplied by it
+    cards: tuple[Card, ...]
+
+
+def write_gallery(
+    suite: Suite,
+    path: str | Path,
+    *,
+    title: str = "Cases",
+    intro: str = "",
+    about: Mapping[str, str] | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    classes: Sequence[str] | None = None,
+    limit: int = 24,
+) -> Path:
+    """Write one HTML file that shows seed, case and difference of a suite's cases, method by method.
+
+    Everything is inside the file; it asks for nothing from elsewhere. Failures come first, otherwise cases stand in the
+    suite's order. Inputs are pictures ``(1, height, width)`` or ``(3, height, width)``; of inputs with one dimension
+    the values that changed most are told instead.
+
+    Args:
+        suite: the cases; `Suite.concat` joins those of several attacks.
+        path: the file to write; one that is there is replaced.
+        title: of the page.
+        intro: a paragraph below the title.
+        about: a few words on what a method does, by method.
+        bounds: smallest and largest value of a pixel: the model's `bounds`.
+        classes: the name of each label; the number stands for itself unless given.
+        limit: how many cases of each method are shown.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    shape = tuple(suite.rows.shape)
+    _check_shape(shape)
+    names = _names(suite, classes)
+    methods = [str(method) for method in dict.fromkeys(suite.method)]
+    groups = [
+        _group(suite[suite.method == method], (about or {}).get(method, ""), names, bounds, limit) for method in methods
+    ]
+    channels = shape[0] if len(shape) == 3 else 0
+    page = _template().render(title=title, intro=intro, groups=groups, channels=channels, small=max(shape) <= SMALL)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page.encode())
+    return path
+
+
+def _check_shape(shape: tuple[int, ...]) -> None:
+    picture = len(shape) == 3 and shape[0] in (1, 3)
+    if not picture and len(shape) != 1:
+        raise ValueError(
+            f"a gallery shows pictures (1, height, width) or (3, height, width) and rows of values (width,), got cases "
+            f"of shape {shape}; build a suite of inputs in one of these shapes"
+        )
+
+
+def _names(suite: Suite, classes: Sequence[str] | None) -> Sequence[str]:
+    """The name of every label that occurs."""
+    most = int(torch.cat([suite.label, suite.prediction]).max()) if len(suite) else -1
+    if classes is None:
+        return [str(label) for label in range(most + 1)]
+    if isinstance(classes, str) or len(classes) <= most:
+        raise ValueError(f"classes must name every label up to {most}, got {classes!r}; add the missing names")
+    return classes
+
+
+def _template() -> Template:
+    text = (resources.files("operant.report") / "gallery.html").read_text(encoding="utf-8")
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        text
+    )
+
+
+def _group(part: Suite, about: str, names: Sequence[str], bounds: tuple[float, float], limit: int) -> Group:
+    failures = part.failures()
+    order = (part.prediction == part.label).long().argsort(stable=True)  # failures first
+    shown: Suite = part[order[:limit]]
+    factor = _factor(shown, bounds) if _pictured(shown) else 1
+    return Group(
+        method=str(part.method[0]),
+        about=about,
+        cases=len(part),
+        failures=len(failures),
+        linf=_mean(failures.distances("linf")),
+        l2=_mean(failures.distances("l2")),
+        factor=factor,
+        cards=_cards(shown, names, bounds, factor),
+    )
+
+
+def _cards(shown: Suite, names: Sequence[str], bounds: tuple[float, float], factor: int) -> tuple[Card, ...]:
+    nothing: list[tuple[()]] = [()] * len(shown)
+    rows = zip(
+        shown.label.tolist(),
+        shown.prediction.tolist(),
+        _pictures(shown, bounds, factor) if _pictured(shown) else nothing,
+        nothing if _pictured(shown) else _changes(shown),
+        _facts(shown),
+        strict=True,
+    )
+    return tuple(
+        Card(
+            failing=label != prediction,
+            label=names[label],
+            prediction=names[prediction],
+            pictures=pictures,
+            changes=changes,
+            facts=facts,
+        )
+        for label, prediction, pictures, changes, facts in rows
+    )
+
+
+def _mean(distances: Tensor) -> str:
+    return f"{float(distances.mean()):.3g}" if len(distances) else "–"
+
+
+def _facts(shown: Suite) -> list[tuple[tuple[str, str], ...]]:
+    """Of each case its distances, and what it has in the suite's columns."""
+    columns = {"L∞": shown.distances("linf"), "L2": shown.distances("l2"), **shown.columns}
+    values = [
+        [_number(v) for v in column.tolist()] if isinstance(column, Tensor) else [str(v) for v in column]
+        for column in columns.values()
+    ]
+    return [
+        tuple((name, value) for name, value in zip(columns, row, strict=True) if value)
+        for row in zip(*values, strict=True)
+    ]
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3g}"  # NaN: the method does not have this column
+
+
+# Pictures
+
+
+def _pictured(suite: Suite) -> bool:
+    return len(suite.rows.shape) == 3
+
+
+def _pictures(shown: Suite, bounds: tuple[float, float], factor: int) -> list[tuple[str, ...]]:
+    """Seed, case and difference of each case."""
+    x0, x = _unit(shown.x0, bounds), _unit(shown.x, bounds)
+    images = (_shades(x0), _shades(x), _colours(factor * (x - x0)))
+    return list(zip(*([_png(pixels) for pixels in batch] for batch in images), strict=True))
+
+
+def _factor(shown: Suite, bounds: tuple[float, float]) -> int:
+    """The largest factor with which nearly all differences can still be shown."""
+    change = np.abs(_unit(shown.x, bounds) - _unit(shown.x0, bounds))
+    large = 0.99 * float(np.quantile(change, 1 - CLIPPED))
+    return max((factor for factor in FACTORS if factor * large <= 1), default=1)
+
+
+def _unit(x: Tensor, bounds: tuple[float, float]) -> Values:
+    """Inputs brought from bounds to 0..1, channels last."""
+    low, high = bounds
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"bounds must be two finite numbers, the smaller first, to draw pictures, got {bounds}")
+    unit: Values = ((x.double() - low) / (high - low)).movedim(1, -1).numpy()
+    if not (unit.min() >= -1e-3 and unit.max() <= 1 + 1e-3):
+        raise ValueError(
+            f"pixels must lie within bounds {bounds}, got values from {float(x.min()):.4g} to {float(x.max()):.4g}; "
+            "give the model's bounds"
+        )
+    return unit
+
+
+def _shades(unit: Values) -> Pixels:
+    pixels: Pixels = np.rint(255 * unit.clip(0, 1)).astype(np.uint8)
+    return pixels
+
+
+def _colours(change: Values) -> Pixels:
+    """Changes in -1..1: of one channel from blue over grey to red, of three as colours around a middle grey."""
+    change = change.clip(-1, 1)
+    if change.shape[-1] == 3:
+        return _shades((1 + change) / 2)
+    end = np.where(change > 0, BRIGHTER, DARKER)
+    pixels: Pixels = np.rint(UNCHANGED + np.abs(change) * (end - UNCHANGED)).astype(np.uint8)
+    return pixels
+
+
+def _png(pixels: Pixels) -> str:
+    """A picture (height, width, channels) as a data URI."""
+    file = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+# Rows of values
+
+
+def _changes(shown: Suite) -> list[tuple[tuple[str, str, str], ...]]:
+    """The values of each case that changed most, largest change first."""
+    places = (shown.x - shown.x0).abs().topk(min(LARGEST_CHANGES, shown.rows.shape[0]), dim=1).indices
+    before, after = shown.x0.gather(1, places).tolist(), shown.x.gather(1, places).tolist()
+    return [
+        tuple((f"value {i}", f"{a:.4g}", f"{b:.4g}") for i, a, b in zip(*row, strict=True) if a != b)
+        for row in zip(places.tolist(), before, after, strict=True)
+    ]
