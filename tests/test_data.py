@@ -76,6 +76,13 @@ def test_shares_of_a_split_are_met_even_for_consecutive_ids(start, share):
     assert abs(dealt - n * share) < 5 * (n * share * (1 - share)) ** 0.5
 
 
+def test_a_part_can_be_split_again_in_the_shares_asked_for():
+    pool = Samples(torch.zeros(20000, 1), ids=torch.arange(20000))
+    train = pool.split(train=0.75, test=0.25)["train"]
+    for roles in ({"training": 0.9, "validation": 0.1}, {"validation": 0.1, "training": 0.9}):
+        assert len(train.split(**roles)["validation"]) == pytest.approx(1500, abs=150)
+
+
 def test_equal_inputs_are_dealt_to_one_role(generator):
     x = torch.rand(50, 6, generator=generator)
     parts = Samples(torch.cat([x, x, x])).split(a=0.5, b=0.5)

@@ -205,7 +205,7 @@ def test_every_number_becomes_a_float_and_strings_stay() -> None:
     )
     assert made["ints"].dtype == made["bits"].dtype == made["small"].dtype == made["foreign"].dtype == torch.float64
     assert made["single"].dtype == torch.float32
-    assert made["half"].dtype == torch.bfloat16
+    assert made["half"].dtype == torch.float64
     assert made["bits"].tolist() == [1.0, 0.0, 1.0]
     assert made["foreign"].tolist() == [1.5, 2.5, 3.5]
     assert made["words"].tolist() == ["a", "", "längere Wörter"]
@@ -222,22 +222,33 @@ def test_with_columns_replaces_and_leaves_the_original_alone() -> None:
 
 
 def test_columns_that_are_missing_are_filled() -> None:
-    a = some_suite(2, seed=1, fol=torch.tensor([1.0, 2.0]), half=torch.ones(2, dtype=torch.float16))
+    a = some_suite(2, seed=1, fol=torch.tensor([1.0, 2.0]), fine=torch.ones(2, dtype=torch.float64))
     b = some_suite(3, seed=2, word=["u", "v", "w"])
     joined = Suite.concat([a, b])
     np.testing.assert_array_equal(joined["fol"], [1, 2, np.nan, np.nan, np.nan])
     assert joined["word"].tolist() == ["", "", "u", "v", "w"]
     assert joined["fol"].dtype == torch.float32
-    assert joined["half"].dtype == torch.float16
+    assert joined["fine"].dtype == torch.float64
 
 
-def test_a_suite_without_rows_has_no_say_in_what_a_column_holds() -> None:
-    nothing, something = some_suite(0, word=[], only=[]), some_suite(3, word=["a", "b", "c"])
-    for order in ([nothing, something], [something, nothing]):
-        joined = Suite.concat(order)
-        assert joined["word"].tolist() == ["a", "b", "c"]
-        assert bool(joined["only"].isnan().all())
-    assert Suite.concat([nothing, nothing])["word"].tolist() == []
+def test_a_suite_without_rows_has_no_say_in_the_columns() -> None:
+    """Nor in their types: whichever way such suites are joined in, the result is the same."""
+    half, single = (some_suite(0, only=torch.empty(0, dtype=t), word=[]) for t in (torch.float16, torch.float32))
+    rows = some_suite(3, word=["a", "b", "c"])
+    joined = Suite.concat([half, rows, single])
+    assert list(joined.columns) == ["word"]
+    assert joined["word"].tolist() == ["a", "b", "c"]
+    assert joined.digest() == Suite.concat([half, Suite.concat([rows, single])]).digest()
+    assert joined.digest() == Suite.concat([Suite.concat([half, rows]), single]).digest()
+    assert list(Suite.concat([half, single]).columns) == ["only", "word"]
+
+
+def test_missing_numbers_have_the_same_bits_wherever_they_stand() -> None:
+    """Half-precision NaNs beside single ones, at every place of a vector register."""
+    half = some_suite(17, a=torch.full((17,), torch.nan, dtype=torch.float16))
+    single = some_suite(2, a=torch.full((2,), torch.nan))
+    bits = Suite.concat([half, some_suite(3), single])["a"].view(torch.int64)
+    assert bits.unique().tolist() == [0x7FF8000000000000]
 
 
 def test_precisions_mix_to_the_finer_one() -> None:
@@ -410,7 +421,7 @@ def test_save_and_open_is_the_identity(made: Suite, rows: int) -> None:
 def test_every_precision_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
     made = some_suite(5, dtype=dtype, a=torch.rand(5).to(dtype))
     again = Suite.open(made.save(tmp_path))
-    assert again.x.dtype == again["a"].dtype == dtype
+    assert again.x.dtype == again.x0.dtype == dtype
     assert again.digest() == made.digest()
 
 

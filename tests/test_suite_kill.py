@@ -52,9 +52,12 @@ def fork_writers(folder: Path) -> None:
     flush = os.fsync
 
     def flush_aloud(descriptor: int) -> None:
-        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        is_file = not stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        if is_file:
             print("flushing", flush=True)
         flush(descriptor)
+        if is_file:
+            print("flushed", flush=True)
 
     os.fsync = flush_aloud
     for _ in sys.stdin:
@@ -79,7 +82,7 @@ def one_round(server: "subprocess.Popen[str]", moment: str, nth: int, delay: flo
     time.sleep(delay)
     os.kill(pid, signal.SIGKILL)
     said += iter(told.__next__, "gone")
-    return [s for s in said if s != "flushing"]
+    return [s for s in said if not s.startswith("flush")]
 
 
 def last(said: list[str], what: str) -> int:
@@ -115,7 +118,7 @@ def test_a_killed_writer_loses_no_finished_shard(tmp_path: Path) -> None:
     command = [sys.executable, __file__, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         for _ in range(KILLS):
-            moment = chance.choice(["starting", "flushing"])
+            moment = chance.choice(["starting", "flushing", "flushed"])
             said += one_round(server, moment, chance.randint(1, 4), chance.choice([0, 0.001, 0.01]) * chance.random())
             interrupted += said[-1].startswith("starting")
             count = check(folder, said, seen=count)

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from operant._importing import build_module
 from operant.data import Samples, samples_from_folder, samples_from_npz
+from operant.demo import run_demo
 from operant.doctor import Finding
 from operant.formats import images_from_arrays, read_npz, scaled
 from operant.model import Classifier
@@ -32,6 +33,23 @@ app = typer.Typer(
 @app.callback()
 def main() -> None:
     """Tests and hardens deep-learning classifiers for the way they will be used."""
+
+
+# demo
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder to write to: a new one, or that of an earlier demo")] = Path(
+        "operant-demo"
+    ),
+    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+) -> None:
+    """Train a small network on handwritten digits, find inputs it fails on, and show them; under a minute of CPU."""
+    try:
+        run_demo(out, seed=seed)
+    except (ValueError, OSError) as error:
+        _cannot_run(error)
 
 
 # doctor

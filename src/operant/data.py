@@ -102,12 +102,14 @@ class Samples:
         """Deal the inputs to named roles, in the given shares, by id alone.
 
         An input keeps its role whatever arrives before or after it, so data for assessment never turns into data for
-        retraining.
+        retraining. The names of the roles take part in the dealing, so that a part can be split again under other
+        names and still come out in the shares asked for.
         """
         shares = torch.tensor(list(roles.values()), dtype=torch.float64)
         if not roles or not bool((shares > 0).all()) or not abs(float(shares.sum()) - 1) <= 1e-6:
             raise ValueError(f"shares of the roles must be positive and sum to 1, got {roles}")
-        part = torch.bucketize(mix(self.ids), shares.cumsum(0)[:-1], right=True)
+        names = hashlib.blake2b("/".join(roles).encode(), digest_size=8).digest()
+        part = torch.bucketize(mix(self.ids ^ int.from_bytes(names, "little", signed=True)), shares.cumsum(0)[:-1], right=True)
         return {role: self[part == i] for i, role in enumerate(roles)}
 
     @staticmethod

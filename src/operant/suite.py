@@ -190,12 +190,16 @@ class Suite:
 
     @staticmethod
     def concat(suites: Sequence[Suite]) -> Suite:
-        """All rows in order. A column some suite lacks is filled there with NaN, or with the empty string."""
+        """All rows in order. A column some suite lacks is filled there with NaN, or with the empty string.
+
+        Suites without rows have no say in which columns there are, unless none has rows.
+        """
         if not suites:
             raise ValueError("nothing to join: concat needs at least one suite")
         if len({s.rows.shape for s in suites}) > 1:
             raise ValueError(f"suites must share one input shape, got {[tuple(s.rows.shape) for s in suites]}")
-        names = dict.fromkeys(name for s in suites for name in s.columns)
+        telling = [s for s in suites if len(s)] or suites
+        names = dict.fromkeys(name for s in telling for name in s.columns)
         pools = [s.pool for s in suites]
         return Suite(
             rows=Rows.join([s.rows for s in suites]),
@@ -208,7 +212,7 @@ class Suite:
                 torch.cat([p.label for p in pools]),
                 torch.cat([p.ids for p in pools]),
             ),
-            columns={name: _joined(name, suites) for name in names},
+            columns={name: _joined(name, telling) for name in names},
             attempted=sum(s.attempted for s in suites),
             skipped=sum(s.skipped for s in suites),
             refused=tuple(sentence for s in suites for sentence in s.refused),
@@ -392,7 +396,10 @@ def _part(values: Column, rows: Tensor) -> Column:
 
 
 def _checked(columns: Mapping[str, Any], n: int) -> dict[str, Column]:
-    """Columns of ``n`` values: strings as they are, every number as a float."""
+    """Columns of ``n`` values: strings and float32 as they are, every other number as float64.
+
+    Half precision is widened here because torch widens its NaNs to other bits at other places of a tensor.
+    """
     if taken := [name for name in columns if name in ATTRIBUTES]:
         raise ValueError(f"a column cannot be named {', '.join(taken)}: every suite has that already; rename it")
     return {name: _column(name, values, n) for name, values in columns.items()}
@@ -405,25 +412,22 @@ def _column(name: str, values: Any, n: int) -> Column:
     if isinstance(array, Tensor):
         if array.is_complex():
             raise ValueError(f"column {name} must hold numbers or strings, got {array.dtype}")
-        return array if array.is_floating_point() else array.double()
+        return array if array.dtype == torch.float32 else array.double()
     if array.dtype.kind in "US":
         return array.astype(np.str_)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"column {name} must hold numbers or strings, got {array.dtype}")
-    small = array.dtype in (np.float16, np.float32)
-    return torch.as_tensor(array if small else array.astype(np.float64))
+    return torch.as_tensor(array if array.dtype == np.float32 else array.astype(np.float64))
 
 
 def _joined(name: str, suites: Sequence[Suite]) -> Column:
     known = [s.columns[name] for s in suites if name in s.columns]
-    telling = [values for values in known if len(values)] or known  # a suite without rows has no say
-    numeric = isinstance(telling[0], Tensor)
-    if any(isinstance(values, Tensor) != numeric for values in telling):
+    numbers = [values for values in known if isinstance(values, Tensor)]
+    if not any(len(s) for s in suites):
+        return known[0]
+    if 0 < len(numbers) < len(known):
         raise ValueError(f"column {name} holds numbers in one suite and strings in another; rename one of them")
-    filled = [s for s in suites if len(s)]
-    if not filled:
-        return telling[0]
-    if isinstance(telling[0], Tensor):
-        missing = torch.full((1,), torch.nan, dtype=telling[0].dtype)
-        return torch.cat([torch.as_tensor(s.columns.get(name, missing.repeat(len(s)))) for s in filled])
-    return np.concatenate([np.asarray(s.columns.get(name, np.full(len(s), ""))) for s in filled])
+    if numbers:
+        missing = torch.full((1,), torch.nan)
+        return torch.cat([torch.as_tensor(s.columns.get(name, missing.repeat(len(s)))) for s in suites])
+    return np.concatenate([np.asarray(s.columns.get(name, np.full(len(s), ""))) for s in suites])

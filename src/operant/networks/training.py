@@ -18,7 +18,6 @@ from operant.data import Samples
 from operant.model import Classifier
 
 M = TypeVar("M", bound=nn.Module)
-TURN = 0x2545F4914F6CDD1D  # any fixed pattern of bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,20 +124,15 @@ def _check_options(*, epochs: int, batch_size: int, learning_rate: float, valida
 
 
 def validation_split(train: Samples, share: float) -> tuple[Samples, Samples]:
-    """What `fit` learns from and what it chooses the epoch on, dealt by id.
-
-    ``train`` may itself have been dealt by id, so the ids are hashed anew: the same hash would find all of them in one
-    part again.
-    """
-    turned = Samples(train.x, train.labels, train.ids ^ TURN).split(training=1 - share, validation=share)
-    for role, part in turned.items():
-        if len(part) == 0:
+    """What to learn from and what to choose the epoch on, dealt by id."""
+    parts = train.split(training=1 - share, validation=share)
+    for role, samples in parts.items():
+        if len(samples) == 0:
             raise ValueError(
                 f"the {role} part is empty: {len(train)} inputs were dealt at validation={share}; "
                 "give more inputs or a share nearer to a half"
             )
-    training, validation = (Samples(part.x, part.labels, part.ids ^ TURN) for part in turned.values())
-    return training, validation
+    return parts["training"], parts["validation"]
 
 
 def _shuffled(part: Samples, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:

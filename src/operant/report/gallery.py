@@ -21,7 +21,7 @@ from operant.results import write_atomically
 from operant.suite import Suite
 
 FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # by which differences may be multiplied
-CLIPPED = 0.01  # share of the pixels whose change may be too large for the factor
+CLIPPED = 0.05  # share of the pixels whose change may be too large to be told apart
 UNCHANGED, DARKER, BRIGHTER = np.array([[235, 235, 235], [33, 102, 172], [178, 24, 43]], dtype=np.float64)
 SMALL = 64  # pictures up to this size are enlarged pixel by pixel
 LARGEST_CHANGES = 5  # told of a case that is not a picture
@@ -114,8 +114,8 @@ def _names(suite: Suite, classes: Sequence[str] | None) -> Sequence[str]:
     most = int(torch.cat([suite.label, suite.prediction]).max()) if len(suite) else -1
     if classes is None:
         return [str(label) for label in range(most + 1)]
-    if isinstance(classes, str) or len(classes) <= most:
-        raise ValueError(f"classes must name every label up to {most}, got {classes!r}; add the missing names")
+    if len(classes) <= most:
+        raise ValueError(f"classes must name every label up to {most}, got {len(classes)} names; add the missing ones")
     return classes
 
 
@@ -167,7 +167,7 @@ def _cards(shown: Suite, names: Sequence[str], bounds: tuple[float, float], fact
 
 
 def _mean(distances: Tensor) -> str:
-    return f"{float(distances.mean()):.3g}" if len(distances) else "–"
+    return f"{float(distances.mean()):#.3g}".removesuffix(".") if len(distances) else "-"
 
 
 def _facts(shown: Suite) -> list[tuple[tuple[str, str], ...]]:
