@@ -29,7 +29,7 @@ model = Classifier(fit(start, digits.train, epochs=5, generator=spawn(0, "traini
 
 for finding in model.doctor(digits.test):
     print(finding)
-seeds = digits.test[model.predict(digits.test.x) == digits.test.y]
+seeds = model.correct(digits.test)
 print(f"{len(seeds)} of {len(digits.test)} test digits are classified correctly; {'; '.join(model.notes)}")
 
 suite = PGD(radius=0.1, stop_early=True)(model, seeds, generator=spawn(0, "pgd"))

@@ -23,13 +23,12 @@ trained = fit(start, parts["train"], epochs=30, learning_rate=3e-3, generator=sp
 model = Classifier(trained)
 print(*model.doctor(parts["test"]) or ["the doctor found nothing"], sep="\n")
 
-seeds = parts["test"][model.predict(parts["test"].x) == parts["test"].y]
+seeds = model.correct(parts["test"])
 for attack in (PGD(radius=0.05), DeepFool()):
     found = attack(model, seeds, generator=spawn(0, "attack")).failures()
     print(f"{found.method[0]}: {len(found)} of {len(seeds)} fail, mean distance {found.distances('l2').mean():.3f}")
 
-nearest = found[found.distances("l2").argsort()[:1]]
-change = (nearest.x - nearest.x0)[0]
-print("the nearest failure moves, as shares of each column's range:")
-for column in change.abs().argsort(descending=True)[:5]:
-    print(f"  {table.feature_names[column]:24} {float(change[column]):+.3f}")
+change = (found.x - found.x0).abs().mean(0)
+print("what the failures of the last attack move most, as shares of each column's range:")
+for column in change.argsort(descending=True)[:5]:
+    print(f"  {table.feature_names[column]:24} {float(change[column]):.3f}")

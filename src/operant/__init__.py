@@ -1,10 +1,10 @@
 """Operant tests and hardens deep-learning classifiers for the way they will be used."""
 
-from operant.data import Dataset, Samples, load, load_digits
+from operant.data import Dataset, Samples, load, load_digits, samples_from_folder, samples_from_npz
 from operant.doctor import Finding
 from operant.model import Classifier
 from operant.rng import spawn
-from operant.suite import Suite
+from operant.suite import Suite, add_columns
 from operant.types import Density, Fuzzer, Labeller, Monitor, Score
 
 __version__ = "0.1.0"
@@ -20,7 +20,10 @@ __all__ = [
     "Samples",
     "Score",
     "Suite",
+    "add_columns",
     "load",
     "load_digits",
+    "samples_from_folder",
+    "samples_from_npz",
     "spawn",
 ]

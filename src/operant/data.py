@@ -96,6 +96,7 @@ class Samples:
         return self.y
 
     def to(self, device: torch.device | str) -> Samples:
+        """The same samples with inputs and labels on another device."""
         return Samples(self.x.to(device), None if self.y is None else self.y.to(device), self.ids)
 
     def split(self, **roles: float) -> dict[str, Samples]:
@@ -109,7 +110,8 @@ class Samples:
         if not roles or not bool((shares > 0).all()) or not abs(float(shares.sum()) - 1) <= 1e-6:
             raise ValueError(f"shares of the roles must be positive and sum to 1, got {roles}")
         names = hashlib.blake2b("/".join(roles).encode(), digest_size=8).digest()
-        part = torch.bucketize(mix(self.ids ^ int.from_bytes(names, "little", signed=True)), shares.cumsum(0)[:-1], right=True)
+        dealt = mix(self.ids ^ int.from_bytes(names, "little", signed=True))
+        part = torch.bucketize(dealt, shares.cumsum(0)[:-1], right=True)
         return {role: self[part == i] for i, role in enumerate(roles)}
 
     @staticmethod

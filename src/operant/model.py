@@ -74,7 +74,7 @@ class Classifier:
         self._run: nn.Module | None = self._plain if strict else None  # chosen on the first real batch
         self._channels_last = False
         self._classes: int | None = None
-        self.notes: tuple[str, ...] = ("strict: the module runs as it is",) if strict else ()
+        self.notes: tuple[str, ...] = ("strict: the module runs as it is" if strict else "not run yet",)
 
     def __repr__(self) -> str:
         return f"Classifier({type(self._plain).__name__}, bounds={self.bounds}, batch_size={self.batch_size})"
@@ -211,6 +211,11 @@ class Classifier:
                 f"labels must be below the model's {classes} classes, got {int(samples.labels.max())}; "
                 "check the label encoding"
             )
+
+    def correct(self, samples: Samples) -> Samples:
+        """Those of the samples that the model classifies correctly: what most tests should start from."""
+        self.check(samples)
+        return samples[self.predict(samples.x) == samples.labels]
 
     def doctor(self, samples: Samples) -> tuple[Finding, ...]:
         """Look for the mistakes that make test results meaningless; see `operant.doctor`."""

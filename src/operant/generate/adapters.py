@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.generate.engine import Goal, judge
+from operant.generate.engine import judge
 from operant.model import Classifier
 from operant.suite import Suite
 
@@ -54,7 +54,7 @@ class FoolboxFuzzer:
                 _, clipped, _ = self.attack(wrapped, x.to(model.device), y.to(model.device), epsilons=self.radius)
                 parts.append(clipped.detach().to(x))
         method = f"foolbox-{type(self.attack).__name__}"
-        return judge(model, seeds, torch.cat(parts), origin=torch.arange(len(seeds)), goal=Goal(), method=method)
+        return judge(model, seeds, torch.cat(parts), method=method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class ArtFuzzer:
             cases = attack.generate(x=seeds.x.cpu().numpy(), y=np.eye(classes)[seeds.labels.cpu().numpy()])
         x = torch.as_tensor(cases).to(seeds.x).clamp(*model.bounds)
         method = f"art-{self.attack.__name__}"
-        return judge(model, seeds, x, origin=torch.arange(len(seeds)), goal=Goal(), method=method)
+        return judge(model, seeds, x, method=method)
 
 
 class _Logits(nn.Module):

@@ -102,8 +102,26 @@ def fuzz(
     return judge(model, seeds, torch.cat([x0[:0], *cases]), origin=chosen, goal=goal, method=method)
 
 
-def judge(model: Classifier, seeds: Samples, x: Tensor, *, origin: Tensor, goal: Goal, method: str) -> Suite:
-    """A suite of these cases with what the model says of them; the column ``margin`` tells how firmly it says so."""
+def judge(
+    model: Classifier,
+    seeds: Samples,
+    x: Tensor,
+    *,
+    method: str,
+    origin: Tensor | None = None,
+    goal: Goal = Goal(),  # noqa: B008  # frozen
+) -> Suite:
+    """A suite of these cases with what the model says of them; the column ``margin`` tells how firmly it says so.
+
+    Args:
+        model: has the last word in one batched pass.
+        seeds: labelled.
+        x: the cases.
+        method: how they were made, in a word.
+        origin: the row of ``seeds`` that each case came from; one case a seed, in order, unless given.
+        goal: what the search was after.
+    """
+    origin = torch.arange(len(seeds)) if origin is None else origin
     y = seeds.labels[origin]
     logits = model.batched_logits(x) if len(x) else x.new_zeros(0, model.classes(seeds.x))
     columns = {"margin": goal.margin(logits, y)}
