@@ -126,7 +126,7 @@ def run_demo(
         digits = _data(console)
         model = _train(console, digits, out / "model.safetensors", seed=seed, epochs=epochs)
         findings = _examine(console, model, digits.test)
-        right = digits.test[model.predict(digits.test.x) == digits.test.labels]
+        right = model.correct(digits.test)
         suites = _attack(console, model, right[:seeds], attacks, seed=seed)
     result = Demo(
         seed=seed,

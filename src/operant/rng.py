@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import index
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +38,23 @@ def uniform_like(x: Tensor, low: float, high: float, *, generator: torch.Generat
 def normal_like(x: Tensor, *, generator: torch.Generator) -> Tensor:
     """Standard normal numbers with the shape, type and device of ``x``."""
     return torch.randn(x.shape, generator=generator, device=generator.device).to(x)
+
+
+@contextmanager
+def global_streams(generator: torch.Generator) -> Iterator[None]:
+    """For code that draws from torch's and numpy's global streams: seed them from ours, and put them back after.
+
+    Layers draw their first weights and their dropout from there, and other libraries all they need.
+    """
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    before = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.random.manual_seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            yield
+    finally:
+        np.random.set_state(before)  # noqa: NPY002
 
 
 def mix(ids: Tensor) -> Tensor:

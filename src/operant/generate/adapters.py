@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from operant.data import Samples
 from operant.generate.engine import judge
 from operant.model import Classifier
+from operant.rng import global_streams
 from operant.suite import Suite
 
 
@@ -49,7 +48,7 @@ class FoolboxFuzzer:
         model.check(seeds)
         wrapped = foolbox.PyTorchModel(_Logits(model, seeds.x.dtype).eval(), bounds=model.bounds, device=model.device)
         parts = []
-        with _seeded(generator):
+        with global_streams(generator):
             for x, y in zip(seeds.x.split(model.batch_size), seeds.labels.split(model.batch_size), strict=True):
                 _, clipped, _ = self.attack(wrapped, x.to(model.device), y.to(model.device), epsilons=self.radius)
                 parts.append(clipped.detach().to(x))
@@ -78,7 +77,7 @@ class ArtFuzzer:
             clip_values=model.bounds,
             device_type="cpu" if model.device.type == "cpu" else "gpu",
         )
-        with _seeded(generator):
+        with global_streams(generator):
             attack = self.attack(wrapped, **self.options)
             cases = attack.generate(x=seeds.x.cpu().numpy(), y=np.eye(classes)[seeds.labels.cpu().numpy()])
         x = torch.as_tensor(cases).to(seeds.x).clamp(*model.bounds)
@@ -95,20 +94,6 @@ class _Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model.logits(x.to(self.dtype))  # ART hands over float32 whatever it was given
-
-
-@contextmanager
-def _seeded(generator: torch.Generator) -> Iterator[None]:
-    """Those libraries draw from torch's and numpy's global streams: seed them from ours, and put them back after."""
-    seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-    before = np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng():
-            torch.random.manual_seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            yield
-    finally:
-        np.random.set_state(before)  # noqa: NPY002
 
 
 def _require(name: str, *, extra: str) -> Any:

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
 from operant.model import Classifier
+from operant.rng import global_streams
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -46,7 +47,7 @@ def initialise(factory: Callable[[], M], *, generator: torch.Generator) -> M:
     >>> torch.equal(a.weight, b.weight)
     True
     """
-    with _torch_seeded_by(generator):
+    with global_streams(generator):
         return factory()
 
 
@@ -95,7 +96,7 @@ def fit(
     history: list[Epoch] = []
     weights: dict[str, Tensor] = {}
     steps = math.ceil(len(part) / batch_size)
-    with _torch_seeded_by(generator), _bar(progress, epochs=epochs, steps=steps) as show:
+    with global_streams(generator), _bar(progress, epochs=epochs, steps=steps) as show:
         for number in range(1, epochs + 1):
             learner.train()
             total = 0.0
@@ -169,15 +170,6 @@ def _finite(loss: float) -> float:
 def _best(history: Sequence[Epoch]) -> Epoch:
     """The first epoch that no other beats on validation."""
     return max(history, key=lambda e: (e.validation_accuracy, -e.validation_loss))
-
-
-@contextmanager
-def _torch_seeded_by(generator: torch.Generator) -> Iterator[None]:
-    """Layers draw their first weights and their dropout from torch's own state: seed it here, put it back after."""
-    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield
 
 
 @contextmanager
