@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from operant.data import Samples
 from operant.doctor import Finding, at_chance, examine, foreign_labels
+from operant.generate import PGD, DeepFool
 from operant.model import Classifier
 
 CLASSES = 4
@@ -510,3 +511,18 @@ def test_foreign_modules_are_examined_and_their_notes_tell_whether_folding_took_
     assert torch.allclose(model.batched_logits(x), expected, rtol=1e-3, atol=1e-3)
     assert model.doctor(Samples(x, expected.argmax(1))) == ()
     assert model.notes == notes
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_foreign_modules_are_attacked_like_ours(name: str) -> None:
+    build, shape, _ = FOREIGN[name]
+    x = torch.rand(16, *shape, generator=torch.Generator().manual_seed(3))
+    model = Classifier(settled(build(), x))
+    seeds = Samples(x, model.predict(x))
+    for fuzzer in (PGD(radius=0.1, steps=3), DeepFool(steps=3, candidates=3)):
+        suite = fuzzer(model, seeds, generator=torch.Generator().manual_seed(0))
+        assert float(suite.x.min()) >= 0
+        assert float(suite.x.max()) <= 1
+        assert isinstance(fuzzer, DeepFool) or float(suite.distances("linf").max()) <= 0.1 + 1e-6
+        assert torch.equal(suite.prediction, model.predict(suite.x))
+        assert len(suite.failures()) > 4
