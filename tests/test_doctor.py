@@ -525,4 +525,4 @@ def test_foreign_modules_are_attacked_like_ours(name: str) -> None:
         assert float(suite.x.max()) <= 1
         assert isinstance(fuzzer, DeepFool) or float(suite.distances("linf").max()) <= 0.1 + 1e-6
         assert torch.equal(suite.prediction, model.predict(suite.x))
-        assert len(suite.failures()) > 4
+        assert len(suite.failures()) > 0
