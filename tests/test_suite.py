@@ -200,12 +200,13 @@ def test_every_number_becomes_a_float_and_strings_stay() -> None:
         foreign=np.array([1.5, 2.5, 3.5], dtype=">f4"),
         single=torch.tensor([1.0, 2.0, 3.0]),
         half=torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16),
+        numpys_half=np.array([1, 2, 3], dtype=np.float16),
         words=["a", "", "längere Wörter"],
         codes=np.array([b"x", b"y", b"z"]),
     )
     assert made["ints"].dtype == made["bits"].dtype == made["small"].dtype == made["foreign"].dtype == torch.float64
     assert made["single"].dtype == torch.float32
-    assert made["half"].dtype == torch.float64
+    assert made["half"].dtype == made["numpys_half"].dtype == torch.float64
     assert made["bits"].tolist() == [1.0, 0.0, 1.0]
     assert made["foreign"].tolist() == [1.5, 2.5, 3.5]
     assert made["words"].tolist() == ["a", "", "längere Wörter"]
@@ -258,6 +259,8 @@ def test_precisions_mix_to_the_finer_one() -> None:
     assert joined[rows].x.dtype == joined.x.dtype == joined.x0.dtype == torch.float64
     assert torch.equal(joined.x, torch.cat([a.x.double(), b.x]))
     assert torch.equal(joined[rows].x, joined.x[rows])
+    nothing = some_suite(0, dtype=torch.float64)
+    assert Suite.concat([nothing, a, nothing]).x.dtype == torch.float32  # no rows, no say
 
 
 def test_the_digest_sees_every_part() -> None:
@@ -562,6 +565,7 @@ FOREIGN: dict[str, Callable[[Path, bytes], object]] = {
     "a later format": lambda file, content: file.write_bytes(content.replace(b'"format":"1"', b'"format":"2"')),
     "no words": lambda file, content: file.write_bytes(content.replace(b'"words"', b'"sword"')),
     "no digest": lambda file, content: file.write_bytes(content.replace(b'"digest"', b'"tigest"')),
+    "another type": lambda file, content: file.write_bytes(content.replace(b'"F32"', b'"I32"', 1)),
     "a folder": lambda file, _: (file.unlink(), file.mkdir()),
     "a dangling link": lambda file, _: (file.unlink(), file.symlink_to("nowhere")),
 }
@@ -668,6 +672,13 @@ def test_shards_of_other_suites_are_refused(three: tuple[Path, list[Suite]], tmp
         add_columns(path, a=torch.arange(9.0))  # one value for each row that open shows
         file.unlink()
         (path / "columns-000000.safetensors").unlink()
+
+
+def test_the_manifest_says_which_shape_is_right_not_the_first_shard(three: tuple[Path, list[Suite]]) -> None:
+    path, made = three
+    stranger = some_suite(2, shape=(3,)).append_to(path / "elsewhere")
+    first = stranger.rename(shard_files(path)[0])
+    assert open_damaged(path, first).digest() == Suite.concat(made[1:]).digest()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"{}", b'{"suite": 2, "shape": [3]}', b'{"suite": 1}'])
