@@ -121,5 +121,5 @@ class CarliniWagner:
 def _adam(state: Rows, gradient: Tensor, time: int, step_size: float) -> Rows:
     m = 0.9 * state["m"] + 0.1 * gradient
     v = 0.999 * state["v"] + 0.001 * gradient.square()
-    rate = step_size * math.sqrt(1 - 0.999**time) / (1 - 0.9**time)
-    return {"w": state["w"] - rate * m / (v.sqrt() + 1e-8), "m": m, "v": v}
+    move = step_size * (m / (1 - 0.9**time)) / ((v / (1 - 0.999**time)).sqrt() + 1e-8)
+    return {"w": state["w"] - move, "m": m, "v": v}
