@@ -643,3 +643,18 @@ def test_the_device_is_found_where_only_buffers_are() -> None:
             self.register_buffer("centres", torch.zeros(3, 6, device="meta"))
 
     assert Classifier(Prototypes()).device == torch.device("meta")
+
+
+def test_a_layer_that_does_not_see_inputs_as_rows_is_not_tapped() -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.fc = nn.Linear(2, 2), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.inner(x.reshape(-1, 2)).reshape(-1, 4))
+
+    model = Classifier(Mixing())
+    with pytest.raises(ValueError, match="layer inner must give one output per input, got 40 for 20 inputs"):
+        model.features(torch.rand(20, 4), layers=["inner"])
+    assert model.features(torch.rand(20, 4), layers=["fc"])["fc"].shape == (20, 3)

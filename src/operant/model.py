@@ -129,6 +129,11 @@ class Classifier:
                     for name in layers:
                         if name not in taps:
                             raise ValueError(f"layer {name} was not run by the module's forward pass; choose another")
+                        if len(taps[name]) != max(len(part), MIN_ROWS):
+                            raise ValueError(
+                                f"layer {name} must give one output per input, got {len(taps[name])} for "
+                                f"{max(len(part), MIN_ROWS)} inputs; choose another"
+                            )
                         parts[name].append(taps.pop(name)[: len(part)].to(x.device))
         finally:
             for handle in handles:
