@@ -43,14 +43,15 @@ format: $(VENV)/.dev  ## put the code into shape
 clean:  ## remove the environment and what was built
 	rm -rf $(VENV) site build dist
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/.made:
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@touch $@
 
-$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[flows,vision,attacks,art,triage]'
 	@touch $@ $(VENV)/.core

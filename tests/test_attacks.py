@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from operant import Classifier, Samples, spawn
 from operant.generate import BIM, FGSM, PGD, CarliniWagner, DeepFool, from_art, from_foolbox
-from operant.generate.engine import Goal, advance, loss_gradient, project, random_point
+from operant.generate.engine import Goal, advance, judge, loss_gradient, project, random_point
 from operant.testing import LAWS, toy_classifier, toy_seeds
 
 RADIUS = 0.1
@@ -205,10 +205,22 @@ def test_deepfool_finds_the_nearest_hyperplane(linear, norm, dual, generator):
     assert torch.allclose(suite.distances(norm), nearest_boundary(model, seeds, dual), rtol=5e-3, atol=1e-3)
 
 
+def test_deepfool_with_confidence_stops_where_the_margin_is_reached(linear, generator):
+    """Against one other class the distance to a margin c is (gap + c) / ‖w‖, whatever steps lead there."""
+    model, seeds = linear
+    suite = DeepFool(overshoot=0.0, confidence=1.5)(model, seeds, generator=generator)
+    assert float(suite["margin"].min()) >= 1.5
+    weight, logits = model.unwrap().weight.detach(), model.batched_logits(seeds.x)
+    gaps = logits.gather(1, seeds.y[:, None]) - logits + 1.5
+    lengths = (weight[seeds.y][:, None] - weight).norm(dim=2)
+    nearest = (gaps / lengths).amin(1)  # infinite for the label itself
+    assert torch.allclose(suite.distances("l2"), nearest, rtol=0.03, atol=2e-3)
+
+
 def test_carlini_wagner_finds_the_nearest_hyperplane(linear, generator):
     model, seeds = linear
     model = Classifier(model.unwrap(), bounds=(-5.0, 5.0))
-    attack = CarliniWagner(steps=400, binary_search_steps=6, initial_const=1.0, step_size=0.02)
+    attack = CarliniWagner(steps=400, binary_search_steps=6, initial_const=0.01, step_size=0.02)
     suite = attack(model, seeds, generator=generator)
     assert len(suite.failures()) == len(seeds)
     assert torch.allclose(suite.distances("l2"), nearest_boundary(model, seeds, 2), rtol=0.02, atol=2e-3)
@@ -355,10 +367,42 @@ def test_rows_leave_with_their_state_and_keep_their_place():
     assert seen == [4, 3, 2, 1, 1]
 
 
+def test_seeds_that_gave_no_case_were_attempted_all_the_same(lenet, seeds):
+    some = judge(lenet, seeds, seeds.x[:2], method="few", origin=torch.tensor([0, 3]))
+    assert (len(some), some.attempted, some.skipped) == (2, len(seeds), 0)
+
+
+def test_a_targeted_attack_on_seeds_of_the_target_makes_nothing(lenet, seeds, generator):
+    threes = seeds[seeds.y == 3]
+    suite = PGD(radius=0.1, target=3)(lenet, threes, generator=generator)
+    assert (len(suite), suite.attempted, suite.skipped) == (0, 0, len(threes))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_vanishing_gradients_do_not_carry_cases_out_of_the_ball(norm, generator):
+    """Cross-entropy of a very sure model has gradients whose squares are lost in float32."""
+    module = nn.Linear(6, 2)
+    nn.init.normal_(module.weight, std=30.0, generator=spawn(4))
+    model = Classifier(module)
+    x = torch.rand(20, 6, generator=spawn(5))
+    seeds = Samples(x, model.predict(x))
+    for attack in (FGSM(radius=0.1, norm=norm, minimal=True), PGD(radius=0.1, norm=norm), BIM(radius=0.1, norm=norm)):
+        assert float(attack(model, seeds, generator=generator).distances(norm).max()) <= 0.1 + 1e-6
+
+
+def test_carlini_wagner_means_the_same_in_other_units(digits28, lenet, seeds, generator):
+    attack = CarliniWagner(steps=60, initial_const=10.0, step_size=0.05, binary_search_steps=1)
+    small = attack(lenet, seeds[:12], generator=generator)
+    bytes_ = Classifier(lenet.unwrap(), bounds=(0.0, 255.0), mean=0.0, std=255.0)
+    large = attack(bytes_, Samples(255 * seeds.x[:12], seeds.y[:12]), generator=generator)
+    assert len(small.failures()) == len(large.failures()) > 6
+    assert torch.allclose(255 * small.distances("l2"), large.distances("l2"), rtol=0.02)
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: PGD(radius=0), "radius must be positive, got 0"),
+        (lambda: PGD(radius=0), "radius must be positive and finite, got 0"),
         (lambda: FGSM(radius=-1.0), "radius must be positive"),
         (lambda: BIM(radius=math.nan), "radius must be positive"),
         (lambda: PGD(radius=0.1, norm="l1"), 'norm must be "linf" or "l2"'),
@@ -370,6 +414,12 @@ def test_rows_leave_with_their_state_and_keep_their_place():
         (lambda: DeepFool(confidence=-1.0), "confidence must be 0 or more"),
         (lambda: CarliniWagner(initial_const=0.0), "initial_const must be positive"),
         (lambda: PGD(radius=0.1, target=-1), "target must be a class"),
+        (lambda: PGD(radius=0.1, target=1.5), "target must be a class"),
+        (lambda: PGD(radius=math.inf), "radius must be positive and finite"),
+        (lambda: DeepFool(overshoot=math.nan), "overshoot must be 0 or more"),
+        (lambda: DeepFool(confidence=math.nan), "confidence must be 0 or more"),
+        (lambda: from_foolbox(foolbox.attacks.LinfPGD(), radius=0), "radius must be positive"),
+        (lambda: from_art(FastGradientMethod, targeted=True), "targeted attacks are not run"),
     ],
 )
 def test_bad_options_are_refused(make, sentence):
@@ -383,5 +433,5 @@ def test_a_target_the_model_does_not_have_is_refused(lenet, seeds, generator):
 
 
 def test_seeds_of_another_shape_are_refused(lenet, generator):
-    with pytest.raises((ValueError, RuntimeError), match="shape"):
+    with pytest.raises(ValueError, match=r"the module must run on the inputs, and on shape \(1, 9, 9\)"):
         PGD(radius=0.1)(lenet, Samples(torch.rand(4, 1, 9, 9), torch.arange(4)), generator=generator)

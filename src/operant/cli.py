@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
+from torch import nn
 
 from operant._importing import build_module
 from operant.data import Samples, samples_from_folder, samples_from_npz
 from operant.demo import run_demo
 from operant.doctor import Finding
-from operant.formats import images_from_arrays, read_npz, scaled
 from operant.model import Classifier
 from operant.networks import load_weights
 
@@ -75,7 +75,7 @@ def doctor(
         if weights is not None:
             load_weights(module, weights)
         classifier = Classifier(module, bounds=bounds, mean=_numbers(mean, "mean"), std=_numbers(std, "std"))
-        samples = read_samples(data, size=size)
+        samples = _in_type_of(module, read_samples(data, size=size))
     except (ValueError, OSError) as error:
         _cannot_run(error)
     findings = classifier.doctor(samples)
@@ -95,7 +95,8 @@ def print_findings(console: Console, model: Classifier, samples: Samples, findin
         console.print(f"  {escape(finding.problem)}.", soft_wrap=True)
         console.print(f"  {escape(finding.advice)}.", soft_wrap=True)
     if not findings:
-        console.print("[green]nothing found[/]: the model is fit to be tested")
+        unseen = "" if samples.y is not None else "; without labels, accuracy was not looked at"
+        console.print(f"[green]nothing found[/]: the model is fit to be tested{unseen}")
 
 
 # Reading what the user names
@@ -103,12 +104,13 @@ def print_findings(console: Console, model: Classifier, samples: Samples, findin
 
 def read_samples(path: Path, *, size: tuple[int, int] | None = None) -> Samples:
     """Samples from a folder of pictures, or from an npz file with x and y, or with x_test and y_test."""
-    if path.is_dir():
-        return samples_from_folder(path, size=size)
-    if "x_test" in (arrays := read_npz(path)) and "x" not in arrays:
-        images = images_from_arrays(arrays, "x_test", "y_test", path)
-        return Samples(torch.from_numpy(scaled(images.x)), torch.from_numpy(images.y))
-    return samples_from_npz(path)
+    return samples_from_folder(path, size=size) if path.is_dir() else samples_from_npz(path)
+
+
+def _in_type_of(module: nn.Module, samples: Samples) -> Samples:
+    """Files are read as float32; a module in double precision gets them so."""
+    kinds = [p.dtype for p in module.parameters() if p.is_floating_point()]
+    return replace(samples, x=samples.x.to(kinds[0])) if kinds else samples
 
 
 def _numbers(text: str | None, name: str) -> float | list[float] | None:

@@ -231,20 +231,23 @@ def samples_from_folder(path: str | Path, *, size: tuple[int, int] | None = None
 
 
 def samples_from_npz(path: str | Path) -> Samples:
-    """The inputs ``x`` and, where given, labels ``y`` of an npz file.
+    """The inputs ``x`` and, where given, labels ``y`` of an npz file; or, if it has no ``x``, its ``x_test, y_test``.
 
     uint8 inputs are images ``(N, H, W)`` or ``(N, H, W, 3)`` and come out as ``(N, C, H, W)`` in [0, 1]; floating-point
-    inputs ``(N, *shape)`` are taken as they are.
+    inputs ``(N, *shape)`` keep their values, as float32.
     """
     arrays = read_npz(path)
-    if "x" not in arrays or arrays["x"].ndim < 2:
-        found = {name: array.shape for name, array in arrays.items()}
+    name = "x" if "x" in arrays else "x_test"
+    if name not in arrays or arrays[name].ndim < 2:
+        found = {key: array.shape for key, array in arrays.items()}
         raise ValueError(f"{path} must hold x (N, *shape), and y where labels are known, got {found}; save it so")
-    x = arrays["x"]
-    y = torch.from_numpy(as_labels(arrays["y"], len(x), f"y of {path}")) if "y" in arrays else None
+    x, label = arrays[name], name.replace("x", "y", 1)
+    y = torch.from_numpy(as_labels(arrays[label], len(x), f"{label} of {path}")) if label in arrays else None
     if x.dtype.kind == "f":
         return Samples(torch.from_numpy(x.astype(np.float32)), y)
-    return Samples(torch.from_numpy(scaled(as_images(x, f"x of {path}"))), y)
+    if x.dtype != np.uint8:
+        raise ValueError(f"{name} of {path} must be uint8 images or floats (N, *shape), got {x.dtype}; convert it")
+    return Samples(torch.from_numpy(scaled(as_images(x, f"{name} of {path}"))), y)
 
 
 def load(name: str, root: str | Path) -> Dataset:

@@ -124,7 +124,7 @@ def run_demo(
     _claim(out)
     with _one_thread():
         digits = _data(console)
-        model = _train(console, digits, out / "model.safetensors", seed=seed, epochs=epochs)
+        model = _train(console, digits, seed=seed, epochs=epochs)
         findings = _examine(console, model, digits.test)
         right = model.correct(digits.test)
         suites = _attack(console, model, right[:seeds], attacks, seed=seed)
@@ -135,6 +135,7 @@ def run_demo(
         findings=findings,
         outcomes=tuple(outcome for _, outcome in suites),
     )
+    save_weights(model.unwrap(), out / "model.safetensors")
     _write(out, result, [suite for suite, _ in suites], attacks, digits.classes)
     _tell_outcomes(console, result)
     _tell_next(console, out, attacks[0].name, cpu_seconds=time.process_time() - started)
@@ -159,7 +160,7 @@ def _data(console: Console) -> Dataset:
     return digits
 
 
-def _train(console: Console, digits: Dataset, file: Path, *, seed: int, epochs: int) -> Classifier:
+def _train(console: Console, digits: Dataset, *, seed: int, epochs: int) -> Classifier:
     start = initialise(LeNet5, generator=spawn(seed, "demo", "weights"))
     fitted = fit(
         start,
@@ -169,7 +170,6 @@ def _train(console: Console, digits: Dataset, file: Path, *, seed: int, epochs: 
         learning_rate=2e-3,
         generator=spawn(seed, "demo", "training"),
     )
-    save_weights(fitted.module, file)
     model = Classifier(fitted.module)
     right = int((model.predict(digits.test.x) == digits.test.labels).sum())
     n = len(digits.test)

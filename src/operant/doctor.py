@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
-from operant.model import MIN_ROWS, Classifier, NotLogits
+from operant.model import MIN_ROWS, Classifier, NotLogits, slack_of
 from operant.rng import normal_like, spawn, uniform_like
 
 ROWS = 256  # looked at for accuracy and for what the outputs are
@@ -123,7 +123,7 @@ def wrong_range(x: Tensor, bounds: tuple[float, float]) -> Findings:
     if _unit_in_byte_bounds(low, high, bounds):
         advice = "Give Classifier bounds=(0, 1), or multiply the inputs by 255 if the module expects 0..255"
         return [_error("range looks like 0..1", between, advice)]
-    slack = 1e-6 * (bounds[1] - bounds[0])
+    slack = slack_of(bounds)
     outside = x.flatten(1)
     bad = int(((outside < bounds[0] - slack) | (outside > bounds[1] + slack)).any(1).sum())
     if not bad:

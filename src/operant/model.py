@@ -112,6 +112,8 @@ class Classifier:
         in a pass gives its last output.
         """
         self.check_inputs(x)
+        if isinstance(layers, str):
+            raise ValueError(f"layers must be several names, got the single string {layers!r}; write [{layers!r}]")
         modules = dict(self._plain.named_modules())
         if unknown := [name for name in layers if name not in modules]:
             raise ValueError(f"no layer named {', '.join(unknown)}; this model has {', '.join(self.layers)}")
@@ -200,7 +202,7 @@ class Classifier:
             raise ValueError(
                 f"inputs contain NaN in {int(x.flatten(1).isnan().any(1).sum())} of {len(x)} rows; remove them"
             )
-        slack = 1e-6 * (self.bounds[1] - self.bounds[0])
+        slack = slack_of(self.bounds)
         if low < self.bounds[0] - slack or high > self.bounds[1] + slack:
             raise ValueError(
                 f"inputs must lie within bounds {self.bounds}, got values from {low:.4g} to {high:.4g}; "
@@ -210,6 +212,16 @@ class Classifier:
     def check(self, samples: Samples) -> None:
         """Refuse samples that tests cannot start from: bad inputs, missing labels, labels outside the classes."""
         self.check_inputs(samples.x)
+        try:
+            with torch.no_grad():
+                self.logits(samples.x[:MIN_ROWS])
+        except NotLogits:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise ValueError(
+                f"the module must run on the inputs, and on shape {tuple(samples.shape)} of {samples.x.dtype} it fails "
+                f"({type(error).__name__}: {_first_line(error)}); give the shape and type that it was trained on"
+            ) from error
         classes = self.classes(samples.x)
         if int(samples.labels.max()) >= classes:
             raise ValueError(
@@ -300,6 +312,12 @@ class Classifier:
         if v.ndim != 1 or len(v) != x.shape[1]:
             raise ValueError(f"mean and std must be a number or one value per channel ({x.shape[1]}), got {value}")
         return v.view(-1, *[1] * (x.ndim - 2))
+
+
+def slack_of(bounds: tuple[float, float]) -> float:
+    """By how much rounding may carry an input out of bounds."""
+    width = bounds[1] - bounds[0]
+    return 1e-6 * width if math.isfinite(width) else 0.0
 
 
 def value_and_gradient(objective: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,13 +31,13 @@ def uniform_like(x: Tensor, low: float, high: float, *, generator: torch.Generat
 
     Drawn where the generator lives and then moved, so that every device sees one stream.
     """
-    u = torch.rand(x.shape, generator=generator, device=generator.device)
+    u = torch.rand(x.shape, generator=generator, device=generator.device, dtype=torch.float32)
     return (low + (high - low) * u).to(x).clamp(low, high)  # rounding must not leave the range
 
 
 def normal_like(x: Tensor, *, generator: torch.Generator) -> Tensor:
     """Standard normal numbers with the shape, type and device of ``x``."""
-    return torch.randn(x.shape, generator=generator, device=generator.device).to(x)
+    return torch.randn(x.shape, generator=generator, device=generator.device, dtype=torch.float32).to(x)
 
 
 @contextmanager

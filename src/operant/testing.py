@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,11 +75,12 @@ def cases_stay_in_bounds_and_ball(fuzzer: Fuzzer, model: Classifier, seeds: Samp
     """Every case lies within the model's bounds and, where the fuzzer has one, in its ball."""
     suite = _run(fuzzer, model, seeds)
     low, high = model.bounds
-    assert bool((suite.x >= low - 1e-6).all() and (suite.x <= high + 1e-6).all()), f"a case leaves bounds {low, high}"
+    slack = 1e-6 * max(1.0, *(abs(b) for b in model.bounds if math.isfinite(b)))  # of rounding, in input units
+    assert bool((suite.x >= low - slack).all() and (suite.x <= high + slack).all()), f"a case leaves bounds {low, high}"
     radius, norm = getattr(fuzzer, "radius", None), getattr(fuzzer, "norm", None)
     if radius is not None and norm is not None and len(suite):
         furthest = float(suite.distances(norm).max())
-        assert furthest <= radius + 1e-6, f"a case lies {furthest} from its seed, beyond the radius {radius}"
+        assert furthest <= radius + slack, f"a case lies {furthest} from its seed, beyond the radius {radius}"
 
 
 def predictions_are_the_models(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.generate.engine import judge
+from operant.generate.engine import check_ball, judge
 from operant.model import Classifier
 from operant.rng import global_streams
 from operant.suite import Suite
@@ -23,6 +23,8 @@ def from_foolbox(attack: Any, *, radius: float | None = None) -> FoolboxFuzzer:
         attack: for instance ``foolbox.attacks.LinfPGD()``.
         radius: what Foolbox calls epsilon; None for attacks that minimise the distance.
     """
+    if radius is not None:
+        check_ball(radius, "linf")
     return FoolboxFuzzer(attack=attack, radius=radius)
 
 
@@ -33,6 +35,8 @@ def from_art(attack: Any, **options: Any) -> ArtFuzzer:
         attack: the class, for instance ``art.attacks.evasion.ProjectedGradientDescent``; it is built for each model.
         options: its keyword arguments.
     """
+    if options.get("targeted"):
+        raise ValueError("targeted attacks are not run: ART would take each label for its target; leave targeted out")
     return ArtFuzzer(attack=attack, options=options)
 
 

@@ -53,6 +53,10 @@ class CarliniWagner:
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         goal = Goal(target=self.target, confidence=self.confidence)
+        if not all(map(math.isfinite, model.bounds)):
+            raise ValueError(f"bounds must be finite here, got {model.bounds}; give Classifier those of your data")
+        if torch.finfo(seeds.x.dtype).eps > 1e-6:
+            raise ValueError(f"inputs must be float32 or float64 here, got {seeds.x.dtype}; convert model and inputs")
 
         def search(rows: Rows) -> Tensor:
             x0 = rows["x0"]
@@ -73,7 +77,7 @@ class CarliniWagner:
     def _descend(self, model: Classifier, goal: Goal, rows: Rows, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest failure Adam passes through with this weight, and its squared distance (infinite for none)."""
         low, high = model.bounds
-        w0 = torch.atanh((2 * (rows["x0"] - low) / (high - low) - 1) * 0.999999)
+        w0 = torch.atanh((2 * (rows["x0"].clamp(low, high) - low) / (high - low) - 1) * 0.999999)
         patience = math.ceil(1 / self.step_size)  # Adam needs this many steps to move w by 1
         time = 0
 
@@ -88,7 +92,7 @@ class CarliniWagner:
             def objective(w: Tensor) -> Tensor:
                 x = to_input(w)
                 logits = model.logits(x)
-                squares = (x - state["start"]).flatten(1).square().sum(1)
+                squares = ((x - state["start"]) / (high - low)).flatten(1).square().sum(1)
                 short = self.confidence + 2 * SLACK * logits.detach().abs().amax(1) - goal.margin(logits, state["y"])
                 seen.update(x=x.detach(), logits=logits.detach(), squares=squares.detach())
                 return squares + state["weight"] * short.clamp_min(0)  # (1)
@@ -103,7 +107,7 @@ class CarliniWagner:
             lowest = torch.minimum(value, state["lowest"])
             if time % patience:
                 return state | {"lowest": lowest}, None
-            return state | {"lowest": lowest, "before": lowest}, lowest > 0.9999 * state["before"]
+            return state | {"lowest": lowest, "before": lowest}, lowest >= 0.9999 * state["before"]
 
         blank = torch.full_like(weight, torch.inf)
         state = {"x": rows["x0"], "y": rows["y"], "w": w0, "start": to_input(w0), "weight": weight}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +49,7 @@ class DeepFool:
     def __post_init__(self) -> None:
         check_ball(1.0, self.norm)
         check_steps(self.steps)
-        if self.overshoot < 0 or self.candidates < 2:
+        if not 0 <= self.overshoot < math.inf or self.candidates < 2:
             raise ValueError(
                 f"overshoot must be 0 or more and candidates at least 2, got {self.overshoot} and {self.candidates}"
             )
@@ -96,7 +97,7 @@ class DeepFool:
             count = gaps.shape[1]
             for k in range(count):
                 (w,) = torch.autograd.grad(gaps[:, k].sum(), z, retain_graph=k < count - 1)
-                distance, to = _hyperplane(w, gaps[:, k].detach().abs() + past, self.norm)
+                distance, to = _hyperplane(w, past - gaps[:, k].detach(), self.norm)
                 nearer = distance < best
                 best = torch.where(nearer, distance, best)
                 move = torch.where(column(nearer, move), to, move)

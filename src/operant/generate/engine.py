@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,9 +34,9 @@ class Goal:
     confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.target is not None and self.target < 0:
+        if self.target is not None and not (hasattr(self.target, "__index__") and self.target >= 0):
             raise ValueError(f"target must be a class, 0 or more, got {self.target}")
-        if self.confidence < 0:
+        if not 0 <= self.confidence < math.inf:
             raise ValueError(f"confidence must be 0 or more, got {self.confidence}")
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -93,13 +94,15 @@ def fuzz(
         start: from all seeds to all starting points, called once, so that random numbers do not depend on batches.
     """
     model.check(seeds)
+    seeds = seeds.to(model.device)
     chosen = _eligible(model, seeds, goal)
     begin = seeds.x if start is None else start(seeds.x)
     x0, y = seeds.x[chosen], seeds.labels[chosen]
     rows = {"x0": x0, "y": y, "x": begin[chosen]}
     batches = zip(*(values.split(model.batch_size) for values in rows.values()), strict=True)
-    cases = [search(dict(zip(rows, batch, strict=True))) for batch in batches]
-    return judge(model, seeds, torch.cat([x0[:0], *cases]), origin=chosen, goal=goal, method=method)
+    cases = [search(dict(zip(rows, batch, strict=True))) for batch in batches if len(chosen)]
+    x, skipped = torch.cat([x0[:0], *cases]), len(seeds) - len(chosen)
+    return judge(model, seeds, x, origin=chosen, goal=goal, method=method, skipped=skipped)
 
 
 def judge(
@@ -109,6 +112,7 @@ def judge(
     *,
     method: str,
     origin: Tensor | None = None,
+    skipped: int = 0,
     goal: Goal = Goal(),  # noqa: B008  # frozen
 ) -> Suite:
     """A suite of these cases with what the model says of them; the column ``margin`` tells how firmly it says so.
@@ -119,6 +123,7 @@ def judge(
         x: the cases.
         method: how they were made, in a word.
         origin: the row of ``seeds`` that each case came from; one case a seed, in order, unless given.
+        skipped: how many of the seeds were not worked on; one that was and gave no case is not among them.
         goal: what the search was after.
     """
     origin = torch.arange(len(seeds)) if origin is None else origin
@@ -134,7 +139,7 @@ def judge(
         prediction=logits.argmax(1),
         method=method,
         columns=columns,
-        skipped=len(seeds) - len(origin.unique()),
+        skipped=skipped,
     )
 
 
@@ -147,7 +152,7 @@ def loss_gradient(model: Classifier, goal: Goal, x: Tensor, y: Tensor) -> tuple[
         return goal.loss(kept[0], y)
 
     _, gradient = value_and_gradient(objective, x)
-    return kept[0].detach(), gradient
+    return kept[0].detach(), gradient.nan_to_num(0.0)  # a row without a direction stays where it is
 
 
 def column(values: Tensor, like: Tensor) -> Tensor:
@@ -159,8 +164,9 @@ def steepest(gradient: Tensor, norm: str) -> Tensor:
     """The direction of unit length in ``norm`` that raises the loss most; zero where the gradient is."""
     if norm == "linf":
         return gradient.sign()
-    length = gradient.flatten(1).norm(dim=1).clamp_min(torch.finfo(gradient.dtype).tiny)
-    return gradient / column(length, gradient)
+    largest = gradient.flatten(1).abs().amax(1).clamp_min(torch.finfo(gradient.dtype).tiny)
+    scaled = gradient / column(largest, gradient)  # squares of small gradients would be lost in rounding
+    return scaled / column(scaled.flatten(1).norm(dim=1).clamp_min(1), scaled)
 
 
 def project(x: Tensor, x0: Tensor, radius: Tensor, norm: str, bounds: tuple[float, float]) -> Tensor:
@@ -184,8 +190,8 @@ def random_point(x0: Tensor, radius: float, norm: str, *, generator: torch.Gener
 
 
 def check_ball(radius: float, norm: str) -> None:
-    if not radius > 0:
-        raise ValueError(f"radius must be positive, got {radius}")
+    if not 0 < radius < math.inf:
+        raise ValueError(f"radius must be positive and finite, got {radius}")
     if norm not in ("linf", "l2"):
         raise ValueError(f'norm must be "linf" or "l2", got {norm!r}')
 
