@@ -11,6 +11,7 @@ import typer.main
 
 import operant
 import operant.generate
+import operant.measure
 import operant.networks
 from operant.cli import app
 
@@ -93,7 +94,10 @@ def test_every_page_is_in_the_navigation():
 # Nothing left out
 
 
-@pytest.mark.parametrize("module", [operant, operant.generate, operant.networks], ids=lambda m: m.__name__)
+FRONTS = [operant, operant.generate, operant.measure, operant.networks]
+
+
+@pytest.mark.parametrize("module", FRONTS, ids=lambda m: m.__name__)
 def test_the_reference_tells_every_public_name(module):
     """Links of the form [operant.module.name] are resolved, or refused, when the documentation is built."""
     index = (ROOT / "docs" / "reference" / "index.md").read_text(encoding="utf-8")

@@ -1,0 +1,210 @@
+"""What a neuron is: a channel or a unit of a layer's output, one number per row. Coverage and surprise read these."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from operant.model import MIN_ROWS, Classifier
+
+SOFTMAX = "softmax"  # reserved: not a layer of the module, but the probabilities of its logits
+LOGITS = ""  # the name of the module itself: its output
+PASSES_ON = {"torch.nn.modules.dropout", "torch.nn.modules.flatten"}
+FINISHES = {f"torch.nn.modules.{kind}" for kind in ("activation", "batchnorm", "instancenorm", "normalization")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neurons:
+    """Which neurons of a model to read: the units or channels of these layers, side by side.
+
+    A feature map ``(N, channels, ...)`` counts one neuron per channel, whose value is the mean over all places, as in
+    DeepXplore and the surprise adequacy paper. With ``scaled``, a layer's whole output is brought to [0, 1] row by row
+    before that mean,
+
+        s = (v − min v) / (max v − min v),   0 where max v = min v,                (1)
+
+    which is DeepXplore's scaling for neuron coverage.
+
+    Args:
+        layers: names of submodules; ``"softmax"`` stands for the class probabilities.
+        sizes: how many neurons each has.
+        scaled: apply (1).
+
+    References:
+        | DeepXplore: Automated Whitebox Testing of Deep Learning Systems (Pei et al., 2017)
+        | https://arxiv.org/abs/1705.06640
+    """
+
+    layers: tuple[str, ...]
+    sizes: tuple[int, ...]
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.layers or len(self.layers) != len(self.sizes):
+            raise ValueError(f"layers and sizes must pair up, one at least, got {self.layers} and {self.sizes}")
+        if repeated := [name for name, n in Counter(self.layers).items() if n > 1]:
+            raise ValueError(f"a layer must be named once, got {', '.join(repeated)} more than once")
+
+    @property
+    def count(self) -> int:
+        """How many neurons in all."""
+        return sum(self.sizes)
+
+    def __call__(self, model: Classifier, x: Tensor) -> Tensor:
+        """Activations ``(N, count)``, computed in batches without gradients."""
+        return torch.cat(list(self.parts(model, x)))
+
+    def parts(self, model: Classifier, x: Tensor) -> Iterator[Tensor]:
+        """The activations batch by batch, for what need not hold them all."""
+        for part in x.split(model.batch_size):
+            outputs = _outputs(model, part, self.layers)
+            columns = [_values(outputs[name], scaled=self.scaled) for name in self.layers]
+            for name, size, values in zip(self.layers, self.sizes, columns, strict=True):
+                if values.shape[1] != size:
+                    raise ValueError(
+                        f"layer {name} must have {size} neurons, this model has {values.shape[1]} there; "
+                        "use the model whose neurons these are"
+                    )
+            yield torch.cat(columns, 1)
+
+    def check(self, activations: Tensor) -> None:
+        """Refuse what cannot be activations of these neurons."""
+        check_activations(activations)
+        if activations.shape[1] != self.count:
+            raise ValueError(
+                f"activations must have one column for each of {self.count} neurons, got shape "
+                f"{tuple(activations.shape)}; read them with the same Neurons"
+            )
+
+
+def find_neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None = None, scaled: bool = False) -> Neurons:
+    """The neurons of these layers, or of every layer, counted by running a few rows of ``x``.
+
+    Every layer means: each innermost submodule that runs, in the order they run, and the softmax of the logits at the
+    end. Left out are those that only pass values on (dropout, flatten, identity), and those whose output goes straight
+    into an activation or a normalisation: that one speaks for the whole layer. LeNet-5 has 6 + 6 + 16 + 16 + 120 + 84 +
+    10 + 10 = 268 neurons by this rule, as DeepHunter counts them. An activation that is written as a function, not a
+    submodule, is not seen, and one that serves several layers does not speak for them: those layers stand with what
+    they say before it.
+
+    >>> from operant.networks import LeNet5
+    >>> neurons = find_neurons(Classifier(LeNet5()), torch.rand(2, 1, 28, 28))
+    >>> neurons.layers
+    ('relu_conv1', 'pool1', 'relu_conv2', 'pool2', 'relu_fc1', 'relu_fc2', 'fc3', 'softmax')
+    >>> neurons.sizes, neurons.count
+    ((6, 6, 16, 16, 120, 84, 10, 10), 268)
+
+    References:
+        | DeepHunter: A Coverage-Guided Fuzz Testing Framework for Deep Neural Networks (Xie et al., 2019)
+        | https://arxiv.org/abs/1809.01266
+    """
+    if isinstance(layers, str):
+        raise ValueError(f"layers must be several names, got the single string {layers!r}; write [{layers!r}]")
+    if layers is not None and len(layers) == 0:
+        raise ValueError(f"layers must name at least one of {', '.join((*model.layers, SOFTMAX))}; got none")
+    x = x[:MIN_ROWS]
+    names = every_layer(model, x) if layers is None else tuple(layers)
+    outputs = _outputs(model, x, names)
+    return Neurons(layers=names, sizes=tuple(_values(outputs[name]).shape[1] for name in names), scaled=scaled)
+
+
+def neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None = None) -> Tensor:
+    """Activations ``(N, neurons)`` of these layers, or of every layer; see `find_neurons` for what that means."""
+    return find_neurons(model, x, layers=layers)(model, x)
+
+
+def every_layer(model: Classifier, x: Tensor) -> tuple[str, ...]:
+    """The layers that `find_neurons` takes unless told otherwise."""
+    model.check_inputs(x)
+    module = model.unwrap().eval()
+    trace = _Trace(rows=2 * len(x))
+    for name, part in module.named_modules():
+        if _is_innermost(name, part):
+            part.register_forward_hook(trace.hook(name))
+    with torch.no_grad():
+        module(model.normalise(torch.cat([x, x]).to(model.device)))
+    return (*trace.layers(), SOFTMAX)
+
+
+def check_activations(activations: Tensor) -> None:
+    """Refuse anything but a finite matrix ``(N, neurons)`` of floating-point numbers."""
+    if activations.ndim != 2 or not activations.is_floating_point():
+        raise ValueError(
+            f"activations must be floating-point numbers (N, neurons), got {activations.dtype} of shape "
+            f"{tuple(activations.shape)}; flatten or average each row's values"
+        )
+    if activations.numel() and not all(bool(v.isfinite()) for v in torch.aminmax(activations)):
+        bad = int((~activations.isfinite()).any(1).sum())
+        raise ValueError(f"activations contain NaN or infinity in {bad} of {len(activations)} rows; remove those rows")
+
+
+class _Trace:
+    """What ran, in which order, and whose output went straight into what.
+
+    An output is known again by where its values lie in memory; keeping all of them alive keeps those places apart.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.runs: Counter[str] = Counter()  # in the order of the first run
+        self.maker: dict[int, str] = {}
+        self.finisher: dict[str, str] = {}
+        self.alive: list[Tensor] = []
+
+    def hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != self.rows:
+                return
+            before = self.maker.get(inputs[0].data_ptr()) if inputs and isinstance(inputs[0], Tensor) else None
+            if not _is_of(module, PASSES_ON) and not isinstance(module, nn.Identity):
+                self.runs[name] += 1
+                if before is not None and _is_of(module, FINISHES):
+                    self.finisher[before] = name
+                before = name
+            if before is not None:
+                self.maker[output.data_ptr()] = before
+            self.alive.append(output)
+
+        return record
+
+    def layers(self) -> list[str]:
+        """Those that speak for themselves: no activation or normalisation that runs once follows directly."""
+        return [name for name in self.runs if name not in self.finisher or self.runs[self.finisher[name]] > 1]
+
+
+def _is_innermost(name: str, module: nn.Module) -> bool:
+    """Whether a module has no layers inside; what computes its weights is not a layer."""
+    parts = name.split(".")
+    return "parametrizations" not in parts and all(child == "parametrizations" for child, _ in module.named_children())
+
+
+def _is_of(module: nn.Module, files: set[str]) -> bool:
+    return any(kind.__module__ in files for kind in type(module).__mro__)
+
+
+def _outputs(model: Classifier, x: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+    taps = dict.fromkeys(LOGITS if name == SOFTMAX else name for name in layers)
+    outputs = model.features(x, layers=list(taps))
+    if SOFTMAX in layers:
+        outputs[SOFTMAX] = outputs[LOGITS].softmax(1)
+    for name in layers:
+        if len(outputs[name]) != len(x):
+            raise ValueError(
+                f"layer {name} must give one output per input, got {len(outputs[name])} for {len(x)} inputs; "
+                "choose another layer"
+            )
+    return outputs
+
+
+def _values(output: Tensor, *, scaled: bool = False) -> Tensor:
+    """One value per neuron and row."""
+    values = output.flatten(2).mean(2) if output.ndim > 2 else output.reshape(len(output), -1)
+    if not scaled:
+        return values
+    low, high = output.flatten(1).amin(1, keepdim=True), output.flatten(1).amax(1, keepdim=True)
+    return torch.where(high > low, (values - low) / (high - low), 0.0)  # (1)

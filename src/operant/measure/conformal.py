@@ -1,0 +1,162 @@
+"""How strange a score is, told as a p-value that keeps its word: conformal p-values from held-out genuine scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+FEWEST_ABOVE = 5  # calibration scores at or above the last knot of the smooth stand-in
+
+
+def conformal_p_values(scores: Tensor, calibration: Tensor) -> Tensor:
+    """How often a genuine input is at least as strange as each of these; higher score, stranger.
+
+        p(x) = (1 + #{i: aᵢ ≥ a(x)}) / (n + 1)        (1)
+
+    If a(x) and the n calibration scores are exchangeable (x is drawn as the calibration inputs were, and none of them
+    took part in learning the score), then P(p(x) ≤ level) ≤ level for every level. The probability is over the draw of
+    the calibration inputs and of x together, not for one calibration set. Ties count as stranger (≥): scores with ties
+    make p larger and the promise safer, never the other way. The smallest p-value there can be is 1 / (n + 1).
+
+    Args:
+        scores: a(x), ``(N,)``.
+        calibration: aᵢ of held-out genuine inputs, ``(n,)``, in any order.
+
+    Returns:
+        p-values ``(N,)`` in (0, 1], in float64, without gradients.
+
+    >>> conformal_p_values(torch.tensor([0.0, 3.0, 9.0]), torch.tensor([1.0, 2.0, 3.0])).tolist()
+    [1.0, 0.5, 0.25]
+
+    References:
+        | Algorithmic Learning in a Random World (Vovk, Gammerman and Shafer, 2005)
+        | Testing for Outliers with Conformal p-values (Bates et al., 2023), https://arxiv.org/abs/2104.08279
+    """
+    _check_scores(scores, "scores")
+    _check_scores(calibration, "calibration scores")
+    return _p_values(scores, calibration.sort().values)
+
+
+def min_bonferroni(p: Tensor) -> Tensor:
+    """One p-value from k of the same input, however they depend on each other.
+
+        p = min(1, k · minⱼ pⱼ)        (1)
+
+    >>> min_bonferroni(torch.tensor([[0.01, 0.5], [0.7, 0.9]]))
+    tensor([0.0200, 1.0000])
+
+    Args:
+        p: p-values ``(N, k)``.
+    """
+    if p.ndim != 2 or p.shape[1] == 0:
+        raise ValueError(f"p-values to combine must have shape (N, k), one column a test, got {tuple(p.shape)}")
+    if not bool(((p > 0) & (p <= 1)).all()):
+        raise ValueError("p-values must lie in (0, 1], got 0, NaN or values outside; use conformal_p_values")
+    return (p.shape[1] * p.amin(1)).clamp_max(1)  # (1)
+
+
+def check_level(level: float, n: int, *, tests: int = 1) -> None:
+    """Refuse a level that no p-value can fall below.
+
+    Args:
+        level: between 0 and 1.
+        n: how many calibration scores there are.
+        tests: how many p-values `min_bonferroni` combines.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    if not tests / (n + 1) < level:
+        combined = f" and {tests} tests combined" if tests > 1 else ""
+        raise ValueError(
+            f"no p-value can fall below level {level}: with {n} calibration scores{combined} the smallest is "
+            f"{tests / (n + 1):.4g}; calibrate on at least {fewest(level, tests=tests)}, or raise the level"
+        )
+
+
+def fewest(level: float, *, tests: int = 1) -> int:
+    """The smallest number of calibration scores with which a p-value can fall below this level.
+
+    >>> fewest(0.05), fewest(0.05, tests=3)
+    (20, 60)
+    """
+    n = max(1, math.floor(tests / level) - 1)
+    while not tests / (n + 1) < level:
+        n += 1
+    return n
+
+
+@dataclass(frozen=True, eq=False)
+class Conformal:
+    """Calibration scores that were looked at once, to rate any number of others; made by `fit_conformal`."""
+
+    calibration: Tensor = field(repr=False)  # sorted
+
+    def __len__(self) -> int:
+        return len(self.calibration)
+
+    def p_values(self, scores: Tensor) -> Tensor:
+        """As `conformal_p_values`."""
+        _check_scores(scores, "scores")
+        return _p_values(scores, self.calibration)
+
+    def threshold(self, level: float) -> float:
+        """The score above which, and only above which, p-values fall below ``level``."""
+        check_level(level, len(self))
+        below = torch.arange(1, len(self) + 2, dtype=torch.float64) / (len(self) + 1) < level
+        return float(self.calibration[-int(below.sum())])
+
+    def smooth_log_p(self, scores: Tensor) -> Tensor:
+        """A differentiable stand-in for log p: exact at a few knots, straight lines between them and beyond.
+
+        Each knot is a calibration score with about half as many above it as the one before, down to five; beyond the
+        last one log p goes on falling at the same slope (an exponential tail), where p itself stays at 1 / (n + 1), and
+        below the first it rises above 0. So it ranks scores that p can no longer tell apart, and its gradient never
+        vanishes. It promises nothing about errors: decide by p, search by this.
+        """
+        _check_scores(scores, "scores")
+        a = scores.double()
+        knots, heights = (v.to(a.device) for v in self._knots())
+        right = torch.searchsorted(knots, a.detach().contiguous()).clamp(1, len(knots) - 1)
+        slope = heights.diff() / knots.diff()
+        return heights[right] + (a - knots[right]) * slope[right - 1]
+
+    def _knots(self) -> tuple[Tensor, Tensor]:
+        """Scores, rising strictly, and log p at each."""
+        n = len(self)
+        above = [n >> halvings for halvings in range(n.bit_length()) if n >> halvings >= FEWEST_ABOVE]
+        knots = self.calibration[[n - m for m in above]].unique()
+        if len(knots) < 2:  # few scores, or many ties
+            knots = self.calibration.unique()
+        if len(knots) < 2:
+            raise ValueError("log p has no slope to follow: all calibration scores are equal; use another score")
+        return knots.double(), self.p_values(knots).log()
+
+
+def fit_conformal(calibration: Tensor) -> Conformal:
+    """Keep the scores of held-out genuine inputs, ``(n,)``, to rate others by; higher score, stranger."""
+    _check_scores(calibration, "calibration scores")
+    if not bool(calibration.isfinite().all()):
+        bad = int((~calibration.isfinite()).sum())
+        raise ValueError(
+            f"calibration scores must be finite, got {bad} of {len(calibration)} infinite; repair the score"
+        )
+    return Conformal(calibration.detach().sort().values)
+
+
+def _p_values(scores: Tensor, ordered: Tensor) -> Tensor:
+    kind = torch.promote_types(scores.dtype, ordered.dtype)
+    below = torch.searchsorted(ordered.to(scores.device, kind), scores.detach().to(kind).contiguous())
+    n = len(ordered)
+    return (1 + (n - below)).double() / (n + 1)  # (1) of conformal_p_values
+
+
+def _check_scores(scores: Tensor, name: str) -> None:
+    if scores.ndim != 1 or scores.is_complex():
+        raise ValueError(f"{name} must be real numbers of shape (n,), got {scores.dtype} of {tuple(scores.shape)}")
+    if name != "scores" and len(scores) == 0:
+        raise ValueError(f"there are no {name}; give those of at least one held-out genuine input")
+    if bad := int(scores.detach().isnan().sum()):
+        raise ValueError(f"{name} contain NaN in {bad} of {len(scores)} rows; repair the score or remove them")

@@ -1,0 +1,112 @@
+"""Zero- and first-order loss: how badly a case is classified, and how much worse its ball could still make it."""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from operant.model import Classifier, value_and_gradient
+
+NORMS = ("linf", "l2", "l2-paper")
+
+
+def zero_order_loss(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+    """The loss of each case.
+
+        ZOL(x) = J(f(x), y), J the cross-entropy        (1)
+
+    Args:
+        x: cases, ``(N, *shape)``.
+        y: their labels, which are their seeds', ``(N,)``.
+
+    References:
+        | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Eq. 4
+        | https://arxiv.org/abs/2102.05913
+    """
+    y = _checked_labels(model, x, y)
+    return cross_entropy(model.batched_logits(x), y, reduction="none")  # (1)
+
+
+def first_order_loss(
+    model: Classifier, x: Tensor, y: Tensor, *, x0: Tensor, radius: float, norm: str = "linf"
+) -> Tensor:
+    """How far the loss, taken as linear around the case, could still rise inside the ball around its seed.
+
+        FOL(x) = max ⟨z - x, g⟩ over all z with ‖z - x0‖ ≤ r,   where g = ∇J(f(x), y)        (1)
+
+        "linf"        r ‖g‖₁ - ⟨x - x0, g⟩        (2)
+        "l2"          r ‖g‖₂ - ⟨x - x0, g⟩        (3)
+        "l2-paper"    r ‖g‖₂                      (4)
+
+    Zero where nothing is left to gain; never negative for ``x`` inside the ball. (2) and (3) are the exact maxima.
+    For L2 the paper gives (4), which is the maximum over a ball around the case instead of the seed: it does not vanish
+    on the boundary, where searches end, and equals (3) only if x - x0 is zero or orthogonal to g. It is here to repeat
+    the paper's experiments. The model's bounds are left out of account.
+
+    Args:
+        x: cases, ``(N, *shape)``.
+        y: their labels, which are their seeds', ``(N,)``.
+        x0: their seeds, row by row.
+        radius: of the ball, in input units.
+        norm: ``"linf"``, ``"l2"`` or ``"l2-paper"``.
+
+    References:
+        | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Eq. 5 to 7
+        | https://arxiv.org/abs/2102.05913
+        | On the Convergence and Robustness of Adversarial Training (Wang et al., 2019)
+        | https://proceedings.mlr.press/v97/wang19i.html
+    """
+    y = _checked_labels(model, x, y)
+    _check_ball(model, x, x0, radius, norm)
+    batches = zip(*(rows.split(model.batch_size) for rows in (x, y, x0)), strict=True)
+    return torch.cat([rise(loss_gradient(model, z, c)[1], z - z0, radius=radius, norm=norm) for z, c, z0 in batches])
+
+
+def loss_gradient(model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy, its gradient and the logits of one batch, from one pass; for loops that need them all."""
+    kept: list[Tensor] = []
+
+    def objective(z: Tensor) -> Tensor:
+        kept.append(model.logits(z))
+        return cross_entropy(kept[0], y.to(kept[0].device), reduction="none")
+
+    loss, gradient = value_and_gradient(objective, x)
+    if not bool(gradient.isfinite().all() & loss.isfinite().all()):
+        raise ValueError("the loss or its gradient is NaN or infinite for some inputs; run doctor() on the model")
+    return loss.to(x.device), gradient, kept[0].detach().to(x.device)
+
+
+def rise(gradient: Tensor, moved: Tensor, *, radius: float, norm: str) -> Tensor:
+    """`first_order_loss` of rows whose gradient is known already; ``moved`` is ``x - x0``.
+
+    >>> rise(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), radius=0.1, norm="l2")
+    tensor([0.5000])
+    """
+    g, moved = gradient.flatten(1), moved.flatten(1)
+    if norm == "linf":
+        return (radius * g.abs() - moved * g).sum(1)  # (2), term by term, so that rounding makes none negative
+    reach: Tensor = radius * torch.linalg.vector_norm(g, dim=1)
+    return reach if norm == "l2-paper" else reach - (moved * g).sum(1)  # (4), (3)
+
+
+def _checked_labels(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+    model.check_inputs(x)
+    if y.is_floating_point() or y.dtype == torch.bool or y.shape != (len(x),):
+        raise ValueError(f"y must be integer labels of shape ({len(x)},), got {y.dtype} of shape {tuple(y.shape)}")
+    low, high, classes = int(y.min()), int(y.max()), model.classes(x)
+    if low < 0 or high >= classes:
+        raise ValueError(f"y must be labels from 0 to {classes - 1}, got values from {low} to {high}")
+    return y.to(x.device, torch.int64)
+
+
+def _check_ball(model: Classifier, x: Tensor, x0: Tensor, radius: float, norm: str) -> None:
+    if x0.shape != x.shape:
+        raise ValueError(f"x0 must hold one seed per case, of shape {tuple(x.shape)}, got {tuple(x0.shape)}")
+    model.check_inputs(x0)
+    if not 0 < radius < inf:
+        raise ValueError(f"radius must be positive and finite, got {radius}")
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")

@@ -1,0 +1,397 @@
+"""How unlike the training data an input is, as the network sees it: surprise adequacy.
+
+Everything is computed in double precision and in blocks, from activations that `operant.measure.activations` reads.
+Each kind is fitted to a model and training inputs (`fit_lsa`, `fit_dsa`, `fit_mdsa`) and then called with a model and
+inputs; ``LSA.of``, ``DSA.of`` and ``MDSA.of`` fit to activations that are already at hand, and ``values`` rates such.
+
+>>> from operant import Classifier, Samples
+>>> from operant.networks import LeNet5
+>>> model, train = Classifier(LeNet5()), Samples(torch.rand(50, 1, 28, 28))
+>>> surprise = fit_mdsa(model, train, layers=["fc3"], by_class=False)
+>>> surprise(model, torch.rand(8, 1, 28, 28)).shape
+torch.Size([8])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.measure.activations import Neurons, check_activations, find_neurons
+from operant.model import Classifier
+
+ROWS, POINTS = 1024, 4096  # how many rows meet how many references at once
+
+
+# Likelihood
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kernels:
+    """A Gaussian kernel density with one full covariance, in coordinates that make it round."""
+
+    columns: Tensor  # the neurons that vary enough
+    centre: Tensor
+    factor: Tensor  # lower triangular L, L Lᵀ = H
+    points: Tensor  # L⁻¹ (reference − centre)
+    constant: float  # log n + ½ log |2π H|
+
+    def log_density(self, activations: Tensor) -> Tensor:
+        z = _whitened(activations[:, self.columns], self.centre, self.factor)
+        total = z.new_full((len(z),), -torch.inf)
+        for rows, _, squared in _blocks(z, self.points):
+            total[rows] = torch.logaddexp(total[rows], torch.logsumexp(squared / -2, 1))
+        return total - self.constant
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LSA:
+    """Likelihood-based surprise: how rare these activations are among training inputs of the same predicted class c.
+
+        LSA(x) = −log( 1/|A_c| Σ_{a ∈ A_c} N(α(x) − a; 0, H_c) ),   H_c = |A_c|^(−2/(d+4)) Cov(A_c)         (1)
+
+    α(x) are the activations, d how many neurons are used, H_c the bandwidth by Scott's rule. A neuron that hardly
+    varies over A_c is left out for that class, because the covariance could not be inverted; so d may differ from class
+    to class, and values are best compared within one. (Kim et al. leave a neuron out for all classes if it hardly
+    varies in any, which in ReLU networks can leave very few.)
+
+    References:
+        | Guiding Deep Learning System Testing Using Surprise Adequacy (Kim et al., 2019)
+        | https://arxiv.org/abs/1808.08444
+        | A Review and Refinement of Surprise Adequacy (Weiss et al., 2021)
+        | https://arxiv.org/abs/2103.05939
+    """
+
+    kernels: dict[int, Kernels] = field(repr=False)
+    width: int  # how many neurons were looked at
+    by_class: bool
+    neurons: Neurons | None = None
+
+    @staticmethod
+    def of(
+        activations: Tensor,
+        predicted: Tensor,
+        *,
+        by_class: bool = True,
+        var_threshold: float = 1e-5,
+        max_features: int | None = None,
+    ) -> LSA:
+        """Fit to activations ``(N, neurons)`` and the classes predicted from them; see `fit_lsa` for the options."""
+        groups = _grouped(activations, predicted, by_class=by_class)
+        kernels = {
+            c: _kernels(a, _of_class(c, by_class), var_threshold=var_threshold, max_features=max_features)
+            for c, a in groups.items()
+        }
+        return LSA(kernels=kernels, width=activations.shape[1], by_class=by_class)
+
+    def values(self, activations: Tensor, predicted: Tensor) -> Tensor:
+        """Surprise of each row."""
+        _check_query(activations, predicted, width=self.width)
+        out = activations.new_empty(len(activations), dtype=torch.float64)
+        for c, rows in _rows_of(predicted, self.kernels, by_class=self.by_class):
+            out[rows] = -self.kernels[c].log_density(activations[rows].double())  # (1)
+        return out
+
+    def __call__(self, model: Classifier, x: Tensor) -> Tensor:
+        """Surprise of each input."""
+        return self.values(*_read(self.neurons, model, x))
+
+
+def fit_lsa(
+    model: Classifier,
+    train: Samples,
+    *,
+    layers: Sequence[str],
+    by_class: bool = True,
+    var_threshold: float = 1e-5,
+    max_features: int | None = None,
+    references: int | None = None,
+    generator: torch.Generator | None = None,
+) -> LSA:
+    """Learn `LSA` from training inputs; their labels are not used, only what the model predicts.
+
+    Args:
+        layers: whose neurons to use; one deep layer is usual.
+        by_class: compare with inputs of the same predicted class, or with all.
+        var_threshold: neurons whose variance is below are left out.
+        max_features: use this many neurons at most, those of largest variance.
+        references: draw this many of the training inputs with the generator, instead of all.
+    """
+    neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
+    fitted = LSA.of(activations, predicted, by_class=by_class, var_threshold=var_threshold, max_features=max_features)
+    return replace(fitted, neurons=neurons)
+
+
+def _kernels(a: Tensor, whose: str, *, var_threshold: float, max_features: int | None) -> Kernels:
+    n = len(a)
+    variance = a.var(0, correction=0)
+    order = variance.argsort(descending=True, stable=True)[:max_features]
+    columns = order[variance[order] >= max(var_threshold, torch.finfo(torch.float64).tiny)].sort().values
+    d = len(columns)
+    if d == 0:
+        raise ValueError(
+            f"at least one neuron must vary by var_threshold={var_threshold} over the references{whose}, none does; "
+            "choose other layers or a lower threshold"
+        )
+    a, centre = a[:, columns], a[:, columns].mean(0)
+    spread = torch.linalg.eigvalsh(covariance := torch.atleast_2d(a.T.cov()))
+    if spread[0] <= d * torch.finfo(torch.float64).eps * spread[-1]:
+        raise ValueError(
+            f"{n} references{whose} must span the {d} neurons that vary, but their covariance is singular; give more "
+            f"references, a higher var_threshold, or max_features below {d}"
+        )
+    factor = torch.linalg.cholesky(covariance * n ** (-2 / (d + 4)))
+    constant = math.log(n) + d / 2 * math.log(2 * math.pi) + float(factor.diagonal().log().sum())
+    points = _whitened(a, centre, factor)
+    return Kernels(columns=columns, centre=centre, factor=factor, points=points, constant=constant)
+
+
+def _whitened(a: Tensor, centre: Tensor, factor: Tensor) -> Tensor:
+    z: Tensor = torch.linalg.solve_triangular(factor, (a - centre).T, upper=False)
+    return z.T.contiguous()
+
+
+# Distance
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DSA:
+    """Distance-based surprise: how far the nearest reference of the same class is, against how far that is from others.
+
+        a = nearest to α(x) among references of the predicted class
+        DSA(x) = ‖α(x) − a‖ / min { ‖a − b‖ : b of another predicted class }                              (1)
+
+    Above 1, the input is farther from its own class than that class is from the next.
+
+    References:
+        | Guiding Deep Learning System Testing Using Surprise Adequacy (Kim et al., 2019)
+        | https://arxiv.org/abs/1808.08444
+    """
+
+    references: Tensor = field(repr=False)  # (M, neurons)
+    classes: Tensor = field(repr=False)  # (M,)
+    margins: Tensor = field(repr=False)  # (M,): the distance of each to the nearest of another class
+    neurons: Neurons | None = None
+
+    @staticmethod
+    def of(activations: Tensor, predicted: Tensor) -> DSA:
+        """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
+        groups = _grouped(activations, predicted)
+        if len(groups) < 2:
+            raise ValueError("references must be of at least two predicted classes, got one; give more inputs")
+        references, margins = activations.double(), activations.new_empty(len(activations), dtype=torch.float64)
+        for c in groups:
+            margins[predicted == c] = _nearest(references[predicted == c], references[predicted != c])[0]
+        if not bool((margins > 0).all()):
+            raise ValueError(
+                f"{int((margins == 0).sum())} of {len(margins)} references have the same activations as one that is "
+                "predicted otherwise; choose layers that tell them apart"
+            )
+        return DSA(references=references, classes=predicted, margins=margins)
+
+    def values(self, activations: Tensor, predicted: Tensor) -> Tensor:
+        """Surprise of each row."""
+        _check_query(activations, predicted, width=self.references.shape[1])
+        out = activations.new_empty(len(activations), dtype=torch.float64)
+        for c, rows in _rows_of(predicted, self.classes.unique().tolist()):
+            own = self.classes == c
+            distance, place = _nearest(activations[rows].double(), self.references[own])
+            out[rows] = distance / self.margins[own][place]  # (1)
+        return out
+
+    def __call__(self, model: Classifier, x: Tensor) -> Tensor:
+        """Surprise of each input."""
+        return self.values(*_read(self.neurons, model, x))
+
+
+def fit_dsa(
+    model: Classifier,
+    train: Samples,
+    *,
+    layers: Sequence[str],
+    references: int | None = None,
+    generator: torch.Generator | None = None,
+) -> DSA:
+    """Learn `DSA` from training inputs; their labels are not used, only what the model predicts.
+
+    Args:
+        layers: whose neurons to use; one deep layer is usual.
+        references: draw this many of the training inputs with the generator, instead of all.
+    """
+    neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
+    return replace(DSA.of(activations, predicted), neurons=neurons)
+
+
+# Mahalanobis distance
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ellipsoid:
+    """A mean, and directions scaled so that distances along them count standard deviations."""
+
+    mean: Tensor
+    directions: Tensor  # (neurons, rank)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MDSA:
+    """Mahalanobis surprise: how many standard deviations from the mean of the same predicted class c.
+
+        MDSA(x) = √( (α(x) − μ_c)ᵀ S_c⁺ (α(x) − μ_c) )                              (1)
+
+    S_c⁺ is the pseudo-inverse of the covariance: directions in which the references do not vary at all are ignored, so
+    that layers with dead neurons can be used.
+
+    References:
+        | Reducing DNN Labelling Cost Using Surprise Adequacy (Kim et al., 2020)
+        | https://arxiv.org/abs/2006.00894
+    """
+
+    ellipsoids: dict[int, Ellipsoid] = field(repr=False)
+    by_class: bool
+    neurons: Neurons | None = None
+
+    @staticmethod
+    def of(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> MDSA:
+        """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
+        groups = _grouped(activations, predicted, by_class=by_class)
+        ellipsoids = {c: _ellipsoid(a, _of_class(c, by_class)) for c, a in groups.items()}
+        return MDSA(ellipsoids=ellipsoids, by_class=by_class)
+
+    def values(self, activations: Tensor, predicted: Tensor) -> Tensor:
+        """Surprise of each row."""
+        _check_query(activations, predicted, width=len(next(iter(self.ellipsoids.values())).mean))
+        out = activations.new_empty(len(activations), dtype=torch.float64)
+        for c, rows in _rows_of(predicted, self.ellipsoids, by_class=self.by_class):
+            e = self.ellipsoids[c]
+            out[rows] = ((activations[rows].double() - e.mean) @ e.directions).norm(dim=1)  # (1)
+        return out
+
+    def __call__(self, model: Classifier, x: Tensor) -> Tensor:
+        """Surprise of each input."""
+        return self.values(*_read(self.neurons, model, x))
+
+
+def fit_mdsa(
+    model: Classifier,
+    train: Samples,
+    *,
+    layers: Sequence[str],
+    by_class: bool = True,
+    references: int | None = None,
+    generator: torch.Generator | None = None,
+) -> MDSA:
+    """Learn `MDSA` from training inputs; their labels are not used, only what the model predicts.
+
+    Args:
+        layers: whose neurons to use; one deep layer is usual.
+        by_class: compare with inputs of the same predicted class, or with all.
+        references: draw this many of the training inputs with the generator, instead of all.
+    """
+    neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
+    return replace(MDSA.of(activations, predicted, by_class=by_class), neurons=neurons)
+
+
+def _ellipsoid(a: Tensor, whose: str) -> Ellipsoid:
+    spread, axes = torch.linalg.eigh(torch.atleast_2d(a.T.cov(correction=0)))
+    if not bool(spread[-1] > 0):
+        raise ValueError(f"the references{whose} must vary, all have the same activations; choose other layers")
+    kept = spread > len(spread) * torch.finfo(torch.float64).eps * spread[-1]
+    return Ellipsoid(mean=a.mean(0), directions=axes[:, kept] / spread[kept].sqrt())
+
+
+# What they share
+
+
+def _learn_from(
+    model: Classifier,
+    train: Samples,
+    layers: Sequence[str],
+    references: int | None,
+    generator: torch.Generator | None,
+) -> tuple[Neurons, Tensor, Tensor]:
+    """The neurons, their activations and the predictions on the training inputs, or on some drawn from them."""
+    if references is not None:
+        if generator is None:
+            raise ValueError(f"references={references} are drawn at random; give a generator")
+        if not 2 <= references <= len(train):
+            raise ValueError(f"references must be from 2 to the {len(train)} training inputs, got {references}")
+        order = torch.randperm(len(train), generator=generator, device=generator.device)
+        train = train[order[:references].sort().values.cpu()]
+    neurons = find_neurons(model, train.x, layers=layers)
+    return neurons, *_read(neurons, model, train.x)
+
+
+def _read(neurons: Neurons | None, model: Classifier, x: Tensor) -> tuple[Tensor, Tensor]:
+    if neurons is None:
+        raise ValueError("this was fitted to activations, not to a model; call values(activations, predicted)")
+    return neurons(model, x), model.predict(x)
+
+
+def _grouped(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> dict[int, Tensor]:
+    """The references of each predicted class, or all of them under 0; too few are refused."""
+    _check_query(activations, predicted, width=activations.shape[-1])
+    if len(activations) < 2:
+        raise ValueError(f"there must be at least two references, got {len(activations)}; give more training inputs")
+    if not by_class:
+        return {0: activations.double()}
+    return {int(c): activations[predicted == c].double() for c in predicted.unique()}
+
+
+def _rows_of(predicted: Tensor, known: Container[int], *, by_class: bool = True) -> Iterator[tuple[int, Tensor]]:
+    """Each class with the rows that are predicted so; a class without references is refused."""
+    groups = predicted if by_class else torch.zeros_like(predicted)
+    for c in groups.unique().tolist():
+        rows = (groups == c).nonzero().flatten()
+        if c not in known:
+            raise ValueError(
+                f"{len(rows)} of {len(predicted)} rows are predicted as class {c}, as no reference is; "
+                "fit to training inputs of every class"
+            )
+        yield c, rows
+
+
+def _of_class(c: int, by_class: bool) -> str:
+    return f" of class {c}" if by_class else ""
+
+
+def _check_query(activations: Tensor, predicted: Tensor, *, width: int) -> None:
+    check_activations(activations)
+    if activations.shape[1] != width:
+        raise ValueError(f"activations must have {width} columns like the references, got {activations.shape[1]}")
+    if predicted.shape != activations.shape[:1] or predicted.is_floating_point() or predicted.dtype == torch.bool:
+        raise ValueError(
+            f"predicted must be an integer class for each of {len(activations)} rows, got {predicted.dtype} of shape "
+            f"{tuple(predicted.shape)}"
+        )
+
+
+def _blocks(a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Squared distances between the rows of ``a`` and of ``b``, a block at a time, by matrix products."""
+    lengths = (b**2).sum(1)
+    for i in range(0, len(a), ROWS):
+        rows = slice(i, i + ROWS)
+        own = (a[rows] ** 2).sum(1, keepdim=True)
+        for j in range(0, len(b), POINTS):
+            points = slice(j, j + POINTS)
+            yield rows, points, torch.addmm(own + lengths[points], a[rows], b[points].T, alpha=-2).clamp_min_(0)
+
+
+def _nearest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance from each row of ``a`` to the nearest row of ``b``, and which one that is.
+
+    Products of centred double-precision numbers find it; the distance itself comes from the difference.
+    """
+    centre = b.mean(0)
+    best, place = a.new_full((len(a),), torch.inf), torch.zeros(len(a), dtype=torch.int64, device=a.device)
+    for rows, points, squared in _blocks(a - centre, b - centre):
+        value, where = squared.min(1)
+        nearer = value < best[rows]
+        best[rows] = torch.where(nearer, value, best[rows])
+        place[rows] = torch.where(nearer, where + points.start, place[rows])
+    return (a - b[place]).norm(dim=1), place

@@ -1,0 +1,281 @@
+"""How sure a model is: from its probabilities, and from those of many passes with dropout.
+
+References:
+    | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
+    | (Zhang et al., 2020), sections 2.1, 2.2 and 5.1
+    | https://arxiv.org/abs/2004.11573
+    | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.2
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from operant.measure.mc_dropout import mc_dropout
+from operant.model import MIN_ROWS, Classifier
+from operant.rng import spawn
+from operant.suite import Suite
+
+CHUNK = 2**22  # probabilities of many passes held at once
+
+# From the probabilities of one pass -----------------------------------------------------------------------------------
+
+
+def prediction_confidence(probs: Tensor) -> Tensor:
+    """How much more probable the predicted class is than the next one (PCS, Definition 4).
+
+        PCS(x) = max_i P[i] − max_{i ≠ c*} P[i],    c* = argmax_i P[i]        (1)
+
+    Args:
+        probs: ``(N, classes)``.
+
+    >>> prediction_confidence(torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.125, 0.875]])).tolist()
+    [0.25, 0.75]
+    """
+    best = _checked(probs, dims=2).topk(2, dim=1).values
+    return best[:, 0] - best[:, 1]  # (1)
+
+
+def margin(probs: Tensor, label: Tensor | None = None) -> Tensor:
+    """How much more probable the label is than the best other class: negative where the model is wrong.
+
+        margin(x, y) = P[y] − max_{i ≠ y} P[i]        (1)
+
+    Without labels the predicted class stands for them, which gives `prediction_confidence`. With them, 1 - margin is a
+    score of risk: 0 for a class that is certain and right, 2 for one that is certain and wrong.
+
+    Args:
+        probs: ``(N, classes)``.
+        label: ``(N,)``.
+    """
+    if label is None:
+        return prediction_confidence(probs)
+    own = _label_column(label, *_checked(probs, dims=2).shape).to(probs.device)
+    return (probs.gather(1, own) - probs.scatter(1, own, -torch.inf).amax(1, keepdim=True))[:, 0]  # (1)
+
+
+def gini(probs: Tensor) -> Tensor:
+    """The chance that two draws from the probabilities differ: 0 for a certain class, 1 - 1 / classes at most.
+
+        gini(x) = 1 − Σ_i P[i]²        (1)
+
+    Args:
+        probs: ``(N, classes)``.
+
+    References:
+        | DeepGini: Prioritizing Massive Tests to Enhance the Robustness of Deep Neural Networks (Feng et al., 2020)
+        | https://arxiv.org/abs/1903.00661
+    """
+    return (1 - _checked(probs, dims=2).square().sum(1)).clamp_min(0)  # (1); rounding must not go below
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Entropy of the probabilities in nats; a class without probability adds nothing.
+
+        H(x) = − Σ_i P[i] log P[i]        (1)
+
+    Args:
+        probs: ``(N, classes)``.
+    """
+    return _entropy(_checked(probs, dims=2)).to(probs.dtype)  # (1)
+
+
+# From the probabilities of many passes --------------------------------------------------------------------------------
+
+
+def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
+    """The share of passes that do not predict the label, by default the one that most predict (VR, Definition 5).
+
+        VR(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = l]        (1)
+
+    Definition 5 takes for l the label of most passes; the follow-up paper (Zhang, 2020) takes a given one. Shares are
+    exact, in double precision, so that they can be compared with thresholds such as 0.4.
+
+    Args:
+        mc: ``(T, N, classes)``, as `mc_dropout` gives them.
+        label: ``(N,)``.
+    """
+    passes, n, classes = _checked(mc, dims=3).shape
+    votes = mc.argmax(2)
+    if label is not None:
+        agree = (votes == _label_column(label, n, classes)[:, 0].to(mc.device)).sum(0)
+    else:
+        count = torch.zeros(n, classes, dtype=torch.int64, device=mc.device)
+        agree = count.scatter_add_(1, votes.T, torch.ones_like(votes.T)).amax(1)
+    return (passes - agree).double() / passes  # (1)
+
+
+def variation_ratio_original(mc: Tensor, prediction: Tensor) -> Tensor:
+    """The share of passes that do not predict what the model predicts without dropout (VRO, Definition 6).
+
+        VRO(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = L(x)]        (1)
+
+    Args:
+        mc: ``(T, N, classes)``.
+        prediction: ``(N,)``, of the model as it is.
+    """
+    return variation_ratio(mc, prediction)  # (1)
+
+
+def predictive_entropy(mc: Tensor) -> Tensor:
+    """Entropy of the mean probabilities, in nats (PE, Definition 7).
+
+        PE(x) = − Σ_i m_i log m_i,    m_i = (1/T) Σ_k P_k[i]        (1)
+
+    Args:
+        mc: ``(T, N, classes)``.
+    """
+    return _entropy(_mean(_checked(mc, dims=3))).to(mc.dtype)  # (1)
+
+
+def mutual_information(mc: Tensor) -> Tensor:
+    """What the prediction tells about the weights, in nats: how much passes disagree (MI, Definition 8).
+
+        MI(x) = PE(x) + (1/T) Σ_{k,i} P_k[i] log P_k[i]        (1)
+
+    Never negative: what rounding leaves below zero is cut.
+
+    Args:
+        mc: ``(T, N, classes)``.
+    """
+    each = sum(_entropy(probs) for probs in _checked(mc, dims=3)) / len(mc)
+    return (_entropy(_mean(mc)) - each).clamp_min(0).to(mc.dtype)  # (1)
+
+
+def _mean(mc: Tensor) -> Tensor:
+    """Over the passes, in double precision, without a copy of them all."""
+    total = torch.zeros_like(mc[0], dtype=torch.float64)
+    for probs in mc:
+        total += probs
+    return total / len(mc)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """In double precision: differences of entropies may be far smaller than these."""
+    terms: Tensor = torch.special.entr(probs.double())
+    return terms.sum(1)
+
+
+# Patterns -------------------------------------------------------------------------------------------------------------
+
+
+def pattern(
+    pcs: Tensor,
+    vro: Tensor,
+    *,
+    low_pcs: float = 0.3,
+    high_pcs: float = 0.7,
+    low_vro: float = 0.4,
+    high_vro: float = 0.6,
+) -> npt.NDArray[np.str_]:
+    """Which of the four patterns of uncertainty each row follows: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` for none.
+
+    The first letter is for PCS and the second for VRO. Low is below the lower threshold and high above the upper one,
+    both strictly, as section 5.1 words it; the defaults are its thresholds. Benign inputs mostly follow HL, and the
+    cases of known attacks LH: the rest is what such tests miss.
+
+    >>> pattern(torch.tensor([0.9, 0.1, 0.9, 0.5]), torch.tensor([0.1, 0.7, 0.8, 0.7])).tolist()
+    ['HL', 'LH', 'HH', '']
+    """
+    if not low_pcs <= high_pcs or not low_vro <= high_vro:
+        raise ValueError(
+            "thresholds must not cross: "
+            f"PCS is low below {low_pcs} and high above {high_pcs}, VRO low below {low_vro} and high above {high_vro}"
+        )
+    if pcs.ndim != 1 or pcs.shape != vro.shape or bool(pcs.isnan().any()) or bool(vro.isnan().any()):
+        raise ValueError(
+            f"PCS and VRO must be one number per row, got shapes {tuple(pcs.shape)} and {tuple(vro.shape)}"
+            f" with {int(pcs.isnan().sum())} and {int(vro.isnan().sum())} NaN"
+        )
+    first, second = _letters(pcs, low_pcs, high_pcs), _letters(vro, low_vro, high_vro)
+    both = np.char.add(first, second)
+    return np.where((first == "") | (second == ""), "", both)
+
+
+def _letters(values: Tensor, low: float, high: float) -> npt.NDArray[np.str_]:
+    return np.where((values < low).cpu().numpy(), "L", np.where((values > high).cpu().numpy(), "H", ""))
+
+
+# All of them, for a suite ---------------------------------------------------------------------------------------------
+
+
+def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: torch.Generator) -> Suite:
+    """The suite with further columns: ``pcs gini entropy label_margin vr vro pe mi pattern`` of each case.
+
+    All cases meet the same masks, as if they were one call of `mc_dropout`, but are worked through in parts: the
+    probabilities of all passes for all cases are never held at once. VRO refers to what the model predicts now.
+    ``label_margin`` is the `margin` of the case's label in probabilities; ``margin`` is the column in which attacks
+    keep theirs, in logits and with the other sign.
+
+    Args:
+        model: one with dropout.
+        suite: any.
+        passes: T, at least 2; the paper takes 50 for MNIST and 100 for larger images.
+        generator: is asked for one number.
+    """
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    if len(suite) == 0:
+        return suite.with_columns(**dict.fromkeys(COLUMNS, torch.empty(0)), pattern=np.array([], dtype=np.str_))
+    classes = model.classes(suite.rows.take(torch.arange(min(len(suite), MIN_ROWS))))
+    rows = model.batch_size * max(1, CHUNK // (passes * classes * model.batch_size))
+    parts = [
+        _columns(model, suite.rows.take(part), suite.label[part], passes=passes, generator=spawn(seed, "masks"))
+        for part in torch.arange(len(suite)).split(rows)
+    ]
+    columns: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in COLUMNS}
+    return suite.with_columns(**columns, pattern=pattern(columns["pcs"], columns["vro"]))
+
+
+COLUMNS = ("pcs", "gini", "entropy", "label_margin", "vr", "vro", "pe", "mi")
+
+
+def _columns(
+    model: Classifier, x: Tensor, label: Tensor, *, passes: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    mc = mc_dropout(model, x, passes=passes, generator=generator).probs
+    probs = model.probs(x)
+    return {
+        "pcs": prediction_confidence(probs),
+        "gini": gini(probs),
+        "entropy": entropy(probs),
+        "label_margin": margin(probs, label),
+        "vr": variation_ratio(mc),
+        "vro": variation_ratio_original(mc, probs.argmax(1)),
+        "pe": predictive_entropy(mc),
+        "mi": mutual_information(mc),
+    }
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def _checked(probs: Tensor, *, dims: int) -> Tensor:
+    """Probabilities of the right shape; of many passes there must be two at least."""
+    shape = "(N, classes)" if dims == 2 else "(T, N, classes)"
+    if probs.ndim != dims or not probs.is_floating_point() or probs.shape[-1] < 2:
+        raise ValueError(f"probabilities must have shape {shape}, got {probs.dtype} of shape {tuple(probs.shape)}")
+    if probs.numel() == 0:
+        raise ValueError(f"there are no probabilities: got shape {tuple(probs.shape)}; give at least one row")
+    if dims == 3 and len(probs) < 2:
+        raise ValueError("measures over passes need at least 2 of them, got 1; run mc_dropout with more")
+    off = float((probs.sum(-1) - 1).abs().amax())
+    if not off <= 1e-3 or float(probs.amin()) < 0:  # NaN fails the first
+        raise ValueError(
+            f"probabilities must be 0 or more and sum to 1 in each row, got sums that are off by up to {off:.3g} and "
+            f"values from {float(probs.amin()):.3g} on; apply softmax to logits"
+        )
+    return probs
+
+
+def _label_column(label: Tensor, n: int, classes: int) -> Tensor:
+    """Labels as ``(N, 1)``."""
+    if label.shape != (n,) or label.is_floating_point() or label.dtype == torch.bool:
+        raise ValueError(f"labels must be integers of shape ({n},), got {label.dtype} of shape {tuple(label.shape)}")
+    if int(label.min()) < 0 or int(label.max()) >= classes:
+        raise ValueError(f"labels must be from 0 to {classes - 1}, got {int(label.min())} to {int(label.max())}")
+    return label.long()[:, None]

@@ -1,0 +1,289 @@
+"""A small variational autoencoder: what inputs look like, in a few numbers each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from operant.data import Samples
+from operant.model import MIN_ROWS
+from operant.networks.training import validation_split
+from operant.rng import global_streams, normal_like
+
+ROWS = 1024  # computed at once
+FEWEST = 20  # inputs to learn from
+SEEN = 150_000  # rows that training sees in all, unless told otherwise: 30 epochs of 5000
+EPOCHS = (5, 30)  # but at least and at most this many times over the data
+VALIDATION = 0.1  # share of the inputs that the best epoch is chosen on
+LOG_STD = (-10.0, 5.0)  # range of the logarithm of a code's standard deviation
+NOISE = 1e-6  # variance that a value's noise never falls below, in units of `scale`
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class VAE:
+    """Two small networks that learned to pass inputs through ``latent`` numbers; made by `fit_vae`.
+
+        encode:  z ~ N(mean(x), std(x)²)        decode:  x ≈ decode(z)        (1)
+
+    Both have one hidden layer and see an input as one flat vector (x - centre) / scale, whatever its shape. Write it
+    with `operant.results.save(vae, path)` and read it with `load(path, VAE)`: every number comes back as it was.
+
+    Args:
+        shape: of one input.
+        bounds: smallest and largest value of an input. Where both are finite no reconstruction leaves them.
+        centre, scale: ``(D,)``, the lower bound and the width of the bounds; where a bound is infinite, mean and
+            standard deviation of each value.
+        encoder, decoder: weight and bias of the hidden layer, then of the last.
+        history: validation loss (negative evidence bound, up to a constant) after each epoch; the weights are of the
+            lowest.
+
+    References:
+        | Auto-Encoding Variational Bayes (Kingma and Welling, 2014)
+        | https://arxiv.org/abs/1312.6114
+    """
+
+    shape: tuple[int, ...]
+    bounds: tuple[float, float]
+    centre: Tensor = field(repr=False)
+    scale: Tensor = field(repr=False)
+    encoder: tuple[Tensor, ...] = field(repr=False)
+    decoder: tuple[Tensor, ...] = field(repr=False)
+    history: tuple[float, ...] = field(repr=False)
+
+    @property
+    def latent(self) -> int:
+        """How many numbers code an input."""
+        return self.decoder[0].shape[1]
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each input's code, ``(N, latent)`` both; differentiable in ``x``."""
+        self.check(x)
+        parts = in_chunks(lambda part: torch.cat(self._code(self._flat(part)), 1), x)
+        mean, std = parts.chunk(2, 1)
+        return mean, std
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Inputs ``(N, *shape)`` for codes ``(N, latent)``; differentiable in ``z``."""
+        if z.ndim != 2 or z.shape[1] != self.latent:
+            raise ValueError(f"codes must have shape (N, {self.latent}), got {tuple(z.shape)}")
+        out = in_chunks(lambda part: self._drawn(part.to(self.centre)), z)
+        return (out * self.scale + self.centre).clamp(*self.bounds).view(-1, *self.shape)
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """``decode`` of the mean code of each input."""
+        return self.decode(self.encode(x)[0])
+
+    def residual(self, x: Tensor) -> Tensor:
+        """What of each input the reconstruction misses, ``(N, D)``, in units of ``scale``; differentiable in ``x``."""
+        self.check(x)
+        return in_chunks(lambda part: self._residual(self._flat(part)), x)
+
+    def reconstruction_error(self, x: Tensor) -> Tensor:
+        """Mean squared `residual` of each input; for bounds (0, 1) the mean squared error. Differentiable in ``x``."""
+        self.check(x)
+        return in_chunks(lambda part: self._residual(self._flat(part)).square().mean(1), x)
+
+    def check(self, x: Tensor) -> None:
+        """Refuse inputs of another shape, NaN, and values outside `bounds`."""
+        if x.ndim < 2 or tuple(x.shape[1:]) != self.shape:
+            raise ValueError(f"inputs must have shape (N, {', '.join(map(str, self.shape))}), got {tuple(x.shape)}")
+        _check_values(x, self.bounds)
+
+    # On flat inputs in units of scale
+
+    def _flat(self, x: Tensor) -> Tensor:
+        return (x.flatten(1).to(self.centre) - self.centre) / self.scale
+
+    def _code(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = _perceptron(v, self.encoder).chunk(2, 1)
+        return mean, log_std.clamp(*LOG_STD).exp()
+
+    def _drawn(self, z: Tensor) -> Tensor:
+        v = _perceptron(z, self.decoder)
+        return v.sigmoid() if _finite(self.bounds) else v
+
+    def _residual(self, v: Tensor) -> Tensor:
+        return v - self._drawn(self._code(v)[0])
+
+
+def fit_vae(
+    field: Samples,
+    *,
+    latent: int = 16,
+    width: int = 256,
+    epochs: int | None = None,
+    batch_size: int = 64,
+    learning_rate: float = 2e-3,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    generator: torch.Generator,
+    progress: bool = True,
+) -> VAE:
+    """Learn to pass inputs through a few numbers, by raising the evidence bound on the inputs' likelihood.
+
+        loss = D/2 · log(mean squared error of decode(z) in the batch) + KL(N(mean, std²) ‖ N(0, 1))        (1)
+
+    with z drawn from the code of each input. The first term is the Gaussian likelihood of D values under the noise that
+    fits the batch best, so that nobody has to choose how reconstruction weighs against the codes. The learning rate
+    rises and falls once (one cycle); the weights of the epoch with the lowest loss on held-back inputs are kept.
+
+    Args:
+        field: at least 20 inputs of any shape, flat vectors or small images; labels are not looked at. A tenth is held
+            back for validation, dealt by id.
+        latent: numbers in a code; never more than an input has values.
+        width: of the hidden layers.
+        epochs: passes over the data; unless given, 30, or fewer for more than 5000 inputs, but at least 5.
+        batch_size, learning_rate: of Adam.
+        bounds: smallest and largest value of an input; ``(-math.inf, math.inf)`` for features of any scale.
+        generator: draws first weights, batches and codes; the same one gives the same weights, bit for bit.
+        progress: show a bar where there is a terminal to show it on.
+
+    References:
+        | Auto-Encoding Variational Bayes (Kingma and Welling, 2014), https://arxiv.org/abs/1312.6114
+        | Simple and Effective VAE Training with Calibrated Decoders (Rybkin et al., 2021), for the noise
+        | https://arxiv.org/abs/2006.13202
+    """
+    _check_options(latent=latent, width=width, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    check_field(field, bounds, at_least=FEWEST)
+    part, held = validation_split(field, VALIDATION)
+    epochs = min(EPOCHS[1], max(EPOCHS[0], SEEN // len(part))) if epochs is None else epochs
+    with global_streams(generator):
+        vae = _untrained(part.x, latent=latent, width=width, bounds=bounds)
+    weights = [w.requires_grad_() for w in (*vae.encoder, *vae.decoder)]
+    steps = math.ceil(len(part) / batch_size)
+    optimizer = torch.optim.Adam(weights, lr=learning_rate, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=epochs * steps)
+    check = _flat_with_noise(vae, held.x, generator=generator)
+    best, history = vae, list[float]()
+    for _ in _shown(epochs, progress):
+        for v, noise in _batches(vae, part.x, steps, generator=generator):
+            loss = _loss(vae, v, noise)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        with torch.no_grad():
+            history.append(_finite_loss(float(_loss(vae, *check))))
+        if history[-1] == min(history):
+            best = _copied(vae)
+    return replace(best, history=tuple(history))
+
+
+def _loss(vae: VAE, v: Tensor, noise: Tensor) -> Tensor:
+    mean, std = vae._code(v)
+    error = (vae._drawn(mean + std * noise) - v).square().mean()
+    kl = (mean.square() + std.square() - 1 - 2 * std.log()).sum(1).mean() / 2
+    return v.shape[1] / 2 * (error + NOISE).log() + kl  # (1)
+
+
+def _untrained(x: Tensor, *, latent: int, width: int, bounds: tuple[float, float]) -> VAE:
+    flat = x.flatten(1)
+    size = flat.shape[1]
+    latent = min(latent, size)
+    if _finite(bounds):
+        centre, scale = torch.full((size,), bounds[0]), torch.full((size,), bounds[1] - bounds[0])
+    else:
+        std, centre = torch.std_mean(flat, 0)
+        scale = torch.where(std > 0, std, 1.0)  # a value that never varies is left as it is
+    return VAE(
+        shape=tuple(x.shape[1:]),
+        bounds=(float(bounds[0]), float(bounds[1])),
+        centre=centre.to(flat.device, torch.float32),
+        scale=scale.to(flat.device, torch.float32),
+        encoder=_first_weights(size, width, 2 * latent, flat.device),
+        decoder=_first_weights(latent, width, size, flat.device),
+        history=(),
+    )
+
+
+def _first_weights(inward: int, width: int, outward: int, device: torch.device) -> tuple[Tensor, ...]:
+    layers = nn.Linear(inward, width), nn.Linear(width, outward)
+    return tuple(w.detach().to(device) for layer in layers for w in (layer.weight, layer.bias))
+
+
+def _perceptron(v: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+    w1, b1, w2, b2 = layers
+    return linear(linear(v, w1, b1).relu(), w2, b2)
+
+
+def _copied(vae: VAE) -> VAE:
+    encoder, decoder = (tuple(w.detach().clone() for w in layers) for layers in (vae.encoder, vae.decoder))
+    return replace(vae, encoder=encoder, decoder=decoder)
+
+
+def _flat_with_noise(vae: VAE, x: Tensor, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    v = vae._flat(x)
+    return v, normal_like(v[:, :1].expand(-1, vae.latent), generator=generator)
+
+
+def _batches(vae: VAE, x: Tensor, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every row once, in batches of even size, with the noise for its code."""
+    order = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
+    for rows in order.tensor_split(steps):
+        yield _flat_with_noise(vae, x[rows], generator=generator)
+
+
+def _shown(epochs: int, progress: bool) -> Iterator[int]:
+    console = Console(stderr=True)
+    shown = progress and console.is_terminal
+    yield from track(range(epochs), description="training the VAE", console=console, disable=not shown)
+
+
+def in_chunks(f: Callable[[Tensor], Tensor], x: Tensor, *, rows: int = ROWS) -> Tensor:
+    """``f`` of ``rows`` rows at a time, joined; fewer than 16 rows are padded, since they would round differently."""
+    parts = []
+    for part in x.split(rows):
+        n = len(part)
+        if 0 < n < MIN_ROWS:
+            part = torch.cat([part, part[:1].detach().expand(MIN_ROWS - n, *part.shape[1:])])
+        parts.append(f(part)[:n])
+    return torch.cat(parts)
+
+
+def _finite(bounds: tuple[float, float]) -> bool:
+    return math.isfinite(bounds[0]) and math.isfinite(bounds[1])
+
+
+def _finite_loss(loss: float) -> float:
+    if not math.isfinite(loss):
+        raise ValueError(f"training was stopped because the loss became {loss}; try a lower learning_rate")
+    return loss
+
+
+def _check_options(*, latent: int, width: int, epochs: int | None, batch_size: int, learning_rate: float) -> None:
+    counts = {"latent": latent, "width": width, "epochs": 1 if epochs is None else epochs, "batch_size": batch_size}
+    if wrong := [f"{name} {value}" for name, value in counts.items() if value < 1]:
+        raise ValueError(f"{', '.join(counts)} must be at least 1, got {', '.join(wrong)}")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
+
+
+def check_field(field: Samples, bounds: tuple[float, float], *, at_least: int) -> None:
+    """Refuse data that nothing can be learned from: too few, NaN, out of bounds, all equal."""
+    if not bounds[0] < bounds[1]:
+        raise ValueError(f"bounds must be (low, high) with low < high, got {bounds}")
+    if len(field) < at_least:
+        raise ValueError(f"at least {at_least} inputs are needed to learn from, got {len(field)}; give more field data")
+    _check_values(field.x, bounds)
+    if bool((field.x == field.x[:1]).all()):
+        raise ValueError(f"the {len(field)} inputs are all equal: there is nothing to learn; give inputs that vary")
+
+
+def _check_values(x: Tensor, bounds: tuple[float, float]) -> None:
+    if x.numel() == 0:
+        return
+    if bad := int((~x.detach().isfinite()).flatten(1).any(1).sum()):
+        raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(x)} rows; remove them")
+    low, high = (float(v) for v in torch.aminmax(x.detach()))
+    slack = 1e-6 * (bounds[1] - bounds[0]) if _finite(bounds) else 0.0
+    if low < bounds[0] - slack or high > bounds[1] + slack:
+        raise ValueError(
+            f"inputs must lie within bounds {bounds}, got values from {low:.4g} to {high:.4g}; rescale them, or give "
+            "the bounds of your data"
+        )
