@@ -77,8 +77,8 @@ def _against_plain_passes(module: nn.Module, x: Tensor, *, repeats: int) -> tupl
 def density(*, queries: int, theirs: int, repeats: int) -> dict[str, float]:
     """Exact KDE on 60 000 references. scikit-learn gets few of the queries, and its time is scaled up in proportion.
 
-    ``kde_d16`` compares with its defaults, which are not exact in so many dimensions; ``kde_d16_one_leaf`` with a tree of
-    a single leaf, which is.
+    ``kde_d16`` compares with its defaults, which are not exact in so many dimensions; ``kde_d16_one_leaf`` with a tree
+    of a single leaf, which is.
     """
     ratios, rows = {}, []
     for d in (16, 32):
