@@ -84,9 +84,10 @@ def density(*, queries: int, theirs: int, repeats: int) -> dict[str, float]:
     for d in (16, 32):
         references = torch.randn(60_000, d, generator=spawn(0, "references", d))
         x = torch.randn(queries, d, generator=spawn(0, "queries", d))
-        ours = fit_kde(references, bandwidth=0.5)
-        rival = KernelDensity(bandwidth=0.5, leaf_size=60_000).fit(references.numpy())  # the default is not exact
-        default = KernelDensity(bandwidth=0.5).fit(references.numpy())
+        scott = len(references) ** (-1 / (d + 4))
+        ours = fit_kde(references, bandwidth=scott)
+        rival = KernelDensity(bandwidth=scott, leaf_size=60_000).fit(references.numpy())  # the default is not exact
+        default = KernelDensity(bandwidth=scott).fit(references.numpy())
         some = x[:theirs].numpy()
         runs: dict[str, Callable[[], object]] = {
             "operant": lambda: ours.log_prob(x),  # noqa: B023  # run in this turn

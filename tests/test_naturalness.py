@@ -410,8 +410,18 @@ def test_models_that_do_not_fit_are_refused(digits28, lenet):
         learn(model=lenet, layer="fc9")
     with pytest.raises(ValueError, match=r"bounds must be the model's \(0.0, 1.0\)"):
         learn(model=lenet, layer="relu_fc2", bounds=(-1, 1))
-    with pytest.raises(ValueError, match="at most 4096 features, layer relu_conv1 have 4704"):
+    with pytest.raises(ValueError, match="at most 4096 features, layer relu_conv1 has 4704"):
         learn(model=lenet, layer="relu_conv1")
+    broken = lenet.unwrap()
+    torch.nn.init.constant_(broken.fc1.bias, math.nan)
+    with pytest.raises(
+        ValueError, match=r"layer fc1 gives NaN or infinity for \d+ of \d+ inputs; choose another layer"
+    ):
+        learn(model=lenet.rewrap(broken), layer="fc1")
+    silent = lenet.unwrap()
+    torch.nn.init.constant_(silent.fc1.bias, -1e6)
+    with pytest.raises(ValueError, match="features must vary over the field data, all are equal"):
+        learn(model=lenet.rewrap(silent), layer="relu_fc1")
 
 
 def test_inputs_of_another_kind_are_refused(natural, digits28):

@@ -306,7 +306,7 @@ class _Terms:
         return ~(error <= TOLERANCE)  # overflow makes NaN, which is rough
 
     def exponents(self, features: Tensor, columns: slice, apart: _Apart | None) -> Tensor:
-        """F·Rᵢ + bᵢ to base 2, for all rows and some references; rows do not depend on which others come with them."""
+        """F·Rᵢ + bᵢ to base 2, for all rows and some references; padded, so that few rows round as many do."""
         factors, offsets = self.factors[columns], self.offsets[columns]
         tile = torch.addmm(_padded(offsets), _padded(features), _padded(factors).T)[: len(features), : len(factors)]
         if apart is not None:

@@ -101,9 +101,9 @@ class Naturalness:
     def scores(self, x: Tensor) -> dict[str, Tensor]:
         """What the p-values rank, one value per row each, differentiable in ``x``; higher is stranger.
 
-        ``reconstruction`` is what the VAE misses of the input, each value against its usual miss: the mean of (x -
-        x̂)² / noise. ``neighbours`` is the distance to the k-th nearest reference in whitened features. ``density`` is
-        -log p of the mean code.
+        ``reconstruction`` is what the VAE misses of the input, each value against its usual miss: the mean of
+        residual² / noise, where the plain error would hardly see a change of pixels that never vary. ``neighbours`` is
+        the distance to the k-th nearest reference in whitened features. ``density`` is -log p of the mean code.
         """
         mean, _ = self.vae.encode(x)
         return {
@@ -188,11 +188,12 @@ def fit_naturalness(
     _check_options(model, layer, bounds, calibration=calibration, k=k, references=references)
     check_field(field, bounds, at_least=FEWEST_FITTED + fewest(LEVEL, tests=len(SCORES)))
     fitted, held = _dealt(field, calibration)
-    vae = fit_vae(fitted, latent=latent, epochs=epochs, bounds=bounds, generator=generator, progress=progress)
-    kept = torch.randperm(len(fitted), generator=generator, device=generator.device)[:references].to(fitted.x.device)
     with torch.no_grad():
         features = _features(fitted.x, model, layer)
         whitening = _fit_whitening(features)
+    vae = fit_vae(fitted, latent=latent, epochs=epochs, bounds=bounds, generator=generator, progress=progress)
+    kept = torch.randperm(len(fitted), generator=generator, device=generator.device)[:references].to(fitted.x.device)
+    with torch.no_grad():
         draft = Naturalness(
             vae=vae,
             noise=_noise(vae, fitted.x),
@@ -301,11 +302,13 @@ def _features(x: Tensor, model: Classifier | None, layer: str | None) -> Tensor:
         model.features(x[:1], layers=[layer])  # refuses layers that cannot be tapped
     features = in_chunks(_tap(model, layer), x)
     if features.shape[1] > MOST_FEATURES:
-        where = "these inputs" if layer is None else f"layer {layer}"
+        given = "these inputs have" if layer is None else f"layer {layer} has"
         raise ValueError(
-            f"neighbours are found among at most {MOST_FEATURES} features, {where} have {features.shape[1]}; "
+            f"neighbours are found among at most {MOST_FEATURES} features, {given} {features.shape[1]}; "
             "give model and the name of a smaller layer"
         )
+    if bad := int((~features.isfinite()).any(1).sum()):
+        raise ValueError(f"layer {layer} gives NaN or infinity for {bad} of {len(x)} inputs; choose another layer")
     return features
 
 
