@@ -8,11 +8,23 @@ os.environ["MKL_NUM_THREADS"] = "1"
 
 import pytest
 import torch
+from hypothesis import settings
 
 from operant import Classifier, load_digits, spawn
 from operant.networks import LeNet5, fit, initialise
 
 torch.set_num_threads(1)
+
+# The same examples and first weights in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
+settings.register_profile("same", derandomize=True, print_blob=True)
+settings.register_profile("explore", print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(autouse=True)
+def _same_first_weights() -> None:
+    """Layers that a test builds draw their weights from torch's global stream."""
+    torch.random.manual_seed(0)
 
 
 @pytest.fixture
