@@ -1,0 +1,76 @@
+"""FOL-Fuzz, all seeds in one batch, against the same algorithm written one seed at a time in eager torch.
+
+CPU time, one thread, both in this process, on the same seeds with the same random numbers. The ratio is failures per
+CPU second, Operant's divided by the other's. MNIST with ``--data DIR`` (a folder with mnist.npz), else the embedded
+digits at 28x28.
+
+    python benchmarks/fuzz.py [--quick] [--data DIR]
+"""
+
+import _timing  # isort: skip  # first: it sets what torch reads when it is imported
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from _single import fol_fuzz_one
+from operant import Classifier, Samples, load, load_digits, spawn
+from operant.generate import FOLFuzz
+from operant.networks import LeNet5, fit, initialise
+
+FUZZER = FOLFuzz(radius=0.3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer seeds and one repeat, under 50 s")
+    parser.add_argument("--data", type=Path, help="folder with mnist.npz")
+    options = parser.parse_args()
+    data = load("mnist", options.data) if options.data else load_digits(size=28)
+    module = train(data.train[:20_000], epochs=2 if options.data else 4)
+    seeds = Classifier(module).correct(data.test[:2_000])
+    repeats, ours, theirs = (1, 128, 16) if options.quick else (3, 512, 64)
+    what = "MNIST" if options.data else "digits"
+    _timing.finish("fuzz", {"folfuzz_vs_single": compare(module, seeds[:ours], what, theirs=theirs, repeats=repeats)})
+
+
+def train(samples: Samples, *, epochs: int) -> nn.Module:
+    start = initialise(LeNet5, generator=spawn(0, "weights"))
+    return fit(start, samples, epochs=epochs, batch_size=32, generator=spawn(0, "training"), progress=False).module
+
+
+def compare(module: nn.Module, seeds: Samples, what: str, *, theirs: int, repeats: int) -> float:
+    """The batch works on all seeds, the loop on the first few: it takes that long."""
+    model, rates, rows = Classifier(module), {"batch": 0.0, "one at a time": 0.0}, []
+    for _ in range(repeats):
+        results = {"batch": batched(model, seeds), "one at a time": singly(module, seeds, theirs)}
+        rates = {name: max(rates[name], result[0] / result[2]) for name, result in results.items()}
+    for name, (cases, broken, seconds, n) in results.items():
+        rows.append([name, str(n), str(cases), f"{broken:.1%}", f"{seconds:.2f}", f"{rates[name]:.1f}"])
+    same = batched(model, seeds[:theirs])
+    rows.append(["batch, those seeds", str(theirs), str(same[0]), f"{same[1]:.1%}", f"{same[2]:.2f}", ""])
+    columns = ["", "seeds", "failures", "seeds broken", "CPU s, last run", "failures / CPU s, best"]
+    _timing.show(f"FOL-Fuzz, LeNet-5, {what}, radius {FUZZER.radius}", columns, rows)
+    return rates["batch"] / rates["one at a time"]
+
+
+def batched(model: Classifier, seeds: Samples) -> tuple[int, float, float, int]:
+    """Failures, share of seeds broken, CPU seconds, seeds."""
+    start = time.process_time()
+    suite = FUZZER(model, seeds, generator=spawn(0, "fuzz"))
+    return len(suite), len(suite.seed.unique()) / len(seeds), time.process_time() - start, len(seeds)
+
+
+def singly(module: nn.Module, seeds: Samples, n: int) -> tuple[int, float, float, int]:
+    u = torch.rand(len(seeds), FUZZER.rows_per_seed, generator=spawn(0, "fuzz")) + 0.5
+    start = time.process_time()
+    found = [fol_fuzz_one(FUZZER, module, seeds.x[row : row + 1], int(seeds.labels[row]), u[row]) for row in range(n)]
+    broken = sum(bool(cases) for cases in found) / n
+    return sum(map(len, found)), broken, time.process_time() - start, n
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""FOL-Fuzz: a search from each seed for failures of rising, or of very small, first-order loss."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from operant.data import Samples
+from operant.generate.engine import Goal, Rows, check_ball, column, judge, steepest
+from operant.measure.loss import rise
+from operant.model import Classifier
+from operant.rng import uniform_like
+from operant.suite import Suite
+
+BRANCHES = ("rise", "small", "flip")
+RELEASED_SEED = 1e-3  # the released program passes over seeds whose gradient is not longer than this
+
+
+@dataclass(frozen=True, kw_only=True)
+class FOLFuzz:
+    """Follow first-order loss out of each seed, towards failures of both kinds that BE-ST wants to retrain with.
+
+        objective(x) = P(c2) + … + P(ck) - P(c1) + weight · FOL(x)        (1)
+        x ← x + learning_rate · radius · U(0.5, 1.5) · steepest(∇objective)        (2)
+
+    c1 is the seed's class, c2 to ck those the model finds next likely there. Each seed has a queue. A point taken
+    from it makes ``iters`` steps (2). A point on the way joins the queue if it lies in the ball and its FOL is at
+    least FOL_m, the highest so far (branch ``"rise"``), or below ``xi`` (branch ``"small"``); if the model also fails
+    on it, it is a case. All seeds advance together; one whose queue is empty or whose rows are spent leaves the batch.
+
+    Where the paper's Algorithm 3 is silent or must be read with care:
+
+    - label and distance are compared with the *original* seed's; the pseudocode compares with the point just taken,
+      so that its cases could drift out of the ball and count returns to the right class as failures;
+    - classes in (1) are ranked once, at the seed: ranked anew, the objective would pull failures back;
+    - FOL_m starts at 0; the queue is first in, first out; a point that both conditions accept joins it once;
+    - ``processing(grads)`` is (2). With ``step="gradient"`` it is learning_rate · U(0.5, 1.5) · ∇objective, as in the
+      released program: where the softmax is saturated that hardly moves, and most seeds of a good model stay whole;
+    - ξ = 1e-18, the paper's, is below what float32 can resolve, so its second branch never fires. ``"q05"`` asks for
+      less than the 5 % quantile of FOL among this seed's failing points so far;
+    - ``rows_per_seed`` ends every search.
+
+    Misclassified seeds are skipped. Columns: ``fol``, ``loss``, ``branch``, and ``threshold``, the FOL_m or ξ it met.
+
+    Args:
+        radius: of the ball around each seed, in input units.
+        norm: ``"linf"`` or ``"l2"``, of the ball and of FOL.
+        xi: what counts as small: a number, or a quantile such as ``"q05"``.
+        k: how many classes take part in (1); all, where the model has fewer.
+        weight: λ in the paper: how much FOL counts against the class probabilities.
+        iters: steps from each point taken from the queue.
+        learning_rate: mean length of a step, as a share of the radius.
+        rows_per_seed: how many points the model may be asked about for one seed, itself included.
+        step: ``"steepest"`` or ``"gradient"``.
+        variant: ``"paper"``, or ``"released"``: the objective is ‖g‖₂ - P(c1), a point is queued if ‖g‖₂ rises and its
+            L2 distance is below ``radius`` times the seed's length, and *any* failure is a case, however far. Its
+            settings are ``radius=0.5, norm="l2", step="gradient", iters=2``; ``xi``, ``k`` and ``weight`` take no part.
+
+    References:
+        | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Algorithm 3 and Eq. 8
+        | https://arxiv.org/abs/2102.05913
+    """
+
+    radius: float
+    norm: str = "linf"
+    xi: float | str = "q05"
+    k: int = 5
+    weight: float = 1.0
+    iters: int = 3
+    learning_rate: float = 0.1
+    rows_per_seed: int = 60
+    step: str = "steepest"
+    variant: str = "paper"
+
+    def __post_init__(self) -> None:
+        check_ball(self.radius, self.norm)
+        _quantile(self.xi)
+        if self.k < 1 or self.iters < 1:
+            raise ValueError(f"k and iters must be at least 1, got {self.k} and {self.iters}")
+        if not (0 <= self.weight < math.inf and 0 < self.learning_rate < math.inf):
+            raise ValueError(
+                "weight must be 0 or more and learning_rate positive, both finite, "
+                f"got {self.weight} and {self.learning_rate}"
+            )
+        if self.rows_per_seed < 2:
+            raise ValueError(f"rows_per_seed must be at least 2, the seed and one step, got {self.rows_per_seed}")
+        if self.step not in ("steepest", "gradient") or self.variant not in ("paper", "released"):
+            raise ValueError(
+                'step must be "steepest" or "gradient" and variant "paper" or "released", '
+                f"got {self.step!r} and {self.variant!r}"
+            )
+        if self.variant == "released" and (self.norm != "l2" or self.step != "gradient"):
+            raise ValueError('the released program takes raw gradients and L2: give norm="l2", step="gradient"')
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        model.check(seeds)
+        seeds = seeds.to(model.device)
+        u = uniform_like(seeds.x.new_empty(len(seeds), self.rows_per_seed), 0.5, 1.5, generator=generator)
+        ranking = model.batched_logits(seeds.x).argsort(1, descending=True)
+        right = (ranking[:, 0] == seeds.labels).nonzero().flatten()
+        if len(right) == 0:
+            raise ValueError(
+                f"FOL-Fuzz starts from correctly classified seeds, and none of the {len(seeds)} is; "
+                "check the labels, or run doctor() on the model"
+            )
+        rows = {"x0": seeds.x, "classes": ranking[:, : self.k], "u": u, "origin": torch.arange(len(seeds))}
+        searches = (_Search(self, model, _chosen(rows, some)).run() for some in right.split(model.batch_size))
+        cases = _joined(list(searches))
+        cases = _chosen(cases, cases["origin"].argsort(stable=True))
+        return self._suite(model, seeds, cases, skipped=len(seeds) - len(right))
+
+    def _suite(self, model: Classifier, seeds: Samples, cases: Rows, *, skipped: int) -> Suite:
+        """Every case after the model's final word, with what the search knew of it."""
+        name = f"fol-fuzz-{self.norm}" if self.variant == "paper" else "fol-fuzz-released"
+        suite = judge(model, seeds, cases["x"], origin=cases["origin"], method=name, skipped=skipped)
+        branch = [BRANCHES[b] for b in cases["branch"].tolist()]
+        columns = {name: cases[name] for name in ("fol", "loss", "threshold")}
+        return suite.with_columns(branch=branch, **columns).failures()
+
+
+class _Search:
+    """One batch of seeds on their way: their queues, what they have spent, and what was found."""
+
+    def __init__(self, options: FOLFuzz, model: Classifier, seeds: Rows) -> None:
+        n = len(seeds["x0"])
+        self.options, self.model, self.seeds = options, model, seeds
+        self.queues = _Queues(n, options.rows_per_seed, like=seeds["x0"])
+        self.used = torch.zeros(n, dtype=torch.int64, device=seeds["x0"].device)
+        self.highest = seeds["x0"].new_zeros(n)  # FOL_m
+        self.failing = seeds["x0"].new_full((n, options.rows_per_seed), torch.nan)  # FOL of failing points
+        self.found: list[Rows] = []
+
+    def run(self) -> Rows:
+        """The cases, in the order they were found."""
+        everyone = torch.arange(len(self.used), device=self.used.device)
+        start = self._look(everyone, self.seeds["x0"])
+        worth = start["fol"] > RELEASED_SEED if self.options.variant == "released" else start["fol"] >= 0
+        self.queues.put(everyone[worth], _chosen(start, worth))
+        self.found.append(_chosen(self._judged(everyone, start, start), everyone[:0]))
+        while len(rows := (self.queues.waiting() & self._can_go_on()).nonzero().flatten()):
+            now = self.queues.pop(rows)
+            for _ in range(self.options.iters):
+                left = self._can_go_on()[rows]
+                rows, now = rows[left], _chosen(now, left)
+                if len(rows):
+                    now = self._step(rows, now)
+        return _joined(self.found)
+
+    def _can_go_on(self) -> Tensor:
+        return self.used < self.options.rows_per_seed
+
+    def _step(self, rows: Tensor, now: Rows) -> Rows:
+        """One step of every row; what deserves it is queued, what fails is kept."""
+        before = self.used[rows]
+        point = self._judged(rows, now, self._look(rows, self._moved(rows, now)))
+        self.failing[rows, before] = torch.where(point["near"] & point["fails"], point["fol"], torch.nan)
+        self.highest[rows] = torch.where(point["rises"], point["fol"], self.highest[rows])
+        self.queues.put(rows[point["queued"]], _chosen(point, point["queued"]))
+        self.found.append(_chosen(point, point["case"]))
+        return point
+
+    def _moved(self, rows: Tensor, now: Rows) -> Tensor:
+        options, direction = self.options, now["direction"]
+        if options.step == "steepest":
+            direction = options.radius * steepest(direction, options.norm)
+        size = options.learning_rate * self.seeds["u"][rows, self.used[rows]]
+        return (now["x"] + column(size, direction) * direction).clamp(*self.model.bounds)  # (2)
+
+    def _look(self, rows: Tensor, x: Tensor) -> Rows:
+        """FOL, loss and logits at ``x``, and where the objective rises: two gradients from one pass of the model."""
+        options, seeds = self.options, _chosen(self.seeds, rows)
+        released = options.variant == "released"
+        norm, radius = ("l2-paper", 1.0) if released else (options.norm, options.radius)
+        classes = seeds["classes"][:, :1] if released else seeds["classes"]
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            logits = self.model.logits(z)
+            loss = cross_entropy(logits, classes[:, 0], reduction="none")
+            g = _gradient(loss, z, again=True)
+            fol = rise(g, z - seeds["x0"], radius=radius, norm=norm)
+            top = logits.softmax(1).gather(1, classes)
+            weight = 1.0 if released else options.weight
+            direction = _gradient(top[:, 1:].sum(1) - top[:, 0] + weight * fol, z)  # (1)
+        self.used[rows] += 1
+        values = {"x": x, "logits": logits, "loss": loss, "fol": fol, "direction": direction.nan_to_num(0.0)}
+        return {name: value.detach() for name, value in values.items()} | {"origin": seeds["origin"]}
+
+    def _judged(self, rows: Tensor, before: Rows, point: Rows) -> Rows:
+        """What becomes of each new point: is it queued, is it a case, and by which branch."""
+        options, x, x0 = self.options, point["x"], self.seeds["x0"][rows]
+        fol, highest = point["fol"], self.highest[rows]
+        fails = Goal().reached(point["logits"], self.seeds["classes"][rows, 0])
+        new = (x != before["x"]).flatten(1).any(1)
+        if options.variant == "released":
+            near = (x - x0).flatten(1).norm(dim=1) < options.radius * x0.flatten(1).norm(dim=1)
+            rises = near & new & (fol > highest)
+            told = {"rises": rises, "queued": rises, "case": fails, "branch": torch.full_like(rows, 2)}
+            return point | told | {"near": near, "fails": fails, "threshold": torch.full_like(fol, torch.nan)}
+        near = _length(x - x0, options.norm) <= options.radius
+        xi = self._xi(rows)
+        rises, small = near & new & (fol >= highest), near & new & (fol < xi)
+        told = {"rises": rises, "queued": rises | small, "case": (rises | small) & fails, "branch": (~rises).long()}
+        return point | told | {"near": near, "fails": fails, "threshold": torch.where(rises, highest, xi)}
+
+    def _xi(self, rows: Tensor) -> Tensor:
+        if isinstance(self.options.xi, str):
+            return self.failing[rows].nanquantile(_quantile(self.options.xi), dim=1)
+        return self.highest.new_full((len(rows),), self.options.xi)
+
+
+class _Queues:
+    """One first-in-first-out queue a seed. Points live in one growing store whose places are used again."""
+
+    def __init__(self, n: int, most: int, *, like: Tensor) -> None:
+        self.store = dict.fromkeys(("x", "direction"), like[:0])
+        self.places = torch.zeros(n, most, dtype=torch.int64, device=like.device)
+        self.head = torch.zeros(n, dtype=torch.int64, device=like.device)
+        self.tail = torch.zeros_like(self.head)
+        self.free = self.head[:0]
+
+    def waiting(self) -> Tensor:
+        return self.head < self.tail
+
+    def put(self, rows: Tensor, points: Rows) -> None:
+        """Add one point to the queue of each of these rows."""
+        if len(rows) > len(self.free):
+            self._grow(len(rows))
+        places, self.free = self.free[: len(rows)], self.free[len(rows) :]
+        for name, values in self.store.items():
+            values[places] = points[name]
+        self.places[rows, self.tail[rows]] = places
+        self.tail[rows] += 1
+
+    def pop(self, rows: Tensor) -> Rows:
+        """The oldest point of each of these rows."""
+        places = self.places[rows, self.head[rows]]
+        self.head[rows] += 1
+        self.free = torch.cat([self.free, places])
+        return _chosen(self.store, places)
+
+    def _grow(self, more: int) -> None:
+        size = len(self.store["x"])
+        more = max(more, size)
+        self.free = torch.cat([self.free, torch.arange(size, size + more, device=self.free.device)])
+        for name, values in self.store.items():
+            self.store[name] = torch.cat([values, values.new_empty(more, *values.shape[1:])])
+
+
+def _gradient(values: Tensor, x: Tensor, *, again: bool = False) -> Tensor:
+    """Of the sum of ``values``; zero where they do not depend on ``x``, as with a constant model."""
+    if not values.requires_grad:
+        return torch.zeros_like(x)
+    return torch.autograd.grad(values.sum(), x, create_graph=again, allow_unused=True, materialize_grads=True)[0]
+
+
+def _length(moved: Tensor, norm: str) -> Tensor:
+    return moved.flatten(1).abs().amax(1) if norm == "linf" else moved.flatten(1).norm(dim=1)
+
+
+def _chosen(rows: Rows, which: Tensor) -> Rows:
+    return {name: values[which] for name, values in rows.items()}
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    kept = ("x", "fol", "loss", "branch", "threshold", "origin")
+    return {name: torch.cat([part[name] for part in parts]) for name in kept}
+
+
+def _quantile(xi: float | str) -> float:
+    """The share that ``"q05"`` names."""
+    if isinstance(xi, str):
+        if not re.fullmatch(r"q\d\d", xi):
+            raise ValueError(f'xi must be a number or a quantile such as "q05", got {xi!r}')
+        return int(xi[1:]) / 100
+    if not 0 <= xi < math.inf:
+        raise ValueError(f"xi must be 0 or more and finite, got {xi}")
+    return math.nan
