@@ -1,0 +1,222 @@
+"""Empirical robustness: the share of inputs that a model still gets right under attack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from operant.assess.bounds import clopper_pearson_interval
+from operant.data import Samples
+from operant.model import Classifier
+from operant.rng import spawn
+from operant.suite import Suite
+from operant.types import Fuzzer
+
+MODES = ("adaptive", "static")
+ALL = "all"  # the row of what withstands every attack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """k of n inputs were classified correctly, and the interval for the probability behind it."""
+
+    name: str
+    k: int
+    n: int
+    lower: float
+    upper: float
+
+    @property
+    def value(self) -> float:
+        return self.k / self.n
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robustness:
+    """Empirical robustness in both of its meanings; `value` is that of ``mode``.
+
+    Attributes:
+        mode: ``"adaptive"`` or ``"static"``.
+        confidence: of every interval.
+        clean: accuracy on the samples as they are.
+        adaptive: of all samples, those classified correctly both clean and under attack on this very model; one row an
+            attack, and last the row ``all`` of those that withstand every attack.
+        static: of the seeds of ready-made cases, those whose cases are all classified correctly; one row for each
+            method among the cases, and last the row ``all``. None if there were no cases.
+    """
+
+    mode: str
+    confidence: float
+    clean: Rate
+    adaptive: tuple[Rate, ...]
+    static: tuple[Rate, ...] | None
+
+    @property
+    def value(self) -> float:
+        rows = self.adaptive if self.mode == "adaptive" else self.static
+        assert rows is not None  # empirical_robustness saw to it
+        return rows[-1].value
+
+    def __str__(self) -> str:
+        rows = [("clean", self.clean), *(("adaptive", rate) for rate in self.adaptive)]
+        rows += [("static", rate) for rate in self.static or ()]
+        width = max(len(rate.name) for _, rate in rows)
+        lines = [f"Empirical robustness {self.value:.1%} ({self.mode}), with {self.confidence:.0%} intervals:"]
+        lines += [
+            f"  {kind:<8}  {'' if kind == 'clean' else rate.name:<{width}}  {rate.value:6.1%}"
+            f"  [{rate.lower:6.1%}, {rate.upper:6.1%}]  {rate.k} of {rate.n}"
+            for kind, rate in rows
+        ]
+        lines.append("Adaptive: attacks on this model; static: cases made once against a reference model.")
+        if self.static is None:
+            lines.append("Static was not measured, because no cases were given; make them with attack_cases.")
+        return "\n".join(lines)
+
+
+def attack_cases(
+    model: Classifier, samples: Samples, attacks: Mapping[str, Fuzzer], *, generator: torch.Generator
+) -> Suite:
+    """Cases made once against a reference model, to judge others on.
+
+    As in the paper's experiments only successful cases are kept: for each attack, the failures on samples that the
+    model classifies correctly; `method` names the attack. So the reference itself scores 0 on them by construction, and
+    what another model scores tells how little the cases transfer to it, not how it would stand up to an attack of its
+    own.
+
+    Args:
+        model: the reference.
+        samples: labelled inputs to start from, the paper's D_v.
+        attacks: fuzzers by name.
+        generator: each attack's random numbers depend on it and on the attack's name alone.
+    """
+    _check_attacks(attacks)
+    correct = model.correct(samples)
+    if len(correct) == 0:
+        raise ValueError(f"none of the {len(samples)} samples is classified correctly; check labels and normalisation")
+    return Suite.concat([suite.failures() for suite in _attacked(model, correct, attacks, generator)])
+
+
+def empirical_robustness(
+    model: Classifier,
+    samples: Samples,
+    attacks: Mapping[str, Fuzzer],
+    *,
+    mode: str = "adaptive",
+    cases: Suite | None = None,
+    generator: torch.Generator,
+    confidence: float = 0.95,
+) -> Robustness:
+    """The accuracy of a model under attack (Definition 2), with Clopper-Pearson intervals.
+
+        ER(f, D_v, ATT) = share of (x, y) in D_v with f(x) = y and f(x') = y for all x' of ATT on ⟨(x, y), f⟩        (1)
+
+    That is ``"adaptive"``: the attacks run against the model being judged. The paper's experiments judge on cases that
+    were made once against another model instead: ``"static"``, counted here by seed, since cases of one seed are not
+    independent. Whichever is asked for, both are reported where there are cases.
+
+    Args:
+        model: the one to judge.
+        samples: labelled inputs, the paper's D_v. One that is misclassified as it is counts as not robust.
+        attacks: fuzzers by name.
+        mode: whose number `value` gives.
+        cases: what `attack_cases` made against a reference model; needed for ``"static"``.
+        generator: each attack's random numbers depend on it and on the attack's name alone.
+        confidence: of the intervals.
+
+    References:
+        | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Definition 2
+        | https://arxiv.org/abs/2102.05913
+    """
+    if mode not in MODES:
+        raise ValueError(f'mode must be "adaptive" or "static", got {mode!r}')
+    if mode == "static" and cases is None:
+        raise ValueError('mode="static" judges on ready-made cases; pass cases=attack_cases(reference, samples, ...)')
+    _check_attacks(attacks)
+    model.check(samples)
+    right = (model.predict(samples.x) == samples.labels).cpu()
+    static = None if cases is None else _static(model, samples, cases, confidence)
+    return Robustness(
+        mode=mode,
+        confidence=confidence,
+        clean=_rate("clean", right, confidence),
+        adaptive=_adaptive(model, samples, right, attacks, generator, confidence),
+        static=static,
+    )
+
+
+def _adaptive(
+    model: Classifier,
+    samples: Samples,
+    right: Tensor,
+    attacks: Mapping[str, Fuzzer],
+    generator: torch.Generator,
+    confidence: float,
+) -> tuple[Rate, ...]:
+    """(1) for each attack and for all together; only what is classified correctly clean has to be attacked."""
+    rates, robust, ids = [], right, samples.ids.cpu()
+    suites = _attacked(model, samples[right], attacks, generator) if bool(right.any()) else [None] * len(attacks)
+    for name, suite in zip(attacks, suites, strict=True):
+        withstood = right if suite is None else right & ~torch.isin(ids, suite.failures().seed)
+        rates.append(_rate(name, withstood, confidence))
+        robust = robust & withstood
+    return (*rates, _rate(ALL, robust, confidence))
+
+
+def _attacked(
+    model: Classifier, seeds: Samples, attacks: Mapping[str, Fuzzer], generator: torch.Generator
+) -> Iterator[Suite]:
+    """Each attack's cases, under its name, from a generator that no other attack has a part in."""
+    root = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    for name, attack in attacks.items():
+        suite = attack(model, seeds, generator=spawn(root, "attack", name))
+        yield replace(suite, method=np.array([name] * len(suite), dtype=np.str_))
+
+
+def _static(model: Classifier, samples: Samples, cases: Suite, confidence: float) -> tuple[Rate, ...]:
+    """For each method and for all together, the seeds of which no case is misclassified."""
+    _check_cases(model, samples, cases)
+    wrong = model.predict(cases.x) != cases.label
+    rates = []
+    for name in (*dict.fromkeys(cases.method.tolist()), ALL):
+        rows = torch.ones(len(cases), dtype=torch.bool) if name == ALL else torch.from_numpy(cases.method == name)
+        withstood = ~torch.isin(cases.seed[rows].unique(), cases.seed[rows & wrong])
+        rates.append(_rate(name, withstood, confidence))
+    return tuple(rates)
+
+
+def _rate(name: str, hits: Tensor, confidence: float) -> Rate:
+    k, n = int(hits.sum()), len(hits)
+    interval = clopper_pearson_interval(k, n, confidence=confidence)
+    return Rate(name=name, k=k, n=n, lower=interval.lower, upper=interval.upper)
+
+
+def _check_attacks(attacks: Mapping[str, Fuzzer]) -> None:
+    if not isinstance(attacks, Mapping) or not attacks:
+        raise ValueError(f'attacks must be fuzzers by name, one at least, as {{"pgd": PGD(radius=0.1)}}; got {attacks}')
+    if ALL in attacks:
+        raise ValueError(f'no attack may be named "{ALL}", which is the row of all attacks together; rename it')
+
+
+def _check_cases(model: Classifier, samples: Samples, cases: Suite) -> None:
+    if len(cases) == 0:
+        raise ValueError(
+            "there are no cases to judge on: the reference model withstood every attack; make them with stronger "
+            "attacks, or leave cases out"
+        )
+    if cases.rows.shape != samples.shape:
+        raise ValueError(
+            f"cases must have the shape of the samples {tuple(samples.shape)}, got {tuple(cases.rows.shape)}; "
+            "make them from the same data"
+        )
+    classes = model.classes(samples.x)
+    if int(cases.label.max()) >= classes:
+        raise ValueError(
+            f"labels of the cases must be below the model's {classes} classes, got {int(cases.label.max())}; "
+            "make them from the same data"
+        )
+    if ALL in cases.method:
+        raise ValueError(f'no method among the cases may be named "{ALL}", which is the row of all; rename it')
