@@ -96,18 +96,19 @@ def fit(
     history: list[Epoch] = []
     weights: dict[str, Tensor] = {}
     steps = math.ceil(len(part) / batch_size)
-    with global_streams(generator), _bar(progress, epochs=epochs, steps=steps) as show:
+    with global_streams(generator), training_bar(progress, epochs=epochs, steps=steps) as show:
         for number in range(1, epochs + 1):
             learner.train()
             total = 0.0
-            for x, y in _shuffled(part, steps, generator=generator):
-                loss = _step(optimizer, logits, x, y)
-                show(history, loss, 1)
+            accuracies = [e.validation_accuracy for e in history]
+            for x, y in shuffled_batches(part, steps, generator=generator):
+                loss = _finite(float(descend(optimizer, logits, x, y)))
+                show(accuracies, loss, 1)
                 total += loss * len(x)
             learner.eval()
             epoch = Epoch(epoch=number, loss=total / len(part), **_validation(logits, held, batch_size))
             history.append(epoch)
-            show(history, epoch.loss, 0)
+            show([*accuracies, epoch.validation_accuracy], epoch.loss, 0)
             if epoch is _best(history):
                 weights = {name: values.clone() for name, values in learner.state_dict().items()}
     learner.load_state_dict(weights)
@@ -136,21 +137,21 @@ def validation_split(train: Samples, share: float) -> tuple[Samples, Samples]:
     return parts["training"], parts["validation"]
 
 
-def _shuffled(part: Samples, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def shuffled_batches(part: Samples, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Every row once, in batches of even size, so that batch norm never meets a last batch of one row."""
     order = torch.randperm(len(part), generator=generator, device=generator.device).to(part.x.device)
     for rows in order.tensor_split(steps):
         yield part.x[rows], part.labels[rows]
 
 
-def _step(optimizer: torch.optim.Optimizer, logits: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
+def descend(optimizer: torch.optim.Optimizer, logits: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     """One step down the loss of one batch; its loss before the step."""
     z = logits(x)
     loss = cross_entropy(z, y.to(z.device))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return _finite(float(loss.detach()))
+    return loss.detach()
 
 
 def _validation(logits: Callable[[Tensor], Tensor], held: Samples, batch_size: int) -> dict[str, float]:
@@ -173,16 +174,19 @@ def _best(history: Sequence[Epoch]) -> Epoch:
 
 
 @contextmanager
-def _bar(shown: bool, *, epochs: int, steps: int) -> Iterator[Callable[[Sequence[Epoch], float, int], None]]:
-    """A progress bar on the terminal's error stream, and the function that moves it."""
+def training_bar(shown: bool, *, epochs: int, steps: int) -> Iterator[Callable[[Sequence[float], float, int], None]]:
+    """A progress bar on the terminal's error stream, and the function that moves it.
+
+    That function takes the validation accuracy of each epoch so far, the latest loss, and how many steps were made.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task("training", total=epochs * steps)
 
-        def show(history: Sequence[Epoch], loss: float, steps: int) -> None:
-            accuracy = f"  validation {history[-1].validation_accuracy:.1%}" if history else ""
-            text = f"epoch {min(len(history) + 1, epochs)}/{epochs}  loss {loss:.3f}{accuracy}"
+        def show(accuracies: Sequence[float], loss: float, steps: int) -> None:
+            accuracy = f"  validation {accuracies[-1]:.1%}" if accuracies else ""
+            text = f"epoch {min(len(accuracies) + 1, epochs)}/{epochs}  loss {loss:.3f}{accuracy}"
             bar.update(task, advance=steps, description=text)
 
         yield show
