@@ -1,9 +1,22 @@
 """Step 3: from seeds to cases."""
 
-from operant.generate.adapters import from_art, from_foolbox
+from operant.generate.adapt import ADAPT, RandomMutation
+from operant.generate.adapters import from_art, from_autoattack, from_foolbox
 from operant.generate.carlini_wagner import CarliniWagner
 from operant.generate.deepfool import DeepFool
 from operant.generate.fol_fuzz import FOLFuzz
 from operant.generate.gradient_sign import BIM, FGSM, PGD
 
-__all__ = ["BIM", "FGSM", "PGD", "CarliniWagner", "DeepFool", "FOLFuzz", "from_art", "from_foolbox"]
+__all__ = [
+    "ADAPT",
+    "BIM",
+    "FGSM",
+    "PGD",
+    "CarliniWagner",
+    "DeepFool",
+    "FOLFuzz",
+    "RandomMutation",
+    "from_art",
+    "from_autoattack",
+    "from_foolbox",
+]

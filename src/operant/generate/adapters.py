@@ -1,7 +1,12 @@
-"""Attacks of Foolbox and of the Adversarial Robustness Toolbox, as fuzzers."""
+"""Attacks of Foolbox and of the Adversarial Robustness Toolbox, and AutoAttack, as fuzzers."""
 
 from __future__ import annotations
 
+import logging
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.generate.engine import check_ball, judge
+from operant.generate.engine import check_ball, judge, project
 from operant.model import Classifier
 from operant.rng import global_streams
 from operant.suite import Suite
@@ -38,6 +43,23 @@ def from_art(attack: Any, **options: Any) -> ArtFuzzer:
     if options.get("targeted"):
         raise ValueError("targeted attacks are not run: ART would take each label for its target; leave targeted out")
     return ArtFuzzer(attack=attack, options=options)
+
+
+def from_autoattack(*, radius: float, norm: str = "linf", version: str = "standard") -> AutoAttackFuzzer:
+    """AutoAttack, an ensemble of four attacks without parameters to tune, as a fuzzer; `pyautoattack` runs it.
+
+    Args:
+        radius: of the ball around each seed, in input units.
+        norm: ``"linf"`` or ``"l2"``.
+        version: ``"standard"`` (APGD on cross-entropy, targeted APGD and FAB, Square), or ``"rand"`` for models that
+            answer at random (APGD on cross-entropy and on DLR, with gradients averaged over 20 passes).
+
+    References:
+        | Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks
+        | (Croce and Hein, 2020)
+        | https://arxiv.org/abs/2003.01690
+    """
+    return AutoAttackFuzzer(radius=radius, norm=norm, version=version)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +111,85 @@ class ArtFuzzer:
         return judge(model, seeds, x, method=method)
 
 
-class _Logits(nn.Module):
-    """Our model as the bare module those libraries expect."""
+@dataclass(frozen=True, kw_only=True)
+class AutoAttackFuzzer:
+    """Runs AutoAttack on our model; it is seeded from our generator, and its random numbers are drawn batch by batch.
 
-    def __init__(self, model: Classifier, dtype: torch.dtype) -> None:
+    Each part goes on with the seeds that withstood the ones before; a seed that withstands them all is its own case.
+    What AutoAttack would log is left out: `Classifier.doctor` looks for the same mistakes.
+    """
+
+    radius: float
+    norm: str = "linf"
+    version: str = "standard"
+    batch_size: int = 250
+
+    def __post_init__(self) -> None:
+        check_ball(self.radius, self.norm)
+        if self.version not in CLASSES_NEEDED:
+            raise ValueError(f'version must be "standard" or "rand", got {self.version!r}')
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        pyautoattack = _require("pyautoattack", extra="attacks")
+        model.check(seeds)
+        _check_for_autoattack(model, seeds, self.version)
+        low, high = model.bounds
+        unit = ((seeds.x - low) / (high - low)).float()  # it knows float32 in [0, 1] only
+        with _undisturbed(), global_streams(generator):
+            attack = pyautoattack.AutoAttack(
+                _Logits(model, seeds.x.dtype, bounds=model.bounds),
+                eps=self.radius / (high - low),
+                norm={"linf": "Linf", "l2": "L2"}[self.norm],
+                version=self.version,
+                seed=torch.initial_seed() % 2**31,
+                device=model.device,
+            )
+            attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, model.classes(seeds.x) - 1)
+            cases, _ = attack.run_standard_evaluation(unit, seeds.labels, batch_size=self.batch_size)
+        x = seeds.x + (cases - unit).to(seeds.x) * (high - low)
+        radius = torch.full_like(seeds.labels, self.radius, dtype=x.dtype)
+        x = project(x, seeds.x, radius, self.norm, model.bounds)
+        return judge(model, seeds, x, method=f"autoattack-{self.version}-{self.norm}")
+
+
+CLASSES_NEEDED = {"standard": 4, "rand": 3}  # by the difference of logits ratio, targeted and not
+
+
+def _check_for_autoattack(model: Classifier, seeds: Samples, version: str) -> None:
+    if seeds.x.ndim != 4:
+        raise ValueError(f"AutoAttack needs images (N, C, H, W), got shape {tuple(seeds.x.shape)}; use PGD")
+    classes, needed = model.classes(seeds.x), CLASSES_NEEDED[version]
+    if classes < needed:
+        raise ValueError(f'AutoAttack in version "{version}" needs at least {needed} classes, got {classes}; use PGD')
+    if not math.isfinite(model.bounds[1] - model.bounds[0]):
+        raise ValueError(f"AutoAttack needs finite bounds, got {model.bounds}; give Classifier the bounds of your data")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """AutoAttack's log is switched off, and the debugger's trace, which it removes, is put back."""
+    log, trace = logging.getLogger("auto-attack"), sys.gettrace()
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+        sys.settrace(trace)
+
+
+class _Logits(nn.Module):
+    """Our model as the bare module those libraries expect; where they know [0, 1] only, ``bounds`` map it to ours."""
+
+    def __init__(self, model: Classifier, dtype: torch.dtype, *, bounds: tuple[float, float] = (0.0, 1.0)) -> None:
         super().__init__()
-        self.model, self.dtype = model, dtype
+        self.model, self.dtype, self.bounds = model, dtype, bounds
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model.logits(x.to(self.dtype))  # ART hands over float32 whatever it was given
+        low, high = self.bounds
+        x = x.to(self.dtype)  # ART hands over float32 whatever it was given
+        return self.model.logits(x if self.bounds == (0.0, 1.0) else low + (high - low) * x)
 
 
 def _require(name: str, *, extra: str) -> Any:
