@@ -16,11 +16,17 @@ from operant._importing import build_module
 from operant.data import Samples, samples_from_folder, samples_from_npz
 from operant.demo import run_demo
 from operant.doctor import Finding
+from operant.generate import FGSM, PGD, FOLFuzz
 from operant.model import Classifier
-from operant.networks import load_weights
+from operant.networks import load_weights, save_weights
+from operant.retrain import Finetune
+from operant.robot import RobOT
+from operant.studies import robot as robot_study
 
 FOUND_ERRORS = 1
+NOT_MET = 1
 CANNOT_RUN = 2
+STUDIES = {"robot": robot_study.run_study}
 
 app = typer.Typer(
     help="Tests and hardens deep-learning classifiers for the way they will be used.",
@@ -71,11 +77,8 @@ def doctor(
     """
     console = Console(highlight=False)
     try:
-        module = build_module(model)
-        if weights is not None:
-            load_weights(module, weights)
-        classifier = Classifier(module, bounds=bounds, mean=_numbers(mean, "mean"), std=_numbers(std, "std"))
-        samples = _in_type_of(module, read_samples(data, size=size))
+        classifier = _classifier(model, weights, bounds, mean, std)
+        samples = _in_type_of(classifier.unwrap(), read_samples(data, size=size))
     except (ValueError, OSError) as error:
         _cannot_run(error)
     findings = classifier.doctor(samples)
@@ -99,12 +102,108 @@ def print_findings(console: Console, model: Classifier, samples: Samples, findin
         console.print(f"[green]nothing found[/]: the model is fit to be tested{unseen}")
 
 
+# robot
+
+
+@app.command()
+def robot(
+    model: Annotated[str, typer.Argument(help="package.module:callable that builds the module without arguments")],
+    train: Annotated[Path, typer.Option(help="training data: an npz file with x and y, or a folder of pictures")],
+    test: Annotated[Path, typer.Option(help="what the requirement is checked on; never learned from")],
+    radius: Annotated[float, typer.Option(help="how much every value of an input may change")],
+    requirement: Annotated[float, typer.Option(help="share of test inputs that must withstand FGSM and PGD, 0 to 1")],
+    out: Annotated[Path, typer.Option(help="folder of the run; named again, the run goes on")] = Path("operant-robot"),
+    weights: Annotated[Path | None, typer.Option(help="safetensors file with the module's weights")] = None,
+    bounds: Annotated[tuple[float, float], typer.Option(help="smallest and largest value of an input")] = (0.0, 1.0),
+    mean: Annotated[str | None, typer.Option(help="what the module expects subtracted: 0.5, or 0.49,0.48,0.45")] = None,
+    std: Annotated[str | None, typer.Option(help="what it expects divided by: one number, or one a channel")] = None,
+    size: Annotated[tuple[int, int] | None, typer.Option(help="resize pictures to this height and width")] = None,
+    mode: Annotated[str, typer.Option(help="adaptive: attack the model being judged; static: ready-made cases")] = (
+        "adaptive"
+    ),
+    rounds: Annotated[int, typer.Option(help="how often to fuzz and retrain, at most")] = 5,
+    seeds_per_round: Annotated[int, typer.Option(help="training inputs to fuzz in each round")] = 1000,
+    cases_per_round: Annotated[int, typer.Option(help="failures to retrain with in each round, at most")] = 1000,
+    epochs: Annotated[int, typer.Option(help="of each retraining")] = 10,
+    learning_rate: Annotated[float, typer.Option(help="of each retraining")] = 1e-3,
+    max_drop: Annotated[float, typer.Option(help="clean accuracy that may be lost in all")] = 0.01,
+    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+) -> None:
+    """Retrain a model with the failures that FOL-Fuzz finds until it is robust enough.
+
+    A tenth of the training data chooses the epoch. Exit code 0: the requirement is met; 1: it is not; 2: could not run.
+    """
+    console = Console(highlight=False)
+    try:
+        classifier, samples = _classifier(model, weights, bounds, mean, std), {}
+        for name, path in {"train": train, "test": test}.items():
+            samples[name] = _in_type_of(classifier.unwrap(), read_samples(path, size=size))
+        parts = samples["train"].split(train=0.9, validation=0.1)
+        loop = RobOT(
+            fuzz=FOLFuzz(radius=radius),
+            attacks={"fgsm": FGSM(radius=radius), "pgd": PGD(radius=radius)},
+            requirement=requirement,
+            mode=mode,
+            rounds=rounds,
+            seeds_per_round=seeds_per_round,
+            cases_per_round=cases_per_round,
+            finetune=Finetune(epochs=epochs, learning_rate=learning_rate, max_drop=max_drop),
+        )
+        hardened = loop(
+            classifier,
+            parts["train"],
+            validation=parts["validation"],
+            test=samples["test"],
+            folder=out,
+            seed=seed,
+            console=console,
+        )
+        save_weights(hardened.model.unwrap(), out / "model.safetensors")
+    except (ValueError, OSError) as error:
+        _cannot_run(error)
+    console.print(escape(str(hardened)), soft_wrap=True)
+    console.print(escape(f"weights: {out / 'model.safetensors'}"), soft_wrap=True)
+    if not hardened.met:
+        raise typer.Exit(NOT_MET)
+
+
+# study
+
+
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(help=f"which paper's experiments: {', '.join(STUDIES)}")],
+    data: Annotated[Path | None, typer.Option(help="folder with the data sets, as npz or in their own formats")] = None,
+    scale: Annotated[str, typer.Option(help="smoke (minutes), small (hours) or paper")] = "small",
+    out: Annotated[Path | None, typer.Option(help="folder to write to; named again, the study goes on")] = None,
+    workers: Annotated[int, typer.Option(help="processes, each with one thread")] = 2,
+) -> None:
+    """Run a paper's experiments again, with a control and intervals, and write a page of tables and pictures."""
+    try:
+        if name not in STUDIES:
+            raise ValueError(f"there is no study named {name}; there are: {', '.join(STUDIES)}")
+        folder = Path(f"operant-study-{name}-{scale}") if out is None else out
+        page = STUDIES[name](folder, data=data, scale=scale, workers=workers, console=Console(stderr=True))
+    except (ValueError, OSError) as error:
+        _cannot_run(error)
+    print(page)
+
+
 # Reading what the user names
 
 
 def read_samples(path: Path, *, size: tuple[int, int] | None = None) -> Samples:
     """Samples from a folder of pictures, or from an npz file with x and y, or with x_test and y_test."""
     return samples_from_folder(path, size=size) if path.is_dir() else samples_from_npz(path)
+
+
+def _classifier(
+    model: str, weights: Path | None, bounds: tuple[float, float], mean: str | None, std: str | None
+) -> Classifier:
+    module = build_module(model)
+    if weights is not None:
+        load_weights(module, weights)
+    return Classifier(module, bounds=bounds, mean=_numbers(mean, "mean"), std=_numbers(std, "std"))
 
 
 def _in_type_of(module: nn.Module, samples: Samples) -> Samples:

@@ -1,0 +1,113 @@
+"""What every study shares: steps that are done once, units of work side by side, and intervals over few seeds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from rich.console import Console
+from scipy.stats import t as student
+
+from operant import results
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A folder of finished steps; one that is there is read, one that is not is worked out and written."""
+
+    folder: Path
+
+    def done(self, name: str) -> bool:
+        return (self.folder / f"{name}.json").exists()
+
+    def step(self, name: str, kind: type[T], work: Callable[[], T]) -> T:
+        path = self.folder / f"{name}.json"
+        if path.exists():
+            return results.load(path, kind)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        value = work()
+        results.save(value, path)
+        print(f"{self.folder.name}: {name}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        return value
+
+
+def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, console: Console) -> None:
+    """Run named pieces of work, each one-threaded, in this process or in as many others as there are workers."""
+    start = time.monotonic()
+
+    def tell(count: int, name: str) -> None:
+        console.print(f"[{count}/{len(units)}] {name}, {(time.monotonic() - start) / 60:.1f} min", highlight=False)
+
+    if workers == 1:
+        with _one_thread():
+            for count, (name, work) in enumerate(units, 1):
+                work()
+                tell(count, name)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        waiting = {pool.submit(work): name for name, work in units}
+        for count, finished in enumerate(as_completed(waiting), 1):
+            finished.result()
+            tell(count, waiting[finished])
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """A mean over few repetitions, and the 95 % t-interval for what it would be over many."""
+
+    value: float
+    lower: float
+    upper: float
+    n: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} [{100 * self.lower:.1f}, {100 * self.upper:.1f}]"
+
+
+def mean(values: Iterable[float]) -> Mean:
+    """Of independent repetitions; with one alone the interval is everything.
+
+    >>> str(mean([0.1, 0.2, 0.3]))
+    '20.0 [-4.8, 44.8]'
+    """
+    x = np.array(list(values), dtype=np.float64)
+    if len(x) < 2:
+        return Mean(value=float(x.mean()), lower=-np.inf, upper=np.inf, n=len(x))
+    half = float(student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    return Mean(value=float(x.mean()), lower=float(x.mean()) - half, upper=float(x.mean()) + half, n=len(x))
+
+
+def verdict(difference: Mean) -> str:
+    """What a difference that a paper says is positive turned out to be."""
+    if difference.lower > 0:
+        return "held"
+    return "not held" if difference.upper < 0 else "not decided"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"

@@ -1,0 +1,131 @@
+"""Studies run, resume, and say what a difference amounts to."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from scipy import stats
+from typer.testing import CliRunner
+
+from operant.cli import app
+from operant.studies._work import Mean, Steps, mean, run_units, table, verdict
+from operant.studies.robot.settings import settings
+from operant.studies.robot.unit import spread
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("study") / "robot"
+    done = CliRunner().invoke(app, ["study", "robot", "--scale", "smoke", "--out", str(out), "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_the_robot_study_writes_a_page_that_answers_every_question(study: Path) -> None:
+    page = (study / "robot.md").read_text()
+    for words in (
+        "What held",
+        "RQ1",
+        "Fig. 4",
+        "RQ2",
+        "Table III",
+        "Table IV",
+        "RQ3",
+        "What was run",
+        "clean data alone",
+    ):
+        assert words in page
+    for claim in ("FOL is smaller", "PGD cases have smaller FOL", "BE-ST is above DeepGini", "FOL-Fuzz is above ADAPT"):
+        rows = [line for line in page.splitlines() if line.startswith(f"| {claim}")]
+        assert rows
+        assert all(line.split("|")[-2].strip() in ("**held**", "**not held**", "**not decided**") for line in rows)
+    assert "nan" not in page.lower().replace("nanoseconds", "")
+    for picture in ("robot-selection.svg", "robot-loss.svg", "robot-fol.svg"):
+        assert "<svg" in (study / picture).read_text()
+        assert picture in page
+
+
+def test_a_study_goes_on_where_it_stopped(study: Path) -> None:
+    page = (study / "robot.md").read_bytes()
+    steps = {file: file.stat().st_mtime_ns for file in study.glob("steps/*/*.json")}
+    lost = [file for file in steps if file.name in ("judged-km-st-5.json", "fol-be-st-10.json")]
+    before = {file: file.read_bytes() for file in lost}
+    for file in lost:
+        file.unlink()
+    done = CliRunner().invoke(app, ["study", "robot", "--scale", "smoke", "--out", str(study), "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    assert {file: file.read_bytes() for file in lost} == before, "a step worked out again must be the same"
+    assert all(file.stat().st_mtime_ns == steps[file] for file in steps if file not in lost)
+    assert (study / "robot.md").read_bytes() == page
+
+
+def test_what_cannot_be_studied_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    for arguments, words in (
+        (["study", "robt"], "there is no study named robt"),
+        (["study", "robot", "--scale", "tiny", "--out", str(tmp_path / "a")], "scale must be smoke, small or paper"),
+        (["study", "robot", "--workers", "1", "--out", str(tmp_path / "b")], "needs mnist"),
+        (["study", "robot", "--data", str(tmp_path), "--workers", "1", "--out", str(tmp_path / "c")], "no mnist under"),
+    ):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 2
+        assert words in " ".join(done.output.split())
+
+
+def test_small_never_falls_below_what_the_study_promises() -> None:
+    small = {s.name: s for s in settings("small", None)}
+    assert set(small) == {"mnist-0.3", "fashion-mnist-0.3", "fashion-mnist-0.03"}
+    for s in small.values():
+        assert s.train >= 20_000
+        assert s.finetune.epochs == 10
+        assert set(s.shares) >= {1, 5, 10}
+        assert set(s.strategies) == {"be-st", "km-st", "deepgini", "random"}
+        assert len(s.seeds) >= 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_units_run_here_or_elsewhere(tmp_path: Path, workers: int) -> None:
+    units = [(str(n), partial(_write_threads, tmp_path / str(n))) for n in range(3)]
+    run_units(units, workers=workers, console=Console(quiet=True))
+    written = [(tmp_path / str(n)).read_text().split() for n in range(3)]
+    assert all(threads == "1" for threads, _ in written)
+    assert all((int(pid) == os.getpid()) == (workers == 1) for _, pid in written)
+
+
+def _write_threads(path: Path) -> None:
+    path.write_text(f"{torch.get_num_threads()} {os.getpid()}")
+
+
+def test_a_step_is_worked_out_once(tmp_path: Path) -> None:
+    steps, calls = Steps(tmp_path / "unit"), []
+
+    def work() -> Mean:
+        calls.append(1)
+        return Mean(value=0.5, lower=0.1, upper=0.9, n=3)
+
+    assert steps.step("a", Mean, work) == steps.step("a", Mean, work)
+    assert len(calls) == 1
+    assert steps.done("a")
+    assert not steps.done("b")
+
+
+def test_means_have_students_interval() -> None:
+    x = [0.3, 0.1, 0.6, 0.4]
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(x), scale=stats.sem(x))
+    assert (mean(x).lower, mean(x).upper) == pytest.approx((low, high))
+    assert mean([0.2]).lower == -np.inf
+
+
+def test_verdicts() -> None:
+    assert verdict(Mean(value=1, lower=0.5, upper=1.5, n=3)) == "held"
+    assert verdict(Mean(value=-1, lower=-1.5, upper=-0.5, n=3)) == "not held"
+    assert verdict(Mean(value=0, lower=0, upper=0, n=3)) == "not decided"
+
+
+def test_tables_and_spreads() -> None:
+    assert table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |\n"
+    assert spread(torch.arange(101.0)).quantiles == pytest.approx((5.0, 25.0, 50.0, 75.0, 95.0))
+    assert spread(torch.zeros(0)).n == 0
