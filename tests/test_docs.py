@@ -10,9 +10,11 @@ import pytest
 import typer.main
 
 import operant
+import operant.assess
 import operant.generate
 import operant.measure
 import operant.networks
+import operant.retrain
 from operant.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +96,7 @@ def test_every_page_is_in_the_navigation():
 # Nothing left out
 
 
-FRONTS = [operant, operant.generate, operant.measure, operant.networks]
+FRONTS = [operant, operant.generate, operant.measure, operant.networks, operant.retrain, operant.assess]
 
 
 @pytest.mark.parametrize("module", FRONTS, ids=lambda m: m.__name__)

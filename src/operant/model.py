@@ -83,9 +83,16 @@ class Classifier:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits ``(N, classes)`` of one batch, differentiable in ``x``."""
+        self.prepare(x)
+        return self._forward(self._run, x, channels_last=self._channels_last)  # type: ignore[arg-type]
+
+    def prepare(self, x: Tensor) -> None:
+        """Choose how the module is run, which takes a few passes, unless that is done; `logits` does so by itself.
+
+        For code that watches the module's passes and wants to see none but those it asks for.
+        """
         if self._run is None:
             self._choose(x.detach())
-        return self._forward(self._run, x, channels_last=self._channels_last)  # type: ignore[arg-type]
 
     def predict(self, x: Tensor) -> Tensor:
         """Predicted classes ``(N,)``, computed in batches, on the device of ``x``."""
@@ -154,6 +161,11 @@ class Classifier:
                 self.logits(x[:MIN_ROWS])
         assert self._classes is not None
         return self._classes
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether images are computed with their channels last; settled by `prepare` or the first batch."""
+        return self._channels_last
 
     @property
     def device(self) -> torch.device:
@@ -330,7 +342,9 @@ def value_and_gradient(objective: Callable[[Tensor], Tensor], x: Tensor) -> tupl
     with torch.enable_grad():
         z = x.detach().requires_grad_()
         values = objective(z)
-        (gradient,) = torch.autograd.grad(values.sum(), z)
+        if not values.requires_grad:  # a constant
+            return values, torch.zeros_like(x)
+        (gradient,) = torch.autograd.grad(values.sum(), z, allow_unused=True, materialize_grads=True)
     return values.detach(), gradient
 
 

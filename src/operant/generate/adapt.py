@@ -332,7 +332,7 @@ class Network:
         neurons(model, x[:MIN_ROWS])  # refuses layers that are not the model's
         self.model, self.neurons = model, neurons
         self.module = model.unwrap().eval().requires_grad_(False)
-        self.channels_last = model._channels_last and x.ndim == 4
+        self.channels_last = model.channels_last and x.ndim == 4
         parts = dict(self.module.named_modules())
         if self.channels_last:
             for part in parts.values():

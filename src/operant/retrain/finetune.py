@@ -155,13 +155,13 @@ class Finetune:
         self, model: Classifier, data: Samples, history: Sequence[FinetuneEpoch], generator: torch.Generator
     ) -> Generator[tuple[float, Classifier]]:
         """After each epoch its mean loss and the model as it then is; the caller adds to ``history`` in between."""
-        learner = _laid_out(model.unwrap(), channels_last=model._channels_last)
+        learner = _laid_out(model.unwrap(), channels_last=model.channels_last)
         optimizer = self._optimizer(learner)
         steps = math.ceil(len(data) / self.batch_size)
 
         def logits(x: Tensor) -> Tensor:
             z = model.normalise(x.to(model.device))
-            last = model._channels_last and z.ndim == 4
+            last = model.channels_last and z.ndim == 4
             out: Tensor = learner(z.contiguous(memory_format=torch.channels_last) if last else z)
             return out
 
