@@ -9,21 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from operant import Classifier, Samples, spawn
-from operant.generate import adapt
-from operant.generate.adapt import (
-    ADAPT,
-    BOUND,
-    FEATURES,
-    Hunt,
-    Network,
-    RandomMutation,
-    Reading,
-    Strategies,
-    breed,
-    fixed_features,
-    neuron_coverage,
-    parents_of,
-)
+from operant.generate import _strategies
+from operant.generate._strategies import BOUND, FEATURES, Strategies, breed, fixed_features, parents_of
+from operant.generate.adapt import ADAPT, Hunt, Network, RandomMutation, Reading, neuron_coverage
 from operant.generate.engine import project
 from operant.measure import KMNC, NBC, NC, TKNC, Coverage, find_neurons, fit_ranges
 from operant.testing import LAWS, toy_classifier, toy_seeds
@@ -161,7 +149,7 @@ def test_the_budget_is_kept_and_used_up(rows, trials):
     for fuzzer, extra in ((replace(QUICK, rows_per_seed=rows, trials=trials), 1), (RandomMutation(radius=0.2), 0)):
         fuzzer = replace(fuzzer, rows_per_seed=rows, trials=trials)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(adapt, "fixed_features", lambda network, x: torch.zeros(3, 8, dtype=torch.int64))
+            patch.setattr("operant.generate.adapt.fixed_features", lambda network, x: torch.zeros(3, 8, dtype=torch.int64))
             patch.setattr(Network, "_pass", lambda self, x: passed.append(len(x)) or whole(self, x))
             found = fuzzer.explore(model, seeds, generator=spawn(rows))
         assert sum(passed) == 2 * int(found.rows[-1])
@@ -399,7 +387,7 @@ def test_children_take_each_weight_from_one_of_two_parents(n, remembered, monkey
     noisy = breed(past, reached, n, generator=generator)
     assert noisy.shape == (n, FEATURES)
     assert float(noisy.abs().max()) <= BOUND
-    monkeypatch.setattr(adapt, "NOISE", 0.0)
+    monkeypatch.setattr(_strategies, "NOISE", 0.0)
     children = breed(past, reached, n, generator=generator)
     for child in children:
         origins = {round(10 * float(v)) for v in child}
