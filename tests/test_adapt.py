@@ -149,7 +149,7 @@ def test_the_budget_is_kept_and_used_up(rows, trials):
     for fuzzer, extra in ((replace(QUICK, rows_per_seed=rows, trials=trials), 1), (RandomMutation(radius=0.2), 0)):
         fuzzer = replace(fuzzer, rows_per_seed=rows, trials=trials)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("operant.generate.adapt.fixed_features", lambda network, x: torch.zeros(3, 8, dtype=torch.int64))
+            patch.setattr("operant.generate.adapt.fixed_features", lambda *_: torch.zeros(3, 8, dtype=torch.int64))
             patch.setattr(Network, "_pass", lambda self, x: passed.append(len(x)) or whole(self, x))
             found = fuzzer.explore(model, seeds, generator=spawn(rows))
         assert sum(passed) == 2 * int(found.rows[-1])

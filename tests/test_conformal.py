@@ -246,6 +246,8 @@ def test_what_gives_no_p_value_is_refused():
         fit_conformal(torch.tensor([0.0, math.inf]))
     with pytest.raises(ValueError, match="all calibration scores are equal"):
         fit_conformal(torch.ones(30)).smooth_log_p(c)
+    assert not fit_conformal(torch.ones(30)).varies
+    assert fit_conformal(c).varies
     assert conformal_p_values(c[:0], c).shape == (0,)
 
 

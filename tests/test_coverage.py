@@ -533,7 +533,7 @@ MEMORY = """
     import resource, torch
     torch.set_num_threads(1)
     from operant import Classifier, Samples
-    from operant.measure.coverage import KMNC, NBC, NC, TKNC, Coverage, NeighbourCoverage, fit_ranges
+    from operant.measure.coverage import KMNC, NBC, NC, SNAC, TKNC, Coverage, NeighbourCoverage, fit_ranges
     from operant.networks import LeNet5
 
     model, x = Classifier(LeNet5()), torch.rand(10_000, 1, 28, 28)
@@ -543,7 +543,8 @@ MEMORY = """
     ranges = fit_ranges(model, Samples(x))
     a = ranges.neurons(model, x)
     read = ranges.neurons
-    for criterion in (KMNC(ranges=ranges, k=1000), NBC(ranges=ranges), NC(neurons=read), TKNC(neurons=read, k=3)):
+    by_range = [KMNC(ranges=ranges, k=1000), NBC(ranges=ranges), SNAC(ranges=ranges)]
+    for criterion in (*by_range, NC(neurons=read), TKNC(neurons=read, k=3)):
         new, state = Coverage.of(criterion).update(a)
         assert len(new) == len(state.gain(a)) == 10_000
     new, state = NeighbourCoverage(threshold=0.0).update(model.batched_logits(x))

@@ -1,6 +1,8 @@
 """Zero- and first-order loss: closed forms, the maximum they claim to be, and plain autograd on a trained network."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -251,3 +253,28 @@ def test_a_gradient_that_is_no_number_is_refused() -> None:
     x, y = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="the loss or its gradient is NaN or infinite for some inputs; run doctor()"):
         first_order_loss(Classifier(Root()), x, y, x0=x, radius=0.1)
+
+
+# Memory
+
+CAPPED = """
+import os
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+import resource, torch
+torch.set_num_threads(1)
+from operant import Classifier, spawn
+from operant.measure.loss import first_order_loss, zero_order_loss
+from operant.networks import LeNet5
+model = Classifier(LeNet5())
+x = torch.rand(10_000, 1, 28, 28, generator=spawn(0))
+x0, y = (x + 0.05).clamp(0, 1), torch.arange(10_000) % 10
+first_order_loss(model, x[:300], y[:300], x0=x0[:300], radius=0.1)  # what libraries set up once
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**30, size + 2**30))
+print(len(zero_order_loss(model, x, y)), len(first_order_loss(model, x, y, x0=x0, radius=0.1, norm="l2")))
+"""
+
+
+def test_ten_thousand_rows_take_less_than_a_gibibyte() -> None:
+    run = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "10000 10000", run.stderr

@@ -387,6 +387,27 @@ def test_passes_that_differ_from_the_first_are_noticed(kind: type[Net], together
     assert "first pass" in found.note
 
 
+def test_a_model_is_prepared_before_its_passes_are_watched() -> None:
+    """Choosing how a module is run takes passes of its own, once; tapping features alone does not choose."""
+
+    class Counted(Net):
+        calls = 0
+
+        def before(self, x: Tensor) -> Tensor:
+            Counted.calls += 1
+            return super().before(x)
+
+    model, x = toy(Counted), inputs(40)
+    model.features(x, layers=["one"])
+    expected = passes(toy(Counted), x).probs
+    assert torch.equal(passes(model, x).probs, expected)
+    before = Counted.calls
+    model.prepare(x)
+    assert Counted.calls == before
+    model.logits(x)
+    assert Counted.calls == before + 1
+
+
 def test_in_place_work_before_the_first_dropout_is_fine() -> None:
     layers = [nn.Linear(6, 12), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(12, 12), nn.ReLU(inplace=True)]
     model, x = Classifier(nn.Sequential(*layers, nn.Linear(12, 4)), strict=True), inputs(40)
@@ -431,6 +452,17 @@ def test_double_precision() -> None:
 
 
 # Masks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_masks_do_not_depend_on_torchs_default_type() -> None:
+    model, x = toy(CalledTwice), inputs(40)
+    expected = {independent: passes(model, x, independent=independent).probs for independent in (False, True)}
+    torch.set_default_dtype(torch.float64)
+    try:
+        for independent, probs in expected.items():
+            assert torch.equal(passes(model, x, independent=independent).probs, probs)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_hand_computed_measures_with_known_masks() -> None:
@@ -801,14 +833,18 @@ from operant import Classifier, spawn
 from operant.measure.mc_dropout import mc_dropout
 from operant.networks import LeNet5
 model = Classifier(LeNet5(dropout=0.25, dropout_after=("conv1", "fc1")))
+dense = Classifier(LeNet5(dropout=0.25, dropout_after=("fc1", "fc2")))
 x = torch.rand(10_000, 1, 28, 28, generator=spawn(0))
-mc_dropout(model, x[:300], passes=3, generator=spawn(0))  # what libraries set up once
+for kind in (model, dense):
+    mc_dropout(kind, x[:300], passes=3, generator=spawn(0))  # what libraries set up once
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + 2**30, size + 2**30))
-print(tuple(mc_dropout(model, x, passes=2, generator=spawn(0)).probs.shape))
+print(*mc_dropout(model, x, passes=2, generator=spawn(0)).probs.shape)
+for independent in (False, True):
+    print(*mc_dropout(dense, x, passes=50, generator=spawn(0), independent=independent).probs.shape)
 """
 
 
 def test_ten_thousand_rows_take_less_than_a_gibibyte() -> None:
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(MEMORY)], capture_output=True, text=True, check=False)
-    assert run.stdout.strip() == "(2, 10000, 10)", run.stderr
+    assert run.stdout.splitlines() == ["2 10000 10", "50 10000 10", "50 10000 10"], run.stderr

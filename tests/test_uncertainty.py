@@ -123,7 +123,8 @@ def test_measures_of_many_passes_against_numpy_and_scipy(mc: Tensor) -> None:
     np.testing.assert_allclose(variation_ratio(mc), 1 - count / 30, atol=1e-12)
     assert 0.05 < float((variation_ratio(mc) > 0).double().mean()) < 1
     label = torch.arange(1200) % 10
-    np.testing.assert_allclose(variation_ratio(mc, label), (p.argmax(2) != label.numpy()).mean(0), atol=1e-12)
+    for ratio in (variation_ratio, variation_ratio_original):
+        np.testing.assert_allclose(ratio(mc, label), (p.argmax(2) != label.numpy()).mean(0), atol=1e-12)
     np.testing.assert_allclose(variation_ratio(mc, torch.tensor(mode)), 1 - count / 30, atol=1e-12)
     total = stats.entropy(p.mean(0), axis=1)
     np.testing.assert_allclose(predictive_entropy(mc), total, rtol=1e-4, atol=1e-6)
@@ -240,8 +241,11 @@ def test_annotate_an_empty_suite(dropped: Classifier, digits28) -> None:
 def test_annotate_refuses_a_model_without_dropout(lenet: Classifier, digits28) -> None:
     with pytest.raises(ValueError, match="without any dropout.*with_dropout"):
         annotate(lenet, make_suite(lenet, digits28.test[:20]), generator=spawn(0))
-    with pytest.raises(ValueError, match="at least 2, got 1"):
-        annotate(lenet, make_suite(lenet, digits28.test[:20]), passes=1, generator=spawn(0))
+    suite = make_suite(lenet, digits28.test[:20])
+    for cases in (suite, suite[:0]):
+        for passes in (1, 0, -1):
+            with pytest.raises(ValueError, match=f"at least 2, got {passes}"):
+                annotate(lenet, cases, passes=passes, generator=spawn(0))
 
 
 # What is refused -----------------------------------------------------------------------------------------------------

@@ -131,6 +131,17 @@ def test_the_same_generator_gives_the_same_weights_and_leaves_global_streams_alo
     assert not any(w.requires_grad for w in weights(a))
 
 
+def test_weights_do_not_depend_on_torchs_default_type(digits8):
+    field = digits8.train[:200]
+    expected = learned(field, epochs=1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = learned(field, epochs=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same(found, expected)
+
+
 def test_labels_are_not_looked_at(digits8):
     plain = Samples(digits8.train.x)
     assert same(learned(plain, epochs=1), learned(digits8.train, epochs=1))

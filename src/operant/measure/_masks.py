@@ -161,7 +161,7 @@ class Masks:
             return self._stream(number, place, shape) >= dropout.rate
         if not self.independent:
             shape[axis] = 1
-            return torch.rand(shape, generator=spawn(self.seed, number, place)) >= dropout.rate
+            return _uniform(shape, spawn(self.seed, number, place)) >= dropout.rate
         padding = shape.pop(axis) - rows
         drawn = self._stream(number, place, [rows, *shape]) >= dropout.rate
         return torch.cat([drawn, drawn[:1].expand(padding, *shape)]).movedim(0, axis)
@@ -178,7 +178,11 @@ class Masks:
         """Uniform numbers that continue where the last batch stopped."""
         if (number, place) not in self._streams:
             self._streams[number, place] = spawn(self.seed, number, place)
-        return torch.rand(shape, generator=self._streams[number, place])
+        return _uniform(shape, self._streams[number, place])
+
+
+def _uniform(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=generator, dtype=torch.float32)  # whatever torch's default type is
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

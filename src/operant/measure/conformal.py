@@ -97,6 +97,11 @@ class Conformal:
     def __len__(self) -> int:
         return len(self.calibration)
 
+    @property
+    def varies(self) -> bool:
+        """Whether the scores differ at all."""
+        return bool(self.calibration[0] < self.calibration[-1])
+
     def p_values(self, scores: Tensor) -> Tensor:
         """As `conformal_p_values`."""
         _check_scores(scores, "scores")
@@ -130,7 +135,7 @@ class Conformal:
         knots = self.calibration[[n - m for m in above]].unique()
         if len(knots) < 2:  # few scores, or many ties
             knots = self.calibration.unique()
-        if len(knots) < 2:
+        if not self.varies:
             raise ValueError("log p has no slope to follow: all calibration scores are equal; use another score")
         return knots.double(), self.p_values(knots).log()
 

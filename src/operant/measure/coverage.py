@@ -197,6 +197,7 @@ class NBC:
 
     With ``strict=False`` a value on the boundary counts too, as in some tools. Beware: a ReLU that rests at 0 in
     training then covers its lower corner with every row where it rests, and a neuron that never varied covers both.
+    With ``lower=False`` only upper corners count, which is `SNAC`.
 
     References:
         | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
@@ -206,9 +207,11 @@ class NBC:
     ranges: Ranges
     scale: float = 0.0
     strict: bool = True
+    lower: bool = True
 
     def __post_init__(self) -> None:
-        _check_scale(self.scale)
+        if not 0 <= self.scale < float("inf"):
+            raise ValueError(f"scale must be a number of standard deviations, 0 or more, got {self.scale}")
 
     @property
     def neurons(self) -> Neurons:
@@ -216,40 +219,26 @@ class NBC:
 
     @property
     def size(self) -> int:
-        return 2 * self.neurons.count  # lower corners, then upper corners
+        return self.neurons.count * (1 + self.lower)  # lower corners, if they count, then upper corners
 
     def hits(self, activations: Tensor) -> Tensor:
-        bound = self.ranges.low - self.scale * self.ranges.std
-        below = activations < bound if self.strict else activations <= bound  # (1)
-        return torch.cat([_where(below), _where(_above(activations, self), start=self.neurons.count)], 1)
+        slack = self.scale * self.ranges.std
+        low, high = self.ranges.low - slack, self.ranges.high + slack
+        below, above = activations < low, activations > high  # (1)
+        if not self.strict:
+            below, above = activations <= low, activations >= high
+        upper = _where(above, start=self.size - self.neurons.count)
+        return torch.cat([_where(below), upper], 1) if self.lower else upper
 
 
-@dataclass(frozen=True, kw_only=True)
-class SNAC:
+def SNAC(*, ranges: Ranges, scale: float = 0.0, strict: bool = True) -> NBC:
     """Strong neuron activation coverage: the upper corners of `NBC` alone.
 
     References:
         | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
         | https://arxiv.org/abs/1803.07519
     """
-
-    ranges: Ranges
-    scale: float = 0.0
-    strict: bool = True
-
-    def __post_init__(self) -> None:
-        _check_scale(self.scale)
-
-    @property
-    def neurons(self) -> Neurons:
-        return self.ranges.neurons
-
-    @property
-    def size(self) -> int:
-        return self.neurons.count
-
-    def hits(self, activations: Tensor) -> Tensor:
-        return _where(_above(activations, self))
+    return NBC(ranges=ranges, scale=scale, strict=strict, lower=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,16 +274,6 @@ class TKNC:
 def _where(covered: Tensor, *, start: int = 0) -> Tensor:
     """The numbers of the columns that are true, -1 for the others."""
     return torch.where(covered, torch.arange(start, start + covered.shape[1], device=covered.device), -1)
-
-
-def _above(activations: Tensor, criterion: NBC | SNAC) -> Tensor:
-    bound = criterion.ranges.high + criterion.scale * criterion.ranges.std
-    return activations > bound if criterion.strict else activations >= bound
-
-
-def _check_scale(scale: float) -> None:
-    if not 0 <= scale < float("inf"):
-        raise ValueError(f"scale must be a number of standard deviations, 0 or more, got {scale}")
 
 
 # What has been covered

@@ -72,16 +72,20 @@ def mc_dropout(
         | Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning (Gal & Ghahramani, 2016)
         | https://arxiv.org/abs/1506.02142
     """
-    if passes < 2:
-        raise ValueError(f"passes must be at least 2, got {passes}; 50 to 100 are usual")
+    check_passes(passes)
     model.check_inputs(x)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
     with torch.inference_mode(False), torch.no_grad(), global_streams(spawn(seed, "survey")):
-        if model._run is None:
-            model.logits(x[:MIN_ROWS])  # chooses the copy that runs, which takes passes that nobody watches
+        model.prepare(x)  # passes that must not be taken for ours
         places = _places(model, x)
         run = _Run(model, x, passes, lambda: Masks(seed, places, independent=independent))
         return run.from_tape() if cache else run.in_full("it was asked for")
+
+
+def check_passes(passes: int) -> None:
+    """Refuse fewer than two passes, which cannot disagree."""
+    if passes < 2:
+        raise ValueError(f"passes must be at least 2, got {passes}; 50 to 100 are usual")
 
 
 class _Apart(Exception):

@@ -20,12 +20,16 @@ from operant.measure.conformal import Conformal, check_level, fewest, fit_confor
 from operant.model import Classifier
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
 
-SCORES = ("reconstruction", "neighbours", "density")
+SCORES = ("reconstruction", "neighbours", "density", "intensities")
 LEVEL = 0.05  # the calibration part must be large enough for p-values below this
 FEWEST_FITTED = 60  # field inputs to learn the scores from
 MOST_FEATURES = 4096  # of one input, for which a covariance is learned
 SHRINKAGE = 0.1  # of the mean variance, added to every variance before whitening
 NOISE_FLOOR = 0.01  # of the mean noise, added to the noise of every value
+LEVELS = 8  # above which an input's values are summed up
+WIDEST = 3.0  # standard deviations from the mean to the outermost levels, where there are no bounds
+LEVEL_SHRINKAGE = 0.01  # of the mean variance of such sums: they move together, what matters is how they do not
+LEAST_VARIANCE = 1e-6  # of such a sum, in units of the VAE's scale
 PAIRS = 2**22  # distances computed at once
 PROBES = 4  # inputs kept to know the model again
 
@@ -34,7 +38,7 @@ PROBES = 4  # inputs kept to know the model again
 class Whitening:
     """Features moved and turned so that field data have mean 0 and, up to shrinkage, covariance 1.
 
-        w = L⁻¹ (h - centre),   L Lᵀ = cov(h) + 0.1 · (mean variance) · I        (1)
+        w = L⁻¹ (h - centre),   L Lᵀ = cov(h) + shrinkage · (mean variance) · I        (1)
 
     Euclidean distances between whitened features are Mahalanobis distances between features. The shrinkage keeps
     directions finite in which field data never vary; a case that does vary there is far from all of them.
@@ -49,12 +53,12 @@ class Whitening:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Naturalness:
-    """What field inputs look like by three scores, and how strange each score is; made by `fit_naturalness`.
+    """What field inputs look like by four scores, and how strange each score is; made by `fit_naturalness`.
 
-    Calling it gives a p-value for each row: three conformal p-values, combined by min-Bonferroni. An input that is
+    Calling it gives a p-value for each row: four conformal p-values, combined by min-Bonferroni. An input that is
     drawn as the field data were, and is not one of them, falls below a level with at most that probability; one of the
     field data themselves may look more natural than it is. With n calibration inputs, values run in steps of
-    3 / (n + 1) from that number to 1. All that is stranger than every calibration input shares the smallest value, so
+    4 / (n + 1) from that number to 1. All that is stranger than every calibration input shares the smallest value, so
     rank strange cases by `surrogate`, which tells them apart.
 
     Args:
@@ -64,6 +68,7 @@ class Naturalness:
         references: whitened features of (some of) the fitting part.
         k: which nearest reference's distance counts.
         codes: the density of mean codes of the fitting part.
+        intensities: whitening of what an input's values sum up to above each of eight levels.
         calibration: the scores of the calibration part.
         probes: inputs whose features the first references are, to know the model again.
         layer: where the model is tapped, or None for pixels.
@@ -76,6 +81,7 @@ class Naturalness:
     references: Tensor = field(repr=False)
     k: int
     codes: KDE
+    intensities: Whitening = field(repr=False)
     calibration: dict[str, Conformal] = field(repr=False)
     probes: Tensor = field(repr=False)
     layer: str | None = None
@@ -104,12 +110,15 @@ class Naturalness:
         ``reconstruction`` is what the VAE misses of the input, each value against its usual miss: the mean of
         residual² / noise, where the plain error would hardly see a change of pixels that never vary. ``neighbours`` is
         the distance to the k-th nearest reference in whitened features. ``density`` is -log p of the mean code.
+        ``intensities`` looks at which values there are, wherever they are, since light and contrast change those: the
+        Mahalanobis distance, from the mean of field data, of the means of max(value, level) for eight levels.
         """
         mean, _ = self.vae.encode(x)
         return {
             "reconstruction": in_chunks(lambda part: (self.vae.residual(part).square() / self.noise).mean(1), x),
             "neighbours": neighbour_distance(in_chunks(self._features, x), self.references, k=self.k),
             "density": -self.codes.log_prob(mean),
+            "intensities": in_chunks(lambda part: self.intensities(_above_levels(self.vae, part)).norm(dim=1), x),
         }
 
     def surrogate(self, x: Tensor) -> Tensor:
@@ -117,11 +126,13 @@ class Naturalness:
 
             s(x) = -log Σⱼ 1 / qⱼ(x)        (1)
 
-        with qⱼ the smooth stand-in for each conformal p-value (`Conformal.smooth_log_p`). It lies at most log 3 below
+        with qⱼ the smooth stand-in for each conformal p-value (`Conformal.smooth_log_p`). It lies at most log 4 below
         the smallest log qⱼ, goes on falling where the p-value has reached its smallest, and promises nothing about
-        errors: decide by the p-value. `rank_correlation` tells how well the two agree on given cases.
+        errors: decide by the p-value. `rank_correlation` tells how well the two agree on given cases. A score that is
+        the same for all calibration inputs has no slope and is left out.
         """
-        logs = [self.calibration[name].smooth_log_p(score) for name, score in self.scores(x).items()]
+        scores, varying = self.scores(x), {name: c for name, c in self.calibration.items() if c.varies}
+        logs = [conformal.smooth_log_p(scores[name]) for name, conformal in varying.items()]
         return -torch.logsumexp(-torch.stack(logs, 1), 1)  # (1)
 
     def save(self, path: str | Path) -> None:
@@ -157,17 +168,17 @@ def fit_naturalness(
 ) -> Naturalness:
     """Learn what field inputs look like, and how often a genuine one looks how strange.
 
-    The field data are dealt by id to two parts. From one, three scores are learned: reconstruction error of a VAE,
-    distance to the k-th nearest neighbour in whitened features, density of the VAE's code. The other calibrates them,
-    so that a genuine input's p-value falls below a level with at most that probability (see `conformal_p_values`),
-    whether or not the scores are any good. How many strange inputs they catch is another matter, and depends on the
-    data.
+    The field data are dealt by id to two parts. From one, four scores are learned: reconstruction error of a VAE,
+    distance to the k-th nearest neighbour in whitened features, density of the VAE's code, and how usual an input's
+    values are, whatever their places (see `Naturalness.scores`). The other calibrates them, so that a genuine input's
+    p-value falls below a level with at most that probability (see `conformal_p_values`), whether or not the scores are
+    any good. How many strange inputs they catch is another matter, and depends on the data.
 
-    The paper wants naturalness as a stand-in for the profile inside a cell and leaves open which: the scores are common
-    ones, making one p-value with a promise of them is ours.
+    The paper wants naturalness as a stand-in for the profile inside a cell and leaves open which: the first three
+    scores are common ones; the fourth, and making one p-value with a promise of them all, is ours.
 
     Args:
-        field: inputs from operation, labels not needed; a few hundred at least, since 60 of them must calibrate.
+        field: inputs from operation, labels not needed; a few hundred at least, since 80 of them must calibrate.
         generator: draws the VAE's weights and batches, and which references are kept.
         model, layer: find neighbours in the output of this layer of the model (the penultimate one, say) instead of in
             pixels. Give both or neither. The model must not have been trained on the field data: it would know them
@@ -201,6 +212,7 @@ def fit_naturalness(
             references=in_chunks(whitening, features[kept]),
             k=k,
             codes=_code_density(vae, fitted.x),
+            intensities=_fit_intensities(vae, fitted.x),
             calibration={},
             probes=fitted.x[kept[:PROBES]].clone(),
             layer=layer,
@@ -333,8 +345,8 @@ def _tap(model: Classifier | None, layer: str | None) -> Callable[[Tensor], Tens
     return run
 
 
-def _fit_whitening(features: Tensor) -> Whitening:
-    """Mean and covariance of all rows in float64, some rows at a time."""
+def _fit_whitening(features: Tensor, *, shrinkage: float = SHRINKAGE, floor: float = 0.0) -> Whitening:
+    """Mean and covariance of all rows in float64, some rows at a time; at least ``floor`` is added to variances."""
     n, d = features.shape
     parts = features.split(1024)
     centre = torch.stack([part.double().sum(0) for part in parts]).sum(0) / n
@@ -342,12 +354,27 @@ def _fit_whitening(features: Tensor) -> Whitening:
     for part in parts:
         rows = part.double() - centre
         covariance.addmm_(rows.T, rows, alpha=1 / n)
-    shrinkage = SHRINKAGE * float(covariance.diagonal().mean())
-    if not shrinkage > 0:
+    added = max(shrinkage * float(covariance.diagonal().mean()), floor)
+    if not added > 0:
         raise ValueError("features must vary over the field data, all are equal; choose another layer")
-    lower = torch.linalg.cholesky(covariance + shrinkage * torch.eye(d).to(covariance))
+    lower = torch.linalg.cholesky(covariance + added * torch.eye(d).to(covariance))
     inverse = torch.linalg.solve_triangular(lower, torch.eye(d).to(lower), upper=False)  # (1) of Whitening
     return Whitening(centre=centre.float(), inverse=inverse.T.float().contiguous())
+
+
+def _above_levels(vae: VAE, x: Tensor) -> Tensor:
+    """Means of max(value, level) over each input's values, ``(N, LEVELS)``, for levels from the lowest bound up.
+
+    They tell which values there are as a histogram would, but move by no more than the values do.
+    """
+    low, high = (0.0, 1.0) if all(map(math.isfinite, vae.bounds)) else (-WIDEST, WIDEST)
+    levels, values = [low + (high - low) * i / LEVELS for i in range(LEVELS)], vae.flat(x)
+    return torch.stack([values.clamp_min(level).mean(1) for level in levels], 1)
+
+
+def _fit_intensities(vae: VAE, x: Tensor) -> Whitening:
+    means = in_chunks(lambda part: _above_levels(vae, part), x)
+    return _fit_whitening(means, shrinkage=LEVEL_SHRINKAGE, floor=LEAST_VARIANCE)
 
 
 def _noise(vae: VAE, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from operant.measure.mc_dropout import mc_dropout
+from operant.measure.mc_dropout import check_passes, mc_dropout
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
 from operant.suite import Suite
@@ -218,6 +218,7 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
         passes: T, at least 2; the paper takes 50 for MNIST and 100 for larger images.
         generator: is asked for one number.
     """
+    check_passes(passes)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
     if len(suite) == 0:
         return suite.with_columns(**dict.fromkeys(COLUMNS, torch.empty(0)), pattern=np.array([], dtype=np.str_))

@@ -65,7 +65,7 @@ class VAE:
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each input's code, ``(N, latent)`` both; differentiable in ``x``."""
         self.check(x)
-        parts = in_chunks(lambda part: torch.cat(self._code(self._flat(part)), 1), x)
+        parts = in_chunks(lambda part: torch.cat(self._code(self.flat(part)), 1), x)
         mean, std = parts.chunk(2, 1)
         return mean, std
 
@@ -83,12 +83,12 @@ class VAE:
     def residual(self, x: Tensor) -> Tensor:
         """What of each input the reconstruction misses, ``(N, D)``, in units of ``scale``; differentiable in ``x``."""
         self.check(x)
-        return in_chunks(lambda part: self._residual(self._flat(part)), x)
+        return in_chunks(lambda part: self._residual(self.flat(part)), x)
 
     def reconstruction_error(self, x: Tensor) -> Tensor:
         """Mean squared `residual` of each input; for bounds (0, 1) the mean squared error. Differentiable in ``x``."""
         self.check(x)
-        return in_chunks(lambda part: self._residual(self._flat(part)).square().mean(1), x)
+        return in_chunks(lambda part: self._residual(self.flat(part)).square().mean(1), x)
 
     def check(self, x: Tensor) -> None:
         """Refuse inputs of another shape, NaN, and values outside `bounds`."""
@@ -96,10 +96,11 @@ class VAE:
             raise ValueError(f"inputs must have shape (N, {', '.join(map(str, self.shape))}), got {tuple(x.shape)}")
         _check_values(x, self.bounds)
 
-    # On flat inputs in units of scale
-
-    def _flat(self, x: Tensor) -> Tensor:
+    def flat(self, x: Tensor) -> Tensor:
+        """Inputs as vectors ``(N, D)`` in units of ``scale``, as the networks see them."""
         return (x.flatten(1).to(self.centre) - self.centre) / self.scale
+
+    # On flat inputs in units of scale
 
     def _code(self, v: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = _perceptron(v, self.encoder).chunk(2, 1)
@@ -203,7 +204,7 @@ def _untrained(x: Tensor, *, latent: int, width: int, bounds: tuple[float, float
 
 
 def _first_weights(inward: int, width: int, outward: int, device: torch.device) -> tuple[Tensor, ...]:
-    layers = nn.Linear(inward, width), nn.Linear(width, outward)
+    layers = nn.Linear(inward, width, dtype=torch.float32), nn.Linear(width, outward, dtype=torch.float32)
     return tuple(w.detach().to(device) for layer in layers for w in (layer.weight, layer.bias))
 
 
@@ -218,7 +219,7 @@ def _copied(vae: VAE) -> VAE:
 
 
 def _flat_with_noise(vae: VAE, x: Tensor, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    v = vae._flat(x)
+    v = vae.flat(x)
     return v, normal_like(v[:, :1].expand(-1, vae.latent), generator=generator)
 
 
