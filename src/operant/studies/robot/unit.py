@@ -17,7 +17,7 @@ from torch import Tensor
 from operant import measure, select
 from operant.assess import Robustness, attack_cases, empirical_robustness
 from operant.data import Samples
-from operant.generate import ADAPT, FOLFuzz
+from operant.generate import ADAPT, FOLFuzz, RandomMutation
 from operant.model import Classifier
 from operant.networks import LeNet5, ResNet20, fit, initialise, load_weights, save_weights
 from operant.rng import spawn
@@ -27,6 +27,7 @@ from operant.suite import Suite
 from operant.types import Fuzzer
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+STEP_SIZES = (1.0, 3.0, 6.0, 12.0)  # of the random steps that ADAPT is compared with
 CHOOSE = {"be-st": select.be_st, "km-st": select.km_st, "deepgini": select.gini, "random": select.random}
 
 
@@ -101,6 +102,20 @@ class OnAdapt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fair:
+    """Mean neuron coverage of a seed's inputs: at the seed, and after ``rows`` inputs of ADAPT and of random steps.
+
+    Random steps have the best of several lengths.
+    """
+
+    rows: int
+    seed: float
+    adapt: float
+    random: float
+    step_size: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Race:
     """What a fuzzer found until each look at the clock: CPU seconds, cases, seeds tried."""
 
@@ -130,6 +145,7 @@ class Unit:
             self.steps.step(f"fol-{model}", FOLs, partial(self._fols, model))
         if s.race:
             self.steps.step("on-adapt", OnAdapt, self._on_adapt)
+            self.steps.step("fair", Fair, self._fair)
             self._race("fol-fuzz")
             self._race("adapt")
 
@@ -282,6 +298,26 @@ class Unit:
     def _adapt(self) -> ADAPT:
         """At its published settings: its own distance, relative L2 below .5."""
         return ADAPT(radius=0.5, norm="relative-l2", rows_per_seed=self.setting.adapt_rows)
+
+    def _fair(self) -> Fair:
+        """Is ADAPT a rival worth racing? It must cover more than random steps do with as many inputs."""
+        fuzzer, seeds = self._adapt(), self.samples["test"][: self.setting.adapt_seeds]
+        grown = fuzzer.explore(self.original, seeds, generator=self._random("fair")).coverage.mean(0)
+        others = {}
+        for size in STEP_SIZES:
+            rival = RandomMutation(
+                radius=fuzzer.radius, norm=fuzzer.norm, rows_per_seed=fuzzer.rows_per_seed, step_size=size
+            )
+            found = rival.explore(self.original, seeds, generator=self._random("fair", f"{size:g}"))
+            others[float(found.coverage.mean(0)[-1])] = size
+        best = max(others)
+        return Fair(
+            rows=fuzzer.rows_per_seed,
+            seed=float(grown[0]),
+            adapt=float(grown[-1]),
+            random=best,
+            step_size=others[best],
+        )
 
     def _run_against_the_clock(self, name: str, fuzzer: Fuzzer, chunk: int) -> tuple[Race, list[Suite]]:
         """Chunk after chunk of training inputs until the longest time is spent; a chunk that has begun is finished."""
