@@ -26,52 +26,54 @@ class Found:
 
 def fol_fuzz_one(options: FOLFuzz, logits: Logits, x0: Tensor, y: int, u: Tensor) -> list[Found]:
     """Algorithm 3 for the seed ``x0`` of shape ``(1, *shape)``; ``u`` holds the random length of each step."""
-    classes = logits(x0)[0].argsort(descending=True)[: options.k].tolist()
-    queue, highest, seen, found = deque([x0]), 0.0, [], []
+    with torch.no_grad():
+        classes = logits(x0)[0].argsort(descending=True)[: options.k].tolist()
+    _, _, direction = look(options, logits, x0, x0, y, classes)
+    queue, highest, seen, found = deque([(x0, direction)]), 0.0, [], []
     used = 1
     while queue:
-        x = queue.popleft()
+        x, direction = queue.popleft()
         for _ in range(options.iters):
             if used >= options.rows_per_seed:
                 return found
-            moved = step(options, logits, x, x0, y, classes, float(u[used]))
+            moved = step(options, x, direction, float(u[used]))
             used += 1
             same, x = torch.equal(moved, x), moved
-            z = x.clone().requires_grad_()
-            out = logits(z)
-            fol = float(first_order_loss(options, out, z, x0, y, again=False).detach())
-            wrong = fails(out.detach()[0], y)
+            fol, wrong, direction = look(options, logits, x, x0, y, classes)
             near = distance(x - x0, options.norm) <= options.radius
             xi = small_fol(options, seen)
             if near and wrong:
                 seen.append(fol)
             rises, small = fol >= highest, fol < xi
             if near and not same and (rises or small):
-                queue.append(x)
+                queue.append((x, direction))
                 if wrong:
                     found.append(Found(x, "rise" if rises else "small", fol, highest if rises else xi))
                 highest = fol if rises else highest
     return found
 
 
-def step(options: FOLFuzz, logits: Logits, x: Tensor, x0: Tensor, y: int, classes: list[int], u: float) -> Tensor:
+def step(options: FOLFuzz, x: Tensor, direction: Tensor, u: float) -> Tensor:
     """One step up the objective, from ``x``."""
-    z = x.clone().requires_grad_()
-    out = logits(z)
-    p = out.softmax(1)[0]
-    objective = p[classes[1:]].sum() - p[classes[0]]
-    objective = objective + options.weight * first_order_loss(options, out, z, x0, y, again=True)
-    (direction,) = torch.autograd.grad(objective, z)
     if options.step == "steepest":
         direction = direction.sign() if options.norm == "linf" else direction / direction.norm().clamp_min(1e-300)
         direction = options.radius * direction
-    return (x + options.learning_rate * u * direction).clamp(0, 1).detach()
+    return (x + options.learning_rate * u * direction).clamp(0, 1)
 
 
-def first_order_loss(options: FOLFuzz, logits: Tensor, z: Tensor, x0: Tensor, y: int, *, again: bool) -> Tensor:
-    (g,) = torch.autograd.grad(cross_entropy(logits, torch.tensor([y])), z, create_graph=again)
+def look(
+    options: FOLFuzz, logits: Logits, x: Tensor, x0: Tensor, y: int, classes: list[int]
+) -> tuple[float, bool, Tensor]:
+    """FOL at ``x``, whether the model fails there, and where the objective rises: all from one pass."""
+    z = x.clone().requires_grad_()
+    out = logits(z)
+    (g,) = torch.autograd.grad(cross_entropy(out, torch.tensor([y])), z, create_graph=True)
     reach = g.abs().sum() if options.norm == "linf" else g.norm()
-    return options.radius * reach - ((z - x0) * g).sum()
+    fol = options.radius * reach - ((z - x0) * g).sum()
+    p = out.softmax(1)[0]
+    objective = p[classes[1:]].sum() - p[classes[0]] + options.weight * fol
+    (direction,) = torch.autograd.grad(objective, z)
+    return float(fol.detach()), fails(out.detach()[0], y), direction
 
 
 def fails(logits: Tensor, y: int) -> bool:

@@ -52,6 +52,10 @@ def compare(module: nn.Module, seeds: Samples, what: str, *, theirs: int, repeat
         rows.append([name, str(n), str(cases), f"{broken:.1%}", f"{seconds:.2f}", f"{rates[name]:.1f}"])
     same = batched(model, seeds[:theirs])
     rows.append(["batch, those seeds", str(theirs), str(same[0]), f"{same[1]:.1%}", f"{same[2]:.2f}", ""])
+    if abs(same[1] - results["one at a time"][1]) > 0.02:
+        raise SystemExit(
+            f"the two break different shares of the same seeds: {same[1]:.1%} and {results['one at a time'][1]:.1%}"
+        )
     columns = ["", "seeds", "failures", "seeds broken", "CPU s, last run", "failures / CPU s, best"]
     _timing.show(f"FOL-Fuzz, LeNet-5, {what}, radius {FUZZER.radius}", columns, rows)
     return rates["batch"] / rates["one at a time"]

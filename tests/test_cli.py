@@ -12,8 +12,9 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner, Result
 
+from operant import load_digits, spawn
 from operant.cli import app
-from operant.networks import save_weights
+from operant.networks import fit, save_weights
 
 MODULE = """
 from torch import nn
@@ -195,3 +196,81 @@ def test_help_names_the_commands() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
     assert "doctor" in result.stdout
+
+
+# operant robot
+
+DIGIT_NET = """
+from torch import nn
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+"""
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder with a small trained network for 8x8 digits."""
+    data = load_digits()
+    (tmp_path / "digit_net.py").write_text(DIGIT_NET)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    fitted = fit(module, data.train, epochs=5, learning_rate=5e-3, generator=spawn(0), progress=False)
+    save_weights(fitted.module, tmp_path / "net.safetensors")
+    train, test = data.train[:400], data.test[:100]
+    np.savez(tmp_path / "all.npz", x_train=train.x, y_train=train.y, x_test=test.x, y_test=test.y)
+    np.savez(tmp_path / "unlabelled.npz", x=test.x)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("digit_net", None)
+
+
+QUICK = "--radius 0.05 --rounds 1 --seeds-per-round 60 --cases-per-round 50 --epochs 1 --out run"
+DIGITS = f"robot digit_net:net --weights net.safetensors --train all.npz --test all.npz {QUICK}"
+
+
+def test_robot_tells_whether_the_requirement_is_met_and_goes_on(digits: Path) -> None:
+    missed = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "1"])
+    assert missed.exit_code == 1, missed.output
+    assert "The budget is spent after round 1" in missed.output
+    assert (digits / "run" / "model.safetensors").exists()
+    rounds = {file: file.read_bytes() for file in (digits / "run").glob("round-*/round.json")}
+    assert len(rounds) == 2
+    met = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.01"])
+    assert met.exit_code == 0, met.output
+    assert "The requirement was met after round 0" in met.output
+    assert {file: file.read_bytes() for file in rounds} == rounds, "what is finished is read, not worked out again"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("--requirement 1.5", "requirement must be a share of inputs from 0 to 1"),
+        ("--requirement 0.5 --train nowhere.npz", "there is no nowhere.npz"),
+        ("--requirement 0.5 --test unlabelled.npz", "unlabelled.npz holds no labels"),
+        ("--requirement 0.5 --radius -1", "radius must be positive"),
+        ("--requirement 0.5 --mode both", "mode must be"),
+    ],
+)
+def test_robot_refuses_in_one_sentence(digits: Path, change: str, words: str) -> None:
+    done = CliRunner().invoke(app, [*DIGITS.split(), *change.split()])
+    assert done.exit_code == 2, done.output
+    assert words in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_robot_does_not_start_with_a_model_that_the_doctor_finds_useless(digits: Path) -> None:
+    without_weights = DIGITS.replace("--weights net.safetensors", "--bounds -1 0.5")
+    done = CliRunner().invoke(app, [*without_weights.split(), "--requirement", "0.5"])
+    assert done.exit_code == 2, done.output
+    assert not (digits / "run" / "round-000").exists()
+
+
+def test_ctrl_c_says_that_nothing_is_lost(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("operant.robot._Loop.run", interrupted)
+    done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
+    assert done.exit_code == 130
+    assert "the same command goes on from there" in " ".join(done.output.split())

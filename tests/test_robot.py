@@ -145,7 +145,7 @@ def test_it_stops_when_the_budget_is_spent(tmp_path, rounds):
     hardened = run(replace(ENDLESS, rounds=rounds), tmp_path)
     assert not hardened.met
     assert len(hardened.rounds) == rounds + 1
-    assert hardened.reason.startswith(f"The budget of {rounds} rounds is spent: adaptive robustness ")
+    assert hardened.reason.startswith(f"The budget is spent after round {rounds}: adaptive robustness ")
 
 
 def test_both_meanings_of_robustness_are_told_in_every_round(undisturbed):
@@ -157,7 +157,8 @@ def test_both_meanings_of_robustness_are_told_in_every_round(undisturbed):
     lines = str(undisturbed).splitlines()
     assert len(lines) == 2 + len(undisturbed.rounds)
     for line, r in zip(lines[2:], undisturbed.rounds, strict=True):
-        assert line.endswith(f"{r.robustness.static[-1].value:.1%}")
+        rate = r.robustness.static[-1]
+        assert line.endswith(f"{rate.value:.1%} [{rate.lower:5.1%}, {rate.upper:5.1%}]")
         assert f"{r.robustness.adaptive[-1].value:6.1%} [" in line
 
 
@@ -193,8 +194,12 @@ class Rounded(nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "attack"),
-    [(Same(gradient=True), PGD(radius=0.3)), (Same(gradient=False), FOLFuzz(radius=0.3, rows_per_seed=5))],
-    ids=["zero gradient", "no gradient"],
+    [
+        (Same(gradient=True), PGD(radius=0.3)),
+        (Same(gradient=False), FOLFuzz(radius=0.3, rows_per_seed=5)),
+        (Same(gradient=False), PGD(radius=0.3)),
+    ],
+    ids=["zero gradient", "no gradient", "no gradient for PGD"],
 )
 def test_the_loop_ends_for_a_constant_model(tmp_path, module, attack):
     model = Classifier(module)
@@ -449,7 +454,6 @@ def begun(tmp_path, one_round) -> Path:
         ({}, {"model": Classifier(nn.Sequential(*boundary(0.3).unwrap(), nn.Tanh()))}, "model"),
         ({"fuzz": FOLFuzz(radius=0.29)}, {}, "fuzz"),
         ({"attacks": {"pgd": PGD(radius=0.3, steps=3)}}, {}, "attacks"),
-        ({"requirement": 0.9}, {}, "requirement"),
         ({"mode": "static"}, {}, "mode"),
         ({"value": "loss"}, {}, "value"),
         ({"select": km_st}, {}, "select"),
@@ -464,6 +468,14 @@ def begun(tmp_path, one_round) -> Path:
 def test_a_folder_of_another_run_is_refused_and_what_differs_is_named(begun, loop, options, changed):
     with pytest.raises(ValueError, match=f"{begun} holds a run with another {changed}; choose a new folder"):
         run(replace(ENDLESS, **loop), begun, **options)
+
+
+def test_when_to_stop_may_change_and_what_is_finished_counts(begun):
+    before = run(replace(ENDLESS, rounds=1), begun)
+    assert run(replace(ENDLESS, rounds=1, requirement=0.999), begun).rounds == before.rounds
+    further = run(replace(ENDLESS, rounds=2), begun)
+    fewer = run(replace(ENDLESS, rounds=1), begun)
+    assert fewer.rounds == further.rounds, "finished rounds are not taken back"
 
 
 def test_a_bigger_budget_goes_on_where_a_smaller_one_ended(tmp_path, undisturbed):

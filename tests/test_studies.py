@@ -1,6 +1,8 @@
 """Studies run, resume, and say what a difference amounts to."""
 
+import json
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +13,11 @@ from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
+from operant import results
 from operant.cli import app
-from operant.studies._work import Mean, Steps, mean, run_units, table, verdict
+from operant.networks import save_weights
+from operant.studies._work import Mean, Steps, mean, run_units, sign_folder, table, verdict
+from operant.studies.robot.known import NAMES, Known, find_known, judge_known, known_network
 from operant.studies.robot.settings import settings
 from operant.studies.robot.unit import spread
 
@@ -47,6 +52,8 @@ def test_the_robot_study_writes_a_page_that_answers_every_question(study: Path) 
     for picture in ("robot-selection.svg", "robot-loss.svg", "robot-fol.svg"):
         assert "<svg" in (study / picture).read_text()
         assert picture in page
+    numbers = json.loads((study / "robot.json").read_text())
+    assert numbers["digits-0.2-seed0/judged-be-st-10"]["strategy"] == "be-st"
 
 
 def test_a_study_goes_on_where_it_stopped(study: Path) -> None:
@@ -129,3 +136,53 @@ def test_tables_and_spreads() -> None:
     assert table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |\n"
     assert spread(torch.arange(101.0)).quantiles == pytest.approx((5.0, 25.0, 50.0, 75.0, 95.0))
     assert spread(torch.zeros(0)).n == 0
+
+
+# Networks of known robustness
+
+
+def test_given_networks_are_judged_on_mnist(tmp_path: Path) -> None:
+    """With stand-ins: random weights, and the same answers whatever the input, which nothing can attack."""
+    rng = np.random.default_rng(0)
+    images = {f"x_{part}": rng.integers(0, 256, (30, 28, 28), dtype=np.uint8) for part in ("train", "test")}
+    np.savez(tmp_path / "mnist.npz", **images, y_train=np.arange(30) % 10, y_test=np.zeros(30, dtype=np.int64))
+    assert find_known(tmp_path) == {}
+    for kind, name in NAMES.items():
+        network = known_network()
+        with torch.no_grad():
+            network.linear2.bias.copy_(torch.eye(10)[0] * (0.1 if kind == "plain" else 50.0))
+            network.linear2.weight.mul_(1.0 if kind == "plain" else 0.0)
+        save_weights(network, tmp_path / "weights" / name)
+    found = find_known(tmp_path)
+    judged = {kind: judge_known(kind, path, tmp_path, n=20) for kind, path in found.items()}
+    assert set(judged) == {"plain", "robust"}
+    assert judged["robust"].pgd40.value == 1
+    assert judged["robust"].pgd.n == 0
+    assert judged["plain"].pgd40.n == 20
+    assert judged["plain"].pgd40.value <= judged["plain"].clean.value
+    for known in judged.values():
+        results.save(known, tmp_path / f"{known.kind}.json")
+        assert results.load(tmp_path / f"{known.kind}.json", Known) == known
+
+
+def test_two_studies_do_not_mix(tmp_path: Path) -> None:
+    sign_folder(tmp_path, scale="smoke", settings=1)
+    sign_folder(tmp_path, scale="smoke", settings=1)
+    with pytest.raises(ValueError, match="another scale"):
+        sign_folder(tmp_path, scale="small", settings=1)
+
+
+def test_a_unit_that_fails_stops_the_others(tmp_path: Path) -> None:
+    units = [("bad", _fail), *((str(n), partial(_write_slowly, tmp_path / str(n))) for n in range(30))]
+    with pytest.raises(ValueError, match="this unit fails"):
+        run_units(units, workers=2, console=Console(quiet=True))
+    assert len(list(tmp_path.iterdir())) < 30
+
+
+def _write_slowly(path: Path) -> None:
+    time.sleep(0.2)
+    path.touch()
+
+
+def _fail() -> None:
+    raise ValueError("this unit fails")

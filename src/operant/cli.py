@@ -135,10 +135,12 @@ def robot(
     """
     console = Console(highlight=False)
     try:
-        classifier, samples = _classifier(model, weights, bounds, mean, std), {}
-        for name, path in {"train": train, "test": test}.items():
-            samples[name] = _in_type_of(classifier.unwrap(), read_samples(path, size=size))
-        parts = samples["train"].split(train=0.9, validation=0.1)
+        classifier = _classifier(model, weights, bounds, mean, std)
+        parts = _robot_data(classifier, train, test, size)
+        findings = classifier.doctor(parts["test"])
+        if any(finding.severity == "error" for finding in findings):
+            print_findings(console, classifier, parts["test"], findings)
+            raise ValueError("the doctor found errors that would make every result meaningless")
         loop = RobOT(
             fuzz=FOLFuzz(radius=radius),
             attacks={"fgsm": FGSM(radius=radius), "pgd": PGD(radius=radius)},
@@ -153,7 +155,7 @@ def robot(
             classifier,
             parts["train"],
             validation=parts["validation"],
-            test=samples["test"],
+            test=parts["test"],
             folder=out,
             seed=seed,
             console=console,
@@ -161,6 +163,8 @@ def robot(
         save_weights(hardened.model.unwrap(), out / "model.safetensors")
     except (ValueError, OSError) as error:
         _cannot_run(error)
+    except KeyboardInterrupt:
+        _stopped(out)
     console.print(escape(str(hardened)), soft_wrap=True)
     console.print(escape(f"weights: {out / 'model.safetensors'}"), soft_wrap=True)
     if not hardened.met:
@@ -173,9 +177,12 @@ def robot(
 @app.command()
 def study(
     name: Annotated[str, typer.Argument(help=f"which paper's experiments: {', '.join(STUDIES)}")],
-    data: Annotated[Path | None, typer.Option(help="folder with the data sets, as npz or in their own formats")] = None,
+    data: Annotated[Path | None, typer.Option(help="folder with the data sets; smoke needs none")] = None,
     scale: Annotated[str, typer.Option(help="smoke (minutes), small (hours) or paper")] = "small",
-    out: Annotated[Path | None, typer.Option(help="folder to write to; named again, the study goes on")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="folder to write to; named again, the study goes on"),
+    ] = None,
     workers: Annotated[int, typer.Option(help="processes, each with one thread")] = 2,
 ) -> None:
     """Run a paper's experiments again, with a control and intervals, and write a page of tables and pictures."""
@@ -186,15 +193,17 @@ def study(
         page = STUDIES[name](folder, data=data, scale=scale, workers=workers, console=Console(stderr=True))
     except (ValueError, OSError) as error:
         _cannot_run(error)
+    except KeyboardInterrupt:
+        _stopped(folder)
     print(page)
 
 
 # Reading what the user names
 
 
-def read_samples(path: Path, *, size: tuple[int, int] | None = None) -> Samples:
+def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
     """Samples from a folder of pictures, or from an npz file with x and y, or with x_test and y_test."""
-    return samples_from_folder(path, size=size) if path.is_dir() else samples_from_npz(path)
+    return samples_from_folder(path, size=size) if path.is_dir() else samples_from_npz(path, part=part)
 
 
 def _classifier(
@@ -221,6 +230,26 @@ def _numbers(text: str | None, name: str) -> float | list[float] | None:
     except ValueError:
         raise ValueError(f"--{name} must be a number, or numbers with commas between them, got {text!r}") from None
     return values[0] if len(values) == 1 else values
+
+
+def _robot_data(model: Classifier, train: Path, test: Path, size: tuple[int, int] | None) -> dict[str, Samples]:
+    """What to learn from, a tenth of it to choose epochs by, and what to judge on; all labelled."""
+    read = {}
+    for part, path in {"train": train, "test": test}.items():
+        read[part] = _in_type_of(model.unwrap(), read_samples(path, size=size, part=part))
+        if read[part].y is None:
+            raise ValueError(f"{path} holds no labels, and --{part} needs them; save y beside x")
+    parts = read["train"].split(train=0.9, validation=0.1)
+    if not all(map(len, parts.values())):
+        raise ValueError(f"{train} holds only {len(read['train'])} inputs; a tenth must be left to choose epochs by")
+    return {**parts, "test": read["test"]}
+
+
+def _stopped(folder: Path) -> NoReturn:
+    """Say after Ctrl-C that nothing is lost."""
+    told = f"stopped; what is finished lies in {folder}: the same command goes on from there"
+    Console(stderr=True, highlight=False).print(escape(told), soft_wrap=True)
+    raise typer.Exit(130)
 
 
 def _cannot_run(error: Exception) -> NoReturn:

@@ -230,14 +230,16 @@ def samples_from_folder(path: str | Path, *, size: tuple[int, int] | None = None
     return _samples(read_image_folder(path, size=size))
 
 
-def samples_from_npz(path: str | Path) -> Samples:
+def samples_from_npz(path: str | Path, *, part: str = "test") -> Samples:
     """The inputs ``x`` and, where given, labels ``y`` of an npz file; or, if it has no ``x``, its ``x_test, y_test``.
+
+    With ``part="train"`` it is ``x_train, y_train`` that stand in for ``x`` and ``y``.
 
     uint8 inputs are images ``(N, H, W)`` or ``(N, H, W, 3)`` and come out as ``(N, C, H, W)`` in [0, 1]; floating-point
     inputs ``(N, *shape)`` keep their values, as float32.
     """
     arrays = read_npz(path)
-    name = "x" if "x" in arrays else "x_test"
+    name = "x" if "x" in arrays else f"x_{part}"
     if name not in arrays or arrays[name].ndim < 2:
         found = {key: array.shape for key, array in arrays.items()}
         raise ValueError(f"{path} must hold x (N, *shape), and y where labels are known, got {found}; save it so")

@@ -246,6 +246,11 @@ class Classifier:
         self.check(samples)
         return samples[self.predict(samples.x) == samples.labels]
 
+    def accuracy(self, samples: Samples) -> float:
+        """The share of the samples that the model classifies correctly."""
+        self.check(samples)
+        return float((self.predict(samples.x) == samples.labels).double().mean())
+
     def doctor(self, samples: Samples) -> tuple[Finding, ...]:
         """Look for the mistakes that make test results meaningless; see `operant.doctor`."""
         from operant.doctor import examine

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from operant import results
-from operant.assess import Robustness, attack_cases, empirical_robustness
+from operant.assess import Rate, Robustness, attack_cases, empirical_robustness
 from operant.assess.robustness import MODES
 from operant.data import Samples
 from operant.model import Classifier
@@ -26,6 +26,8 @@ from operant.rng import spawn
 from operant.select import be_st
 from operant.suite import Suite
 from operant.types import Fuzzer
+
+FREE = ("rounds", "requirement")  # options that decide only when to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +63,18 @@ class Hardened:
     rounds: tuple[Round, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.reason}.", "round  found  chosen  clean   adaptive [95 %]          static"]
+        lines = [f"{self.reason}.", "round  found  chosen  clean   adaptive [95 %]          static [95 %]"]
         for r in self.rounds:
-            rate, static = r.robustness.adaptive[-1], r.robustness.static
-            told = f"{static[-1].value:.1%}" if static else "-"
-            interval = f"{rate.value:6.1%} [{rate.lower:5.1%}, {rate.upper:5.1%}]"
-            clean = r.robustness.clean.value
-            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {clean:6.1%}  {interval:<23}  {told:>6}")
+            static = r.robustness.static
+            told = f"{_told(r.robustness.adaptive[-1]):<23}  {_told(static[-1]) if static else '-'}"
+            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {r.robustness.clean.value:6.1%}  {told}")
         if self.rounds[0].robustness.static is None:
             lines.append("Static could not be measured: the original model withstood every attack, so it has no cases.")
         return "\n".join(lines)
+
+
+def _told(rate: Rate) -> str:
+    return f"{rate.value:6.1%} [{rate.lower:5.1%}, {rate.upper:5.1%}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,19 +175,20 @@ class _Loop:
         signature = self._signature()
         _check_same_run(folder, signature)
         self.static = {role: self._static_cases(role) for role in self.judges}
-        self.accuracy = _accuracy(original, validation)
+        self.accuracy = original.accuracy(validation)
         _sign(folder, signature)  # last: what cannot run leaves the folder free
 
     def run(self) -> Hardened:
         rounds: list[Round] = []
-        for number in range(self.options.rounds + 1):
+        finished = len(list(self.folder.glob("round-*/round.json"))) - 1
+        for number in range(max(self.options.rounds, finished) + 1):
             rounds.append(self._round(number))
             self._tell(rounds[-1])
             if rounds[-1].robustness.value >= self.options.requirement:
                 return self._end(rounds, met=True, reason=f"The requirement was met after round {number}")
             if number and rounds[-1].found == 0:
                 return self._end(rounds, met=False, reason=f"Round {number} found no failure to learn from")
-        return self._end(rounds, met=False, reason=f"The budget of {self.options.rounds} rounds is spent")
+        return self._end(rounds, met=False, reason=f"The budget is spent after round {number}")
 
     def _end(self, rounds: list[Round], *, met: bool, reason: str) -> Hardened:
         value, wanted = rounds[-1].robustness.value, self.options.requirement
@@ -197,9 +202,7 @@ class _Loop:
         if (place / "round.json").exists():
             return self._read(place)
         place.mkdir(exist_ok=True)
-        done = (
-            Round(number=0, robustness=self._robustness(self.model, "test", 0)) if number == 0 else self._work(number)
-        )
+        done = Round(number=0, robustness=self._robustness(self.model, "test")) if number == 0 else self._work(number)
         results.save(done, place / "round.json")  # last: without it the round has not been
         return done
 
@@ -222,7 +225,7 @@ class _Loop:
         options, place = self.options, self.folder / f"round-{number:03d}"
         suite = options.fuzz(self.model, self._seeds(number), generator=spawn(self.seed, number, "fuzz")).failures()
         if len(suite) == 0:
-            robustness = self._robustness(self.model, "test", number)
+            robustness = self._robustness(self.model, "test")
             return Round(number=number, attempted=suite.attempted, cases=len(self.cases), robustness=robustness)
         chosen = self._choose(suite, number)
         _write_cases(chosen, place / "cases")
@@ -239,7 +242,7 @@ class _Loop:
             cases=len(self.cases),
             branches=_branches(suite),
             retraining=retrained.record,
-            robustness=self._robustness(self.model, "test", number),
+            robustness=self._robustness(self.model, "test"),
         )
 
     def _seeds(self, number: int) -> Samples:
@@ -271,14 +274,14 @@ class _Loop:
 
     def _retrain(self, number: int) -> Retrained:
         """Train on from the present weights, within what is left of the accuracy that may be lost."""
-        lost = self.accuracy - _accuracy(self.model, self.judges["validation"])
+        lost = self.accuracy - self.model.accuracy(self.judges["validation"])
         left = min(max(self.options.finetune.max_drop - lost, 0.0), 1.0)
         return replace(self.options.finetune, max_drop=left)(
             self.model,
             self.train,
             self.cases,
             validation=self.judges["validation"],
-            monitor=lambda model: 1 - self._robustness(model, "validation", number).value,
+            monitor=lambda model: 1 - self._robustness(model, "validation").value,
             generator=spawn(self.seed, number, "finetune"),
         )
 
@@ -298,14 +301,14 @@ class _Loop:
             )
         return cases if len(cases) else None
 
-    def _robustness(self, model: Classifier, role: str, number: int) -> Robustness:
+    def _robustness(self, model: Classifier, role: str) -> Robustness:
         return empirical_robustness(
             model,
             self.judges[role],
             self.options.attacks,
             mode=self.options.mode,
             cases=self.static[role],
-            generator=spawn(self.seed, number, "judge", role),
+            generator=spawn(self.seed, "judge", role),  # the same in every round: luck must not add up
         )
 
     def _tell(self, done: Round) -> None:
@@ -317,12 +320,14 @@ class _Loop:
             highlight=False,
             soft_wrap=True,
         )
+        if done.retraining is not None and done.retraining.best_epoch == 0:
+            self.console.print(f"  {done.retraining.reason}", highlight=False, soft_wrap=True)
 
     def _signature(self) -> dict[str, str]:
-        """What must be the same for a folder to be gone on with; the budget of rounds may grow."""
+        """What must be the same for a folder to be gone on with; when to stop may change."""
         options = replace(self.options, finetune=replace(self.options.finetune, progress=False))
         return {
-            **{f.name: _without_places(repr(getattr(options, f.name))) for f in fields(options) if f.name != "rounds"},
+            **{f.name: _without_places(repr(getattr(options, f.name))) for f in fields(options) if f.name not in FREE},
             "seed": str(self.seed),
             "model": _hash(*_content(self.original)),
             **{
@@ -354,10 +359,6 @@ def _branches(suite: Suite) -> dict[str, int]:
         return {}
     names = suite["branch"].tolist()
     return {name: names.count(name) for name in sorted(set(names))}
-
-
-def _accuracy(model: Classifier, samples: Samples) -> float:
-    return float((model.predict(samples.x) == samples.labels).double().mean())
 
 
 def _content(model: Classifier) -> list[bytes]:
@@ -409,6 +410,9 @@ def _sign(folder: Path, signature: dict[str, str]) -> None:
 def _check_apart(**roles: Samples) -> None:
     """No input may have two roles."""
     names = list(roles)
+    shapes = {name: tuple(samples.shape) for name, samples in roles.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"inputs must have one shape, got {shapes}; resize them first")
     for name, samples in roles.items():
         if len(samples) == 0:
             raise ValueError(f"there are no {name} samples; give at least one")

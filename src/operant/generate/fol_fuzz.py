@@ -38,7 +38,8 @@ class FOLFuzz:
     - label and distance are compared with the *original* seed's; the pseudocode compares with the point just taken,
       so that its cases could drift out of the ball and count returns to the right class as failures;
     - classes in (1) are ranked once, at the seed: ranked anew, the objective would pull failures back;
-    - FOL_m starts at 0; the queue is first in, first out; a point that both conditions accept joins it once;
+    - FOL_m starts at 0; the queue is first in, first out; a point that both conditions accept joins it once, one that
+      did not move at all never; "0 to iters" is taken as ``iters`` steps;
     - ``processing(grads)`` is (2). With ``step="gradient"`` it is learning_rate · U(0.5, 1.5) · ∇objective, as in the
       released program: where the softmax is saturated that hardly moves, and most seeds of a good model stay whole;
     - ξ = 1e-18, the paper's, is below what float32 can resolve, so its second branch never fires. ``"q05"`` asks for
@@ -55,7 +56,8 @@ class FOLFuzz:
         weight: λ in the paper: how much FOL counts against the class probabilities.
         iters: steps from each point taken from the queue.
         learning_rate: mean length of a step, as a share of the radius.
-        rows_per_seed: how many points the model may be asked about for one seed, itself included.
+        rows_per_seed: how many points the model may be asked about for one seed, itself included, its first and last
+            judgement not.
         step: ``"steepest"`` or ``"gradient"``.
         variant: ``"paper"``, or ``"released"``: the objective is ‖g‖₂ - P(c1), a point is queued if ‖g‖₂ rises and its
             L2 distance is below ``radius`` times the seed's length, and *any* failure is a case, however far. Its
@@ -108,7 +110,12 @@ class FOLFuzz:
                 f"FOL-Fuzz starts from correctly classified seeds, and none of the {len(seeds)} is; "
                 "check the labels, or run doctor() on the model"
             )
-        rows = {"x0": seeds.x, "classes": ranking[:, : self.k], "u": u, "origin": torch.arange(len(seeds))}
+        rows = {
+            "x0": seeds.x,
+            "classes": ranking[:, : self.k],
+            "u": u,
+            "origin": torch.arange(len(seeds), device=right.device),
+        }
         searches = (_Search(self, model, _chosen(rows, some)).run() for some in right.split(model.batch_size))
         cases = _joined(list(searches))
         cases = _chosen(cases, cases["origin"].argsort(stable=True))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from operant.model import Classifier
+from operant.model import Classifier, value_and_gradient
 
 NORMS = ("linf", "l2", "l2-paper")
 
@@ -67,14 +67,16 @@ def first_order_loss(
 
 def loss_gradient(model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy, its gradient and the logits of one batch, from one pass; for loops that need them all."""
-    with torch.enable_grad():
-        z = x.detach().requires_grad_()
-        logits = model.logits(z).to(x.device)
-        loss = cross_entropy(logits, y.to(x.device), reduction="none")
-        (gradient,) = torch.autograd.grad(loss.sum(), z)
+    kept: list[Tensor] = []
+
+    def objective(z: Tensor) -> Tensor:
+        kept.append(model.logits(z).to(x.device))
+        return cross_entropy(kept[0], y.to(x.device), reduction="none")
+
+    loss, gradient = value_and_gradient(objective, x)
     if not bool(gradient.isfinite().all() & loss.isfinite().all()):
         raise ValueError("the loss or its gradient is NaN or infinite for some inputs; run doctor() on the model")
-    return loss.detach(), gradient, logits.detach()
+    return loss, gradient, kept[0].detach()
 
 
 def rise(gradient: Tensor, moved: Tensor, *, radius: float, norm: str) -> Tensor:

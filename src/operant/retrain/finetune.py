@@ -125,7 +125,7 @@ class Finetune:
             generator: shuffles the batches and seeds dropout; the same one gives the same weights, bit for bit.
         """
         _check_data(model, train, cases, validation)
-        before = _accuracy(model, validation)
+        before = model.accuracy(validation)
         floor = before - self.max_drop - 1e-9  # of rounding
         data = Samples.concat([train, cases.to(train.x.device)]) if len(cases) else train
         history: list[FinetuneEpoch] = []
@@ -223,14 +223,10 @@ def _reason(
     return f"epoch {chosen.epoch} had the lowest monitor ({chosen.monitor:.4g}) of the {n} with a {within}"
 
 
-def _accuracy(model: Classifier, samples: Samples) -> float:
-    return float((model.predict(samples.x) == samples.labels).double().mean())
-
-
 def _finite_accuracy(model: Classifier, samples: Samples, epoch: int) -> float:
     """The accuracy of a model that may have become useless on samples that the original one could run on."""
     try:
-        return _accuracy(model, samples)
+        return model.accuracy(samples)
     except ValueError as error:
         raise _Diverged(f"after epoch {epoch} {error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import sys
 import time
@@ -45,6 +46,8 @@ class Steps:
 
 def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, console: Console) -> None:
     """Run named pieces of work, each one-threaded, in this process or in as many others as there are workers."""
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
     start = time.monotonic()
 
     def tell(count: int, name: str) -> None:
@@ -59,9 +62,13 @@ def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         waiting = {pool.submit(work): name for name, work in units}
-        for count, finished in enumerate(as_completed(waiting), 1):
-            finished.result()
-            tell(count, waiting[finished])
+        try:
+            for count, finished in enumerate(as_completed(waiting), 1):
+                finished.result()
+                tell(count, waiting[finished])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # what has begun is finished, the rest is not begun
+            raise
 
 
 @contextmanager
@@ -84,7 +91,17 @@ class Mean:
     n: int
 
     def __str__(self) -> str:
+        """As a difference of shares, in percentage points."""
         return f"{100 * self.value:.1f} [{100 * self.lower:.1f}, {100 * self.upper:.1f}]"
+
+    @property
+    def share(self) -> str:
+        """As a share, in percent, which cannot lie outside 0 to 100."""
+        return f"{100 * self.value:.1f} [{100 * max(self.lower, 0):.1f}, {100 * min(self.upper, 1):.1f}]"
+
+    @property
+    def plain(self) -> str:
+        return f"{self.value:.2f} [{self.lower:.2f}, {self.upper:.2f}]"
 
 
 def mean(values: Iterable[float]) -> Mean:
@@ -94,6 +111,8 @@ def mean(values: Iterable[float]) -> Mean:
     '20.0 [-4.8, 44.8]'
     """
     x = np.array(list(values), dtype=np.float64)
+    if len(x) == 0:
+        raise ValueError("there is nothing to take the mean of; run the study to its end first")
     if len(x) < 2:
         return Mean(value=float(x.mean()), lower=-np.inf, upper=np.inf, n=len(x))
     half = float(student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
@@ -102,6 +121,8 @@ def mean(values: Iterable[float]) -> Mean:
 
 def verdict(difference: Mean) -> str:
     """What a difference that a paper says is positive turned out to be."""
+    if difference.lower == difference.upper:  # so few repetitions that agree by chance say nothing
+        return "not decided"
     if difference.lower > 0:
         return "held"
     return "not held" if difference.upper < 0 else "not decided"
@@ -111,3 +132,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def sign_folder(folder: Path, **what: object) -> None:
+    """Write what a study is made of, or refuse to mix it with another in the same folder."""
+    path, told = folder / "study.json", {name: str(value) for name, value in what.items()}
+    if path.exists():
+        known = json.loads(path.read_bytes())
+        if changed := [name for name in told if known.get(name) != told[name]]:
+            raise ValueError(f"{folder} holds a study with another {' and another '.join(changed)}; choose a new --out")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    results.write_atomically(path, json.dumps(told, indent=2).encode() + b"\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from operant.studies._work import Steps, run_units
+from operant.studies._work import Steps, run_units, sign_folder
 from operant.studies.robot.known import Known, find_known, judge_known
 from operant.studies.robot.page import write_page
 from operant.studies.robot.settings import Setting, settings
@@ -28,6 +28,9 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
     """
     out = Path(out)
     chosen = settings(scale, data)
+    for setting in chosen:
+        setting.read(data)  # what is not there is better told now than in an hour
+    sign_folder(out, scale=scale, settings=chosen)
     units = [(s, seed) for s in sorted(chosen, key=lambda s: s.dataset != "cifar10") for seed in s.seeds]
     work = [(f"{s.name}, seed {seed}", partial(run_unit, s, seed, data, out / "steps")) for s, seed in units]
     if data is not None:

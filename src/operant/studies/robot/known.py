@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from operant import measure
 from operant.assess import Rate, attack_cases, empirical_robustness
 from operant.data import load
 from operant.generate import FGSM, PGD
 from operant.model import Classifier
 from operant.networks import load_weights
 from operant.rng import spawn
-from operant.studies.robot.unit import Spread, spread
+from operant.studies.robot.unit import Spread, fol_by_attack
 from operant.types import Fuzzer
 
 RADIUS = 0.3
@@ -71,9 +69,5 @@ def judge_known(kind: str, weights: Path, data: Path, *, n: int) -> Known:
         "pgd": PGD(radius=RADIUS, steps=10, step_size=RADIUS / 6),
     }
     cases = attack_cases(model, test, attacks, generator=spawn(0, "known", kind, "fol"))
-    fol = measure.first_order_loss(model, cases.x, cases.label, x0=cases.x0, radius=RADIUS)
-
-    def of(attack: str) -> Tensor:
-        return fol[torch.from_numpy(cases.method == attack)]
-
-    return Known(kind=kind, clean=told.clean, pgd40=told.adaptive[0], fgsm=spread(of("fgsm")), pgd=spread(of("pgd")))
+    fgsm, pgd = fol_by_attack(model, cases, RADIUS)
+    return Known(kind=kind, clean=told.clean, pgd40=told.adaptive[0], fgsm=fgsm, pgd=pgd)

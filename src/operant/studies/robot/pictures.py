@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from operant.studies.robot.unit import FOLs, Pool, Spread
 
 if TYPE_CHECKING:
-    from operant.studies.robot.page import Found
+    from operant.studies.robot.found import Found
 
 COLOURS = {"be-st": "#c0392b", "km-st": "#2471a3", "deepgini": "#b7950b", "random": "#566573"}
 

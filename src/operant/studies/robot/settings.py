@@ -39,7 +39,7 @@ class Setting:
     strategies: tuple[str, ...] = STRATEGIES
     race: tuple[float, ...] = ()
     adapt_seeds: int = 60
-    adapt_rows: int = 200
+    adapt_rows: int = 1000
     seeds: tuple[int, ...] = (0, 1, 2)
 
     @property
@@ -71,7 +71,7 @@ def settings(scale: str, data: Path | None) -> tuple[Setting, ...]:
     if scale == "smoke":
         quick = Finetune(epochs=1, max_drop=0.1, progress=False)
         digits = Setting(dataset="digits", radius=0.2, train=300, validation=100, test=40, epochs=8, finetune=quick)
-        return (replace(digits, shares=(5, 10), race=(0.2,), adapt_seeds=10, adapt_rows=40, seeds=(0, 1)),)
+        return (replace(digits, shares=(5, 10), race=(0.2,), adapt_seeds=10, adapt_rows=60, seeds=(0, 1)),)
     if scale not in ("small", "paper"):
         raise ValueError(f"scale must be smoke, small or paper, got {scale!r}")
     lenet = _small() if scale == "small" else _paper()
@@ -81,11 +81,21 @@ def settings(scale: str, data: Path | None) -> tuple[Setting, ...]:
         replace(mnist, dataset="fashion-mnist"),
         replace(lenet, dataset="fashion-mnist", radius=0.03, race=()),
     ]
-    if data is not None and any((data / name).exists() for name in ("svhn", "svhn.npz", "train_32x32.mat")):
+    if _there("svhn", data):
         chosen.append(replace(lenet, dataset="svhn", radius=0.03))
-    if data is not None and find_weights(data) is not None:
+    if _there("cifar10", data) and data is not None and find_weights(data) is not None:
         chosen.append(_cifar(scale))
     return tuple(chosen)
+
+
+def _there(name: str, data: Path | None) -> bool:
+    if data is None:
+        return False
+    try:
+        load(name, data)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def find_weights(data: Path) -> Path | None:
@@ -103,7 +113,7 @@ def _small() -> Setting:
         test=1_000,
         epochs=10,
         finetune=Finetune(epochs=10, max_drop=0.03, progress=False),
-        race=(5.0, 20.0),
+        race=(20.0,),
     )
 
 

@@ -5,8 +5,9 @@ Every step is on disk before the next begins. The pool is not: it is made again 
 
 from __future__ import annotations
 
+import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from operant.types import Fuzzer
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 STEP_SIZES = (1.0, 3.0, 6.0, 12.0)  # of the random steps that ADAPT is compared with
+RACERS = ("fol-fuzz", "adapt", "adapt-linf")  # ADAPT at its own distance, and in the ball of the attacks
 CHOOSE = {"be-st": select.be_st, "km-st": select.km_st, "deepgini": select.gini, "random": select.random}
 
 
@@ -117,7 +119,7 @@ class Fair:
 
 @dataclass(frozen=True, kw_only=True)
 class Race:
-    """What a fuzzer found until each look at the clock: CPU seconds, cases, seeds tried."""
+    """What a fuzzer had found at each time limit: CPU seconds really spent, cases, seeds tried."""
 
     fuzzer: str
     seconds: tuple[float, ...]
@@ -146,8 +148,8 @@ class Unit:
         if s.race:
             self.steps.step("on-adapt", OnAdapt, self._on_adapt)
             self.steps.step("fair", Fair, self._fair)
-            self._race("fol-fuzz")
-            self._race("adapt")
+            for name in RACERS:
+                self._race(name)
 
     # Data and models
 
@@ -265,8 +267,7 @@ class Unit:
         classifier = self.original if model == "original" else self._load(model)
         test = self.samples["test"]
         cases = attack_cases(classifier, test, self.setting.attacks(), generator=self._random("fol"))
-        fol = measure.first_order_loss(classifier, cases.x, cases.label, x0=cases.x0, radius=self.setting.radius)
-        fgsm, pgd = (spread(fol[torch.from_numpy(cases.method == name)]) for name in ("fgsm", "pgd"))
+        fgsm, pgd = fol_by_attack(classifier, cases, self.setting.radius)
         return FOLs(model=model, robust=accuracy(classifier, self.static["test"]), fgsm=fgsm, pgd=pgd)
 
     def _on_adapt(self) -> OnAdapt:
@@ -283,17 +284,47 @@ class Unit:
     # The race
 
     def _race(self, name: str) -> None:
-        """Run one fuzzer against the clock, and retrain with what it had found at each look."""
-        names = {limit: f"judged-{name}-{limit:g}" for limit in self.setting.race}
-        if all(map(self.steps.done, (f"race-{name}", *names.values()))):
-            return
-        fuzzer, chunk = (FOLFuzz(radius=self.setting.radius), 64) if name == "fol-fuzz" else (self._adapt(), 16)
-        race, suites = self._run_against_the_clock(name, fuzzer, chunk)
-        for limit, step in names.items():
-            chunks = sum(seconds < limit for seconds in race.seconds[:-1]) + 1
-            cases = Suite.concat(suites[:chunks])
-            self.steps.step(step, Judged, partial(self._retrained, name, limit, cases))
-        self.steps.step(f"race-{name}", Race, lambda: race)
+        """Run one fuzzer against the clock, then retrain with what it had found at each limit."""
+        place = self.steps.folder / f"race-{name}"
+        race = self.steps.step(f"race-{name}", Race, lambda: self._run_against_the_clock(name, place))
+        for limit, cases in zip(self.setting.race, race.cases, strict=True):
+            step = partial(lambda limit, n: self._retrained(name, limit, Suite.open(place)[:n]), limit, cases)
+            self.steps.step(f"judged-{name}-{limit:g}", Judged, step)
+
+    def _racer(self, name: str) -> tuple[Fuzzer, int]:
+        """A fuzzer, and how many seeds it works on between two looks at the clock."""
+        if name == "fol-fuzz":
+            return FOLFuzz(radius=self.setting.radius), 32
+        return (
+            self._adapt() if name == "adapt" else replace(self._adapt(), radius=self.setting.radius, norm="linf")
+        ), 8
+
+    def _run_against_the_clock(self, name: str, place: Path) -> Race:
+        """Chunk after chunk of training inputs until the longest time is spent; a chunk that has begun is finished.
+
+        The cases are written to ``place``.
+        """
+        fuzzer, chunk = self._racer(name)
+        suites: list[Suite] = []
+        seconds, cases, seeds = [], [], []
+        limits, model = list(self.setting.race), self.original
+        order = torch.randperm(len(self.samples["train"]), generator=self._random("race", name))
+        start = time.process_time()
+        for number, rows in enumerate(order.split(chunk)):
+            some = model.correct(self.samples["train"][rows])
+            if len(some):
+                suites.append(fuzzer(model, some, generator=self._random("race", name, number)))
+            spent = time.process_time() - start
+            while limits and (spent >= limits[0] or rows[-1] == order[-1]):
+                seconds.append(spent)
+                cases.append(sum(map(len, suites)))
+                seeds.append(number * chunk + len(rows))
+                limits.pop(0)
+            if not limits:
+                break
+        shutil.rmtree(place, ignore_errors=True)  # what a kill may have left
+        Suite.concat(suites).save(place)
+        return Race(fuzzer=name, seconds=tuple(seconds), cases=tuple(cases), seeds=tuple(seeds))
 
     def _adapt(self) -> ADAPT:
         """At its published settings: its own distance, relative L2 below .5."""
@@ -319,25 +350,18 @@ class Unit:
             step_size=others[best],
         )
 
-    def _run_against_the_clock(self, name: str, fuzzer: Fuzzer, chunk: int) -> tuple[Race, list[Suite]]:
-        """Chunk after chunk of training inputs until the longest time is spent; a chunk that has begun is finished."""
-        suites: list[Suite] = []
-        seconds, cases, seeds = [], [], []
-        order = torch.randperm(len(self.samples["train"]), generator=self._random("race", name))
-        start = time.process_time()
-        for number, rows in enumerate(order.split(chunk)):
-            some = self.original.correct(self.samples["train"][rows])
-            suites.append(fuzzer(self.original, some, generator=self._random("race", name, number)))
-            seconds.append(time.process_time() - start)
-            cases.append(sum(map(len, suites)))
-            seeds.append(number * chunk + len(rows))
-            if seconds[-1] >= max(self.setting.race):
-                break
-        return Race(fuzzer=name, seconds=tuple(seconds), cases=tuple(cases), seeds=tuple(seeds)), suites
-
 
 def accuracy(model: Classifier, cases: Suite) -> float:
     return float((model.predict(cases.x) == cases.label).double().mean())
+
+
+def fol_by_attack(model: Classifier, cases: Suite, radius: float) -> tuple[Spread, Spread]:
+    """First-order loss of FGSM's cases and of PGD's."""
+    fol = torch.zeros(0)
+    if len(cases):
+        fol = measure.first_order_loss(model, cases.x, cases.label, x0=cases.x0, radius=radius)
+    fgsm, pgd = (spread(fol[torch.from_numpy(cases.method == name)]) for name in ("fgsm", "pgd"))
+    return fgsm, pgd
 
 
 def spread(values: Tensor) -> Spread:
