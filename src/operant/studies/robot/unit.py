@@ -155,12 +155,16 @@ class Unit:
 
     @cached_property
     def samples(self) -> dict[str, Samples]:
-        """Training, validation and test inputs; the test inputs are this seed's own."""
+        """Training, validation and test inputs; the test inputs are this seed's own.
+
+        Given weights have learned from all training inputs: there, validation inputs are the last test inputs.
+        """
         s, data = self.setting, self.setting.read(self.data)
         start = s.test * self.seed
+        given = s.dataset == "cifar10"
         parts = {
             "train": data.train[: s.train],
-            "validation": data.train[s.train : s.train + s.validation],
+            "validation": data.test[-s.validation :] if given else data.train[s.train : s.train + s.validation],
             "test": data.test[start : start + s.test],
         }
         for name, part in parts.items():

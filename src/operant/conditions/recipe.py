@@ -1,0 +1,312 @@
+"""Field conditions with how likely each severity is: declared, drawn, stored, applied again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant.conditions import operations
+from operant.conditions._fields import derive
+from operant.conditions.corruptions import CORRUPTIONS
+from operant.conditions.severity import Severity, fixed
+from operant.data import row_index
+from operant.model import slack_of
+
+AT_ONCE = 2**20  # numbers of a batch that are worked on together
+SEEDS = 2**53  # seeds stay below this, so that a column of doubles can hold them
+PADDINGS = ("border", "reflection", "zeros")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """What the parameter of a condition means, and what it can be; 0 is no change, always.
+
+    Args:
+        meaning: unit and direction.
+        low, high: the values that make sense.
+        smooth: whether gradients with respect to the parameter lead anywhere; if not, search by sampling.
+    """
+
+    meaning: str
+    low: float
+    high: float
+    smooth: bool = True
+
+
+CONDITIONS: dict[str, Condition] = {
+    "rotation": Condition(meaning="degrees, counter-clockwise", low=-180, high=180),
+    "scale": Condition(meaning="log of the factor; positive is larger", low=-2, high=2),
+    "shear": Condition(meaning="lean, as a share of height; positive moves the bottom right", low=-2, high=2),
+    "shift_x": Condition(meaning="to the right, as a share of the width", low=-1, high=1),
+    "shift_y": Condition(meaning="downwards, as a share of the height", low=-1, high=1),
+    "occlusion": Condition(meaning="side of a grey box, as a share of the image's; anywhere", low=0, high=1),
+    "motion_blur": Condition(meaning="pixels moved", low=0, high=64),
+    "motion_angle": Condition(meaning="degrees from level of that movement", low=-180, high=180),
+    "blur": Condition(meaning="standard deviation in pixels", low=0, high=32),
+    "brightness": Condition(meaning="added, as a share of the range", low=-1, high=1),
+    "contrast": Condition(meaning="log of the factor on distances from the image's mean", low=-5, high=5),
+    "gamma": Condition(meaning="log of the exponent; positive is darker", low=-3, high=3),
+    "downsampling": Condition(meaning="share of the resolution lost", low=0, high=0.95, smooth=False),
+    "shot_noise": Condition(meaning="standard deviation at white, as a share of the range", low=0, high=1),
+    "gaussian_noise": Condition(meaning="standard deviation, as a share of the range", low=0, high=1),
+    "impulse_noise": Condition(meaning="share of values set to black or white", low=0, high=1, smooth=False),
+    "jpeg": Condition(meaning="multiple of JPEG's table; 1 is quality 50, 5 is 10", low=0, high=50, smooth=False),
+    **{
+        f"c/{name}": Condition(meaning="severity of ImageNet-C's corruption, 0 to 5", low=0, high=5, smooth=False)
+        for name in CORRUPTIONS
+    },
+}
+"""Every condition by name. They happen in this order: scene, lens, light, sensor, compression; then corruptions."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """Conditions that were drawn, one row for each image: all that `apply` needs to do the same again.
+
+    `operant.results.save` stores it. ``drawn[rows]`` takes some rows, `dataclasses.replace` other values.
+
+    Args:
+        names: of the conditions.
+        values: ``(n, len(names))``, their parameters; may require gradients.
+        seeds: int64 ``(n,)``, below 2**53; what is random in a row depends on its seed alone.
+        bounds: smallest and largest value of an image.
+        padding: what lies outside an image: ``"border"``, ``"reflection"`` or ``"zeros"``.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+    seeds: Tensor
+    bounds: tuple[float, float] = (0.0, 1.0)
+    padding: str = "border"
+
+    def __post_init__(self) -> None:
+        _check_setting(self.names, self.bounds, self.padding)
+        n, values = len(self.seeds), self.values.detach()
+        if values.shape != (n, len(self.names)) or not values.is_floating_point():
+            raise ValueError(
+                f"values must be floating-point of shape ({n}, {len(self.names)}), one row a seed and one column a "
+                f"name, got {values.dtype} of shape {tuple(values.shape)}"
+            )
+        if (
+            self.seeds.dtype != torch.int64
+            or self.seeds.ndim != 1
+            or bool(((s := self.seeds) < 0).any() | (s >= SEEDS).any())
+        ):
+            raise ValueError("seeds must be int64 of shape (n,), from 0 to 2**53 - 1; `Recipe.draw` makes them")
+        for name, column in zip(self.names, values.unbind(1), strict=True):
+            known = CONDITIONS[name]
+            if not bool(((column >= known.low - 1e-6) & (column <= known.high + 1e-6)).all()):  # NaN is not either
+                raise ValueError(
+                    f"{name} must lie between {known.low} and {known.high} ({known.meaning}), got values from "
+                    f"{float(column.min()):.4g} to {float(column.max()):.4g}; clip them to `Recipe.limits`"
+                )
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def __getitem__(self, index: Any) -> Drawn:
+        rows = row_index(index, len(self))
+        return Drawn(
+            names=self.names,
+            values=self.values[rows.to(self.values.device)],
+            seeds=self.seeds[rows.to(self.seeds.device)],
+            bounds=self.bounds,
+            padding=self.padding,
+        )
+
+    def columns(self) -> dict[str, Tensor]:
+        """Each condition's values, and the seeds as ``noise_seed``, ready for `Suite.with_columns`."""
+        values = self.values.detach().double()
+        return {**dict(zip(self.names, values.unbind(1), strict=True)), "noise_seed": self.seeds}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Field conditions as declared: which there are, and how likely each severity is, independently of each other.
+
+    Conditions happen in the order of `CONDITIONS`, whatever the order here; geometric ones together in one resampling.
+    For another order, apply one recipe after another. `operant.results.save` stores a recipe.
+
+    Args:
+        severities: from name to distribution.
+        bounds: smallest and largest value of an image.
+        padding: what lies outside an image: ``"border"`` (its outermost pixels go on), ``"reflection"`` or ``"zeros"``.
+
+    >>> from operant.conditions import normal, uniform
+    >>> recipe = Recipe(severities={"rotation": normal(12), "blur": uniform(0, 1.3, absent=0.5)})
+    >>> drawn = recipe.draw(64, generator=torch.Generator().manual_seed(0))
+    >>> apply(torch.rand(64, 1, 28, 28), drawn).shape
+    torch.Size([64, 1, 28, 28])
+    """
+
+    severities: dict[str, Severity]
+    bounds: tuple[float, float] = (0.0, 1.0)
+    padding: str = "border"
+
+    def __post_init__(self) -> None:
+        _check_setting(tuple(self.severities), self.bounds, self.padding)
+        for name, severity in self.severities.items():
+            known = CONDITIONS[name]
+            if severity.low < known.low or severity.high > known.high:
+                raise ValueError(
+                    f"{name} must lie between {known.low} and {known.high} ({known.meaning}), got the range "
+                    f"{severity.low} to {severity.high}"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the conditions, in the order of a draw's columns."""
+        return tuple(self.severities)
+
+    @property
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """Smallest and largest declared value of each condition, in float64; 0 is among them if it may be absent."""
+        ranges = [(s.low, s.high) if s.absent == 0 else (min(s.low, 0.0), max(s.high, 0.0)) for s in self._each]
+        low, high = torch.tensor(ranges, dtype=torch.float64).view(-1, 2).T
+        return low, high
+
+    @property
+    def smooth(self) -> tuple[bool, ...]:
+        """Whether gradients with respect to each condition's values lead anywhere."""
+        return tuple(CONDITIONS[name].smooth for name in self.names)
+
+    def draw(self, n: int, *, generator: torch.Generator) -> Drawn:
+        """Severities and seeds for ``n`` images."""
+        _check_count(n)
+        shape, device = (2, n, len(self.names)), generator.device
+        u, gone = torch.rand(shape, dtype=torch.float64, generator=generator, device=device).cpu()
+        values = [
+            torch.where(gone[:, j] < s.absent, 0.0, s.value(u[:, j].clamp_min(2**-54)))
+            for j, s in enumerate(self._each)
+        ]
+        seeds = torch.randint(SEEDS, (n,), generator=generator, device=device).cpu()
+        return self._drawn(torch.stack(values, 1) if values else u, seeds)
+
+    def neutral(self, n: int) -> Drawn:
+        """No change, for ``n`` images: where a search may start, whether or not 0 is in the declared ranges."""
+        _check_count(n)
+        return self._drawn(torch.zeros(n, len(self.names), dtype=torch.float64), torch.arange(n))
+
+    def log_prob(self, drawn: Drawn) -> Tensor:
+        """Log of the declared density of each row's severities, ``(n,)``, differentiable in the values.
+
+        The sum over conditions of `Severity.log_prob`; minus infinity outside the declared ranges.
+        """
+        if drawn.names != self.names:
+            raise ValueError(
+                f"the conditions must be those of this recipe ({_listed(self.names)}), got {_listed(drawn.names)}; "
+                "draw from it"
+            )
+        parts = [s.log_prob(v) for s, v in zip(self._each, drawn.values.unbind(1), strict=True)]
+        return torch.stack(parts).sum(0) if parts else drawn.values.new_zeros(len(drawn))
+
+    @property
+    def _each(self) -> Sequence[Severity]:
+        return tuple(self.severities.values())
+
+    def _drawn(self, values: Tensor, seeds: Tensor) -> Drawn:
+        return Drawn(names=self.names, values=values, seeds=seeds, bounds=self.bounds, padding=self.padding)
+
+
+def corruption(name: str, severity: float, *, bounds: tuple[float, float] = (0.0, 1.0)) -> Recipe:
+    """One of ImageNet-C's corruptions at a severity from 0 to 5, as a recipe; see `CORRUPTIONS`."""
+    if name not in CORRUPTIONS:
+        raise ValueError(f"no corruption is named {name!r}; there are {_listed(tuple(CORRUPTIONS))}")
+    return Recipe(severities={f"c/{name}": fixed(severity)}, bounds=bounds)
+
+
+def apply(x: Tensor, drawn: Drawn) -> Tensor:
+    """The images ``(n, channels, height, width)`` under these conditions, row by row.
+
+    The same images and the same draw always give the same result, bit for bit, whichever other rows are in the batch.
+    Differentiable in ``x`` and, where `Condition.smooth` says so, in ``drawn.values``.
+    """
+    _check_images(x, drawn)
+    rows = max(1, AT_ONCE // max(1, x[0].numel()))
+    parts = [_applied(part, drawn[i * rows : (i + 1) * rows]) for i, part in enumerate(x.split(rows))]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _applied(x: Tensor, drawn: Drawn) -> Tensor:
+    low, high = drawn.bounds
+    unit = (low, high) == (0, 1)
+    z = (x if unit else (x - low) / (high - low)).clamp(0, 1).contiguous()
+    given = dict(zip(drawn.names, drawn.values.to(x.device).unbind(1), strict=True))
+    for names, step in STEPS.items():
+        values = [given.get(name) for name in names]
+        if any(v is not None and (v.requires_grad or bool((v != 0).any())) for v in values):
+            parameters = [torch.zeros(len(x), dtype=torch.float64, device=x.device) if v is None else v for v in values]
+            z = step(z, parameters, derive(drawn.seeds, names[0]), drawn.padding)
+    return z if unit else (low + z * (high - low)).clamp(low, high)
+
+
+Step = Callable[[Tensor, Sequence[Tensor], Tensor, str], Tensor]
+
+
+def _corrupted(name: str, x: Tensor, p: Sequence[Tensor], seeds: Tensor, padding: str) -> Tensor:
+    return CORRUPTIONS[name](x, p[0], seeds)
+
+
+def _warped(x: Tensor, p: Sequence[Tensor], seeds: Tensor, padding: str) -> Tensor:
+    return operations.warp(x, rotation=p[0], scale=p[1], shear=p[2], shift_x=p[3], shift_y=p[4], padding=padding)
+
+
+STEPS: dict[tuple[str, ...], Step] = {
+    ("rotation", "scale", "shear", "shift_x", "shift_y"): _warped,
+    ("occlusion",): lambda x, p, seeds, _: operations.occlude(x, p[0], seeds=seeds),
+    ("motion_blur", "motion_angle"): lambda x, p, *_: operations.motion_blur(x, p[0], p[1]),
+    ("blur",): lambda x, p, *_: operations.blur(x, p[0]),
+    ("brightness",): lambda x, p, *_: operations.brighten(x, p[0]),
+    ("contrast",): lambda x, p, *_: operations.contrast(x, p[0]),
+    ("gamma",): lambda x, p, *_: operations.gamma(x, p[0]),
+    ("downsampling",): lambda x, p, *_: operations.downsample(x, p[0]),
+    ("shot_noise",): lambda x, p, seeds, _: operations.shot_noise(x, p[0], seeds=seeds),
+    ("gaussian_noise",): lambda x, p, seeds, _: operations.gaussian_noise(x, p[0], seeds=seeds),
+    ("impulse_noise",): lambda x, p, seeds, _: operations.impulse_noise(x, p[0], seeds=seeds),
+    ("jpeg",): lambda x, p, *_: operations.jpeg(x, p[0]),
+    **{(f"c/{name}",): partial(_corrupted, name) for name in CORRUPTIONS},
+}
+"""What happens, in order: the parameters that a step needs, and the step."""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _check_count(n: int) -> None:
+    if n < 0:
+        raise ValueError(f"n must be 0 or more, got {n}")
+
+
+def _check_setting(names: tuple[str, ...], bounds: tuple[float, float], padding: str) -> None:
+    if unknown := [name for name in names if name not in CONDITIONS]:
+        raise ValueError(f"no condition is named {_listed(unknown)}; there are {_listed(tuple(CONDITIONS))}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"a condition can be named once, got {_listed(names)}")
+    if not (bounds[0] < bounds[1] and math.isfinite(bounds[1] - bounds[0])):
+        raise ValueError(f"bounds must be (low, high) with low < high, both finite, got {bounds}")
+    if padding not in PADDINGS:
+        raise ValueError(f"padding must be one of {_listed(PADDINGS)}, got {padding!r}")
+
+
+def _check_images(x: Tensor, drawn: Drawn) -> None:
+    if x.ndim != 4 or not x.is_floating_point() or x.numel() == 0:
+        raise ValueError(
+            f"conditions are for images: x must be floating-point (n, channels, height, width) with at least one of "
+            f"each, got {x.dtype} of shape {tuple(x.shape)}"
+        )
+    if len(x) != len(drawn):
+        raise ValueError(f"there must be one image a drawn row, got {len(x)} images and {len(drawn)} rows")
+    low, high = (float(v) for v in torch.aminmax(x.detach()))
+    slack = slack_of(drawn.bounds)
+    if not (low >= drawn.bounds[0] - slack and high <= drawn.bounds[1] + slack):
+        raise ValueError(
+            f"images must lie within bounds {drawn.bounds} and hold no NaN, got values from {low:.4g} to {high:.4g}; "
+            "rescale them, or give the recipe the bounds of your data"
+        )
