@@ -1,0 +1,299 @@
+"""Class priors in the field, without labels: how often each class occurs where the model is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
+
+from operant.data import Samples
+from operant.doctor import Finding
+from operant.model import Classifier
+
+Array = NDArray[np.float64]
+TINY = 1e-6  # a prior below this is called 0: expectation-maximisation only ever comes near it
+METHODS = ("mlls", "bbse", "rlls")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priors:
+    """How often each class occurs in the field, with bootstrap intervals.
+
+    Attributes:
+        values: one prior a class; they sum to 1.
+        lower, upper: ends of the interval of each.
+        method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
+        labelled: how often each class occurs in the labelled data.
+        check: what the other method says (BBSE for MLLS, MLLS for the others).
+        findings: what makes these numbers doubtful.
+    """
+
+    values: tuple[float, ...]
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    confidence: float
+    method: str
+    labelled: tuple[float, ...]
+    check: tuple[float, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """How much more often each class occurs in the field than in the labelled data."""
+        return tuple(v / s for v, s in zip(self.values, self.labelled, strict=True))
+
+    def __str__(self) -> str:
+        lines = [f"Class priors in the field ({self.method}, {self.confidence:.0%} intervals):"]
+        rows = zip(self.values, self.lower, self.upper, self.labelled, strict=True)
+        for c, (v, low, high, s) in enumerate(rows):
+            lines.append(f"  {c:>3}  {v:6.1%}  [{low:5.1%}, {high:5.1%}]   labelled {s:6.1%}")
+        return "\n".join([*lines, *(str(finding) for finding in self.findings)])
+
+
+def estimate_priors(
+    model: Classifier,
+    labelled: Samples,
+    field: Samples,
+    *,
+    method: str = "mlls",
+    resamples: int = 200,
+    confidence: float = 0.95,
+    generator: torch.Generator,
+) -> Priors:
+    """Estimate class priors in the field from a model's outputs, if field data differ in nothing but the priors.
+
+        w_c = π_c / πˢ_c, π the priors in the field, πˢ those among the labelled        (1)
+
+        "mlls"   maximise Σᵢ log Σ_c w_c p_c(xᵢ) over the field inputs xᵢ               (2)
+        "bbse"   C w = μ, C_ij = share of labelled with prediction i and label j,
+                 μ_i = share of field inputs with prediction i                          (3)
+        "rlls"   w = 1 + θ, θ minimises ‖Cθ - (μ - C1)‖ + Δ‖θ‖                          (4)
+
+    (2) is solved by expectation-maximisation on probabilities that are first calibrated on the labelled data by a
+    temperature and one bias a class. The other way of the two, (2) or (3), is run as a check: where they differ by more
+    than their intervals allow, field data differ in more than priors, and a finding says so. No finding is no proof: a
+    change that moves all inputs alike can fool both. Intervals are percentiles over resamples of both data sets.
+
+    Args:
+        model: gives the outputs.
+        labelled: inputs with labels that the model did *not* learn from; every class must occur.
+        field: inputs from use; labels are not looked at.
+        method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
+        resamples: bootstrap resamples.
+        confidence: of each class's interval.
+        generator: draws the resamples.
+
+    References:
+        | Adjusting the Outputs of a Classifier to New a Priori Probabilities (Saerens et al., 2002)
+        | Maximum Likelihood with Bias-Corrected Calibration is Hard-To-Beat at Label Shift Adaptation
+        | (Alexandari et al., 2020), https://arxiv.org/abs/1901.06852
+        | Detecting and Correcting for Label Shift with Black Box Predictors (Lipton et al., 2018)
+        | https://arxiv.org/abs/1802.03916
+        | Regularized Learning for Domain Adaptation under Label Shifts (Azizzadenesheli et al., 2019)
+        | https://arxiv.org/abs/1903.09734
+    """
+    _check(model, labelled, field, method, resamples, confidence)
+    outputs = _Outputs.of(model, labelled, field)
+    other = "mlls" if method != "mlls" else "bbse"
+    first, second = (ESTIMATORS[name](outputs) for name in (method, other))
+    draws: dict[str, list[Array]] = {method: [], other: []}
+    for _ in range(resamples):
+        again = outputs.resampled(generator)
+        for name, kept in draws.items():
+            kept.append(ESTIMATORS[name](again))
+    a, b = (np.stack(draws[name]) for name in (method, other))
+    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+    lower, upper = np.quantile(a, tails, axis=0)
+    return Priors(
+        values=_tuple(first),
+        lower=_tuple(np.minimum(lower, first)),
+        upper=_tuple(np.maximum(upper, first)),
+        confidence=confidence,
+        method=method,
+        labelled=_tuple(outputs.frequencies),
+        check=_tuple(second),
+        findings=_disagreement(method, other, first - second, a - b),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outputs:
+    """Logits of labelled and field inputs, and the labels."""
+
+    labelled: Array
+    y: NDArray[np.int64]
+    field: Array
+    start: Array  # temperature's logarithm and biases to begin calibration with
+
+    @staticmethod
+    def of(model: Classifier, labelled: Samples, field: Samples) -> _Outputs:
+        a, b = (model.batched_logits(s.x).cpu().double().numpy() for s in (labelled, field))
+        y = labelled.labels.cpu().numpy()
+        start = _fit_calibration(a, y, np.zeros(1 + a.shape[1]))
+        return _Outputs(labelled=a, y=y, field=b, start=start)
+
+    @property
+    def frequencies(self) -> Array:
+        return np.bincount(self.y, minlength=self.labelled.shape[1]) / len(self.y)
+
+    def resampled(self, generator: torch.Generator) -> _Outputs:
+        """With as many rows drawn with replacement, labelled ones within each class, so that none is lost."""
+        rows = np.concatenate(
+            [
+                members[_draw(len(members), generator)]
+                for c in np.unique(self.y)
+                for members in [np.flatnonzero(self.y == c)]
+            ]
+        )
+        field = self.field[_draw(len(self.field), generator)]
+        return _Outputs(labelled=self.labelled[rows], y=self.y[rows], field=field, start=self.start)
+
+
+# The three ways
+
+
+def mlls(outputs: _Outputs) -> Array:
+    """(2), by expectation-maximisation on calibrated probabilities."""
+    calibration = _fit_calibration(outputs.labelled, outputs.y, outputs.start)
+    return saerens(softmax(_calibrated(outputs.field, calibration), axis=1), outputs.frequencies)
+
+
+def saerens(probabilities: Array, source: Array, *, steps: int = 10_000, tolerance: float = 1e-7) -> Array:
+    """Priors π that explain these probabilities best, if they were right under the priors ``source``.
+
+    r_ic ∝ π_c / source_c · p_c(xᵢ),   π_c ← mean of r_ic over i        (1)
+    """
+    p = probabilities / source
+    priors = source.copy()
+    for _ in range(steps):
+        new = priors * (p / (p @ priors)[:, None]).mean(0)  # (1)
+        if np.abs(new - priors).max() < tolerance:
+            return _cleaned(new)
+        priors = new
+    return _cleaned(priors)
+
+
+def bbse(outputs: _Outputs) -> Array:
+    """(3); where C cannot be inverted, the shortest solution."""
+    joint, seen = _confusion(outputs)
+    weights = np.linalg.lstsq(joint, seen, rcond=None)[0]
+    return _cleaned(weights * outputs.frequencies)
+
+
+def rlls(outputs: _Outputs) -> Array:
+    """(4), with Δ a hundredth of the paper's bound on the error of C at 95 % confidence, as its experiments have it."""
+    joint, seen = _confusion(outputs)
+    k, n = len(seen), len(outputs.y)
+    gap, logarithm = seen - joint.sum(1), np.log(2 * k / 0.05)
+    penalty = 0.01 * 3 * (2 * logarithm / (3 * n) + np.sqrt(2 * logarithm / n))
+
+    def objective(theta: Array) -> float:
+        return float(np.sqrt(((joint @ theta - gap) ** 2).sum() + 1e-16) + penalty * np.sqrt((theta**2).sum() + 1e-16))
+
+    theta = minimize(objective, np.zeros(k), method="BFGS").x
+    return _cleaned((1 + theta) * outputs.frequencies)
+
+
+ESTIMATORS: dict[str, Callable[[_Outputs], Array]] = {"mlls": mlls, "bbse": bbse, "rlls": rlls}
+
+
+def _confusion(outputs: _Outputs) -> tuple[Array, Array]:
+    k = outputs.labelled.shape[1]
+    joint = np.zeros((k, k))
+    np.add.at(joint, (outputs.labelled.argmax(1), outputs.y), 1 / len(outputs.y))
+    return joint, np.bincount(outputs.field.argmax(1), minlength=k) / len(outputs.field)
+
+
+# Calibration: a temperature and one bias a class
+
+
+def _calibrated(logits: Array, parameters: Array) -> Array:
+    calibrated: Array = logits * np.exp(-parameters[0]) + parameters[1:]
+    return calibrated
+
+
+def _fit_calibration(logits: Array, y: NDArray[np.int64], start: Array) -> Array:
+    """The log temperature and biases of least cross-entropy."""
+    onehot = np.eye(logits.shape[1])[y]
+
+    def loss(parameters: Array) -> tuple[float, Array]:
+        z = _calibrated(logits, parameters)
+        logp = log_softmax(z, axis=1)
+        error = (np.exp(logp) - onehot) / len(y)
+        temperature = -(error * logits).sum() * np.exp(-parameters[0])
+        value = -(logp * onehot).sum() / len(y) + 1e-6 * (parameters**2).sum()  # keeps separable data finite
+        return value, np.concatenate([[temperature], error.sum(0)]) + 2e-6 * parameters
+
+    found: Array = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
+    return found
+
+
+# Small things
+
+
+def _cleaned(priors: Array) -> Array:
+    """Not negative, and exactly 0 where nothing is left."""
+    priors = np.where(priors < TINY, 0.0, priors)
+    cleaned: Array = priors / priors.sum()
+    return cleaned
+
+
+def _disagreement(method: str, other: str, difference: Array, resampled: Array) -> tuple[Finding, ...]:
+    """Classes whose two estimates differ by more than chance would make them, at 1 % over all classes together."""
+    tail = 0.01 / len(difference) / 2
+    spread = resampled.std(0, ddof=1)
+    limit = float(-_normal_quantile(tail)) * spread + 0.01
+    far = np.flatnonzero(np.abs(difference) > limit)
+    if len(far) == 0:
+        return ()
+    worst = int(np.abs(difference).argmax())
+    problem = (
+        f"{method} and {other} disagree on the prior of class {worst} by {abs(difference[worst]):.1%}, "
+        f"more than chance allows ({len(far)} classes do)"
+    )
+    advice = (
+        "Field data differ from the labelled data in more than how often classes occur; label some field inputs, "
+        "or use fit_conditions and a density instead of priors alone"
+    )
+    return (Finding(name="not pure label shift", problem=problem, advice=advice, severity="warning"),)
+
+
+def _normal_quantile(p: float) -> float:
+    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
+
+
+def _draw(n: int, generator: torch.Generator) -> NDArray[np.int64]:
+    return torch.randint(n, (n,), generator=generator, device=generator.device).cpu().numpy()
+
+
+def _tuple(values: Array) -> tuple[float, ...]:
+    return tuple(float(v) for v in values)
+
+
+def _check(
+    model: Classifier, labelled: Samples, field: Samples, method: str, resamples: int, confidence: float
+) -> None:
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if resamples < 20:
+        raise ValueError(f"resamples must be at least 20 for an interval, got {resamples}; 200 is usual")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
+    model.check(labelled)
+    model.check_inputs(field.x)
+    if len(field) < 2:
+        raise ValueError(f"priors need at least 2 field inputs, got {len(field)}")
+    k = model.classes(labelled.x)
+    if field.y is not None and int(field.y.max()) >= k:
+        raise ValueError(
+            f"the field has a class {int(field.y.max())} that the model does not have: it knows 0 to {k - 1}; "
+            "leave such inputs out, or retrain with the class"
+        )
+    missing = sorted(set(range(k)) - set(labelled.labels.tolist()))
+    if missing:
+        raise ValueError(f"every class must occur in the labelled data, and {missing} do not; label some of those")

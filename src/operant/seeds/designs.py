@@ -1,0 +1,412 @@
+"""Sampling designs that know their own probabilities: which inputs to draw, and what an estimate needs afterwards.
+
+Every design draws from a finite pool with weights q, which sum to 1, and leaves a `Draw`. From it, and from whether
+each drawn input i failed (y = 1 or 0), the probability of misclassification λ = Σ p_i y_i over the whole pool can be
+estimated without bias, p being the profile's mass and d the `Draw.probabilities`:
+
+    "pps"            λ̂ = (1/n) Σ p y / d                                            Hansen-Hurwitz        (1)
+    "poisson"        λ̂ = Σ p y / d                                                  Horvitz-Thompson      (2)
+    "rhc"            λ̂ = Σ p y / d                                                  Rao-Hartley-Cochran   (3)
+    "sequential"     λ̂ = (1/n) Σ_k z_k,   z_k = Σ_{j<k} p_j y_j + p_k y_k / d_k     Des Raj               (4)
+                     λ̂ = (1/n) Σ_k N p_k y_k (1 + (N - n)/(N - k) (1/((N - k + 1) d_k) - 1))     LURE     (5)
+    "stratified"     λ̂ = Σ p y / d                                                  Horvitz-Thompson      (6)
+    "top"            none: what was not taken had no chance
+
+>>> from operant import Samples, spawn
+>>> pool = Samples(torch.rand(100, 4, generator=spawn(0)))
+>>> seeds = draw(pool, torch.arange(100.0), 10, design="sequential", generator=spawn(1))
+>>> len(seeds), seeds.probabilities.shape
+(10, torch.Size([10]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+
+FEWEST = 2  # drawn from a stratum, so that its variance can be estimated
+WITHOUT_REPLACEMENT = ("poisson", "rhc", "sequential", "stratified", "top")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Groups:
+    """The random groups of a Rao-Hartley-Cochran draw, in the order of its rows.
+
+    Attributes:
+        sums: Q_g, the weight of each group; rows that stand alone in one have probability 1.
+        sizes: N_g, how many rows of positive weight each held.
+    """
+
+    sums: Tensor
+    sizes: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Strata:
+    """The strata of a stratified draw, from the lowest score to the highest.
+
+    Attributes:
+        of: the stratum of each drawn row, from 0.
+        sizes: N_h, how many rows of positive mass each stratum holds.
+        drawn: n_h, how many of them were drawn.
+        mass: P_h, the profile's mass of each stratum; they sum to 1.
+    """
+
+    of: Tensor
+    sizes: Tensor
+    drawn: Tensor
+    mass: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draw:
+    """Rows of a pool, with everything that estimates from them need.
+
+    Attributes:
+        indices: the drawn rows of the pool; for ``"sequential"`` in the order in which they were drawn. With
+            replacement (``"pps"``) a row may come up again; ``"poisson"`` may even draw none.
+        probabilities: the chance of each drawn row. ``"pps"``, ``"rhc"`` and ``"sequential"``: at its own draw, among
+            all rows, those of its group, or those not drawn before. ``"poisson"`` and ``"stratified"``: of being in the
+            sample at all. ``"top"``: None.
+        mass: p, the profile's mass of each drawn row (1 / pool size if none was given).
+        ids: of the drawn inputs, by which `samples` knows the pool again.
+        design: its name.
+        n: how many rows were asked for; for ``"poisson"``, the mean number.
+        pool_size: N.
+        unreachable: the mass of the rows that could not have been drawn. Whatever fails there is in no estimate.
+        groups: of ``"rhc"``.
+        strata: of ``"stratified"``.
+    """
+
+    indices: Tensor = field(repr=False)
+    probabilities: Tensor | None = field(repr=False)
+    mass: Tensor = field(repr=False)
+    ids: Tensor = field(repr=False)
+    design: str
+    n: int
+    pool_size: int
+    unreachable: float
+    groups: Groups | None = field(default=None, repr=False)
+    strata: Strata | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def chances(self) -> Tensor:
+        """The probabilities, for estimates; refuses a draw that has none."""
+        if self.probabilities is None:
+            raise ValueError(
+                f'the design "{self.design}" takes the largest weights and nothing else, so no estimate can be made '
+                "from it; draw by one of " + ", ".join(name for name in DESIGNS if name != self.design)
+            )
+        return self.probabilities
+
+    def samples(self, pool: Samples) -> Samples:
+        """The drawn rows of the pool they were drawn from; another pool is refused."""
+        if len(pool) != self.pool_size or not torch.equal(pool.ids.cpu()[self.indices], self.ids):
+            raise ValueError(
+                f"this draw is from another pool, of {self.pool_size} inputs, than the one of {len(pool)} given; "
+                "give the same inputs in the same order"
+            )
+        return pool[self.indices]
+
+
+def draw(
+    pool: Samples,
+    weights: Tensor,
+    n: int,
+    *,
+    design: str,
+    generator: torch.Generator,
+    mass: Tensor | None = None,
+    strata: int = 4,
+) -> Draw:
+    """Draw n rows of a pool, the likelier the larger their weight.
+
+    - ``"pps"``: n independent draws with replacement, a row's chance is its weight. With the profile's mass as weights,
+      this is plain operational testing: what is drawn fails with probability λ, independently.
+    - ``"poisson"``: a coin for every row, n rows in the mean; see `inclusion_probabilities`.
+    - ``"rhc"``: the rows are dealt into n random groups of equal size, and one is drawn from each.
+    - ``"sequential"``: one after another among those that are left. The order of LURE and of DeepEST, which draws the
+      first row uniformly and mixes with the uniform distribution at each draw; here `operant.seeds.combine` does that
+      beforehand, once for all.
+    - ``"stratified"``: rows are ordered by weight / mass, the risk that the weights claim, and cut where the mean of
+      mass and weight reaches equal parts. Half of the n rows are allotted to the strata in proportion to mass, half to
+      weight, which is Neyman's allotment if weights are mass times the standard deviation of failing (√risk where risk
+      is a small probability). Within a stratum a row's chance is in proportion to its mass (systematic sampling in
+      random order), so the stratum's rate is estimated by k_h / n_h, unless single rows hold so much mass that they
+      are certain.
+    - ``"top"``: the n largest weights, equal ones in random order; HDA's way and a baseline, not fit for estimates.
+
+    Memory grows with the pool's size and no faster; no design loops over rows.
+
+    Args:
+        pool: inputs, labelled or not.
+        weights: one per input, 0 or more, of any scale; `operant.seeds.combine` makes them from mass and risk. Where
+            the weight is 0 nothing is drawn (but ``"stratified"`` draws wherever there is mass).
+        n: how many rows.
+        design: one of the names above.
+        generator: draws come from it.
+        mass: the profile's, one per input, of any scale: what estimates refer to; every input the same unless given,
+            which is right for a pool that is itself a sample from the field.
+        strata: at most this many for ``"stratified"``; rows of equal score stay together.
+
+    References:
+        | On the Theory of Sampling from Finite Populations (Hansen and Hurwitz, 1943)
+        | https://doi.org/10.1214/aoms/1177731356
+        | A Generalization of Sampling Without Replacement from a Finite Universe (Horvitz and Thompson, 1952)
+        | https://doi.org/10.1080/01621459.1952.10483446
+        | On a Simple Procedure of Unequal Probability Sampling without Replacement (Rao, Hartley and Cochran, 1962)
+        | Journal of the Royal Statistical Society B 24, 482-491
+        | Some Estimators in Sampling with Varying Probabilities without Replacement (Des Raj, 1956)
+        | Journal of the American Statistical Association 51, 269-284
+        | On Statistical Bias In Active Learning: How and When to Fix It (Farquhar et al., 2021)
+        | https://arxiv.org/abs/2101.11665
+        | Operation is the Hardest Teacher: Estimating DNN Accuracy Looking for Mispredictions (Guerriero et al., 2021)
+        | https://arxiv.org/abs/2102.04287
+        | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2022)
+        | https://arxiv.org/abs/2205.08589
+    """
+    if design not in DESIGNS:
+        raise ValueError(f"design must be one of {', '.join(DESIGNS)}, got {design!r}")
+    size = len(pool)
+    q = normalised(weights, size, "weights")
+    p = torch.full_like(q, 1 / size) if mass is None else normalised(mass, size, "mass")
+    n = _checked_number(n, design, int(((p if design == "stratified" else q) > 0).sum()))
+    drawn = DESIGNS[design](_Task(q, p, n, strata, generator))
+    return Draw(
+        indices=drawn.rows,
+        probabilities=drawn.chances,
+        mass=p[drawn.rows],
+        ids=pool.ids.cpu()[drawn.rows],
+        design=design,
+        n=n,
+        pool_size=size,
+        unreachable=float(p[~drawn.reachable].sum()),
+        groups=drawn.groups,
+        strata=drawn.strata,
+    )
+
+
+def inclusion_probabilities(weights: Tensor, n: int) -> Tensor:
+    """Chances in proportion to the weights that sum to n; rows that would exceed 1 are certain.
+
+        π_i = min(1, c q_i),  c such that Σ π_i = n        (1)
+
+    >>> inclusion_probabilities(torch.tensor([6.0, 1.0, 1.0, 2.0]), 2).tolist()
+    [1.0, 0.25, 0.25, 0.5]
+    """
+    q = normalised(weights, len(weights), "weights")
+    _checked_number(n, "poisson", int((q > 0).sum()))
+    certain = torch.zeros_like(q, dtype=torch.bool)
+    while True:  # more rows are certain each time, after a few times none
+        rest = q.masked_fill(certain, 0).sum().clamp_min(torch.finfo(q.dtype).tiny)
+        chances = torch.where(certain, 1, (n - certain.sum()) * (q / rest))  # (1)
+        if not bool((chances > 1).any()):
+            return chances
+        certain |= chances >= 1
+
+
+# The designs ----------------------------------------------------------------------------------------------------------
+
+
+class _Task(NamedTuple):
+    """What a design is given."""
+
+    q: Tensor
+    p: Tensor
+    n: int
+    strata: int
+    generator: torch.Generator
+
+
+class _Drawn(NamedTuple):
+    """What a design gives back."""
+
+    rows: Tensor
+    chances: Tensor | None
+    reachable: Tensor
+    groups: Groups | None = None
+    strata: Strata | None = None
+
+
+def _pps(task: _Task) -> _Drawn:
+    sums = task.q.cumsum(0)
+    rows = torch.searchsorted(sums / sums[-1], _uniform(task.n, task.generator), right=True)
+    return _Drawn(rows, task.q[rows], task.q > 0)
+
+
+def _poisson(task: _Task) -> _Drawn:
+    chances = inclusion_probabilities(task.q, task.n)
+    rows = (_uniform(len(chances), task.generator) < chances).nonzero().flatten()
+    return _Drawn(rows, chances[rows], task.q > 0)
+
+
+def _rhc(task: _Task) -> _Drawn:
+    """Groups are the columns of a table into which the shuffled rows are written line by line."""
+    n = task.n
+    rows = _shuffled(task.q.nonzero().flatten(), task.generator)
+    table = task.q.new_zeros(-(-len(rows) // n) * n)
+    table[: len(rows)] = task.q[rows]
+    table = table.view(-1, n)
+    first = _race(table, task.generator).argmin(0)  # a row wins its group with probability q / Q
+    own = table[first, torch.arange(n)]
+    sums = table.sum(0)
+    groups = Groups(sums=sums, sizes=(table > 0).sum(0))
+    return _Drawn(rows[first * n + torch.arange(n)], own / sums, task.q > 0, groups=groups)
+
+
+def _sequential(task: _Task) -> _Drawn:
+    """The n first in a race of exponential times are a draw without replacement, in its order (Efraimidis, 2006)."""
+    possible = task.q.nonzero().flatten()
+    order = _race(task.q[possible], task.generator).topk(task.n, largest=False, sorted=True).indices
+    rows = possible[order]
+    others = task.q.clone().index_fill_(0, rows, 0).sum()  # sums from the end: differences would lose digits
+    left = others + task.q[rows].flip(0).cumsum(0).flip(0)
+    return _Drawn(rows, task.q[rows] / left, task.q > 0)
+
+
+def _stratified(task: _Task) -> _Drawn:
+    possible = task.p.nonzero().flatten()
+    p, q = task.p[possible], task.q[possible]
+    shares = (p + q / q.sum().clamp_min(torch.finfo(q.dtype).tiny)) / 2
+    stratum = _cut((q.log() - p.log()).round(decimals=9), shares, task.strata)  # equal up to rounding is equal
+    sizes = stratum.bincount()
+    counts = _allotted(torch.zeros(len(sizes), dtype=p.dtype).index_add_(0, stratum, shares), sizes, task.n)
+    parts, chances = [], []
+    for h, count in enumerate(counts.tolist()):
+        members = _shuffled((stratum == h).nonzero().flatten(), task.generator)
+        pi = inclusion_probabilities(p[members], count)
+        taken = _systematic(pi, task.generator)
+        parts.append(members[taken])
+        chances.append(pi[taken])
+    rows = torch.cat(parts)
+    mass = torch.zeros(len(sizes), dtype=p.dtype).index_add_(0, stratum, p)
+    strata = Strata(of=stratum[rows], sizes=sizes, drawn=counts, mass=mass)
+    return _Drawn(possible[rows], torch.cat(chances), task.p > 0, strata=strata)
+
+
+def _top(task: _Task) -> _Drawn:
+    order = _shuffled(torch.arange(len(task.q)), task.generator)
+    rows = order[task.q[order].argsort(descending=True, stable=True)][: task.n]
+    taken = torch.zeros_like(task.q, dtype=torch.bool).index_fill_(0, rows, True)
+    return _Drawn(rows, None, taken)
+
+
+DESIGNS: dict[str, Callable[[_Task], _Drawn]] = {
+    "pps": _pps,
+    "poisson": _poisson,
+    "rhc": _rhc,
+    "sequential": _sequential,
+    "stratified": _stratified,
+    "top": _top,
+}
+
+
+# Strata ---------------------------------------------------------------------------------------------------------------
+
+
+def _cut(score: Tensor, shares: Tensor, strata: int) -> Tensor:
+    """The stratum of each row: scores in order, cut where the shares reach 1 / strata, 2 / strata and so on."""
+    if strata < 2:
+        raise ValueError(f"strata must be at least 2, got {strata}; without strata, use another design")
+    below = score[score < score.max()]
+    if len(below) == 0:
+        raise ValueError(
+            f"weights / mass must differ between inputs, for strata are made from it, but it is the same for all "
+            f"{len(score)}; give weights that tell them apart, or use another design"
+        )
+    order = score.argsort()
+    sums = shares[order].cumsum(0)
+    cuts = torch.arange(1, strata, dtype=sums.dtype) / strata * sums[-1]
+    bounds = score[order[torch.searchsorted(sums, cuts)]].clamp_max(below.max()).unique()
+    return torch.bucketize(score, bounds)  # none is empty: each bound is a score, and the last is not the largest
+
+
+def _allotted(shares: Tensor, sizes: Tensor, n: int) -> Tensor:
+    """Whole numbers as near to the shares as may be: n in all, no more than the sizes, at least two where there are."""
+    least = sizes.clamp_max(FEWEST)
+    if n < int(least.sum()):
+        raise ValueError(
+            f"n must be at least {int(least.sum())}, {FEWEST} from each of {len(sizes)} strata or all that one holds, "
+            f"got {n}; draw more, or ask for fewer strata"
+        )
+    bounds = list(zip(shares.tolist(), least.tolist(), sizes.tolist(), strict=True))
+
+    def quotas(factor: float) -> list[float]:
+        return [min(max(factor * share, low), high) for share, low, high in bounds]
+
+    small, large = 0.0, max(high / share for share, _, high in bounds)
+    for _ in range(100):  # n is reached somewhere between
+        middle = (small + large) / 2
+        small, large = (small, middle) if sum(quotas(middle)) >= n else (middle, large)
+    quota = torch.tensor(quotas(large), dtype=torch.float64)
+    counts = (quota + 1e-9).floor()
+    counts[(quota - counts).argsort(descending=True)[: n - int(counts.sum())]] += 1
+    return counts.long()
+
+
+def _systematic(chances: Tensor, generator: torch.Generator) -> Tensor:
+    """Rows in which points at distance 1 fall, when the chances are laid end to end; exactly as many as they sum to."""
+    certain = (chances >= 1).nonzero().flatten()
+    open_ = (chances < 1).nonzero().flatten()
+    count = round(float(chances[open_].sum()))
+    if count == 0:
+        return certain
+    sums = chances[open_].cumsum(0)
+    points = (_uniform(1, generator) + torch.arange(count)) / count
+    return torch.cat([certain, open_[torch.searchsorted(sums / sums[-1], points, right=True)]])
+
+
+# Random numbers and refusals ------------------------------------------------------------------------------------------
+
+
+def _uniform(shape: Any, generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64).cpu()
+
+
+def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
+    return rows[torch.randperm(len(rows), generator=generator, device=generator.device).cpu()]
+
+
+def _race(q: Tensor, generator: torch.Generator) -> Tensor:
+    """Logarithms of exponential times with rates q: each is the smallest with probability q / Σ q, and so on."""
+    u = _uniform(q.shape, generator).clamp_min(2**-54)
+    return (-torch.log1p(-u)).log() - q.log()
+
+
+def normalised(values: Tensor, size: int, name: str) -> Tensor:
+    """The values as float64 on the CPU, summing to 1, if they can be weights of ``size`` inputs."""
+    if not isinstance(values, Tensor) or values.shape != (size,) or values.is_complex():
+        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise ValueError(f"{name} must be a tensor with one number for each of the {size} inputs, got {got}")
+    if size == 0:
+        raise ValueError("there are no inputs; give at least one row")
+    values = values.detach().cpu().double()
+    if bad := int((~(values >= 0) | values.isinf()).sum()):
+        raise ValueError(f"{name} must be 0 or more and finite, got {bad} of {size} that are negative, NaN or infinite")
+    if not bool((values > 0).any()):
+        raise ValueError(f"{name} must be positive for some input, all {size} are 0")
+    values = values / values.max()  # the sum must not overflow
+    return values / values.sum()
+
+
+def _checked_number(n: int, design: str, possible: int) -> int:
+    n = index(n)
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    if design in WITHOUT_REPLACEMENT and n > possible:
+        what = "mass" if design == "stratified" else "weight"
+        raise ValueError(
+            f'n must be at most the {possible} inputs of positive {what} for "{design}", which takes none twice, '
+            f'got {n}; draw fewer, or use "pps"'
+        )
+    return n

@@ -1,0 +1,190 @@
+"""How likely an input is to fail, by guess: scores that need no true label, and their union with the profile's mass.
+
+Each is a `operant.types.Score`: ``(model, x, y) -> one value per row``, higher is riskier. For field inputs, whose
+labels nobody has told, y is what the model itself predicts; `risk_of` does that. Any function of that shape will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.measure.loss import loss_gradient
+from operant.measure.mc_dropout import check_passes, mc_dropout
+from operant.measure.uncertainty import CHUNK, entropy, gini, margin, variation_ratio_original
+from operant.model import Classifier
+from operant.rng import spawn
+from operant.seeds.designs import normalised
+from operant.types import Score
+
+NORMS = {"l1": 1.0, "l2": 2.0, "linf": inf}
+
+
+def risk_of(model: Classifier, pool: Samples, score: Score, *, labelled: bool = False) -> Tensor:
+    """The score of each input of a pool, ``(N,)`` in double precision; what is no number is refused.
+
+    Args:
+        model: the one to be tested.
+        pool: with labels or without.
+        score: one of this module's, or any function of that shape.
+        labelled: hand the pool's labels to the score. Unless asked, the model's predictions stand for them, whether or
+            not there are labels: most draws are made to find out which inputs deserve one.
+    """
+    y = pool.labels if labelled else model.predict(pool.x)
+    values = score(model, pool.x, y)
+    if not isinstance(values, Tensor) or values.shape != (len(pool),) or values.is_complex():
+        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise ValueError(f"a score must give one number for each of the {len(pool)} inputs, got {got}")
+    values = values.detach().cpu().double()
+    if bad := int((~values.isfinite()).sum()):
+        raise ValueError(f"a score must give finite numbers, got NaN or infinity for {bad} of {len(pool)} inputs")
+    return values
+
+
+def combine(
+    mass: Tensor, risk: Tensor, *, mass_power: float = 1.0, risk_power: float = 1.0, defensive: float = 0.2
+) -> Tensor:
+    """Weights of a pool where use and weakness meet: large for what is both likely in the field and likely to fail.
+
+        q ∝ p^a r^b                     (1)
+        w = (1 - ε) q + ε p             (2)
+
+    The mixture is with the mass p, not with the uniform distribution: every input that the field can send stays within
+    reach, however safe it looks, and since w ≥ ε p, none counts more than 1 / ε times in an estimate. If risk is the
+    probability of failing, b = ½ gives the smallest variance, and b = 1 more failures.
+
+    Args:
+        mass: p, the profile's, one per input, of any scale.
+        risk: r, one per input, 0 or more, of any scale; for scores that can be negative, such as LSA, take `ranked`.
+        mass_power: a; 0 leaves the profile out of (1).
+        risk_power: b; 0 leaves the risk out.
+        defensive: ε, from 0 to 1.
+
+    Returns:
+        Weights that sum to 1, in double precision.
+
+    >>> combine(torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.0, 1.0, 3.0]))
+    tensor([0.1000, 0.2500, 0.6500], dtype=torch.float64)
+
+    References:
+        | Operation is the Hardest Teacher: Estimating DNN Accuracy Looking for Mispredictions (Guerriero et al., 2021)
+        | https://arxiv.org/abs/2102.04287
+        | Weighted Average Importance Sampling and Defensive Mixture Distributions (Hesterberg, 1995)
+        | https://doi.org/10.1080/00401706.1995.10484303
+    """
+    for name, value in (("mass_power", mass_power), ("risk_power", risk_power)):
+        if not 0 <= value < inf:
+            raise ValueError(f"{name} must be 0 or more and finite, got {value}")
+    if not 0 <= defensive <= 1:
+        raise ValueError(f"defensive must be a share from 0 to 1, got {defensive}; 0.2 is usual")
+    p = normalised(mass, len(mass), "mass")
+    r = _checked_risk(risk, len(p))
+    product = (p / p.max()) ** mass_power * (r / r.max().clamp_min(torch.finfo(r.dtype).tiny)) ** risk_power
+    if not bool((product > 0).any()):
+        raise ValueError(
+            f"risk must be positive for some input that has mass, but it is 0 for all of them ({len(p)} inputs); "
+            "give another risk, or draw by mass alone"
+        )
+    return (1 - defensive) * (product / product.sum()) + defensive * p  # (1), (2)
+
+
+def ranked(values: Tensor) -> Tensor:
+    """Ranks as shares in (0, 1]: the part of the pool whose value is no larger. For scores of any sign and scale.
+
+    >>> ranked(torch.tensor([-3.0, 5.0, 5.0, 9.0])).tolist()
+    [0.25, 0.75, 0.75, 1.0]
+    """
+    if values.ndim != 1 or len(values) == 0 or bool(values.isnan().any()):
+        raise ValueError(f"values must be numbers (N,), one at least, got shape {tuple(values.shape)} or NaN in it")
+    places = torch.searchsorted(values.sort().values, values, right=True)
+    return places.double() / len(values)
+
+
+def _checked_risk(risk: Tensor, size: int) -> Tensor:
+    if not isinstance(risk, Tensor) or risk.shape != (size,):
+        got = f"shape {tuple(risk.shape)}" if isinstance(risk, Tensor) else f"a {type(risk).__name__}"
+        raise ValueError(f"risk must be a tensor with one number for each of the {size} inputs, got {got}")
+    risk = risk.detach().cpu().double()
+    if bad := int((~(risk >= 0) | risk.isinf()).sum()):
+        raise ValueError(
+            f"risk must be 0 or more and finite, got {bad} of {size} that are negative, NaN or infinite; "
+            "for a score that can be negative take ranked(risk)"
+        )
+    return risk
+
+
+# Scores ---------------------------------------------------------------------------------------------------------------
+
+
+def margin_risk(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+    """1 - margin: 0 where the model is sure of y, 1 where another class is as probable, 2 where it is sure of another.
+
+    With the model's own predictions for y it stays between 0 and 1.
+    """
+    return 1 - margin(model.probs(x), y)
+
+
+def gini_risk(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+    """Gini impurity of the model's probabilities, as in DeepGini; y is not used."""
+    return gini(model.probs(x))
+
+
+def entropy_risk(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+    """Entropy of the model's probabilities; y is not used."""
+    return entropy(model.probs(x))
+
+
+def gradient_risk(model: Classifier, x: Tensor, y: Tensor, *, norm: str = "l2") -> Tensor:
+    """How steep the loss is at each input: the norm of the gradient of the cross-entropy for y.
+
+    Args:
+        norm: ``"l1"`` (times a radius: by how much a small L-infinity ball can raise the loss), ``"l2"``, or ``"linf"``
+            (what HDA takes). For another than ``"l2"``, pass ``partial(gradient_risk, norm=...)``.
+
+    References:
+        | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2022)
+        | https://arxiv.org/abs/2205.08589
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    model.check(Samples(x, y, torch.arange(len(x))))
+    batches = zip(x.split(model.batch_size), y.split(model.batch_size), strict=True)
+    gradients = (loss_gradient(model, rows, labels)[1].flatten(1) for rows, labels in batches)
+    return torch.cat([torch.linalg.vector_norm(g, ord=NORMS[norm], dim=1) for g in gradients])
+
+
+def vro_risk(*, passes: int = 50, generator: torch.Generator) -> Score:
+    """A score: the share of passes with dropout that do not predict what the model predicts without; y is not used.
+
+    The same masks serve every row and every call, so an input's risk depends on nothing but itself and the model.
+
+    Args:
+        passes: at least 2.
+        generator: is asked for one number, here and not later.
+    """
+    check_passes(passes)
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+
+    def score(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+        model.check_inputs(x)
+        rows = model.batch_size * max(1, CHUNK // (passes * model.classes(x) * model.batch_size))
+        return torch.cat([_vro(model, part, passes, spawn(seed, "masks")) for part in x.split(rows)])
+
+    return score
+
+
+def _vro(model: Classifier, x: Tensor, passes: int, generator: torch.Generator) -> Tensor:
+    mc = mc_dropout(model, x, passes=passes, generator=generator)
+    return variation_ratio_original(mc.probs, model.predict(x))
+
+
+def surprise_risk(surprise: Callable[[Classifier, Tensor], Tensor]) -> Score:
+    """A score from a fitted measure of surprise: what `fit_lsa`, `fit_dsa` or `fit_mdsa` returned; y is not used.
+
+    LSA is a logarithm and can be negative: hand its values through `ranked` before `combine`.
+    """
+    return lambda model, x, y: surprise(model, x)
