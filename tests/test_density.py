@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from operant import density
 from operant.density import KDE, fit_kde
+from operant.density import kde as kernels
 from operant.model import Classifier
 from operant.rng import normal_like, spawn, uniform_like
 
@@ -72,8 +72,8 @@ def test_rows_that_single_precision_cannot_do_are_found() -> None:
     mu = stretched(2000, 16)
     kde = fit_kde(mu, bandwidth=fit_kde(mu).bandwidth * 0.1)
     features = kde._features(mu[:50])
-    single, _ = density._log_sum_exp(features, kde._single, None)
-    double, _ = density._log_sum_exp(features, kde._double, None)
+    single, _ = kernels._log_sum_exp(features, kde._single, None)
+    double, _ = kernels._log_sum_exp(features, kde._double, None)
     assert float((single - double).abs().max()) > NATS
     assert kde._single.rough(features).all()
     assert largest_error(kde, mu[:50]) < 1e-9
@@ -248,9 +248,9 @@ def test_tiles_of_other_sizes_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     kde = fit_kde(mu)
     whole, left = kde.log_prob(z), kde.leave_out()
     for queries, references, prepared in ((64, 96, 2**22), (512, 64, 1000), (128, 5000, 2**15), (2000, 1024, 2**10)):
-        monkeypatch.setattr(density, "QUERIES", queries)
-        monkeypatch.setattr(density, "REFERENCES", references)
-        monkeypatch.setattr(density, "PREPARED", prepared)
+        monkeypatch.setattr(kernels, "QUERIES", queries)
+        monkeypatch.setattr(kernels, "REFERENCES", references)
+        monkeypatch.setattr(kernels, "PREPARED", prepared)
         torch.testing.assert_close(fit_kde(mu).log_prob(z), whole, rtol=0, atol=1e-6)
         torch.testing.assert_close(fit_kde(mu).leave_out(), left, rtol=0, atol=1e-6)
 
@@ -378,7 +378,7 @@ def test_likelihood_picks_the_best_bandwidth() -> None:
 def test_likelihood_of_many_references_tries_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     mu = normal(1200, 3)
     whole = fit_kde(mu, bandwidth="likelihood").bandwidth
-    monkeypatch.setattr(density, "SCORED", 300)
+    monkeypatch.setattr(kernels, "SCORED", 300)
     some = fit_kde(mu, bandwidth="likelihood").bandwidth
     assert float((some / whole).log10().abs().max()) <= 0.2 + 1e-9
     torch.testing.assert_close(some, fit_kde(mu, bandwidth="likelihood").bandwidth, rtol=0, atol=0)

@@ -1,5 +1,6 @@
-"""The networks that studies use, their weights on disk, and training."""
+"""The networks that studies use, their weights on disk, training, and encoders of inputs."""
 
+from operant.networks.encoders import PCA, Flat, fit_flat, fit_pca
 from operant.networks.lenet import LeNet5
 from operant.networks.resnet import ResNet20
 from operant.networks.training import Epoch, Fitted, fit, initialise
@@ -7,12 +8,16 @@ from operant.networks.vae import VAE, fit_vae
 from operant.networks.weights import load_weights, save_weights
 
 __all__ = [
+    "PCA",
     "VAE",
     "Epoch",
     "Fitted",
+    "Flat",
     "LeNet5",
     "ResNet20",
     "fit",
+    "fit_flat",
+    "fit_pca",
     "fit_vae",
     "initialise",
     "load_weights",

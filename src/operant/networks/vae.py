@@ -62,6 +62,10 @@ class VAE:
         """How many numbers code an input."""
         return self.decoder[0].shape[1]
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """The mean code of each input, ``(N, latent)``: this is an encoder like any other."""
+        return self.encode(x)[0]
+
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each input's code, ``(N, latent)`` both; differentiable in ``x``."""
         self.check(x)

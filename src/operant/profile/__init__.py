@@ -1,5 +1,27 @@
 """Step 1: how the model is used."""
 
+from operant.profile.fitting import (
+    Profile,
+    Update,
+    fit_profile,
+    layer_features,
+    load_profile,
+    update_profile,
+    with_priors,
+)
 from operant.profile.label_shift import Priors, estimate_priors
+from operant.profile.ratio import Ratio, fit_ratio
 
-__all__ = ["Priors", "estimate_priors"]
+__all__ = [
+    "Priors",
+    "Profile",
+    "Ratio",
+    "Update",
+    "estimate_priors",
+    "fit_profile",
+    "fit_ratio",
+    "layer_features",
+    "load_profile",
+    "update_profile",
+    "with_priors",
+]

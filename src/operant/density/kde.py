@@ -1,4 +1,4 @@
-"""Densities of inputs or features: kernel density estimation, exact, fast and in bounded memory."""
+"""Kernel density estimation: exact, fast and in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ LOWEST = -60 / LN2  # exponents this far below a row's largest are raised to it:
 NOTHING = -1e30  # exponent of a reference that takes no part
 TOLERANCE = 4e-5  # nats: rows that single precision may miss by more are computed again in double precision
 STEP = 10**0.1  # between neighbouring bandwidths of the likelihood search
+WIDER = 4.0  # how much wider or narrower than usual an adaptive bandwidth may be
 SCORED = 4096  # references on which the search tries a bandwidth
 
 
@@ -178,7 +179,13 @@ class KDE:
         return torch.cat(parts) - rest.log()
 
 
-def fit_kde(x: Tensor, *, bandwidth: str | float | Tensor = "scott", weights: Tensor | None = None) -> KDE:
+def fit_kde(
+    x: Tensor,
+    *,
+    bandwidth: str | float | Tensor = "scott",
+    weights: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> KDE:
     """A kernel density estimate of the rows of ``x``.
 
     Scott's rule, per dimension d of D, with sd the standard deviation and n = 1 / Σ w² the effective number of rows:
@@ -194,8 +201,11 @@ def fit_kde(x: Tensor, *, bandwidth: str | float | Tensor = "scott", weights: Te
             - ``"likelihood"``: (1) times the factor under which references are most likely when each is left out in
               turn and rated by all others. Factors run over a grid from 0.1 to 10, ten to a decade, and on where the
               best is the last; of more than 4096 references, that many are left out.
+            - ``"adaptive"``: the most likely σ, then for each reference its own, wider where references are sparse:
+              times (p(x) / g)^(-1 / D), p leaving it out and g its geometric mean, but from 1/4 to 4.
             - a number, a tensor of ``shape``, or one of ``(n, *shape)`` for each reference its own.
         weights: how much each reference counts, 0 or more, ``(n,)``; all alike unless given.
+        generator: chooses which references are left out, of more than 4096; always the same unless given.
 
     >>> fit_kde(torch.randn(500, 2, generator=spawn(0))).bandwidth.shape
     torch.Size([2])
@@ -211,13 +221,13 @@ def fit_kde(x: Tensor, *, bandwidth: str | float | Tensor = "scott", weights: Te
     _check_weights(weights, len(x))
     share = weights.detach().to(x.device, torch.float64)
     share = share / share.sum()
-    return KDE(x, _chosen_bandwidth(x, share, bandwidth), share)
+    return KDE(x, _chosen_bandwidth(x, share, bandwidth, generator or spawn(0, "likelihood")), share)
 
 
 # Bandwidths -----------------------------------------------------------------------------------------------------------
 
 
-def _chosen_bandwidth(x: Tensor, share: Tensor, bandwidth: str | float | Tensor) -> Tensor:
+def _chosen_bandwidth(x: Tensor, share: Tensor, bandwidth: str | float | Tensor, generator: torch.Generator) -> Tensor:
     if isinstance(bandwidth, Tensor) and bandwidth.ndim > 0:
         return bandwidth.detach().to(x.device)
     if not isinstance(bandwidth, str):
@@ -225,7 +235,8 @@ def _chosen_bandwidth(x: Tensor, share: Tensor, bandwidth: str | float | Tensor)
     rules: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "scott": _scott,
         "scott-scalar": lambda x, share: _scott(x, share, scalar=True),
-        "likelihood": _most_likely,
+        "likelihood": lambda x, share: _most_likely(x, share, generator),
+        "adaptive": lambda x, share: _adaptive(x, share, generator),
     }
     if bandwidth not in rules:
         raise ValueError(f"bandwidth must be one of {', '.join(rules)}, a number or a tensor, got {bandwidth!r}")
@@ -255,11 +266,19 @@ def _scott(x: Tensor, share: Tensor, *, scalar: bool = False) -> Tensor:
     return width.view(x.shape[1:])
 
 
-def _most_likely(x: Tensor, share: Tensor) -> Tensor:
+def _adaptive(x: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
+    """The most likely bandwidth, wider for references with few others around them."""
+    width = _most_likely(x, share, generator)
+    density = KDE(x, width, share).leave_out()
+    rare = ((share @ density) - density) / width.numel()
+    return width * rare.exp().clamp(1 / WIDER, WIDER).view(-1, *[1] * (x.ndim - 1)).to(width)
+
+
+def _most_likely(x: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
     """Scott's bandwidth times the factor that makes left-out references most likely."""
     start, everyone = _scott(x, share), torch.arange(len(x), device=x.device)
     rows = (share > 0).nonzero().flatten()
-    rows = rows[torch.randperm(len(rows), generator=spawn(0, "likelihood"))[:SCORED].to(x.device)]
+    rows = rows[torch.randperm(len(rows), generator=generator, device=generator.device)[:SCORED].to(x.device)]
 
     def score(k: int) -> float:
         return float(share[rows] @ KDE(x, start * STEP**k, share)._leave_out(rows, everyone))

@@ -1,0 +1,124 @@
+"""Inputs as a few numbers each: what densities are learned of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.model import MIN_ROWS
+
+LEAST = 1e-6  # of the largest variance: a direction below this is called constant
+ROWS = 4096  # computed at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    """Inputs as they are, as vectors; made by `fit_flat`."""
+
+    shape: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        _check_shape(x, self.shape)
+        return x.flatten(1)
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Vectors as inputs again."""
+        return z.view(-1, *self.shape)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PCA:
+    """The directions in which inputs vary most, each brought to variance 1; made by `fit_pca`.
+
+        z = (x - m) V / s        (1)
+
+    Args:
+        shape: of one input.
+        centre: m, ``(D,)``.
+        directions: V, ``(D, d)``, orthonormal columns, the largest variance first.
+        scale: s, ``(d,)``, the standard deviation along each.
+        explained: share of the whole variance that the d directions hold.
+    """
+
+    shape: tuple[int, ...]
+    centre: Tensor = field(repr=False)
+    directions: Tensor = field(repr=False)
+    scale: Tensor = field(repr=False)
+    explained: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Codes ``(N, d)``; differentiable in ``x``."""
+        _check_shape(x, self.shape)
+        return torch.cat([self._codes(part) for part in x.split(ROWS)])
+
+    def decode(self, z: Tensor) -> Tensor:
+        """The inputs ``(N, *shape)`` that have these codes and vary in no other direction."""
+        flat = z.to(self.centre) * self.scale @ self.directions.T + self.centre
+        return flat.view(-1, *self.shape)
+
+    def _codes(self, x: Tensor) -> Tensor:
+        v = x.flatten(1).to(self.centre) - self.centre
+        n = len(v)
+        if 0 < n < MIN_ROWS:  # few rows round as many do
+            v = torch.cat([v, v[:1].detach().expand(MIN_ROWS - n, -1)])
+        return (v @ self.directions / self.scale)[:n]
+
+
+def fit_flat(field: Samples, *, generator: torch.Generator) -> Flat:
+    """No encoder: for inputs of few dimensions. Nothing is learned, so the generator is not asked."""
+    return Flat(shape=tuple(field.shape))
+
+
+def fit_pca(field: Samples, *, dimensions: int = 32, generator: torch.Generator) -> PCA:
+    """Whitened principal components of the inputs, computed in double precision.
+
+    Directions in which the inputs do not vary are left out, so that there may be fewer than asked for. Nothing is
+    random, so the generator is not asked.
+
+    Args:
+        field: more inputs than ``dimensions``; labels are not looked at.
+        dimensions: d; never more than an input has values.
+    """
+    if dimensions < 1:
+        raise ValueError(f"dimensions must be at least 1, got {dimensions}")
+    size = field.x[:1].numel()
+    dimensions = min(dimensions, size)
+    if len(field) <= dimensions:
+        raise ValueError(
+            f"{dimensions} principal components need more than {dimensions} inputs, got {len(field)}; give more field "
+            f"data, or fewer dimensions"
+        )
+    if bad := int((~field.x.isfinite()).flatten(1).any(1).sum()):
+        raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(field)} rows; remove them")
+    centre, moments = _moments(field.x, size)
+    values, vectors = torch.linalg.eigh(moments)
+    values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+    if not float(values[0]) > 0:
+        raise ValueError(f"the {len(field)} inputs are all equal: there is nothing to learn; give inputs that vary")
+    kept = int((values[:dimensions] > LEAST * values[0]).sum())
+    return PCA(
+        shape=tuple(field.shape),
+        centre=centre.float(),
+        directions=vectors[:, :kept].float().contiguous(),
+        scale=values[:kept].sqrt().float(),
+        explained=float(values[:kept].sum() / values.sum()),
+    )
+
+
+def _moments(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Mean and covariance in double precision, some rows at a time."""
+    parts = x.flatten(1).split(ROWS)
+    centre = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(x)
+    moments = torch.zeros(size, size, dtype=torch.float64, device=x.device)
+    for part in parts:
+        apart = part.double() - centre
+        moments += apart.T @ apart
+    return centre, moments / len(x)
+
+
+def _check_shape(x: Tensor, shape: tuple[int, ...]) -> None:
+    if x.ndim < 2 or tuple(x.shape[1:]) != shape:
+        raise ValueError(f"inputs must have shape (N, {', '.join(map(str, shape))}), got {tuple(x.shape)}")

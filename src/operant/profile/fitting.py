@@ -1,0 +1,458 @@
+"""The operational profile: where in the space of inputs the field data lie, as a density of their codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from operant import results
+from operant.data import Samples
+from operant.density import KDE, Flow, Mixture, fit_kde
+from operant.doctor import Finding
+from operant.model import Classifier
+from operant.networks import PCA, VAE, Flat, fit_pca
+from operant.profile._cells import box_mass, nearest_mass
+from operant.profile.label_shift import Priors
+from operant.rng import spawn
+from operant.types import Density
+
+FEWEST = 30  # field inputs
+HELD = 0.2  # share of the field inputs that are held back to judge the fit and to rank by
+FAR = 1.0  # nats per dimension by which held-back inputs may be rated below fitted ones
+PROBES = 4  # inputs kept to know the features again
+STRANGE = 0.05  # quantile of held-back field inputs below which an input is called strange
+
+Features = Callable[[Tensor], Tensor]
+"""Inputs ``(N, *shape)`` to features ``(N, ...)``, row by row: a layer of a model, or anything else."""
+
+
+class Encoder(Protocol):
+    """Inputs or features to codes ``(N, d)``."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class FitEncoder(Protocol):
+    """Learns an encoder: `fit_flat`, `fit_pca`, `fit_vae`, or one of them with options, as ``partial(...)``."""
+
+    def __call__(self, field: Samples, *, generator: torch.Generator) -> Encoder: ...
+
+
+class FitDensity(Protocol):
+    """Learns a density of codes: `fit_kde`, `fit_mixture`, `fit_flow`, or one with options, as ``partial(...)``."""
+
+    def __call__(self, x: Tensor, *, weights: Tensor | None, generator: torch.Generator) -> Density: ...
+
+
+LIKELIEST: FitDensity = partial(fit_kde, bandwidth="likelihood")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Profile:
+    """How a model is used: a density of field inputs' codes; made by `fit_profile`.
+
+    The density is of codes, not of inputs: it ranks inputs and weighs regions, and says nothing about what the codes
+    leave out (`operant.measure.fit_naturalness` does).
+
+    Args:
+        shape: of one input.
+        encoder: from inputs (or their features) to codes.
+        density: of codes.
+        codes: of the field inputs that were fitted, ``(n, d)``.
+        shares: how much each of them counts, ``(n,)``, summing to 1; older ones less, after an update.
+        held: codes of the field inputs that were held back.
+        probes: a few field inputs, to know the features again.
+        findings: what makes this profile doubtful.
+        features: what the encoder sees instead of the inputs, or None.
+    """
+
+    shape: tuple[int, ...]
+    encoder: Encoder
+    density: Density
+    codes: Tensor = field(repr=False)
+    shares: Tensor = field(repr=False)
+    held: Tensor = field(repr=False)
+    probes: Tensor = field(repr=False)
+    findings: tuple[Finding, ...] = ()
+    features: Features | None = None
+
+    def __str__(self) -> str:
+        n, d = self.codes.shape
+        told = f"Profile of {n + len(self.held)} field inputs of {self.shape}, by {d} numbers each: {self.density}"
+        return "\n".join([told, *map(str, self.findings)])
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The codes of inputs, ``(N, d)``."""
+        if x.ndim < 2 or tuple(x.shape[1:]) != self.shape:
+            raise ValueError(
+                f"this profile is of inputs of shape {self.shape}, got {tuple(x.shape[1:])}; fit one on such inputs"
+            )
+        return self.encoder(x if self.features is None else _featured(self.features, x))
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log-density of each input's code, ``(N,)``; differentiable in ``x`` where the encoder is."""
+        return self.density.log_prob(self.encode(x))
+
+    def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
+        """``(n, *shape)`` inputs, decoded from codes drawn from the density; for encoders that can decode."""
+        if self.features is not None or not hasattr(self.encoder, "decode"):
+            raise ValueError(
+                "codes of features cannot be turned into inputs again; draw codes with profile.density.sample, or fit "
+                "a profile of the inputs themselves"
+            )
+        decoded: Tensor = self.encoder.decode(self.density.sample(n, generator=generator))
+        return decoded.view(-1, *self.shape)
+
+    def quantile(self, x: Tensor) -> Tensor:
+        """The share of held-back field inputs whose density is no higher than that of each input: 0 is never seen."""
+        values = self.log_prob(x).detach()
+        return torch.searchsorted(self._held_log_prob, values, right=True).double() / len(self.held)
+
+    def cell_mass(self, x: Tensor, radius: float) -> Tensor:
+        """The probability that a field input's code lies in the box around each input's, ``(N,)``.
+
+        The box reaches ``radius`` standard deviations of the field's codes to both sides of every code. Exact for
+        kernels; for other densities the mean over 256 points of the box, the same for all inputs.
+        """
+        if not 0 < radius < math.inf:
+            raise ValueError(f"radius must be positive, in standard deviations of codes, got {radius}")
+        return box_mass(self.density, self.encode(x).detach(), radius * self._spread)
+
+    def weights(self, pool: Samples, *, priors: Priors | Sequence[float] | None = None) -> Tensor:
+        """How the profile's mass is spread over a finite pool, ``(N,)``, summing to 1.
+
+        Each input of the pool stands for the part of the field that lies nearest to it, in the sense of kernels on the
+        pool: weights are those of a kernel density on the pool that make field data likely, after five steps of
+        expectation-maximisation from equal ones.
+
+            r_ji ∝ w_i K(z_j - z_i),  Σ_i r_ji = 1;   w_i ← Σ_j v_j r_ji        (1)
+
+        z_j the codes of field inputs, which count v_j, z_i those of the pool. A pool drawn as the field data were comes
+        out nearly equal. Normalised densities at the pool's inputs, which other tools take, would be right only if the
+        pool lay evenly in space, and put nearly all mass on few inputs in more than a few dimensions.
+
+        Args:
+            pool: inputs; with labels, if priors are given.
+            priors: how often each class occurs in the field; every class's mass is brought to this. Declared, or
+                from `estimate_priors`.
+        """
+        mass = nearest_mass(self.codes, self.shares, self.encode(pool.x).detach())
+        return mass if priors is None else with_priors(mass, pool, priors)
+
+    def save(self, path: str | Path) -> None:
+        """Write all but the features to a JSON file, with the tensors beside it; `load_profile` reads it."""
+        own = {name: _of_type(self.encoder, kind) for name, kind in ENCODERS.items()}
+        densities = {name: _of_type(self.density, kind) for name, kind in DENSITIES.items()}
+        for what, parts in ((self.encoder, own), (self.density, densities)):
+            if not any(part is not None for part in parts.values()):
+                raise ValueError(f"a {type(what).__name__} of your own cannot be written; only ours can")
+        kept = {name: getattr(self, name) for name in ("shape", "codes", "shares", "held", "probes", "findings")}
+        stored = _Stored(**kept, **own, **densities, featured=self.features is not None)  # type: ignore[arg-type]
+        results.save(stored, path)
+
+    @cached_property
+    def _held_log_prob(self) -> Tensor:
+        return self.density.log_prob(self.held).detach().sort().values
+
+    @cached_property
+    def _spread(self) -> Tensor:
+        mean = self.shares @ self.codes.double()
+        return (self.shares @ (self.codes.double() - mean).square()).sqrt()
+
+
+def fit_profile(
+    field: Samples,
+    *,
+    encoder: FitEncoder = fit_pca,
+    density: FitDensity = LIKELIEST,
+    features: Features | None = None,
+    generator: torch.Generator,
+) -> Profile:
+    """Learn where field data lie.
+
+    A fifth of the inputs, dealt by id, is held back: if it is rated more than one nat per dimension below the fitted
+    ones (in the median), the density has learned its inputs by heart and is refused.
+
+    Args:
+        field: inputs from use; labels are not needed.
+        encoder: learns the codes: `fit_flat` (none), `fit_pca` (whitened principal components), `fit_vae`, each with
+            options as ``partial(fit_pca, dimensions=16)``.
+        density: learns the density of codes: `fit_kde`, `fit_mixture` or `fit_flow`, with options in the same way.
+            Unless given, kernels with the bandwidth under which left-out inputs are most likely.
+        features: what to encode instead of the inputs: `layer_features` of a model, or any function of inputs.
+        generator: for whatever the two draw.
+
+    >>> from operant import load_digits
+    >>> digits = load_digits().train
+    >>> profile = fit_profile(digits, encoder=partial(fit_pca, dimensions=8), generator=spawn(0))
+    >>> profile.log_prob(digits.x[:3]).shape
+    torch.Size([3])
+
+    References:
+        | Assessing the Reliability of Deep Learning Classifiers Through Robustness Evaluation and Operational Profiles
+        | (Zhao et al., 2021), https://arxiv.org/abs/2106.01258
+    """
+    _check_field(field)
+    parts = field.split(fitting=1 - HELD, held=HELD)
+    fitting, held = (_as_seen(parts[role], features) for role in ("fitting", "held"))
+    learned = encoder(fitting, generator=generator)
+    codes, held_codes = (_checked_codes(learned(part.x), len(part)) for part in (fitting, held))
+    _check_spread(codes)
+    shares = torch.full((len(codes),), 1 / len(codes), dtype=torch.float64, device=codes.device)
+    profile = Profile(
+        shape=tuple(field.shape),
+        encoder=learned,
+        density=density(codes, weights=shares, generator=generator),
+        codes=codes,
+        shares=shares,
+        held=held_codes,
+        probes=parts["held"].x[:PROBES].clone(),
+        features=features,
+    )
+    _check_fit(profile)
+    return replace(profile, findings=_findings(profile, field))
+
+
+def layer_features(model: Classifier, layer: str) -> Features:
+    """What a layer of the model says of inputs, as vectors: features for `fit_profile` and `fit_ratio`."""
+    if layer not in model.layers:
+        raise ValueError(f"no layer named {layer}; this model has {', '.join(model.layers)}")
+    return lambda x: model.features(x, layers=[layer])[layer].flatten(1)
+
+
+def with_priors(mass: Tensor, pool: Samples, priors: Priors | Sequence[float]) -> Tensor:
+    """The masses of a labelled pool's inputs, scaled so that each class has its prior."""
+    given = torch.tensor(priors.values if isinstance(priors, Priors) else list(priors), dtype=torch.float64)
+    check_priors(given)
+    if pool.y is None:
+        raise ValueError(
+            "priors need the class of each input of the pool; label it, or let the model stand in for that: "
+            "Samples(pool.x, model.predict(pool.x))"
+        )
+    y = pool.y.cpu()
+    if len(y) and int(y.max()) >= len(given):
+        raise ValueError(f"there are priors for {len(given)} classes, but the pool has a class {int(y.max())}")
+    held = torch.zeros(len(given), dtype=torch.float64).index_add_(0, y, mass.cpu().double())
+    if missing := ((given > 0) & (held == 0)).nonzero().flatten().tolist():
+        raise ValueError(f"the pool has no mass in classes {missing}, which occur in the field; add inputs of those")
+    factor = torch.where(held > 0, given / held.clamp_min(torch.finfo(held.dtype).tiny), 0.0)
+    weights = mass.cpu().double() * factor[y]
+    return weights / weights.sum()
+
+
+def check_priors(priors: Tensor) -> None:
+    """Refuse what cannot be how often each class occurs."""
+    total = float(priors.sum())
+    if not bool((priors >= 0).all()) or not abs(total - 1) <= 1e-6:
+        raise ValueError(f"priors must be 0 or more and sum to 1, got {priors.tolist()}, which sum to {total:.6g}")
+
+
+# Updates --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Update:
+    """A profile brought up to date, and how much moved.
+
+    Attributes:
+        profile: the new one.
+        moved: by how many standard deviations the mean of new inputs' codes lies from that of the old ones.
+        strange: share of new inputs whose density is below that of 95 % of the old held-back ones; 5 % if nothing
+            moved.
+        divergence: by how many nats the new profile rates the new held-back inputs above the old one.
+    """
+
+    profile: Profile
+    moved: float
+    strange: float
+    divergence: float
+
+    def __str__(self) -> str:
+        return (
+            f"The mean of new field inputs lies {self.moved:.2f} standard deviations from that of the old; "
+            f"{self.strange:.0%} of them are stranger than 95 % of the old ones were; the updated profile rates them "
+            f"{self.divergence:+.2f} nats against the old."
+        )
+
+
+def update_profile(
+    profile: Profile,
+    new: Samples,
+    *,
+    keep: float = 0.5,
+    density: FitDensity = LIKELIEST,
+    generator: torch.Generator,
+) -> Update:
+    """Learn the density again from old and new field inputs, the old ones counting less.
+
+    The codes stay what they were, so that profiles can be compared. An input's weight is ``keep`` to the power of how
+    many updates it has seen. What was held back before gives way to what is held back now.
+
+    Args:
+        profile: the one to update.
+        new: field inputs that arrived since.
+        keep: how much an old input counts against a new one, from 0 (forget) to 1 (never).
+        density: learns the density, as in `fit_profile`.
+        generator: for whatever that draws.
+    """
+    if not 0 <= keep <= 1:
+        raise ValueError(f"keep must lie between 0 and 1, got {keep}; 0.5 halves the weight of what was there")
+    _check_field(new)
+    parts = new.split(fitting=1 - HELD, held=HELD)
+    codes, held = (_checked_codes(profile.encode(parts[role].x), len(parts[role])) for role in ("fitting", "held"))
+    old = profile.shares / profile.shares.max() * keep  # the newest inputs weigh 1
+    shares = torch.cat([old, torch.ones(len(codes)).to(old)])
+    kept = shares > 0
+    shares = shares[kept] / shares.sum()
+    joined = torch.cat([profile.codes, codes])[kept]
+    fitted = density(joined, weights=shares, generator=generator)
+    updated = replace(profile, density=fitted, codes=joined, shares=shares, held=held)
+    _check_fit(updated)
+    apart = (codes.double().mean(0) - profile.shares @ profile.codes.double()) / profile._spread
+    rated = torch.searchsorted(profile._held_log_prob, profile.density.log_prob(held).detach(), right=True)
+    gain = fitted.log_prob(held).mean() - profile.density.log_prob(held).mean()
+    return Update(
+        profile=replace(updated, findings=_findings(updated, new)),
+        moved=float(apart.norm()),
+        strange=float((rated.double() / len(profile.held) <= STRANGE).double().mean()),
+        divergence=float(gain),
+    )
+
+
+# On disk --------------------------------------------------------------------------------------------------------------
+
+ENCODERS: dict[str, type] = {"flat": Flat, "pca": PCA, "vae": VAE}
+DENSITIES: dict[str, type] = {"kde": KDE, "mixture": Mixture, "flow": Flow}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Stored:
+    """A profile as it is written: one of the encoders, and one of the densities."""
+
+    shape: tuple[int, ...]
+    codes: Tensor
+    shares: Tensor
+    held: Tensor
+    probes: Tensor
+    findings: tuple[Finding, ...]
+    featured: bool
+    flat: Flat | None
+    pca: PCA | None
+    vae: VAE | None
+    kde: KDE | None
+    mixture: Mixture | None
+    flow: Flow | None
+
+
+def load_profile(path: str | Path, *, features: Features | None = None) -> Profile:
+    """Read what `Profile.save` wrote; every number comes back as it was.
+
+    Args:
+        path: the JSON file.
+        features: the same function as when it was fitted, if there was one; another is refused.
+    """
+    stored = results.load(path, _Stored)
+    if stored.featured != (features is not None):
+        need = "of features: give the function that makes them" if stored.featured else "of inputs: give no features"
+        raise ValueError(f"the profile in {path} is {need}")
+    encoder = next(e for e in (stored.flat, stored.pca, stored.vae) if e is not None)
+    density = next(d for d in (stored.kde, stored.mixture, stored.flow) if d is not None)
+    kept = {name: getattr(stored, name) for name in ("shape", "codes", "shares", "held", "probes", "findings")}
+    profile = Profile(**kept, encoder=encoder, density=density, features=features)
+    if features is not None:
+        again = profile.encode(stored.probes)
+        if not torch.allclose(again, stored.held[: len(again)].to(again), rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"these features are not those of the profile in {path}; give the function it was fitted on"
+            )
+    return profile
+
+
+def _of_type(value: object, kind: type) -> object | None:
+    return value if type(value) is kind else None
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def _as_seen(part: Samples, features: Features | None) -> Samples:
+    return part if features is None else Samples(_featured(features, part.x), ids=part.ids)
+
+
+def _featured(features: Features, x: Tensor) -> Tensor:
+    h = features(x)
+    if not isinstance(h, Tensor) or h.ndim < 2 or len(h) != len(x) or not h.is_floating_point():
+        got = f"{h.dtype} of shape {tuple(h.shape)}" if isinstance(h, Tensor) else f"a {type(h).__name__}"
+        raise ValueError(f"features must be floating-point (N, ...), one row for each of {len(x)} inputs, got {got}")
+    return h.detach() if not x.requires_grad else h
+
+
+def _check_field(field: Samples) -> None:
+    if len(field) < FEWEST:
+        raise ValueError(f"a profile needs at least {FEWEST} field inputs, got {len(field)}; gather more")
+    if bad := int((~field.x.isfinite()).flatten(1).any(1).sum()):
+        raise ValueError(f"field inputs contain NaN or infinity in {bad} of {len(field)} rows; remove them")
+
+
+def _checked_codes(codes: Tensor, n: int) -> Tensor:
+    if codes.ndim != 2 or len(codes) != n or not bool(codes.isfinite().all()):
+        raise ValueError(f"codes must be finite numbers (N, d) for {n} inputs, got shape {tuple(codes.shape)}")
+    return codes.detach()
+
+
+def _check_spread(codes: Tensor) -> None:
+    n, d = codes.shape
+    if n <= d:
+        raise ValueError(
+            f"there must be more field inputs than dimensions, got {n} to fit {d} dimensions with; gather more, or "
+            "encode them in fewer: encoder=partial(fit_pca, dimensions=...)"
+        )
+    if constant := (codes == codes[:1]).all(0).nonzero().flatten().tolist():
+        raise ValueError(
+            f"{len(constant)} of {d} features never vary in the field data (number {constant[0]} first); leave them "
+            "out, or take encoder=fit_pca, which does so"
+        )
+
+
+def _check_fit(profile: Profile) -> None:
+    fitted = profile.density.log_prob(profile.codes[:: max(1, len(profile.codes) // 2000)]).detach()
+    low = fitted.median() - profile._held_log_prob.median()
+    limit = FAR * profile.codes.shape[1] + 2
+    if not float(low) <= limit:  # NaN is no fit either
+        raise ValueError(
+            f"the density rates held-back field inputs {float(low):.1f} nats below the ones it was fitted on, more "
+            f"than {limit:.0f}: it has learned them by heart; take a wider bandwidth (bandwidth='likelihood'), fewer "
+            "components, fewer dimensions, or more field data"
+        )
+
+
+def _findings(profile: Profile, field: Samples) -> tuple[Finding, ...]:
+    found = []
+    if field.y is not None and len(field.y.unique()) == 1:
+        found.append(
+            Finding(
+                name="one class",
+                problem=f"all {len(field)} field inputs are labelled {int(field.y[0])}",
+                advice="If other classes occur in use, this profile does not know of them: gather field data again",
+                severity="warning",
+            )
+        )
+    drawn = profile.density.sample(256, generator=spawn(0, "own samples"))
+    gap = float(profile._held_log_prob.median() - profile.density.log_prob(drawn).detach().median())
+    if not gap <= FAR * profile.codes.shape[1] + 2:
+        found.append(
+            Finding(
+                name="strange samples",
+                problem=f"the profile rates its own samples {gap:.1f} nats below field inputs",
+                advice="Do not use its samples; take another density",
+                severity="warning",
+            )
+        )
+    return tuple(found)
