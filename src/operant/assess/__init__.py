@@ -1,6 +1,76 @@
 """Step 5: how good the model is, and with what confidence."""
 
-from operant.assess.bounds import Interval, clopper_pearson_interval
+from operant.assess.bounds import (
+    Bound,
+    Interval,
+    PartialPrior,
+    beta_binomial,
+    clopper_pearson,
+    clopper_pearson_interval,
+    confidence_sequence,
+    conservative_bayes,
+    conservative_bayes_confidence,
+    stratified_bound,
+)
+from operant.assess.cells import (
+    Ball,
+    CellEstimate,
+    CellRates,
+    Local,
+    Separation,
+    UnderConditions,
+    cells_estimate,
+    kernel_masses,
+    local_failures,
+    seed_masses,
+    separation,
+)
+from operant.assess.estimators import (
+    Estimate,
+    des_raj,
+    estimate,
+    hansen_hurwitz,
+    horvitz_thompson,
+    lure,
+    prediction_powered,
+    rao_hartley_cochran,
+    stratified,
+)
 from operant.assess.robustness import Rate, Robustness, attack_cases, empirical_robustness
 
-__all__ = ["Interval", "Rate", "Robustness", "attack_cases", "clopper_pearson_interval", "empirical_robustness"]
+__all__ = [
+    "Ball",
+    "Bound",
+    "CellEstimate",
+    "CellRates",
+    "Estimate",
+    "Interval",
+    "Local",
+    "PartialPrior",
+    "Rate",
+    "Robustness",
+    "Separation",
+    "UnderConditions",
+    "attack_cases",
+    "beta_binomial",
+    "cells_estimate",
+    "clopper_pearson",
+    "clopper_pearson_interval",
+    "confidence_sequence",
+    "conservative_bayes",
+    "conservative_bayes_confidence",
+    "des_raj",
+    "empirical_robustness",
+    "estimate",
+    "hansen_hurwitz",
+    "horvitz_thompson",
+    "kernel_masses",
+    "local_failures",
+    "lure",
+    "prediction_powered",
+    "rao_hartley_cochran",
+    "seed_masses",
+    "separation",
+    "stratified",
+    "stratified_bound",
+]

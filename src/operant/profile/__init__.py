@@ -1,5 +1,6 @@
 """Step 1: how the model is used."""
 
+from operant.profile.drift import Drift, drift
 from operant.profile.fitting import (
     Profile,
     Update,
@@ -13,10 +14,12 @@ from operant.profile.label_shift import Priors, estimate_priors
 from operant.profile.ratio import Ratio, fit_ratio
 
 __all__ = [
+    "Drift",
     "Priors",
     "Profile",
     "Ratio",
     "Update",
+    "drift",
     "estimate_priors",
     "fit_profile",
     "fit_ratio",

@@ -1,0 +1,326 @@
+"""Cells: small neighbourhoods of real inputs in which the true label does not change, and how much of them fails."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from operant.assess.bounds import check_confidence
+from operant.conditions import Recipe, apply
+from operant.data import Samples
+from operant.density import KDE
+from operant.model import Classifier
+
+MOST = 4000  # labelled inputs between which distances are measured
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5)
+NORMS = {"linf": math.inf, "l2": 2.0}
+ROWS = 256  # of a distance matrix at once
+CELLS = 64  # whose local inputs are drawn together
+
+
+# How far apart classes are --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Separation:
+    """How far labelled inputs lie from the nearest input of another class.
+
+    Attributes:
+        quantiles: from share to distance; share 0 is the smallest distance.
+        norm: ``"linf"`` or ``"l2"``.
+        inputs: how many were compared.
+    """
+
+    quantiles: dict[str, float]
+    norm: str
+    inputs: int
+
+    @property
+    def radius(self) -> float:
+        """Half the smallest distance: cells of this radius around inputs of two classes do not overlap."""
+        return self.quantiles["0"] / 2
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{100 * float(share):g} %: {value:.3g}" for share, value in self.quantiles.items())
+        return (
+            f"Distance ({self.norm}) to the nearest input of another class, among {self.inputs} labelled inputs: "
+            f"{told}. Cells of radius {self.radius:.3g} hold one class each."
+        )
+
+
+def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
+    """Measure r-separation: how large cells may be without holding inputs of two classes.
+
+    That nothing was found between two labelled inputs is no proof that nothing is there: more data can only bring
+    classes closer. Of more than 4000 inputs, the first 4000 are compared.
+
+    Args:
+        labelled: inputs of at least two classes.
+        norm: ``"linf"`` or ``"l2"``.
+
+    References:
+        | A Closer Look at Accuracy vs. Robustness (Yang et al., 2020), https://arxiv.org/abs/2003.02460
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    some = labelled[:MOST]
+    x, y = some.x.flatten(1).float(), some.labels
+    if len(y.unique()) < 2:
+        raise ValueError("separation needs inputs of at least two classes, got one; give labelled data of more")
+    nearest = []
+    for rows, own in zip(x.split(ROWS), y.split(ROWS), strict=True):
+        apart = torch.cdist(rows, x, p=NORMS[norm], compute_mode="donot_use_mm_for_euclid_dist")
+        nearest.append(apart.masked_fill_(own[:, None] == y, math.inf).amin(1))
+    distances = torch.cat(nearest).double()
+    quantiles = {f"{share:g}": float(distances.quantile(share)) for share in QUANTILES}
+    return Separation(quantiles=quantiles, norm=norm, inputs=len(some))
+
+
+# Local profiles -------------------------------------------------------------------------------------------------------
+
+
+class Local(Protocol):
+    """How inputs lie around their cell's centre: for each row of ``x``, one input drawn from its cell."""
+
+    def __call__(self, x: Tensor, *, generator: torch.Generator) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ball:
+    """Uniform in the L-infinity ball around the centre, as far as it lies within the bounds."""
+
+    radius: float
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.radius < math.inf:
+            raise ValueError(f"radius must be positive, got {self.radius}")
+
+    def __call__(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        low, high = (x - self.radius).clamp_min(self.bounds[0]), (x + self.radius).clamp_max(self.bounds[1])
+        u = torch.rand(x.shape, generator=generator, device=generator.device).to(x)
+        return torch.lerp(low, high, u)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnderConditions:
+    """The centre under field conditions, as the recipe says how likely they are."""
+
+    recipe: Recipe
+
+    def __call__(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        return apply(x, self.recipe.draw(len(x), generator=generator))
+
+
+# Failures in cells ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CellRates:
+    """How many of the inputs drawn from each cell failed.
+
+    Attributes:
+        failures: k, ``(n,)``.
+        samples: m, drawn from each cell.
+        missed: whether the model gets the centre itself wrong; such a cell counts fully.
+        ids: of the centres.
+    """
+
+    failures: Tensor = field(repr=False)
+    samples: int
+    missed: Tensor = field(repr=False)
+    ids: Tensor = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.failures)
+
+    @property
+    def rates(self) -> Tensor:
+        """Share of each cell that fails, ("unastuteness"), ``(n,)``; 1 where the centre does."""
+        return torch.where(self.missed, 1.0, self.failures.double() / self.samples)
+
+    def __str__(self) -> str:
+        clean = int((self.failures == 0).sum() - (self.missed & (self.failures == 0)).sum())
+        return (
+            f"{len(self)} cells, {self.samples} inputs from each: {int(self.missed.sum())} centres fail, on average "
+            f"{float(self.rates.mean()):.3g} of a cell; no failure found in {clean} cells."
+        )
+
+
+def local_failures(
+    model: Classifier,
+    seeds: Samples,
+    local: Local,
+    *,
+    samples: int,
+    generator: torch.Generator,
+    progress: bool = True,
+) -> CellRates:
+    """Draw inputs from the cell of every seed and count the failures, all cells in common batches.
+
+    Args:
+        model: the one to be assessed.
+        seeds: labelled centres of the cells.
+        local: how inputs lie in a cell: `Ball`, `UnderConditions`, or a function of your own.
+        samples: inputs drawn from each cell.
+        generator: draws them.
+        progress: show a bar where there is a terminal to show it on.
+    """
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, got {samples}")
+    model.check(seeds)
+    y, console = seeds.labels, Console(stderr=True)
+    shown = progress and console.is_terminal
+    parts = track(torch.arange(len(seeds)).split(CELLS), "cells", console=console, disable=not shown)
+    failures = [_failures(model, seeds.x[part], y[part], local, samples, generator) for part in parts]
+    return CellRates(
+        failures=torch.cat(failures),
+        samples=samples,
+        missed=(model.predict(seeds.x) != y).cpu(),
+        ids=seeds.ids.clone(),
+    )
+
+
+def _failures(
+    model: Classifier, x: Tensor, y: Tensor, local: Local, samples: int, generator: torch.Generator
+) -> Tensor:
+    """Counts for some cells: rows are dealt out cell by cell until each has had its samples."""
+    counts = torch.zeros(len(x), dtype=torch.int64)
+    order = torch.arange(len(x) * samples) % len(x)
+    for rows in order.split(max(len(x), model.batch_size)):
+        wrong = model.predict(local(x[rows], generator=generator)) != y[rows]
+        counts += torch.bincount(rows[wrong.cpu()], minlength=len(x))
+    return counts
+
+
+# From cells to the probability of misclassification ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellEstimate:
+    """The probability of misclassification under "the profile's seeds, each with its local profile".
+
+    Attributes:
+        estimate: Σ mass · rate.
+        upper: at most this, with ``confidence``, by the bootstrap of the whole sum.
+        standard_error: by the same bootstrap.
+        independent_error: what the published formula gives, which takes cells for independent; shown to be compared.
+    """
+
+    estimate: float
+    upper: float
+    confidence: float
+    standard_error: float
+    independent_error: float
+    cells: int
+    samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"Probability of misclassification {self.estimate:.3g} ± {self.standard_error:.2g}, at most "
+            f"{self.upper:.3g} with {self.confidence:.4g} confidence, from {self.cells} cells with {self.samples} "
+            "inputs each; if inputs of the field are such seeds with the local profile around them."
+        )
+
+
+def seed_masses(n: int, *, resamples: int, generator: torch.Generator) -> Tensor:
+    """Masses of n seeds that were drawn from the profile, resampled, ``(resamples, n)``: how often each would come."""
+    drawn = torch.randint(n, (resamples, n), generator=generator, device=generator.device).cpu()
+    counts = torch.zeros(resamples, n, dtype=torch.float64)
+    return counts.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64)) / n
+
+
+def kernel_masses(kde: KDE, centres: Tensor, *, resamples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Masses of fixed cells by a kernel density at their centres, ``(n,)``, and resampled, ``(resamples, n)``.
+
+    Every resample draws the field inputs (the kernels' references) anew, with all their kernels and the normalisation
+    over cells: cells do not move independently of each other.
+    """
+    log_kernels = _log_kernels(kde, centres.double().flatten(1))
+    kernels = (log_kernels - log_kernels.amax()).exp()
+    n = len(kde.references)
+    drawn = seed_masses(n, resamples=resamples, generator=generator) * n * kde.weights.double()
+    masses, again = kde.weights.double() @ kernels.T, drawn @ kernels.T
+    return masses / masses.sum(), again / again.sum(1, keepdim=True)
+
+
+def _log_kernels(kde: KDE, z: Tensor) -> Tensor:
+    """log N(z; μᵢ, σᵢ) up to a constant, ``(N, n)``, one dimension after another."""
+    references = kde.references.double().flatten(1)
+    widths = kde.bandwidth.double().expand_as(kde.references).flatten(1)
+    logs = -widths.log().sum(1).expand(len(z), -1).clone()
+    for value, reference, width in zip(z.T, references.T, widths.T, strict=True):
+        logs -= ((value[:, None] - reference) / width).square_() / 2
+    return logs
+
+
+def cells_estimate(
+    rates: CellRates,
+    *,
+    masses: Tensor | None = None,
+    resampled: Tensor,
+    confidence: float = 0.95,
+    generator: torch.Generator,
+) -> CellEstimate:
+    """Add cells up, and bootstrap the sum as a whole.
+
+        λ = Σᵢ pᵢ λᵢ,   λ⁽ᵇ⁾ = Σᵢ pᵢ⁽ᵇ⁾ λᵢ⁽ᵇ⁾,   λᵢ⁽ᵇ⁾ ~ Beta(kᵢ + ½, m - kᵢ + ½)        (1)
+
+    The published formula, V[λ] = Σᵢ V[pᵢ λᵢ], takes the cells' masses for independent. They are not: kernels make
+    neighbours rise together, and all masses sum to 1. It comes out too small, and smaller the finer the cells.
+
+    Args:
+        rates: from `local_failures`.
+        masses: p, ``(n,)``; equal unless given, which is right for seeds drawn from the profile.
+        resampled: p⁽ᵇ⁾, ``(B, n)``: `seed_masses` for seeds drawn from the profile, `kernel_masses` for fixed cells.
+        confidence: of the bound.
+        generator: draws the rates.
+
+    References:
+        | Assessing the Reliability of Deep Learning Classifiers Through Robustness Evaluation and Operational Profiles
+        | (Zhao et al., 2021), https://arxiv.org/abs/2106.01258
+    """
+    check_confidence(confidence)
+    n, k = len(rates), rates.failures.double()
+    p = torch.full((n,), 1 / n, dtype=torch.float64) if masses is None else masses.double()
+    _check_masses(p, resampled, n)
+    b = len(resampled)
+    drawn = _betas(k + 0.5, rates.samples - k + 0.5, b, generator)
+    drawn = torch.where(rates.missed, 1.0, drawn)
+    sums = (resampled * drawn).sum(1)
+    own = rates.rates
+    variance_p, variance_r = resampled.var(0), torch.where(rates.missed, 0.0, drawn.var(0))
+    independent = (p**2 * variance_r + own**2 * variance_p + variance_r * variance_p).sum().sqrt()
+    return CellEstimate(
+        estimate=float(p @ own),
+        upper=min(1.0, max(float(p @ own), float(sums.quantile(confidence)))),
+        confidence=confidence,
+        standard_error=float(sums.std()),
+        independent_error=float(independent),
+        cells=n,
+        samples=rates.samples,
+    )
+
+
+def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """``(n, cells)`` draws of Beta(a, b); by way of scipy, whose generator takes its seed from ours."""
+    import numpy as np
+
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    return torch.from_numpy(np.random.default_rng(seed).beta(a.numpy(), b.numpy(), size=(n, len(a))))
+
+
+def _check_masses(p: Tensor, resampled: Tensor, n: int) -> None:
+    if p.shape != (n,) or resampled.ndim != 2 or resampled.shape[1] != n or len(resampled) < 20:
+        raise ValueError(
+            f"masses must be ({n},) and resampled (B, {n}) with B at least 20, one column a cell, got {tuple(p.shape)} "
+            f"and {tuple(resampled.shape)}"
+        )
+    if not bool((p >= 0).all()) or not abs(float(p.sum()) - 1) < 1e-6:
+        raise ValueError(f"masses must be 0 or more and sum to 1, got a sum of {float(p.sum()):.6g}")
