@@ -36,21 +36,29 @@ from operant.assess.estimators import (
     rao_hartley_cochran,
     stratified,
 )
+from operant.assess.labels import LabelFolder, LabelsMissing, labels_of
+from operant.assess.reliability import Assessment, Part, Plan, assess_reliability, plan
 from operant.assess.robustness import Rate, Robustness, attack_cases, empirical_robustness
 
 __all__ = [
+    "Assessment",
     "Ball",
     "Bound",
     "CellEstimate",
     "CellRates",
     "Estimate",
     "Interval",
+    "LabelFolder",
+    "LabelsMissing",
     "Local",
+    "Part",
     "PartialPrior",
+    "Plan",
     "Rate",
     "Robustness",
     "Separation",
     "UnderConditions",
+    "assess_reliability",
     "attack_cases",
     "beta_binomial",
     "cells_estimate",
@@ -65,8 +73,10 @@ __all__ = [
     "hansen_hurwitz",
     "horvitz_thompson",
     "kernel_masses",
+    "labels_of",
     "local_failures",
     "lure",
+    "plan",
     "prediction_powered",
     "rao_hartley_cochran",
     "seed_masses",

@@ -1,0 +1,120 @@
+"""Labellers: from samples that have labels already, or from people, through a folder of pictures and a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from operant import results
+from operant.data import Samples
+from operant.types import Labeller
+
+TABLE = "labels.csv"
+
+
+class LabelsMissing(Exception):
+    """Labels that were asked for are not there yet; the message says where to write them."""
+
+
+def labels_of(labelled: Samples) -> Labeller:
+    """A labeller for inputs whose labels are known: finds each by its id."""
+    order = labelled.ids.argsort()
+    ids, y = labelled.ids[order], labelled.labels.cpu()[order]
+
+    def look_up(asked: Samples) -> Tensor:
+        place = torch.searchsorted(ids, asked.ids).clamp_max(max(0, len(ids) - 1))
+        if unknown := int((ids[place] != asked.ids).sum()):
+            raise ValueError(f"{unknown} of {len(asked)} inputs are not among the labelled ones; label them first")
+        return y[place]
+
+    return look_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFolder:
+    """A labeller for people: writes what is to be labelled into a folder, and reads the labels they write there.
+
+    Each input becomes a picture (or an npz file, if it is no picture) named by its id, with a row in ``labels.csv``.
+    Asked for labels that are not filled in, it adds the missing rows and raises `LabelsMissing`; asked again when they
+    are, it goes on. Labels once written serve every later question.
+
+    Args:
+        folder: where; made if it is not there.
+        classes: how many there are; other labels are refused.
+        bounds: smallest and largest value of an input, black and white in a picture.
+    """
+
+    folder: Path
+    classes: int
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+    def __call__(self, asked: Samples) -> Tensor:
+        names = [name_of(i) for i in asked.ids.tolist()]
+        known = self.read()
+        if new := [row for row, name in enumerate(names) if name not in known]:
+            self._write(asked[new], known)
+            known = self.read()
+        missing = [name for name in dict.fromkeys(names) if known.get(name) is None]
+        if missing:
+            raise LabelsMissing(
+                f"{len(missing)} of {len(set(names))} inputs have no label yet: look at the files in {self.folder}, "
+                f"write each one's class (0 to {self.classes - 1}) into {self.folder / TABLE}, and run this again"
+            )
+        return torch.tensor([known[name] for name in names], dtype=torch.int64)
+
+    def read(self) -> dict[str, int | None]:
+        """The labels so far, by name; None where the table has none."""
+        path = self.folder / TABLE
+        if not path.exists():
+            return {}
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+        if rows and not {"name", "label"} <= set(rows[0]):
+            raise ValueError(f"{path} must have the columns name and label, got {', '.join(map(str, rows[0]))}")
+        return {row["name"]: self._label(row["label"], line, path) for line, row in enumerate(rows, 2)}
+
+    def _label(self, text: str | None, line: int, path: Path) -> int | None:
+        text = (text or "").strip()
+        if not text:
+            return None
+        if not text.isdecimal() or int(text) >= self.classes:
+            raise ValueError(
+                f"line {line} of {path}: a label must be a class from 0 to {self.classes - 1}, got {text!r}"
+            )
+        return int(text)
+
+    def _write(self, new: Samples, known: dict[str, int | None]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        table = dict(known)
+        for x, name in zip(new.x.cpu(), (name_of(i) for i in new.ids.tolist()), strict=True):
+            _write_input(self.folder / name, x, self.bounds)
+            table[name] = None
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["name", "label"])
+        writer.writerows([name, "" if label is None else label] for name, label in table.items())
+        results.write_atomically(self.folder / TABLE, text.getvalue().encode())
+
+
+def name_of(identity: int) -> str:
+    """The name of the input with this id."""
+    return f"{identity & (2**64 - 1):016x}"
+
+
+def _write_input(path: Path, x: Tensor, bounds: tuple[float, float]) -> None:
+    content = io.BytesIO()
+    if x.ndim == 3 and x.shape[0] in (1, 3):
+        low, high = bounds
+        pixels = ((x - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+        Image.fromarray(pixels.squeeze(2) if x.shape[0] == 1 else pixels).save(content, "PNG")
+        results.write_atomically(path.with_suffix(".png"), content.getvalue())
+    else:
+        np.savez(content, x=x.numpy())
+        results.write_atomically(path.with_suffix(".npz"), content.getvalue())

@@ -1,0 +1,338 @@
+"""How likely the next input is to be misclassified: the number for a release meeting, with a bound one may sign."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from operant.assess.bounds import check_confidence, clopper_pearson
+from operant.assess.estimators import TERMS, estimate
+from operant.data import Samples, content_ids
+from operant.doctor import Finding
+from operant.model import Classifier
+from operant.profile import Profile
+from operant.seeds import Draw, combine, draw, margin_risk, risk_of
+from operant.seeds.designs import normalised
+from operant.types import Labeller, Score
+
+DEFENSIVE = 0.5  # share of the draw that follows the mass alone: labels on what looks safe decide the bound
+STRATA = 6
+CELLS = 12  # parts of the profile that pmi is told for
+STRANGE = 0.01  # quantile of field inputs below which an input is outside the profile
+OUTSIDE = 0.5  # share of a pool that may lie outside before the profile is said to have no mass on it
+POOL_PART = 0.2  # of the allowed error, for the step from the pool to the field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A class or a cell of the profile: how much of use and of failing happens there.
+
+    Attributes:
+        name: the class, or the number of the cell.
+        mass: share of use, by the profile.
+        pmi: the part's contribution to the probability of misclassification; all parts sum to the whole.
+        labels, failures: drawn there.
+    """
+
+    name: str
+    mass: float
+    pmi: float
+    labels: int
+    failures: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """The probability of misclassification per input (pmi) of a model in use.
+
+    Attributes:
+        pmi: estimated, without bias.
+        upper: pmi over the pool is at most this, with ``confidence``; None where no bound can be trusted.
+        field_upper: the same for the field that the pool is a sample of; None for a pool weighted by the profile, whose
+            likeness to the field no statistics can promise.
+        confidence: of both bounds.
+        design, method, bound: how the inputs were drawn, and the two numbers were obtained.
+        pool: inputs that could be drawn.
+        labels: how many labels were bought.
+        failures: how many of those inputs the model got wrong.
+        by_class, by_cell: where pmi comes from; by the true class, and by cells of the profile.
+        ids: of the inputs that were labelled: use them for retraining, and they are spent for the next assessment.
+        findings: what makes the numbers doubtful.
+    """
+
+    pmi: float
+    upper: float | None
+    field_upper: float | None
+    confidence: float
+    design: str
+    method: str
+    bound: str
+    pool: int
+    labels: int
+    failures: int
+    by_class: tuple[Part, ...] = field(repr=False)
+    by_cell: tuple[Part, ...] = field(repr=False)
+    ids: tuple[int, ...] = field(repr=False)
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def claim(self) -> float | None:
+        """The bound to sign: for the field where there is one, else for the pool."""
+        return self.upper if self.field_upper is None else self.field_upper
+
+    def meets(self, requirement: float) -> bool | None:
+        """True: pmi is at most this, with confidence. False: not even the estimate is. None: it cannot be told yet."""
+        if self.claim is not None and self.claim <= requirement:
+            return True
+        return False if self.pmi > requirement else None
+
+    def __str__(self) -> str:
+        where = sorted(self.by_class, key=lambda part: -part.pmi)[:3]
+        most = ", ".join(f"{part.name} ({part.pmi / self.pmi:.0%})" for part in where if part.pmi > 0)
+        lines = [
+            f"The model misclassifies an estimated {self.pmi:.2%} of inputs in use.",
+            "No upper bound can be given yet." if self.claim is None else
+            f"With {self.confidence:.4g} confidence it is at most {self.claim:.2%}.",
+            f"{self.labels} of {self.pool} inputs were labelled, and {self.failures} of them were misclassified "
+            f"(drawn by the design {self.design}, estimated by {self.method}, bound: {self.bound}).",
+        ]  # fmt: skip
+        if most:
+            lines.append(f"Most of it comes from class {most}.")
+        return "\n".join([" ".join(lines), *map(str, self.findings)])
+
+
+def assess_reliability(
+    model: Classifier,
+    profile: Profile,
+    labeller: Labeller,
+    *,
+    pool: Samples,
+    labels: int = 300,
+    confidence: float = 0.95,
+    design: str = "stratified",
+    risk: Score = margin_risk,
+    mass: Tensor | None = None,
+    used: Tensor | None = None,
+    generator: torch.Generator,
+) -> Assessment:
+    """Draw inputs from the pool, have them labelled, and say how likely the next input is to be misclassified.
+
+    By default six strata of the risk are drawn from, each by its mass and its risk. That needs about half the labels of
+    simple sampling if the risk is good, and its bound holds if it is not (``benchmarks/coverage.py``).
+
+    Args:
+        model: to be assessed; it must not have learned from the pool.
+        profile: fitted to field data; tells cells, and whether the pool has to do with the field at all.
+        labeller: asked for the labels of the drawn inputs, once.
+        pool: inputs that were drawn from the field, or inputs weighted like it (then give ``mass``). Their labels, if
+            there are any, are not looked at.
+        labels: how many to buy.
+        confidence: of the bounds.
+        design: of `operant.seeds.draw`; ``"pps"`` draws by mass alone, with an exact bound.
+        risk: guesses which inputs fail.
+        mass: of each input of the pool, such as `Profile.weights`; equal for a pool drawn from the field.
+        used: `content_ids` of all inputs that were learned from. A pool that holds one of them is refused, whatever
+            ids it carries.
+        generator: draws the inputs.
+    """
+    check_confidence(confidence)
+    _check_pool(model, profile, pool, labels, used)
+    p = normalised(torch.ones(len(pool)) if mass is None else mass, len(pool), "mass")
+    if design == "pps":
+        weights = p
+    else:
+        weights = combine(p, risk_of(model, Samples(pool.x, ids=pool.ids), risk), risk_power=0.5, defensive=DEFENSIVE)
+    drawn = draw(pool, weights, labels, design=design, strata=STRATA, mass=p, generator=generator)
+    drawn.chances  # noqa: B018  # refuses a design without, before any label is bought
+    asked = drawn.samples(Samples(pool.x, ids=pool.ids))
+    y = _asked(labeller, asked, model)
+    failed = (model.predict(asked.x).cpu() != y).double()
+    told = estimate(drawn, failed, confidence=confidence)
+    shares = TERMS[drawn.design](drawn, failed).shares * failed
+    cells = _cells(profile, pool, generator)
+    return Assessment(
+        pmi=told.estimate,
+        upper=told.upper,
+        field_upper=_field_upper(drawn, failed, confidence) if mass is None else None,
+        confidence=confidence,
+        design=design,
+        method=told.method,
+        bound=told.bound,
+        pool=len(pool),
+        labels=len(drawn),
+        failures=int(failed.sum()),
+        by_class=_parts(y, failed, shares, _class_masses(drawn, y, model.classes(pool.x))),
+        by_cell=_parts(cells[drawn.indices], failed, shares, _sums(cells, p)),
+        ids=tuple(asked.ids.tolist()),
+        findings=told.findings,
+    )
+
+
+def _field_upper(drawn: Draw, failed: Tensor, confidence: float) -> float | None:
+    """From the pool to the field: if pmi over the N inputs of the pool is at most u, those are at most uN failures.
+
+    The allowed error is shared: four fifths for the pool's bound, one fifth for the exact bound from N trials.
+    """
+    error = 1 - confidence
+    inner = estimate(drawn, failed, confidence=1 - (1 - POOL_PART) * error).upper
+    if inner is None:
+        return None
+    size = drawn.pool_size
+    return clopper_pearson(min(size, math.ceil(inner * size)), size, confidence=1 - POOL_PART * error).upper
+
+
+# Where it comes from --------------------------------------------------------------------------------------------------
+
+
+def _cells(profile: Profile, pool: Samples, generator: torch.Generator) -> Tensor:
+    """The cell of the profile that each input lies in: parts of the field's codes by k-means."""
+    from sklearn.cluster import KMeans
+
+    seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
+    parts = KMeans(min(CELLS, len(profile.codes)), n_init=1, random_state=seed).fit(
+        profile.codes.cpu().double().numpy(), sample_weight=profile.shares.cpu().numpy()
+    )
+    found: Tensor = torch.from_numpy(parts.predict(profile.encode(pool.x).detach().cpu().double().numpy())).long()
+    return found
+
+
+def _parts(of: Tensor, failed: Tensor, shares: Tensor, masses: Tensor) -> tuple[Part, ...]:
+    n = len(masses)
+    pmi, labels, failures = (_sums(of, values, n) for values in (shares, torch.ones_like(shares), failed))
+    return tuple(
+        Part(name=str(i), mass=float(masses[i]), pmi=float(pmi[i]), labels=int(labels[i]), failures=int(failures[i]))
+        for i in range(n)
+    )
+
+
+def _class_masses(drawn: Draw, y: Tensor, classes: int) -> Tensor:
+    """Estimated from the labels, since the pool has none."""
+    weights = TERMS[drawn.design](drawn, torch.zeros(len(y), dtype=torch.float64)).shares
+    masses = _sums(y, weights, classes)
+    return masses / masses.sum().clamp_min(1e-300)
+
+
+def _sums(of: Tensor, values: Tensor, n: int | None = None) -> Tensor:
+    size = int(of.max()) + 1 if n is None else n
+    return torch.zeros(size, dtype=torch.float64).index_add_(0, of.cpu(), values.cpu().double())
+
+
+# Before any label is bought ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How many labels a claim will need.
+
+    Attributes:
+        target: the claim: pmi at most this.
+        confidence: of the claim.
+        fewest: labels, if none of them fails.
+        expected: what pmi is thought to be, or None.
+        labels: labels with which the claim succeeds with probability ``power`` if pmi is as expected, or None.
+        power: that probability.
+    """
+
+    target: float
+    confidence: float
+    fewest: int
+    expected: float | None
+    labels: int | None
+    power: float
+
+    def __str__(self) -> str:
+        told = (
+            f"To claim a pmi of at most {self.target:.3g} with {self.confidence:.4g} confidence takes at least "
+            f"{self.fewest} labels of inputs drawn from the field, if none of them fails."
+        )
+        if self.labels is None:
+            return told
+        return (
+            f"{told} If pmi is {self.expected:.3g}, {self.labels} labels are enough with probability {self.power:.2g}; "
+            "drawn in strata of a good risk, about half."
+        )
+
+
+def plan(target: float, *, confidence: float = 0.95, expected: float | None = None, power: float = 0.8) -> Plan:
+    """How many labels a claim will need, by simple sampling and the exact bound.
+
+        the smallest n with B(1 - α; k + 1, n - k) ≤ target        (1)
+
+    for k = 0, and for the k that Binomial(n, expected) does not exceed with probability ``power``.
+
+    Args:
+        target: the claim: pmi at most this.
+        confidence: of the claim.
+        expected: what pmi is thought to be; below the target, or no number of labels will do.
+        power: how sure one wants to be that the claim succeeds.
+
+    >>> plan(0.01).fewest
+    299
+    """
+    check_confidence(confidence)
+    if not 0 < target < 1:
+        raise ValueError(f"target must be a probability between 0 and 1, got {target}")
+    if not 0 < power < 1:
+        raise ValueError(f"power must be between 0 and 1, got {power}; 0.8 is usual")
+    fewest = math.ceil(math.log(1 - confidence) / math.log1p(-target) - 1e-9)
+    labels = None if expected is None else _enough(target, confidence, expected, power, fewest)
+    return Plan(target=target, confidence=confidence, fewest=fewest, expected=expected, labels=labels, power=power)
+
+
+def _enough(target: float, confidence: float, expected: float, power: float, fewest: int) -> int:
+    if not 0 <= expected < target:
+        raise ValueError(
+            f"expected must be a pmi below the target {target}, got {expected}; no number of labels proves a claim "
+            "that is not true: improve the model first"
+        )
+
+    def succeeds(n: int) -> bool:
+        k = int(binom.ppf(power, n, expected))
+        return k < n and clopper_pearson(k, n, confidence=confidence).upper <= target
+
+    low, high = fewest, fewest
+    while not succeeds(high):
+        low, high = high, 2 * high
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if succeeds(middle) else (middle + 1, high)
+    return high
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def _check_pool(model: Classifier, profile: Profile, pool: Samples, labels: int, used: Tensor | None) -> None:
+    if labels < 1:
+        raise ValueError(f"labels must be at least 1, got {labels}; `plan` says how many a claim needs")
+    if len(pool) == 0:
+        raise ValueError("the pool is empty; give inputs from the field")
+    model.check_inputs(pool.x)
+    if used is not None:
+        spent = torch.isin(content_ids(pool.x), used.cpu())
+        if bool(spent.any()):
+            raise ValueError(
+                f"{int(spent.sum())} of the pool's {len(pool)} inputs were learned from, and tell nothing of new "
+                "ones; leave them out: pool[~torch.isin(content_ids(pool.x), used)]"
+            )
+    outside = float((profile.quantile(pool.x) < STRANGE).double().mean())
+    if outside > OUTSIDE:
+        raise ValueError(
+            f"the profile has no mass on this pool: {outside:.0%} of its inputs are stranger than 99 % of field "
+            "inputs; give inputs from the field, or fit the profile to data like these"
+        )
+
+
+def _asked(labeller: Labeller, asked: Samples, model: Classifier) -> Tensor:
+    y = torch.as_tensor(labeller(asked)).cpu()
+    classes = model.classes(asked.x)
+    if y.shape != (len(asked),) or y.is_floating_point() or not bool(((y >= 0) & (y < classes)).all()):
+        raise ValueError(
+            f"the labeller must give one class from 0 to {classes - 1} for each of {len(asked)} inputs, got "
+            f"{y.dtype} of shape {tuple(y.shape)}"
+        )
+    return y.long()
