@@ -12,7 +12,9 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from operant import load_digits, spawn
+from operant import load_digits, results, spawn
+from operant.assess import Assessment
+from operant.assess.labels import name_of
 from operant.cli import app
 from operant.networks import fit, save_weights
 
@@ -198,6 +200,68 @@ def test_help_names_the_commands() -> None:
     assert "doctor" in result.stdout
 
 
+# operant assess
+
+ASSESS = "assess digit_net:net --weights net.safetensors --labels 60 --out told"
+
+
+def test_assess_tells_by_exit_code_whether_a_requirement_is_met(digits: Path) -> None:
+    met = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
+    assert met.exit_code == 0, met.output
+    assert "The model misclassifies an estimated" in met.output
+    told = results.load(digits / "told" / "assessment.json", Assessment)
+    assert told.labels == 60
+    missed = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.0001".split())
+    assert missed.exit_code == 1, missed.output
+    between = f"{(told.pmi + told.claim) / 2:.4f}"
+    unclear = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement {between}".split())
+    assert unclear.exit_code == 2, unclear.output
+    assert "cannot be told yet" in unclear.output
+    assert "--labels" in unclear.output
+
+
+def test_assess_asks_people_for_labels_and_goes_on(digits: Path) -> None:
+    data = load_digits().train[400:]
+    np.savez("blind.npz", x=data.x)
+    command = f"{ASSESS} --field blind.npz --requirement 0.5".split()
+    waiting = CliRunner().invoke(app, command)
+    assert waiting.exit_code == 2, waiting.output
+    assert "60 of 60 inputs have no label yet" in waiting.output
+    labels = {name_of(i): int(y) for i, y in zip(data.ids.tolist(), data.labels, strict=True)}
+    table = Path("told/to_label/labels.csv")
+    names = [line.split(",")[0] for line in table.read_text().splitlines()[1:]]
+    table.write_text("name,label\n" + "".join(f"{name},{labels[name]}\n" for name in names))
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    known = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
+    assert known.output == done.output, "labels from people and from a file say the same"
+
+
+def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:
+    Path("pictures").mkdir()
+    for i, x in enumerate(load_digits().train.x[400:700]):
+        Image.fromarray((x[0] * 255).round().to(torch.uint8).numpy()).save(f"pictures/{i:03}.png")
+    result = CliRunner().invoke(app, f"{ASSESS} --field pictures --requirement 0.5".split())
+    assert result.exit_code == 2
+    assert "60 of 60 inputs have no label yet" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--field field.npz --requirement 2", "--requirement must be a share"),
+        ("--field nothing.npz --requirement 0.1", "there is no nothing.npz"),
+        ("--field field.npz --requirement 0.1 --confidence 1", "confidence must"),
+        ("--field field.npz --requirement 0.1 --trained-on field.npz", "were learned from"),
+        ("--field field.npz --requirement 0.1 --labels 5000", "n must be at most"),
+    ],
+)
+def test_assess_that_cannot_run_says_why(digits: Path, options: str, message: str) -> None:
+    result = CliRunner().invoke(app, f"assess digit_net:net --weights net.safetensors {options}".split())
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.output.split())
+
+
 # operant robot
 
 DIGIT_NET = """
@@ -219,6 +283,7 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     train, test = data.train[:400], data.test[:100]
     np.savez(tmp_path / "all.npz", x_train=train.x, y_train=train.y, x_test=test.x, y_test=test.y)
     np.savez(tmp_path / "unlabelled.npz", x=test.x)
+    np.savez(tmp_path / "field.npz", x=data.train.x[400:], y=data.train.y[400:])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path

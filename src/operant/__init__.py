@@ -1,6 +1,6 @@
 """Operant tests and hardens deep-learning classifiers for the way they will be used."""
 
-from operant.data import Dataset, Samples, load, load_digits, samples_from_folder, samples_from_npz
+from operant.data import Dataset, Samples, load, load_digits, samples_from_folder, samples_from_npz, samples_from_pictures
 from operant.doctor import Finding
 from operant.model import Classifier
 from operant.rng import spawn
@@ -25,5 +25,6 @@ __all__ = [
     "load_digits",
     "samples_from_folder",
     "samples_from_npz",
+    "samples_from_pictures",
     "spawn",
 ]

@@ -12,21 +12,27 @@ from rich.console import Console
 from rich.markup import escape
 from torch import nn
 
+from operant import results
 from operant._importing import build_module
-from operant.data import Samples, samples_from_folder, samples_from_npz
+from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliability, labels_of, plan
+from operant.data import Samples, content_ids, samples_from_folder, samples_from_npz, samples_from_pictures
 from operant.demo import run_demo
 from operant.doctor import Finding
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.model import Classifier
 from operant.networks import load_weights, save_weights
+from operant.profile import fit_profile
 from operant.retrain import Finetune
+from operant.rng import spawn
 from operant.robot import RobOT
 from operant.studies import robot as robot_study
+from operant.studies import seeds as seeds_study
 
 FOUND_ERRORS = 1
 NOT_MET = 1
 CANNOT_RUN = 2
-STUDIES = {"robot": robot_study.run_study}
+CANNOT_TELL = 2
+STUDIES = {"robot": robot_study.run_study, "seeds": seeds_study.run_study}
 
 app = typer.Typer(
     help="Tests and hardens deep-learning classifiers for the way they will be used.",
@@ -171,6 +177,77 @@ def robot(
         raise typer.Exit(NOT_MET)
 
 
+# assess
+
+
+@app.command()
+def assess(
+    model: Annotated[str, typer.Argument(help="package.module:callable that builds the module without arguments")],
+    field: Annotated[Path, typer.Option(help="inputs from use: an npz file, or a folder of pictures; labels or not")],
+    requirement: Annotated[float, typer.Option(help="share of inputs that may be misclassified, such as 0.01")],
+    labels: Annotated[int, typer.Option(help="how many labels to use")] = 300,
+    confidence: Annotated[float, typer.Option(help="of the bound")] = 0.95,
+    trained_on: Annotated[Path | None, typer.Option(help="what the model learned from; refused in --field")] = None,
+    out: Annotated[Path, typer.Option(help="folder for the result, and for what is to be labelled")] = Path(
+        "operant-assess"
+    ),
+    weights: Annotated[Path | None, typer.Option(help="safetensors file with the module's weights")] = None,
+    bounds: Annotated[tuple[float, float], typer.Option(help="smallest and largest value of an input")] = (0.0, 1.0),
+    mean: Annotated[str | None, typer.Option(help="what the module expects subtracted: 0.5, or 0.49,0.48,0.45")] = None,
+    std: Annotated[str | None, typer.Option(help="what it expects divided by: one number, or one a channel")] = None,
+    size: Annotated[tuple[int, int] | None, typer.Option(help="resize pictures to this height and width")] = None,
+    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+) -> None:
+    """Say how likely the next input is to be misclassified, with a bound.
+
+    Half of the field inputs teach the profile, and labels are asked for of the others: if there are none, those to be
+    labelled are written to a folder. Exit code 0: the requirement is met with confidence; 1: it is not; 2: it cannot be
+    told yet, since labels are missing or too few, or it could not run.
+    """
+    console = Console(highlight=False)
+    try:
+        if not 0 < requirement < 1:
+            raise ValueError(f"--requirement must be a share between 0 and 1, got {requirement}")
+        classifier = _classifier(model, weights, bounds, mean, std)
+        inputs = _in_type_of(classifier.unwrap(), read_samples(field, size=size))
+        used = None if trained_on is None else content_ids(read_samples(trained_on, size=size, part="train").x)
+        parts = inputs.split(profile=0.5, assessment=0.5)
+        pool = parts["assessment"]
+        folder = LabelFolder(folder=out / "to_label", classes=classifier.classes(pool.x), bounds=bounds)
+        told = assess_reliability(
+            classifier,
+            fit_profile(parts["profile"], generator=spawn(seed, "profile")),
+            folder if pool.y is None else labels_of(pool),
+            pool=pool,
+            labels=labels,
+            confidence=confidence,
+            used=used,
+            generator=spawn(seed, "assessment"),
+        )
+        out.mkdir(parents=True, exist_ok=True)
+        results.save(told, out / "assessment.json")
+    except (LabelsMissing, ValueError, OSError) as error:
+        _cannot_run(error)
+    console.print(escape(str(told)), soft_wrap=True)
+    raise typer.Exit(_verdict(console, told, requirement))
+
+
+def _verdict(console: Console, told: Assessment, requirement: float) -> int:
+    met = told.meets(requirement)
+    if met:
+        console.print(f"[green]met[/]: at most {requirement:.3g}, with {told.confidence:.4g} confidence")
+        return 0
+    if met is False:
+        console.print(f"[red]not met[/]: at most {requirement:.3g} is required")
+        return NOT_MET
+    needed = plan(requirement, confidence=told.confidence, expected=told.pmi).labels
+    console.print(
+        f"[yellow]cannot be told yet[/]: at most {requirement:.3g} is required, and {told.labels} labels are too few; "
+        f"if the estimate is right, --labels {needed} will do, or fewer"
+    )
+    return CANNOT_TELL
+
+
 # study
 
 
@@ -202,8 +279,12 @@ def study(
 
 
 def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
-    """Samples from a folder of pictures, or from an npz file with x and y, or with x_test and y_test."""
-    return samples_from_folder(path, size=size) if path.is_dir() else samples_from_npz(path, part=part)
+    """Samples from an npz file with x and y, or with x_test and y_test; or from a folder: of one folder a class, or,
+    without labels, of pictures."""
+    if not path.is_dir():
+        return samples_from_npz(path, part=part)
+    classes = any(f.is_dir() and not f.name.startswith(".") for f in path.iterdir())
+    return samples_from_folder(path, size=size) if classes else samples_from_pictures(path, size=size)
 
 
 def _classifier(

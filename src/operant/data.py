@@ -23,6 +23,7 @@ from operant.formats import (
     read_idx,
     read_image_folder,
     read_npz,
+    read_pictures,
     read_svhn,
     scaled,
 )
@@ -228,6 +229,11 @@ def _enlarged(x: Tensor, size: int) -> Tensor:
 def samples_from_folder(path: str | Path, *, size: tuple[int, int] | None = None) -> Samples:
     """Pictures in one folder a class, as `operant.formats.read_image_folder` reads them, ``(N, C, H, W)`` in [0, 1]."""
     return _samples(read_image_folder(path, size=size))
+
+
+def samples_from_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> Samples:
+    """Pictures that lie in one folder, without labels, as `operant.formats.read_pictures` reads them."""
+    return Samples(torch.from_numpy(scaled(read_pictures(path, size=size))))
 
 
 def samples_from_npz(path: str | Path, *, part: str = "test") -> Samples:

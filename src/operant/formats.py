@@ -389,13 +389,27 @@ def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) 
     if not folders:
         raise ValueError(f"{path} must hold one folder a class, got none; put the pictures into {path}/<class name>/")
     files = [_pictures(folder) for folder in folders]
-    everything = [file for group in files for file in group]
-    pictures = [_read_picture(file, size) for file in everything]
-    _check_sizes(everything, pictures)
+    x = _stacked([file for group in files for file in group], size, path)
+    y = np.repeat(np.arange(len(folders)), [len(group) for group in files])
+    return Images(x, y, tuple(folder.name for folder in folders))
+
+
+def read_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> Array:
+    """Pictures that lie in one folder, without labels, in alphabetical order: uint8 ``(N, C, H, W)``.
+
+    Args:
+        path: the folder; files that are no pictures are passed over.
+        size: ``(height, width)`` to resize every picture to; without it all must have one size.
+    """
+    return _stacked(_pictures(Path(path)), size, Path(path))
+
+
+def _stacked(files: Sequence[Path], size: tuple[int, int] | None, path: Path) -> Array:
+    pictures = [_read_picture(file, size) for file in files]
+    _check_sizes(files, pictures)
     if any(p.ndim == 3 for p in pictures):  # one picture in colour makes all of them so
         pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]
-    y = np.repeat(np.arange(len(folders)), [len(group) for group in files])
-    return Images(as_images(np.stack(pictures), str(path)), y, tuple(folder.name for folder in folders))
+    return as_images(np.stack(pictures), str(path))
 
 
 def _pictures(folder: Path) -> list[Path]:
