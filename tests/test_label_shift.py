@@ -8,7 +8,8 @@ import torch
 from scipy.special import softmax
 from torch import nn
 
-from operant import Classifier, Samples, results, spawn
+from operant import Classifier, Samples, load_digits, results, spawn
+from operant.networks import LeNet5, fit, initialise
 from operant.profile import Priors, estimate_priors
 from operant.profile.label_shift import _Outputs, bbse, mlls, rlls, saerens
 
@@ -80,19 +81,50 @@ def test_intervals_cover_as_often_as_they_say(toy) -> None:
     assert covered >= 33  # not rejected against 95 % of 40 at level .01
 
 
+@pytest.fixture(scope="module")
+def untrained_on() -> tuple[Classifier, Samples]:
+    """A network that has learned from 450 digits, and the 1347 others."""
+    digits = load_digits(size=28)
+    every = Samples.concat([digits.train, digits.test])
+    every = every[torch.randperm(len(every), generator=spawn(0, "deal"))]
+    start = initialise(LeNet5, generator=spawn(0, "weights"))
+    fitted = fit(start, every[:450], epochs=12, batch_size=32, generator=spawn(0, "training"), progress=False)
+    return Classifier(fitted.module), every[450:]
+
+
+def dealt(rest: Samples, priors: np.ndarray, n: int, generator: torch.Generator) -> tuple[Samples, Samples]:
+    """400 labelled digits, and n others of these priors, none twice."""
+    counts = torch.bincount(
+        torch.multinomial(torch.from_numpy(priors), n, replacement=True, generator=generator), minlength=10
+    )
+    order = torch.randperm(len(rest), generator=generator)
+    field = torch.cat([order[rest.labels[order] == c][: int(counts[c])] for c in range(10)])
+    assert len(field) == n
+    left = order[~torch.isin(order, field)]
+    left = left[torch.randperm(len(left), generator=generator)]
+    return rest[left[:400]], rest[field]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shift", SHIFTS)
-def test_intervals_cover_on_digits(lenet, digits28, shift: str) -> None:
-    """100 repetitions: labelled and field digits are dealt anew and resampled; all classes' intervals count."""
-    covered = np.zeros(10)
+def test_intervals_cover_on_digits(untrained_on, shift: str) -> None:
+    """100 repetitions; every class's interval is judged, ten at once, so each at level .001: at least 87 of 100."""
+    model, rest = untrained_on
+    covered, truth = np.zeros(10), SHIFTS[shift]
     for repetition in range(100):
-        order = torch.randperm(len(digits28.test), generator=spawn(repetition, "deal"))
-        labelled, pool = digits28.test[order[:180]], digits28.test[order[180:]]
-        field = resampled(pool, SHIFTS[shift], 400, spawn(repetition, "field"))
-        truth = SHIFTS[shift]
-        priors = estimate_priors(lenet, labelled, field, resamples=100, generator=spawn(repetition, "resamples"))
+        labelled, field = dealt(rest, truth, 250, spawn(repetition, shift))
+        priors = estimate_priors(model, labelled, field, generator=spawn(repetition, "resamples"))
         covered += (np.array(priors.lower) <= truth) & (truth <= np.array(priors.upper))
-    assert covered.min() >= 89, covered
+    print(shift, covered)
+    assert covered.min() >= 87, covered
+    assert covered.mean() >= 93, covered
+
+
+def test_one_class_in_the_field_is_a_finding(toy) -> None:
+    labelled, field = blobs([1 / 3] * 3, 400, spawn(0)), Samples(torch.full((50, 1), 2.5) + torch.rand(50, 1))
+    priors = estimate_priors(toy, labelled, field, resamples=20, generator=spawn(2))
+    assert "one class" in [finding.name for finding in priors.findings]
+    assert priors.values[2] == pytest.approx(1)
 
 
 def test_expectation_maximisation_agrees_with_quapy(lenet, digits28) -> None:

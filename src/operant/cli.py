@@ -25,6 +25,7 @@ from operant.profile import fit_profile
 from operant.retrain import Finetune
 from operant.rng import spawn
 from operant.robot import RobOT
+from operant.studies import reliability as reliability_study
 from operant.studies import robot as robot_study
 from operant.studies import seeds as seeds_study
 
@@ -32,7 +33,7 @@ FOUND_ERRORS = 1
 NOT_MET = 1
 CANNOT_RUN = 2
 CANNOT_TELL = 2
-STUDIES = {"robot": robot_study.run_study, "seeds": seeds_study.run_study}
+STUDIES = {"robot": robot_study.run_study, "seeds": seeds_study.run_study, "reliability": reliability_study.run_study}
 
 app = typer.Typer(
     help="Tests and hardens deep-learning classifiers for the way they will be used.",

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
+from scipy.stats import norm as normal
+from scipy.stats import t as student
 
 from operant.data import Samples
 from operant.doctor import Finding
@@ -17,6 +19,7 @@ from operant.model import Classifier
 
 Array = NDArray[np.float64]
 TINY = 1e-6  # a prior below this is called 0: expectation-maximisation only ever comes near it
+FEWEST = 10  # inputs of a class that an interval is made for, at least
 METHODS = ("mlls", "bbse", "rlls")
 
 
@@ -77,7 +80,8 @@ def estimate_priors(
     (2) is solved by expectation-maximisation on probabilities that are first calibrated on the labelled data by a
     temperature and one bias a class. The other way of the two, (2) or (3), is run as a check: where they differ by more
     than their intervals allow, field data differ in more than priors, and a finding says so. No finding is no proof: a
-    change that moves all inputs alike can fool both. Intervals are percentiles over resamples of both data sets.
+    change that moves all inputs alike can fool both. Intervals are percentiles over resamples of both data sets,
+    widened as Hesterberg advises for few inputs.
 
     Args:
         model: gives the outputs.
@@ -96,6 +100,7 @@ def estimate_priors(
         | https://arxiv.org/abs/1802.03916
         | Regularized Learning for Domain Adaptation under Label Shifts (Azizzadenesheli et al., 2019)
         | https://arxiv.org/abs/1903.09734
+        | What Teachers Should Know About the Bootstrap (Hesterberg, 2015), https://arxiv.org/abs/1411.5279
     """
     _check(model, labelled, field, method, resamples, confidence)
     outputs = _Outputs.of(model, labelled, field)
@@ -107,8 +112,7 @@ def estimate_priors(
         for name, kept in draws.items():
             kept.append(ESTIMATORS[name](again))
     a, b = (np.stack(draws[name]) for name in (method, other))
-    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
-    lower, upper = np.quantile(a, tails, axis=0)
+    lower, upper = _percentiles(a, _counted(outputs, first), confidence)
     return Priors(
         values=_tuple(first),
         lower=_tuple(np.minimum(lower, first)),
@@ -117,7 +121,7 @@ def estimate_priors(
         method=method,
         labelled=_tuple(outputs.frequencies),
         check=_tuple(second),
-        findings=_disagreement(method, other, first - second, a - b),
+        findings=_disagreement(method, other, first - second, a - b) + _one_class(outputs),
     )
 
 
@@ -233,6 +237,26 @@ def _fit_calibration(logits: Array, y: NDArray[np.int64], start: Array) -> Array
     return found
 
 
+# Intervals
+
+
+def _counted(outputs: _Outputs, priors: Array) -> Array:
+    """How many inputs of each class speak for its prior: the labelled ones, or those in the field if they are fewer."""
+    return np.clip(np.minimum(outputs.frequencies * len(outputs.y), priors * len(outputs.field)), FEWEST, None)
+
+
+def _percentiles(resampled: Array, counts: Array, confidence: float) -> tuple[Array, Array]:
+    """Percentiles as far out as a t-interval from that many inputs would be: plain ones are too short.
+
+    tail = Φ(-√(n / (n - 1)) t(n - 1))        (1)
+    """
+    t = student.ppf((1 + confidence) / 2, counts - 1)
+    tails = normal.cdf(-np.sqrt(counts / (counts - 1)) * t)  # (1)
+    ends = [np.quantile(column, [tail, 1 - tail]) for column, tail in zip(resampled.T, tails, strict=True)]
+    lower, upper = np.array(ends).T
+    return lower, upper
+
+
 # Small things
 
 
@@ -261,6 +285,15 @@ def _disagreement(method: str, other: str, difference: Array, resampled: Array) 
         "or use fit_conditions and a density instead of priors alone"
     )
     return (Finding(name="not pure label shift", problem=problem, advice=advice, severity="warning"),)
+
+
+def _one_class(outputs: _Outputs) -> tuple[Finding, ...]:
+    seen = np.unique(outputs.field.argmax(1))
+    if len(seen) > 1:
+        return ()
+    problem = f"the model predicts class {seen[0]} for all {len(outputs.field)} field inputs"
+    advice = "If other classes occur in use, gather field data again; if none does, nothing has to be told apart"
+    return (Finding(name="one class", problem=problem, advice=advice, severity="warning"),)
 
 
 def _normal_quantile(p: float) -> float:

@@ -1,0 +1,25 @@
+"""The study of reliability runs, resumes, and tells what it found."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from operant.studies import reliability
+
+
+def test_the_study_runs_on_the_digits_and_reads_what_is_there(tmp_path) -> None:
+    console = Console(file=StringIO())
+    page = reliability.run_study(tmp_path, data=None, scale="smoke", workers=1, console=console)
+    text = page.read_text()
+    for part in (
+        "## Bounds from few labels",
+        "| plain | stratified | 60 |",
+        "| plain | pps | 60 |",
+        "## Cells",
+        "hold one class each",
+    ):
+        assert part in text
+    steps = {file: file.stat().st_mtime_ns for file in (tmp_path / "steps").iterdir()}
+    again = reliability.run_study(tmp_path, data=None, scale="smoke", workers=1, console=console)
+    assert again.read_text() == text
+    assert {file: file.stat().st_mtime_ns for file in steps} == steps
