@@ -11,10 +11,14 @@ import typer.main
 
 import operant
 import operant.assess
+import operant.conditions
+import operant.density
 import operant.generate
 import operant.measure
 import operant.networks
+import operant.profile
 import operant.retrain
+import operant.seeds
 from operant.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -96,7 +100,10 @@ def test_every_page_is_in_the_navigation():
 # Nothing left out
 
 
-FRONTS = [operant, operant.generate, operant.measure, operant.networks, operant.retrain, operant.assess]
+FRONTS = [
+    operant, operant.generate, operant.measure, operant.networks, operant.retrain, operant.assess, operant.density,
+    operant.conditions, operant.profile, operant.seeds,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("module", FRONTS, ids=lambda m: m.__name__)

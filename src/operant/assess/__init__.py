@@ -37,6 +37,7 @@ from operant.assess.estimators import (
     stratified,
 )
 from operant.assess.labels import LabelFolder, LabelsMissing, labels_of
+from operant.assess.rare import RareFailures, last_particle, splitting
 from operant.assess.reliability import Assessment, Part, Plan, assess_reliability, plan
 from operant.assess.robustness import Rate, Robustness, attack_cases, empirical_robustness
 
@@ -54,6 +55,7 @@ __all__ = [
     "Part",
     "PartialPrior",
     "Plan",
+    "RareFailures",
     "Rate",
     "Robustness",
     "Separation",
@@ -74,6 +76,7 @@ __all__ = [
     "horvitz_thompson",
     "kernel_masses",
     "labels_of",
+    "last_particle",
     "local_failures",
     "lure",
     "plan",
@@ -81,6 +84,7 @@ __all__ = [
     "rao_hartley_cochran",
     "seed_masses",
     "separation",
+    "splitting",
     "stratified",
     "stratified_bound",
 ]
