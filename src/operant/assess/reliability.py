@@ -140,7 +140,9 @@ def assess_reliability(
         generator: draws the inputs.
     """
     check_confidence(confidence)
-    _check_pool(model, profile, pool, labels, used)
+    _check_pool(model, pool, labels, used)
+    codes = profile.encode(pool.x).detach()
+    _check_mass(profile, codes)
     p = normalised(torch.ones(len(pool)) if mass is None else mass, len(pool), "mass")
     if design == "pps":
         weights = p
@@ -153,7 +155,7 @@ def assess_reliability(
     failed = (model.predict(asked.x).cpu() != y).double()
     told = estimate(drawn, failed, confidence=confidence)
     shares = TERMS[drawn.design](drawn, failed).shares * failed
-    cells = _cells(profile, pool, generator)
+    cells = _cells(profile, codes, generator)
     return Assessment(
         pmi=told.estimate,
         upper=told.upper,
@@ -188,7 +190,7 @@ def _field_upper(drawn: Draw, failed: Tensor, confidence: float) -> float | None
 # Where it comes from --------------------------------------------------------------------------------------------------
 
 
-def _cells(profile: Profile, pool: Samples, generator: torch.Generator) -> Tensor:
+def _cells(profile: Profile, codes: Tensor, generator: torch.Generator) -> Tensor:
     """The cell of the profile that each input lies in: parts of the field's codes by k-means."""
     from sklearn.cluster import KMeans
 
@@ -196,7 +198,7 @@ def _cells(profile: Profile, pool: Samples, generator: torch.Generator) -> Tenso
     parts = KMeans(min(CELLS, len(profile.codes)), n_init=1, random_state=seed).fit(
         profile.codes.cpu().double().numpy(), sample_weight=profile.shares.cpu().numpy()
     )
-    found: Tensor = torch.from_numpy(parts.predict(profile.encode(pool.x).detach().cpu().double().numpy())).long()
+    found: Tensor = torch.from_numpy(parts.predict(codes.cpu().double().numpy())).long()
     return found
 
 
@@ -306,7 +308,7 @@ def _enough(target: float, confidence: float, expected: float, power: float, few
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
-def _check_pool(model: Classifier, profile: Profile, pool: Samples, labels: int, used: Tensor | None) -> None:
+def _check_pool(model: Classifier, pool: Samples, labels: int, used: Tensor | None) -> None:
     if labels < 1:
         raise ValueError(f"labels must be at least 1, got {labels}; `plan` says how many a claim needs")
     if len(pool) == 0:
@@ -319,7 +321,10 @@ def _check_pool(model: Classifier, profile: Profile, pool: Samples, labels: int,
                 f"{int(spent.sum())} of the pool's {len(pool)} inputs were learned from, and tell nothing of new "
                 "ones; leave them out: pool[~torch.isin(content_ids(pool.x), used)]"
             )
-    outside = float((profile.quantile(pool.x) < STRANGE).double().mean())
+
+
+def _check_mass(profile: Profile, codes: Tensor) -> None:
+    outside = float((profile.quantile_of_codes(codes) < STRANGE).double().mean())
     if outside > OUTSIDE:
         raise ValueError(
             f"the profile has no mass on this pool: {outside:.0%} of its inputs are stranger than 99 % of field "

@@ -112,7 +112,11 @@ class Profile:
 
     def quantile(self, x: Tensor) -> Tensor:
         """The share of held-back field inputs whose density is no higher than that of each input: 0 is never seen."""
-        values = self.log_prob(x).detach()
+        return self.quantile_of_codes(self.encode(x).detach())
+
+    def quantile_of_codes(self, codes: Tensor) -> Tensor:
+        """The same for inputs that are encoded already."""
+        values = self.density.log_prob(codes).detach()
         return torch.searchsorted(self._held_log_prob, values, right=True).double() / len(self.held)
 
     def cell_mass(self, x: Tensor, radius: float) -> Tensor:

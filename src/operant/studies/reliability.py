@@ -23,7 +23,7 @@ from operant.assess import (
     separation,
 )
 from operant.data import Samples
-from operant.profile import fit_profile, layer_features
+from operant.profile import fit_profile
 from operant.results import write_atomically
 from operant.rng import spawn
 from operant.studies._work import Steps, run_units, sign_folder, table
@@ -115,11 +115,10 @@ def _held(sources: Sources, kind: str, design: str) -> Held:
     wrong = (model.predict(field.x) != field.labels).double()
     order = torch.randperm(len(field), generator=spawn(0, "profile"))
     third = len(field) // 3
-    features = layer_features(model, setting.layer)
-    profile = fit_profile(field[order[:third]], features=features, generator=spawn(0, kind))
+    profile = fit_profile(field[order[:third]], generator=spawn(0, "codes"))
     rest, told, truths = order[third:], [], []
     for repetition in range(repetitions):
-        rows = rest[torch.randperm(len(rest), generator=spawn(repetition, "pool"))[: len(rest) // 2]]
+        rows = rest[torch.randperm(len(rest), generator=spawn(repetition, "pool"))[: len(rest) // 3]]
         pool = field[rows]
         truths.append(float(wrong[rows].mean()))
         told.append(
@@ -187,7 +186,7 @@ def _intro(scale: str) -> str:
     return f"""# Reliability: does the bound hold?
 
 A network that has never seen USPS is assessed for use on USPS, by `operant study reliability --scale {scale}`. A third
-of the field inputs teaches the profile. In every repetition half of the others is the pool, dealt anew;
+of the field inputs teaches the profile. In every repetition a third of the others is the pool, dealt anew;
 `assess_reliability` buys labels for some of it and says a bound at 95 % confidence. All labels being known, the bound
 can be compared with the truth.
 """
