@@ -1,6 +1,7 @@
 """Step 1: how the model is used."""
 
 from operant.profile.drift import Drift, drift
+from operant.profile.fit_conditions import FittedConditions, Parameter, fit_conditions
 from operant.profile.fitting import (
     Profile,
     Update,
@@ -12,19 +13,44 @@ from operant.profile.fitting import (
 )
 from operant.profile.label_shift import Priors, estimate_priors
 from operant.profile.ratio import Ratio, fit_ratio
+from operant.profile.synthesis import (
+    ClassVAEs,
+    FromImages,
+    FromModel,
+    FromSimulator,
+    Made,
+    Source,
+    Synthesised,
+    fit_class_vaes,
+    remake,
+    synthesise,
+)
 
 __all__ = [
+    "ClassVAEs",
     "Drift",
+    "FittedConditions",
+    "FromImages",
+    "FromModel",
+    "FromSimulator",
+    "Made",
+    "Parameter",
     "Priors",
     "Profile",
     "Ratio",
+    "Source",
+    "Synthesised",
     "Update",
     "drift",
     "estimate_priors",
+    "fit_class_vaes",
+    "fit_conditions",
     "fit_profile",
     "fit_ratio",
     "layer_features",
     "load_profile",
+    "remake",
+    "synthesise",
     "update_profile",
     "with_priors",
 ]

@@ -49,7 +49,7 @@ def _kernel_boxes(kde: KDE, z: Tensor, half: Tensor) -> Tensor:
 
 
 def _products(z: Tensor, references: Tensor, widths: Tensor, half: Tensor, dimensions: list[int]) -> Tensor:
-    """Π_d of the bracket over some dimensions, ``(N, n)``; from the upper tails, where differences keep their digits."""
+    """Π_d of the bracket over some dimensions, ``(N, n)``; from upper tails, where differences keep their digits."""
     product = z.new_ones(len(z), len(references))
     for d in dimensions:
         apart = (z[:, d, None] - references[:, d]).abs_()

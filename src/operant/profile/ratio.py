@@ -1,4 +1,4 @@
-"""How much more often an input occurs in the field than in a pool: told apart by a classifier, calibrated and clipped."""
+"""How much more often an input occurs in the field than in a pool, from a classifier that tells the two apart."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def fit_ratio(
     """Learn to tell field inputs from a pool's, and from that how much each input of the pool should count.
 
     Logistic regression on principal components, with squares and products of the first 16, in five folds dealt by id;
-    each fold's logits for what it did not see calibrate the whole (Platt). Ratios above ``clip`` times the mean are cut:
-    a few inputs that happen to look like the field must not carry everything.
+    each fold's logits for what it did not see calibrate the whole (Platt). Ratios above ``clip`` times the mean are
+    cut: a few inputs that happen to look like the field must not carry everything.
 
     Args:
         pool: inputs to weight, such as training data.
@@ -204,7 +204,8 @@ def _check(pool: Samples, field: Samples, clip: float) -> None:
         raise ValueError(f"clip must be more than 1, got {clip}; 10 is usual")
     if pool.shape != field.shape:
         raise ValueError(
-            f"pool and field must hold inputs of one shape, got {tuple(pool.shape)} and {tuple(field.shape)}; resize them"
+            f"pool and field must hold inputs of one shape, got {tuple(pool.shape)} and {tuple(field.shape)}; "
+            "resize them"
         )
     if min(len(pool), len(field)) < 50:
         raise ValueError(f"at least 50 inputs of each are needed, got {len(pool)} and {len(field)}; gather more")

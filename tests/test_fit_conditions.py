@@ -1,0 +1,230 @@
+"""Fitting field conditions: hidden recipes come out, absent conditions stay out, what is not explained is told."""
+
+import io
+import math
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from operant import Samples, load_digits, results, spawn
+from operant.conditions import Recipe, Severity, apply, fixed, half_normal, normal, uniform
+from operant.profile._appearance import Look
+from operant.profile._matching import _mixture, _narrowed, unknowns_of
+from operant.profile.fit_conditions import FittedConditions, fit_conditions
+
+WIDEST = Recipe(severities={"rotation": normal(40), "gaussian_noise": uniform(0, 0.5)})
+QUICK = {"simulated": 700, "resamples": 60, "progress": False}
+TINY = {"simulated": 60, "resamples": 20, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, Samples]:
+    return load_digits(size=14).train.split(field=0.45, clean=0.55)
+
+
+def under(samples: Samples, severities: dict[str, Severity], seed: int = 0) -> Samples:
+    """What arrives from the field: no labels, and these conditions."""
+    drawn = Recipe(severities=severities).draw(len(samples), generator=spawn(seed, "field"))
+    return Samples(apply(samples.x, drawn))
+
+
+def by_name(fitted: FittedConditions) -> dict[str, float]:
+    return {f"{p.condition} {p.name}": p.value for p in fitted.parameters}
+
+
+def small(seed: int, n: int = 60) -> Samples:
+    return Samples(torch.rand(n, 1, 9, 9, generator=spawn(seed)), torch.arange(n) % 2)
+
+
+# What it is for
+
+
+def test_a_hidden_recipe_comes_out(digits28) -> None:
+    parts = digits28.train.split(field=0.45, clean=0.55)
+    field = under(parts["field"], {"rotation": normal(20), "gaussian_noise": uniform(0, 0.3)})
+    fitted = fit_conditions(field, parts["clean"], widest=WIDEST, **QUICK, generator=spawn(1))
+    found = by_name(fitted)
+    assert found["rotation std"] == pytest.approx(20, abs=6)
+    assert found["rotation mean"] == pytest.approx(0, abs=6)
+    assert found["gaussian_noise high"] == pytest.approx(0.3, abs=0.05)
+    assert fitted.after < 0.6 * fitted.before
+    assert fitted.after < 1.5 * fitted.floor
+    assert fitted.findings == ()
+    assert fitted.recipe.severities["gaussian_noise"] == uniform(0, found["gaussian_noise high"])
+    for p in fitted.parameters:
+        assert p.limits[0] <= p.lower <= p.value <= p.upper <= p.limits[1]
+        assert p.upper - p.lower < 0.5 * (p.limits[1] - p.limits[0])
+
+
+def test_where_nothing_happened_nothing_is_found(parts) -> None:
+    fitted = fit_conditions(under(parts["field"], {}), parts["clean"], widest=WIDEST, **QUICK, generator=spawn(1))
+    found = by_name(fitted)
+    assert abs(found["rotation mean"]) < 2
+    assert found["rotation std"] < 4
+    assert found["gaussian_noise high"] < 0.02
+    assert fitted.after == pytest.approx(fitted.before, rel=0.1)
+    assert fitted.findings == ()
+
+
+def test_other_priors_are_not_mistaken_for_conditions(parts) -> None:
+    """A field of ones and sevens: the priors come out along with the conditions."""
+    y = parts["field"].labels
+    field = under(parts["field"][(y == 1) | (y == 7)], {"gaussian_noise": uniform(0, 0.3)})
+    widest = Recipe(severities={"gaussian_noise": uniform(0, 0.5), "scale": normal(0.5)})
+    fitted = fit_conditions(field, parts["clean"], widest=widest, **QUICK, generator=spawn(1))
+    assert by_name(fitted)["gaussian_noise high"] == pytest.approx(0.3, abs=0.06)
+    assert abs(by_name(fitted)["scale mean"]) < 0.1
+    assert by_name(fitted)["scale std"] < 0.2
+    assert fitted.priors[1] + fitted.priors[7] > 0.7
+    assert sum(fitted.priors) == pytest.approx(1)
+
+
+def test_what_no_condition_explains_is_told(parts) -> None:
+    field = under(parts["field"], {"occlusion": uniform(0.3, 0.6)})
+    widest = Recipe(severities={"brightness": normal(0.3)})
+    fitted = fit_conditions(field, parts["clean"], widest=widest, **QUICK, generator=spawn(1))
+    assert [f.name for f in fitted.findings] == ["conditions do not explain the field"]
+    assert fitted.after > 1.5 * fitted.floor_high
+    assert "no declared condition explains" in str(fitted)
+
+
+def test_a_range_that_is_too_narrow_is_told(parts) -> None:
+    field = under(parts["field"], {"brightness": fixed(0.4)})
+    widest = Recipe(severities={"brightness": uniform(0, 0.2)})
+    fitted = fit_conditions(field, parts["clean"], widest=widest, **QUICK, generator=spawn(1))
+    assert by_name(fitted)["brightness high"] == pytest.approx(0.2, abs=0.01)
+    assert "parameter at the end of its range" in [f.name for f in fitted.findings]
+    assert "brightness high 0.2" in str(fitted)
+
+
+# Laws
+
+
+def test_the_same_generator_gives_the_same_fit_and_it_comes_back_from_disk(tmp_path) -> None:
+    first, second = (fit_conditions(small(0), small(1), widest=WIDEST, **TINY, generator=spawn(2)) for _ in range(2))
+    assert first == second
+    results.save(first, tmp_path / "conditions.json")
+    assert results.load(tmp_path / "conditions.json", FittedConditions) == first
+
+
+def test_labels_of_the_field_are_not_looked_at() -> None:
+    field = small(0)
+    other = replace(field, y=None)
+    a, b = (fit_conditions(f, small(1), widest=WIDEST, **TINY, generator=spawn(2)) for f in (field, other))
+    assert a == b
+
+
+def test_clean_images_need_no_labels_and_given_priors_are_kept() -> None:
+    plain = fit_conditions(small(0), replace(small(1), y=None), widest=WIDEST, **TINY, generator=spawn(2))
+    assert plain.priors == ()
+    given = fit_conditions(small(0), small(1), widest=WIDEST, priors=[0.25, 0.75], **TINY, generator=spawn(2))
+    assert given.priors == (0.25, 0.75)
+
+
+def test_other_bounds_give_the_same_fit() -> None:
+    a, b = small(0), small(1)
+    plain = fit_conditions(a, b, widest=WIDEST, **TINY, generator=spawn(2))
+    wide = replace(WIDEST, bounds=(-2.0, 6.0))
+    other = fit_conditions(
+        replace(a, x=a.x * 8 - 2), replace(b, x=b.x * 8 - 2), widest=wide, **TINY, generator=spawn(2)
+    )
+    assert other.recipe.bounds == (-2.0, 6.0)
+    assert other.before == pytest.approx(plain.before, rel=0.05)
+
+
+def test_a_fixed_severity_and_the_chance_of_absence_stay() -> None:
+    widest = Recipe(severities={"blur": fixed(0.7), "rotation": normal(30, absent=0.4)}, padding="zeros")
+    fitted = fit_conditions(small(0), small(1), widest=widest, **TINY, generator=spawn(2))
+    assert fitted.recipe.severities["blur"] == fixed(0.7)
+    assert fitted.recipe.severities["rotation"].absent == 0.4
+    assert fitted.recipe.padding == "zeros"
+    assert {p.condition for p in fitted.parameters} == {"rotation"}
+
+
+@pytest.mark.parametrize("severity", [normal(30), normal(0.2, mean=0.1), half_normal(2), uniform(0, 3), uniform(-1, 2)])
+def test_every_fit_lies_inside_the_widest(severity: Severity) -> None:
+    unknowns = unknowns_of("rotation", severity)
+    for t in np.random.default_rng(0).uniform(size=(50, len(unknowns))):
+        found = {u.name: u.value(v) for u, v in zip(unknowns, t, strict=True)}
+        narrowed = _narrowed(severity, found)
+        assert severity.low <= narrowed.low <= narrowed.high <= severity.high
+        assert narrowed.std <= severity.std
+    nothing = _narrowed(severity, {u.name: u.value(u.none) for u in unknowns})
+    assert nothing.low == nothing.high == pytest.approx(0)
+
+
+def test_families_have_the_unknowns_that_the_page_says() -> None:
+    names = {
+        s: [u.name for u in unknowns_of("rotation", s)]
+        for s in (normal(3), half_normal(3), uniform(0, 2), uniform(-1, 2), fixed(4))
+    }
+    assert list(names.values()) == [["mean", "std"], ["std"], ["high"], ["low", "high"], []]
+
+
+def test_the_mixture_of_class_means_is_found_exactly(generator) -> None:
+    means = torch.randn(30, 4, generator=generator).double().numpy()
+    priors = np.array([0.5, 0.0, 0.2, 0.3])
+    assert _mixture(means, means @ priors) == pytest.approx(priors, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(5, 1, 8, 8), (6, 3, 17, 33), (4, 1, 64, 50)])
+def test_appearances_are_finite_for_any_shape_and_rows_do_not_see_each_other(shape, generator) -> None:
+    x = torch.rand(shape, generator=generator)
+    x[0] = 0.5  # nothing to see
+    look = Look.of(torch.cat([x, torch.rand(60, *shape[1:], generator=generator)]), (0.0, 1.0))
+    phi = look(x)
+    assert phi.shape[0] == shape[0]
+    assert np.isfinite(phi).all()
+    assert np.abs(phi).max() <= math.sqrt(2) + 1e-6
+    assert look(x[2:4]) == pytest.approx(phi[2:4], abs=2e-3)
+
+
+def test_a_bar_is_shown_on_a_terminal_only(monkeypatch) -> None:
+    module = import_module("operant.profile.fit_conditions")
+    for terminal in (True, False):
+        page = io.StringIO()
+        monkeypatch.setattr(
+            module,
+            "Console",
+            lambda page=page, terminal=terminal, **_: Console(file=page, force_terminal=terminal, width=80),
+        )
+        fit_conditions(small(0), small(1), widest=WIDEST, simulated=60, resamples=20, progress=True, generator=spawn(2))
+        assert ("fitting conditions" in page.getvalue()) == terminal
+
+
+# Refusals
+
+
+def test_bad_input_is_refused_with_a_sentence() -> None:
+    a, b = small(0), small(1)
+    many = replace(b, y=torch.arange(60))
+    for field, clean, options, words in (
+        (Samples(torch.rand(60, 5)), b, {}, "conditions are for images: field must be"),
+        (a, Samples(torch.rand(60, 1, 6, 9)), {}, "clean must be .* at least 8 by 8 pixels"),
+        (a[:20], b, {}, "at least 50 field images are needed, got 20"),
+        (a, small(1, 30), {}, "at least 50 clean images are needed, got 30"),
+        (replace(a, x=a.x * 255), b, {}, "field images must lie within bounds .* rescale them"),
+        (a, replace(b, x=b.x / 0), {}, "clean images must lie within bounds .* hold no NaN"),
+        (a, Samples(torch.rand(60, 1, 10, 10)), {}, "field and clean images must have one shape"),
+        (a, b, {"priors": [0.5, 0.6]}, "priors must be 0 or more and sum to 1"),
+        (a, b, {"priors": [0.5, 0.25, 0.25]}, "one number for each class that the data have, 0 to 1, got 3"),
+        (a, replace(b, y=b.labels * 2), {"priors": [0.5, 0.2, 0.3]}, "positive prior must occur .* \\[1\\]"),
+        (a, replace(b, y=None), {"priors": [1.0]}, "priors need labels on the clean images"),
+        (a, many, {}, "at most 50 classes, the clean images have 60; give priors"),
+        (
+            a,
+            b,
+            {"widest": Recipe(severities={"blur": uniform(0.5, 2)})},
+            "must hold 0, no change, got 0.5 to 2 for blur",
+        ),
+        (a, b, {"widest": Recipe(severities={"blur": fixed(1)})}, "at least one condition that is not fixed"),
+        (a, b, {"simulated": 3}, "simulated must be at least 50"),
+        (a, b, {"resamples": 3}, "resamples at least 20"),
+        (a, b, {"confidence": 1.0}, "confidence between 0 and 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fit_conditions(field, clean, **{"widest": WIDEST, **TINY, "generator": spawn(0), **options})
