@@ -18,6 +18,7 @@ from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliab
 from operant.data import Samples, content_ids, samples_from_folder, samples_from_npz, samples_from_pictures
 from operant.demo import run_demo
 from operant.doctor import Finding
+from operant.formats import PICTURES
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.model import Classifier
 from operant.networks import load_weights, save_weights
@@ -284,8 +285,8 @@ def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str =
     without labels, of pictures."""
     if not path.is_dir():
         return samples_from_npz(path, part=part)
-    classes = any(f.is_dir() and not f.name.startswith(".") for f in path.iterdir())
-    return samples_from_folder(path, size=size) if classes else samples_from_pictures(path, size=size)
+    loose = any(f.suffix.lower() in PICTURES for f in path.iterdir())
+    return samples_from_pictures(path, size=size) if loose else samples_from_folder(path, size=size)
 
 
 def _classifier(

@@ -387,7 +387,10 @@ def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) 
     path = Path(path)
     folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not folders:
-        raise ValueError(f"{path} must hold one folder a class, got none; put the pictures into {path}/<class name>/")
+        raise ValueError(
+            f"{path} must hold one folder a class, got none; put the pictures into {path}/<class name>/, "
+            f"or, without labels, into {path}"
+        )
     files = [_pictures(folder) for folder in folders]
     x = _stacked([file for group in files for file in group], size, path)
     y = np.repeat(np.arange(len(folders)), [len(group) for group in files])
