@@ -15,6 +15,7 @@ from operant.assess import (
     Separation,
     UnderConditions,
     cells_estimate,
+    clopper_pearson,
     kernel_masses,
     local_failures,
     seed_masses,
@@ -62,6 +63,10 @@ def test_separation_round_trips_and_refuses(tmp_path) -> None:
         separation(Samples(torch.rand(5, 2), torch.zeros(5).long()))
     with pytest.raises(ValueError, match="norm must be one of"):
         separation(labelled, norm="l1")
+    with pytest.raises(ValueError, match="NaN or infinity in 20 of 20"):
+        separation(Samples(labelled.x * torch.nan, labelled.y))
+    sorted_by_class = Samples(torch.rand(4500, 2), (torch.arange(4500) > 4200).long())
+    assert separation(sorted_by_class).inputs == 2250
     with pytest.raises(ValueError, match="carry no labels"):
         separation(Samples(torch.rand(5, 2)))
 
@@ -134,6 +139,21 @@ def test_the_two_stage_bound_covers() -> None:
     assert 0.8 * sd < float(torch.tensor(errors).mean()) < 1.3 * sd
 
 
+@pytest.mark.parametrize(("n", "missed"), [(30, 0.1), (100, 0.01), (100, 0.05)])
+def test_the_bound_covers_where_few_cells_fail_entirely(n: int, missed: float) -> None:
+    """Cells that fail entirely or not at all: the bound must be as safe as Clopper-Pearson's."""
+    held = 0
+    for repetition in range(100):
+        gone = torch.rand(n, generator=spawn(repetition, "missed")) < missed
+        rates = CellRates(failures=torch.zeros(n).long(), samples=1000, missed=gone, ids=torch.arange(n))
+        again = seed_masses(n, resamples=2000, generator=spawn(repetition, "masses"))
+        found = cells_estimate(rates, resampled=again, generator=spawn(repetition, "rates"))
+        exact = clopper_pearson(int(gone.sum()), n, confidence=0.95).upper
+        assert found.upper == pytest.approx(exact, rel=0.15)
+        held += int(found.upper >= missed)
+    assert held >= 89
+
+
 def test_the_bootstrap_of_the_whole_sum_is_right_where_independent_cells_are_not() -> None:
     """A grid over a known density in the plane: true spread by repeating the field data."""
     side = torch.linspace(-4, 4, 41, dtype=torch.float64)
@@ -176,9 +196,10 @@ def test_masses_that_do_not_fit_are_refused() -> None:
     again = seed_masses(4, resamples=30, generator=spawn(0))
     torch.testing.assert_close(again.sum(1), torch.ones(30, dtype=torch.float64))
     for masses, resampled, message in [
-        (torch.ones(4), again, "sum to 1"),
+        (torch.ones(4), again, "masses must be 0 or more and sum to 1"),
+        (None, again * torch.nan, "every row of resampled must be 0 or more"),
         (torch.full((3,), 1 / 3), again, "one column a cell"),
-        (None, again[:, :3], "one column a cell"),
+        (None, again[:, :2], "one column a cell"),
         (None, again[:5], "at least 20"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -187,3 +208,5 @@ def test_masses_that_do_not_fit_are_refused() -> None:
         cells_estimate(rates, resampled=again, confidence=1.0, generator=spawn(0))
     with pytest.raises(ValueError, match="radius must be positive"):
         Ball(radius=0)
+    with pytest.raises(ValueError, match="centres must lie within the ball's bounds"):
+        Ball(radius=0.1)(torch.full((2, 3), 5.0), generator=spawn(0))

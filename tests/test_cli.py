@@ -217,7 +217,20 @@ def test_assess_tells_by_exit_code_whether_a_requirement_is_met(digits: Path) ->
     unclear = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement {between}".split())
     assert unclear.exit_code == 2, unclear.output
     assert "cannot be told yet" in unclear.output
-    assert "--labels" in unclear.output
+    assert "labels are too few" in unclear.output or "gather more field inputs" in unclear.output
+
+
+def test_looks_share_the_allowed_error(digits: Path) -> None:
+    told = []
+    for labels in (40, 80, 120, 80):
+        command = (
+            f"assess digit_net:net --weights net.safetensors --field field.npz --requirement 0.5 --labels {labels}"
+        )
+        done = CliRunner().invoke(app, [*command.split(), "--out", "told"])
+        assert done.exit_code == 0, done.output
+        told.append(results.load(digits / "told" / "assessment.json", Assessment))
+    assert [1 - t.confidence for t in told] == pytest.approx([0.0375, 0.009375, 0.00234375, 0.009375])
+    assert told[3] == told[1]
 
 
 def test_assess_asks_people_for_labels_and_goes_on(digits: Path) -> None:
@@ -253,7 +266,9 @@ def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:
         ("--field nothing.npz --requirement 0.1", "there is no nothing.npz"),
         ("--field field.npz --requirement 0.1 --confidence 1", "confidence must"),
         ("--field field.npz --requirement 0.1 --trained-on field.npz", "were learned from"),
-        ("--field field.npz --requirement 0.1 --labels 5000", "n must be at most"),
+        ("--field field.npz --requirement 0.1 --labels 5000", "are left to draw from: --labels must be at most"),
+        ("--field field.npz --requirement 0.1 --out net.safetensors", "File exists"),
+        ("--field wide.npz --requirement 0.1 --labels 20", "cannot run"),
     ],
 )
 def test_assess_that_cannot_run_says_why(digits: Path, options: str, message: str) -> None:
@@ -283,6 +298,7 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     train, test = data.train[:400], data.test[:100]
     np.savez(tmp_path / "all.npz", x_train=train.x, y_train=train.y, x_test=test.x, y_test=test.y)
     np.savez(tmp_path / "unlabelled.npz", x=test.x)
+    np.savez(tmp_path / "wide.npz", x=np.random.default_rng(0).random((300, 1, 8, 9), dtype=np.float32))
     np.savez(tmp_path / "field.npz", x=data.train.x[400:], y=data.train.y[400:])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,6 +1,14 @@
 """Operant tests and hardens deep-learning classifiers for the way they will be used."""
 
-from operant.data import Dataset, Samples, load, load_digits, samples_from_folder, samples_from_npz, samples_from_pictures
+from operant.data import (
+    Dataset,
+    Samples,
+    load,
+    load_digits,
+    samples_from_folder,
+    samples_from_npz,
+    samples_from_pictures,
+)
 from operant.doctor import Finding
 from operant.model import Classifier
 from operant.rng import spawn

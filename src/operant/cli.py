@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import nn
 
 from operant import results
 from operant._importing import build_module
-from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliability, labels_of, plan
+from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliability, field_bound, labels_of, plan
 from operant.data import Samples, content_ids, samples_from_folder, samples_from_npz, samples_from_pictures
 from operant.demo import run_demo
 from operant.doctor import Finding
@@ -34,6 +35,7 @@ FOUND_ERRORS = 1
 NOT_MET = 1
 CANNOT_RUN = 2
 CANNOT_TELL = 2
+LOOKS = 0.25  # each look gets three quarters of the allowed error that is left
 STUDIES = {"robot": robot_study.run_study, "seeds": seeds_study.run_study, "reliability": reliability_study.run_study}
 
 app = typer.Typer(
@@ -202,19 +204,29 @@ def assess(
 ) -> None:
     """Say how likely the next input is to be misclassified, with a bound.
 
-    Half of the field inputs teach the profile, and labels are asked for of the others: if there are none, those to be
-    labelled are written to a folder. Exit code 0: the requirement is met with confidence; 1: it is not; 2: it cannot be
-    told yet, since labels are missing or too few, or it could not run.
+    A quarter of the field inputs teaches the profile, and labels are asked for of the others: if there are none, those
+    to be labelled are written to a folder. Looking again with more labels is allowed: all looks into one folder share
+    the allowed error. Exit code 0: the requirement is met with confidence; 1: it is not; 2: it cannot be told yet,
+    since labels are missing or too few, or it could not run.
     """
     console = Console(highlight=False)
     try:
         if not 0 < requirement < 1:
             raise ValueError(f"--requirement must be a share between 0 and 1, got {requirement}")
+        if not 0 < confidence < 1:
+            raise ValueError(f"--confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
+        out.mkdir(parents=True, exist_ok=True)
         classifier = _classifier(model, weights, bounds, mean, std)
         inputs = _in_type_of(classifier.unwrap(), read_samples(field, size=size))
         used = None if trained_on is None else content_ids(read_samples(trained_on, size=size, part="train").x)
-        parts = inputs.split(profile=0.5, assessment=0.5)
+        parts = inputs.split(profile=0.25, assessment=0.75)
         pool = parts["assessment"]
+        if labels > len(pool):
+            raise ValueError(
+                f"of {len(inputs)} field inputs a quarter teaches the profile and {len(pool)} are left to draw from: "
+                f"--labels must be at most {len(pool)}, got {labels}"
+            )
+        number, looks = _look(out, labels, seed)
         folder = LabelFolder(folder=out / "to_label", classes=classifier.classes(pool.x), bounds=bounds)
         told = assess_reliability(
             classifier,
@@ -222,32 +234,52 @@ def assess(
             folder if pool.y is None else labels_of(pool),
             pool=pool,
             labels=labels,
-            confidence=confidence,
+            confidence=1 - (1 - confidence) * LOOKS**number * (1 - LOOKS),
             used=used,
             generator=spawn(seed, "assessment"),
         )
-        out.mkdir(parents=True, exist_ok=True)
         results.save(told, out / "assessment.json")
-    except (LabelsMissing, ValueError, OSError) as error:
+        results.write_atomically(out / "looks.json", json.dumps(looks).encode() + b"\n")
+    except LabelsMissing as missing:
+        Console(stderr=True, highlight=False).print(f"[yellow]labels needed:[/] {escape(str(missing))}", soft_wrap=True)
+        raise typer.Exit(CANNOT_TELL) from None
+    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: the user's module, on inputs it cannot take
         _cannot_run(error)
     console.print(escape(str(told)), soft_wrap=True)
+    console.print(f"Look {number + 1} into {escape(str(out))}; all looks together have {confidence:.10g} confidence.")
     raise typer.Exit(_verdict(console, told, requirement))
+
+
+def _look(out: Path, labels: int, seed: int) -> tuple[int, list[list[int]]]:
+    """Which look this is, counted from 0, and all so far; the same labels again are no new look."""
+    path = out / "looks.json"
+    looks: list[list[int]] = json.loads(path.read_bytes()) if path.exists() else []
+    if [labels, seed] not in looks:
+        looks.append([labels, seed])
+    return looks.index([labels, seed]), looks
 
 
 def _verdict(console: Console, told: Assessment, requirement: float) -> int:
     met = told.meets(requirement)
     if met:
-        console.print(f"[green]met[/]: at most {requirement:.3g}, with {told.confidence:.4g} confidence")
+        console.print(f"[green]met[/]: at most {requirement:.3g} is required")
         return 0
     if met is False:
         console.print(f"[red]not met[/]: at most {requirement:.3g} is required")
         return NOT_MET
-    needed = plan(requirement, confidence=told.confidence, expected=told.pmi).labels
-    console.print(
-        f"[yellow]cannot be told yet[/]: at most {requirement:.3g} is required, and {told.labels} labels are too few; "
-        f"if the estimate is right, --labels {needed} will do, or fewer"
-    )
+    console.print(f"[yellow]cannot be told yet[/]: at most {requirement:.3g} is required; {_advice(told, requirement)}")
     return CANNOT_TELL
+
+
+def _advice(told: Assessment, requirement: float) -> str:
+    """What would help: more labels, or more field inputs where even all labels would not do."""
+    if told.pmi >= requirement * (1 - 1e-9):
+        return "the estimate is as large as that: improve the model"
+    if told.labels >= told.pool or field_bound(told.pmi, told.pool, told.confidence) > requirement:
+        return f"{told.pool} inputs are too few for that claim, even if all are labelled: gather more field inputs"
+    needed = plan(requirement, confidence=told.confidence, expected=told.pmi).labels or told.pool
+    few = f"{told.labels} labels are too few"
+    return f"{few}; if the estimate is right, about {min(needed, told.pool)} will do (--labels)"
 
 
 # study

@@ -38,7 +38,7 @@ from operant.assess.estimators import (
 )
 from operant.assess.labels import LabelFolder, LabelsMissing, labels_of
 from operant.assess.rare import RareFailures, last_particle, splitting
-from operant.assess.reliability import Assessment, Part, Plan, assess_reliability, plan
+from operant.assess.reliability import Assessment, Part, Plan, assess_reliability, field_bound, plan
 from operant.assess.robustness import Rate, Robustness, attack_cases, empirical_robustness
 
 __all__ = [
@@ -72,6 +72,7 @@ __all__ = [
     "des_raj",
     "empirical_robustness",
     "estimate",
+    "field_bound",
     "hansen_hurwitz",
     "horvitz_thompson",
     "kernel_masses",

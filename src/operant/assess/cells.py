@@ -50,15 +50,21 @@ class Separation:
         told = ", ".join(f"{100 * float(share):g} %: {value:.3g}" for share, value in self.quantiles.items())
         return (
             f"Distance ({self.norm}) to the nearest input of another class, among {self.inputs} labelled inputs: "
-            f"{told}. Cells of radius {self.radius:.3g} hold one class each."
+            f"{told}. {self._advice}"
         )
+
+    @property
+    def _advice(self) -> str:
+        if self.radius == 0:
+            return "Two equal inputs have different classes: no cell holds one class only; look at those labels."
+        return f"Cells of radius {self.radius:.3g} hold one class each."
 
 
 def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
     """Measure r-separation: how large cells may be without holding inputs of two classes.
 
     That nothing was found between two labelled inputs is no proof that nothing is there: more data can only bring
-    classes closer. Of more than 4000 inputs, the first 4000 are compared.
+    classes closer. Of more than 4000 inputs, 4000 are compared, evenly spaced.
 
     Args:
         labelled: inputs of at least two classes.
@@ -69,7 +75,9 @@ def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
     """
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
-    some = labelled[:MOST]
+    some = labelled[:: math.ceil(len(labelled) / MOST)] if len(labelled) > MOST else labelled
+    if bad := int((~some.x.isfinite()).flatten(1).any(1).sum()):
+        raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(some)} rows; remove them")
     x, y = some.x.flatten(1).float(), some.labels
     if len(y.unique()) < 2:
         raise ValueError("separation needs inputs of at least two classes, got one; give labelled data of more")
@@ -103,6 +111,11 @@ class Ball:
             raise ValueError(f"radius must be positive, got {self.radius}")
 
     def __call__(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
+        if not bool(((x >= self.bounds[0]) & (x <= self.bounds[1])).all()):
+            raise ValueError(
+                f"centres must lie within the ball's bounds {self.bounds}, got values from {float(x.min()):.4g} to "
+                f"{float(x.max()):.4g}; give the bounds of your model: Ball(radius=..., bounds=model.bounds)"
+            )
         low, high = (x - self.radius).clamp_min(self.bounds[0]), (x + self.radius).clamp_max(self.bounds[1])
         u = torch.rand(x.shape, generator=generator, device=generator.device).to(x)
         return torch.lerp(low, high, u)
@@ -230,22 +243,30 @@ class CellEstimate:
 
 
 def seed_masses(n: int, *, resamples: int, generator: torch.Generator) -> Tensor:
-    """Masses of n seeds that were drawn from the profile, resampled, ``(resamples, n)``: how often each would come."""
-    drawn = torch.randint(n, (resamples, n), generator=generator, device=generator.device).cpu()
-    counts = torch.zeros(resamples, n, dtype=torch.float64)
-    return counts.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float64)) / n
+    """Masses of n seeds that were drawn from the profile, resampled, ``(resamples, n + 1)``.
+
+    Flat Dirichlet weights (the Bayesian bootstrap) over the n seeds and, in the last column, one more that was not
+    drawn and is taken to fail: with cells that fail entirely or not at all, the bound is Clopper-Pearson's. Without it,
+    what n seeds happened not to show would be thought impossible.
+    """
+    u = torch.rand(resamples, n + 1, dtype=torch.float64, generator=generator, device=generator.device).cpu()
+    weights = -torch.log1p(-u)
+    return weights / weights.sum(1, keepdim=True)
 
 
 def kernel_masses(kde: KDE, centres: Tensor, *, resamples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Masses of fixed cells by a kernel density at their centres, ``(n,)``, and resampled, ``(resamples, n)``.
 
     Every resample draws the field inputs (the kernels' references) anew, with all their kernels and the normalisation
-    over cells: cells do not move independently of each other.
+    over cells: cells do not move independently of each other. What lies outside the cells is not in them, and
+    a bound from these masses is approximate.
     """
     log_kernels = _log_kernels(kde, centres.double().flatten(1))
     kernels = (log_kernels - log_kernels.amax()).exp()
     n = len(kde.references)
-    drawn = seed_masses(n, resamples=resamples, generator=generator) * n * kde.weights.double()
+    rows = torch.randint(n, (resamples, n), generator=generator, device=generator.device).cpu()
+    counts = torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, rows, torch.ones(rows.shape).double())
+    drawn = counts * kde.weights.double()
     masses, again = kde.weights.double() @ kernels.T, drawn @ kernels.T
     return masses / masses.sum(), again / again.sum(1, keepdim=True)
 
@@ -278,7 +299,8 @@ def cells_estimate(
     Args:
         rates: from `local_failures`.
         masses: p, ``(n,)``; equal unless given, which is right for seeds drawn from the profile.
-        resampled: p⁽ᵇ⁾, ``(B, n)``: `seed_masses` for seeds drawn from the profile, `kernel_masses` for fixed cells.
+        resampled: p⁽ᵇ⁾, rows that sum to 1: `seed_masses`, ``(B, n + 1)``, for seeds drawn from the profile, where the
+            last column fails; `kernel_masses`, ``(B, n)``, for fixed cells.
         confidence: of the bound.
         generator: draws the rates.
 
@@ -293,9 +315,9 @@ def cells_estimate(
     b = len(resampled)
     drawn = _betas(k + 0.5, rates.samples - k + 0.5, b, generator)
     drawn = torch.where(rates.missed, 1.0, drawn)
-    sums = (resampled * drawn).sum(1)
+    sums = (resampled[:, :n] * drawn).sum(1) + resampled[:, n:].sum(1)
     own = rates.rates
-    variance_p, variance_r = resampled.var(0), torch.where(rates.missed, 0.0, drawn.var(0))
+    variance_p, variance_r = resampled[:, :n].var(0), torch.where(rates.missed, 0.0, drawn.var(0))
     independent = (p**2 * variance_r + own**2 * variance_p + variance_r * variance_p).sum().sqrt()
     return CellEstimate(
         estimate=float(p @ own),
@@ -317,10 +339,11 @@ def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 
 def _check_masses(p: Tensor, resampled: Tensor, n: int) -> None:
-    if p.shape != (n,) or resampled.ndim != 2 or resampled.shape[1] != n or len(resampled) < 20:
+    if p.shape != (n,) or resampled.ndim != 2 or resampled.shape[1] not in (n, n + 1) or len(resampled) < 20:
         raise ValueError(
-            f"masses must be ({n},) and resampled (B, {n}) with B at least 20, one column a cell, got {tuple(p.shape)} "
-            f"and {tuple(resampled.shape)}"
+            f"masses must be ({n},) and resampled (B, {n}) or (B, {n + 1}) with B at least 20, one column a cell, got "
+            f"{tuple(p.shape)} and {tuple(resampled.shape)}"
         )
-    if not bool((p >= 0).all()) or not abs(float(p.sum()) - 1) < 1e-6:
-        raise ValueError(f"masses must be 0 or more and sum to 1, got a sum of {float(p.sum()):.6g}")
+    for name, rows in (("masses", p[None]), ("every row of resampled", resampled)):
+        if not bool((rows >= 0).all()) or not bool(((rows.sum(1) - 1).abs() < 1e-6).all()):
+            raise ValueError(f"{name} must be 0 or more and sum to 1; `seed_masses` and `kernel_masses` make them so")

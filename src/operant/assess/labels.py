@@ -25,6 +25,8 @@ class LabelsMissing(Exception):
 
 def labels_of(labelled: Samples) -> Labeller:
     """A labeller for inputs whose labels are known: finds each by its id."""
+    if len(labelled) == 0:
+        raise ValueError("there are no labelled inputs to look labels up in")
     order = labelled.ids.argsort()
     ids, y = labelled.ids[order], labelled.labels.cpu()[order]
 
@@ -70,18 +72,33 @@ class LabelFolder:
         return torch.tensor([known[name] for name in names], dtype=torch.int64)
 
     def read(self) -> dict[str, int | None]:
-        """The labels so far, by name; None where the table has none."""
+        """The labels so far, by name; None where the table has none.
+
+        Spreadsheets may have been at work: commas or semicolons, a byte-order mark, spaces, capitals, names with the
+        file's suffix and labels such as 3.0 are understood.
+        """
         path = self.folder / TABLE
         if not path.exists():
             return {}
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-        if rows and not {"name", "label"} <= set(rows[0]):
-            raise ValueError(f"{path} must have the columns name and label, got {', '.join(map(str, rows[0]))}")
-        return {row["name"]: self._label(row["label"], line, path) for line, row in enumerate(rows, 2)}
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not text in UTF-8; save it as CSV (UTF-8) again") from None
+        first = text.partition("\n")[0]
+        rows = list(csv.reader(io.StringIO(text), delimiter=";" if ";" in first else ","))
+        header = [cell.strip().lower() for cell in rows[0]] if rows else []
+        if not {"name", "label"} <= set(header):
+            raise ValueError(f"the first line of {path} must be name,label, got {first.strip()!r}; put it there")
+        name, label = header.index("name"), header.index("label")
+        known: dict[str, int | None] = {}
+        for line, row in enumerate(rows[1:], 2):
+            if len(row) > name and (key := row[name].strip().lower().removesuffix(".png").removesuffix(".npz")):
+                told = self._label(row[label] if len(row) > label else "", line, path)
+                known[key] = known.get(key) if told is None else told
+        return known
 
-    def _label(self, text: str | None, line: int, path: Path) -> int | None:
-        text = (text or "").strip()
+    def _label(self, text: str, line: int, path: Path) -> int | None:
+        text = text.strip().removesuffix(".0")
         if not text:
             return None
         if not text.isdecimal() or int(text) >= self.classes:
@@ -104,8 +121,8 @@ class LabelFolder:
 
 
 def name_of(identity: int) -> str:
-    """The name of the input with this id."""
-    return f"{identity & (2**64 - 1):016x}"
+    """The name of the input with this id; it starts with a letter, lest spreadsheets take it for a number."""
+    return f"i{identity & (2**64 - 1):016x}"
 
 
 def _write_input(path: Path, x: Tensor, bounds: tuple[float, float]) -> None:

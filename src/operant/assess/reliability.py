@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-from scipy.stats import binom
+from numpy.typing import NDArray
+from scipy.stats import beta, binom
 from torch import Tensor
 
 from operant.assess.bounds import check_confidence, clopper_pearson
@@ -36,6 +38,7 @@ class Part:
         mass: share of use, by the profile.
         pmi: the part's contribution to the probability of misclassification; all parts sum to the whole.
         labels, failures: drawn there.
+        centre: of a cell, in the profile's codes: an input belongs to the cell whose centre is nearest.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Part:
     pmi: float
     labels: int
     failures: int
+    centre: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +90,11 @@ class Assessment:
 
     def meets(self, requirement: float) -> bool | None:
         """True: pmi is at most this, with confidence. False: not even the estimate is. None: it cannot be told yet."""
+        if not 0 < requirement < 1:
+            raise ValueError(f"a requirement must be a probability between 0 and 1, got {requirement}")
         if self.claim is not None and self.claim <= requirement:
             return True
-        return False if self.pmi > requirement else None
+        return False if self.pmi > requirement * (1 + 1e-9) else None
 
     def __str__(self) -> str:
         where = sorted(self.by_class, key=lambda part: -part.pmi)[:3]
@@ -96,7 +102,7 @@ class Assessment:
         lines = [
             f"The model misclassifies an estimated {self.pmi:.2%} of inputs in use.",
             "No upper bound can be given yet." if self.claim is None else
-            f"With {self.confidence:.4g} confidence it is at most {self.claim:.2%}.",
+            f"With {self.confidence:.10g} confidence it is at most {self.claim:.2%}.",
             f"{self.labels} of {self.pool} inputs were labelled, and {self.failures} of them were misclassified "
             f"(drawn by the design {self.design}, estimated by {self.method}, bound: {self.bound}).",
         ]  # fmt: skip
@@ -121,8 +127,10 @@ def assess_reliability(
 ) -> Assessment:
     """Draw inputs from the pool, have them labelled, and say how likely the next input is to be misclassified.
 
-    By default six strata of the risk are drawn from, each by its mass and its risk. That needs about half the labels of
-    simple sampling if the risk is good, and its bound holds if it is not (``benchmarks/coverage.py``).
+    By default six strata of the risk are drawn from, each by its mass and its risk. At a pmi of .03 and above that
+    needs about half the labels of simple sampling if the risk is good (at .01 little is saved, at .001 nothing), and
+    its bound holds if it is not: ``benchmarks/coverage.py``. The bound is for one look: who looks again after buying
+    more labels must share the allowed error between the looks, as `operant assess` does.
 
     Args:
         model: to be assessed; it must not have learned from the pool.
@@ -155,7 +163,7 @@ def assess_reliability(
     failed = (model.predict(asked.x).cpu() != y).double()
     told = estimate(drawn, failed, confidence=confidence)
     shares = TERMS[drawn.design](drawn, failed).shares * failed
-    cells = _cells(profile, codes, generator)
+    cells, centres = _cells(profile, codes, generator)
     return Assessment(
         pmi=told.estimate,
         upper=told.upper,
@@ -168,30 +176,32 @@ def assess_reliability(
         labels=len(drawn),
         failures=int(failed.sum()),
         by_class=_parts(y, failed, shares, _class_masses(drawn, y, model.classes(pool.x))),
-        by_cell=_parts(cells[drawn.indices], failed, shares, _sums(cells, p)),
+        by_cell=_parts(cells[drawn.indices], failed, shares, _sums(cells, p, len(centres)), centres),
         ids=tuple(asked.ids.tolist()),
-        findings=told.findings,
+        findings=told.findings + profile.findings + _doubts(profile, codes, p, labels),
     )
 
 
 def _field_upper(drawn: Draw, failed: Tensor, confidence: float) -> float | None:
-    """From the pool to the field: if pmi over the N inputs of the pool is at most u, those are at most uN failures.
+    """The allowed error is shared: four fifths for the pool's bound, one fifth for the step from there to the field."""
+    inner = estimate(drawn, failed, confidence=1 - (1 - POOL_PART) * (1 - confidence)).upper
+    return None if inner is None else field_bound(inner, drawn.pool_size, confidence)
 
-    The allowed error is shared: four fifths for the pool's bound, one fifth for the exact bound from N trials.
+
+def field_bound(upper: float, size: int, confidence: float) -> float:
+    """From a pool to the field it is a sample of: at most ``upper`` of its inputs fail, as if all were labelled.
+
+    The exact bound from ``size`` trials, at a fifth of the error that ``confidence`` allows.
     """
-    error = 1 - confidence
-    inner = estimate(drawn, failed, confidence=1 - (1 - POOL_PART) * error).upper
-    if inner is None:
-        return None
-    size = drawn.pool_size
-    return clopper_pearson(min(size, math.ceil(inner * size)), size, confidence=1 - POOL_PART * error).upper
+    k = min(size, math.ceil(upper * size - 1e-9))
+    return clopper_pearson(k, size, confidence=1 - POOL_PART * (1 - confidence)).upper
 
 
 # Where it comes from --------------------------------------------------------------------------------------------------
 
 
-def _cells(profile: Profile, codes: Tensor, generator: torch.Generator) -> Tensor:
-    """The cell of the profile that each input lies in: parts of the field's codes by k-means."""
+def _cells(profile: Profile, codes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The cell of the profile that each input lies in, and all centres: parts of the field's codes by k-means."""
     from sklearn.cluster import KMeans
 
     seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
@@ -199,14 +209,23 @@ def _cells(profile: Profile, codes: Tensor, generator: torch.Generator) -> Tenso
         profile.codes.cpu().double().numpy(), sample_weight=profile.shares.cpu().numpy()
     )
     found: Tensor = torch.from_numpy(parts.predict(codes.cpu().double().numpy())).long()
-    return found
+    return found, torch.from_numpy(parts.cluster_centers_)
 
 
-def _parts(of: Tensor, failed: Tensor, shares: Tensor, masses: Tensor) -> tuple[Part, ...]:
+def _parts(
+    of: Tensor, failed: Tensor, shares: Tensor, masses: Tensor, centres: Tensor | None = None
+) -> tuple[Part, ...]:
     n = len(masses)
     pmi, labels, failures = (_sums(of, values, n) for values in (shares, torch.ones_like(shares), failed))
     return tuple(
-        Part(name=str(i), mass=float(masses[i]), pmi=float(pmi[i]), labels=int(labels[i]), failures=int(failures[i]))
+        Part(
+            name=str(i),
+            mass=float(masses[i]),
+            pmi=float(pmi[i]),
+            labels=int(labels[i]),
+            failures=int(failures[i]),
+            centre=() if centres is None else tuple(centres[i].tolist()),
+        )
         for i in range(n)
     )
 
@@ -218,9 +237,8 @@ def _class_masses(drawn: Draw, y: Tensor, classes: int) -> Tensor:
     return masses / masses.sum().clamp_min(1e-300)
 
 
-def _sums(of: Tensor, values: Tensor, n: int | None = None) -> Tensor:
-    size = int(of.max()) + 1 if n is None else n
-    return torch.zeros(size, dtype=torch.float64).index_add_(0, of.cpu(), values.cpu().double())
+def _sums(of: Tensor, values: Tensor, n: int) -> Tensor:
+    return torch.zeros(n, dtype=torch.float64).index_add_(0, of.cpu(), values.cpu().double())
 
 
 # Before any label is bought ------------------------------------------------------------------------------------------
@@ -235,7 +253,7 @@ class Plan:
         confidence: of the claim.
         fewest: labels, if none of them fails.
         expected: what pmi is thought to be, or None.
-        labels: labels with which the claim succeeds with probability ``power`` if pmi is as expected, or None.
+        labels: with these or more labels the claim succeeds with probability ``power`` if pmi is as expected, or None.
         power: that probability.
     """
 
@@ -254,17 +272,18 @@ class Plan:
         if self.labels is None:
             return told
         return (
-            f"{told} If pmi is {self.expected:.3g}, {self.labels} labels are enough with probability {self.power:.2g}; "
-            "drawn in strata of a good risk, about half."
+            f"{told} If pmi is {self.expected:.3g}, {self.labels} labels are enough with probability {self.power:.2g}."
         )
 
 
 def plan(target: float, *, confidence: float = 0.95, expected: float | None = None, power: float = 0.8) -> Plan:
     """How many labels a claim will need, by simple sampling and the exact bound.
 
-        the smallest n with B(1 - α; k + 1, n - k) ≤ target        (1)
+        B(1 - α; k + 1, n - k) ≤ target        (1)
 
-    for k = 0, and for the k that Binomial(n, expected) does not exceed with probability ``power``.
+    from which n on, for k = 0, and for the k that Binomial(n, expected) does not exceed with probability ``power``.
+    Drawn in strata of a good risk, fewer may do where pmi is not small; a bound for the field rather than for the pool
+    takes somewhat more.
 
     Args:
         target: the claim: pmi at most this.
@@ -292,25 +311,26 @@ def _enough(target: float, confidence: float, expected: float, power: float, few
             "that is not true: improve the model first"
         )
 
-    def succeeds(n: int) -> bool:
-        k = int(binom.ppf(power, n, expected))
-        return k < n and clopper_pearson(k, n, confidence=confidence).upper <= target
+    def succeeds(n: NDArray[np.int64]) -> NDArray[np.bool_]:
+        k = binom.ppf(power, n, expected)
+        uppers = beta.isf(1 - confidence, k + 1, np.maximum(n - k, 1e-9))
+        held: NDArray[np.bool_] = (uppers <= target) & (k < n)  # (1)
+        return held
 
-    low, high = fewest, fewest
-    while not succeeds(high):
-        low, high = high, 2 * high
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if succeeds(middle) else (middle + 1, high)
-    return high
+    high = fewest
+    while not succeeds(np.arange(high, 2 * high)).all():  # it goes up and down as k steps up: look at whole stretches
+        high *= 2
+    n = np.arange(fewest, 2 * high)
+    failing = np.flatnonzero(~succeeds(n))
+    return int(n[failing[-1]]) + 1 if len(failing) else fewest
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
 def _check_pool(model: Classifier, pool: Samples, labels: int, used: Tensor | None) -> None:
-    if labels < 1:
-        raise ValueError(f"labels must be at least 1, got {labels}; `plan` says how many a claim needs")
+    if labels != int(labels) or labels < 1:
+        raise ValueError(f"labels must be a whole number, at least 1, got {labels}; `plan` says how many a claim needs")
     if len(pool) == 0:
         raise ValueError("the pool is empty; give inputs from the field")
     model.check_inputs(pool.x)
@@ -324,7 +344,7 @@ def _check_pool(model: Classifier, pool: Samples, labels: int, used: Tensor | No
 
 
 def _check_mass(profile: Profile, codes: Tensor) -> None:
-    outside = float((profile.quantile_of_codes(codes) < STRANGE).double().mean())
+    outside = _outside(profile, codes)
     if outside > OUTSIDE:
         raise ValueError(
             f"the profile has no mass on this pool: {outside:.0%} of its inputs are stranger than 99 % of field "
@@ -332,12 +352,47 @@ def _check_mass(profile: Profile, codes: Tensor) -> None:
         )
 
 
+def _outside(profile: Profile, codes: Tensor) -> float:
+    return float((profile.quantile_of_codes(codes) < STRANGE).double().mean())
+
+
+def _doubts(profile: Profile, codes: Tensor, mass: Tensor, labels: int) -> tuple[Finding, ...]:
+    found, outside, effective = [], _outside(profile, codes), 1 / float(mass.square().sum())
+    if outside > 0.1:
+        found.append(
+            Finding(
+                name="pool unlike field",
+                problem=f"{outside:.0%} of the pool's inputs are stranger than 99 % of the profile's field inputs",
+                advice="Find out whether the field has changed: drift() tells, and update_profile follows",
+                severity="warning",
+            )
+        )
+    if effective < min(labels, 0.1 * len(mass)):
+        found.append(
+            Finding(
+                name="few inputs carry the mass",
+                problem=f"the pool's {len(mass)} inputs count like {effective:.0f} of equal mass",
+                advice="The bound is about these masses, not the field; assess inputs drawn from the field instead",
+                severity="warning",
+            )
+        )
+    return tuple(found)
+
+
 def _asked(labeller: Labeller, asked: Samples, model: Classifier) -> Tensor:
-    y = torch.as_tensor(labeller(asked)).cpu()
-    classes = model.classes(asked.x)
-    if y.shape != (len(asked),) or y.is_floating_point() or not bool(((y >= 0) & (y < classes)).all()):
+    told, classes = labeller(asked), model.classes(asked.x)
+    try:
+        y = torch.as_tensor(told).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"the labeller must give integers, got {told!r:.60}") from None
+    if y.shape != (len(asked),) or y.is_floating_point():
         raise ValueError(
             f"the labeller must give one class from 0 to {classes - 1} for each of {len(asked)} inputs, got "
             f"{y.dtype} of shape {tuple(y.shape)}"
+        )
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise ValueError(
+            f"the labeller must give one class from 0 to {classes - 1} for each input, got labels from {int(y.min())} "
+            f"to {int(y.max())}"
         )
     return y.long()

@@ -94,6 +94,8 @@ class Profile:
             raise ValueError(
                 f"this profile is of inputs of shape {self.shape}, got {tuple(x.shape[1:])}; fit one on such inputs"
             )
+        if bad := int((~x.detach().isfinite()).flatten(1).any(1).sum()):
+            raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(x)} rows; remove them")
         return self.encoder(x if self.features is None else _featured(self.features, x))
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -138,9 +140,11 @@ class Profile:
 
             r_ji ∝ w_i K(z_j - z_i),  Σ_i r_ji = 1;   w_i ← Σ_j v_j r_ji        (1)
 
-        z_j the codes of field inputs, which count v_j, z_i those of the pool. A pool drawn as the field data were comes
-        out nearly equal. Normalised densities at the pool's inputs, which other tools take, would be right only if the
-        pool lay evenly in space, and put nearly all mass on few inputs in more than a few dimensions.
+        z_j the codes of field inputs, which count v_j, z_i those of the pool. Regions get the mass that the field has
+        there. Within a region it is spread unevenly: even a pool drawn as the field data were has an effective size of
+        less than half, so give such a pool equal masses instead. Normalised densities at the pool's inputs, which other
+        tools take, would be right only if the pool lay evenly in space, and put nearly all mass on few inputs in more
+        than a few dimensions.
 
         Args:
             pool: inputs; with labels, if priors are given.
@@ -317,7 +321,8 @@ def update_profile(
     shares = shares[kept] / shares.sum()
     joined = torch.cat([profile.codes, codes])[kept]
     fitted = density(joined, weights=shares, generator=generator)
-    updated = replace(profile, density=fitted, codes=joined, shares=shares, held=held)
+    probes = parts["held"].x[:PROBES].clone()
+    updated = replace(profile, density=fitted, codes=joined, shares=shares, held=held, probes=probes)
     _check_fit(updated)
     apart = (codes.double().mean(0) - profile.shares @ profile.codes.double()) / profile._spread
     rated = torch.searchsorted(profile._held_log_prob, profile.density.log_prob(held).detach(), right=True)
@@ -429,6 +434,10 @@ def _check_fit(profile: Profile) -> None:
     fitted = profile.density.log_prob(profile.codes[:: max(1, len(profile.codes) // 2000)]).detach()
     low = fitted.median() - profile._held_log_prob.median()
     limit = FAR * profile.codes.shape[1] + 2
+    if not math.isfinite(float(low)):
+        raise ValueError(
+            "the density of the field inputs is no number; most of them may be copies of a few: remove copies"
+        )
     if not float(low) <= limit:  # NaN is no fit either
         raise ValueError(
             f"the density rates held-back field inputs {float(low):.1f} nats below the ones it was fitted on, more "

@@ -69,6 +69,8 @@ class Ratio:
 
         An alternative to `Profile.weights`: for a pool drawn as the one it was fitted on.
         """
+        if len(pool) == 0:
+            raise ValueError("the pool is empty; give at least one input")
         mass = _clipped(self(pool.x), self.clip)
         return mass if priors is None else with_priors(mass, pool, priors)
 

@@ -14,6 +14,7 @@ from operant.conditions import Recipe, Severity, apply
 from operant.data import Samples, row_index
 from operant.model import slack_of
 from operant.networks import VAE, fit_vae
+from operant.profile.label_shift import Priors
 from operant.rng import global_streams
 
 CHUNK = 256  # rows made together; a row is made again with the others of its chunk
@@ -96,7 +97,7 @@ class Source(Protocol):
 
 
 def synthesise(
-    source: Source, n: int, *, priors: Sequence[float] | None = None, generator: torch.Generator
+    source: Source, n: int, *, priors: Priors | Sequence[float] | None = None, generator: torch.Generator
 ) -> Synthesised:
     """Make n labelled inputs as the field would send them.
 
@@ -124,7 +125,8 @@ def synthesise(
         raise ValueError(f"n must be at least 1, got {n}")
     device = generator.device
     seeds = torch.randint(SEEDS, (math.ceil(n / CHUNK),), generator=generator, device=device).cpu()
-    parts = [_chunk(source, int(seed), priors) for seed in seeds]
+    shares = priors.values if isinstance(priors, Priors) else priors
+    parts = [_chunk(source, int(seed), shares) for seed in seeds]
     sources = [part.source for part in parts if part.source is not None]
     return Synthesised(
         x=torch.cat([part.x for part in parts])[:n],
@@ -134,7 +136,7 @@ def synthesise(
         parameters={name: torch.cat([part.parameters[name] for part in parts])[:n] for name in parts[0].parameters},
         chunk=seeds.repeat_interleave(CHUNK)[:n],
         place=torch.arange(CHUNK).repeat(len(seeds))[:n],
-        priors=None if priors is None else tuple(float(p) for p in priors),
+        priors=None if shares is None else tuple(float(p) for p in shares),
     )
 
 
