@@ -173,6 +173,29 @@ class Suite:
         failing: Suite = self[self.prediction != self.label]
         return failing
 
+    def operational(self, level: float = 0.05, mass_quantile: float = 0.1) -> Suite:
+        """The operational failures, natural and where use is dense, ranked by mass times naturalness.
+
+        Args:
+            level: smallest ``naturalness``, a p-value.
+            mass_quantile: smallest ``quantile``, the share of field inputs that lie where use is no denser.
+        """
+        if not (0 < level < 1 and 0 <= mass_quantile < 1):
+            raise ValueError(
+                f"level must lie between 0 and 1 and mass_quantile in [0, 1), got {level} and {mass_quantile}"
+            )
+        if missing := [name for name in ("naturalness", "quantile", "mass") if name not in self.columns]:
+            raise ValueError(
+                f"operational failures are told by columns that this suite lacks: {', '.join(missing)}; "
+                "OperationalFuzz gives them, or with_columns"
+            )
+        failing = self.failures()
+        if len(failing) == 0:
+            raise ValueError(f"there must be failures to choose from, got none in {len(self)} cases; search longer")
+        kept = failing[(failing["naturalness"] >= level) & (failing["quantile"] >= mass_quantile)]
+        ranked: Suite = kept[(kept["mass"] * kept["naturalness"]).argsort(descending=True, stable=True)]
+        return ranked
+
     def samples(self) -> Samples:
         """The cases as labelled inputs, to retrain with."""
         return Samples(self.x, self.label)

@@ -6,6 +6,7 @@ from operant.generate.carlini_wagner import CarliniWagner
 from operant.generate.deepfool import DeepFool
 from operant.generate.fol_fuzz import FOLFuzz
 from operant.generate.gradient_sign import BIM, FGSM, PGD
+from operant.generate.operational import ConditionMove, GeneticMove, GradientMove, OperationalFuzz, hda, replay
 
 __all__ = [
     "ADAPT",
@@ -13,10 +14,16 @@ __all__ = [
     "FGSM",
     "PGD",
     "CarliniWagner",
+    "ConditionMove",
     "DeepFool",
     "FOLFuzz",
+    "GeneticMove",
+    "GradientMove",
+    "OperationalFuzz",
     "RandomMutation",
     "from_art",
     "from_autoattack",
     "from_foolbox",
+    "hda",
+    "replay",
 ]

@@ -1,0 +1,191 @@
+"""Operational fuzzing: moves of any mix, one judgement for all cases, and no seed that fills the suite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.generate.engine import Goal
+from operant.generate.operational._search import LEVEL, check_search
+from operant.measure.naturalness import Naturalness, neighbour_distance
+from operant.model import Classifier
+from operant.profile import Profile
+from operant.rng import uniform_like
+from operant.suite import Suite
+from operant.types import Fuzzer
+
+QUANTILE = 0.1  # of field data's density, from which a case lies where use is dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationalFuzz:
+    """Search for operational failures: natural, and where use is dense.
+
+    Each move works on all its seeds in one batch. A seed that has ``per_seed`` operational failures is done, and later
+    moves leave it alone. All failures are then asked about once more, rated by the calibrated p-value and by the
+    profile, and merged: of two cases of one seed whose codes lie nearer than field inputs lie to their neighbours (the
+    ``merge`` quantile of those distances), the one with the larger mass times naturalness stays, and so at most
+    ``per_seed`` stay in all. `Suite.operational` picks the operational failures among them.
+
+    Columns: ``naturalness`` (p-value), ``density`` (log), ``mass`` of the cell, ``quantile`` (the share of field inputs
+    that lie where use is no denser), ``l2`` and ``linf`` from the seed, ``move``, ``margin``, and what the move says.
+
+    A campaign steers by ``replace(fuzz, weight=2.0, moves_per_seed=1)``: those fields stand for the moves' own. Within
+    a move seeds do not see each other; which random numbers a later move draws for a seed depends on how many seeds
+    before it are still in play, unless ``stop_early`` is off.
+
+    Args:
+        moves: by a short name, in the order they are tried: `GradientMove`, `ConditionMove`, `GeneticMove`, or any
+            other fuzzer.
+        naturalness: rates cases. To be fair to moves it does not guide, or to judge them all, give another one.
+        profile: of the field.
+        cell_radius: of the cell around a case, in standard deviations of the field's codes.
+        shares: how likely each move is to be a seed's next one, drawn anew for each seed; unless given, all seeds
+            follow the order of the moves.
+        moves_per_seed: how many moves are tried on a seed, at most; all unless given.
+        weight, radius: given to every move that has such an option; unless given, each keeps its own.
+        per_seed: cases a seed, at most.
+        merge: how near is the same; 0 merges only what lies nearer than any two field inputs.
+        level, mass_quantile: what makes a failure operational.
+        stop_early: whether a seed is left alone once it has its operational failures.
+
+    References:
+        | Detecting Operational Adversarial Examples for Reliable Deep Learning (Zhao et al., 2021), RQ3
+        | https://arxiv.org/abs/2104.06015
+    """
+
+    moves: dict[str, Fuzzer]
+    naturalness: Naturalness = field(repr=False)
+    profile: Profile = field(repr=False)
+    cell_radius: float = 1.0
+    shares: dict[str, float] = field(default_factory=dict)
+    moves_per_seed: int | None = None
+    weight: float | None = None
+    radius: float | None = None
+    per_seed: int = 3
+    merge: float = 0.05
+    level: float = LEVEL
+    mass_quantile: float = QUANTILE
+    stop_early: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.moves:
+            raise ValueError("there must be at least one move, got none; give moves={'gradient': GradientMove(...)}")
+        if self.shares and (self.shares.keys() != self.moves.keys() or not all(s > 0 for s in self.shares.values())):
+            raise ValueError(f"shares must be positive, one for each of {', '.join(self.moves)}, got {self.shares}")
+        if self.per_seed < 1 or (self.moves_per_seed is not None and self.moves_per_seed < 1):
+            raise ValueError(
+                f"per_seed and moves_per_seed must be at least 1, got {self.per_seed} and {self.moves_per_seed}"
+            )
+        if not (0 <= self.merge < 1 and 0 <= self.mass_quantile < 1 and self.cell_radius > 0):
+            raise ValueError(
+                "merge and mass_quantile must lie in [0, 1) and cell_radius be positive, "
+                f"got {self.merge}, {self.mass_quantile} and {self.cell_radius}"
+            )
+        check_search(weight=self.weight or 0.0, enough=self.per_seed, level=self.level)
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        model.check(seeds)
+        self.profile.encode(seeds.x[:1])  # refuses other shapes before hours are spent
+        self.naturalness(seeds.x[:1])
+        order, left = self._order(len(seeds), generator), torch.full((len(seeds),), self.per_seed)
+        parts: list[Suite] = []
+        for turn in order.unbind(1):
+            for number, (name, move) in enumerate(self._steered().items()):
+                rows = ((turn == number) & (left > 0)).nonzero().flatten()
+                if len(rows) == 0:
+                    continue
+                part = self._natural(move(model, seeds[rows], generator=generator).failures())
+                parts.append(part.with_columns(move=np.full(len(part), name)))
+                if self.stop_early:
+                    good = (part["naturalness"] >= self.level) & (part["quantile"] >= self.mass_quantile)
+                    left -= torch.bincount(_row_of(part.seed[good], seeds), minlength=len(seeds))
+        return self._merged(self._judged(model, seeds, Suite.concat(parts)))
+
+    def _order(self, n: int, generator: torch.Generator) -> Tensor:
+        """Which move each seed is tried with in each turn, by number."""
+        turns = min(len(self.moves), self.moves_per_seed or len(self.moves))
+        if not self.shares:
+            return torch.arange(turns).expand(n, turns)
+        share = torch.tensor([self.shares[name] for name in self.moves])
+        u = uniform_like(share.expand(n, len(share)), 1e-9, 1.0, generator=generator).cpu()
+        return (-u.log() / share).argsort(1)[:, :turns]  # who comes first in such a race has won by its share
+
+    def _steered(self) -> dict[str, Fuzzer]:
+        """The moves, with the options that stand for their own."""
+        given = {name: getattr(self, name) for name in ("weight", "radius") if getattr(self, name) is not None}
+        return {name: _with(move, given) for name, move in self.moves.items()}
+
+    def _natural(self, suite: Suite) -> Suite:
+        """With what tells whether a failure is operational."""
+        if len(suite) == 0:
+            return suite.with_columns(naturalness=torch.empty(0), quantile=torch.empty(0))
+        return suite.with_columns(naturalness=self.naturalness(suite.x), quantile=self.profile.quantile(suite.x))
+
+    def _judged(self, model: Classifier, seeds: Samples, suite: Suite) -> Suite:
+        """Failures in seed order, by one more pass of the model, with every column."""
+        suite = suite[_row_of(suite.seed, seeds).argsort(stable=True)]
+        suite = replace(suite, attempted=len(seeds), skipped=0)
+        if len(suite) == 0:
+            return suite.with_columns(**dict.fromkeys(("margin", "density", "mass", "l2", "linf"), torch.empty(0)))
+        logits = model.batched_logits(suite.x)
+        margin = Goal().margin(logits, suite.label)
+        suite = replace(suite, prediction=logits.argmax(1)).with_columns(margin=margin).failures()
+        return suite.with_columns(
+            density=self.profile.log_prob(suite.x),
+            mass=self.profile.cell_mass(suite.x, self.cell_radius),
+            l2=suite.distances("l2"),
+            linf=suite.distances("linf"),
+        )
+
+    def _merged(self, suite: Suite) -> Suite:
+        if len(suite) == 0:
+            return suite
+        near = neighbour_distance(self.profile.held, self.profile.codes, k=1).quantile(self.merge)
+        value = suite["mass"] * suite["naturalness"]
+        codes = self.profile.encode(suite.x).detach()
+        kept: Suite = suite[distinct(suite.seed, codes, value, apart=float(near), most=self.per_seed)]
+        return kept
+
+
+def distinct(seed: Tensor, codes: Tensor, value: Tensor, *, apart: float, most: int) -> Tensor:
+    """Rows to keep, in order: of each seed the most valuable, then the next that lies apart from it, and so on.
+
+    Args:
+        seed: the seed of each row, ``(N,)``.
+        codes: what distances are taken of, ``(N, d)``.
+        value: which of two rows to keep.
+        apart: rows of one seed that are no further apart than this are one.
+        most: rows of one seed.
+
+    >>> seed, codes = torch.tensor([7, 7, 7, 8]), torch.tensor([[0.0], [0.1], [5.0], [0.0]])
+    >>> distinct(seed, codes, torch.tensor([1.0, 2.0, 1.0, 1.0]), apart=1.0, most=3)
+    tensor([1, 2, 3])
+    """
+    waiting, kept = value.argsort(descending=True, stable=True), [torch.empty(0, dtype=torch.int64)]
+    for _ in range(most):
+        seeds, group = seed[waiting].unique(return_inverse=True)
+        place = torch.arange(len(waiting))
+        first = torch.full_like(seeds, len(waiting)).scatter_reduce(0, group, place, "amin")
+        kept.append(waiting[first])
+        distance = (codes[waiting] - codes[kept[-1]][group]).norm(dim=1)
+        waiting = waiting[(distance > apart) & (place != first[group])]
+    return torch.cat(kept).sort().values
+
+
+def _row_of(ids: Tensor, seeds: Samples) -> Tensor:
+    """The row of ``seeds`` that has each of these ids; of several, the first."""
+    order = seeds.ids.argsort(stable=True)
+    return order[torch.searchsorted(seeds.ids[order], ids)]
+
+
+def _with(move: Any, given: dict[str, Any]) -> Fuzzer:
+    if not is_dataclass(move) or isinstance(move, type):
+        return cast(Fuzzer, move)
+    own = {f.name for f in fields(move)}
+    return cast(Fuzzer, replace(move, **{name: value for name, value in given.items() if name in own}))
