@@ -13,7 +13,7 @@ from torch import Tensor
 
 from operant.measure import gini as gini_impurity
 from operant.rng import spawn
-from operant.select import be_st, gini, km_st, random
+from operant.select import LOOKED_AT, be_st, gini, km_st, operational, random
 
 by_rank = partial(km_st, by="rank")
 EVERY = {
@@ -227,6 +227,149 @@ def test_gini_takes_the_least_certain():
     assert gini(gini_impurity(probs), 2, generator=spawn(0)).tolist() == [1, 2]
 
 
+# Operational: coverage of mass
+
+
+def coverage(codes: Tensor, values: Tensor, rows: list[int], *, width: float, shared: bool, covered=None) -> float:
+    """What the chosen rows cover beyond what was covered before, pair by pair."""
+    z, before = codes.double().tolist(), [] if covered is None else covered.double().tolist()
+
+    def near(a: list[float], b: list[float]) -> float:
+        return max(0.0, 1 - sum((p - q) ** 2 for p, q in zip(a, b, strict=True)) / width**2)
+
+    total = 0.0
+    for i, w in enumerate(values.tolist()):
+        share = w / sum(near(z[i], other) for other in z) if shared else w
+        old = max((near(z[i], other) for other in before), default=0.0)
+        total += share * (max([old, *(near(z[i], z[j]) for j in rows)]) - old)
+    return total
+
+
+def cloud(m: int, d: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Codes, some of them copies, and weights, some of them 0."""
+    codes = torch.randn(m, d, generator=spawn(seed, "codes"))
+    codes[m // 2 : m // 2 + m // 5] = codes[: m // 5]
+    return codes, (torch.rand(m, generator=spawn(seed, "weights")) - 0.1).clamp_min(0)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@settings(max_examples=40, deadline=None)
+@given(m=st.integers(2, 12), seed=st.integers(0, 50), width=st.floats(0.3, 3), known=st.integers(0, 3), data=st.data())
+def test_operational_takes_the_largest_gain_at_every_step(shared, m, seed, width, known, data):
+    codes, values = cloud(m, 2, seed=seed)
+    values[0] += 0.1
+    n = data.draw(st.integers(1, m))
+    covered = codes[m - known :] + 0.3 if known else None
+    options = {"width": width, "shared": shared, "covered": covered}
+    rows = operational(values, n, codes=codes, generator=spawn(seed), **options).tolist()
+    worth = partial(coverage, codes, values, **options)
+    for i in range(n):
+        best = max(worth([*rows[:i], j]) for j in range(m))
+        assert worth(rows[: i + 1]) == pytest.approx(best, rel=1e-9, abs=1e-9)
+    assert len(set(rows)) == n
+
+
+def test_operational_is_near_the_best_choice_that_brute_force_finds():
+    for seed in range(10):
+        codes, values = cloud(9, 2, seed=seed)
+        worth = partial(coverage, codes, values, width=1.0, shared=True)
+        best = max(worth(list(rows)) for rows in combinations(range(9), 3))
+        chosen = operational(values, 3, codes=codes, width=1.0, generator=spawn(0)).tolist()
+        assert worth(chosen) >= (1 - 1 / 2.718281828) * best
+
+
+def test_operational_with_many_cases_is_the_greedy_choice():
+    """More cases than are looked at together, so that bounds do their work."""
+    m, width = 6 * LOOKED_AT, 1.0
+    codes, values = cloud(m, 3, seed=1)
+    rows = operational(values, 40, codes=codes, width=width, shared=False, generator=spawn(0))
+    near = (1 - torch.cdist(codes.double(), codes.double()) ** 2 / width**2).clamp_min(0)
+    cover = torch.zeros(m, dtype=torch.float64)
+    for row in rows.tolist():
+        gains = (near - cover).clamp_min(0) @ values.double()
+        assert float(gains[row]) == pytest.approx(float(gains.amax()), rel=1e-9)
+        cover = torch.maximum(cover, near[row])
+
+
+def test_operational_does_not_depend_on_tiles(monkeypatch):
+    codes, values = torch.randn(150, 3, generator=spawn(0)), torch.rand(150, generator=spawn(1))
+    first = operational(values, 30, codes=codes, covered=codes[:7] + 0.1, generator=spawn(0))
+    monkeypatch.setattr("operant.select.PAIRS", 300)
+    monkeypatch.setattr("operant.select.LOOKED_AT", 3)
+    assert torch.equal(first, operational(values, 30, codes=codes, covered=codes[:7] + 0.1, generator=spawn(0)))
+
+
+def test_operational_of_cases_far_apart_takes_the_largest_values():
+    values, codes = torch.rand(50, generator=spawn(0)), 10.0 * torch.arange(50)[:, None]
+    for options in ({"codes": codes, "width": 1.0}, {"codes": codes, "width": 1e-9}, {}):
+        rows = operational(values, 12, generator=spawn(1), **options)
+        assert rows.tolist() == values.argsort(descending=True)[:12].tolist()
+
+
+@pytest.mark.parametrize("width", [None, 0.5])
+@pytest.mark.parametrize("shared", [True, False])
+def test_copies_of_what_is_chosen_come_last(width, shared):
+    corners = torch.tensor([[0.0, 0.0], [5.0, 0.0], [0.0, 5.0], [5.0, 5.0]])
+    codes, values = corners.repeat(10, 1), torch.tensor([9.0, 3.0, 2.0, 1.0]).repeat(10)
+    rows = operational(values, 6, codes=codes, width=width, shared=shared, generator=spawn(0))
+    assert (rows[:4] % 4).tolist() == [0, 1, 2, 3]
+    assert (rows[4:] % 4).tolist() == [0, 0]  # then by weight
+
+
+def test_cases_of_one_cell_share_its_mass_unless_each_has_its_own():
+    crowd, pair = torch.zeros(20, 2), torch.tensor([[9.0, 9.0], [9.0, 9.0]])
+    codes, values = torch.cat([crowd, pair]), torch.cat([torch.full((20,), 1.0), torch.full((2,), 2.0)])
+    first = {
+        shared: int(operational(values, 1, codes=codes, width=1.0, shared=shared, generator=spawn(0))) >= 20
+        for shared in (True, False)
+    }
+    assert first == {True: True, False: False}  # a cell of mass 2 before one of mass 1; twenty cases before two
+
+
+def test_what_is_covered_already_brings_nothing():
+    codes, values = torch.tensor([[0.0], [0.1], [4.0], [8.0]]), torch.tensor([10.0, 9.0, 2.0, 1.0])
+    options = {"codes": codes, "width": 1.0, "generator": spawn(0)}
+    assert set(operational(values, 2, **options).tolist()) == {0, 2}
+    assert set(operational(values, 2, covered=torch.tensor([[0.05]]), **options).tolist()) == {2, 3}
+    half = operational(values, 1, covered=torch.tensor([[0.9]]), **options)  # 10 · .81 is covered, 9 · .36 of the rest
+    assert int(half) in (0, 1)
+
+
+def test_a_case_reaches_as_far_as_it_takes_to_stand_for_its_share():
+    """Five clumps and five to choose: one from each, though some clumps have all the largest values."""
+    centres = 10 * torch.eye(5)
+    codes = centres.repeat_interleave(20, 0) + 0.1 * torch.randn(100, 5, generator=spawn(0))
+    values = 1 + torch.arange(100).float() / 100
+    chosen = operational(values, 5, codes=codes, generator=spawn(1))
+    assert sorted((chosen // 20).tolist()) == [0, 1, 2, 3, 4]
+    assert sorted((gini(values, 5, generator=spawn(1)) // 20).tolist()) == [4] * 5
+
+
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_the_scale_of_codes_and_values_does_not_matter(n):
+    codes, values = cloud(40, 3, seed=4)
+    plain = operational(values, n, codes=codes, generator=spawn(0))
+    for factor in (2.0**-40, 2.0**40):
+        scaled = operational(values * factor, n, codes=codes * factor, generator=spawn(0))
+        assert torch.equal(plain, scaled)
+    assert torch.equal(plain, operational(values, n, codes=codes.double(), generator=spawn(0)))
+
+
+def test_equal_codes_and_one_case_will_do():
+    values = torch.tensor([1.0, 3.0, 2.0])
+    rows = operational(values, 3, codes=torch.ones(3, 4), generator=spawn(0))
+    assert sorted(rows.tolist()) == [0, 1, 2]
+    assert operational(values[:1], 1, codes=torch.ones(1, 4), generator=spawn(0)).tolist() == [0]
+
+
+def test_operational_same_generator_same_rows_and_ties_at_random():
+    codes, values, before = torch.eye(6), torch.ones(6), torch.random.get_rng_state()
+    runs = [operational(values, 2, codes=codes, generator=spawn(seed)).tolist() for seed in (0, 0, *range(1, 40))]
+    assert runs[0] == runs[1]
+    assert len({i for rows in runs for i in rows}) == 6
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
 # Refusals
 
 three = torch.tensor([1.0, 2.0, 3.0])
@@ -273,3 +416,41 @@ def test_values_of_any_type_will_do():
     for dtype in (torch.float16, torch.float32, torch.int32, torch.bool):
         values: Tensor = torch.tensor([0, 1, 0, 1]).to(dtype).requires_grad_(dtype.is_floating_point)
         assert sorted(gini(values, 2, generator=spawn(0)).tolist()) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("values", "n", "options", "sentence"),
+    [
+        (torch.zeros(3), 1, {}, "values must be positive for some case, all 3 are 0"),
+        (torch.tensor([1.0, -1.0, -2.0]), 1, {}, "values must be 0 or more, mass times naturalness, got 2 of 3 below"),
+        (three, 4, {"codes": torch.ones(3, 2)}, "n must be from 1 to the number of cases (3), got 4"),
+        (three, 1, {"codes": torch.ones(2, 2)}, "codes must be a tensor (3, dimensions) with one row for each case"),
+        (three, 1, {"codes": torch.ones(3)}, "got shape (3,)"),
+        (three, 1, {"codes": [[1.0]] * 3}, "got a list"),
+        (three, 1, {"codes": torch.full((3, 2), torch.nan)}, "codes must be finite, got NaN or infinity in 3 of 3"),
+        (three, 1, {"codes": torch.ones(3, 2), "covered": torch.ones(4, 3)}, "covered must be a tensor (M, 2)"),
+        (three, 1, {"codes": torch.ones(3, 2), "covered": torch.full((1, 2), torch.inf)}, "in 1 of 1 rows"),
+        (three, 1, {"codes": torch.ones(3, 2), "width": 0.0}, "width must be a positive distance between codes, got"),
+        (three, 1, {"width": 1.0}, "covered and width speak of distances; give codes too"),
+        (three, 1, {"covered": torch.ones(1, 2)}, "give codes too"),
+    ],
+)
+def test_bad_input_of_operational_is_refused(values, n, options, sentence):
+    with pytest.raises(ValueError) as error:
+        operational(values, n, generator=spawn(0), **options)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "n", "sentence"),
+    [
+        (three, 0, "n must be from 1 to the number of cases (3), got 0"),
+        (torch.tensor([]), 1, "there are no cases to choose from"),
+        (torch.tensor([1.0, torch.nan]), 1, "got NaN or infinity for 1 of 2 cases"),
+        (torch.ones(3, 1), 1, "one number per case, got shape (3, 1)"),
+    ],
+)
+def test_bad_values_of_operational_are_refused_as_everywhere(values, n, sentence):
+    with pytest.raises(ValueError) as error:
+        operational(values, n, generator=spawn(0))
+    assert sentence in str(error.value)

@@ -1,7 +1,8 @@
 """Which cases to retrain with: one value per case and a number in, that many row numbers out.
 
 Every function here can stand for every other: ``(values, n, *, generator)`` gives n different rows, int64, in no
-particular order. Equal values are taken in random order, since a first-order loss is often exactly 0.
+particular order. Equal values are taken in random order, since a first-order loss is often exactly 0. What the values
+are is each function's own business; those of `operational` are masses, 0 or more.
 
 >>> fol = torch.tensor([0.0, 0.0, 0.1, 0.2, 5.0, 9.0])
 >>> sorted(be_st(fol, 4, generator=torch.Generator().manual_seed(0)).tolist())
@@ -10,11 +11,16 @@ particular order. Equal values are taken in random order, since a first-order lo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 SECTIONS = {"range": 10, "rank": 1000}  # unless told; the paper names no number, its released program has 1000
 HUGE = 1e300  # beyond this a range would overflow
+PAIRS = 2**21  # of cases, compared at once
+LOOKED_AT = 32  # cases whose gain is brought up to date together
+PROBED = 512  # cases that tell how far apart cases are
 
 
 def km_st(values: Tensor, n: int, *, k: int | None = None, by: str = "range", generator: torch.Generator) -> Tensor:
@@ -83,6 +89,99 @@ def random(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
     return _shuffled(len(_checked(values, n)), generator)[:n]
 
 
+def operational(
+    values: Tensor,
+    n: int,
+    *,
+    codes: Tensor | None = None,
+    covered: Tensor | None = None,
+    width: float | None = None,
+    shared: bool = True,
+    generator: torch.Generator,
+) -> Tensor:
+    """The cases that together cover most operational mass that is not covered yet, greedily; best first.
+
+        k(i, j) = max(0, 1 - |z_i - z_j|² / width²)                                    (1)
+        c_i = max k(i, j)  over what is covered and the cases j chosen so far          (2)
+        gain of j = Σ_i v_i max(0, k(i, j) - c_i)                                      (3)
+        v_i = w_i / Σ_j k(i, j),  or v_i = w_i where mass is not shared                (4)
+
+    What a case j is worth is the pmi that learning it may take away: its own mass times naturalness w times
+    (1 - already covered), and that of the cases near it in part. Copies of a chosen case are worth nothing. A mass is
+    that of a whole cell, which near cases have in common, so it is divided among them (4): twenty cases of one cell
+    count as much as one. Each step takes the largest gain, which comes within 1 - 1/e of the best choice there is.
+    Once nothing is left to gain, the rest are the cases of the largest w.
+
+    Args:
+        values: w, one for each case: mass times naturalness, ``suite["mass"] * suite["naturalness"]``.
+        n: how many cases to choose.
+        codes: where each case lies, ``(N, dimensions)``, for instance ``profile.encode(suite.x)``; distances are
+            Euclidean. Without codes no case is near another, and those of the largest values are chosen.
+        covered: codes of what was learned from before.
+        width: how far a case reaches; unless given, so far that the median case has N / n others within it.
+        shared: whether near cases have their mass in common. False where values are each case's own share, such as 1
+            for failures drawn from the field.
+
+    References:
+        | An Analysis of Approximations for Maximizing Submodular Set Functions (Nemhauser et al., 1978)
+        | https://doi.org/10.1007/BF01588971
+        | Accelerated Greedy Algorithms for Maximizing Submodular Set Functions (Minoux, 1978)
+        | https://doi.org/10.1007/BFb0006528
+    """
+    weights = _checked_weights(values, n)
+    if codes is None:
+        if covered is not None or width is not None:
+            raise ValueError("covered and width speak of distances; give codes too, one row for each case")
+        return gini(weights, n, generator=generator)
+    z, seen, scale = _checked_codes(codes, covered, len(weights))
+    order = _shuffled(len(weights), generator)  # of equal gains the first is taken
+    reach = _reach(z[order], n) if width is None else _checked_width(width) / scale
+    reach = max(reach, 1e-6)  # below that, rounding cannot tell copies from neighbours
+    return order[_greedy(z[order] / reach, seen / reach, weights[order], n, shared)]
+
+
+def _greedy(z: Tensor, seen: Tensor, weights: Tensor, n: int, shared: bool) -> Tensor:
+    """Rows of the largest gain, one after the other; codes are in units of the width.
+
+    A gain only shrinks as more is covered, so an old one is a bound: only the cases of the largest bounds are looked at
+    again, until one of them is above all bounds.
+    """
+    v = weights / _each(z, z, lambda near: near.sum(1)).clamp_min(1) if shared else weights  # (4)
+    cover = _each(z, seen, lambda near: near.amax(1)) if len(seen) else torch.zeros_like(v)  # (2)
+    bounds = _each(z, z, lambda near: (near - cover).clamp_min_(0) @ v)  # (3)
+    nothing, chosen = 1e-12 * float(v.sum()), list[int]()
+    while len(chosen) < n and float(bounds.amax()) > nothing:
+        rows = bounds.topk(min(LOOKED_AT, len(bounds) - len(chosen))).indices.sort().values
+        near = _near(z[rows], z)
+        bounds[rows] = (near - cover).clamp_min_(0) @ v  # (3)
+        best = int(bounds[rows].argmax())
+        if float(bounds[rows[best]]) >= max(float(bounds.amax()), nothing):
+            chosen.append(int(rows[best]))
+            cover = torch.maximum(cover, near[best])  # (2)
+            bounds[rows[best]] = -1.0
+    rest = weights.clone()
+    rest[chosen] = -1.0
+    return torch.cat([torch.tensor(chosen).long(), rest.argsort(descending=True, stable=True)[: n - len(chosen)]])
+
+
+def _each(a: Tensor, b: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
+    """One value for each row of a, from how near it is to each row of b."""
+    return torch.cat([value(_near(part, b)) for part in a.split(max(1, PAIRS // len(b)))])
+
+
+def _near(a: Tensor, b: Tensor) -> Tensor:
+    """(1) for each pair, from codes in units of the width."""
+    apart = torch.addmm(a.square().sum(1)[:, None] + b.square().sum(1), a, b.T, alpha=-2)
+    return apart.clamp_min_(0).neg_().add_(1).clamp_min_(0)
+
+
+def _reach(z: Tensor, n: int) -> float:
+    """The distance within which the median case has N / n others; z is in random order."""
+    rank = min(len(z), 1 + max(1, round(len(z) / n)))  # the nearest to a case is itself
+    apart = [torch.cdist(part, z).kthvalue(rank, dim=1).values for part in z[:PROBED].split(64)]
+    return float(torch.cat(apart).median())
+
+
 def _spread(values: Tensor, n: int, k: int, generator: torch.Generator) -> Tensor:
     low, width = values.amin(), values.amax() - values.amin()
     section = ((values - low) * k / width if width > 0 else values - low).long().clamp_max(k - 1)  # (1)
@@ -134,3 +233,42 @@ def _checked(values: Tensor, n: int) -> Tensor:
     if not 1 <= n <= len(values):
         raise ValueError(f"n must be from 1 to the number of cases ({len(values)}), got {n}; choose fewer or make more")
     return values
+
+
+def _checked_weights(values: Tensor, n: int) -> Tensor:
+    """The values as weights whose largest is 1."""
+    weights = _checked(values, n)
+    if bad := int((weights < 0).sum()):
+        raise ValueError(
+            f"values must be 0 or more, mass times naturalness, got {bad} of {len(weights)} below; leave them out"
+        )
+    if not bool((weights > 0).any()):
+        raise ValueError(
+            f"values must be positive for some case, all {len(weights)} are 0: no case lies where the system is used; "
+            "look for others, or choose with random"
+        )
+    return weights / weights.amax()
+
+
+def _checked_codes(codes: Tensor, covered: Tensor | None, size: int) -> tuple[Tensor, Tensor, float]:
+    """The codes as float64 on the CPU, around their mean and none further from it than 1; and the scale of that."""
+    if not isinstance(codes, Tensor) or codes.ndim != 2 or len(codes) != size or codes.shape[1] == 0:
+        got = f"shape {tuple(codes.shape)}" if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
+        raise ValueError(f"codes must be a tensor ({size}, dimensions) with one row for each case, got {got}")
+    covered = codes[:0] if covered is None else covered
+    if not isinstance(covered, Tensor) or covered.ndim != 2 or covered.shape[1] != codes.shape[1]:
+        got = f"shape {tuple(covered.shape)}" if isinstance(covered, Tensor) else f"a {type(covered).__name__}"
+        raise ValueError(f"covered must be a tensor (M, {codes.shape[1]}) of codes like those of the cases, got {got}")
+    z, seen = (v.detach().cpu().double() for v in (codes, covered))
+    for name, values in (("codes", z), ("covered", seen)):
+        if bad := int((~(values.abs() < HUGE**0.5)).any(1).sum()):
+            raise ValueError(f"{name} must be finite, got NaN or infinity in {bad} of {len(values)} rows; remove them")
+    z, seen = z - z.mean(0), seen - z.mean(0)
+    scale = float(torch.cat([z, seen]).norm(dim=1).amax()) or 1.0
+    return z / scale, seen / scale, scale
+
+
+def _checked_width(width: float) -> float:
+    if not 0 < width < HUGE:
+        raise ValueError(f"width must be a positive distance between codes, got {width}")
+    return width

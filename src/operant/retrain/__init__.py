@@ -1,5 +1,18 @@
 """Step 4: from a model and chosen cases to a better model."""
 
 from operant.retrain.finetune import Finetune, FinetuneEpoch, FinetuneRecord, Retrained
+from operant.retrain.monitor import PmiMonitor, pmi_monitor
+from operant.retrain.operational import OperationalEpoch, OperationalFinetune, OperationalRecord, Repaired
 
-__all__ = ["Finetune", "FinetuneEpoch", "FinetuneRecord", "Retrained"]
+__all__ = [
+    "Finetune",
+    "FinetuneEpoch",
+    "FinetuneRecord",
+    "OperationalEpoch",
+    "OperationalFinetune",
+    "OperationalRecord",
+    "PmiMonitor",
+    "Repaired",
+    "Retrained",
+    "pmi_monitor",
+]

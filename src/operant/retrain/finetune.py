@@ -8,15 +8,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
-from operant.model import Classifier, copy_module
-from operant.networks.training import descend, shuffled_batches, training_bar
-from operant.rng import global_streams
+from operant.model import Classifier
+from operant.retrain._loop import Diverged, Learner, check_training, passes, shuffled
 from operant.types import Monitor
-
-OPTIMISERS = ("adam", "sgd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +91,15 @@ class Finetune:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise ValueError(f"epochs and batch_size must be at least 1, got {self.epochs} and {self.batch_size}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.optimiser not in OPTIMISERS:
-            raise ValueError(f'optimiser must be "adam" or "sgd", got {self.optimiser!r}')
+        check_training(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            optimiser=self.optimiser,
+            max_drop=self.max_drop,
+        )
         if self.decay_after is not None and not 1 <= self.decay_after < self.epochs:
             raise ValueError(f"decay_after must be an epoch from 1 to {self.epochs - 1}, got {self.decay_after}")
-        if not 0 <= self.max_drop <= 1:
-            raise ValueError(f"max_drop must be a share from 0 to 1, got {self.max_drop}; 0.01 is one point")
 
     def __call__(
         self,
@@ -124,97 +121,103 @@ class Finetune:
             monitor: smaller is better; the error on the validation samples unless given.
             generator: shuffles the batches and seeds dropout; the same one gives the same weights, bit for bit.
         """
-        _check_data(model, train, cases, validation)
+        check_data(model, train=train, cases=cases, validation=validation)
         before = model.accuracy(validation)
-        floor = before - self.max_drop - 1e-9  # of rounding
+        floor = floor_of(before, self.max_drop)
         data = Samples.concat([train, cases.to(train.x.device)]) if len(cases) else train
         history: list[FinetuneEpoch] = []
-        best, reason = model, ""
-        try:
-            with closing(self._epochs(model, data, history, generator)) as epochs:
-                for loss, candidate in epochs:
-                    accuracy = _finite_accuracy(candidate, validation, len(history) + 1)
-                    value = 1 - accuracy if monitor is None else _number(monitor(candidate))
-                    history.append(FinetuneEpoch(epoch=len(history) + 1, loss=loss, accuracy=accuracy, monitor=value))
-                    if _best(history, floor) is history[-1]:
-                        best = candidate
-        except _Diverged as error:
-            best, reason = model, f"{error}, so the original weights were kept; try a lower learning_rate"
-        chosen = None if reason else _best(history, floor)
+        epochs = self._epochs(model, data, history, generator)
+        kept, problem = watch(model, epochs, history, validation=validation, monitor=monitor, floor=floor)
+        chosen = None if problem else _best(history, floor)
         record = FinetuneRecord(
             best_epoch=chosen.epoch if chosen else 0,
-            reason=reason or _reason(chosen, history, floor, before, self.max_drop),
+            reason=problem or reason_of(chosen, history, floor, before, self.max_drop),
             n_train=len(train),
             n_cases=len(cases),
             accuracy_before=before,
             history=tuple(history),
         )
-        return Retrained(model=best, record=record)
+        return Retrained(model=kept, record=record)
 
     def _epochs(
         self, model: Classifier, data: Samples, history: Sequence[FinetuneEpoch], generator: torch.Generator
     ) -> Generator[tuple[float, Classifier]]:
         """After each epoch its mean loss and the model as it then is; the caller adds to ``history`` in between."""
-        learner = _laid_out(model.unwrap(), channels_last=model.channels_last)
-        optimizer = self._optimizer(learner)
+        learner = Learner(model, optimiser=self.optimiser, learning_rate=self.learning_rate)
         steps = math.ceil(len(data) / self.batch_size)
+        slower = math.inf if self.decay_after is None else self.decay_after * steps
 
-        def logits(x: Tensor) -> Tensor:
-            z = model.normalise(x.to(model.device))
-            last = model.channels_last and z.ndim == 4
-            out: Tensor = learner(z.contiguous(memory_format=torch.channels_last) if last else z)
-            return out
+        def step(number: int, rows: Tensor) -> float:
+            z = learner.logits(data.x[rows])
+            rate = self.learning_rate * 0.1 if number >= slower else self.learning_rate
+            return learner.descend(cross_entropy(z, data.labels[rows].to(z.device)), rate=rate)  # (1)
 
-        with global_streams(generator), training_bar(self.progress, epochs=self.epochs, steps=steps) as show:
-            for epoch in range(1, self.epochs + 1):
-                if self.decay_after is not None and epoch == self.decay_after + 1:
-                    _decay(optimizer)
-                learner.train()
-                accuracies, total = [e.accuracy for e in history], 0.0
-                for x, y in shuffled_batches(data, steps, generator=generator):
-                    loss = float(descend(optimizer, logits, x, y))  # (1)
-                    if not math.isfinite(loss):
-                        raise _Diverged(f"the loss became {loss} in epoch {epoch}")
-                    show(accuracies, loss, 1)
-                    total += loss * len(x)
-                loss = total / len(data)
-                yield loss, model.rewrap(_laid_out(copy_module(learner).eval(), channels_last=False))
-                show([e.accuracy for e in history], loss, 0)
-
-    def _optimizer(self, learner: nn.Module) -> torch.optim.Optimizer:
-        trainable = [p for p in learner.parameters() if p.requires_grad]
-        if self.optimiser == "sgd":
-            return torch.optim.SGD(trainable, lr=self.learning_rate, momentum=0.9, fused=True)
-        return torch.optim.Adam(trainable, lr=self.learning_rate, fused=True)
+        return passes(
+            learner,
+            order=lambda: shuffled(len(data), generator=generator).to(data.x.device),
+            step=step,
+            candidate=learner.classifier,
+            accuracies=lambda: [e.accuracy for e in history],
+            epochs=self.epochs,
+            steps=steps,
+            progress=self.progress,
+            generator=generator,
+        )
 
 
-class _Diverged(Exception):
-    """Training went where no number is."""
+# Which epoch ----------------------------------------------------------------------------------------------------------
 
 
-def _laid_out(module: nn.Module, *, channels_last: bool) -> nn.Module:
-    """The module with the weights of its convolutions in the order that runs fastest, or in torch's usual one."""
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            part.to(memory_format=layout)  # type: ignore[call-overload]
-    return module
+def watch(
+    model: Classifier,
+    epochs: Generator[tuple[float, Classifier]],
+    history: list[FinetuneEpoch],
+    *,
+    validation: Samples,
+    monitor: Monitor | None,
+    floor: float,
+    below: float = math.inf,
+    patience: int | None = None,
+) -> tuple[Classifier, str]:
+    """Judge the model after each epoch, into ``history``: the best one, and what went wrong, if something did.
+
+    Args:
+        floor: the lowest clean accuracy that will do.
+        below: what the monitor must be below.
+        patience: stop after this many epochs without a better one.
+    """
+    kept = model
+    try:
+        with closing(epochs):
+            for loss, candidate in epochs:
+                accuracy = _finite_accuracy(candidate, validation, len(history) + 1)
+                value = 1 - accuracy if monitor is None else number(monitor(candidate))
+                history.append(FinetuneEpoch(epoch=len(history) + 1, loss=loss, accuracy=accuracy, monitor=value))
+                best = _best(history, floor, below)
+                if best is history[-1]:
+                    kept = candidate
+                if patience is not None and len(history) - (best.epoch if best else 0) >= patience:
+                    break
+    except Diverged as error:
+        return model, f"{error}, so the original weights were kept; try a lower learning_rate"
+    return kept, ""
 
 
-def _decay(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] *= 0.1
+def floor_of(before: float, max_drop: float) -> float:
+    """The lowest clean accuracy that will do."""
+    return before - max_drop - 1e-9  # of rounding
 
 
-def _best(history: Sequence[FinetuneEpoch], floor: float) -> FinetuneEpoch | None:
+def _best(history: Sequence[FinetuneEpoch], floor: float, below: float = math.inf) -> FinetuneEpoch | None:
     """The first epoch that no other beats among those that are accurate enough."""
-    accurate = [e for e in history if e.accuracy >= floor]
-    return min(accurate, key=lambda e: (e.monitor, -e.accuracy), default=None)
+    good = [e for e in history if e.accuracy >= floor and (e.monitor < below or below == math.inf)]
+    return min(good, key=lambda e: (e.monitor, -e.accuracy), default=None)
 
 
-def _reason(
+def reason_of(
     chosen: FinetuneEpoch | None, history: Sequence[FinetuneEpoch], floor: float, before: float, max_drop: float
 ) -> str:
+    """Why this epoch was chosen, or none, in a sentence."""
     within = f"clean validation accuracy at most {max_drop} below the original {before:.4f}"
     if chosen is None:
         highest = max(e.accuracy for e in history)
@@ -228,16 +231,21 @@ def _finite_accuracy(model: Classifier, samples: Samples, epoch: int) -> float:
     try:
         return model.accuracy(samples)
     except ValueError as error:
-        raise _Diverged(f"after epoch {epoch} {error}") from None
+        raise Diverged(f"after epoch {epoch} {error}") from None
 
 
-def _number(value: float) -> float:
+def number(value: float) -> float:
+    """What a monitor said, if it said something."""
     if math.isnan(value):
         raise ValueError("the monitor must return a number, got NaN; smaller is better")
     return float(value)
 
 
-def _check_data(model: Classifier, train: Samples, cases: Samples, validation: Samples) -> None:
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def check_data(model: Classifier, *, train: Samples, cases: Samples, validation: Samples) -> None:
+    """Refuse data that cannot be learned from, or that would be judged on."""
     if len(train) == 0:
         raise ValueError("there are no training data; cases alone would make the model forget the rest")
     if len(validation) == 0:
@@ -250,8 +258,13 @@ def _check_data(model: Classifier, train: Samples, cases: Samples, validation: S
         if len(part):
             model.check(part)
     for name in ("train", "cases"):
-        if shared := int(torch.isin(validation.ids, roles[name].ids).sum()):
-            raise ValueError(
-                f"validation must hold no input that is learned from, got {shared} of {len(validation)} that are in "
-                f"{name} too; split by id, with Samples.split"
-            )
+        check_apart(validation, roles[name], judge="validation", learned=name)
+
+
+def check_apart(judges: Samples, learned_from: Samples, *, judge: str, learned: str) -> None:
+    """Refuse to judge a model on what it learns from."""
+    if shared := int(torch.isin(judges.ids, learned_from.ids).sum()):
+        raise ValueError(
+            f"{judge} must hold no input that is learned from, got {shared} of {len(judges)} that are in {learned} "
+            "too; split by id, with Samples.split"
+        )
