@@ -150,7 +150,7 @@ def assess_reliability(
     check_confidence(confidence)
     _check_pool(model, pool, labels, used)
     codes = profile.encode(pool.x).detach()
-    _check_mass(profile, codes)
+    outside = _checked_outside(profile, codes)
     p = normalised(torch.ones(len(pool)) if mass is None else mass, len(pool), "mass")
     if design == "pps":
         weights = p
@@ -178,7 +178,7 @@ def assess_reliability(
         by_class=_parts(y, failed, shares, _class_masses(drawn, y, model.classes(pool.x))),
         by_cell=_parts(cells[drawn.indices], failed, shares, _sums(cells, p, len(centres)), centres),
         ids=tuple(asked.ids.tolist()),
-        findings=told.findings + profile.findings + _doubts(profile, codes, p, labels),
+        findings=told.findings + profile.findings + _doubts(outside, p, labels),
     )
 
 
@@ -343,21 +343,19 @@ def _check_pool(model: Classifier, pool: Samples, labels: int, used: Tensor | No
             )
 
 
-def _check_mass(profile: Profile, codes: Tensor) -> None:
-    outside = _outside(profile, codes)
+def _checked_outside(profile: Profile, codes: Tensor) -> float:
+    """The share of a pool that is stranger than field inputs are; refused where that is most of it."""
+    outside = float((profile.quantile_of_codes(codes) < STRANGE).double().mean())
     if outside > OUTSIDE:
         raise ValueError(
             f"the profile has no mass on this pool: {outside:.0%} of its inputs are stranger than 99 % of field "
             "inputs; give inputs from the field, or fit the profile to data like these"
         )
+    return outside
 
 
-def _outside(profile: Profile, codes: Tensor) -> float:
-    return float((profile.quantile_of_codes(codes) < STRANGE).double().mean())
-
-
-def _doubts(profile: Profile, codes: Tensor, mass: Tensor, labels: int) -> tuple[Finding, ...]:
-    found, outside, effective = [], _outside(profile, codes), 1 / float(mass.square().sum())
+def _doubts(outside: float, mass: Tensor, labels: int) -> tuple[Finding, ...]:
+    found, effective = [], 1 / float(mass.square().sum())
     if outside > 0.1:
         found.append(
             Finding(

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from operant.density.kde import check_weights
 from operant.rng import global_streams, normal_like
 
 ROWS = 4096  # computed at once
@@ -143,6 +144,5 @@ def _check_data(x: Tensor, weights: Tensor | None) -> Tensor:
     if not bool(x.isfinite().all()):
         raise ValueError("x must be finite, got NaN or infinity; remove those rows")
     v = torch.ones(len(x), device=x.device) if weights is None else weights.float().to(x.device)
-    if v.shape != (len(x),) or not bool((v.isfinite() & (v >= 0)).all()) or not float(v.sum()) > 0:
-        raise ValueError(f"weights must be {len(x)} finite numbers, 0 or more and not all 0")
+    check_weights(v, len(x))
     return v

@@ -52,7 +52,7 @@ class KDE:
 
     def __post_init__(self) -> None:
         _check_references(self.references)
-        _check_weights(self.weights, len(self.references))
+        check_weights(self.weights, len(self.references))
         if not abs(float(self.weights.sum()) - 1) <= 1e-6:
             raise ValueError(f"weights must sum to 1, got {float(self.weights.sum()):.6g}; `fit_kde` makes them do so")
         _check_bandwidth(self.bandwidth, self.references)
@@ -218,7 +218,7 @@ def fit_kde(
     x = x.detach()
     if weights is None:
         weights = torch.ones(len(x), device=x.device)
-    _check_weights(weights, len(x))
+    check_weights(weights, len(x))
     share = weights.detach().to(x.device, torch.float64)
     share = share / share.sum()
     return KDE(x, _chosen_bandwidth(x, share, bandwidth, generator or spawn(0, "likelihood")), share)
@@ -438,7 +438,7 @@ def _check_finite(x: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be finite, got NaN or infinity in {bad} of {len(x)} rows; remove them")
 
 
-def _check_weights(weights: Tensor, n: int) -> None:
+def check_weights(weights: Tensor, n: int) -> None:
     if weights.shape != (n,):
         raise ValueError(f"weights must have shape ({n},), one per reference, got {tuple(weights.shape)}")
     if not bool((weights.isfinite() & (weights >= 0)).all()) or not bool(weights.sum() > 0):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from operant.density.kde import check_weights
 from operant.rng import normal_like
 
 STEPS = 300  # of expectation-maximisation, at most
@@ -86,8 +87,7 @@ def fit_mixture(
     n = _check_data(x, components)
     z = x.detach().double()
     v = torch.full((n,), 1 / n, dtype=torch.float64, device=z.device) if weights is None else weights.double()
-    if v.shape != (n,) or not bool((v.isfinite() & (v >= 0)).all()) or not float(v.sum()) > 0:
-        raise ValueError(f"weights must be {n} finite numbers, 0 or more and not all 0")
+    check_weights(v, n)
     v = v / v.sum()
     centre = v @ z
     floor = FLOOR * float((v @ (z - centre).square()).mean())

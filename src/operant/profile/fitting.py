@@ -19,7 +19,7 @@ from operant.doctor import Finding
 from operant.model import Classifier
 from operant.networks import PCA, VAE, Flat, fit_pca
 from operant.profile._cells import box_mass, nearest_mass
-from operant.profile.label_shift import Priors
+from operant.profile.label_shift import Priors, shares_of
 from operant.rng import spawn
 from operant.types import Density
 
@@ -237,8 +237,7 @@ def layer_features(model: Classifier, layer: str) -> Features:
 
 def with_priors(mass: Tensor, pool: Samples, priors: Priors | Sequence[float]) -> Tensor:
     """The masses of a labelled pool's inputs, scaled so that each class has its prior."""
-    given = torch.tensor(priors.values if isinstance(priors, Priors) else list(priors), dtype=torch.float64)
-    check_priors(given)
+    given = shares_of(priors)
     if pool.y is None:
         raise ValueError(
             "priors need the class of each input of the pool; label it, or let the model stand in for that: "
@@ -253,13 +252,6 @@ def with_priors(mass: Tensor, pool: Samples, priors: Priors | Sequence[float]) -
     factor = torch.where(held > 0, given / held.clamp_min(torch.finfo(held.dtype).tiny), 0.0)
     weights = mass.cpu().double() * factor[y]
     return weights / weights.sum()
-
-
-def check_priors(priors: Tensor) -> None:
-    """Refuse what cannot be how often each class occurs."""
-    total = float(priors.sum())
-    if not bool((priors >= 0).all()) or not abs(total - 1) <= 1e-6:
-        raise ValueError(f"priors must be 0 or more and sum to 1, got {priors.tolist()}, which sum to {total:.6g}")
 
 
 # Updates --------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 from scipy.stats import norm as normal
 from scipy.stats import t as student
+from torch import Tensor
 
 from operant.data import Samples
 from operant.doctor import Finding
@@ -56,6 +57,17 @@ class Priors:
         for c, (v, low, high, s) in enumerate(rows):
             lines.append(f"  {c:>3}  {v:6.1%}  [{low:5.1%}, {high:5.1%}]   labelled {s:6.1%}")
         return "\n".join([*lines, *(str(finding) for finding in self.findings)])
+
+
+def shares_of(priors: Priors | Sequence[float]) -> Tensor:
+    """Priors, estimated or declared, as numbers ``(classes,)`` in float64; what cannot be priors is refused."""
+    given = priors.values if isinstance(priors, Priors) else priors
+    values = torch.tensor([float(p) for p in given], dtype=torch.float64)
+    total = float(values.sum())
+    if not (bool((values >= 0).all()) and abs(total - 1) <= 1e-6):
+        told = ", ".join(f"{v:.4g}" for v in values.tolist())
+        raise ValueError(f"priors must be 0 or more and sum to 1, got {told} with the sum {total:.6g}")
+    return values / total
 
 
 def estimate_priors(
@@ -271,7 +283,7 @@ def _disagreement(method: str, other: str, difference: Array, resampled: Array) 
     """Classes whose two estimates differ by more than chance would make them, at 1 % over all classes together."""
     tail = 0.01 / len(difference) / 2
     spread = resampled.std(0, ddof=1)
-    limit = float(-_normal_quantile(tail)) * spread + 0.01
+    limit = float(normal.isf(tail)) * spread + 0.01
     far = np.flatnonzero(np.abs(difference) > limit)
     if len(far) == 0:
         return ()
@@ -294,10 +306,6 @@ def _one_class(outputs: _Outputs) -> tuple[Finding, ...]:
     problem = f"the model predicts class {seen[0]} for all {len(outputs.field)} field inputs"
     advice = "If other classes occur in use, gather field data again; if none does, nothing has to be told apart"
     return (Finding(name="one class", problem=problem, advice=advice, severity="warning"),)
-
-
-def _normal_quantile(p: float) -> float:
-    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
 
 
 def _draw(n: int, generator: torch.Generator) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from operant.conditions import Recipe, Severity, apply
 from operant.data import Samples, row_index
 from operant.model import slack_of
 from operant.networks import VAE, fit_vae
-from operant.profile.label_shift import Priors
+from operant.profile.label_shift import Priors, shares_of
 from operant.rng import global_streams
 
 CHUNK = 256  # rows made together; a row is made again with the others of its chunk
@@ -298,7 +298,7 @@ class FromSimulator:
         made = self._run(n, generator)
         if priors is None:
             return made
-        wanted = _drawn(_summing_to_1(priors), n, generator)
+        wanted = _drawn(shares_of(priors), n, generator)
         parts, attempts = [made], 1
         while missing := _missing(wanted, torch.cat([part.y for part in parts]), len(priors)):
             if attempts == ATTEMPTS:
@@ -344,7 +344,7 @@ def _chosen(parts: list[Made], wanted: Tensor) -> Made:
 
 def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
     """Priors as numbers ``(classes,)`` in float64; refused where they do not fit the labels."""
-    values = _summing_to_1(priors)
+    values = shares_of(priors)
     counts = y.bincount()
     if len(values) != len(counts):
         raise ValueError(
@@ -356,18 +356,6 @@ def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
             f"a class with a positive prior must occur in the labelled data, and {lacking} do not; label some of those"
         )
     return values
-
-
-def _summing_to_1(priors: Sequence[float]) -> Tensor:
-    values = torch.tensor([float(p) for p in priors], dtype=torch.float64)
-    total = float(values.sum())
-    if not (bool((values >= 0).all()) and abs(total - 1) <= 1e-6):
-        raise ValueError(f"priors must be 0 or more and sum to 1, got {_listed(values)} with the sum {total:.6g}")
-    return values / total
-
-
-def _listed(values: Tensor) -> str:
-    return "[" + ", ".join(f"{float(v):.4g}" for v in values) + "]"
 
 
 def _uniform(n: int, generator: torch.Generator) -> Tensor:
