@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from operant import results
 from operant.data import Samples
 from operant.density import KDE, fit_kde
+from operant.measure._texture import is_image, texture
 from operant.measure.conformal import Conformal, check_level, fewest, fit_conformal, min_bonferroni
 from operant.model import Classifier
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
 
-SCORES = ("reconstruction", "neighbours", "density", "intensities")
+SCORES = ("reconstruction", "neighbours", "density", "intensities", "texture")  # the last of images only
 LEVEL = 0.05  # the calibration part must be large enough for p-values below this
 FEWEST_FITTED = 60  # field inputs to learn the scores from
 MOST_FEATURES = 4096  # of one input, for which a covariance is learned
@@ -30,6 +31,8 @@ LEVELS = 8  # above which an input's values are summed up
 WIDEST = 3.0  # standard deviations from the mean to the outermost levels, where there are no bounds
 LEVEL_SHRINKAGE = 0.01  # of the mean variance of such sums: they move together, what matters is how they do not
 LEAST_VARIANCE = 1e-6  # of such a sum, in units of the VAE's scale
+TEXTURE_SHRINKAGE = 1e-3  # of the mean variance of shares of local differences, which move together too
+LEAST_TEXTURE = 1e-10  # variance of such a share
 PAIRS = 2**22  # distances computed at once
 PROBES = 4  # inputs kept to know the model again
 
@@ -52,14 +55,35 @@ class Whitening:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Naturalness:
-    """What field inputs look like by four scores, and how strange each score is; made by `fit_naturalness`.
+class Texture:
+    """How strongly neighbouring pixels of field images differ: their local differences, summed up and whitened."""
 
-    Calling it gives a p-value for each row: four conformal p-values, combined by min-Bonferroni. An input that is
-    drawn as the field data were, and is not one of them, falls below a level with at most that probability; one of the
-    field data themselves may look more natural than it is. With n calibration inputs, values run in steps of
-    4 / (n + 1) from that number to 1. All that is stranger than every calibration input shares the smallest value, so
-    rank strange cases by `surrogate`, which tells them apart.
+    width: float  # of the range of values, that differences are parts of
+    whitening: Whitening = field(repr=False)
+    references: Tensor = field(repr=False)  # whitened, of (some of) the fitting part
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.whitening(texture(x.to(self.references), width=self.width))
+
+    def distance(self, x: Tensor, *, k: int) -> Tensor:
+        """Of each image to the k-th nearest reference."""
+        return self._neighbours(self(x), k=k)
+
+    @cached_property
+    def _neighbours(self) -> Neighbours:
+        return Neighbours(self.references)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Naturalness:
+    """What field inputs look like by five scores, and how strange each score is; made by `fit_naturalness`.
+
+    Calling it gives a p-value for each row: one conformal p-value for each score, combined by min-Bonferroni. An input
+    that is drawn as the field data were, and is not one of them, falls below a level with at most that probability; one
+    of the field data themselves may look more natural than it is. Inputs that are not images of at least 8 x 8 pixels
+    have no texture: four scores are left. With n calibration inputs and m scores, values run in steps of m / (n + 1)
+    from that number to 1. All that is stranger than every calibration input shares the smallest value, so rank strange
+    cases by `surrogate`, which tells them apart.
 
     Args:
         vae: learned from the fitting part of the field data.
@@ -69,6 +93,7 @@ class Naturalness:
         k: which nearest reference's distance counts.
         codes: the density of mean codes of the fitting part.
         intensities: whitening of what an input's values sum up to above each of eight levels.
+        texture: of images; None for inputs that are not.
         calibration: the scores of the calibration part.
         probes: inputs whose features the first references are, to know the model again.
         layer: where the model is tapped, or None for pixels.
@@ -82,6 +107,7 @@ class Naturalness:
     k: int
     codes: KDE
     intensities: Whitening = field(repr=False)
+    texture: Texture | None = field(repr=False)
     calibration: dict[str, Conformal] = field(repr=False)
     probes: Tensor = field(repr=False)
     layer: str | None = None
@@ -101,7 +127,7 @@ class Naturalness:
 
         A level so low that the calibration inputs are too few for it is refused.
         """
-        check_level(level, self.calibration_size, tests=len(SCORES))
+        check_level(level, self.calibration_size, tests=len(self.calibration))
         return self(x) >= level
 
     def scores(self, x: Tensor) -> dict[str, Tensor]:
@@ -112,24 +138,28 @@ class Naturalness:
         the distance to the k-th nearest reference in whitened features. ``density`` is -log p of the mean code.
         ``intensities`` looks at which values there are, wherever they are, since light and contrast change those: the
         Mahalanobis distance, from the mean of field data, of the means of max(value, level) for eight levels.
+        ``texture``, of images only, is the distance to the k-th nearest reference in whitened shares of local
+        differences above eight sizes: the other scores look at an image as a whole, and where field data are noisy
+        themselves they hardly see adversarial noise, which is local.
         """
         mean, _ = self.vae.encode(x)
-        return {
+        scores = {
             "reconstruction": in_chunks(lambda part: (self.vae.residual(part).square() / self.noise).mean(1), x),
-            "neighbours": neighbour_distance(in_chunks(self._features, x), self.references, k=self.k),
+            "neighbours": self._neighbours(in_chunks(self._features, x), k=self.k),
             "density": -self.codes.log_prob(mean),
             "intensities": in_chunks(lambda part: self.intensities(_above_levels(self.vae, part)).norm(dim=1), x),
         }
+        return scores if self.texture is None else {**scores, "texture": self.texture.distance(x, k=self.k)}
 
     def surrogate(self, x: Tensor) -> Tensor:
         """A differentiable stand-in for the logarithm of naturalness, to search by: higher is more natural.
 
             s(x) = -log Σⱼ 1 / qⱼ(x)        (1)
 
-        with qⱼ the smooth stand-in for each conformal p-value (`Conformal.smooth_log_p`). It lies at most log 4 below
-        the smallest log qⱼ, goes on falling where the p-value has reached its smallest, and promises nothing about
-        errors: decide by the p-value. `rank_correlation` tells how well the two agree on given cases. A score that is
-        the same for all calibration inputs has no slope and is left out.
+        with qⱼ the smooth stand-in for each conformal p-value (`Conformal.smooth_log_p`). With m scores it lies at
+        most log m below the smallest log qⱼ, goes on falling where the p-value has reached its smallest, and promises
+        nothing about errors: decide by the p-value. `rank_correlation` tells how well the two agree on given cases. A
+        score that is the same for all calibration inputs has no slope and is left out.
         """
         scores, varying = self.scores(x), {name: c for name, c in self.calibration.items() if c.varies}
         logs = [conformal.smooth_log_p(scores[name]) for name, conformal in varying.items()]
@@ -146,6 +176,10 @@ class Naturalness:
 
     def _features(self, x: Tensor) -> Tensor:
         return self.whitening(self._tap(x))
+
+    @cached_property
+    def _neighbours(self) -> Neighbours:
+        return Neighbours(self.references)
 
     @cached_property
     def _tap(self) -> Callable[[Tensor], Tensor]:
@@ -168,17 +202,20 @@ def fit_naturalness(
 ) -> Naturalness:
     """Learn what field inputs look like, and how often a genuine one looks how strange.
 
-    The field data are dealt by id to two parts. From one, four scores are learned: reconstruction error of a VAE,
-    distance to the k-th nearest neighbour in whitened features, density of the VAE's code, and how usual an input's
-    values are, whatever their places (see `Naturalness.scores`). The other calibrates them, so that a genuine input's
-    p-value falls below a level with at most that probability (see `conformal_p_values`), whether or not the scores are
-    any good. How many strange inputs they catch is another matter, and depends on the data.
+    The field data are dealt by id to two parts. From one, the scores are learned: reconstruction error of a VAE,
+    distance to the k-th nearest neighbour in whitened features, density of the VAE's code, how usual an input's values
+    are, whatever their places, and, for images, how usual the differences between neighbouring pixels are (see
+    `Naturalness.scores`). The other calibrates them, so that a genuine input's p-value falls below a level with at most
+    that probability (see `conformal_p_values`), whether or not the scores are any good. How many strange inputs they
+    catch is another matter, and depends on the data.
 
     The paper wants naturalness as a stand-in for the profile inside a cell and leaves open which: the first three
-    scores are common ones; the fourth, and making one p-value with a promise of them all, is ours.
+    scores are common ones; the fourth, the fifth, and making one p-value with a promise of them all, are ours. The
+    fifth is there because the others look at an image as a whole, and adversarial noise is local.
 
     Args:
-        field: inputs from operation, labels not needed; a few hundred at least, since 80 of them must calibrate.
+        field: inputs from operation, labels not needed; a few hundred at least, since 100 images, or 80 inputs of
+            another kind, must calibrate.
         generator: draws the VAE's weights and batches, and which references are kept.
         model, layer: find neighbours in the output of this layer of the model (the penultimate one, say) instead of in
             pixels. Give both or neither. The model must not have been trained on the field data: it would know them
@@ -197,8 +234,9 @@ def fit_naturalness(
         | https://arxiv.org/abs/2204.06507
     """
     _check_options(model, layer, bounds, calibration=calibration, k=k, references=references)
-    check_field(field, bounds, at_least=FEWEST_FITTED + fewest(LEVEL, tests=len(SCORES)))
-    fitted, held = _dealt(field, calibration)
+    needed = fewest(LEVEL, tests=len(SCORES) if is_image(tuple(field.x.shape[1:])) else len(SCORES) - 1)
+    check_field(field, bounds, at_least=FEWEST_FITTED + needed)
+    fitted, held = _dealt(field, calibration, needed)
     with torch.no_grad():
         features = _features(fitted.x, model, layer)
         whitening = _fit_whitening(features)
@@ -213,6 +251,7 @@ def fit_naturalness(
             k=k,
             codes=_code_density(vae, fitted.x),
             intensities=_fit_intensities(vae, fitted.x),
+            texture=_fit_texture(fitted.x, kept, bounds) if is_image(vae.shape) else None,
             calibration={},
             probes=fitted.x[kept[:PROBES]].clone(),
             layer=layer,
@@ -275,29 +314,40 @@ def neighbour_distance(features: Tensor, references: Tensor, *, k: int = 5) -> T
     >>> neighbour_distance(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [2.0], [4.0]]), k=2)
     tensor([2., 7.])
     """
-    _check_neighbours(features, references, k)
-    centre = references.mean(0)
-    b = references - centre
-    squares = b.square().sum(1)
-    rows = max(1, PAIRS // max(b.shape))
-    return in_chunks(lambda part: _kth_distance(part.to(b) - centre, b, squares, k), features, rows=rows)
+    return Neighbours(references)(features, k=k)
 
 
-def _kth_distance(a: Tensor, b: Tensor, squares: Tensor, k: int) -> Tensor:
-    with torch.no_grad():
-        kth = torch.addmm(squares, a, b.T, alpha=-2).topk(k, largest=False).indices[:, -1]
-    distance: Tensor = torch.linalg.vector_norm(a - b[kth], dim=1)
-    return distance
+class Neighbours:
+    """References that were brought to their centre once, for any number of calls; see `neighbour_distance`."""
+
+    def __init__(self, references: Tensor) -> None:
+        if references.ndim != 2 or not bool(references.isfinite().all()):
+            raise ValueError(
+                f"references must be finite rows (n, d), got {tuple(references.shape)}, NaN or infinity; remove those"
+            )
+        self.centre = references.mean(0)
+        self.rows = references - self.centre
+        self.squares = self.rows.square().sum(1)
+
+    def __call__(self, features: Tensor, *, k: int) -> Tensor:
+        _check_neighbours(features, self.rows, k)
+        at_once = max(1, PAIRS // max(self.rows.shape))
+        return in_chunks(lambda part: self._distance(part.to(self.rows) - self.centre, k), features, rows=at_once)
+
+    def _distance(self, a: Tensor, k: int) -> Tensor:
+        with torch.no_grad():
+            kth = torch.addmm(self.squares, a, self.rows.T, alpha=-2).topk(k, largest=False).indices[:, -1]
+        distance: Tensor = torch.linalg.vector_norm(a - self.rows[kth], dim=1)
+        return distance
 
 
 # Learning the parts ---------------------------------------------------------------------------------------------------
 
 
-def _dealt(field: Samples, calibration: float) -> tuple[Samples, Samples]:
-    """What the scores are learned from, and what calibrates them."""
+def _dealt(field: Samples, calibration: float, needed: int) -> tuple[Samples, Samples]:
+    """What the scores are learned from, and what calibrates them, ``needed`` at least."""
     parts = field.split(naturalness_fitting=1 - calibration, naturalness_calibration=calibration)
     fitted, held = parts.values()
-    needed = fewest(LEVEL, tests=len(SCORES))
     if len(fitted.ids.unique()) < FEWEST_FITTED or len(held.ids.unique()) < needed:
         enough = math.ceil(1.25 * max(FEWEST_FITTED / (1 - calibration), needed / calibration))
         raise ValueError(
@@ -377,6 +427,14 @@ def _fit_intensities(vae: VAE, x: Tensor) -> Whitening:
     return _fit_whitening(means, shrinkage=LEVEL_SHRINKAGE, floor=LEAST_VARIANCE)
 
 
+def _fit_texture(x: Tensor, kept: Tensor, bounds: tuple[float, float]) -> Texture:
+    """Without bounds the width is that of the levels of `_above_levels`."""
+    width = bounds[1] - bounds[0] if all(map(math.isfinite, bounds)) else 2 * WIDEST * float(x.std())
+    shares = texture(x.float(), width=width)
+    whitening = _fit_whitening(shares, shrinkage=TEXTURE_SHRINKAGE, floor=LEAST_TEXTURE)
+    return Texture(width=float(width), whitening=whitening, references=whitening(shares[kept]))
+
+
 def _noise(vae: VAE, x: Tensor) -> Tensor:
     """What the VAE usually misses of each value, squared; values it never misses get a hundredth of the mean."""
     noise = torch.stack([vae.residual(part).square().sum(0) for part in x.split(1024)]).sum(0) / len(x)
@@ -424,5 +482,5 @@ def _check_neighbours(features: Tensor, references: Tensor, k: int) -> None:
         )
     if not 1 <= k <= len(references):
         raise ValueError(f"k must be from 1 to the number of references, {len(references)}, got {k}")
-    if not bool(features.detach().isfinite().all() and references.isfinite().all()):
-        raise ValueError("features and references must be finite, got NaN or infinity; remove those rows")
+    if not bool(features.detach().isfinite().all()):
+        raise ValueError("features must be finite, got NaN or infinity; remove those rows")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ POINTS = 256  # of a box, where its mass has no closed form
 MOST = 5000  # field inputs whose mass is handed out
 TOGETHER = 4  # factors multiplied before their logarithm is taken
 STEPS = 5  # of expectation-maximisation
+LEFT_OUT = 1e-3  # of a box's mass at most, in kernels that are not looked at
+NEAREST = 16  # kernels whose mass says how much that is
+GRID = 1024  # places at which a bound on boxes is looked for
 
 
 def box_mass(density: Density, z: Tensor, half: Tensor) -> Tensor:
@@ -35,27 +39,83 @@ def box_mass(density: Density, z: Tensor, half: Tensor) -> Tensor:
 
 
 def _kernel_boxes(kde: KDE, z: Tensor, half: Tensor) -> Tensor:
-    """Σᵢ wᵢ Π_d [Φ((z + h - μᵢ) / σ) - Φ((z - h - μᵢ) / σ)], in tiles of single precision."""
+    """Σᵢ wᵢ Π_d [Φ((z + h - μᵢ) / σ) - Φ((z - h - μᵢ) / σ)], in tiles of single precision.        (1)
+
+    Where all kernels have one bandwidth, those that hold less than a thousandth of the sum together are left out.
+    """
     centre = kde.references.double().mean(0)
-    references, widths = (kde.references.double() - centre).float(), kde.bandwidth.float().expand_as(kde.references)
-    log_weights = kde.weights.double().log()
-    parts = []
-    for rows in (z - centre).float().split(max(1, PAIRS // len(references))):
-        logs = log_weights.expand(len(rows), -1).clone()
-        for some in torch.arange(z.shape[1]).split(TOGETHER):
-            logs += _products(rows, references, widths * math.sqrt(2), half.float(), some.tolist()).log()
-        parts.append(logs.exp().sum(1).clamp_max(1))
-    return torch.cat(parts) if parts else z.new_zeros(0)
+    z, references, log_weights = z - centre, kde.references.double() - centre, kde.weights.double().log()
+    if len(z) == 0:
+        return z.new_zeros(0)
+    widths, rows = kde.bandwidth.double(), max(1, PAIRS // len(references))
+    if widths.shape == references.shape:
+        parts = [_every_box(part, references, widths, half, log_weights) for part in z.split(rows)]
+    else:
+        bound = _bound(references, widths, half, log_weights)
+        parts = [_near_boxes(part, references, widths, half, log_weights, bound(part)) for part in z.split(rows)]
+    return torch.cat(parts).clamp_max(1)
 
 
-def _products(z: Tensor, references: Tensor, widths: Tensor, half: Tensor, dimensions: list[int]) -> Tensor:
-    """Π_d of the bracket over some dimensions, ``(N, n)``; from upper tails, where differences keep their digits."""
-    product = z.new_ones(len(z), len(references))
-    for d in dimensions:
-        apart = (z[:, d, None] - references[:, d]).abs_()
-        near, far = ((apart + side) / widths[:, d] for side in (-half[d], half[d]))
-        product *= near.erfc_().sub_(far.erfc_()).div_(2)
-    return product
+def _every_box(z: Tensor, references: Tensor, widths: Tensor, half: Tensor, log_weights: Tensor) -> Tensor:
+    """(1) for kernels of any widths."""
+    logs = log_weights.expand(len(z), -1).clone()
+    for some in torch.arange(z.shape[1]).split(TOGETHER):
+        product = torch.ones(1)
+        for d in some.tolist():
+            product = product * _bracket(z[:, d, None].float() - references[:, d].float(), widths[:, d], half[d])
+        logs += product.log()
+    return logs.exp().sum(1)
+
+
+def _near_boxes(
+    z: Tensor, references: Tensor, widths: Tensor, half: Tensor, log_weights: Tensor, bound: Tensor
+) -> Tensor:
+    """(1) over kernels that may matter: a bound on the others' mass lies below their part of what may be left out."""
+
+    def mass(row: Tensor, kernel: Tensor) -> Tensor:
+        """Of these boxes under these kernels, summed over each row."""
+        total = z.new_zeros(len(z))
+        for i, j in zip(row.split(PAIRS // 64), kernel.split(PAIRS // 64), strict=True):
+            bracket = _bracket((z[i] - references[j]).float(), widths, half)
+            log_mass = log_weights[j] + sum(part.prod(1).log() for part in bracket.split(TOGETHER, dim=1))
+            total.index_add_(0, i, log_mass.exp())
+        return total
+
+    near = bound.topk(min(NEAREST, len(references))).indices
+    least = mass(torch.arange(len(z)).repeat_interleave(near.shape[1]), near.flatten())
+    row, kernel = (bound >= (LEFT_OUT * least / len(references)).log()[:, None]).nonzero().unbind(1)
+    return mass(row, kernel)
+
+
+def _bracket(apart: Tensor, widths: Tensor, half: Tensor) -> Tensor:
+    """What (1) has in brackets; from upper tails, where differences keep their digits."""
+    scale = (math.sqrt(0.5) / widths).to(apart)
+    near, reach = apart.abs_().mul_(scale), half.to(apart) * scale
+    far = near + reach
+    return near.sub_(reach).erfc_().sub_(far.erfc_()).div_(2)
+
+
+def _bound(references: Tensor, widths: Tensor, half: Tensor, log_weights: Tensor) -> Callable[[Tensor], Tensor]:
+    """Of boxes ``(N, d)``, the logarithm of a bound on each term of (1), ``(N, n)``, by one matrix product.
+
+        bracket(u) ≤ exp(c - (u / s)² / 2),   s² = σ² + 0.4 h²        (2)
+
+    with c the smallest that will do, found on a grid. A box under a kernel is nearly a wider kernel: c is small.
+    """
+    ratio = half / widths
+    stretch = 1 + 0.4 * ratio.square()
+    u = torch.linspace(0, 1, GRID, dtype=torch.float64).to(ratio)[:, None] * (ratio + 2 * stretch / (0.4 * ratio))
+    near, far = torch.special.log_ndtr(ratio - u), torch.special.log_ndtr(-ratio - u)
+    c = (near + torch.log1p(-(far - near).exp()) + u.square() / (2 * stretch)).amax(0).sum()
+    s = widths * stretch.sqrt()
+    b = references / s
+    offsets = log_weights + c - b.square().sum(1) / 2
+
+    def bound(z: Tensor) -> Tensor:
+        a = z / s
+        return torch.addmm(offsets, a, b.T) - a.square().sum(1, keepdim=True) / 2
+
+    return bound
 
 
 def nearest_mass(codes: Tensor, shares: Tensor, pool: Tensor) -> Tensor:

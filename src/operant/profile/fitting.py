@@ -124,8 +124,9 @@ class Profile:
     def cell_mass(self, x: Tensor, radius: float) -> Tensor:
         """The probability that a field input's code lies in the box around each input's, ``(N,)``.
 
-        The box reaches ``radius`` standard deviations of the field's codes to both sides of every code. Exact for
-        kernels; for other densities the mean over 256 points of the box, the same for all inputs.
+        The box reaches ``radius`` standard deviations of the field's codes to both sides of every code. For kernels
+        exact, but that kernels too far away to hold a thousandth of it together are left out; for other densities the
+        mean over 256 points of the box, the same for all inputs.
         """
         if not 0 < radius < math.inf:
             raise ValueError(f"radius must be positive, in standard deviations of codes, got {radius}")
