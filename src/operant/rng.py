@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import index
 
@@ -55,6 +55,25 @@ def global_streams(generator: torch.Generator) -> Iterator[None]:
             yield
     finally:
         np.random.set_state(before)  # noqa: NPY002
+
+
+def streams_now() -> dict[str, Tensor]:
+    """The states of the streams that `global_streams` seeds, by name, to go on with later or in another process."""
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    rest = torch.tensor([numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]], dtype=torch.float64)
+    cuda = {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    key = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
+    return {"torch": torch.random.get_rng_state(), **cuda, "numpy": key, "numpy rest": rest}
+
+
+def put_streams(states: Mapping[str, Tensor]) -> None:
+    """Put those streams as `streams_now` found them; only for use within `global_streams`."""
+    torch.random.set_rng_state(states["torch"])
+    for i in range(torch.cuda.device_count()):
+        torch.cuda.set_rng_state(states[f"cuda{i}"], i)
+    position, has_next, next_one = states["numpy rest"].tolist()
+    key = states["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, int(position), int(has_next), next_one))  # noqa: NPY002
 
 
 def mix(ids: Tensor) -> Tensor:

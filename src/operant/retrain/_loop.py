@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,7 @@ def passes(
     steps: int,
     progress: bool,
     generator: torch.Generator,
+    begin: Callable[[], object] = lambda: None,
 ) -> Generator[tuple[float, Classifier]]:
     """After each epoch its mean loss and the model as it then is; the caller judges it in between.
 
@@ -80,21 +82,36 @@ def passes(
             batch norm never meets a last batch of one row.
         step: learns from some rows and tells their loss; also gets how many steps were made before.
         candidate: the model to judge.
-        accuracies: of the epochs so far, to show.
+        accuracies: of the epochs so far; those that are there before the first are done and not made again.
+        begin: called once the global random streams are set.
     """
     with global_streams(generator), training_bar(progress, epochs=epochs, steps=steps) as show:
-        for epoch in range(1, epochs + 1):
+        begin()
+        shown = 0
+        for epoch in range(len(accuracies()) + 1, epochs + 1):
             learner.module.train()
             before, total, rows = accuracies(), 0.0, order()
             for number, some in enumerate(rows.tensor_split(steps), start=(epoch - 1) * steps):
                 loss = step(number, some)
                 if not math.isfinite(loss):
                     raise Diverged(f"the loss became {loss} in epoch {epoch}")
-                show(before, loss, 1)
+                show(before, loss, number + 1 - shown)
+                shown = number + 1
                 total += loss * len(some)
             loss = total / len(rows)
             yield loss, candidate()
             show(accuracies(), loss, 0)
+
+
+@torch.no_grad()
+def average_in(average: nn.Module, module: nn.Module, decay: float) -> None:
+    """Move an average of weights and statistics towards those of a module; what cannot be averaged is copied."""
+    olds, news = (chain(m.parameters(), m.buffers()) for m in (average, module))
+    for old, new in zip(olds, news, strict=True):
+        if old.is_floating_point():
+            old.lerp_(new, 1 - decay)
+        else:
+            old.copy_(new)
 
 
 def shuffled(n: int, *, generator: torch.Generator) -> Tensor:

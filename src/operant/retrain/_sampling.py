@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from operant.data import Samples
+from operant.retrain._loop import shuffled
+from operant.retrain._losses import Batch
 from operant.seeds.designs import normalised
 
 
@@ -49,3 +54,34 @@ def drawn_rows(chances: Tensor, n: int, *, generator: torch.Generator) -> Tensor
         extra = order[torch.searchsorted(ends / ends[-1], points, right=True)]
         counts = counts + torch.bincount(extra, minlength=len(chances))
     return torch.arange(len(chances)).repeat_interleave(counts.long())
+
+
+def chances_of(samples: Samples, weights: Tensor | None, cap: float, name: str = "weights") -> Tensor:
+    """The chance of each sample; equal ones unless weights are given."""
+    if len(samples) == 0:
+        return torch.zeros(0, dtype=torch.float64)
+    weights = torch.ones(len(samples)) if weights is None else weights
+    return capped_chances(normalised(weights, len(samples), name), cap)  # (1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Training data and, after them, cases; with the chance of each, and how many of both an epoch has."""
+
+    data: Samples
+    seeds: Tensor | None
+    chances: tuple[Tensor, Tensor]
+    counts: tuple[int, int]
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """The rows of one epoch, as they are met."""
+        train, cases = (drawn_rows(p, n, generator=generator) for p, n in zip(self.chances, self.counts, strict=True))
+        rows = torch.cat([train, cases + len(self.chances[0])])
+        return rows[shuffled(len(rows), generator=generator).cpu()]
+
+    def batch(self, rows: Tensor) -> Batch:
+        first = len(self.chances[0])
+        cases = rows >= first
+        x = self.data.x[rows]
+        seeds = x[:0] if self.seeds is None else self.seeds[rows[cases] - first]
+        return Batch(x=x, y=self.data.labels[rows], cases=cases, seeds=seeds)

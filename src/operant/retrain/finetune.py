@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -178,6 +178,8 @@ def watch(
     floor: float,
     below: float = math.inf,
     patience: int | None = None,
+    kept: Classifier | None = None,
+    finished: Callable[[Classifier], None] = lambda kept: None,
 ) -> tuple[Classifier, str]:
     """Judge the model after each epoch, into ``history``: the best one, and what went wrong, if something did.
 
@@ -185,19 +187,20 @@ def watch(
         floor: the lowest clean accuracy that will do.
         below: what the monitor must be below.
         patience: stop after this many epochs without a better one.
+        kept: the best one of the epochs that are in ``history`` already.
+        finished: called after each epoch with the best one so far.
     """
-    kept = model
+    kept = kept or model
     try:
         with closing(epochs):
-            for loss, candidate in epochs:
+            while not _in_vain(history, floor, below, patience) and (done := next(epochs, None)):
+                loss, candidate = done
                 accuracy = _finite_accuracy(candidate, validation, len(history) + 1)
                 value = 1 - accuracy if monitor is None else number(monitor(candidate))
                 history.append(FinetuneEpoch(epoch=len(history) + 1, loss=loss, accuracy=accuracy, monitor=value))
-                best = _best(history, floor, below)
-                if best is history[-1]:
+                if _best(history, floor, below) is history[-1]:
                     kept = candidate
-                if patience is not None and len(history) - (best.epoch if best else 0) >= patience:
-                    break
+                finished(kept)
     except Diverged as error:
         return model, f"{error}, so the original weights were kept; try a lower learning_rate"
     return kept, ""
@@ -212,6 +215,12 @@ def _best(history: Sequence[FinetuneEpoch], floor: float, below: float = math.in
     """The first epoch that no other beats among those that are accurate enough."""
     good = [e for e in history if e.accuracy >= floor and (e.monitor < below or below == math.inf)]
     return min(good, key=lambda e: (e.monitor, -e.accuracy), default=None)
+
+
+def _in_vain(history: Sequence[FinetuneEpoch], floor: float, below: float, patience: int | None) -> bool:
+    """Whether the last so many epochs brought nothing better."""
+    best = _best(history, floor, below)
+    return patience is not None and len(history) - (best.epoch if best else 0) >= patience
 
 
 def reason_of(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from operant.data import Samples
 from operant.model import Classifier, copy_module
-from operant.retrain._loop import Learner, check_training, passes, shuffled
+from operant.retrain._checkpoint import Checkpoint, belonging
+from operant.retrain._loop import Learner, average_in, check_training, passes
 from operant.retrain._losses import INNER, Batch, adversarial_loss, consistent_loss, plain_loss
-from operant.retrain._sampling import capped_chances, drawn_rows
+from operant.retrain._sampling import Rows, chances_of
 from operant.retrain.finetune import (
     FinetuneEpoch,
     FinetuneRecord,
@@ -27,7 +28,6 @@ from operant.retrain.finetune import (
     watch,
 )
 from operant.retrain.monitor import PmiMonitor
-from operant.seeds.designs import normalised
 from operant.types import Monitor
 
 
@@ -174,6 +174,7 @@ class OperationalFinetune:
         train_weights: Tensor | None = None,
         seeds: Tensor | None = None,
         generator: torch.Generator,
+        checkpoint: str | Path | None = None,
     ) -> Repaired:
         """Retrain a model; it stays as it is, and so does torch's own random state.
 
@@ -187,23 +188,38 @@ class OperationalFinetune:
                 their like; equal unless given.
             seeds: what each case was made from, row by row (``suite.x0``), for ``consistency`` without an inner loop.
             generator: draws and shuffles the rows and seeds dropout; the same one gives the same weights, bit for bit.
+            checkpoint: a file for the state after each finished epoch. Called again with the same arguments after a
+                kill, retraining goes on from there and ends with the same weights and record, bit for bit, if the
+                monitor says the same of the same model. When it ends the file is removed.
         """
         self._check(model, train, cases, validation, seeds)
         rows = self._rows(train, cases, seeds, weights, train_weights)
         before = model.accuracy(validation)
         start, floor = self._start(model, before), floor_of(before, self.max_drop)
-        history: list[FinetuneEpoch] = []
+        learner = Learner(model, optimiser=self.optimiser, learning_rate=self.learning_rate)
+        saved = Checkpoint(
+            checkpoint,
+            lambda: belonging(
+                self, model, generator, *rows.chances, rows.seeds, train=train, cases=cases, validation=validation
+            ),
+            learner=learner,
+            average=copy_module(learner.module) if self.ema else None,
+            generator=generator,
+        )
         kept, problem = watch(
             model,
-            self._epochs(model, rows, history, generator),
-            history,
+            self._epochs(saved, rows),
+            saved.history,
             validation=validation,
             monitor=self.monitor,
             floor=floor,
             below=math.inf if start is None else start,
             patience=self.patience,
+            kept=saved.kept,
+            finished=saved.write,
         )
-        told = _told(history, floor, start)
+        saved.remove()
+        told = _told(saved.history, floor, start)
         chosen = None if problem else next((e for e in reversed(told) if e.kept), None)
         stopped = not problem and len(told) < self.epochs
         record = OperationalRecord(
@@ -234,7 +250,7 @@ class OperationalFinetune:
         seeds: Tensor | None,
         weights: Tensor | None,
         train_weights: Tensor | None,
-    ) -> _Rows:
+    ) -> Rows:
         """What an epoch learns from, and how many of each kind."""
         share = len(cases) / (len(train) + len(cases)) if self.case_share is None else self.case_share
         if self.steps is not None:
@@ -244,26 +260,23 @@ class OperationalFinetune:
             counts = (len(train), len(cases))
         else:
             counts = (len(train), round(len(train) * share / (1 - share)))
-        return _Rows(
+        return Rows(
             data=Samples.concat([train, cases.to(train.x.device)]) if len(cases) else train,
             seeds=seeds if self.consistency and self.inner == "none" else None,
-            chances=(_chances(train, train_weights, self.cap, "train_weights"), _chances(cases, weights, self.cap)),
+            chances=(chances_of(train, train_weights, self.cap, "train_weights"), chances_of(cases, weights, self.cap)),
             counts=counts,
         )
 
-    def _epochs(
-        self, model: Classifier, rows: _Rows, history: Sequence[FinetuneEpoch], generator: torch.Generator
-    ) -> Generator[tuple[float, Classifier]]:
-        """After each epoch its mean loss and the model as it then is; the caller adds to ``history`` in between."""
-        learner = Learner(model, optimiser=self.optimiser, learning_rate=self.learning_rate)
-        average = copy_module(learner.module) if self.ema else None
+    def _epochs(self, saved: Checkpoint, rows: Rows) -> Generator[tuple[float, Classifier]]:
+        """After each epoch its mean loss and the model as it then is; the caller adds to the history in between."""
+        learner, average, generator = saved.learner, saved.average, saved.generator
         steps = math.ceil(sum(rows.counts) / self.batch_size)
 
         def step(made: int, some: Tensor) -> float:
             loss = self._loss(learner, rows.batch(some), generator)
             told = learner.descend(loss, rate=self._rate(made + 1, self.epochs * steps))
             if average is not None:
-                _average_in(average, learner.module, self.ema)
+                average_in(average, learner.module, self.ema)
             return told
 
         return passes(
@@ -271,11 +284,12 @@ class OperationalFinetune:
             order=lambda: rows.order(generator),
             step=step,
             candidate=lambda: learner.classifier(average),
-            accuracies=lambda: [e.accuracy for e in history],
+            accuracies=lambda: [e.accuracy for e in saved.history],
             epochs=self.epochs,
             steps=steps,
             progress=self.progress,
             generator=generator,
+            begin=saved.resume_streams,
         )
 
     def _loss(self, learner: Learner, batch: Batch, generator: torch.Generator) -> Tensor:
@@ -318,47 +332,6 @@ class OperationalFinetune:
                     f"{tuple(seeds.shape)}; give suite.x0"
                 )
             model.check_inputs(seeds)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Rows:
-    """Training data and, after them, cases; with the chance of each, and how many of both an epoch has."""
-
-    data: Samples
-    seeds: Tensor | None
-    chances: tuple[Tensor, Tensor]
-    counts: tuple[int, int]
-
-    def order(self, generator: torch.Generator) -> Tensor:
-        """The rows of one epoch, as they are met."""
-        train, cases = (drawn_rows(p, n, generator=generator) for p, n in zip(self.chances, self.counts, strict=True))
-        rows = torch.cat([train, cases + len(self.chances[0])])
-        return rows[shuffled(len(rows), generator=generator).cpu()]
-
-    def batch(self, rows: Tensor) -> Batch:
-        first = len(self.chances[0])
-        cases = rows >= first
-        x = self.data.x[rows]
-        seeds = x[:0] if self.seeds is None else self.seeds[rows[cases] - first]
-        return Batch(x=x, y=self.data.labels[rows], cases=cases, seeds=seeds)
-
-
-def _chances(samples: Samples, weights: Tensor | None, cap: float, name: str = "weights") -> Tensor:
-    if len(samples) == 0:
-        return torch.zeros(0, dtype=torch.float64)
-    weights = torch.ones(len(samples)) if weights is None else weights
-    return capped_chances(normalised(weights, len(samples), name), cap)  # (2)
-
-
-@torch.no_grad()
-def _average_in(average: nn.Module, module: nn.Module, decay: float) -> None:
-    """Move an average of weights and statistics towards those of a module; what cannot be averaged is copied."""
-    olds, news = (chain(m.parameters(), m.buffers()) for m in (average, module))
-    for old, new in zip(olds, news, strict=True):
-        if old.is_floating_point():
-            old.lerp_(new, 1 - decay)
-        else:
-            old.copy_(new)
 
 
 def _told(history: Sequence[FinetuneEpoch], floor: float, start: float | None) -> tuple[OperationalEpoch, ...]:
