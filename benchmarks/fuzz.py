@@ -1,8 +1,10 @@
-"""FOL-Fuzz, all seeds in one batch, against the same algorithm written one seed at a time in eager torch.
+"""Searches over all seeds in one batch, against the same algorithms written one seed at a time in eager torch.
 
-CPU time, one thread, both in this process, on the same seeds with the same random numbers. The ratio is failures per
-CPU second, Operant's divided by the other's. MNIST with ``--data DIR`` (a folder with mnist.npz), else the embedded
-digits at 28x28.
+CPU time, one thread, both in this process, on the same seeds with the same random numbers. For FOL-Fuzz the ratio is
+failures per CPU second, Operant's divided by the other's. For HDA's genetic search (1000 members, 100 generations) it
+is CPU time per failing seed, the other's divided by Operant's, which ends a seed's search once it has ten failures; on
+seeds of the steepest loss, as HDA chooses them, and on seeds drawn at random, of which many withstand to the end.
+MNIST with ``--data DIR`` (a folder with mnist.npz), else the embedded digits at 28x28.
 
     python benchmarks/fuzz.py [--quick] [--data DIR]
 """
@@ -11,15 +13,19 @@ import _timing  # isort: skip  # first: it sets what torch reads when it is impo
 
 import argparse
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from _single import fol_fuzz_one
+from _single_hda import hda_one
 from operant import Classifier, Samples, load, load_digits, spawn
-from operant.generate import FOLFuzz
+from operant.generate import FOLFuzz, hda
 from operant.networks import LeNet5, fit, initialise
+from operant.seeds import gradient_risk, risk_of
 
 FUZZER = FOLFuzz(radius=0.3)
 
@@ -34,7 +40,13 @@ def main() -> None:
     seeds = Classifier(module).correct(data.test[:2_000])
     repeats, ours, theirs = (1, 128, 16) if options.quick else (3, 512, 64)
     what = "MNIST" if options.data else "digits"
-    _timing.finish("fuzz", {"folfuzz_vs_single": compare(module, seeds[:ours], what, theirs=theirs, repeats=repeats)})
+    ratios = {"folfuzz_vs_single": compare(module, seeds[:ours], what, theirs=theirs, repeats=repeats)}
+    steep = seeds[risk_of(Classifier(module), seeds, gradient_risk, labelled=True).argsort(descending=True)]
+    repeats, n = (1, 2) if options.quick else (2, 8)
+    ratios["genetic_vs_hda"] = compare_hda(module, steep[:n], f"{what}, steepest seeds", repeats=repeats)
+    if not options.quick:
+        ratios["genetic_vs_hda_random"] = compare_hda(module, seeds[:n], f"{what}, random seeds", repeats=1)
+    _timing.finish("fuzz", ratios)
 
 
 def train(samples: Samples, *, epochs: int) -> nn.Module:
@@ -74,6 +86,36 @@ def singly(module: nn.Module, seeds: Samples, n: int) -> tuple[int, float, float
     found = [fol_fuzz_one(FUZZER, module, seeds.x[row : row + 1], int(seeds.labels[row]), u[row]) for row in range(n)]
     broken = sum(bool(cases) for cases in found) / n
     return sum(map(len, found)), broken, time.process_time() - start, n
+
+
+def compare_hda(module: nn.Module, seeds: Samples, what: str, *, repeats: int) -> float:
+    """Both must break the same seeds."""
+    model, whole = Classifier(module), hda()
+    early = replace(whole, enough=whole.keep)
+    found: dict[str, list[int]] = {}
+
+    def bred() -> None:
+        suite = early(model, seeds, generator=spawn(0, "hda"))
+        found["batch, early end"] = [int((suite.seed == one).sum()) for one in seeds.ids]
+
+    def singly_bred() -> None:
+        names = torch.randint(2**62, (len(seeds),), generator=spawn(0, "hda")).tolist()
+        rows = zip(seeds.x.split(1), seeds.labels.tolist(), names, strict=True)
+        cases = [hda_one(whole, module, x0, y, torch.Generator().manual_seed(name)) for x0, y, name in rows]
+        found["one at a time"] = [len(some) for some in cases]
+
+    runs: dict[str, Callable[[], None]] = {"batch, early end": bred, "one at a time": singly_bred}
+    seconds = _timing.cpu_times(runs, repeats=repeats)
+    broken = {name: [count > 0 for count in counts] for name, counts in found.items()}
+    if broken["batch, early end"] != broken["one at a time"] or not any(broken["one at a time"]):
+        raise SystemExit(f"the two must break the same seeds, and one at least: {broken}")
+    rows = [
+        [name, str(len(seeds)), str(sum(broken[name])), str(sum(found[name])), f"{seconds[name]:.2f}",
+         f"{seconds[name] / sum(broken[name]):.2f}"] for name in runs
+    ]  # fmt: skip
+    columns = ["", "seeds", "failing seeds", "failures", "CPU s, best", "CPU s / failing seed"]
+    _timing.show(f"HDA, LeNet-5, {what}, radius {whole.radius}", columns, rows)
+    return seconds["one at a time"] / seconds["batch, early end"]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 them and rating all of them costs. scikit-learn tries one bandwidth and rates a few rows, which is scaled up. CPU time,
 one thread, in this process.
 
-    python benchmarks/profile.py [--quick]
+    python benchmarks/profiles.py [--quick]
 """
 
 import _timing  # isort: skip  # first: it sets what torch reads when it is imported

@@ -103,7 +103,7 @@ class Sources:
                 classes=self.known.classes,
             )
         usps = load("usps", self._folder)
-        return Dataset(train=_framed(usps.train), test=_framed(usps.test), classes=usps.classes)
+        return Dataset(train=framed(usps.train), test=framed(usps.test), classes=usps.classes)
 
     def network(self, kind: str) -> Classifier:
         if self.setting.dataset == "digits":
@@ -135,7 +135,7 @@ def _digits_network() -> Classifier:
     return Classifier(fit(start, few, epochs=8, learning_rate=4e-3, generator=generator, progress=False).module)
 
 
-def _framed(samples: Samples) -> Samples:
+def framed(samples: Samples) -> Samples:
     """USPS's 16 x 16 pixels enlarged to 20 x 20, in the middle of 28 x 28, as MNIST's digits are."""
     x = interpolate(samples.x, size=(20, 20), mode="bilinear", align_corners=False).clamp(0, 1)
     return Samples(pad(x, (4, 4, 4, 4)), samples.y)

@@ -74,11 +74,11 @@ SETUP_OF = {"usps-field": _usps_field, "usps-pool": _usps_pool, "zipf-field": _z
 
 def _in_field(samples: Samples, n: int, generator: torch.Generator) -> Samples:
     """n images, class c with a frequency of 1 / (c + 1) by Zipf's law, under the field's conditions."""
-    rows = torch.multinomial(_zipf_chances(samples.labels), n, replacement=True, generator=generator)
+    rows = torch.multinomial(zipf_chances(samples.labels), n, replacement=True, generator=generator)
     drawn = FIELD.draw(n, generator=generator)
     parts = [apply(samples.x[rows[some]], drawn[some]) for some in torch.arange(n).split(5_000)]
     return Samples(torch.cat(parts), samples.labels[rows])
 
 
-def _zipf_chances(y: Tensor) -> Tensor:
+def zipf_chances(y: Tensor) -> Tensor:
     return (1 / (1 + y.double())) / torch.bincount(y)[y]
