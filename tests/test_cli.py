@@ -158,7 +158,7 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
         ("users_code:needs --data data.npz", "must build the model without arguments, but TypeError"),
         ("users_code:number --data data.npz", "users_code:number() must return a torch.nn.Module, got int"),
         ("users_code:Net --data absent.npz", "there is no absent.npz"),
-        ("users_code:Net --data users_code.py", "users_code.py is not a readable npz file"),
+        ("users_code:Net --data users_code.py", "users_code.py must be an npz file, or a folder of pictures"),
         ("users_code:Net --data torn.npz", "torn.npz is not a readable npz file"),
         ("users_code:Net --data .", "must hold one folder a class"),
         ("users_code:Net --data data.npz --weights absent.safetensors", "there is no absent.safetensors"),

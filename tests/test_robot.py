@@ -458,7 +458,7 @@ def begun(tmp_path, one_round) -> Path:
         ({"value": "loss"}, {}, "value"),
         ({"select": km_st}, {}, "select"),
         ({"seeds_per_round": 41}, {}, "seeds_per_round"),
-        ({"cases_per_round": 31}, {"seed": 1}, "cases_per_round and another seed"),
+        ({"cases_per_round": 31}, {"seed": 1}, r"cases_per_round \(30 -> 31\); seed"),
         ({"finetune": replace(TUNE, epochs=3)}, {}, "finetune"),
         ({}, {"train": TRAIN[:-1]}, "train"),
         ({}, {"validation": ROLES["validation"][1:]}, "validation"),
@@ -466,7 +466,7 @@ def begun(tmp_path, one_round) -> Path:
     ],
 )
 def test_a_folder_of_another_run_is_refused_and_what_differs_is_named(begun, loop, options, changed):
-    with pytest.raises(ValueError, match=f"{begun} holds a run with another {changed}; choose a new folder"):
+    with pytest.raises(ValueError, match=f"{begun} holds a run with other settings: {changed} .*choose a new folder"):
         run(replace(ENDLESS, **loop), begun, **options)
 
 
@@ -506,14 +506,16 @@ def test_a_finished_run_is_only_read(tmp_path, undisturbed):
 @pytest.mark.parametrize("content", ["", "{", "null", "[1]", "7", "\N{SNOWMAN}"])
 def test_a_damaged_record_of_the_run_is_refused(begun, content):
     (begun / "run.json").write_text(content)
-    with pytest.raises(ValueError, match=r"run.json is damaged or missing; choose a new folder, or delete this one"):
+    with pytest.raises(ValueError, match=r"run.json is damaged; delete it and run again"):
         run(ENDLESS, begun)
+    (begun / "run.json").unlink()
+    assert len(run(replace(ENDLESS, rounds=1), begun).rounds) == 2
 
 
 def test_rounds_of_an_unknown_run_are_refused(begun):
     (begun / "run.json").unlink()
-    with pytest.raises(ValueError, match=r"run.json is damaged or missing; choose a new folder, or delete this one"):
-        run(ENDLESS, begun)
+    with pytest.raises(ValueError, match=r"round-000/round.json was made with other settings; delete it"):
+        run(ENDLESS, begun, seed=1)
 
 
 def torn(file: Path) -> None:
@@ -542,7 +544,7 @@ def test_a_damaged_round_is_refused_and_worked_out_again_once_deleted(begun, dam
     place = begun / "round-001"
     before = load(place / "round.json", Round)
     damage(place / file)
-    with pytest.raises(ValueError, match=rf"cannot be read: .*{file.split('/')[0]}.* Delete the folder .*round-001 to"):
+    with pytest.raises(ValueError, match=r"a finished .*(cannot be read|missing).*round-001.*delete .* to have it"):
         run(ENDLESS, begun)
     shutil.rmtree(place)
     assert run(replace(ENDLESS, rounds=1), begun).rounds[1] == before
@@ -568,7 +570,7 @@ def test_an_end_at_any_writing_point_changes_nothing(tmp_path, monkeypatch, undi
     monkeypatch.setattr(os, "fsync", counted)
     quick(tmp_path / "counted")
     points = -left[0]
-    assert points == 2 * (1 + 1 + 2 * 4)  # run, round 0, and two rounds of manifest, shard, weights, round
+    assert points >= 2 * (1 + 1 + 2 * 4)  # run, round 0, and two rounds of manifest, shard, weights, round; and seals
     for point in range(1, points + 1):
         folder, left[0] = tmp_path / str(point), point
         with pytest.raises(Killed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -16,10 +17,11 @@ from torch import nn
 from operant import results
 from operant._importing import build_module
 from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliability, field_bound, labels_of, plan
-from operant.data import Samples, content_ids, samples_from_folder, samples_from_npz, samples_from_pictures
+from operant.campaign.building import read_samples
+from operant.cli_campaign import add_commands
+from operant.data import Samples, content_ids
 from operant.demo import run_demo
 from operant.doctor import Finding
-from operant.formats import PICTURES
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.model import Classifier
 from operant.networks import load_weights, save_weights
@@ -27,16 +29,13 @@ from operant.profile import fit_profile
 from operant.retrain import Finetune
 from operant.rng import spawn
 from operant.robot import RobOT
-from operant.studies import reliability as reliability_study
-from operant.studies import robot as robot_study
-from operant.studies import seeds as seeds_study
 
 FOUND_ERRORS = 1
 NOT_MET = 1
 CANNOT_RUN = 2
 CANNOT_TELL = 2
 LOOKS = 0.25  # each look gets three quarters of the allowed error that is left
-STUDIES = {"robot": robot_study.run_study, "seeds": seeds_study.run_study, "reliability": reliability_study.run_study}
+STUDIES = ("robot", "seeds", "reliability", "operational-fuzz")  # packages of operant.studies, read when asked for
 
 app = typer.Typer(
     help="Tests and hardens deep-learning classifiers for the way they will be used.",
@@ -44,6 +43,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+add_commands(app)
 
 
 @app.callback()
@@ -301,7 +303,8 @@ def study(
         if name not in STUDIES:
             raise ValueError(f"there is no study named {name}; there are: {', '.join(STUDIES)}")
         folder = Path(f"operant-study-{name}-{scale}") if out is None else out
-        page = STUDIES[name](folder, data=data, scale=scale, workers=workers, console=Console(stderr=True))
+        chosen = import_module(f"operant.studies.{name.replace('-', '_')}")
+        page = chosen.run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True))
     except (ValueError, OSError) as error:
         _cannot_run(error)
     except KeyboardInterrupt:
@@ -310,15 +313,6 @@ def study(
 
 
 # Reading what the user names
-
-
-def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
-    """Samples from an npz file with x and y, or with x_test and y_test; or from a folder: of one folder a class, or,
-    without labels, of pictures."""
-    if not path.is_dir():
-        return samples_from_npz(path, part=part)
-    loose = any(f.suffix.lower() in PICTURES for f in path.iterdir())
-    return samples_from_pictures(path, size=size) if loose else samples_from_folder(path, size=size)
 
 
 def _classifier(

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from operant import results
 from operant.assess import Rate, Robustness, attack_cases, empirical_robustness
 from operant.assess.robustness import MODES
+from operant.campaign.folder import RunFolder, gone, signature_of
 from operant.data import Samples
 from operant.model import Classifier
-from operant.networks import load_weights, save_weights
-from operant.results import write_atomically
 from operant.retrain import Finetune, FinetuneRecord, Retrained
 from operant.rng import spawn
 from operant.select import be_st
@@ -149,12 +144,18 @@ class RobOT:
             seed: of everything random.
             console: where to tell what happens; nowhere unless given.
         """
-        loop = _Loop(self, model, train, validation, test, Path(folder), seed, console or Console(quiet=True))
-        return loop.run()
+        parts = {"train": train, "validation": validation, "test": test}
+        _check_apart(**parts)
+        signature = signature_of(self, free=FREE, seed=seed, model=model, **parts)
+        loop = _Loop(
+            self, model, train, validation, test, seed, console or Console(quiet=True)
+        )  # what cannot run leaves
+        with RunFolder(folder, signature=signature) as run:  # the folder free
+            return loop.run(run)
 
 
 class _Loop:
-    """A run of Algorithm 1 in a folder."""
+    """A run of Algorithm 1 in its folder."""
 
     def __init__(
         self,
@@ -163,24 +164,20 @@ class _Loop:
         train: Samples,
         validation: Samples,
         test: Samples,
-        folder: Path,
         seed: int,
         console: Console,
     ) -> None:
-        _check_apart(train=train, validation=validation, test=test)
-        self.options, self.original, self.train, self.folder = options, original, train, folder
+        self.options, self.original, self.train = options, original, train
         self.seed, self.console = seed, console
         self.judges = {"validation": validation, "test": test}
         self.model, self.cases = original, train[:0]
-        signature = self._signature()
-        _check_same_run(folder, signature)
         self.static = {role: self._static_cases(role) for role in self.judges}
         self.accuracy = original.accuracy(validation)
-        _sign(folder, signature)  # last: what cannot run leaves the folder free
 
-    def run(self) -> Hardened:
+    def run(self, folder: RunFolder) -> Hardened:
+        self.folder = folder
         rounds: list[Round] = []
-        finished = len(list(self.folder.glob("round-*/round.json"))) - 1
+        finished = len(list(folder.path.glob("round-*/round.json"))) - 1
         for number in range(max(self.options.rounds, finished) + 1):
             rounds.append(self._round(number))
             self._tell(rounds[-1])
@@ -198,41 +195,27 @@ class _Loop:
     # One round: read if it is there, else worked out and written
 
     def _round(self, number: int) -> Round:
-        place = self.folder / f"round-{number:03d}"
-        if (place / "round.json").exists():
-            return self._read(place)
-        place.mkdir(exist_ok=True)
-        done = Round(number=0, robustness=self._robustness(self.model, "test")) if number == 0 else self._work(number)
-        results.save(done, place / "round.json")  # last: without it the round has not been
+        self.place = f"round-{number:03d}"
+        finished = self.folder.has(f"{self.place}/round")
+        done = self.folder.step(f"{self.place}/round", Round, partial(self._work, number))
+        if finished and done.chosen:
+            missing = gone(self.folder.path / self.place)
+            self._learned(self.folder.suite(f"{self.place}/cases", missing).samples())
+            self.model = self.folder.weights(f"{self.place}/weights", self.original, missing)
         return done
-
-    def _read(self, place: Path) -> Round:
-        try:
-            done = results.load(place / "round.json", Round)
-            if done.chosen:
-                self._learned(_read_cases(place / "cases", done.chosen))
-                self.model = self._read_model(place)
-        except (ValueError, OSError) as error:
-            raise ValueError(
-                f"a finished round cannot be read: {error}. Delete the folder {place} to have it worked out again"
-            ) from None
-        return done
-
-    def _read_model(self, place: Path) -> Classifier:
-        return self.original.rewrap(load_weights(self.original.unwrap(), place / "weights.safetensors"))
 
     def _work(self, number: int) -> Round:
-        options, place = self.options, self.folder / f"round-{number:03d}"
-        suite = options.fuzz(self.model, self._seeds(number), generator=spawn(self.seed, number, "fuzz")).failures()
+        if number == 0:
+            return Round(number=0, robustness=self._robustness(self.model, "test"))
+        fuzz, generator = self.options.fuzz, spawn(self.seed, number, "fuzz")
+        suite = fuzz(self.model, self._seeds(number), generator=generator).failures()
         if len(suite) == 0:
             robustness = self._robustness(self.model, "test")
             return Round(number=number, attempted=suite.attempted, cases=len(self.cases), robustness=robustness)
-        chosen = self._choose(suite, number)
-        _write_cases(chosen, place / "cases")
+        chosen = self.folder.suite(f"{self.place}/cases", partial(self._choose, suite, number))
         self._learned(chosen.samples())
         retrained = self._retrain(number)
-        save_weights(retrained.model.unwrap(), place / "weights.safetensors")
-        self.model = self._read_model(place)  # goes on from what is on disk, as a later run would
+        self.model = self.folder.weights(f"{self.place}/weights", self.original, lambda: retrained.model)
         return Round(
             number=number,
             found=len(suite),
@@ -323,88 +306,12 @@ class _Loop:
         if done.retraining is not None and done.retraining.best_epoch == 0:
             self.console.print(f"  {done.retraining.reason}", highlight=False, soft_wrap=True)
 
-    def _signature(self) -> dict[str, str]:
-        """What must be the same for a folder to be gone on with; when to stop may change."""
-        options = replace(self.options, finetune=replace(self.options.finetune, progress=False))
-        return {
-            **{f.name: _without_places(repr(getattr(options, f.name))) for f in fields(options) if f.name not in FREE},
-            "seed": str(self.seed),
-            "model": _hash(*_content(self.original)),
-            **{
-                name: _hash(_bytes(samples.ids), _bytes(samples.labels))
-                for name, samples in {"train": self.train, **self.judges}.items()
-            },
-        }
-
-
-def _write_cases(cases: Suite, place: Path) -> None:
-    """Replace what a round that was killed may have left."""
-    if place.exists():
-        for file in place.iterdir():
-            file.unlink()
-    cases.save(place)
-
-
-def _read_cases(place: Path, n: int) -> Samples:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they would say is said below
-        cases = Suite.open(place)
-    if len(cases) != n:
-        raise ValueError(f"{place} must hold {n} cases, got {len(cases)}; {'; '.join(cases.refused)}")
-    return cases.samples()
-
 
 def _branches(suite: Suite) -> dict[str, int]:
     if "branch" not in suite.columns:
         return {}
     names = suite["branch"].tolist()
     return {name: names.count(name) for name in sorted(set(names))}
-
-
-def _content(model: Classifier) -> list[bytes]:
-    """Everything that decides what a model computes, as far as one can see from outside."""
-    module = model.unwrap()
-    settings = [_without_places(repr(module)), repr((model.bounds, model._mean, model._std))]
-    weights = [part for name, v in module.state_dict().items() for part in (name.encode(), _bytes(v))]
-    return [*(text.encode() for text in settings), *weights]
-
-
-def _without_places(text: str) -> str:
-    """Functions and objects without where in memory they are."""
-    return re.sub(r" at 0x\w+", "", text)
-
-
-def _bytes(values: Tensor) -> bytes:
-    return values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def _hash(*parts: bytes) -> str:
-    return hashlib.blake2b(b"\0".join(parts), digest_size=8).hexdigest()
-
-
-def _check_same_run(folder: Path, signature: dict[str, str]) -> None:
-    """Refuse to mix two runs."""
-    path = folder / "run.json"
-    if not path.exists() and not list(folder.glob("round-*")):
-        return
-    try:
-        known = dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError, RecursionError, OSError):
-        raise ValueError(
-            f"{path} is damaged or missing; choose a new folder, or delete this one to start again"
-        ) from None
-    if changed := [name for name in signature if known.get(name) != signature[name]]:
-        raise ValueError(
-            f"{folder} holds a run with another {' and another '.join(changed)}; "
-            "choose a new folder, or put things back as they were"
-        )
-
-
-def _sign(folder: Path, signature: dict[str, str]) -> None:
-    """Write what the run is made of."""
-    if not (folder / "run.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "run.json", json.dumps(signature, indent=2).encode() + b"\n")
 
 
 def _check_apart(**roles: Samples) -> None:

@@ -163,7 +163,8 @@ def assess_reliability(
     failed = (model.predict(asked.x).cpu() != y).double()
     told = estimate(drawn, failed, confidence=confidence)
     shares = TERMS[drawn.design](drawn, failed).shares * failed
-    cells, centres = _cells(profile, codes, generator)
+    centres = centres_of(profile, generator=generator)
+    cells = torch.cdist(codes.cpu().double(), centres).argmin(1)
     return Assessment(
         pmi=told.estimate,
         upper=told.upper,
@@ -200,16 +201,15 @@ def field_bound(upper: float, size: int, confidence: float) -> float:
 # Where it comes from --------------------------------------------------------------------------------------------------
 
 
-def _cells(profile: Profile, codes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The cell of the profile that each input lies in, and all centres: parts of the field's codes by k-means."""
+def centres_of(profile: Profile, *, generator: torch.Generator) -> Tensor:
+    """Centres of the cells that a profile is cut into, in its codes: by k-means over field inputs, ``(cells, d)``."""
     from sklearn.cluster import KMeans
 
     seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
     parts = KMeans(min(CELLS, len(profile.codes)), n_init=1, random_state=seed).fit(
         profile.codes.cpu().double().numpy(), sample_weight=profile.shares.cpu().numpy()
     )
-    found: Tensor = torch.from_numpy(parts.predict(codes.cpu().double().numpy())).long()
-    return found, torch.from_numpy(parts.cluster_centers_)
+    return torch.from_numpy(parts.cluster_centers_)
 
 
 def _parts(

@@ -1,0 +1,145 @@
+"""Assessment in a campaign: fresh field inputs, looked at one batch after the other, with a bound that allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import binom
+
+from operant.assess import clopper_pearson_interval, confidence_sequence
+from operant.data import Samples
+from operant.model import Classifier
+
+TOO_MANY = 20  # times the labels of a round; who would buy as many had better make the model better
+FUTILE = 0.8  # confidence in pmi being above the requirement from which on no more labels are bought
+MANY = 1 << 30  # labels, of which nobody has more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessed:
+    """What the labels of one round said of its model.
+
+    Attributes:
+        labels, failures: inputs looked at, and how many of them the model got wrong.
+        upper: bound on pmi.
+        confidence: that the bound holds, however many looks there were; all rounds' together keep the campaign's.
+        reason: why no more labels were bought.
+    """
+
+    labels: int
+    failures: int
+    upper: float
+    confidence: float
+    reason: str
+
+    @property
+    def pmi(self) -> float:
+        return self.failures / self.labels if self.labels else float("nan")
+
+    def __str__(self) -> str:
+        return (
+            f"pmi {self.pmi:.2%} on {self.labels} labels, at most {self.upper:.2%} ({self.confidence:.2%} confidence)"
+        )
+
+
+def confidence_of(number: int, confidence: float) -> float:
+    """Of the bound of one round, counted from 0, such that the bounds of all rounds together keep the campaign's.
+
+        1 - α / (r (r + 1)),   r = number + 1,   Σ_r 1 / (r (r + 1)) = 1        (1)
+
+    >>> round(confidence_of(0, 0.95), 4), round(confidence_of(1, 0.95), 4)
+    (0.975, 0.9917)
+    """
+    r = number + 1
+    return 1 - (1 - confidence) / (r * (r + 1))  # (1)
+
+
+def assess_round(
+    model: Classifier,
+    fresh: Samples,
+    ask: Callable[[int, Samples], torch.Tensor],
+    *,
+    requirement: float,
+    confidence: float,
+    batch: int,
+    fewest: int,
+    most: int,
+) -> Assessed:
+    """Buy labels batch by batch until the bound meets the requirement, or more would be in vain.
+
+    The bound is a confidence sequence: it holds at whichever look one stops. No more are bought once pmi is above the
+    requirement with 80 % confidence, or once even labels without failure could not bring the bound down in time; what
+    is saved serves later rounds.
+
+    Args:
+        model: to be assessed.
+        fresh: field inputs in random order that nothing has been learned from.
+        ask: gives the labels of batch number i.
+        requirement: largest pmi that is accepted.
+        confidence: of this round's bound.
+        batch: labels bought at a time.
+        fewest, most: labels bought in all.
+    """
+    labels = failures = 0
+    most = min(most, len(fresh))
+    bound, reason = 1.0, "no label is left"
+    for i, start in enumerate(range(0, most, batch)):
+        asked = fresh[start : min(start + batch, most)]
+        failures += int((model.predict(asked.x).cpu() != ask(i, asked).cpu()).sum())
+        labels += len(asked)
+        bound = confidence_sequence(failures, labels, confidence=confidence).upper
+        reason = _enough(labels, failures, bound, requirement, confidence, most)
+        if reason and (labels >= fewest or bound <= requirement):
+            break
+    return Assessed(
+        labels=labels,
+        failures=failures,
+        upper=bound,
+        confidence=confidence,
+        reason=reason or "this round's labels are spent",
+    )
+
+
+def _enough(labels: int, failures: int, bound: float, requirement: float, confidence: float, most: int) -> str:
+    """Why no more labels should be bought; empty if they should."""
+    if bound <= requirement:
+        return "the requirement is met"
+    if failures and clopper_pearson_interval(failures, labels, confidence=2 * FUTILE - 1).lower > requirement:
+        return f"pmi is above the requirement with {FUTILE:.0%} confidence"
+    if confidence_sequence(failures, most, confidence=confidence).upper > requirement:
+        return "not even labels without failure could show that the requirement is met"
+    return ""
+
+
+def missing(assessed: Assessed, requirement: float) -> str:
+    """What it would take to meet the requirement, in a sentence."""
+    if assessed.labels == 0:
+        return "field inputs to assess with, and labels for them; there were none"
+    if assessed.pmi >= requirement:
+        return f"pmi is estimated at {assessed.pmi:.2%} and must fall below {requirement:.2%} first"
+    needed = labels_needed(assessed.pmi, requirement, assessed.confidence)
+    if needed > TOO_MANY * assessed.labels:
+        return f"pmi is estimated at {assessed.pmi:.2%}, too near {requirement:.2%} to be shown, and must fall further"
+    many = f"about {needed}" if needed < 1_000_000 else "more than a million"
+    return f"if pmi is {assessed.pmi:.2%}, {many} labels of one round would show it"
+
+
+def labels_needed(pmi: float, requirement: float, confidence: float, *, power: float = 0.8) -> int:
+    """After how many labels of one round the bound is at most the requirement, with probability ``power``.
+
+    >>> labels_needed(0.0, 0.01, 0.975), labels_needed(0.02, 0.05, 0.975)
+    (455, 644)
+    """
+
+    def shown(n: int) -> bool:
+        return confidence_sequence(int(binom.ppf(power, n, pmi)), n, confidence=confidence).upper <= requirement
+
+    few, enough = 0, 1
+    while not shown(enough) and enough < MANY:
+        few, enough = enough, 2 * enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if shown(middle) else (middle, enough)
+    return enough

@@ -1,0 +1,441 @@
+"""From what ``operant.toml`` says to a campaign that is ready to run: model, data, labeller and moves."""
+
+from __future__ import annotations
+
+import glob
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant import results
+from operant._importing import build_module, find_callable
+from operant.assess import LabelFolder, LabelsMissing, labels_of
+from operant.assess.labels import TABLE, name_of
+from operant.campaign.config import Config, ModelTable
+from operant.campaign.engine import Watch
+from operant.campaign.loop import Campaign
+from operant.campaign.rounds import Delivered
+from operant.conditions import Recipe
+from operant.data import Samples, samples_from_folder, samples_from_npz, samples_from_pictures
+from operant.formats import PICTURES, read_npz
+from operant.generate import ConditionMove, GeneticMove, GradientMove
+from operant.model import Classifier
+from operant.networks import load_weights
+from operant.profile import FittedConditions, fit_conditions
+from operant.retrain import OperationalFinetune
+from operant.rng import spawn
+from operant.types import Fuzzer, Labeller
+
+RADII = (0.02, 0.05)  # of the range of training inputs, for every value that an input has
+FEW = 500  # field inputs
+GENETIC_RADIUS = 0.3  # of that range; naturalness, not the ball, keeps these cases near
+Moves = dict[str, Callable[..., Fuzzer]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ready:
+    """A campaign with everything that it is called with; made by `build`.
+
+    Attributes:
+        field: all field inputs that have arrived by a round.
+        notes: what was decided in the user's place.
+    """
+
+    campaign: Campaign
+    model: Classifier
+    train: Samples
+    clean: Samples
+    field: Callable[[int], Samples]
+    labeller: Labeller
+    folder: Path
+    seed: int
+    workers: int
+    notes: tuple[str, ...]
+
+    def run(self, *, watch: Watch | None = None) -> Delivered:
+        """Run the campaign, or go on with it."""
+        return self.campaign(
+            self.model,
+            train=self.train,
+            clean=self.clean,
+            field=self.field,
+            labeller=self.labeller,
+            folder=self.folder,
+            seed=self.seed,
+            workers=self.workers,
+            watch=watch,
+        )
+
+
+def build(config: Config, *, workers: int | None = None) -> Ready:
+    """Read and check everything that the configuration names; what is wrong is told with its key.
+
+    Args:
+        config: what ``operant.toml`` says.
+        workers: in place of the configuration's.
+    """
+    notes: list[str] = []
+    model = build_model(config, notes)
+    train, clean, arrived = read_data(config, model, notes)
+    folder = _made(config.path(config.run.folder))
+    with _told_of("labels"):
+        labeller = build_labeller(config, model, train)
+    recipe = find_recipe(config, model, train, arrived, folder, notes)
+    moves = make_moves(config, model, train, recipe, notes)
+    with _told_of("retrain"):
+        finetune = OperationalFinetune(**config.retrain.model_dump(), progress=False)
+    campaign = Campaign(
+        requirement=config.requirement.pmi,
+        confidence=config.requirement.confidence,
+        max_drop=config.requirement.max_drop,
+        moves=moves,
+        **config.budget.model_dump(),
+        **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
+        **config.run.model_dump(include={"feedback", "when_drifted"}),
+        finetune=finetune,
+    )
+    return Ready(
+        campaign=campaign,
+        model=model,
+        train=train,
+        clean=clean,
+        field=arrived,
+        labeller=labeller,
+        folder=folder,
+        seed=config.run.seed,
+        workers=workers or config.run.workers,
+        notes=tuple(notes),
+    )
+
+
+# The user's code
+
+
+def build_model(config: Config, notes: list[str]) -> Classifier:
+    """The classifier of [model]."""
+    table = config.model
+    with _told_of("model", "module"):
+        module = build_module(imported(config, table.module))
+    if table.weights is None:
+        notes.append("[model] weights is not given: the module is used as its callable builds it")
+    else:
+        with _told_of("model", "weights"):
+            load_weights(module, _existing(config.path(table.weights)))
+    with _told_of("model"):
+        return Classifier(module, **_settings(table))
+
+
+def _settings(table: ModelTable) -> dict[str, Any]:
+    return table.model_dump(include={"bounds", "mean", "std", "batch_size"})
+
+
+def imported(config: Config, target: str) -> str:
+    """``module:callable`` for what the file names, with the place of it among those to import from.
+
+    Other processes import it again, so a file is imported by its name too, from its own folder.
+    """
+    source, colon, name = target.rpartition(":")
+    if not (source and colon and name):
+        raise ValueError(f'must be "package.module:callable" or "file.py:callable", got {target!r}')
+    if not source.endswith(".py"):
+        _importable(config.path("."))
+        return target
+    file = _existing(config.path(source)).resolve()
+    _importable(file.parent)
+    find_callable(f"{file.stem}:{name}")
+    found = getattr(sys.modules[file.stem], "__file__", None)
+    if found is None or Path(found).resolve() != file:
+        raise ValueError(f"{file.name} has the name of another module, {found or file.stem}; rename the file")
+    return f"{file.stem}:{name}"
+
+
+def _importable(folder: Path) -> None:
+    if (place := str(folder.resolve())) not in sys.path:
+        sys.path.insert(0, place)
+
+
+# Data
+
+
+def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samples, Samples, Callable[[int], Samples]]:
+    """Training and clean samples, and the function that gives field inputs; all checked against the model."""
+    table, read = config.data, partial(read_samples, size=config.data.size)
+    with _told_of("data", "train"):
+        train = _labelled(_like(model, read(_existing(config.path(table.train)), part="train")))
+        model.check(train)
+    with _told_of("data", "clean"):
+        if table.clean is None:
+            train, clean = _held_out(train, table.clean_share, notes)
+        else:
+            clean = _labelled(_like(model, read(_existing(config.path(table.clean)))))
+        _same_shape(clean, train)
+        model.check(clean)
+    patterns = tuple(str(config.path(p)) for p in ([table.field] if isinstance(table.field, str) else table.field))
+    field = Field(patterns=patterns, size=table.size, model=model, train=train, clean=clean)
+    if (n := len(field(0))) < FEW:
+        notes.append(
+            f"[data] field holds {n} inputs, which is few: one half is for the profile, where naturalness wants about "
+            f"{FEW // 2}, and the other is labelled"
+        )
+    return train, clean, field
+
+
+def _held_out(train: Samples, share: float, notes: list[str]) -> tuple[Samples, Samples]:
+    parts = train.split(train=1 - share, clean=share)
+    notes.append(
+        f"[data] clean is not given: {len(parts['clean'])} of {len(train)} training inputs, dealt by content, guard "
+        "clean accuracy in its place; the model has learned from them, so give others if you can"
+    )
+    if not len(parts["clean"]):
+        raise ValueError(f"is not given, and {len(train)} training inputs are too few to hold some out; give clean")
+    return parts["train"], parts["clean"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Field:
+    """All field inputs that have arrived: every file that the patterns match when it is asked."""
+
+    patterns: tuple[str, ...]
+    size: tuple[int, int] | None
+    model: Classifier
+    train: Samples
+    clean: Samples
+
+    def __call__(self, number: int) -> Samples:
+        with _told_of("data", "field"):
+            parts = [_like(self.model, read_samples(p, size=self.size, part="field")) for p in self.files()]
+            for part in parts:
+                _same_shape(part, self.train)
+            everything = Samples.concat([Samples(part.x, ids=part.ids) for part in parts])  # labels are the labeller's
+            self.model.check_inputs(everything.x)
+            if bool(torch.isin(everything.ids, torch.cat([self.train.ids, self.clean.ids])).all()):
+                raise ValueError("must hold inputs that are not in train or clean, which say nothing new; got none")
+        return everything
+
+    def files(self) -> list[Path]:
+        """Files and folders of the patterns, in the order of their names; a folder of npz files stands for them."""
+        found = []
+        for pattern in self.patterns:
+            matches = sorted(Path(p) for p in glob.glob(pattern, recursive=True))
+            if not matches:
+                raise ValueError(f"there is no {pattern}; put inputs from use there, or name another place")
+            found += [file for match in matches for file in (sorted(match.glob("*.npz")) or [match])]
+        return list(dict.fromkeys(found))
+
+
+def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
+    """Samples from an npz file with x and y, or with those of a part; or from pictures, in one folder a class or loose.
+
+    Args:
+        path: the file or folder.
+        size: height and width to bring pictures to.
+        part: ``"train"``, ``"test"`` or ``"field"``, for which x_test will do where there is no x_field.
+    """
+    if not path.is_dir():
+        if path.suffix != ".npz":
+            raise ValueError(f"{path} must be an npz file, or a folder of pictures; write it with numpy.savez")
+        fallback = part == "field" and not {"x", "x_field"} & set(read_npz(path))
+        return samples_from_npz(path, part="test" if fallback else part)
+    loose = any(f.suffix.lower() in PICTURES for f in path.iterdir())
+    return samples_from_pictures(path, size=size) if loose else samples_from_folder(path, size=size)
+
+
+def _like(model: Classifier, samples: Samples) -> Samples:
+    """In the number type of the module."""
+    kinds = [p.dtype for p in model.unwrap().parameters() if p.is_floating_point()]
+    return replace(samples, x=samples.x.to(kinds[0])) if kinds else samples
+
+
+def _labelled(samples: Samples) -> Samples:
+    if samples.y is None:
+        raise ValueError("holds no labels, and needs them; save y beside x")
+    return samples
+
+
+def _same_shape(samples: Samples, train: Samples) -> None:
+    if samples.shape != train.shape:
+        raise ValueError(
+            f"must hold inputs of the training data's shape {tuple(train.shape)}, got {tuple(samples.shape)}; convert "
+            "them, or set [data] size for pictures"
+        )
+
+
+# Labels
+
+
+def build_labeller(config: Config, model: Classifier, train: Samples) -> Labeller:
+    """Who tells the labels of field inputs, as [labels] says."""
+    table, classes = config.labels, model.classes(train.x)
+    if table.folder is not None:
+        return LabelFolder(folder=config.path(table.folder), classes=classes, bounds=model.bounds)
+    if table.callable is not None:
+        function = find_callable(imported(config, table.callable))
+        return partial(_asked, function, table.callable, classes)
+    assert table.file is not None
+    path = _existing(config.path(table.file))
+    if path.suffix == ".npz":
+        return partial(_looked_up, path)
+    if path.name != TABLE:
+        raise ValueError(f"file must be an npz file with x and y, or a {TABLE} with name,label, got {path.name}")
+    return partial(_looked_up_by_name, path, classes)
+
+
+def _asked(function: Callable[..., Any], name: str, classes: int, asked: Samples) -> Tensor:
+    """Labels that the user's function tells."""
+    told = torch.as_tensor(function(asked))
+    whole = not (told.is_floating_point() or told.is_complex() or told.dtype == torch.bool)
+    if told.shape != (len(asked),) or not whole or not bool(((told >= 0) & (told < classes)).all()):
+        raise ValueError(
+            f"[labels] callable: {name} must return {len(asked)} whole numbers from 0 to {classes - 1}, one for each "
+            f"input, got {told.dtype} of shape {tuple(told.shape)}"
+        )
+    return told.long()
+
+
+def _looked_up(path: Path, asked: Samples) -> Tensor:
+    """Labels of an npz file, read when they are asked for: more may have been added."""
+    labelled = read_samples(path, part="field")
+    if labelled.y is None:
+        raise ValueError(f"[labels] file: {path} holds no labels; save y beside x")
+    if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
+        raise LabelsMissing(
+            f"{unknown} of {len(asked)} inputs are not in {path}; add them to its x and their classes to its y, and "
+            "run this again"
+        )
+    return labels_of(labelled)(asked)
+
+
+def _looked_up_by_name(path: Path, classes: int, asked: Samples) -> Tensor:
+    """Labels of a table by the inputs' names, as `LabelFolder` writes it."""
+    known = LabelFolder(folder=path.parent, classes=classes).read()
+    names = [name_of(i) for i in asked.ids.tolist()]
+    if missing := [name for name in names if known.get(name) is None]:
+        raise LabelsMissing(
+            f"{len(missing)} of {len(asked)} inputs have no label in {path}; add rows such as {missing[0]},3 and run "
+            "this again, or let [labels] folder write inputs and table"
+        )
+    return torch.tensor([known[name] for name in names], dtype=torch.int64)
+
+
+# How failures are searched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimated:
+    """Conditions that were estimated when the campaign began, and within what."""
+
+    widest: Recipe
+    fitted: FittedConditions
+
+
+def find_recipe(
+    config: Config,
+    model: Classifier,
+    train: Samples,
+    arrived: Callable[[int], Samples],
+    folder: Path,
+    notes: list[str],
+) -> Recipe | None:
+    """The conditions of [conditions], as declared or as estimated from the half of field data that profiles it."""
+    table = config.conditions
+    if table is None:
+        return None
+    with _told_of("conditions"):
+        if len(train.shape) != 3:
+            raise ValueError(
+                f"conditions are for images, and inputs have the shape {tuple(train.shape)}; leave them out"
+            )
+        severities = {name: s.severity() for name, s in table.severities.items()}
+        declared = Recipe(severities=severities, bounds=model.bounds, padding=table.padding)
+        if not table.estimate:
+            return declared
+        found = _estimated(declared, train, arrived, folder / "conditions.json", config.run.seed)
+    notes.append(str(found))
+    kept = {name: s for name, s in found.recipe.severities.items() if s.low < 0 or s.high > 0}
+    return replace(found.recipe, severities=kept) if kept else None
+
+
+def _estimated(
+    widest: Recipe, train: Samples, arrived: Callable[[int], Samples], path: Path, seed: int
+) -> FittedConditions:
+    """Estimated once; a campaign that goes on keeps what it began with."""
+    if path.exists():
+        known = results.load(path, Estimated)
+        if known.widest != widest:
+            raise ValueError(f"differ from those that {path} was estimated within; put them back, or take a new folder")
+        return known.fitted
+    seen = arrived(0).split(profile=0.5, assessment=0.5)["profile"]
+    fitted = fit_conditions(seen, train, widest=widest, generator=spawn(seed, "conditions"), progress=False)
+    results.save(Estimated(widest=widest, fitted=fitted), path)
+    return fitted
+
+
+def make_moves(
+    config: Config, model: Classifier, train: Samples, recipe: Recipe | None, notes: list[str]
+) -> Mapping[str, Callable[..., Fuzzer]]:
+    """Conditions first, where there are any; then a gradient search for each radius; then breeding."""
+    table = config.generate
+    moves: Moves = {} if recipe is None else {"conditions": partial(ConditionMove, recipe=recipe)}
+    for radius in table.radii if table.radii is not None else default_radii(train, table.norm, notes):
+        moves[f"gradient-{radius:g}"] = partial(GradientMove, radius=radius, norm=table.norm, steps=table.steps)
+    if table.genetic:
+        if len(train.shape) != 3:
+            raise ValueError(f"[generate] genetic is for images, and inputs have the shape {tuple(train.shape)}")
+        moves["genetic"] = partial(GeneticMove, radius=GENETIC_RADIUS * _range(train))
+    if not moves:
+        raise ValueError("[generate]: there must be something to search with; give radii, or declare conditions")
+    return moves
+
+
+def default_radii(train: Samples, norm: str, notes: list[str]) -> list[float]:
+    """Two radii that fit the inputs: shares of their range, in L2 for each of an input's values."""
+    scale = _range(train) * (math.sqrt(train.shape.numel()) if norm == "l2" else 1.0)
+    radii = [float(f"{share * scale:.2g}") for share in RADII]
+    notes.append(f"[generate] radii is not given: {radii} in {norm}, which fits the range of the training inputs")
+    return radii
+
+
+def _range(train: Samples) -> float:
+    low, high = torch.aminmax(train.x)
+    return float(high - low)
+
+
+# What is told
+
+
+@contextmanager
+def _told_of(table: str, key: str = "") -> Iterator[None]:
+    """Name the key in what is refused."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ValueError(f"{_name(table, key)}: there is no {error.filename or error}") from error
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ValueError(f"{_name(table, key)}: {error}") from error
+
+
+def _name(table: str, key: str) -> str:
+    return f"[{table}] {key}".rstrip()
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        near = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+        raise ValueError(f"there is no {path}" + (f"; beside it are {', '.join(near[:5])}" if near else ""))
+    return path
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"[run] folder: {folder} cannot be made ({error.strerror}); name another") from None
+    return folder

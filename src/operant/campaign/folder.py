@@ -1,0 +1,545 @@
+"""A run's folder: one run at a time, one set of settings, and finished steps that are not worked out twice."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import uuid
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from operant import results
+from operant.data import Samples
+from operant.model import Classifier
+from operant.networks import load_weights, save_weights
+from operant.results import TEMPORARY, write_atomically
+from operant.suite import Suite
+
+try:
+    import fcntl
+except ImportError:  # not on every system
+    fcntl = None  # type: ignore[assignment]
+
+RUN, TIMING, LOCK, GUARD = "run.json", "timing.json", "lock", ".lock.guard"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class Damaged(ValueError):
+    """Something finished cannot be read as it was written."""
+
+
+class DiskFull(OSError):
+    """There was no room to write; what was finished before is whole."""
+
+
+class RunFolder:
+    """Everything a run has finished, so that it can be stopped at any moment and gone on with.
+
+    Use it as ``with RunFolder(...) as run:``. Only one process at a time can be in there, and only with the settings
+    that the folder was begun with. A finished step is sealed: a small hidden file beside it tells the hash of its
+    files. What has no seal was not finished, and is worked out again; what differs from its seal is refused.
+
+    Args:
+        path: the folder; made if it is not there.
+        signature: by name, as text, what the run is made of; see `signature_of`.
+        free: names in the signature that may change when the run is gone on with.
+    """
+
+    def __init__(self, path: str | Path, *, signature: Mapping[str, str], free: Collection[str] = ()) -> None:
+        self.path, self.signature, self.free = Path(path), dict(signature), frozenset(free)
+        bound = {name: text for name, text in self.signature.items() if name not in self.free}
+        self._key = hash_of(json.dumps(bound, sort_keys=True).encode())
+        self._holder: Holder | None = None
+
+    def __enter__(self) -> RunFolder:
+        _make(self.path)
+        with self.writing("the lock"):
+            self._holder = take_lock(self.path)
+        try:
+            with self.writing(RUN):
+                self._sign()
+            self._sweep()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._holder is not None:
+            self._sweep()
+            release_lock(self.path, self._holder)
+            self._holder = None
+
+    # Steps: read if they are there, else worked out, written, and read back
+
+    def step(self, name: str, kind: type[T], work: Callable[[], T]) -> T:
+        """A result, in ``name.json``; always as it is read from disk, so that a run that is gone on with sees the same.
+
+        Args:
+            name: of the step; ``/`` makes folders.
+            kind: the dataclass that ``work`` returns.
+            work: works it out.
+        """
+
+        def load(path: Path) -> T:
+            return results.load(path, kind)
+
+        return self.kept(f"{name}.json", work, save=results.save, load=load)
+
+    def suite(self, name: str, work: Callable[[], Suite]) -> Suite:
+        """A suite, in the folder ``name``."""
+        return self.kept(name, work, save=self._save_suite, load=_open_suite)
+
+    def weights(self, name: str, model: Classifier, work: Callable[[], Classifier]) -> Classifier:
+        """A model like ``model`` with weights of its own, in ``name.safetensors``."""
+        return self.kept(
+            f"{name}.safetensors",
+            work,
+            save=lambda value, path: save_weights(value.unwrap(), path),
+            load=lambda path: model.rewrap(load_weights(model.unwrap(), path)),
+        )
+
+    def kept(
+        self, file: str, work: Callable[[], V], *, save: Callable[[V, Path], object], load: Callable[[Path], T]
+    ) -> T:
+        """Anything that can be saved at a path: a file, with others beside it as `results.save` has them, or a folder.
+
+        profile = run.kept("profile.json", fit, save=Profile.save, load=load_profile)
+        """
+        main = self._place(file)
+        if self._whole(main):
+            self._check(main)
+            return _load(main, load)
+        value = work()
+        with self.writing(file):
+            _seal_of(main).unlink(missing_ok=True)
+            _remove(main)
+            main.parent.mkdir(parents=True, exist_ok=True)
+            save(value, main)
+            self._seal(main)
+        return _load(main, load)
+
+    def has(self, name: str) -> bool:
+        """Whether a step, suite or weights of this name are finished."""
+        return any(self._whole(self._place(file)) for file in (name, f"{name}.json", f"{name}.safetensors"))
+
+    def room(self) -> Path:
+        """A new place in the folder to write a suite to, in any process, before `adopt` gives it its name."""
+        return self.path / f".{uuid.uuid4().hex[:12]}{TEMPORARY}"
+
+    def adopt(self, name: str, room: Path) -> Suite:
+        """Make what was written to ``room`` the suite of this name, in one stroke."""
+        return self.kept(name, lambda: room, save=_rename, load=_open_suite)
+
+    # Beside the steps
+
+    def timing(self, name: str, seconds: float) -> None:
+        """Note how long something took; no part of what a run is compared by."""
+        file = self._place(TIMING, own=True)
+        try:
+            page = {str(k): [float(s) for s in v] for k, v in json.loads(file.read_bytes()).items()}
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            page = {}  # not there, or not worth stopping for
+        page.setdefault(name, []).append(round(float(seconds), 3))
+        with self.writing(TIMING):
+            write_atomically(file, json.dumps(page, indent=2).encode() + b"\n")
+
+    def digest(self) -> str:
+        """A hash of everything in the folder but timing and lock: equal digests, equal runs, bit for bit."""
+        apart = {self.path / name for name in (TIMING, LOCK, GUARD)}
+        files = [file for file in _files(self.path) if file not in apart]
+        named = sorted((file.relative_to(self.path).as_posix(), fingerprint(file)) for file in files)
+        return hash_of(*(part.encode() for pair in named for part in pair))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Say what a full disk or a folder that cannot be written means for the run."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                raise DiskFull(
+                    f"the disk is full: {name} could not be written to {self.path}. What was finished before is kept "
+                    "there; make room and run again with the same folder to go on from here"
+                ) from error
+            if error.errno in REFUSED:
+                raise ValueError(
+                    f"{name} could not be written to {self.path} ({error.strerror}); make the folder writable, or "
+                    "choose another"
+                ) from error
+            raise
+
+    # What the folder is
+
+    def _place(self, file: str, *, own: bool = False) -> Path:
+        """Where a file of this name is; names lead nowhere else, and not to the folder's own files."""
+        if self._holder is None:
+            raise ValueError(f"{self.path} is not open; use it as `with RunFolder(...) as run:`")
+        plain = all(re.fullmatch(r"\w[\w.-]*", part) for part in file.split("/"))
+        if not plain or (file in (RUN, TIMING, LOCK) and not own):
+            raise ValueError(
+                f"a step's name must be words of letters, digits, '-' and '_' joined by '/', and none of run, timing "
+                f"and lock, got {file!r}"
+            )
+        return self.path / file
+
+    def _sign(self) -> None:
+        """Write what the run is made of; refuse to mix two runs."""
+        file, known = self.path / RUN, None
+        if file.exists():
+            try:
+                known = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
+            except (OSError, ValueError, AttributeError, RecursionError):
+                raise Damaged(
+                    f"{file} is damaged; delete it and run again: what was finished with the same settings is kept"
+                ) from None
+            old, new = ({k: v for k, v in told.items() if k not in self.free} for told in (known, self.signature))
+            if changed := [name for name in {**old, **new} if old.get(name) != new.get(name)]:
+                what = "; ".join(_change(name, old.get(name, "nothing"), new.get(name, "nothing")) for name in changed)
+                raise ValueError(
+                    f"{self.path} holds a run with other settings: {what}. Put them back as they were, or choose a new "
+                    "folder"
+                )
+        if known != self.signature:
+            write_atomically(file, json.dumps(self.signature, indent=2).encode() + b"\n")
+
+    def _sweep(self) -> None:
+        """Remove what writers left that were killed: whoever holds the lock is the only one."""
+        for left in list(self.path.rglob(f".*{TEMPORARY}")):
+            with suppress(OSError):  # of no harm
+                _remove(left)
+
+    def _save_suite(self, suite: Suite, main: Path) -> None:
+        room = self.room()
+        save_suite(suite, room)
+        _rename(room, main)
+
+    # Seals
+
+    def _whole(self, main: Path) -> bool:
+        return main.exists() and _seal_of(main).exists()
+
+    def _seal(self, main: Path) -> None:
+        page = {"run": self._key, "files": _fingerprints(main)}
+        write_atomically(_seal_of(main), json.dumps(page, indent=2, sort_keys=True).encode() + b"\n")
+
+    def _check(self, main: Path) -> None:
+        again = "to have it worked out again"
+        try:
+            page = json.loads(_seal_of(main).read_bytes())
+            run, files = str(page["run"]), dict(page["files"])
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            raise Damaged(f"{_seal_of(main)}, the seal of {main}, is damaged; delete it {again}") from None
+        if run != self._key:
+            raise Damaged(f"{main} was made with other settings; delete it {again}, or choose a new folder")
+        found = _fingerprints(main)
+        for name in sorted({**files, **found}):
+            if files.get(name) != found.get(name):
+                what = "is missing" if name not in found else "has changed" if name in files else "does not belong here"
+                raise Damaged(f"a finished step cannot be read: {main.parent / name} {what}; delete {main} {again}")
+
+
+def save_suite(suite: Suite, place: Path) -> None:
+    """Write a suite to a new place, or nothing."""
+    try:
+        suite.save(place)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)  # room is what a full disk needs
+        raise
+
+
+def _load(main: Path, load: Callable[[Path], T]) -> T:
+    try:
+        return load(main)
+    except (ValueError, OSError) as error:
+        raise Damaged(f"a finished step cannot be read: {error}. Delete {main} to have it worked out again") from error
+
+
+def _open_suite(main: Path) -> Suite:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they would say is said below
+        suite = Suite.open(main)
+    if suite.refused:
+        raise ValueError("; ".join(suite.refused))
+    return suite
+
+
+def _rename(old: Path, new: Path) -> None:
+    os.rename(old, new)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ValueError(f"{folder} must be a folder, and is a file; choose another") from None
+    except OSError as error:
+        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from None
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+
+
+def _change(name: str, old: str, new: str) -> str:
+    """What is different, as far as it can be told shortly."""
+    a, b = old.split(", "), new.split(", ")
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x != y] if len(a) == len(b) else [(old, new)]
+    told = ", ".join(f"{x} -> {y}" for x, y in pairs)
+    return f"{name} ({told})" if len(told) <= 160 else name
+
+
+# The lock -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who works in a folder: a process, on which machine, and when it began, as process numbers are used again."""
+
+    pid: int
+    host: str
+    started: str
+
+
+def take_lock(folder: Path) -> Holder:
+    """Be the only one in a folder; the lock of a process that is gone is taken over.
+
+    Taking goes through a gate that the system itself opens again when a process dies, so that of two processes that
+    find a dead one's lock only one replaces it.
+    """
+    file, me = folder / LOCK, _self()
+    with _gate(folder):
+        if file.exists():
+            _refuse_unless_gone(folder, file)
+            file.unlink()
+        try:
+            write_atomically(file, json.dumps(asdict(me)).encode() + b"\n", overwrite=False)
+        except FileExistsError:
+            raise ValueError(f"another run has just begun in {folder}; wait until it ends") from None
+        except BaseException:
+            file.unlink(missing_ok=True)  # it may have got its name already
+            raise
+    return me
+
+
+def release_lock(folder: Path, holder: Holder) -> None:
+    """Leave a folder; only whoever holds the lock can."""
+    file = folder / LOCK
+    with suppress(OSError, ValueError), _gate(folder):
+        if _read_holder(file) == holder and holder.pid == os.getpid():  # a forked child is not the holder
+            file.unlink()
+
+
+def _refuse_unless_gone(folder: Path, file: Path) -> None:
+    try:
+        holder = _read_holder(file)
+    except (ValueError, OSError):
+        raise ValueError(f"{file} is damaged; if no run works in this folder, delete it and run again") from None
+    if holder.host != socket.gethostname():
+        raise ValueError(
+            f"{folder} is in use by process {holder.pid} on {holder.host}, which cannot be asked from here; if that "
+            f"run is dead, delete {file} and run again"
+        )
+    began = _began(holder.pid)
+    if began == "" or (began is not None and holder.started in (began, "")):
+        who = "this very process" if holder.pid == os.getpid() else f"process {holder.pid}"
+        raise ValueError(f"{folder} is in use by {who}; wait until that run ends, or stop it, or choose another folder")
+
+
+def _read_holder(file: Path) -> Holder:
+    try:
+        page = json.loads(file.read_bytes())
+        return Holder(pid=int(page["pid"]), host=str(page["host"]), started=str(page["started"]))
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{file} names no process ({error})") from None
+
+
+def _self() -> Holder:
+    return Holder(pid=os.getpid(), host=socket.gethostname(), started=_began(os.getpid()) or "")
+
+
+def _began(pid: int) -> str | None:
+    """When a process of this machine began; None if it is gone, empty if the system does not tell."""
+    if os.name != "posix":
+        return ""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        pass  # somebody else's, and alive
+    with suppress(OSError, IndexError):
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return None if state in ("Z", "X") else f"{rest[18]} ticks after boot {boot}"
+    with suppress(OSError):
+        return subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    return ""
+
+
+@contextmanager
+def _gate(folder: Path) -> Iterator[None]:
+    """One process of this machine at a time; where the file system knows no such thing, everyone."""
+    with open(folder / GUARD, "ab") as gate:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+
+
+def gone(place: Path) -> Callable[[], NoReturn]:
+    """Work that a finished part of a run must have done before: says what to do where it is missing."""
+
+    def refuse() -> NoReturn:
+        raise Damaged(
+            f"a finished part of the run is missing in {place}; delete that folder to have it worked out again"
+        )
+
+    return refuse
+
+
+# Hashes ---------------------------------------------------------------------------------------------------------------
+
+
+def signature_of(options: Any, *, free: Collection[str] = (), **parts: object) -> dict[str, str]:
+    """What a run is made of, by name, as text that is the same whenever the settings are.
+
+    Args:
+        options: a dataclass; every field counts but those that are ``free``, and how progress is shown.
+        parts: further models, samples, numbers or words.
+    """
+    counts = [f.name for f in fields(options) if f.name not in (*free, "progress")]
+    told = {name: described(getattr(options, name)) for name in counts}
+    return told | {name: described(part) for name, part in parts.items()}
+
+
+def described(value: object) -> str:
+    """A value as text; what is too long to print, as its hash. How progress is shown does not count."""
+    if (parts := _contents(value)) is not None:
+        return hash_of(*parts)
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = [f"{f.name}={described(getattr(value, f.name))}" for f in fields(value) if f.name != "progress"]
+        return f"{type(value).__name__}({', '.join(inner)})"
+    if isinstance(value, partial):
+        inner = [*map(described, value.args), *(f"{name}={described(v)}" for name, v in value.keywords.items())]
+        return f"{described(value.func)}({', '.join(inner)})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {described(v)}" for name, v in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(described, value)) + "]"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return without_places(repr(value))
+
+
+def _contents(value: object) -> list[bytes] | None:
+    """The bytes of something that has too many to print; None for anything else."""
+    if isinstance(value, Classifier):
+        return content_of(value)
+    if isinstance(value, nn.Module):
+        return _module_content(value)
+    if isinstance(value, Samples):
+        return [bytes_of(part) for part in (value.x, value.ids, value.y) if part is not None]
+    if isinstance(value, Tensor):
+        return [f"{value.dtype} {tuple(value.shape)}".encode(), bytes_of(value)]
+    if isinstance(value, np.ndarray):
+        return [f"{value.dtype} {value.shape}".encode(), value.tobytes()]
+    return None
+
+
+def content_of(model: Classifier) -> list[bytes]:
+    """Everything that decides what a model computes, as far as one can see from outside."""
+    settings = repr((model.bounds, model._mean, model._std, model.strict))
+    return [settings.encode(), *_module_content(model.unwrap())]
+
+
+def _module_content(module: nn.Module) -> list[bytes]:
+    weights = [part for name, v in module.state_dict().items() for part in (name.encode(), bytes_of(v))]
+    return [without_places(repr(module)).encode(), *weights]
+
+
+def without_places(text: str) -> str:
+    """Functions and objects without where in memory they are.
+
+    >>> without_places("<function f at 0x7f3a>")
+    '<function f>'
+    """
+    return re.sub(r" at 0x\w+", "", text)
+
+
+def bytes_of(values: Tensor) -> bytes:
+    """The content of a tensor, wherever it is."""
+    return values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def hash_of(*parts: bytes) -> str:
+    """A short hash of several pieces, each with its length, so that none runs into the next.
+
+    >>> hash_of(b"ab", b"c") == hash_of(b"a", b"bc")
+    False
+    """
+    total = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little"))
+        total.update(part)
+    return total.hexdigest()
+
+
+def fingerprint(file: Path) -> str:
+    """A hash of a file's content; the words in the header of a safetensors file, written in any order, are sorted."""
+    total = hashlib.blake2b(digest_size=16)
+    with open(file, "rb") as opened:
+        if file.suffix == ".safetensors":
+            total.update(_header(opened))
+        while block := opened.read(1 << 20):
+            total.update(block)
+    return total.hexdigest()
+
+
+def _header(opened: BinaryIO) -> bytes:
+    size = int.from_bytes(opened.read(8), "little")
+    try:
+        return json.dumps(json.loads(opened.read(min(size, 1 << 26))), sort_keys=True).encode()
+    except (ValueError, RecursionError):  # not a safetensors file: all of it counts as it is
+        opened.seek(0)
+        return b""
+
+
+def _files(place: Path) -> list[Path]:
+    """The files of a folder and its folders but temporary ones; or a file and what `results.save` wrote beside it."""
+    if place.is_dir():
+        files = (file for file in place.rglob("*") if file.is_file())
+        return [f for f in files if not any(part.endswith(TEMPORARY) for part in f.relative_to(place).parts)]
+    beside = re.escape(place.name) + r"(\.[0-9a-f]{12}\.safetensors)?"
+    return [file for file in place.parent.iterdir() if re.fullmatch(beside, file.name)]
+
+
+def _fingerprints(main: Path) -> dict[str, str]:
+    return {file.relative_to(main.parent).as_posix(): fingerprint(file) for file in _files(main)}
+
+
+def _seal_of(main: Path) -> Path:
+    return main.with_name(f".{main.name}.seal")

@@ -1,0 +1,191 @@
+"""What a campaign shows while it runs: a bar on a terminal, plain lines elsewhere, or one JSON object an event."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from operant.campaign.engine import Event, Watch
+from operant.campaign.rounds import Delivered, Round
+
+STEPS = {
+    "profile": "learning what the field is like",
+    "suite": "searching failures",
+    "retrain": "retraining",
+    "assess": "assessing",
+}
+
+
+@contextmanager
+def watching(console: Console, *, quiet: bool = False, as_json: bool = False) -> Iterator[Watch]:
+    """Something to give a campaign as its ``watch``, for as long as it runs.
+
+    Args:
+        console: where to show it.
+        quiet: show nothing.
+        as_json: one JSON object a line, for programs.
+    """
+    if as_json:
+        yield lambda event: print_json(console, event_json(event))
+    elif quiet:
+        yield lambda event: None
+    elif console.is_terminal:
+        with _progress(console) as progress:
+            yield Bar(progress=progress)
+    else:
+        yield Lines(console=console)
+
+
+# For people
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What earlier events said: the present step, when it began and with how much done, and the last assessment."""
+
+    clock: Callable[[], float] = time.monotonic
+    step: str = ""
+    began: float = 0.0
+    first: int = 0
+    pmi: str = ""
+
+    def take(self, event: Event) -> bool:
+        """Take an event in; True if it is the first of its step."""
+        new = event.step != self.step
+        if new:
+            self.step, self.began, self.first = event.step, self.clock(), event.done
+        self.pmi = str(event.told.get("assessed", self.pmi)).partition(" (")[0]
+        return new
+
+    def words(self, event: Event) -> str:
+        """What to say beside how much is done."""
+        failures = f"{event.told['failures']} failures so far" if "failures" in event.told else ""
+        smaller = f"memory is short, {event.told['batch_size']} rows at once" if "batch_size" in event.told else ""
+        return ", ".join(part for part in (failures, smaller, self.left(event), self.pmi) if part)
+
+    def left(self, event: Event) -> str:
+        """How long the step will take, if it goes on like this."""
+        gained, missing = event.done - self.first, event.total - event.done
+        if gained <= 0 or missing <= 0 or event.step == "assess":
+            return ""
+        return f"about {_duration((self.clock() - self.began) / gained * missing)} left"
+
+
+@dataclass(kw_only=True)
+class Lines:
+    """A line for every chunk, retraining, assessment and round."""
+
+    console: Console
+    seen: Seen = field(default_factory=Seen)
+
+    def __call__(self, event: Event) -> None:
+        new = self.seen.take(event)
+        for line in lines_of(event):
+            self._print(line)
+        if event.step.endswith("/suite"):
+            words = self.seen.words(event)
+            self._print(f"{name_of_step(event.step)}: chunk {event.done} of {event.total}" + f", {words}" * bool(words))
+        elif new and event.step in STEPS:
+            self._print(STEPS[event.step])
+
+    def _print(self, line: str) -> None:
+        self.console.print(escape(line), soft_wrap=True)
+
+
+@dataclass(kw_only=True)
+class Bar:
+    """One bar for the present step; what is done stands in lines above it."""
+
+    progress: Progress
+    seen: Seen = field(default_factory=Seen)
+    task: TaskID | None = None
+
+    def __call__(self, event: Event) -> None:
+        if self.seen.take(event):
+            if self.task is not None:
+                self.progress.remove_task(self.task)
+            self.task = None
+            if event.step != "round":
+                self.task = self.progress.add_task(name_of_step(event.step), total=event.total, words="")
+        for line in lines_of(event):
+            self.progress.console.print(escape(line), soft_wrap=True)
+        if self.task is not None:
+            words = escape(self.seen.words(event))
+            self.progress.update(self.task, completed=event.done, total=event.total, words=words)
+
+
+def lines_of(event: Event) -> list[str]:
+    """What an event says that shall stay to be read."""
+    return [str(event.told["round"])] if event.told.get("round") else []
+
+
+def name_of_step(step: str) -> str:
+    """What a step does, in words.
+
+    >>> name_of_step("round-002/suite")
+    'round 2, searching failures'
+    """
+    place, _, last = step.rpartition("/")
+    number = re.fullmatch(r"round-(\d+)", place)
+    return (f"round {int(number[1])}, " if number else "") + STEPS.get(last, last)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TextColumn("{task.fields[words]}"), console=console, transient=True)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# For programs
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """An event as plain values."""
+    told = {name: v if isinstance(v, int | float | str | None) else str(v) for name, v in event.told.items()}
+    return {"step": event.step, "done": event.done, "total": event.total, "told": told}
+
+
+def result_json(delivered: Delivered, **more: Any) -> dict[str, Any]:
+    """What a campaign handed back, as plain values."""
+    last = delivered.assessment
+    told = {"met": delivered.met, "reason": delivered.reason, "pmi": last.pmi, "upper": last.upper}
+    told |= {"confidence": last.confidence, "labels": delivered.labels, "rounds": [_round(r) for r in delivered.rounds]}
+    return {"result": told | more}
+
+
+def _round(r: Round) -> dict[str, Any]:
+    told = {name: getattr(r, name) for name in ("number", "arrived", "drifted", "attempted", "found", "operational")}
+    told |= {"by_move": r.by_move, "chosen": r.chosen, "cases": r.cases, "clean": r.clean, "changed": r.changed}
+    told["decisions"] = [str(decision) for decision in r.decisions]
+    if a := r.assessment:
+        told |= {"pmi": a.pmi, "upper": a.upper, "labels": a.labels, "failures": a.failures}
+    return told
+
+
+def print_json(console: Console, page: dict[str, Any]) -> None:
+    """One line, neither wrapped nor coloured."""
+    console.out(json.dumps(_finite(page), ensure_ascii=False, allow_nan=False), highlight=False)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are null."""
+    if isinstance(value, dict):
+        return {name: _finite(v) for name, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,89 @@
+"""What a campaign tells: its rounds, and what it hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from operant.campaign.assessment import Assessed
+from operant.campaign.feedback import Decision
+from operant.model import Classifier
+from operant.retrain import OperationalRecord
+from operant.suite import Suite
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One turn of the five steps; round 0 assesses the model as it came.
+
+    Attributes:
+        number: counted from 0.
+        arrived: field inputs known by then.
+        drifted: what was noticed about those that were new; empty if nothing.
+        decisions: what was changed for this round, and why.
+        attempted, found, operational: seeds, failures, operational failures among these.
+        moves: how likely each move was to be a seed's first.
+        by_move: operational failures by the move that made them.
+        chosen, cases: cases of this round, and of all so far.
+        retraining: how that went; None if there was nothing to learn from.
+        clean: accuracy on the guard's samples afterwards.
+        assessment: of the model after this round; None where it stayed as it was, so that its last one still holds.
+    """
+
+    number: int
+    arrived: int
+    drifted: str = ""
+    decisions: tuple[Decision, ...] = ()
+    attempted: int = 0
+    found: int = 0
+    operational: int = 0
+    moves: dict[str, float] = field(default_factory=dict)
+    by_move: dict[str, int] = field(default_factory=dict)
+    chosen: int = 0
+    cases: int = 0
+    retraining: OperationalRecord | None = None
+    clean: float
+    assessment: Assessed | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the model left the round another than it came."""
+        return self.retraining is not None and self.retraining.best_epoch > 0
+
+    def __str__(self) -> str:
+        work = f"{self.operational} operational failures of {self.attempted} seeds, {self.chosen} learned from, "
+        why = f", {self.retraining.reason}" if self.retraining else ""
+        told = str(self.assessment) if self.assessment else f"the model stayed as it was{why}"
+        return f"round {self.number}: {work if self.attempted else ''}clean {self.clean:.2%}, {told}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Delivered:
+    """What a campaign hands back.
+
+    Attributes:
+        model: after the last round.
+        met: whether its pmi is at most what was required, with the campaign's confidence.
+        reason: why the campaign ended, how far it came and what it would take.
+        assessment: of that model.
+        suite: the operational failures that were learned from; None if there were none.
+        rounds: what happened.
+    """
+
+    model: Classifier = field(repr=False)
+    met: bool
+    reason: str
+    assessment: Assessed
+    suite: Suite | None = field(repr=False)
+    rounds: tuple[Round, ...] = field(repr=False)
+
+    @property
+    def labels(self) -> int:
+        return sum(r.assessment.labels for r in self.rounds if r.assessment)
+
+    def __str__(self) -> str:
+        lines = [self.reason, "round  operational  chosen   clean      pmi  at most  labels"]
+        for r in self.rounds:
+            a = r.assessment
+            pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.labels:6d}" if a else "      unchanged"
+            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {r.clean:6.2%}  {pmi}")
+        return "\n".join(lines)

@@ -1,0 +1,169 @@
+"""What a campaign knows of the field: inputs as they arrive, dealt to roles, and what is learned from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from operant.assess.reliability import centres_of
+from operant.campaign.folder import RunFolder
+from operant.data import Samples
+from operant.measure import Naturalness, fit_naturalness, load_naturalness
+from operant.model import Classifier
+from operant.networks import fit_pca
+from operant.profile import Profile, drift, fit_profile, load_profile, update_profile
+from operant.rng import spawn
+
+FEWEST = 250  # field inputs to learn from
+NEW_ENOUGH = 50  # field inputs from which on it is asked whether they differ from those before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Ids of the field inputs that were there when a round began."""
+
+    ids: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noticed:
+    """What was noticed about new field inputs; empty if nothing."""
+
+    told: str
+
+
+class View:
+    """The field as a campaign sees it.
+
+    Attributes:
+        pool: field inputs to assess with.
+        profile, naturalness: fitted to other field inputs.
+        centres: of the cells of the profile.
+        drifted: what was noticed about inputs that arrived for the present round; empty if nothing.
+        known: how many inputs have arrived.
+
+    Args:
+        arrived: from the number of a round to all field inputs that have arrived by then.
+        model: as it came; drift is looked for in what it makes of inputs.
+        used: ids of inputs that the model learns from or is guarded by; field inputs among them cannot assess.
+        run: where all this is kept.
+        seed: of everything random.
+        dimensions: of the profile's codes.
+        follow: whether the view follows a field that drifts.
+    """
+
+    profile: Profile
+    naturalness: Naturalness
+    centres: Tensor
+    pool: Samples
+    waiting: Samples
+    reference: Samples
+
+    def __init__(
+        self,
+        arrived: Callable[[int], Samples],
+        model: Classifier,
+        used: Tensor,
+        run: RunFolder,
+        *,
+        seed: int,
+        dimensions: int,
+        follow: bool,
+    ) -> None:
+        self.arrived, self.model, self.used, self.run = arrived, model, used, run
+        self.seed, self.dimensions, self.follow = seed, dimensions, follow
+        self.seen = torch.empty(0, dtype=torch.int64)
+        self.drifted = ""
+
+    @property
+    def known(self) -> int:
+        return len(self.seen)
+
+    def arrive(self, number: int) -> None:
+        """Take in what is there when a round begins: the same inputs whenever the campaign is gone on with.
+
+        Later ones wait until they are enough to be compared with those before.
+        """
+        place, new = f"round-{number:03d}", self._new(number)
+        self.seen = torch.cat([self.seen, new.ids])
+        self.waiting = Samples.concat([self.waiting, new]) if number else new
+        self.drifted = ""
+        if number and len(self.waiting) < NEW_ENOUGH:
+            return
+        new, self.waiting = self.waiting, new[:0]
+        parts = new.split(profile=0.5, assessment=0.5)
+        fresh = parts["assessment"]
+        fresh = fresh[~torch.isin(fresh.ids, self.used)]
+        if number == 0 and len(parts["profile"]) < FEWEST:
+            raise ValueError(
+                f"a campaign needs about {2 * FEWEST} field inputs, half of them to learn what the field looks like, "
+                f"half to assess, got {len(new)}; collect more"
+            )
+        self.drifted = self._compare(place, new) if number else ""
+        if number == 0 or (self.drifted and self.follow):  # what was before is not, or no longer, the field
+            few = number > 0 and len(parts["profile"]) < FEWEST
+            looks = Samples.concat([self.reference, parts["profile"]]) if few else parts["profile"]
+            self.reference, self.pool = parts["profile"], fresh
+            self._look(place, parts["profile"], looks, first=number == 0)
+        elif not self.drifted:
+            self.reference = Samples.concat([self.reference, parts["profile"]])
+            self.pool = Samples.concat([self.pool, fresh])
+
+    def cells(self, x: Tensor) -> Tensor:
+        """The cell of the profile that each input lies in."""
+        return torch.cdist(self.profile.encode(x).detach().cpu().double(), self.centres).argmin(1)
+
+    def _new(self, number: int) -> Samples:
+        everything = self.arrived(number)
+        known = self.run.step(f"round-{number:03d}/field", Seen, lambda: Seen(ids=everything.ids.sort().values)).ids
+        if gone := int((~torch.isin(known, everything.ids)).sum()):
+            raise ValueError(
+                f"{gone} of {len(known)} field inputs that round {number} began with are gone; put them back, or start "
+                "a new folder"
+            )
+        there = everything[rows_of(known, everything)]  # in the same order, in whichever they come
+        self.model.check_inputs(there.x)
+        new: Samples = there[~torch.isin(there.ids, self.seen)]
+        return new
+
+    def _compare(self, place: str, new: Samples) -> str:
+        """What three tests say of inputs that have arrived; empty if nothing."""
+
+        def work() -> Noticed:
+            found = drift(self.reference, new, self.model, generator=spawn(self.seed, place, "drift"))
+            return Noticed(told=str(found) if found.alarm else "")
+
+        return self.run.step(f"{place}/drift", Noticed, work).told
+
+    def _look(self, place: str, inputs: Samples, looks: Samples, *, first: bool) -> None:
+        """Learn from inputs where the field lies and what it looks like; what was learned is read.
+
+        The first few inputs of a new field show where it lies. To say what looks natural they are too few, and those
+        before help.
+        """
+
+        def fit() -> Profile:
+            generator = spawn(self.seed, place, "profile")
+            if not first:
+                return update_profile(self.profile, inputs, generator=generator).profile
+            return fit_profile(inputs, encoder=partial(fit_pca, dimensions=self.dimensions), generator=generator)
+
+        def fit_natural() -> Naturalness:
+            generator = spawn(self.seed, place, "naturalness")
+            return fit_naturalness(looks, bounds=self.model.bounds, generator=generator, progress=False)
+
+        self.profile = self.run.kept(f"{place}/profile.json", fit, save=Profile.save, load=load_profile)
+        self.naturalness = self.run.kept(
+            f"{place}/naturalness.json", fit_natural, save=Naturalness.save, load=load_naturalness
+        )
+        self.centres = centres_of(self.profile, generator=spawn(self.seed, place, "cells"))
+
+
+def rows_of(ids: Tensor, samples: Samples) -> Tensor:
+    """The row of each of these ids; of several, the first."""
+    order = samples.ids.argsort(stable=True)
+    return order[torch.searchsorted(samples.ids[order], ids)]

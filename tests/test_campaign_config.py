@@ -1,0 +1,711 @@
+"""`operant.toml`: what it may say, what is told where it is wrong, what is built from it; init and progress."""
+
+import json
+import sys
+import tomllib
+from dataclasses import fields, replace
+from io import StringIO
+
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+from rich.console import Console
+from torch import nn
+from typer.testing import CliRunner
+
+from operant import Classifier, Samples, spawn
+from operant.assess import LabelsMissing
+from operant.assess.labels import name_of
+from operant.campaign import building, initial
+from operant.campaign.assessment import Assessed
+from operant.campaign.building import build
+from operant.campaign.config import TABLES, load_config
+from operant.campaign.engine import Event, Interrupted
+from operant.campaign.folder import RunFolder, described, signature_of
+from operant.campaign.loop import Campaign
+from operant.campaign.progress import Bar, Lines, Seen, event_json, result_json, watching
+from operant.campaign.rounds import Delivered, Round
+from operant.cli_campaign import add_commands
+from operant.conditions import Recipe, fixed, half_normal, normal, uniform
+from operant.networks import save_weights
+from operant.profile import FittedConditions
+from operant.retrain import OperationalFinetune
+
+app = typer.Typer()
+add_commands(app)
+runner = CliRunner()
+
+SHORT = """
+[model]
+module = "net.py:Net"
+weights = "net.safetensors"
+[data]
+train = "train.npz"
+clean = "clean.npz"
+field = "field.npz"
+[requirement]
+pmi = 0.1
+"""
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, classes=3):
+        super().__init__()
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+def label(asked):
+    return asked.x.flatten(1)[:, :3].argmax(1)
+
+
+def number():
+    return 3
+
+
+def nonsense(asked):
+    return asked.x.flatten(1).sum(1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A user's folder: code, weights and images 8 by 8, of three classes told by the largest of three pixels."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = set(sys.modules)
+    (tmp_path / "net.py").write_text(NET)
+    net = nn.Sequential()
+    net.head = nn.Linear(64, 3)
+    nn.init.zeros_(net.head.weight)
+    nn.init.zeros_(net.head.bias)
+    with torch.no_grad():
+        net.head.weight[:, :3] = 20 * torch.eye(3)
+    save_weights(net, tmp_path / "net.safetensors")
+    for name, n in (("train", 60), ("clean", 30), ("field", 40)):
+        write(tmp_path / f"{name}.npz", samples(n, name))
+    (tmp_path / "operant.toml").write_text(SHORT)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if name.startswith("net"):
+            del sys.modules[name]
+
+
+def samples(n: int, name: str) -> Samples:
+    x = torch.rand(n, 1, 8, 8, generator=spawn(0, name))
+    return Samples(x, x.flatten(1)[:, :3].argmax(1))
+
+
+def write(path, data: Samples, **more) -> None:
+    np.savez(path, x=data.x.numpy(), **({} if data.y is None else {"y": data.y.numpy()}), **more)
+
+
+def configured(folder, text: str = "", start: str = SHORT):
+    path = folder / "operant.toml"
+    path.write_text(start + text)
+    return load_config(path)
+
+
+# What it may say
+
+
+def test_what_is_left_out_has_the_librarys_own_defaults(tmp_path):
+    config, options = configured(tmp_path), {f.name: f.default for f in fields(Campaign)}
+    finetune = {f.name: f.default for f in fields(OperationalFinetune)}
+    given = {**config.budget.model_dump(), **config.run.model_dump(), **config.generate.model_dump()}
+    given |= {"confidence": config.requirement.confidence, "max_drop": config.requirement.max_drop}
+    shared = given.keys() & options.keys()
+    assert len(shared) == 14
+    assert {name: given[name] for name in shared} == {name: options[name] for name in shared}
+    retrain = config.retrain.model_dump()
+    assert retrain == {name: finetune[name] for name in retrain}
+
+
+KEYS = [(t, k) for t, kind in TABLES.items() for k in kind.model_fields if k != "severities"]
+
+
+@pytest.mark.parametrize(("table", "key"), KEYS)
+def test_a_misspelt_key_is_refused_and_the_right_one_suggested(tmp_path, table, key):
+    with pytest.raises(ValueError) as told:
+        configured(tmp_path, f"[{table}]\n{key}s = 1\n", start="")
+    assert f"(did you mean {key}?)" in str(told.value)
+    assert f"[{table}]" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("[modle]\nmodule = 1", ["there is no table [modle] (did you mean [model]?)", "[model] is missing"]),
+        ("[model]\nweights = 'a'", ["[model] module is missing: what builds the torch module"]),
+        ("[budget]\npmi = 0.1", ["[budget] has no key pmi; the key pmi belongs to [requirement]"]),
+        ("rounds = 3", ["there is no table [rounds]; the key rounds belongs to [budget]"]),
+        ("[requirement]\npmi = 1.5", ["[requirement] pmi must be less than 1, got 1.5"]),
+        ("[requirement]\npmi = '1 %'", ["[requirement] pmi must be a number, got '1 %'"]),
+        ("[budget]\nrounds = 2.5", ["[budget] rounds must be a whole number, got 2.5"]),
+        ("[budget]\nrounds = 0", ["[budget] rounds must be greater than or equal to 1, got 0"]),
+        ("[budget]\nrounds = true", ["[budget] rounds must be a whole number, got True"]),
+        ("[model]\nbounds = [0]", ["[model] bounds must be a list of two numbers, got"]),
+        ("[model]\nbounds = [0, 1, 2]", ["[model] bounds must be a list of two numbers, got [0, 1, 2]"]),
+        ("[model]\nbounds = [0, '1']", ["[model] bounds must be a number, got '1'"]),
+        ("[model]\nmean = 'x'", ["[model] mean must be a number or a list, got 'x'"]),
+        ("[data]\nfield = 3", ["[data] field must be a word in quotes or a list, got 3"]),
+        ("[labels]", ["[labels]: must have exactly one of file, callable and folder, got 0"]),
+        ("[labels]\nfile = 'a'\nfolder = 'b'", ["exactly one of file, callable and folder, got 2"]),
+        ("[run]\nwhen_drifted = 'go'", ["[run] when_drifted must be 'update' or 'stop', got 'go'"]),
+        ("[run]\nfeedback = 'yes'", ["[run] feedback must be true or false, got 'yes'"]),
+        ("[generate]\nradii = [0.1, -1]", ["[generate] radii must be greater than 0, got -1"]),
+        ("[conditions]\nestimate = true", ["[conditions]: must name at least one condition"]),
+        ("[conditions]\nrotate = {normal = 1}", ["no condition rotate (did you mean rotation?); there are rotation"]),
+        ("[conditions]\nrotation = 12", ["[conditions] rotation must be a table such as {normal = 12}, got 12"]),
+        ("[conditions]\nblur = {norml = 1}", ["[conditions] blur has no key norml (did you mean normal?)"]),
+        ("[conditions]\nblur = {normal = -1}", ["[conditions] blur.normal must be greater than 0, got -1"]),
+        ("[conditions]\nblur = {uniform = [2, 1]}", ["[conditions] blur: a severity's low must not exceed its high"]),
+        ("[conditions]\nblur = {fixed = 1, mean = 2}", ["blur: fixed can have absent, got mean"]),
+        ("[conditions]\nblur = {absent = 0.5}", ["blur: must have exactly one of normal, half_normal, uniform, fixed"]),
+        ("[model]\nmodule = net", ["is not readable TOML", "line 2", "words stand in quotes"]),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_key(tmp_path, text, sentences):
+    with pytest.raises(ValueError) as told:
+        configured(tmp_path, text, start="")
+    for sentence in ("operant.toml", *sentences):
+        assert sentence in str(told.value)
+
+
+def test_everything_that_is_wrong_is_told_at_once(tmp_path):
+    with pytest.raises(ValueError) as told:
+        configured(tmp_path, "[budget]\nround = 1\nlabels = 'x'\n[run]\nsed = 1\n")
+    assert len(str(told.value).splitlines()) == 4
+
+
+def test_a_file_that_is_not_there_is_told_with_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match="there is no .*; `operant init` writes one"):
+        load_config(tmp_path / "operant.toml")
+
+
+def test_paths_are_relative_to_the_file_and_a_folder_stands_for_the_file_in_it(folder, monkeypatch):
+    monkeypatch.chdir("/")
+    config = load_config(folder)
+    assert config.path("a/b.npz") == folder / "a" / "b.npz"
+    assert config.path("/a/b.npz").as_posix() == "/a/b.npz"
+
+
+def test_conditions_are_read_as_they_would_be_written_in_python(folder):
+    text = """[conditions]
+padding = "zeros"
+rotation = {normal = 12, mean = 3, low = -20, high = 30, absent = 0.25}
+blur = {uniform = [0, 1.3]}
+gaussian_noise = {half_normal = 0.1, high = 0.2}
+"c/fog" = {fixed = 2}
+"""
+    move = build(configured(folder, text)).campaign.moves["conditions"]
+    severities = {
+        "rotation": normal(12, mean=3, low=-20, high=30, absent=0.25),
+        "blur": uniform(0, 1.3),
+        "gaussian_noise": half_normal(0.1, high=0.2),
+        "c/fog": fixed(2),
+    }
+    assert move.keywords["recipe"] == Recipe(severities=severities, padding="zeros")
+
+
+# What is built
+
+
+def test_a_short_file_builds_a_campaign(folder):
+    ready = build(configured(folder))
+    assert (len(ready.train), len(ready.clean), len(ready.field(0))) == (60, 30, 40)
+    assert ready.model.accuracy(ready.clean) == 1
+    assert ready.folder == folder / "operant-run"
+    assert ready.field(0).y is None  # what is known of field labels, the labeller tells
+    assert list(ready.campaign.moves) == ["gradient-0.16", "gradient-0.4"]
+    assert ready.campaign.moves["gradient-0.4"](naturalness=None).norm == "l2"
+    assert any("radii is not given: [0.16, 0.4]" in note for note in ready.notes)
+
+
+def test_options_reach_the_campaign(folder):
+    text = """[budget]
+rounds = 2
+labels = 90
+[generate]
+radii = [0.3]
+norm = "linf"
+level = 0.1
+genetic = true
+[retrain]
+epochs = 4
+optimiser = "sgd"
+ema = 0.9
+[run]
+folder = "elsewhere/run"
+seed = 7
+workers = 2
+feedback = false
+when_drifted = "stop"
+"""
+    ready = build(configured(folder, text))
+    campaign = ready.campaign
+    assert (campaign.rounds, campaign.labels, campaign.level) == (2, 90, 0.1)
+    assert (campaign.feedback, campaign.when_drifted, campaign.requirement) == (False, "stop", 0.1)
+    assert campaign.finetune == OperationalFinetune(epochs=4, optimiser="sgd", ema=0.9, progress=False)
+    assert {name: make.keywords["radius"] for name, make in campaign.moves.items()}.keys() == {
+        "gradient-0.3",
+        "genetic",
+    }
+    assert campaign.moves["gradient-0.3"].keywords["norm"] == "linf"
+    assert (ready.folder, ready.seed, ready.workers) == (folder / "elsewhere" / "run", 7, 2)
+    assert build(load_config(folder), workers=5).workers == 5
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_default_radii_grow_with_the_range_of_the_inputs(norm):
+    x = torch.rand(50, 20, generator=spawn(0, "x"))
+    one, three = (building.default_radii(Samples(k * x), norm, []) for k in (1, 3))
+    assert 0 < one[0] < one[1]
+    assert three == pytest.approx([3 * r for r in one], rel=0.06)  # two digits are kept
+
+
+def test_tables_are_searched_by_gradients_alone(folder):
+    for name in ("train", "clean", "field"):
+        data = samples(20, name)
+        write(folder / f"{name}.npz", Samples(data.x.flatten(1), data.y))
+    assert set(build(configured(folder)).campaign.moves) == {"gradient-0.16", "gradient-0.4"}
+    for text in ("[conditions]\nblur = {fixed = 1}", "[generate]\ngenetic = true"):
+        with pytest.raises(ValueError, match="for images, and inputs have the shape"):
+            build(configured(folder, text))
+
+
+def test_the_same_file_gives_the_same_signature_and_a_changed_one_is_noticed(folder):
+    text = "[conditions]\nblur = {fixed = 1}\n[generate]\nradii = [0.3]\n"
+    one, same = (build(configured(folder, text)).campaign for _ in range(2))
+    other = build(configured(folder, text.replace("0.3", "0.2"))).campaign
+    assert described(one.moves) == described(same.moves) != described(other.moves)
+    with RunFolder(folder / "run", signature=signature_of(one)):
+        pass
+    with (
+        pytest.raises(ValueError, match="other settings: moves"),
+        RunFolder(folder / "run", signature=signature_of(other)),
+    ):
+        pass
+
+
+def test_clean_data_that_are_not_given_are_held_out_and_that_is_said(folder):
+    ready = build(configured(folder, "clean_share = 0.3", start=SHORT.split("[data]")[0] + REST))
+    assert len(ready.train) + len(ready.clean) == 60
+    assert 5 < len(ready.clean) < 40
+    assert not torch.isin(ready.clean.ids, ready.train.ids).any()
+    assert any(f"clean is not given: {len(ready.clean)} of 60 training inputs" in note for note in ready.notes)
+
+
+REST = '[requirement]\npmi = 0.1\n[data]\ntrain = "train.npz"\nfield = "field.npz"\n'
+
+
+def test_parts_of_one_file_are_told_apart(folder):
+    parts = {name: samples(20, name) for name in ("train", "test", "field")}
+    arrays = {f"x_{name}": part.x.numpy() for name, part in parts.items()}
+    np.savez(folder / "all.npz", **arrays, y_train=parts["train"].y.numpy(), y_test=parts["test"].y.numpy())
+    start = SHORT.replace("train.npz", "all.npz").replace("clean.npz", "all.npz").replace("field.npz", "all.npz")
+    ready = build(configured(folder, start=start))
+    assert ready.train.ids.equal(parts["train"].ids)
+    assert ready.clean.ids.equal(parts["test"].ids)
+    assert ready.field(0).ids.equal(parts["field"].ids)
+
+
+def test_field_files_that_arrive_are_read_in_the_next_round(folder):
+    (folder / "field").mkdir()
+    write(folder / "field" / "b.npz", samples(30, "b"))
+    for place in ("field/*.npz", "field"):  # a folder of npz files stands for them
+        (folder / "field" / "a.npz").unlink(missing_ok=True)
+        ready = build(configured(folder, start=SHORT.replace("field.npz", place)))
+        assert len(ready.field(0)) == 30
+        write(folder / "field" / "a.npz", Samples(samples(10, "a").x))
+        assert ready.field(1).ids.equal(torch.cat([samples(10, "a").ids, samples(30, "b").ids]))
+
+
+def test_pictures_are_field_data_too(folder):
+    (folder / "shots").mkdir()
+    for i in range(6):
+        pixels = np.full((16, 16), 40 * i, dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "shots" / f"{i}.png")
+    start = SHORT.replace('"field.npz"', '["field.npz", "shots"]\nsize = [8, 8]')
+    assert len(build(configured(folder, start=start)).field(0)) == 46
+
+
+def test_a_module_in_double_precision_gets_its_data_so(folder):
+    (folder / "net_double.py").write_text(NET + "\n\ndef double():\n    return Net().double()\n")
+    ready = build(configured(folder, start=SHORT.replace("net.py:Net", "net_double.py:double")))
+    assert {ready.train.x.dtype, ready.clean.x.dtype, ready.field(0).x.dtype} == {torch.float64}
+    assert ready.train.ids.equal(samples(60, "train").ids)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("net.py:Net", "net", '[model] module: must be "package.module:callable" or "file.py:callable", got'),
+        ("net.py:Net", "nothere.py:Net", "[model] module: there is no .*nothere.py; beside it are net.py"),
+        ("net.py:Net", "nothere:Net", "[model] module: there is no module nothere"),
+        ("net.py:Net", "net.py:Nit", "[model] module: net has no Nit; it has Net, label"),
+        ("net.py:Net", "net.py:number", "[model] module: net:number() must return a torch.nn.Module, got int"),
+        ("net.py:Net", "net.py:label", "[model] module: net:label() must build the model without arguments"),
+        ("net.py:Net", "json.py:Net", "[model] module: there is no .*json.py"),
+        ("net.safetensors", "nothere.safetensors", "[model] weights: there is no .*; beside it are net.safetensors"),
+        ("net.safetensors", "train.npz", "[model] weights: .*train.npz is not a readable safetensors file"),
+        ("[data]", "bounds = [1, 0]\n[data]", "[model]: bounds must be (low, high) with low < high"),
+        ("[data]", "bounds = [0, 0.5]\n[data]", "[data] train: inputs must lie within bounds (0.0, 0.5), got values"),
+        ("train.npz", "nothere.npz", "[data] train: there is no .*nothere.npz; beside it are classes.npz, clean.npz"),
+        ("train.npz", "net.py", "[data] train: .*net.py must be an npz file, or a folder of pictures"),
+        ("train.npz", "unlabelled.npz", "[data] train: holds no labels, and needs them"),
+        ("train.npz", "small.npz", "[data] train: the module must run on the inputs, and on shape (1, 4, 4)"),
+        ("clean.npz", "small.npz", "[data] clean: must hold inputs of the training data's shape (1, 8, 8), got (1, 4"),
+        ("clean.npz", "classes.npz", "[data] clean: labels must be below the model's 3 classes, got 7"),
+        ("field.npz", "small.npz", "[data] field: must hold inputs of the training data's shape (1, 8, 8), got (1, 4"),
+        ("field.npz", "incoming/*.npz", "[data] field: there is no .*incoming/*.npz; put inputs from use there"),
+        (
+            "field.npz",
+            "clean.npz",
+            "[data] field: must hold inputs that are not in train or clean, which say nothing new",
+        ),
+        (
+            "[requirement]",
+            "[run]\nfolder = 'net.py/run'\n[requirement]",
+            "[run] folder: .* cannot be made (Not a direc",
+        ),
+        (
+            "[requirement]",
+            "[generate]\nradii = []\n[requirement]",
+            "[generate]: there must be something to search with",
+        ),
+        ("[requirement]", "[labels]\nfile = 'nothere.npz'\n[requirement]", "[labels]: there is no .*nothere.npz"),
+        (
+            "[requirement]",
+            "[labels]\nfile = 'net.py'\n[requirement]",
+            "[labels]: file must be an npz file with x and y",
+        ),
+        ("[requirement]", "[labels]\ncallable = 'net.py:no'\n[requirement]", "[labels]: net has no no; it has"),
+    ],
+)
+def test_what_the_file_names_is_checked_and_told_with_its_key(folder, old, new, sentence):
+    write(folder / "small.npz", Samples(torch.rand(20, 1, 4, 4, generator=spawn(1)), torch.arange(20) % 3))
+    write(folder / "unlabelled.npz", Samples(samples(20, "u").x))
+    write(folder / "classes.npz", Samples(samples(8, "c").x, torch.arange(8)))
+    with pytest.raises(ValueError) as told:
+        build(configured(folder, start=SHORT.replace(old, new)))
+    place = 0
+    for part in sentence.split(".*"):
+        assert part in str(told.value)[place:], str(told.value)
+        place = str(told.value).index(part, place)
+
+
+def test_a_file_with_the_name_of_another_module_is_refused(folder):
+    (folder / "json.py").write_text(NET)
+    with pytest.raises(ValueError, match="json.py has the name of another module, .*; rename the file"):
+        build(configured(folder, start=SHORT.replace("net.py:Net", "json.py:dumps")))
+
+
+# Labels
+
+
+@pytest.mark.parametrize("how", ["file = 'field.npz'", "file = 'labels.csv'", "callable = 'net.py:label'"])
+def test_labels_come_from_where_the_file_says(folder, how):
+    field = samples(40, "field")
+    rows = [f"{name_of(i)},{y}" for i, y in zip(field.ids.tolist(), field.y.tolist(), strict=True)]
+    (folder / "labels.csv").write_text("\n".join(["name,label", *rows]))
+    ready = build(configured(folder, f"[labels]\n{how}"))
+    order = torch.randperm(40, generator=spawn(0, "order"))
+    asked = ready.field(0)[order]
+    assert ready.labeller(asked).equal(field.y[order])
+
+
+@pytest.mark.parametrize("how", ["file = 'field.npz'", "file = 'labels.csv'", "folder = 'mine'"])
+def test_missing_labels_are_asked_for(folder, how):
+    (folder / "labels.csv").write_text("name,label\n")
+    ready = build(configured(folder, f"[labels]\n{how}"))
+    with pytest.raises(LabelsMissing, match="12 of 12 inputs .* run this again"):
+        ready.labeller(Samples(samples(12, "others").x))
+    assert (folder / "mine" / "labels.csv").exists() == ("folder" in how)
+
+
+def test_unless_given_people_label_in_a_folder_beside_the_file(folder):
+    with pytest.raises(LabelsMissing, match="write each one's class .0 to 2. into .*to_label/labels.csv"):
+        build(configured(folder)).labeller(Samples(samples(12, "others").x))
+    assert len(list((folder / "to_label").glob("*.png"))) == 12
+
+
+def test_a_function_that_tells_no_labels_is_refused(folder):
+    ready = build(configured(folder, "[labels]\ncallable = 'net.py:nonsense'"))
+    with pytest.raises(ValueError, match="nonsense must return 40 whole numbers from 0 to 2.*float32"):
+        ready.labeller(ready.field(0))
+
+
+# Estimated conditions
+
+
+def test_conditions_are_estimated_once_and_kept(folder, monkeypatch):
+    asked = []
+
+    def fitted(field, clean, *, widest, generator, progress):
+        asked.append(field)
+        severities = {"rotation": normal(4), "blur": fixed(0.0)}
+        return FittedConditions(
+            recipe=replace(widest, severities=severities),
+            parameters=(),
+            before=1.0,
+            after=0.5,
+            floor=0.5,
+            floor_high=0.6,
+            priors=(),
+            confidence=0.95,
+            findings=(),
+        )
+
+    monkeypatch.setattr(building, "fit_conditions", fitted)
+    text = "[conditions]\nestimate = true\nrotation = {normal = 12}\nblur = {uniform = [0, 2]}\n"
+    first, again = (build(configured(folder, text)) for _ in range(2))
+    assert len(asked) == 1
+    half = first.field(0).split(profile=0.5, assessment=0.5)["profile"]  # what is assessed with is not looked at
+    assert asked[0].ids.equal(half.ids)
+    recipe = first.campaign.moves["conditions"].keywords["recipe"]
+    assert recipe.severities == {"rotation": normal(4)}  # what the field does not ask for is left out
+    assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
+    with pytest.raises(ValueError, match="conditions.* differ from those .* estimated within"):
+        build(configured(folder, text.replace("12", "15")))
+
+
+# init
+
+
+def test_the_example_fits_the_files_and_is_never_overwritten(folder):
+    (folder / "operant.toml").unlink()
+    (folder / "net.py").write_text(NET + "\nraise RuntimeError('init must not import this')\n")
+    path, found = initial.write_example(folder)
+    config = load_config(path)
+    assert found.missing == []
+    assert (config.model.module, config.model.weights) == ("net.py:Net", "net.safetensors")
+    assert (config.data.train, config.data.clean, config.data.field) == ("train.npz", "clean.npz", "field.npz")
+    assert config.labels.file == "field.npz"  # it holds labels
+    (folder / "net.py").write_text(NET)
+    assert len(build(config).train) == 60
+    text = path.read_text()
+    with pytest.raises(ValueError, match="is already there and stays as it is"):
+        initial.write_example(folder)
+    assert path.read_text() == text
+
+
+def test_what_is_not_found_is_marked(tmp_path):
+    path, found = initial.write_example(tmp_path)
+    assert found.missing == ["[model] module", "[data] train", "[data] field"]
+    assert path.read_text().count("NOT FOUND: ") == 3
+    with pytest.raises(ValueError, match=r"(?s)\[model\] module is missing.*\[data\] train is missing"):
+        load_config(path)
+    with pytest.raises(ValueError, match="there is no folder"):
+        initial.write_example(tmp_path / "nothere")
+
+
+def test_every_key_of_the_example_is_right_once_it_is_not_a_comment(tmp_path):
+    page = tomllib.loads("\n".join(_uncommented(initial.example(initial.look(tmp_path)))))
+    assert {name: set(page[name]) - {"rotation", "blur", "brightness", "gaussian_noise"} for name in page} == {
+        name: set(kind.model_fields) - {"severities"} for name, kind in TABLES.items()
+    }
+    page["labels"] = {"folder": "to_label"}  # one of three
+    for name, kind in TABLES.items():
+        kind.model_validate(page[name])
+
+
+def _uncommented(text):
+    """Tables and keys, whether or not they stand in a comment."""
+    bare = [line.removeprefix("# ") for line in text.splitlines()]
+    return [b for b in bare if b.startswith("[") or (" = " in b and b.partition(" = ")[0].isidentifier())]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("class A(nn.Module): pass\nclass B(A):\n    def __init__(self, n=3): pass", ["B", "A"]),
+        ("class A(nn.Module):\n    def __init__(self, n): pass\ndef make():\n    return A(3)", ["make"]),
+        ("def mlp():\n    return nn.Sequential(nn.Linear(3, 2))\ndef other(): return 3", ["mlp"]),
+        ("def build_model(): return secret()\ndef build_model_of(n): return nn.Linear(n, 2)", ["build_model"]),
+        ("def a() -> nn.Module: ...\ndef b(*, n) -> nn.Module: ...\ndef c(*, n=1) -> torch.nn.Module: ...", ["a", "c"]),
+        ("def _net(): return nn.Linear(1, 2)\nclass A: pass\ndef train(): return 3", []),
+        ("this is no python", []),
+    ],
+)
+def test_code_that_builds_a_model_is_found_without_running_it(tmp_path, source, names):
+    (tmp_path / "code.py").write_text(source)
+    assert initial._builders(tmp_path / "code.py") == names
+
+
+def test_data_are_found_by_what_they_hold_and_by_their_names(tmp_path):
+    some = samples(12, "some")
+    np.savez(tmp_path / "set.npz", x_train=5 * some.x.numpy() - 2, y_train=some.y.numpy(), x_test=some.x.numpy())
+    (tmp_path / "field").mkdir()
+    write(tmp_path / "field" / "monday.npz", Samples(some.x))
+    write(tmp_path / "field" / "tuesday.npz", Samples(some.x))
+    (tmp_path / "broken.npz").write_text("this is none")
+    for label in "ab":
+        (tmp_path / "test" / label).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "test" / label / "0.png")
+    values = initial.look(tmp_path).values
+    assert values["data", "train"] == "set.npz"
+    assert values["data", "clean"] == "test"
+    assert values["data", "field"] == "field/*.npz"
+    assert values["model", "bounds"] == [-2.0, 3.0]
+    assert values["labels", "folder"] == "to_label"
+
+
+# Progress
+
+
+EVENTS = [
+    Event(step="assess", done=0, total=400),
+    Event(step="assess", done=50, total=400, told={"assessed": "pmi 4.00% on 50 labels, at most 13% (97.50% conf)"}),
+    Event(step="round", done=0, total=5, told={"round": "round 0: clean [99%]"}),
+    Event(step="round-001/suite", done=1, total=4, told={"cases": 10, "failures": 7}),
+    Event(step="round-001/suite", done=3, total=4, told={"cases": 30, "failures": 21, "batch_size": 64}),
+    Event(step="retrain", done=0, total=1, told={"cases": "21"}),
+    Event(step="retrain", done=1, total=1, told={"record": "2 epochs"}),
+    Event(step="round", done=1, total=5, told={"round": "round 1: clean [98%]"}),
+]
+
+
+def test_plain_lines_tell_step_chunk_failures_pmi_and_time_left():
+    out, clock = StringIO(), iter(range(0, 1000, 10))
+    lines = Lines(console=Console(file=out, width=40), seen=Seen(clock=lambda: next(clock)))
+    for event in EVENTS:
+        lines(event)
+    assert out.getvalue().splitlines() == [
+        "assessing",
+        "round 0: clean [99%]",
+        "round 1, searching failures: chunk 1 of 4, 7 failures so far, pmi 4.00% on 50 labels, at most 13%",
+        "round 1, searching failures: chunk 3 of 4, 21 failures so far, memory is short, 64 rows at once, about 5 s "
+        "left, pmi 4.00% on 50 labels, at most 13%",
+        "retraining",
+        "round 1: clean [98%]",
+    ]
+
+
+def test_on_a_terminal_there_is_a_bar_and_what_is_done_stays():
+    out = StringIO()
+    with watching(Console(file=out, force_terminal=True, width=150, highlight=False)) as watch:
+        assert isinstance(watch, Bar)
+        for event in EVENTS:
+            watch(event)
+            watch.progress.refresh()
+    shown = out.getvalue()
+    assert "round 0: clean [99%]" in shown
+    assert "retraining" in shown
+    assert "round 1: clean [98%]" in shown
+
+
+def test_json_is_one_object_a_line_and_quiet_is_nothing():
+    out = StringIO()
+    with watching(Console(file=out, width=20), as_json=True) as watch:
+        for event in EVENTS:
+            watch(event)
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [event_json(event) for event in EVENTS]
+    out = StringIO()
+    with watching(Console(file=out), quiet=True) as watch:
+        watch(EVENTS[0])
+    assert out.getvalue() == ""
+
+
+# The commands
+
+
+def delivered(*, met: bool, rounds: int = 2) -> Delivered:
+    assessed = Assessed(labels=100, failures=1, upper=0.04, confidence=0.975, reason="")
+    told = [Round(number=i, arrived=40, clean=0.9, assessment=assessed if i == 0 else None) for i in range(rounds)]
+    model = Classifier(nn.Linear(64, 3))
+    return Delivered(model=model, met=met, reason="It ended.", assessment=assessed, suite=None, rounds=tuple(told))
+
+
+@pytest.fixture
+def ending(folder, monkeypatch):
+    """`operant run` on the user's folder with another end: what the campaign returns or raises."""
+
+    def run(end, *options):
+        def campaign(self, *, watch):
+            if isinstance(end, BaseException):
+                raise end
+            watch(EVENTS[2])
+            return end
+
+        monkeypatch.setattr(building.Ready, "run", campaign)
+        return runner.invoke(app, ["run", str(folder / "operant.toml"), *options])
+
+    return run
+
+
+def test_exit_codes_tell_how_it_ended(ending, folder):
+    done = ending(delivered(met=True))
+    assert (done.exit_code, "met: It ended." in done.stdout) == (0, True)
+    assert "round 0: clean [99%]" in done.stdout
+    assert (folder / "operant-run" / "model.safetensors").exists()
+    done = ending(delivered(met=False))
+    assert (done.exit_code, "not met: It ended." in done.stdout) == (1, True)
+    done = ending(delivered(met=True, rounds=1))
+    assert (done.exit_code, "already met" in done.stdout) == (0, True)
+    assert "good enough as it came" in done.stdout
+
+
+def test_missing_labels_and_ctrl_c_tell_how_to_go_on(ending):
+    done = ending(LabelsMissing("write them into labels.csv, and run this again"))
+    assert done.exit_code == 2
+    assert "labels needed: write them into labels.csv" in done.stderr
+    for stop in (Interrupted("stopped as asked: 1 of 2 chunks are done"), KeyboardInterrupt()):
+        done = ending(stop)
+        assert done.exit_code == 130
+        assert "stopped" in done.stderr
+        assert "To go on: operant run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("the run was begun with others"), OSError("the disk is full"), MemoryError(), RuntimeError("x")],
+)
+def test_what_goes_wrong_is_told_without_a_traceback(ending, error):
+    done = ending(error)
+    assert done.exit_code == 2
+    assert f"cannot run: {str(error) or 'MemoryError'}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_and_quiet(ending):
+    lines = ending(delivered(met=True), "--json").stdout.splitlines()
+    event, result = (json.loads(line) for line in lines)
+    assert event == event_json(EVENTS[2])
+    assert result["result"]["met"] is True
+    assert result["result"]["model"].endswith("model.safetensors")
+    assert result == result_json(delivered(met=True), model=result["result"]["model"])
+    done = ending(delivered(met=True), "--quiet")
+    assert done.stdout.startswith("met: It ended.")
+
+
+def test_the_doctor_stops_what_would_mean_nothing(ending, folder):
+    wrong = samples(30, "clean")
+    write(folder / "clean.npz", Samples(wrong.x, (wrong.y + 1) % 3))
+    done = ending(delivered(met=True))
+    assert done.exit_code == 2
+    assert "the doctor found errors" in done.stderr
+
+
+def test_bad_files_are_told_by_the_command_too(folder):
+    (folder / "operant.toml").write_text(SHORT + "[budget]\nround = 3\n")
+    done = runner.invoke(app, ["run", str(folder)])
+    assert done.exit_code == 2
+    assert "cannot run: " in done.stderr
+    assert "[budget] has no key round (did you mean rounds?)" in done.stderr
+
+
+def test_init_writes_tells_and_refuses(folder):
+    (folder / "operant.toml").unlink()
+    done = runner.invoke(app, ["init", str(folder)])
+    assert done.exit_code == 0
+    for part in ("wrote ", "[data] train = train.npz", "yours to decide", "operant run "):
+        assert part in done.stdout
+    done = runner.invoke(app, ["init", str(folder)])
+    assert done.exit_code == 2
+    assert "already there" in done.stderr

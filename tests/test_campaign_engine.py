@@ -1,0 +1,413 @@
+"""Laws of chunks: done once, kept at once, the same on any engine, after Ctrl-C and short of memory."""
+
+import errno
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from operant import Classifier, load_digits, spawn
+from operant.campaign.engine import (
+    Engine,
+    Event,
+    Interrupted,
+    WorkerDied,
+    in_batches,
+    one_thread,
+    patient,
+    pool,
+    run_chunks,
+    serial,
+    with_smaller_batches,
+)
+from operant.campaign.folder import DiskFull, RunFolder
+from operant.generate import PGD
+from operant.networks import LeNet5, initialise
+from operant.suite import Suite
+
+ROOT = Path(__file__).parents[1]
+CHUNKS = 5
+
+digits = cache(partial(load_digits, size=28))
+
+
+@dataclass(frozen=True)
+class Fuzzing:
+    """A chunk of twenty seeds; where ``most`` is given, more rows at once do not fit into memory."""
+
+    model: Classifier
+    most: int = 10**9
+
+    def __call__(self, chunk: int, batch_size: int) -> Suite:
+        if batch_size > self.most:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 12 bytes")
+        seeds = digits().train[20 * chunk :][:20]
+        return PGD(radius=0.1, steps=2)(in_batches(self.model, batch_size), seeds, generator=spawn(0, chunk))
+
+
+def model() -> Classifier:
+    return Classifier(initialise(LeNet5, generator=spawn(0, "weights")))
+
+
+def opened(path: Path) -> RunFolder:
+    return RunFolder(path, signature={"seed": "0"})
+
+
+def whole(path: Path, work: Any = None, **options: Any) -> tuple[str, str]:
+    """All chunks in a folder: the digests of folder and suite."""
+    with opened(path) as run:
+        suite = run_chunks(run, "round-000/suite", work or Fuzzing(model()), CHUNKS, **{"batch_size": 64, **options})
+        return run.digest(), suite.digest()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return whole(tmp_path_factory.mktemp("expected"))
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Engine]:
+    """Two workers that can import this file; they are started once, for they import torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        patch.syspath_prepend(str(ROOT / "tests"))
+        yield pool(2)
+
+
+# Chunks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_chunks_are_those_of_one_call_each(tmp_path: Path, expected: tuple[str, str]) -> None:
+    one_by_one = Suite.concat([Fuzzing(model())(i, 64) for i in range(CHUNKS)])
+    assert one_by_one.digest() == expected[1]
+    assert len(one_by_one) == 20 * CHUNKS
+    assert whole(tmp_path) == expected
+    assert sorted(p.name for p in (tmp_path / "round-000" / "suite").glob("chunk-*")) == [
+        f"chunk-{i:04d}" for i in range(CHUNKS)
+    ]
+
+
+def test_finished_chunks_are_not_done_again(tmp_path: Path, expected: tuple[str, str]) -> None:
+    worked: list[int] = []
+
+    def work(chunk: int, batch_size: int) -> Suite:
+        worked.append(chunk)
+        if chunk == 3 and len(worked) == 4:
+            raise RuntimeError("a mistake")
+        return Fuzzing(model())(chunk, batch_size)
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        whole(tmp_path, work)
+    assert worked == [0, 1, 2, 3]
+    assert whole(tmp_path, work) == expected
+    assert worked == [0, 1, 2, 3, 3, 4]
+    assert whole(tmp_path, work) == expected
+    assert len(worked) == 6
+
+
+def test_any_engine_and_order_will_do(tmp_path: Path, expected: tuple[str, str]) -> None:
+    def backwards(work: Any, items: Any) -> Iterator[tuple[int, Any]]:
+        return iter([(i, work(item)) for i, item in reversed(list(enumerate(items)))])
+
+    assert whole(tmp_path, engine=backwards) == expected
+
+
+def test_events_tell_how_far_it_is(tmp_path: Path) -> None:
+    events: list[Event] = []
+    whole(tmp_path, watch=events.append)
+    assert [(e.step, e.done, e.total) for e in events] == [("round-000/suite", i, CHUNKS) for i in range(CHUNKS + 1)]
+    assert [e.told["cases"] for e in events] == [20 * i for i in range(CHUNKS + 1)]
+    with opened(tmp_path) as run:
+        suite = run_chunks(run, "round-000/suite", Fuzzing(model()), CHUNKS, batch_size=64, watch=events.append)
+    assert events[-1] == events[-2]  # told once, when all was there already
+    assert events[-1].told["failures"] == int((suite.prediction != suite.label).sum()) > 0
+
+
+def test_searches_that_find_nothing_in_a_chunk_fit_in(tmp_path: Path) -> None:
+    def work(chunk: int, batch_size: int) -> Suite:
+        cases = Fuzzing(model())(chunk, batch_size)
+        return cases[: 20 * (chunk % 2)]
+
+    with opened(tmp_path) as run:
+        suite = run_chunks(run, "a", work, 3, batch_size=64)
+    assert (len(suite), suite.attempted) == (20, 60)
+
+
+def test_no_chunks_are_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as run, pytest.raises(ValueError, match="n_chunks must be at least 1, got 0"):
+        run_chunks(run, "a", Fuzzing(model()), 0, batch_size=64)
+
+
+def test_a_full_disk_keeps_finished_chunks(
+    tmp_path: Path, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Suite.save
+
+    def fills_up(suite: Suite, path: Path) -> Path:
+        save(suite, path)
+        if sum(1 for _ in tmp_path.rglob("chunk-????")) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return path
+
+    monkeypatch.setattr(Suite, "save", fills_up)
+    with pytest.raises(DiskFull, match="round-000/suite could not be written.*make room and run again"):
+        whole(tmp_path)
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob("*tmp"))
+    assert sum(1 for _ in tmp_path.rglob("chunk-????")) == 2
+    assert whole(tmp_path) == expected
+
+
+# Short of memory ------------------------------------------------------------------------------------------------------
+
+
+def test_smaller_batches_give_the_same_bits(tmp_path: Path, expected: tuple[str, str]) -> None:
+    events: list[Event] = []
+    assert whole(tmp_path, Fuzzing(model(), most=30), watch=events.append, batch_size=256) == expected
+    assert [e.told.get("batch_size") for e in events] == [None, 16, None, None, None, None]  # later ones start small
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+        RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_batches_shrink_to_the_floor_and_then_it_is_told(error: Exception) -> None:
+    tried: list[int] = []
+
+    def work(rows: int) -> None:
+        tried.append(rows)
+        raise error
+
+    with pytest.raises(MemoryError, match="not even for 16 rows at once .*; use fewer workers"):
+        with_smaller_batches(work, 200)
+    assert tried == [200, 100, 50, 25, 16]
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    tried: list[int] = []
+
+    def work(rows: int) -> None:
+        tried.append(rows)
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        with_smaller_batches(work, 200)
+    assert tried == [200]
+
+
+def test_the_same_model_in_other_batches() -> None:
+    one = model()
+    other = in_batches(one, 16)
+    assert (one.batch_size, other.batch_size) == (256, 16)
+    x = digits().test.x[:50]
+    assert torch.equal(one.batched_logits(x), other.batched_logits(x))
+    assert in_batches(one, 16).notes == one.notes  # what was found out about it is not found out again
+
+
+# Ctrl-C ---------------------------------------------------------------------------------------------------------------
+
+
+def presses(when: int, times: int = 1) -> Any:
+    """A watcher that presses Ctrl-C when so many chunks are done."""
+
+    def watch(event: Event) -> None:
+        if event.done == when:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    return watch
+
+
+def test_ctrl_c_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, expected: tuple[str, str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def work(chunk: int, batch_size: int) -> Suite:
+        if chunk == 2:
+            signal.raise_signal(signal.SIGINT)
+        return Fuzzing(model())(chunk, batch_size)
+
+    with pytest.raises(Interrupted, match=r"3 of 5 chunks of round-000/suite are done and kept in .*Run again") as told:
+        whole(tmp_path, work)
+    assert isinstance(told.value, KeyboardInterrupt)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not (tmp_path / "lock").exists()
+    assert whole(tmp_path) == expected
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, expected: tuple[str, str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as told:
+        whole(tmp_path, watch=presses(1, times=2))
+    assert not isinstance(told.value, Interrupted)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert sum(1 for _ in tmp_path.rglob("chunk-????")) == 1
+    assert whole(tmp_path) == expected
+
+
+def test_handlers_are_left_alone_where_they_are_not_ours(tmp_path: Path, expected: tuple[str, str]) -> None:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(whole(tmp_path)))
+    thread.start()
+    thread.join()
+    assert found == [expected]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with patient() as asked:
+            signal.raise_signal(signal.SIGINT)
+            assert not asked()
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# Engines --------------------------------------------------------------------------------------------------------------
+
+
+def test_serial_computes_on_one_thread_and_puts_it_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert list(serial(lambda item: (item, torch.get_num_threads()), "ab")) == [(0, ("a", 1)), (1, ("b", 1))]
+        with pytest.raises(RuntimeError), one_thread():
+            raise RuntimeError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_pool_gives_what_serial_gives(two: Engine) -> None:
+    assert sorted(two(math.factorial, range(7))) == list(serial(math.factorial, range(7)))
+    assert list(two(math.factorial, [])) == []
+    assert [r for _, r in two(os.getenv, ["OMP_NUM_THREADS"])] == ["1"]
+    assert {r for _, r in two(_threads, range(4))} == {1}
+
+
+def _threads(_: int) -> int:
+    return torch.get_num_threads()
+
+
+def test_two_workers_and_one_give_the_same_hashes(two: Engine, tmp_path: Path, expected: tuple[str, str]) -> None:
+    assert whole(tmp_path / "a", engine=two) == expected
+    events: list[Event] = []
+    assert whole(tmp_path / "b", Fuzzing(model(), most=30), engine=two, watch=events.append) == expected
+    assert events[-1].done == CHUNKS
+    assert [e.told["batch_size"] for e in events if "batch_size" in e.told] == [16]
+
+
+def test_ctrl_c_in_a_pool_finishes_the_chunks_in_work(two: Engine, tmp_path: Path, expected: tuple[str, str]) -> None:
+    with pytest.raises(Interrupted, match="[23] of 5 chunks"):
+        whole(tmp_path, engine=two, watch=presses(1))
+    assert whole(tmp_path, engine=two) == expected
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_the_workers(two: Engine, tmp_path: Path, expected: tuple[str, str]) -> None:
+    list(two(abs, [1, 2]))
+    before = {process.pid for process in multiprocessing.active_children()}
+    with pytest.raises(KeyboardInterrupt) as told:
+        whole(tmp_path, engine=two, watch=presses(1, times=2))
+    assert not isinstance(told.value, Interrupted)
+    assert not before & {process.pid for process in multiprocessing.active_children()}
+    assert whole(tmp_path, engine=two) == expected
+
+
+def test_errors_in_a_worker_come_back_and_finished_work_is_kept(two: Engine) -> None:
+    results = two(int, ["1", "2", "no number", "4", "5", "6"])
+    kept = []
+    with pytest.raises(ValueError, match="invalid literal for int") as told:
+        kept.extend(results)
+    assert "In a worker: Traceback" in "".join(told.value.__notes__)
+    assert {(0, 1), (1, 2)} <= set(kept)  # and the one that was in work meanwhile, if there was one
+    assert sorted(two(int, ["7"])) == [(0, 7)]  # the workers are well
+
+
+@pytest.mark.parametrize("lost", [lambda item: item, partial(print, threading.Lock())])
+def test_what_cannot_travel_is_told(two: Engine, lost: Any) -> None:
+    with pytest.raises(TypeError, match="able to travel to other processes.*or use workers=1"):
+        list(two(lost, [1, 2]))
+    with pytest.raises(TypeError, match="able to travel"):
+        list(two(str, [lost]))
+
+
+def test_a_worker_that_dies_is_told_and_replaced(two: Engine) -> None:
+    with pytest.raises(WorkerDied, match=r"ended with code 3 in the midst of work.*__main__.*run again"):
+        list(two(os._exit, [3]))
+    assert sorted(two(abs, [-1])) == [(0, 1)]
+
+
+def test_one_worker_needs_no_pool() -> None:
+    assert pool(1) is serial
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        pool(0)
+
+
+# In processes of their own --------------------------------------------------------------------------------------------
+
+
+def started(folder: Path, workers: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, __file__, str(folder), str(workers)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def told(process: "subprocess.Popen[str]", chunks: int) -> None:
+    assert process.stdout is not None
+    while process.stdout.readline().strip() != f"{chunks} done":
+        assert process.poll() is None, process.communicate()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_at_the_terminal(tmp_path: Path, expected: tuple[str, str], workers: int) -> None:
+    """The terminal sends it to workers too."""
+    with started(tmp_path, workers) as process:
+        told(process, 1)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "Stopping as soon as the chunks in work are done" in err
+    assert "Traceback" not in err
+    assert "stopped as asked" in out
+    assert whole(tmp_path) == expected
+
+
+@pytest.mark.slow
+def test_a_pool_that_is_killed_leaves_no_worker_and_can_be_gone_on_with(
+    tmp_path: Path, expected: tuple[str, str]
+) -> None:
+    with started(tmp_path, 2) as process:
+        told(process, 1)
+        process.kill()
+        out, _ = process.communicate(timeout=300)  # the pipe ends when the last worker does
+    assert process.returncode == -signal.SIGKILL
+    assert "all done" not in out
+    assert whole(tmp_path) == expected
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    try:
+        found = whole(
+            Path(sys.argv[1]),
+            engine=pool(int(sys.argv[2])),
+            watch=lambda event: print(f"{event.done} done", flush=True),
+        )
+    except Interrupted as stopped:
+        print(stopped, flush=True)
+        sys.exit(130)
+    print("all done", found, flush=True)

@@ -1,0 +1,697 @@
+"""Laws of a run's folder: one run at a time, one set of settings, nothing worked out twice, nothing torn.
+
+Run as a script this file lets processes race for the lock of a dead one, and kills runs at chosen moments.
+"""
+
+import errno
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from operant import Classifier, Samples, load_digits, spawn
+from operant.campaign import folder as module
+from operant.campaign.engine import in_batches, run_chunks
+from operant.campaign.folder import (
+    Damaged,
+    DiskFull,
+    Holder,
+    RunFolder,
+    described,
+    fingerprint,
+    hash_of,
+    signature_of,
+    take_lock,
+)
+from operant.generate import PGD
+from operant.networks import LeNet5, fit, initialise
+from operant.results import TEMPORARY
+from operant.retrain import Finetune
+from operant.suite import Suite
+
+RACERS, RACES = 4, 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A result with numbers, words and a tensor."""
+
+    number: float
+    word: str
+    values: Tensor
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+@pytest.fixture(scope="module")
+def model() -> Classifier:
+    start = initialise(linear, generator=spawn(0, "weights"))
+    return Classifier(fit(start, load_digits().train, epochs=2, generator=spawn(0, "fit"), progress=False).module)
+
+
+@pytest.fixture(scope="module")
+def cases(model: Classifier) -> Suite:
+    return PGD(radius=0.1, steps=3)(model, load_digits().test[:40], generator=spawn(0, "cases"))
+
+
+def opened(path: Path, **signature: str) -> RunFolder:
+    return RunFolder(path, signature={"seed": "0", **signature})
+
+
+def never() -> NoReturn:
+    raise AssertionError("what is there must not be worked out again")
+
+
+def short_run(path: Path, model: Classifier, cases: Suite) -> str:
+    """A run with a step of each kind; its digest."""
+    told = Told(number=0.1 + 0.2, word="a", values=torch.arange(5) / 3)
+    with opened(path) as run:
+        run.step("first", Told, lambda: told)
+        run.suite("round-000/cases", lambda: cases)
+        run.weights("round-000/weights", model, partial(retrained, model, cases, 0))
+        run.step("round-000/round", Told, lambda: replace(told, word="b"))
+        return run.digest()
+
+
+# Steps ----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_comes_back_as_it_was_and_is_worked_out_once(tmp_path, model, cases) -> None:
+    short_run(tmp_path, model, cases)
+    with opened(tmp_path) as run:
+        told = run.step("first", Told, never)
+        suite = run.suite("round-000/cases", never)
+        learned = run.weights("round-000/weights", model, never)
+    assert (told.number, told.word) == (0.1 + 0.2, "a")
+    assert torch.equal(told.values, torch.arange(5) / 3)
+    assert suite.digest() == cases.digest()
+    x = load_digits().test.x
+    assert not torch.equal(learned.batched_logits(x), model.batched_logits(x))
+    assert learned.bounds == model.bounds
+
+
+def test_what_is_returned_is_what_was_read_from_disk(tmp_path, model, cases) -> None:
+    value = Told(number=1.0, word="a", values=torch.ones(3))
+    with opened(tmp_path) as run:
+        first = run.step("a", Told, lambda: value)
+        suite = run.suite("b", lambda: cases)
+        learned = run.weights("c", model, lambda: model)
+    assert first is not value
+    assert suite is not cases
+    assert suite.digest() == cases.digest()
+    assert learned is not model
+    with opened(tmp_path) as run:
+        x = load_digits().test.x
+        assert torch.equal(run.weights("c", model, never).batched_logits(x), learned.batched_logits(x))
+
+
+def test_one_thing_of_each_kind_may_share_a_name(tmp_path, model, cases) -> None:
+    with opened(tmp_path) as run:
+        assert not run.has("a/b")
+        run.step("a/b", Told, lambda: Told(number=1, word="", values=torch.ones(1)))
+        run.suite("a/b", lambda: cases)
+        run.weights("a/b", model, lambda: model)
+        assert run.has("a/b")
+        assert not run.has("a/c")
+        assert len(run.suite("a/b", never)) == len(cases)
+
+
+def test_anything_that_saves_itself_can_be_kept(tmp_path) -> None:
+    def save(text: str, path: Path) -> None:
+        path.write_text(text)
+
+    with opened(tmp_path) as run:
+        assert run.kept("words.txt", lambda: "some words", save=save, load=Path.read_text) == "some words"
+        assert run.kept("words.txt", never, save=save, load=Path.read_text) == "some words"
+
+
+def test_work_that_fails_leaves_nothing(tmp_path) -> None:
+    def fails() -> Told:
+        raise RuntimeError("no")
+
+    with opened(tmp_path) as run:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="no"):
+                run.step("a", Told, fails)
+        assert not run.has("a")
+    assert {file.name for file in tmp_path.iterdir()} == {"run.json", ".lock.guard"}
+
+
+def test_what_was_not_finished_is_replaced(tmp_path, cases) -> None:
+    """As a kill leaves it: all there but the seal, or a part; and what writers leave under temporary names."""
+    shorter = cases[:7]
+    with opened(tmp_path) as run:
+        cases.save(tmp_path / "a")
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "manifest.json").write_text("{")
+        (tmp_path / f".x{TEMPORARY}").mkdir()
+        assert run.suite("a", lambda: shorter).digest() == shorter.digest()
+        assert run.suite("b", lambda: shorter).digest() == shorter.digest()
+    with opened(tmp_path) as run:
+        assert run.suite("a", never).digest() == shorter.digest()
+    assert not list(tmp_path.rglob(f"*{TEMPORARY}*"))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/a", "a//b", "../a", "a/..", ".a", "a/.b", "a b", "run", "timing", "a\\b", "a\n"]
+)
+def test_names_lead_nowhere_else(tmp_path, name) -> None:
+    with opened(tmp_path) as run, pytest.raises(ValueError, match="a step's name must be"):
+        run.step(name, Told, never)
+
+
+def test_a_folder_that_is_not_open_refuses(tmp_path) -> None:
+    run = opened(tmp_path)
+    with pytest.raises(ValueError, match="is not open; use it as `with"):
+        run.step("a", Told, never)
+    with run:
+        pass
+    with pytest.raises(ValueError, match="is not open"):
+        run.suite("a", never)
+
+
+# The lock -------------------------------------------------------------------------------------------------------------
+
+
+def lock(path: Path, **change: object) -> None:
+    """The lock of the process that started the tests, or of a made-up one."""
+    holder = Holder(pid=os.getppid(), host=socket.gethostname(), started=module._began(os.getppid()) or "")
+    path.mkdir(exist_ok=True)
+    (path / "lock").write_text(json.dumps(vars(replace(holder, **change))))
+
+
+def test_a_living_process_keeps_others_out(tmp_path) -> None:
+    lock(tmp_path)
+    with (
+        pytest.raises(ValueError, match=f"{tmp_path} is in use by process {os.getppid()}; wait until"),
+        opened(tmp_path),
+    ):
+        pass
+    assert (tmp_path / "lock").exists()
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_nobody_enters_twice(tmp_path) -> None:
+    with opened(tmp_path) as run:
+        with pytest.raises(ValueError, match="in use by this very process"), opened(tmp_path):
+            pass
+        run.timing("still mine", 1)
+    with opened(tmp_path):
+        assert (tmp_path / "lock").exists()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        lock(tmp_path, pid=dead.pid, started="whenever")  # a zombie: nobody has asked for its exit code yet
+        with opened(tmp_path):
+            assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    lock(tmp_path, pid=dead.pid, started="whenever")
+    with opened(tmp_path):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_process_number_that_is_used_again_keeps_nobody_out(tmp_path) -> None:
+    lock(tmp_path, started="long ago")
+    with opened(tmp_path):
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+
+
+def test_another_machine_is_not_judged(tmp_path) -> None:
+    lock(tmp_path, host="elsewhere", pid=17)
+    with (
+        pytest.raises(ValueError, match=r"process 17 on elsewhere.*if that run is dead, delete .*lock"),
+        opened(tmp_path),
+    ):
+        pass
+    (tmp_path / "lock").unlink()
+    with opened(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": "x", "host": "h", "started": ""}', "null"])
+def test_a_damaged_lock_is_told(tmp_path, content) -> None:
+    (tmp_path / "lock").write_text(content)
+    with (
+        pytest.raises(ValueError, match="lock is damaged; if no run works in this folder, delete it"),
+        opened(tmp_path),
+    ):
+        pass
+
+
+def test_the_lock_is_released_after_an_error(tmp_path) -> None:
+    with pytest.raises(RuntimeError), opened(tmp_path):
+        raise RuntimeError
+    with pytest.raises(KeyboardInterrupt), opened(tmp_path):
+        raise KeyboardInterrupt
+    with pytest.raises(ValueError, match="other settings"), opened(tmp_path, seed="1"):
+        pass
+    assert not (tmp_path / "lock").exists()
+
+
+def test_without_gates_the_lock_still_works(tmp_path, monkeypatch) -> None:
+    """Some systems have no fcntl; the module is imported there all the same."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    spec = importlib.util.spec_from_file_location("folder_elsewhere", module.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    elsewhere = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "folder_elsewhere", elsewhere)
+    spec.loader.exec_module(elsewhere)
+    with (
+        elsewhere.RunFolder(tmp_path, signature={}),
+        pytest.raises(ValueError, match="this very process"),
+        elsewhere.RunFolder(tmp_path, signature={}),
+    ):
+        pass
+    assert not (tmp_path / "lock").exists()
+
+
+def test_of_many_who_find_a_dead_lock_one_wins(script: dict[str, Any]) -> None:
+    assert script["winners"] == [1] * RACES
+
+
+def race(path: Path) -> int:
+    """Let processes run for the lock of a dead one at the same time; how many have it."""
+    lock(path, pid=2**22 + 1, started="long ago")
+    (start, go), (told, tell), (wait, end) = os.pipe(), os.pipe(), os.pipe()
+    children = []
+    for _ in range(RACERS):
+        if (child := os.fork()) == 0:
+            os.close(go), os.close(end)
+            os.read(start, 1)
+            try:
+                take_lock(path)
+                os.write(tell, b"1")
+            except ValueError:
+                os.write(tell, b"0")
+            os.read(wait, 1)  # nobody leaves before all have tried
+            os._exit(0)
+        children.append(child)
+    os.close(go)
+    answers = b"".join(os.read(told, 1) for _ in children)
+    os.close(end)
+    for child in children:
+        os.waitpid(child, 0)
+    return answers.count(b"1")
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_other_settings_are_refused_and_told(tmp_path) -> None:
+    long = "PGD(" + ", ".join(f"option{i}={i}" for i in range(40))
+    with RunFolder(tmp_path, signature={"seed": "0", "fuzz": f"{long}, steps=3)", "old": "x", "same": "s"}):
+        pass
+    with (
+        pytest.raises(ValueError) as told,
+        RunFolder(tmp_path, signature={"seed": "1", "fuzz": f"{long}, steps=5)", "new": "y" * 500, "same": "s"}),
+    ):
+        pass
+    assert "seed (0 -> 1); fuzz (steps=3) -> steps=5)); old (x -> nothing); new. Put them back" in str(told.value)
+    assert "same" not in str(told.value).partition("settings:")[2]
+
+
+def test_free_settings_may_change(tmp_path) -> None:
+    value = Told(number=1, word="", values=torch.ones(1))
+    digests = []
+    for path, several in ((tmp_path / "at once", ["5"]), (tmp_path / "later", ["3", "5"])):
+        for rounds in several:
+            with RunFolder(path, signature={"seed": "0", "rounds": rounds}, free=["rounds"]) as run:
+                run.step("a", Told, (lambda: value) if rounds == several[0] else never)
+                digest = run.digest()
+        digests.append(digest)
+        assert json.loads((path / "run.json").read_text()) == {"seed": "0", "rounds": "5"}
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 100_000])
+def test_a_damaged_signature_is_told_and_nothing_is_lost(tmp_path, content) -> None:
+    value = Told(number=1, word="", values=torch.ones(1))
+    with opened(tmp_path) as run:
+        run.step("a", Told, lambda: value)
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(Damaged, match=r"run.json is damaged; delete it and run again"), opened(tmp_path):
+        pass
+    (tmp_path / "run.json").unlink()
+    with opened(tmp_path, seed="1") as run, pytest.raises(Damaged, match="a.json was made with other settings; delete"):
+        run.step("a", Told, never)
+    (tmp_path / "run.json").unlink()
+    with opened(tmp_path) as run:
+        assert run.step("a", Told, never).number == 1
+
+
+def test_a_place_that_cannot_be_a_folder_is_told(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="must be a folder, and is a file; choose another"), opened(tmp_path / "file"):
+        pass
+    with pytest.raises(ValueError, match="cannot be made .*; choose another"), opened(tmp_path / "file" / "below"):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch, number) -> None:
+    def refused(descriptor: int) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with (
+        pytest.raises(ValueError, match=f"could not be written to {tmp_path}.*; make the folder writable, or choose"),
+        opened(tmp_path),
+    ):
+        pass
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_any_damaged_file_is_named_and_can_be_worked_out_again(
+    tmp_path: Path, model: Classifier, cases: Suite, damage: Callable[[Path], None]
+) -> None:
+    digest = short_run(tmp_path / "well", model, cases)
+    whole = [file.relative_to(tmp_path / "well") for file in (tmp_path / "well").rglob("*") if file.is_file()]
+    steps = [file for file in whole if file.name not in ("run.json", ".lock.guard")]
+    assert len(steps) == 4 + 4 + 2 + 1  # seals; two results and their tensors; manifest and shard; weights
+    for number, file in enumerate(steps):
+        shutil.copytree(tmp_path / "well", path := tmp_path / str(number))
+        damage(path / file)
+        is_seal, is_main = file.suffix == ".seal", file.suffix == ".json" or file.stem == "weights"
+        if damage is not Path.unlink or not (is_seal or (is_main and file.stem != "manifest")):
+            with pytest.raises(Damaged) as told:
+                short_run(path, model, cases)
+            assert is_seal or str(path / file) in str(told.value)
+            delete(path / file if "it " in told.value.args[0].partition("delete ")[2][:3] else advised(told.value))
+        assert short_run(path, model, cases) == digest  # without its seal, or the file itself, a step was not finished
+
+
+def advised(error: Damaged) -> Path:
+    match = re.search(r"elete (\S+) to have it worked out again", str(error))
+    assert match is not None
+    return Path(match[1])
+
+
+def delete(place: Path) -> None:
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+
+def test_a_file_that_does_not_belong_is_told(tmp_path, cases) -> None:
+    with opened(tmp_path) as run:
+        run.suite("a", lambda: cases)
+    cases.append_to(tmp_path / "a")
+    with opened(tmp_path) as run, pytest.raises(Damaged, match="shard-000001.safetensors does not belong here; delete"):
+        run.suite("a", never)
+
+
+def test_another_kind_of_result_is_told(tmp_path, model) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Other:
+        number: float
+
+    with opened(tmp_path) as run:
+        run.step("a", Other, lambda: Other(number=1))
+        with pytest.raises(Damaged, match=r"it holds format 1 Other.*Delete .*a.json to have it worked out again"):
+            run.step("a", Told, never)
+        run.weights("w", model, lambda: model)
+        with pytest.raises(Damaged, match=r"does not hold the weights.*Delete .*w.safetensors to have it"):
+            run.weights("w", Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 3))), never)
+
+
+# Full disks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_at_any_moment_costs_nothing_that_was_done(
+    tmp_path: Path, model: Classifier, cases: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, flush = short_run(tmp_path / "well", model, cases), os.fsync
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(flush(descriptor)))
+    short_run(tmp_path / "counted", model, cases)
+    for nth in [*range(4), *range(4, len(flushed), 3)]:
+        left, full = iter(range(nth)), [(n, os.strerror(n)) for n in (errno.ENOSPC, errno.EDQUOT)][nth % 2]
+
+        def fills_up(descriptor: int, left=left, full=full) -> None:
+            if next(left, None) is None:
+                raise OSError(*full)
+            flush(descriptor)
+
+        path = tmp_path / str(nth)
+        monkeypatch.setattr(os, "fsync", fills_up)
+        with pytest.raises(DiskFull, match="the disk is full: .*is kept there; make room and run again"):
+            short_run(path, model, cases)
+        assert not list(path.rglob(f"*{TEMPORARY}*"))
+        assert not (path / "lock").exists()
+        monkeypatch.setattr(os, "fsync", flush)
+        assert short_run(path, model, cases) == digest
+    assert len(flushed) > 20
+
+
+# Digests --------------------------------------------------------------------------------------------------------------
+
+
+def test_timing_and_lock_are_no_part_of_the_digest_and_all_else_is(tmp_path, cases) -> None:
+    with opened(tmp_path) as run:
+        run.suite("a", lambda: cases)
+        before = run.digest()
+        run.timing("fuzz", 1.5)
+        run.timing("fuzz", 2)
+        run.timing("retrain", 0.25)
+        (tmp_path / f".y{TEMPORARY}").write_text("half")
+        assert run.digest() == before
+        assert json.loads((tmp_path / "timing.json").read_text()) == {"fuzz": [1.5, 2.0], "retrain": [0.25]}
+        (tmp_path / "timing.json").write_text('{"fuzz": 3}')
+        run.timing("fuzz", 4)
+        assert json.loads((tmp_path / "timing.json").read_text()) == {"fuzz": [4.0]}
+        (tmp_path / "more").write_text("")
+        assert run.digest() != before
+
+
+def test_the_digest_does_not_depend_on_the_order_of_writing(tmp_path, cases) -> None:
+    digests = []
+    for order in ("ab", "ba"):
+        with opened(tmp_path / order) as run:
+            for name in order:
+                run.suite(name, lambda name=name: cases[: 5 if name == "a" else 9])
+            digests.append(run.digest())
+    assert digests[0] == digests[1]
+
+
+def test_the_order_of_words_in_a_header_does_not_count_and_content_does(tmp_path) -> None:
+    def file(name: str, header: str, data: bytes) -> str:
+        path = tmp_path / name
+        path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + data)
+        return fingerprint(path)
+
+    one = file("1.safetensors", '{"a": {"x": 1}, "b": 2}', b"data")
+    assert file("2.safetensors", '{"b": 2, "a": {"x": 1}}  ', b"data") == one
+    assert file("3.safetensors", '{"b": 2, "a": {"x": 1}}', b"date") != one
+    assert file("4.safetensors", '{"b": 3, "a": {"x": 1}}', b"data") != one
+    assert file("5.json", '{"b": 2, "a": {"x": 1}}', b"data") != one
+
+
+@given(st.lists(st.binary(max_size=4), max_size=4), st.lists(st.binary(max_size=4), max_size=4))
+def test_pieces_do_not_run_into_each_other(a: list[bytes], b: list[bytes]) -> None:
+    assert (hash_of(*a) == hash_of(*b)) == (a == b)
+
+
+def test_signatures_tell_what_counts_and_nothing_else(model) -> None:
+    digits = load_digits()
+
+    def signed(fuzz: object = PGD(radius=0.1), **change: object) -> dict[str, str]:
+        parts = {"model": model, "train": digits.train, "seed": 0, "fuzz": fuzz, **change}
+        return signature_of(Finetune(progress=bool(change)), free=["epochs"], **parts)
+
+    same = signed()
+    assert signed(model=model.rewrap(model.unwrap()), train=digits.train[:], fuzz=PGD(radius=0.1)) == same
+    assert "epochs" not in same
+    assert same["fuzz"].startswith("PGD(radius=0.1, norm='linf', steps=10")
+    y = digits.train.labels
+    for name, other in {
+        "model": Classifier(model.unwrap(), mean=0.5),
+        "train": Samples(digits.train.x, (y + 1) % 10, digits.train.ids),
+        "seed": 1,
+        "fuzz": PGD(radius=0.2),
+    }.items():
+        told = signed(**{name: other})
+        assert [n for n in same if told[n] != same[n]] == [name]
+
+
+def test_descriptions_hold_no_places_in_memory_and_see_inside() -> None:
+    moves = {"a": partial(PGD, radius=0.1), "b": [LeNet5, described, lambda: 3], "c": object()}
+    assert "0x" not in described(moves)
+    assert described(moves) == described({**moves, "c": object()})
+    assert "operant.generate.gradient_sign.PGD(radius=0.1)" in described(moves)
+    many = torch.arange(10_000.0)
+    changed = many.clone()
+    changed[5000] += 1
+    assert described(partial(PGD, radius=many)) == described(partial(PGD, radius=many.clone()))
+    assert described(partial(PGD, radius=many)) != described(partial(PGD, radius=changed))
+    assert described([many.numpy()]) != described([changed.numpy()])
+    assert described(nn.Linear(2, 2)) != described(nn.Linear(2, 2))
+
+
+# Kills ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_killed_at_any_moment_and_gone_on_with_ends_the_same(script: dict[str, Any]) -> None:
+    """Kills one after the other in one folder, each a few moments further; then one kill in each of many folders."""
+    assert len(script["digests"]) > 5
+    assert len(set(script["digests"])) == 1
+    assert script["killed"] > 8
+    assert script["torn"] == []
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the script found, run once: it imports torch, then forks."""
+    return run_script(tmp_path_factory.mktemp("script"), step=29)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_each_single_moment_ends_the_same(tmp_path: Path) -> None:
+    found = run_script(tmp_path, step=1)
+    assert len(found["digests"]) > 150
+    assert len(set(found["digests"])) == 1
+    assert found["torn"] == []
+
+
+def run_script(folder: Path, step: int) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__, folder, str(step)], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+digits = cache(load_digits)
+
+
+@dataclass(frozen=True)
+class Fuzzing:
+    """A chunk of ten seeds."""
+
+    model: Classifier
+    number: int
+
+    def __call__(self, chunk: int, batch_size: int) -> Suite:
+        seeds = digits().train[30 * self.number + 10 * chunk :][:10]
+        moment("in a chunk")
+        return PGD(radius=0.1, steps=2)(
+            in_batches(self.model, batch_size), seeds, generator=spawn(0, self.number, chunk)
+        )
+
+
+def whole_run(path: Path) -> str:
+    """Two rounds of fuzzing in chunks and retraining; the digest."""
+    model = Classifier(initialise(linear, generator=spawn(0, "weights")))
+    with opened(path) as run:
+        for number in range(2):
+            place = f"round-{number:03d}"
+            cases = run_chunks(run, f"{place}/suite", Fuzzing(model, number), 3, batch_size=64)
+            model = run.weights(f"{place}/weights", model, partial(retrained, model, cases, number))
+            told = Told(number=model.accuracy(digits().test), word=place, values=cases["margin"])
+            run.step(f"{place}/round", Told, lambda told=told: told)
+            run.timing(place, os.getpid())
+        return run.digest()
+
+
+def retrained(model: Classifier, cases: Suite, number: int) -> Classifier:
+    moment("in retraining")
+    return model.rewrap(fit(model.unwrap(), cases.samples(), epochs=1, generator=spawn(number), progress=False).module)
+
+
+left = [10**9]  # moments until the kill
+
+
+def moment(_: object = None) -> None:
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(call: Callable[..., object]) -> Callable[..., object]:
+    """Moments before and after something happens on disk."""
+
+    def called(*arguments: object, **options: object) -> object:
+        moment()
+        result = call(*arguments, **options)
+        moment()
+        return result
+
+    return called
+
+
+def attempt(path: Path, moments: int) -> str | None:
+    """The digest of a run in a process of its own; None if it was killed, after so many moments."""
+    told, tell = os.pipe()
+    if (child := os.fork()) == 0:
+        left[0] = moments
+        os.write(tell, whole_run(path).encode())
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(told) as pipe:
+        digest = pipe.read()
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == (0 if digest else signal.SIGKILL)
+    return digest or None
+
+
+def kills(path: Path, step: int) -> dict[str, object]:
+    """The digests of undisturbed runs, of one killed often, and of runs killed once, at every so many moments."""
+    digests, killed, torn = [whole_run(path / "undisturbed")], 0, []  # here, so that later ones find all imported
+    for name in ("rename", "replace", "link"):
+        setattr(os, name, around(getattr(os, name)))
+    os.fsync = moment  # what was written outlives a process anyway
+    while (digest := attempt(path / "often", 5 + 7 * killed)) is None:
+        killed += 1
+    digests.append(digest)
+    for moments in range(0, 10**9, step):
+        place = path / str(moments)
+        if (digest := attempt(place, moments)) is None:
+            killed += 1
+            torn += [str(file) for file in place.rglob("*.json") if not readable(file)]
+            digest = attempt(place, 10**9)
+            digests.append(digest)
+        else:
+            return {"digests": [*digests, digest], "killed": killed, "torn": torn}
+    raise AssertionError
+
+
+def readable(file: Path) -> bool:
+    try:
+        json.loads(file.read_bytes())
+    except ValueError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    here = Path(sys.argv[1])
+    print(json.dumps({"winners": [race(here / "race") for _ in range(RACES)], **kills(here, int(sys.argv[2]))}))
