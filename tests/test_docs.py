@@ -11,6 +11,7 @@ import typer.main
 
 import operant
 import operant.assess
+import operant.campaign
 import operant.conditions
 import operant.density
 import operant.generate
@@ -102,7 +103,7 @@ def test_every_page_is_in_the_navigation():
 
 FRONTS = [
     operant, operant.generate, operant.measure, operant.networks, operant.retrain, operant.assess, operant.density,
-    operant.conditions, operant.profile, operant.seeds,
+    operant.conditions, operant.profile, operant.seeds, operant.campaign,
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from operant.campaign.engine import Watch, pool, serial
+from operant.campaign.engine import Watch, pool
 from operant.campaign.folder import RunFolder, signature_of
 from operant.campaign.rounds import Delivered
 from operant.campaign.turns import Turns
@@ -26,9 +26,11 @@ class Campaign:
     """Find operational failures, retrain with them, assess, and again, until pmi is as small as it must be.
 
     Field data are dealt by id: one half is for profile and naturalness, the other is labelled, a batch at a time, to
-    assess. Each round's model has a bound of its own, from inputs that nothing had seen, at the level α / (r (r + 1));
-    so whichever round the campaign ends with, its bound holds with the campaign's confidence. Once assessed, labelled
-    inputs serve the next rounds as monitor, and to say where failures come from; they are never learned from.
+    assess. Each assessed model has a bound of its own, from inputs that nothing had seen, the r-th at the level
+    α / (r (r + 1)); so whichever round the campaign ends with, its bound holds with the campaign's confidence, for
+    inputs that come as the field inputs did, independently of each other and hardly ever the same one twice. Once
+    assessed, labelled inputs serve the next rounds as monitor, and to say where failures come from; they are never
+    learned from.
 
     With ``feedback``, the next round's seeds are spread over classes and cells, and over moves, in proportion to what
     those contributed to failures, with a floor of 30 % spread as before (`allocate`).
@@ -137,7 +139,7 @@ class Campaign:
                 clean=clean,
                 labeller=labeller,
                 seed=seed,
-                engine=serial if workers == 1 else pool(workers),
+                engine=pool(workers),
                 watch=watch or (lambda event: None),
             )
             return turns.run()

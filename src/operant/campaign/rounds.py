@@ -50,10 +50,11 @@ class Round:
         return self.retraining is not None and self.retraining.best_epoch > 0
 
     def __str__(self) -> str:
-        work = f"{self.operational} operational failures of {self.attempted} seeds, {self.chosen} learned from, "
+        work = f"{self.operational} operational failures of {self.attempted} seeds, {self.chosen} to learn from, "
         why = f", {self.retraining.reason}" if self.retraining else ""
         told = str(self.assessment) if self.assessment else f"the model stayed as it was{why}"
-        return f"round {self.number}: {work if self.attempted else ''}clean {self.clean:.2%}, {told}"
+        changed = f"the field has changed ({self.drifted.splitlines()[0]}), " if self.drifted else ""
+        return f"round {self.number}: {changed}{work if self.attempted else ''}clean {self.clean:.2%}, {told}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,5 +86,6 @@ class Delivered:
         for r in self.rounds:
             a = r.assessment
             pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.labels:6d}" if a else "      unchanged"
-            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {r.clean:6.2%}  {pmi}")
+            mark = "  another field" if r.drifted else ""
+            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {r.clean:6.2%}  {pmi}{mark}")
         return "\n".join(lines)

@@ -43,6 +43,14 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How many labels an assessment buys."""
+
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shares:
     """How the seeds of a round are spread, and what was decided about it."""
 
@@ -282,9 +290,10 @@ class Turns:
         fresh = pool[torch.randperm(len(pool), generator=self._spawn("assessment"))]
         fresh = fresh[~torch.isin(fresh.ids, self.bought)]
         left = min(self.options.labels - len(self.bought), len(fresh))
+        budget = self.folder.step(f"{self.place}/budget", Budget, partial(self._budget, number, left))
 
         def ask(i: int, asked: Samples) -> Tensor:
-            self._tell("assess", i * self.options.label_batch, left)
+            self._tell("assess", i * self.options.label_batch, budget.most)
             known = self.folder.step(f"{self.place}/labels-{i:03d}", Known, partial(self._ask, asked))
             if not torch.equal(known.ids, asked.ids):
                 raise ValueError(
@@ -298,14 +307,19 @@ class Turns:
             fresh,
             ask,
             requirement=self.options.requirement,
-            confidence=confidence_of(number, self.options.confidence),
+            confidence=confidence_of(sum(r.assessment is not None for r in self.rounds), self.options.confidence),
             batch=self.options.label_batch,
-            fewest=max(1, min(50, self.options.labels // (self.options.rounds + 1))),
-            most=left if number == self.options.rounds else math.ceil(left * ROUND_SHARE),
+            fewest=budget.fewest,
+            most=budget.most,
         )
         self._take_in(assessed.labels)
-        self._tell("assess", assessed.labels, left, assessed=str(assessed))
+        self._tell("assess", assessed.labels, assessed.labels, assessed=str(assessed))
         return assessed
+
+    def _budget(self, number: int, left: int) -> Budget:
+        """Labels of this round's assessment, settled when it begins: the campaign's budget may change in between."""
+        fewest = max(1, min(50, self.options.labels // (self.options.rounds + 1)))
+        return Budget(fewest=fewest, most=left if number == self.options.rounds else math.ceil(left * ROUND_SHARE))
 
     def _ask(self, asked: Samples) -> Known:
         return Known(ids=asked.ids, labels=self.labeller(Samples(asked.x, ids=asked.ids)).cpu())

@@ -19,6 +19,8 @@ from operant.profile import Profile, drift, fit_profile, load_profile, update_pr
 from operant.rng import spawn
 
 FEWEST = 250  # field inputs to learn from
+DRIFT_LEVEL = 0.05  # how often a campaign may take a field that has not changed for another
+REPEATS = 0.01  # share of field inputs that may be copies of others
 NEW_ENOUGH = 50  # field inputs from which on it is asked whether they differ from those before
 
 
@@ -103,7 +105,7 @@ class View:
                 f"a campaign needs about {2 * FEWEST} field inputs, half of them to learn what the field looks like, "
                 f"half to assess, got {len(new)}; collect more"
             )
-        self.drifted = self._compare(place, new) if number else ""
+        self.drifted = self._compare(place, number, parts["profile"]) if number else ""
         if number == 0 or (self.drifted and self.follow):  # what was before is not, or no longer, the field
             few = number > 0 and len(parts["profile"]) < FEWEST
             looks = Samples.concat([self.reference, parts["profile"]]) if few else parts["profile"]
@@ -119,6 +121,12 @@ class View:
 
     def _new(self, number: int) -> Samples:
         everything = self.arrived(number)
+        if len(everything) - len(everything.ids.unique()) > REPEATS * len(everything):
+            raise ValueError(
+                f"{len(everything) - len(everything.ids.unique())} of {len(everything)} field inputs are copies of "
+                "others, and a bound would speak of different inputs only; leave the copies out, or give each use its "
+                "own id"
+            )
         known = self.run.step(f"round-{number:03d}/field", Seen, lambda: Seen(ids=everything.ids.sort().values)).ids
         if gone := int((~torch.isin(known, everything.ids)).sum()):
             raise ValueError(
@@ -130,11 +138,13 @@ class View:
         new: Samples = there[~torch.isin(there.ids, self.seen)]
         return new
 
-    def _compare(self, place: str, new: Samples) -> str:
+    def _compare(self, place: str, number: int, new: Samples) -> str:
         """What three tests say of inputs that have arrived; empty if nothing."""
 
         def work() -> Noticed:
-            found = drift(self.reference, new, self.model, generator=spawn(self.seed, place, "drift"))
+            level = DRIFT_LEVEL / (number * (number + 1))  # over all rounds together
+            generator = spawn(self.seed, place, "drift")
+            found = drift(self.reference, new, self.model, level=level, generator=generator)
             return Noticed(told=str(found) if found.alarm else "")
 
         return self.run.step(f"{place}/drift", Noticed, work).told

@@ -227,7 +227,7 @@ def reason_of(
     chosen: FinetuneEpoch | None, history: Sequence[FinetuneEpoch], floor: float, before: float, max_drop: float
 ) -> str:
     """Why this epoch was chosen, or none, in a sentence."""
-    within = f"clean validation accuracy at most {max_drop} below the original {before:.4f}"
+    within = f"clean validation accuracy at most {max_drop:.4g} below the original {before:.4f}"
     if chosen is None:
         highest = max(e.accuracy for e in history)
         return f"no epoch had a {within} (the highest was {highest:.4f}), so the original weights were kept"

@@ -6,9 +6,8 @@ import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +18,7 @@ from rich.console import Console
 from scipy.stats import t as student
 
 from operant import results
+from operant.campaign.engine import one_thread
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, 
         console.print(f"[{count}/{len(units)}] {name}, {(time.monotonic() - start) / 60:.1f} min", highlight=False)
 
     if workers == 1:
-        with _one_thread():
+        with one_thread():
             for count, (name, work) in enumerate(units, 1):
                 work()
                 tell(count, name)
@@ -69,16 +69,6 @@ def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, 
         except BaseException:
             pool.shutdown(cancel_futures=True)  # what has begun is finished, the rest is not begun
             raise
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, kw_only=True)

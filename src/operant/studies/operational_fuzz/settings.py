@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from operant.conditions import Recipe, half_normal, normal, uniform
 from operant.retrain import OperationalFinetune
@@ -176,23 +176,14 @@ def _cifar() -> tuple[Setting, Setting]:
         rounds=0,
         seeds=(0, 1, 2),
     )
-    tiny = Setting(
+    tiny = replace(
+        made,
         name="tinyimagenet",
         title="Tiny ImageNet's images of seven classes, for a model of CIFAR-10",
-        dataset="cifar10",
+        applied=None,
         declared=OTHER_CAMERA,
-        widest=WIDE_OUTDOORS,
         seen=1_500,
-        watched=500,
         truth=1_500,
-        radii=(0.01, 0.03, 0.1),
-        stretch=20.0,
-        hunted=200,
-        genetic=10,
-        sizes=(50, 300, 1000),
-        finetune=finetune,
-        rounds=0,
-        seeds=(0, 1, 2),
     )
     return made, tiny
 
