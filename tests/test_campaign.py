@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,7 +274,7 @@ def test_what_it_would_take_is_said_in_labels_of_the_bound_in_use() -> None:
     assert "there were none" in missing(replace(few, labels=0, failures=0), 0.05)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.floats(0, 0.9), st.floats(0.001, 0.5), st.floats(0.8, 0.999))
 def test_labels_needed_grow_with_how_near_the_requirement_is(share, requirement, confidence) -> None:
     easy, hard = (labels_needed(s * requirement, requirement, confidence) for s in (share / 2, share))
@@ -434,6 +435,24 @@ def test_drift_is_noticed_even_if_it_comes_a_few_inputs_at_a_time(tmp_path: Path
     assert [bool(r.drifted) for r in done.rounds] == [False, False, True]
 
 
+def test_drift_can_be_noticed_in_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels of all rounds add up to one; the smallest p-value of permutations is below a third of each."""
+    told: list[dict[str, Any]] = []
+
+    def looked(*_: object, **options: Any) -> Any:
+        told.append(options)
+        return SimpleNamespace(alarm=False)
+
+    monkeypatch.setattr(view, "drift", looked)
+    with RunFolder(tmp_path, signature={}) as opened:
+        seen = view.View(lambda _: field(), model(), train().ids, opened, seed=0, dimensions=4, follow=True)
+        seen.reference = field()
+        for number in range(1, 9):
+            assert seen._compare(f"round-{number:03d}", number, field()) == ""
+    assert sum(options["level"] for options in told) <= view.DRIFT_LEVEL
+    assert all(1 / (options["permutations"] + 1) < options["level"] / 3 for options in told)
+
+
 def test_more_of_the_same_joins_the_field(tmp_path: Path) -> None:
     everything, there = arriving(field(), field(150, seed=5))
     asking = Asking(everything)
@@ -474,6 +493,7 @@ def budgets(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.tensor(counts), base / base.sum()
 
 
+@settings(deadline=None)
 @given(budgets(), st.floats(0, 1))
 def test_shares_sum_to_one_and_keep_the_floor(budget: tuple[Tensor, Tensor], floor: float) -> None:
     counts, base = budget
@@ -485,6 +505,7 @@ def test_shares_sum_to_one_and_keep_the_floor(budget: tuple[Tensor, Tensor], flo
     assert torch.allclose(allocate(counts, base, floor=1.0), base)
 
 
+@settings(deadline=None)
 @given(budgets(), st.integers(0, 7), st.integers(1, 100))
 def test_who_contributes_more_gets_more(budget: tuple[Tensor, Tensor], part: int, more: int) -> None:
     counts, base = budget
@@ -512,6 +533,7 @@ def test_counts_and_shares_that_make_no_sense_are_refused(counts, base, floor) -
         allocate(torch.tensor(counts), torch.tensor(base), floor=floor)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_reweighted_sums_are_the_shares_and_proportions_stay(data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, 5))
@@ -531,6 +553,7 @@ def test_reweighted_sums_are_the_shares_and_proportions_stay(data: st.DataObject
 # Bounds ---------------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.floats(0.5, 0.999), st.integers(1, 200))
 def test_levels_of_all_rounds_together_keep_the_campaigns(confidence: float, rounds: int) -> None:
     spent = sum(1 - confidence_of(r, confidence) for r in range(rounds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -143,8 +144,9 @@ class View:
 
         def work() -> Noticed:
             level = DRIFT_LEVEL / (number * (number + 1))  # over all rounds together
+            enough = max(500, math.ceil(6 / level))  # of fewer permutations none of three tests could reach its level
             generator = spawn(self.seed, place, "drift")
-            found = drift(self.reference, new, self.model, level=level, generator=generator)
+            found = drift(self.reference, new, self.model, level=level, permutations=enough, generator=generator)
             return Noticed(told=str(found) if found.alarm else "")
 
         return self.run.step(f"{place}/drift", Noticed, work).told
