@@ -27,8 +27,19 @@ from torch import Tensor, nn
 
 from operant import Classifier, Samples, load_digits, results, spawn
 from operant.assess import LabelsMissing, labels_of
-from operant.campaign import Campaign, Delivered, Event, Round, allocate, assessment, confidence_of, turns, view
-from operant.campaign.assessment import Assessed, assess_round, labels_needed, missing
+from operant.campaign import (
+    Campaign,
+    Delivered,
+    Event,
+    Round,
+    allocate,
+    assessment,
+    confidence_of,
+    hardening,
+    turns,
+    view,
+)
+from operant.campaign.assessment import Assessed, assess_model, labels_needed, what_it_takes
 from operant.campaign.feedback import FLOOR, reweighted
 from operant.campaign.folder import Damaged, RunFolder
 from operant.generate import GradientMove
@@ -167,7 +178,7 @@ def test_rounds_tell_what_happened(undisturbed: tuple[Path, Delivered]) -> None:
         assert each.cases == cases
         assert each.arrived == 600
         assert sum(each.moves.values()) == pytest.approx(1)
-        assert each.changed == (each.assessment is not None)
+        assert each.assessment is None or each.changed == (each.assessment.before == 0)
         assert each.retraining is not None
         assert each.retraining.n_cases == cases
         assert results.load(folder / f"round-{each.number:03d}" / "round.json", Round) == each
@@ -176,7 +187,7 @@ def test_rounds_tell_what_happened(undisturbed: tuple[Path, Delivered]) -> None:
     assert done.suite is not None
     assert len(done.suite) == cases
     assert bool((done.suite.prediction != done.suite.label).all())
-    assert done.labels == sum(r.assessment.labels for r in done.rounds if r.assessment)
+    assert done.labels == sum(r.assessment.bought for r in done.rounds if r.assessment)
     assert done.assessment == [r.assessment for r in done.rounds if r.assessment][-1]
     assert str(done).count("\n") == 4
 
@@ -205,7 +216,7 @@ def test_a_watcher_hears_of_every_step(tmp_path: Path) -> None:
     events: list[Event] = []
     done = run(tmp_path, rounds=1, watch=events.append)
     steps = [e.step for e in events]
-    for step in ("assess", "round-001/suite", "retrain", "round"):
+    for step in ("round-000/profile", "round-000/assess", "round-001/suite", "round-001/retrain", "round"):
         assert step in steps
     assert [e.told["round"] for e in events if e.step == "round"] == [str(r) for r in done.rounds]
     assert all(0 <= e.done <= e.total for e in events)
@@ -247,6 +258,32 @@ def test_a_requirement_out_of_reach_ends_with_why_and_what_it_would_take(tmp_pat
     assert done.rounds[-1].cases <= changes.get("cases", TINY.cases)
 
 
+def test_a_model_that_stays_as_it_was_is_assessed_further(tmp_path: Path) -> None:
+    """With the same confidence, on other inputs, until labels are spent or the requirement is shown to be met."""
+    asking = Asking(field(2000))
+    wanted = 1 - model().accuracy(field(2000)) + 0.05
+    done = run(tmp_path, field(2000), labeller=asking, requirement=wanted, labels=300, finetune=STUBBORN)
+    first, *later = [r.assessment for r in done.rounds]
+    assert first.before == 0
+    assert first.labels == 200  # two thirds
+    assert later[0].before == first.labels
+    assert later[0].confidence == first.confidence
+    assert later[0].failures >= first.failures
+    assert len(asking.ids.unique()) == len(asking.ids) == done.labels == done.assessment.labels
+    assert done.met == (done.assessment.upper <= wanted)
+    assert first.labels < done.labels <= 300
+    assert "the model stayed as it was" in str(done.rounds[1])
+
+
+def test_an_earlier_smaller_bound_is_told(undisturbed: tuple[Path, Delivered]) -> None:
+    done = undisturbed[1]
+    bounds = {r.number: r.assessment.upper for r in done.rounds if r.assessment}
+    best = min(bounds, key=bounds.__getitem__)
+    told = f"The smallest bound, {bounds[best]:.2%}, is that of the model after round {best}"
+    later = any(r.changed for r in done.rounds[best + 1 :])
+    assert (told in done.reason) == (bounds[best] < done.assessment.upper and later)
+
+
 def test_more_rounds_go_on_from_where_it_ended(tmp_path: Path) -> None:
     short = run(tmp_path, rounds=1)
     more = run(tmp_path, rounds=2, labels=200)
@@ -267,11 +304,11 @@ def test_a_field_without_an_input_to_assess_ends_with_that(tmp_path: Path) -> No
 def test_what_it_would_take_is_said_in_labels_of_the_bound_in_use() -> None:
     few = Assessed(labels=100, failures=2, upper=0.09, confidence=0.975, reason="")
     needed = labels_needed(0.02, 0.05, 0.975)
-    assert f"about {needed} labels" in missing(few, 0.05)
+    assert f"about {needed} labels" in what_it_takes(few, 0.05)
     assert assessment.confidence_sequence(round(0.02 * needed), needed, confidence=0.975).upper <= 0.05
-    assert "too near 2.00% to be shown" in missing(few, 0.020001)
-    assert "must fall below" in missing(few, 0.02)
-    assert "there were none" in missing(replace(few, labels=0, failures=0), 0.05)
+    assert "too near 2.00% to be shown" in what_it_takes(few, 0.020001)
+    assert "must fall below" in what_it_takes(few, 0.02)
+    assert "there were none" in what_it_takes(replace(few, labels=0, failures=0), 0.05)
 
 
 @settings(max_examples=25, deadline=None)
@@ -577,7 +614,7 @@ def simulated(pmi: float, generator: torch.Generator, **options: Any) -> Assesse
     def ask(i: int, asked: Samples) -> Tensor:
         return wrong[i * 10 : i * 10 + len(asked)]
 
-    return assess_round(AlwaysZero(), EMPTY, ask, **{"batch": 10, "fewest": 1, "most": 200, **options})
+    return assess_model(AlwaysZero(), EMPTY, ask, **{"batch": 10, "fewest": 1, "most": 200, **options})
 
 
 @pytest.fixture
@@ -614,6 +651,30 @@ def test_the_last_bound_of_a_campaign_holds_whichever_round_it_ends_with() -> No
                 wrong += 1
                 break
     assert wrong <= 30
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("requirement", [0.05, 0.0999, 0.15, 0.3])
+def test_labels_bought_in_two_rounds_say_what_they_say_in_one(requirement: float) -> None:
+    """A model that stayed as it was is assessed further: the bound is that of all its labels."""
+    for i in range(40):
+        wrong = (torch.rand(200, generator=spawn(0, "two", i)) < 0.1).long()
+
+        def ask(start: int, number: int, asked: Samples, wrong: Tensor = wrong) -> Tensor:
+            return wrong[start + number * 10 : start + number * 10 + len(asked)]
+
+        options = {"requirement": requirement, "confidence": 0.975, "batch": 10, "fewest": 0}
+        first = assess_model(AlwaysZero(), EMPTY[:90], partial(ask, 0), most=90, **options)
+        more = partial(ask, first.labels)
+        both = assess_model(AlwaysZero(), EMPTY[90:], more, most=200 - first.labels, known=first, **options)
+        assert both.before == first.labels
+        assert both.failures == int(wrong[: both.labels].sum())
+        assert (both.bought == 0) == (both.labels == first.labels)
+        if first.upper <= requirement or "confidence" in first.reason:
+            assert both.bought == 0
+        if first.reason == "this round's labels are spent":
+            once = assess_model(AlwaysZero(), EMPTY, partial(ask, 0), most=both.labels, **options)
+            assert (once.labels, once.failures, once.upper) == (both.labels, both.failures, both.upper)
 
 
 @pytest.mark.usefixtures("quick")
@@ -815,7 +876,7 @@ def with_moments() -> None:
     for name in ("rename", "replace", "link"):
         setattr(os, name, around("writing", getattr(os, name)))
     os.fsync = lambda _: moment("writing")  # what was written outlives a process anyway
-    turns.Fuzzing.__call__ = around("chunk", turns.Fuzzing.__call__)  # type: ignore[method-assign]
+    hardening.Fuzzing.__call__ = around("chunk", hardening.Fuzzing.__call__)  # type: ignore[method-assign]
     GradientMove.__call__ = around("chunk", GradientMove.__call__)  # type: ignore[method-assign]
     training.Learner.descend = around("retraining", training.Learner.descend)  # type: ignore[method-assign]
     view.fit_naturalness = around("profile", view.fit_naturalness)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import tomllib
 from dataclasses import fields, replace
 from io import StringIO
@@ -16,16 +17,17 @@ from torch import nn
 from typer.testing import CliRunner
 
 from operant import Classifier, Samples, spawn
-from operant.assess import LabelsMissing
+from operant._hashing import described
+from operant.assess import LabelFolder, LabelsMissing
 from operant.assess.labels import name_of
 from operant.campaign import building, initial
 from operant.campaign.assessment import Assessed
 from operant.campaign.building import build
 from operant.campaign.config import TABLES, load_config
 from operant.campaign.engine import Event, Interrupted
-from operant.campaign.folder import RunFolder, described, signature_of
+from operant.campaign.folder import RunFolder, signature_of
 from operant.campaign.loop import Campaign
-from operant.campaign.progress import Bar, Lines, Seen, event_json, result_json, watching
+from operant.campaign.progress import Bar, Lines, Seen, event_json, result_json, seconds_of, told_times, watching
 from operant.campaign.rounds import Delivered, Round
 from operant.cli_campaign import add_commands
 from operant.conditions import Recipe, fixed, half_normal, normal, uniform
@@ -71,6 +73,16 @@ def number():
 
 def nonsense(asked):
     return asked.x.flatten(1).sum(1)
+
+
+def breaks(asked):
+    return {}["no such\\nservice"]
+
+
+def later(asked):
+    from operant.assess import LabelsMissing
+
+    raise LabelsMissing("come back tomorrow")
 """
 
 
@@ -225,6 +237,7 @@ def test_a_short_file_builds_a_campaign(folder):
     assert list(ready.campaign.moves) == ["gradient-0.16", "gradient-0.4"]
     assert ready.campaign.moves["gradient-0.4"](naturalness=None).norm == "l2"
     assert any("radii is not given: [0.16, 0.4]" in note for note in ready.notes)
+    assert any("field holds 40 inputs, which is few" in note for note in ready.notes)
 
 
 def test_options_reach_the_campaign(folder):
@@ -346,8 +359,9 @@ def test_a_module_in_double_precision_gets_its_data_so(folder):
     ("old", "new", "sentence"),
     [
         ("net.py:Net", "net", '[model] module: must be "package.module:callable" or "file.py:callable", got'),
-        ("net.py:Net", "nothere.py:Net", "[model] module: there is no .*nothere.py; beside it are net.py"),
+        ("net.py:Net", "nothere.py:Net", "[model] module: there is no .*nothere.py; beside it are net.py, net_"),
         ("net.py:Net", "nothere:Net", "[model] module: there is no module nothere"),
+        ("net.py:Net", "net_broken.py:Net", "[model] module: importing net_broken failed: RuntimeError: not today"),
         ("net.py:Net", "net.py:Nit", "[model] module: net has no Nit; it has Net, label"),
         ("net.py:Net", "net.py:number", "[model] module: net:number() must return a torch.nn.Module, got int"),
         ("net.py:Net", "net.py:label", "[model] module: net:label() must build the model without arguments"),
@@ -389,6 +403,7 @@ def test_a_module_in_double_precision_gets_its_data_so(folder):
     ],
 )
 def test_what_the_file_names_is_checked_and_told_with_its_key(folder, old, new, sentence):
+    (folder / "net_broken.py").write_text("raise RuntimeError('not today')")
     write(folder / "small.npz", Samples(torch.rand(20, 1, 4, 4, generator=spawn(1)), torch.arange(20) % 3))
     write(folder / "unlabelled.npz", Samples(samples(20, "u").x))
     write(folder / "classes.npz", Samples(samples(8, "c").x, torch.arange(8)))
@@ -409,11 +424,11 @@ def test_a_file_with_the_name_of_another_module_is_refused(folder):
 # Labels
 
 
-@pytest.mark.parametrize("how", ["file = 'field.npz'", "file = 'labels.csv'", "callable = 'net.py:label'"])
+@pytest.mark.parametrize("how", ["file = 'field.npz'", "file = 'known.csv'", "callable = 'net.py:label'"])
 def test_labels_come_from_where_the_file_says(folder, how):
     field = samples(40, "field")
     rows = [f"{name_of(i)},{y}" for i, y in zip(field.ids.tolist(), field.y.tolist(), strict=True)]
-    (folder / "labels.csv").write_text("\n".join(["name,label", *rows]))
+    (folder / "known.csv").write_text("\n".join(["name,label", *rows]))
     ready = build(configured(folder, f"[labels]\n{how}"))
     order = torch.randperm(40, generator=spawn(0, "order"))
     asked = ready.field(0)[order]
@@ -439,6 +454,34 @@ def test_a_function_that_tells_no_labels_is_refused(folder):
     ready = build(configured(folder, "[labels]\ncallable = 'net.py:nonsense'"))
     with pytest.raises(ValueError, match="nonsense must return 40 whole numbers from 0 to 2.*float32"):
         ready.labeller(ready.field(0))
+
+
+def test_a_function_that_fails_is_told_with_what_it_was_asked(folder):
+    asked = samples(12, "others")
+    ready = build(configured(folder, "[labels]\ncallable = 'net.py:breaks'"))
+    with pytest.raises(ValueError) as told:
+        ready.labeller(asked)
+    first = name_of(int(asked.ids[0]))
+    assert str(told.value).startswith(
+        "[labels] callable: net.py:breaks failed on 12 inputs of shape (1, 8, 8), " + first
+    )
+    assert "KeyError: 'no such" in str(told.value)
+    assert isinstance(told.value.__cause__, KeyError)
+    with pytest.raises(LabelsMissing, match="come back tomorrow"):
+        build(configured(folder, "[labels]\ncallable = 'net.py:later'")).labeller(asked)
+
+
+@pytest.mark.parametrize(("shape", "size"), [((1, 8, 8), (224, 224)), ((3, 28, 14), (112, 224)), ((1, 300, 200), None)])
+def test_small_pictures_are_enlarged_so_that_people_can_read_them(tmp_path, shape, size):
+    asked = Samples((torch.rand(2, *shape, generator=spawn(0, "x")) * 255).round() / 255)
+    with pytest.raises(LabelsMissing, match=f"into {tmp_path}/mine.csv"):
+        LabelFolder(folder=tmp_path, classes=3, table="mine.csv")(asked)
+    for x, identity in zip(asked.x, asked.ids.tolist(), strict=True):
+        with Image.open(tmp_path / f"{name_of(identity)}.png") as picture:
+            assert picture.size == (size or (shape[2], shape[1]))
+            small = picture.resize((shape[2], shape[1]), Image.Resampling.NEAREST)
+            pixels = torch.from_numpy(np.asarray(small).copy()).reshape(*shape[1:], shape[0]).permute(2, 0, 1)
+            assert torch.equal(pixels, (x * 255).round().to(torch.uint8))
 
 
 # Estimated conditions
@@ -471,7 +514,7 @@ def test_conditions_are_estimated_once_and_kept(folder, monkeypatch):
     recipe = first.campaign.moves["conditions"].keywords["recipe"]
     assert recipe.severities == {"rotation": normal(4)}  # what the field does not ask for is left out
     assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
-    with pytest.raises(ValueError, match="conditions.* differ from those .* estimated within"):
+    with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: estimated within"):
         build(configured(folder, text.replace("12", "15")))
 
 
@@ -493,6 +536,22 @@ def test_the_example_fits_the_files_and_is_never_overwritten(folder):
     with pytest.raises(ValueError, match="is already there and stays as it is"):
         initial.write_example(folder)
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["labels.npz", "field_labels.npz", "labels.csv"])
+def test_labels_beside_the_data_are_found(folder, name):
+    (folder / "operant.toml").unlink()
+    write(folder / "field.npz", Samples(samples(40, "field").x))
+    write(folder / "train_labels.npz", samples(5, "no field labels"))
+    assert initial.look(folder).values["labels", "folder"] == "to_label"
+    if name.endswith("npz"):
+        write(folder / name, samples(40, "field"))
+    else:
+        (folder / name).write_text("name,label\n")
+    path, found = initial.write_example(folder)
+    assert load_config(path).labels.file == name
+    assert ("labels", "folder") not in found.values
+    assert found.values["data", "train"] == "train.npz"
 
 
 def test_what_is_not_found_is_marked(tmp_path):
@@ -530,6 +589,7 @@ def _uncommented(text):
         ("def build_model(): return secret()\ndef build_model_of(n): return nn.Linear(n, 2)", ["build_model"]),
         ("def a() -> nn.Module: ...\ndef b(*, n) -> nn.Module: ...\ndef c(*, n=1) -> torch.nn.Module: ...", ["a", "c"]),
         ("def _net(): return nn.Linear(1, 2)\nclass A: pass\ndef train(): return 3", []),
+        ("class A(nn.Sequential): pass", ["A"]),
         ("this is no python", []),
     ],
 )
@@ -559,32 +619,60 @@ def test_data_are_found_by_what_they_hold_and_by_their_names(tmp_path):
 # Progress
 
 
+PMI = "pmi 4.00% on 50 labels, at most 13% (97.50% conf)"
 EVENTS = [
-    Event(step="assess", done=0, total=400),
-    Event(step="assess", done=50, total=400, told={"assessed": "pmi 4.00% on 50 labels, at most 13% (97.50% conf)"}),
+    Event(step="round-000/profile", done=0, total=5),
+    Event(step="round-000/assess", done=0, total=400),
+    Event(step="round-000/assess", done=25, total=400),
+    Event(step="round-000/assess", done=50, total=50, told={"assessed": PMI}),
     Event(step="round", done=0, total=5, told={"round": "round 0: clean [99%]"}),
+    Event(step="round-001/profile", done=1, total=5),
+    Event(step="round-001/decide", done=1, total=1, told={"moves": "moves: 1 -> 2"}),
     Event(step="round-001/suite", done=1, total=4, told={"cases": 10, "failures": 7}),
     Event(step="round-001/suite", done=3, total=4, told={"cases": 30, "failures": 21, "batch_size": 64}),
-    Event(step="retrain", done=0, total=1, told={"cases": "21"}),
-    Event(step="retrain", done=1, total=1, told={"record": "2 epochs"}),
+    Event(step="round-001/retrain", done=0, total=1, told={"cases": "21"}),
+    Event(step="round-001/retrain", done=1, total=1, told={"record": "2 epochs"}),
     Event(step="round", done=1, total=5, told={"round": "round 1: clean [98%]"}),
 ]
 
 
 def test_plain_lines_tell_step_chunk_failures_pmi_and_time_left():
-    out, clock = StringIO(), iter(range(0, 1000, 10))
-    lines = Lines(console=Console(file=out, width=40), seen=Seen(clock=lambda: next(clock)))
-    for event in EVENTS:
-        lines(event)
-    assert out.getvalue().splitlines() == [
-        "assessing",
+    assert lines_told(EVENTS) == [
+        "round 0, learning what the field is like",
+        "round 0, assessing: 0 of at most 400 labels",
         "round 0: clean [99%]",
+        "round 1, learning what the field is like: pmi 4.00% on 50 labels, at most 13%",
+        "moves: 1 -> 2",
         "round 1, searching failures: chunk 1 of 4, 7 failures so far, pmi 4.00% on 50 labels, at most 13%",
         "round 1, searching failures: chunk 3 of 4, 21 failures so far, memory is short, 64 rows at once, about 5 s "
         "left, pmi 4.00% on 50 labels, at most 13%",
-        "retraining",
+        "round 1, retraining: pmi 4.00% on 50 labels, at most 13%",
         "round 1: clean [98%]",
     ]
+
+
+def lines_told(events: list[Event]) -> list[str]:
+    out, clock = StringIO(), iter(range(0, 1000, 10))
+    lines = Lines(console=Console(file=out, width=40), seen=Seen(clock=lambda: next(clock)))
+    for event in events:
+        lines(event)
+    return out.getvalue().splitlines()
+
+
+def test_right_after_it_was_gone_on_with_the_last_pmi_is_told():
+    """Finished rounds are read: of their steps nothing is heard but what they came to."""
+    read = Event(step="round", done=3, total=5, told={"round": "round 3: clean 99%", "assessed": PMI})
+    later = Event(step="round-004/suite", done=2, total=4, told={"cases": 10, "failures": 7})
+    assert lines_told([read, later])[1:] == [
+        "round 4, searching failures: chunk 2 of 4, 7 failures so far, pmi 4.00% on 50 labels, at most 13%"
+    ]
+
+
+def test_times_are_summed_over_rounds_and_told_by_step():
+    times = {f"round-00{i}/{name}": 50.0 for i in (1, 2) for name in ("suite", "retraining.json", "round.json")}
+    seconds = seconds_of({**times, "round-000/profile.json": 3.0, "round-000/naturalness.json": 4.5, "other": 1.0})
+    assert seconds == {"suite": 100.0, "retrain": 100.0, "profile": 7.5}
+    assert told_times(seconds) == "searching failures 2 min, retraining 2 min, learning what the field is like 8 s"
 
 
 def test_on_a_terminal_there_is_a_bar_and_what_is_done_stays():
@@ -597,6 +685,8 @@ def test_on_a_terminal_there_is_a_bar_and_what_is_done_stays():
     shown = out.getvalue()
     assert "round 0: clean [99%]" in shown
     assert "retraining" in shown
+    assert "25 of at most 400 labels" in shown
+    assert "chunk 3 of 4, 21 failures so far" in shown
     assert "round 1: clean [98%]" in shown
 
 
@@ -615,6 +705,9 @@ def test_json_is_one_object_a_line_and_quiet_is_nothing():
 # The commands
 
 
+ROUND = Event(step="round", done=0, total=5, told={"round": "round 0: clean [99%]"})
+
+
 def delivered(*, met: bool, rounds: int = 2) -> Delivered:
     assessed = Assessed(labels=100, failures=1, upper=0.04, confidence=0.975, reason="")
     told = [Round(number=i, arrived=40, clean=0.9, assessment=assessed if i == 0 else None) for i in range(rounds)]
@@ -630,7 +723,9 @@ def ending(folder, monkeypatch):
         def campaign(self, *, watch):
             if isinstance(end, BaseException):
                 raise end
-            watch(EVENTS[2])
+            with RunFolder(self.folder, signature={}) as begun, begun.timed("round-000/suite"):
+                watch(ROUND)
+                time.sleep(0.02)
             return end
 
         monkeypatch.setattr(building.Ready, "run", campaign)
@@ -649,17 +744,33 @@ def test_exit_codes_tell_how_it_ended(ending, folder):
     done = ending(delivered(met=True, rounds=1))
     assert (done.exit_code, "already met" in done.stdout) == (0, True)
     assert "good enough as it came" in done.stdout
+    assert "time: searching failures 1 s" in done.stdout
 
 
 def test_missing_labels_and_ctrl_c_tell_how_to_go_on(ending):
     done = ending(LabelsMissing("write them into labels.csv, and run this again"))
     assert done.exit_code == 2
     assert "labels needed: write them into labels.csv" in done.stderr
-    for stop in (Interrupted("stopped as asked: 1 of 2 chunks are done"), KeyboardInterrupt()):
+    assert "asked for 25 at a time, until they suffice, and 400 in all at most ([budget] label_batch" in done.stderr
+    assert "To go on: operant run" in done.stderr
+    for stop, what in (
+        (Interrupted("1 of 2 chunks are done"), "1 of 2 chunks are done"),
+        (KeyboardInterrupt(), "what was finished is kept"),
+    ):
         done = ending(stop)
         assert done.exit_code == 130
-        assert "stopped" in done.stderr
-        assert "To go on: operant run" in done.stderr
+        assert f"stopped: {what}. To go on: operant run" in done.stderr
+        assert done.stderr.lower().count("stopped") == done.stderr.lower().count("to go on") == 1
+
+
+def test_ctrl_c_before_the_campaign_begins_is_told_alike(folder, monkeypatch):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(building, "read_data", pressed)
+    done = runner.invoke(app, ["run", str(folder)])
+    assert done.exit_code == 130
+    assert done.stderr.startswith("stopped: what was finished is kept. To go on: operant run ")
 
 
 @pytest.mark.parametrize(
@@ -674,14 +785,94 @@ def test_what_goes_wrong_is_told_without_a_traceback(ending, error):
 
 
 def test_json_and_quiet(ending):
-    lines = ending(delivered(met=True), "--json").stdout.splitlines()
-    event, result = (json.loads(line) for line in lines)
-    assert event == event_json(EVENTS[2])
+    *notes, event, result = objects(ending(delivered(met=True), "--json"))
+    assert [list(note) for note in notes] == [["note"]] * len(notes)
+    assert any("radii is not given" in note["note"] for note in notes)
+    assert event == event_json(ROUND)
     assert result["result"]["met"] is True
     assert result["result"]["model"].endswith("model.safetensors")
-    assert result == result_json(delivered(met=True), model=result["result"]["model"])
+    more = {name: result["result"][name] for name in ("model", "seconds")}
+    assert list(more["seconds"]) == ["suite"]
+    assert result == result_json(delivered(met=True), **more)
     done = ending(delivered(met=True), "--quiet")
     assert done.stdout.startswith("met: It ended.")
+
+
+def objects(done):
+    """All that a command told programs, which is all that it told."""
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "what", "why"),
+    [
+        (ValueError("others [1]"), 2, "cannot run", "others [1]"),
+        (LabelsMissing("write them"), 2, "labels needed", "write them. Labels are asked for 25 at a time"),
+        (Interrupted("1 of 2 are done"), 130, "stopped", "1 of 2 are done. To go on: operant run"),
+    ],
+)
+def test_json_tells_what_is_wrong_too(ending, end, code, what, why):
+    done = ending(end, "--json")
+    told = objects(done)[-1]["error"]
+    assert done.exit_code == told["exit_code"] == code
+    assert told["what"] == what
+    assert told["why"].startswith(why)
+
+
+def test_json_tells_what_the_doctor_found(ending, folder):
+    wrong = samples(30, "clean")
+    write(folder / "clean.npz", Samples(wrong.x, (wrong.y + 1) % 3))
+    *notes, end = objects(ending(delivered(met=True), "--json"))
+    assert all("note" in note for note in notes)
+    assert "the doctor found errors" in end["error"]["why"]
+
+
+def test_what_is_delivered_replaces_what_was(ending, folder):
+    two = [delivered(met=False) for _ in range(2)]
+    for one in two:
+        assert ending(one).exit_code == 1
+    with RunFolder(folder / "operant-run") as run:
+        kept = run.weights("model", two[0].model, pytest.fail)
+    x = samples(5, "x").x.flatten(1)
+    assert torch.equal(kept.logits(x), two[1].model.logits(x))
+    assert not torch.equal(kept.logits(x), two[0].model.logits(x))
+
+
+# Folders that cannot be gone on with
+
+
+def invoked(folder):
+    done = runner.invoke(app, ["run", str(folder)])
+    assert done.exit_code == 2
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_folder_begun_with_other_settings_is_told_by_the_command(folder):
+    assert "cannot run: a campaign needs about 500 field inputs" in invoked(folder)  # which it began to find out
+    configured(folder, "[run]\nseed = 3\n[retrain]\nepochs = 4\n")
+    told = invoked(folder)
+    assert "operant-run holds a run with other settings: finetune (epochs=10 -> epochs=4); seed (0 -> 3). Put" in told
+
+
+def test_a_damaged_state_is_told_by_the_command_with_from_where_it_can_go_on(folder):
+    invoked(folder)
+    run = folder / "operant-run"
+    (run / "round-000" / "field.json").write_text("{")
+    told = invoked(folder)
+    assert f"a finished step cannot be read: {run / 'round-000' / 'field.json'} has changed; delete " in told
+    assert "to have it worked out again" in told
+    (run / "run.json").write_text("{")
+    assert f"{run / 'run.json'} is damaged; delete it and run again" in invoked(folder)
+
+
+def test_a_folder_that_cannot_be_written_is_told_by_the_command(folder, monkeypatch):
+    def refused(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.fsync", refused)
+    assert f"could not be written to {folder / 'operant-run'} (Permission denied); make the folder" in invoked(folder)
 
 
 def test_the_doctor_stops_what_would_mean_nothing(ending, folder):

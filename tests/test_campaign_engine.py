@@ -132,6 +132,8 @@ def test_events_tell_how_far_it_is(tmp_path: Path) -> None:
         suite = run_chunks(run, "round-000/suite", Fuzzing(model()), CHUNKS, batch_size=64, watch=events.append)
     assert events[-1] == events[-2]  # told once, when all was there already
     assert events[-1].told["failures"] == int((suite.prediction != suite.label).sum()) > 0
+    with opened(tmp_path) as run:
+        assert run.times()["round-000/suite"] > 0
 
 
 def test_searches_that_find_nothing_in_a_chunk_fit_in(tmp_path: Path) -> None:
@@ -242,9 +244,11 @@ def test_ctrl_c_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, expecte
             signal.raise_signal(signal.SIGINT)
         return Fuzzing(model())(chunk, batch_size)
 
-    with pytest.raises(Interrupted, match=r"3 of 5 chunks of round-000/suite are done and kept in .*Run again") as told:
+    with pytest.raises(Interrupted) as told:
         whole(tmp_path, work)
     assert isinstance(told.value, KeyboardInterrupt)
+    assert told.value.done == f"3 of 5 chunks of round-000/suite are done and kept in {tmp_path}"
+    assert str(told.value) == f"stopped as asked: {told.value.done}. Run again with the same folder to go on"
     assert signal.getsignal(signal.SIGINT) is before
     assert not (tmp_path / "lock").exists()
     assert whole(tmp_path) == expected

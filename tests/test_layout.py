@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "operant"
 # What may import what: a module imports from its own line and from the lines above it.
 ORDER = [
     "types rng results",
-    "model data suite  formats doctor _shards _fast",
+    "model data suite  formats doctor _shards _fast _hashing",
     "networks density conditions measure",
     "profile",
     "seeds",
@@ -20,7 +20,7 @@ ORDER = [
     "retrain",
     "defend",
     "assess",
-    "campaign robot report studies testing demo cli cli_campaign  _importing",
+    "campaign robot report studies testing demo cli cli_campaign cli_report  _importing",
 ]
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 

@@ -245,13 +245,20 @@ class Watched(Finetune):
         return super().__call__(model, train, cases, **others)
 
 
+class Remembering:
+    """A fuzzer that remembers its seeds and what it found."""
+
+    def __init__(self, fuzz):
+        self.fuzz, self.seeds, self.found = fuzz, [], []
+
+    def __call__(self, model, samples, *, generator):
+        self.seeds.append(samples.ids)
+        self.found.append(self.fuzz(model, samples, generator=generator))
+        return self.found[-1]
+
+
 def test_cases_accumulate_and_neither_validation_nor_test_inputs_are_learned_from(tmp_path):
-    watched, seeds = Watched(**vars(ENDLESS.finetune)), []
-
-    def fuzz(model, samples, *, generator):
-        seeds.append(samples.ids)
-        return ENDLESS.fuzz(model, samples, generator=generator)
-
+    watched, fuzz = Watched(**vars(ENDLESS.finetune)), Remembering(ENDLESS.fuzz)
     hardened = run(replace(ENDLESS, fuzz=fuzz, finetune=watched), tmp_path)
     kept = [Suite.open(tmp_path / f"round-{k:03d}" / "cases") for k in (1, 2)]
     judged = torch.cat([samples.ids for samples in ROLES.values()])
@@ -260,36 +267,27 @@ def test_cases_accumulate_and_neither_validation_nor_test_inputs_are_learned_fro
         assert len(cases) == hardened.rounds[k].cases == sum(r.chosen for r in hardened.rounds[: k + 1])
         assert torch.equal(train.ids, TRAIN.ids)
         assert torch.equal(validation.ids, ROLES["validation"].ids)
-        assert not torch.isin(torch.cat([train.ids, cases.ids, seeds[k - 1]]), judged).any()
+        assert not torch.isin(torch.cat([train.ids, cases.ids, fuzz.seeds[k - 1]]), judged).any()
         assert torch.isin(kept[k - 1].seed, TRAIN.ids).all()
         assert (kept[k - 1].prediction != kept[k - 1].label).all()
     assert len(watched.calls) == 2
-    assert len(torch.cat(seeds).unique()) == len(torch.cat(seeds))  # other seeds in each round
+    assert len(torch.cat(fuzz.seeds).unique()) == len(torch.cat(fuzz.seeds))  # other seeds in each round
 
 
 def test_seeds_come_round_when_all_had_their_turn(tmp_path):
-    seen = []
-
-    def fuzz(model, samples, *, generator):
-        seen.append(samples.ids)
-        return ENDLESS.attacks["pgd"](model, samples, generator=generator)
-
+    fuzz = Remembering(ENDLESS.attacks["pgd"])
     fixed = replace(TUNE, learning_rate=1e-9)  # all seeds stay correct
     run(replace(ENDLESS, fuzz=fuzz, value="margin", seeds_per_round=80, rounds=3, finetune=fixed), tmp_path, at=0.5)
+    seen = fuzz.seeds
     assert [len(ids) for ids in seen] == [80, 80, 80]
     assert torch.equal(torch.cat(seen)[:120].sort().values, TRAIN.ids.sort().values)
     assert torch.equal(torch.cat(seen)[:120], torch.cat(seen)[120:])
 
 
 def test_a_round_counts_what_it_found(tmp_path):
-    found = []
-
-    def fuzz(model, samples, *, generator):
-        found.append(ENDLESS.fuzz(model, samples, generator=generator))
-        return found[-1]
-
+    fuzz = Remembering(ENDLESS.fuzz)
     hardened = run(replace(ENDLESS, fuzz=fuzz, cases_per_round=10), tmp_path)
-    for suite, done in zip(found, hardened.rounds[1:], strict=True):
+    for suite, done in zip(fuzz.found, hardened.rounds[1:], strict=True):
         assert (done.found, done.attempted, done.chosen) == (len(suite), suite.attempted, 10)
         assert done.broken == len(set(suite.seed.tolist()))
         assert sum(done.branches.values()) == len(suite)

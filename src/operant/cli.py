@@ -19,6 +19,7 @@ from operant._importing import build_module
 from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliability, field_bound, labels_of, plan
 from operant.campaign.building import read_samples
 from operant.cli_campaign import add_commands
+from operant.cli_report import add_report
 from operant.data import Samples, content_ids
 from operant.demo import run_demo
 from operant.doctor import Finding
@@ -35,7 +36,13 @@ NOT_MET = 1
 CANNOT_RUN = 2
 CANNOT_TELL = 2
 LOOKS = 0.25  # each look gets three quarters of the allowed error that is left
-STUDIES = ("robot", "seeds", "reliability", "operational-fuzz")  # packages of operant.studies, read when asked for
+STUDIES = (
+    "robot",
+    "seeds",
+    "reliability",
+    "operational-fuzz",
+    "operational",
+)  # packages of operant.studies, read when asked for
 
 app = typer.Typer(
     help="Tests and hardens deep-learning classifiers for the way they will be used.",
@@ -46,6 +53,7 @@ app = typer.Typer(
 
 
 add_commands(app)
+add_report(app)
 
 
 @app.callback()

@@ -115,6 +115,18 @@ class Samples:
         part = torch.bucketize(dealt, shares.cumsum(0)[:-1], right=True)
         return {role: self[part == i] for i, role in enumerate(roles)}
 
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """The row of each of these ids, of several the first; -1 where there is none.
+
+        >>> Samples(torch.rand(3, 2), ids=torch.tensor([7, 5, 7])).rows_of(torch.tensor([5, 7, 6]))
+        tensor([ 1,  0, -1])
+        """
+        order = self.ids.argsort(stable=True)
+        known = self.ids[order]
+        place = torch.searchsorted(known, ids)
+        there = torch.isin(ids, known)
+        return torch.where(there, order[place * there], -1) if len(order) else torch.full_like(ids, -1)
+
     @staticmethod
     def concat(parts: Sequence[Samples]) -> Samples:
         """All rows of all parts, in order; labels are kept only when every part has them."""

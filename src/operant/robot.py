@@ -13,7 +13,9 @@ from torch import Tensor
 
 from operant.assess import Rate, Robustness, attack_cases, empirical_robustness
 from operant.assess.robustness import MODES
-from operant.campaign.folder import RunFolder, gone, signature_of
+from operant.campaign.engine import pool
+from operant.campaign.folder import RunFolder, signature_of
+from operant.campaign.hardening import Hardening
 from operant.data import Samples
 from operant.model import Classifier
 from operant.retrain import Finetune, FinetuneRecord, Retrained
@@ -47,6 +49,11 @@ class Round:
     retraining: FinetuneRecord | None = None
     robustness: Robustness
 
+    @property
+    def changed(self) -> bool:
+        """Whether the model left the round another than it came."""
+        return self.retraining is not None and self.retraining.best_epoch > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Hardened:
@@ -78,10 +85,11 @@ class RobOT:
 
         while ER(f, D_v, ATT) < r:   D ← D ∪ select(fuzz(f, D));   f ← retrain(f, D)        (1)
 
-    Every finished round is on disk before the next begins; called again with the same folder, the loop goes on where it
-    stopped and ends with the same rounds. Each round fuzzes other training inputs, drawn at random. The epoch is chosen
-    on the validation samples, the requirement is checked on the test samples, and neither is ever learned from. Clean
-    accuracy may fall by ``finetune.max_drop`` in all, not in every round.
+    A configuration of the campaign's loop (`operant.campaign.hardening`), with other seeds, another choice and another
+    judge: every finished chunk, retraining and round is on disk before the next begins, and called again with the same
+    folder, the loop goes on where it stopped and ends with the same rounds. Each round fuzzes other training inputs,
+    drawn at random. The epoch is chosen on the validation samples, the requirement is checked on the test samples, and
+    neither is ever learned from. Clean accuracy may fall by ``finetune.max_drop`` in all, not in every round.
 
     Args:
         fuzz: makes cases from training inputs.
@@ -93,6 +101,7 @@ class RobOT:
         seeds_per_round: training inputs to fuzz in each round.
         cases_per_round: how many of the failures found are kept, at most.
         rounds: the budget.
+        chunk: seeds of a chunk, after which work is on disk.
         finetune: how to retrain.
 
     References:
@@ -109,6 +118,7 @@ class RobOT:
     seeds_per_round: int = 1000
     cases_per_round: int = 1000
     rounds: int = 5
+    chunk: int = 250
     finetune: Finetune = Finetune()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
@@ -116,11 +126,9 @@ class RobOT:
             raise ValueError(f"requirement must be a share of inputs from 0 to 1, got {self.requirement}")
         if self.mode not in MODES:
             raise ValueError(f'mode must be "adaptive" or "static", got {self.mode!r}')
-        if min(self.seeds_per_round, self.cases_per_round, self.rounds) < 1:
-            raise ValueError(
-                "seeds_per_round, cases_per_round and rounds must be at least 1, got "
-                f"{self.seeds_per_round}, {self.cases_per_round} and {self.rounds}"
-            )
+        for name in ("seeds_per_round", "cases_per_round", "rounds", "chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def __call__(
         self,
@@ -131,6 +139,7 @@ class RobOT:
         test: Samples,
         folder: str | Path,
         seed: int = 0,
+        workers: int = 1,
         console: Console | None = None,
     ) -> Hardened:
         """Run the loop, or go on with it.
@@ -142,98 +151,80 @@ class RobOT:
             test: labelled; what the requirement is checked on.
             folder: where rounds are kept.
             seed: of everything random.
+            workers: processes that chunks are spread over.
             console: where to tell what happens; nowhere unless given.
         """
         parts = {"train": train, "validation": validation, "test": test}
         _check_apart(**parts)
         signature = signature_of(self, free=FREE, seed=seed, model=model, **parts)
-        loop = _Loop(
-            self, model, train, validation, test, seed, console or Console(quiet=True)
-        )  # what cannot run leaves
-        with RunFolder(folder, signature=signature) as run:  # the folder free
-            return loop.run(run)
+        judge = _Judge(self, model, {"validation": validation, "test": test}, seed)  # what cannot run leaves no folder
+        with RunFolder(folder, signature=signature) as run:
+            loop = Hardening(
+                run,
+                model,
+                guard=validation,
+                max_drop=self.finetune.max_drop,
+                seed=seed,
+                engine=pool(workers),
+                watch=lambda event: None,
+            )
+            return _Turns(self, judge, loop, train, console or Console(quiet=True)).run()
 
 
-class _Loop:
-    """A run of Algorithm 1 in its folder."""
+class _Turns:
+    """A run of Algorithm 1."""
 
-    def __init__(
-        self,
-        options: RobOT,
-        original: Classifier,
-        train: Samples,
-        validation: Samples,
-        test: Samples,
-        seed: int,
-        console: Console,
-    ) -> None:
-        self.options, self.original, self.train = options, original, train
-        self.seed, self.console = seed, console
-        self.judges = {"validation": validation, "test": test}
-        self.model, self.cases = original, train[:0]
-        self.static = {role: self._static_cases(role) for role in self.judges}
-        self.accuracy = original.accuracy(validation)
+    def __init__(self, options: RobOT, judge: _Judge, loop: Hardening, train: Samples, console: Console) -> None:
+        self.options, self.judge, self.loop = options, judge, loop
+        self.train, self.console = train, console
 
-    def run(self, folder: RunFolder) -> Hardened:
-        self.folder = folder
+    def run(self) -> Hardened:
         rounds: list[Round] = []
-        finished = len(list(folder.path.glob("round-*/round.json"))) - 1
-        for number in range(max(self.options.rounds, finished) + 1):
-            rounds.append(self._round(number))
-            self._tell(rounds[-1])
-            if rounds[-1].robustness.value >= self.options.requirement:
+        number = 0
+        while number <= self.options.rounds or self.loop.folder.has(f"round-{number:03d}/round"):
+            self.loop.begin(number)
+            done, _ = self.loop.turn(Round, partial(self._round, number))
+            rounds.append(done)
+            self._tell(done)
+            if done.robustness.value >= self.options.requirement:
                 return self._end(rounds, met=True, reason=f"The requirement was met after round {number}")
-            if number and rounds[-1].found == 0:
+            if number and done.found == 0:
                 return self._end(rounds, met=False, reason=f"Round {number} found no failure to learn from")
-        return self._end(rounds, met=False, reason=f"The budget is spent after round {number}")
+            number += 1
+        return self._end(rounds, met=False, reason=f"The budget is spent after round {number - 1}")
 
     def _end(self, rounds: list[Round], *, met: bool, reason: str) -> Hardened:
         value, wanted = rounds[-1].robustness.value, self.options.requirement
         told = f"{reason}: {self.options.mode} robustness {value:.1%}, required {wanted:.1%}"
-        return Hardened(model=self.model, met=met, reason=told, rounds=tuple(rounds))
+        return Hardened(model=self.loop.model, met=met, reason=told, rounds=tuple(rounds))
 
-    # One round: read if it is there, else worked out and written
+    # One round
 
     def _round(self, number: int) -> Round:
-        self.place = f"round-{number:03d}"
-        finished = self.folder.has(f"{self.place}/round")
-        done = self.folder.step(f"{self.place}/round", Round, partial(self._work, number))
-        if finished and done.chosen:
-            missing = gone(self.folder.path / self.place)
-            self._learned(self.folder.suite(f"{self.place}/cases", missing).samples())
-            self.model = self.folder.weights(f"{self.place}/weights", self.original, missing)
-        return done
-
-    def _work(self, number: int) -> Round:
         if number == 0:
-            return Round(number=0, robustness=self._robustness(self.model, "test"))
-        fuzz, generator = self.options.fuzz, spawn(self.seed, number, "fuzz")
-        suite = fuzz(self.model, self._seeds(number), generator=generator).failures()
-        if len(suite) == 0:
-            robustness = self._robustness(self.model, "test")
-            return Round(number=number, attempted=suite.attempted, cases=len(self.cases), robustness=robustness)
-        chosen = self.folder.suite(f"{self.place}/cases", partial(self._choose, suite, number))
-        self._learned(chosen.samples())
-        retrained = self._retrain(number)
-        self.model = self.folder.weights(f"{self.place}/weights", self.original, lambda: retrained.model)
+            return Round(number=0, robustness=self.judge(self.loop.model, "test"))
+        found = self.loop.generate(self.options.fuzz, self._seeds(number), chunk=self.options.chunk)
+        failures = found.failures()
+        chosen = self.loop.choose(partial(self._choose, failures, number)) if len(failures) else failures
+        record = self._retrain(number) if len(chosen) else None
         return Round(
             number=number,
-            found=len(suite),
-            attempted=suite.attempted,
-            broken=len(suite.seed.unique()),
+            found=len(failures),
+            attempted=found.attempted,
+            broken=len(failures.seed.unique()),
             chosen=len(chosen),
-            cases=len(self.cases),
-            branches=_branches(suite),
-            retraining=retrained.record,
-            robustness=self._robustness(self.model, "test"),
+            cases=len(self.loop.learned),
+            branches=_branches(failures),
+            retraining=record,
+            robustness=self.judge(self.loop.model, "test"),
         )
 
     def _seeds(self, number: int) -> Samples:
         """Training inputs that the model gets right, other ones in each round until all had their turn."""
-        order = torch.randperm(len(self.train), generator=spawn(self.seed, "order"))
+        order = torch.randperm(len(self.train), generator=spawn(self.loop.seed, "order"))
         n = min(self.options.seeds_per_round, len(order))
         start = (number - 1) * n % len(order)
-        seeds = self.model.correct(self.train[torch.cat([order, order])[start : start + n]])
+        seeds = self.loop.model.correct(self.train[torch.cat([order, order])[start : start + n]])
         if len(seeds) == 0:
             raise ValueError(
                 f"the model classifies none of the {n} seeds of round {number} correctly; "
@@ -248,51 +239,22 @@ class _Loop:
                 f"cases are chosen by the column {options.value}, and the fuzzer gives {', '.join(suite.columns)}; "
                 "name one of these as value"
             )
-        rows = options.select(suite[options.value], n, generator=spawn(self.seed, number, "select"))
+        rows = options.select(suite[options.value], n, generator=spawn(self.loop.seed, number, "select"))
         chosen: Suite = suite[rows.sort().values]
         return chosen
 
-    def _learned(self, cases: Samples) -> None:
-        self.cases = Samples.concat([self.cases, cases]) if len(self.cases) else cases
-
-    def _retrain(self, number: int) -> Retrained:
-        """Train on from the present weights, within what is left of the accuracy that may be lost."""
-        lost = self.accuracy - self.model.accuracy(self.judges["validation"])
-        left = min(max(self.options.finetune.max_drop - lost, 0.0), 1.0)
-        return replace(self.options.finetune, max_drop=left)(
-            self.model,
-            self.train,
-            self.cases,
-            validation=self.judges["validation"],
-            monitor=lambda model: 1 - self._robustness(model, "validation").value,
-            generator=spawn(self.seed, number, "finetune"),
-        )
-
-    def _static_cases(self, role: str) -> Suite | None:
-        """Cases against the original model; none if it withstands every attack."""
-        options, samples = self.options, self.judges[role]
-        if len(self.original.correct(samples)) == 0:
-            raise ValueError(
-                f"the model classifies none of the {len(samples)} {role} samples correctly; "
-                "check labels, bounds and normalisation with doctor()"
+    def _retrain(self, number: int) -> FinetuneRecord:
+        def work(max_drop: float, checkpoint: Path) -> Retrained:
+            return replace(self.options.finetune, max_drop=max_drop)(
+                self.loop.model,
+                self.train,
+                self.loop.learned,
+                validation=self.loop.guard,
+                monitor=lambda model: 1 - self.judge(model, "validation").value,
+                generator=spawn(self.loop.seed, number, "finetune"),
             )
-        cases = attack_cases(self.original, samples, options.attacks, generator=spawn(self.seed, "static", role))
-        if len(cases) == 0 and options.mode == "static":
-            raise ValueError(
-                f"the model withstands every attack on the {role} samples, so there are no static cases to judge on; "
-                'give stronger attacks, or mode="adaptive"'
-            )
-        return cases if len(cases) else None
 
-    def _robustness(self, model: Classifier, role: str) -> Robustness:
-        return empirical_robustness(
-            model,
-            self.judges[role],
-            self.options.attacks,
-            mode=self.options.mode,
-            cases=self.static[role],
-            generator=spawn(self.seed, "judge", role),  # the same in every round: luck must not add up
-        )
+        return self.loop.retrain(FinetuneRecord, work)
 
     def _tell(self, done: Round) -> None:
         rate, wanted = done.robustness.value, self.options.requirement
@@ -305,6 +267,40 @@ class _Loop:
         )
         if done.retraining is not None and done.retraining.best_epoch == 0:
             self.console.print(f"  {done.retraining.reason}", highlight=False, soft_wrap=True)
+
+
+class _Judge:
+    """How robust a model is, on samples by their role."""
+
+    def __init__(self, options: RobOT, original: Classifier, roles: Mapping[str, Samples], seed: int) -> None:
+        self.options, self.original, self.roles, self.seed = options, original, roles, seed
+        self.static = {role: self._static_cases(role) for role in roles}
+
+    def __call__(self, model: Classifier, role: str) -> Robustness:
+        return empirical_robustness(
+            model,
+            self.roles[role],
+            self.options.attacks,
+            mode=self.options.mode,
+            cases=self.static[role],
+            generator=spawn(self.seed, "judge", role),  # the same in every round: luck must not add up
+        )
+
+    def _static_cases(self, role: str) -> Suite | None:
+        """Cases against the original model; none if it withstands every attack."""
+        options, samples = self.options, self.roles[role]
+        if len(self.original.correct(samples)) == 0:
+            raise ValueError(
+                f"the model classifies none of the {len(samples)} {role} samples correctly; "
+                "check labels, bounds and normalisation with doctor()"
+            )
+        cases = attack_cases(self.original, samples, options.attacks, generator=spawn(self.seed, "static", role))
+        if len(cases) == 0 and options.mode == "static":
+            raise ValueError(
+                f"the model withstands every attack on the {role} samples, so there are no static cases to judge on; "
+                'give stronger attacks, or mode="adaptive"'
+            )
+        return cases if len(cases) else None
 
 
 def _branches(suite: Suite) -> dict[str, int]:

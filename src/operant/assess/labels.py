@@ -17,6 +17,7 @@ from operant.data import Samples
 from operant.types import Labeller
 
 TABLE = "labels.csv"
+LARGE = 224  # pixels of a picture's longer side that people can read
 
 
 class LabelsMissing(Exception):
@@ -27,14 +28,13 @@ def labels_of(labelled: Samples) -> Labeller:
     """A labeller for inputs whose labels are known: finds each by its id."""
     if len(labelled) == 0:
         raise ValueError("there are no labelled inputs to look labels up in")
-    order = labelled.ids.argsort()
-    ids, y = labelled.ids[order], labelled.labels.cpu()[order]
+    y = labelled.labels.cpu()
 
     def look_up(asked: Samples) -> Tensor:
-        place = torch.searchsorted(ids, asked.ids).clamp_max(max(0, len(ids) - 1))
-        if unknown := int((ids[place] != asked.ids).sum()):
+        rows = labelled.rows_of(asked.ids)
+        if unknown := int((rows < 0).sum()):
             raise ValueError(f"{unknown} of {len(asked)} inputs are not among the labelled ones; label them first")
-        return y[place]
+        return y[rows]
 
     return look_up
 
@@ -43,7 +43,8 @@ def labels_of(labelled: Samples) -> Labeller:
 class LabelFolder:
     """A labeller for people: writes what is to be labelled into a folder, and reads the labels they write there.
 
-    Each input becomes a picture (or an npz file, if it is no picture) named by its id, with a row in ``labels.csv``.
+    Each input becomes a picture, enlarged if it is small (or an npz file, if it is no picture), named by its id, with a
+    row in a table.
     Asked for labels that are not filled in, it adds the missing rows and raises `LabelsMissing`; asked again when they
     are, it goes on. Labels once written serve every later question.
 
@@ -51,11 +52,13 @@ class LabelFolder:
         folder: where; made if it is not there.
         classes: how many there are; other labels are refused.
         bounds: smallest and largest value of an input, black and white in a picture.
+        table: the name of the table.
     """
 
     folder: Path
     classes: int
     bounds: tuple[float, float] = (0.0, 1.0)
+    table: str = TABLE
 
     def __call__(self, asked: Samples) -> Tensor:
         names = [name_of(i) for i in asked.ids.tolist()]
@@ -67,7 +70,7 @@ class LabelFolder:
         if missing:
             raise LabelsMissing(
                 f"{len(missing)} of {len(set(names))} inputs have no label yet: look at the files in {self.folder}, "
-                f"write each one's class (0 to {self.classes - 1}) into {self.folder / TABLE}, and run this again"
+                f"write each one's class (0 to {self.classes - 1}) into {self.folder / self.table}, and run this again"
             )
         return torch.tensor([known[name] for name in names], dtype=torch.int64)
 
@@ -77,7 +80,7 @@ class LabelFolder:
         Spreadsheets may have been at work: commas or semicolons, a byte-order mark, spaces, capitals, names with the
         file's suffix and labels such as 3.0 are understood.
         """
-        path = self.folder / TABLE
+        path = self.folder / self.table
         if not path.exists():
             return {}
         try:
@@ -117,7 +120,7 @@ class LabelFolder:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["name", "label"])
         writer.writerows([name, "" if label is None else label] for name, label in table.items())
-        results.write_atomically(self.folder / TABLE, text.getvalue().encode())
+        results.write_atomically(self.folder / self.table, text.getvalue().encode())
 
 
 def name_of(identity: int) -> str:
@@ -130,6 +133,8 @@ def _write_input(path: Path, x: Tensor, bounds: tuple[float, float]) -> None:
     if x.ndim == 3 and x.shape[0] in (1, 3):
         low, high = bounds
         pixels = ((x - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+        times = max(1, LARGE // max(pixels.shape))
+        pixels = pixels.repeat(times, 0).repeat(times, 1)
         Image.fromarray(pixels.squeeze(2) if x.shape[0] == 1 else pixels).save(content, "PNG")
         results.write_atomically(path.with_suffix(".png"), content.getvalue())
     else:

@@ -19,17 +19,19 @@ MANY = 1 << 30  # labels, of which nobody has more
 
 @dataclass(frozen=True, kw_only=True)
 class Assessed:
-    """What the labels of one round said of its model.
+    """What labels said of a model.
 
     Attributes:
         labels, failures: inputs looked at, and how many of them the model got wrong.
+        before: how many of the labels were bought in earlier rounds, which had left the model as it was.
         upper: bound on pmi.
-        confidence: that the bound holds, however many looks there were; all rounds' together keep the campaign's.
+        confidence: that the bound holds, however many looks there were; all models' together keep the campaign's.
         reason: why no more labels were bought.
     """
 
     labels: int
     failures: int
+    before: int = 0
     upper: float
     confidence: float
     reason: str
@@ -38,6 +40,11 @@ class Assessed:
     def pmi(self) -> float:
         return self.failures / self.labels if self.labels else float("nan")
 
+    @property
+    def bought(self) -> int:
+        """Labels of this round."""
+        return self.labels - self.before
+
     def __str__(self) -> str:
         return (
             f"pmi {self.pmi:.2%} on {self.labels} labels, at most {self.upper:.2%} ({self.confidence:.2%} confidence)"
@@ -45,7 +52,7 @@ class Assessed:
 
 
 def confidence_of(number: int, confidence: float) -> float:
-    """Of the bound of one round, counted from 0, such that the bounds of all rounds together keep the campaign's.
+    """Of the bound of one model, counted from 0, such that the bounds of all models together keep the campaign's.
 
         1 - α / (r (r + 1)),   r = number + 1,   Σ_r 1 / (r (r + 1)) = 1        (1)
 
@@ -56,7 +63,7 @@ def confidence_of(number: int, confidence: float) -> float:
     return 1 - (1 - confidence) / (r * (r + 1))  # (1)
 
 
-def assess_round(
+def assess_model(
     model: Classifier,
     fresh: Samples,
     ask: Callable[[int, Samples], torch.Tensor],
@@ -66,39 +73,42 @@ def assess_round(
     batch: int,
     fewest: int,
     most: int,
+    known: Assessed | None = None,
 ) -> Assessed:
     """Buy labels batch by batch until the bound meets the requirement, or more would be in vain.
 
-    The bound is a confidence sequence: it holds at whichever look one stops. No more are bought once pmi is above the
-    requirement with 80 % confidence, or once even labels without failure could not bring the bound down in time; what
-    is saved serves later rounds.
+    The bound is a confidence sequence: it holds at whichever look one stops, and can be gone on with later. No more are
+    bought once pmi is above the requirement with 80 % confidence, or once even labels without failure could not bring
+    the bound down in time; what is saved serves later rounds.
 
     Args:
         model: to be assessed.
         fresh: field inputs in random order that nothing has been learned from.
         ask: gives the labels of batch number i.
         requirement: largest pmi that is accepted.
-        confidence: of this round's bound.
+        confidence: of this model's bound.
         batch: labels bought at a time.
-        fewest, most: labels bought in all.
+        fewest, most: labels that are bought now.
+        known: what labels bought before said of the same model.
     """
-    labels = failures = 0
-    most = min(most, len(fresh))
-    bound, reason = 1.0, "no label is left"
-    for i, start in enumerate(range(0, most, batch)):
-        asked = fresh[start : min(start + batch, most)]
+    before, failures, bound = (known.labels, known.failures, known.upper) if known else (0, 0, 1.0)
+    labels, most = before, before + min(most, len(fresh))
+    reason = _enough(labels, failures, bound, requirement, confidence, most) if known else ""
+    for i, start in enumerate(range(0, most - before, batch)):
+        if reason and (labels - before >= fewest or bound <= requirement):
+            break
+        asked = fresh[start : min(start + batch, most - before)]
         failures += int((model.predict(asked.x).cpu() != ask(i, asked).cpu()).sum())
         labels += len(asked)
         bound = confidence_sequence(failures, labels, confidence=confidence).upper
         reason = _enough(labels, failures, bound, requirement, confidence, most)
-        if reason and (labels >= fewest or bound <= requirement):
-            break
     return Assessed(
         labels=labels,
         failures=failures,
+        before=before,
         upper=bound,
         confidence=confidence,
-        reason=reason or "this round's labels are spent",
+        reason=reason or ("this round's labels are spent" if labels else "no label is left"),
     )
 
 
@@ -113,8 +123,8 @@ def _enough(labels: int, failures: int, bound: float, requirement: float, confid
     return ""
 
 
-def missing(assessed: Assessed, requirement: float) -> str:
-    """What it would take to meet the requirement, in a sentence."""
+def what_it_takes(assessed: Assessed, requirement: float) -> str:
+    """To meet the requirement, in a sentence."""
     if assessed.labels == 0:
         return "field inputs to assess with, and labels for them; there were none"
     if assessed.pmi >= requirement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,14 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant import results
+from operant._hashing import described
 from operant._importing import build_module, find_callable
 from operant.assess import LabelFolder, LabelsMissing, labels_of
-from operant.assess.labels import TABLE, name_of
-from operant.campaign.config import Config, ModelTable
+from operant.assess.labels import name_of
+from operant.campaign.config import Config
 from operant.campaign.engine import Watch
+from operant.campaign.folder import RunFolder, make_folder
 from operant.campaign.loop import Campaign
 from operant.campaign.rounds import Delivered
+from operant.campaign.view import FEWEST
 from operant.conditions import Recipe
 from operant.data import Samples, samples_from_folder, samples_from_npz, samples_from_pictures
 from operant.formats import PICTURES, read_npz
@@ -35,7 +37,6 @@ from operant.rng import spawn
 from operant.types import Fuzzer, Labeller
 
 RADII = (0.02, 0.05)  # of the range of training inputs, for every value that an input has
-FEW = 500  # field inputs
 GENETIC_RADIUS = 0.3  # of that range; naturalness, not the ball, keeps these cases near
 Moves = dict[str, Callable[..., Fuzzer]]
 
@@ -85,25 +86,15 @@ def build(config: Config, *, workers: int | None = None) -> Ready:
     notes: list[str] = []
     model = build_model(config, notes)
     train, clean, arrived = read_data(config, model, notes)
-    folder = _made(config.path(config.run.folder))
+    folder = config.path(config.run.folder)
+    with _told_of("run", "folder"):
+        make_folder(folder)
     with _told_of("labels"):
         labeller = build_labeller(config, model, train)
-    recipe = find_recipe(config, model, train, arrived, folder, notes)
-    moves = make_moves(config, model, train, recipe, notes)
-    with _told_of("retrain"):
-        finetune = OperationalFinetune(**config.retrain.model_dump(), progress=False)
-    campaign = Campaign(
-        requirement=config.requirement.pmi,
-        confidence=config.requirement.confidence,
-        max_drop=config.requirement.max_drop,
-        moves=moves,
-        **config.budget.model_dump(),
-        **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
-        **config.run.model_dump(include={"feedback", "when_drifted"}),
-        finetune=finetune,
-    )
+    with _told_of("conditions"):
+        recipe = find_recipe(config, model, train, arrived, folder, notes)
     return Ready(
-        campaign=campaign,
+        campaign=make_campaign(config, make_moves(config, train, recipe, notes)),
         model=model,
         train=train,
         clean=clean,
@@ -113,6 +104,22 @@ def build(config: Config, *, workers: int | None = None) -> Ready:
         seed=config.run.seed,
         workers=workers or config.run.workers,
         notes=tuple(notes),
+    )
+
+
+def make_campaign(config: Config, moves: Moves) -> Campaign:
+    """The options of all tables."""
+    with _told_of("retrain"):
+        finetune = OperationalFinetune(**config.retrain.model_dump(), progress=False)
+    return Campaign(
+        requirement=config.requirement.pmi,
+        confidence=config.requirement.confidence,
+        max_drop=config.requirement.max_drop,
+        moves=moves,
+        **config.budget.model_dump(),
+        **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
+        **config.run.model_dump(include={"feedback", "when_drifted"}),
+        finetune=finetune,
     )
 
 
@@ -130,11 +137,7 @@ def build_model(config: Config, notes: list[str]) -> Classifier:
         with _told_of("model", "weights"):
             load_weights(module, _existing(config.path(table.weights)))
     with _told_of("model"):
-        return Classifier(module, **_settings(table))
-
-
-def _settings(table: ModelTable) -> dict[str, Any]:
-    return table.model_dump(include={"bounds", "mean", "std", "batch_size"})
+        return Classifier(module, **table.model_dump(include={"bounds", "mean", "std", "batch_size"}))
 
 
 def imported(config: Config, target: str) -> str:
@@ -180,10 +183,10 @@ def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samp
         model.check(clean)
     patterns = tuple(str(config.path(p)) for p in ([table.field] if isinstance(table.field, str) else table.field))
     field = Field(patterns=patterns, size=table.size, model=model, train=train, clean=clean)
-    if (n := len(field(0))) < FEW:
+    if (n := len(field(0))) < 2 * FEWEST:
         notes.append(
-            f"[data] field holds {n} inputs, which is few: one half is for the profile, where naturalness wants about "
-            f"{FEW // 2}, and the other is labelled"
+            f"[data] field holds {n} inputs, which is few: one half teaches what the field looks like, which takes "
+            f"{FEWEST}, and the other is labelled"
         )
     return train, clean, field
 
@@ -283,19 +286,26 @@ def build_labeller(config: Config, model: Classifier, train: Samples) -> Labelle
     path = _existing(config.path(table.file))
     if path.suffix == ".npz":
         return partial(_looked_up, path)
-    if path.name != TABLE:
-        raise ValueError(f"file must be an npz file with x and y, or a {TABLE} with name,label, got {path.name}")
+    if path.suffix != ".csv":
+        raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
     return partial(_looked_up_by_name, path, classes)
 
 
 def _asked(function: Callable[..., Any], name: str, classes: int, asked: Samples) -> Tensor:
     """Labels that the user's function tells."""
-    told = torch.as_tensor(function(asked))
+    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, {name_of(int(asked.ids[0]))} the first"
+    try:
+        told = torch.as_tensor(function(asked))
+    except LabelsMissing:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"[labels] callable: {name} failed on {inputs} ({why}); mend it and run this again") from error
     whole = not (told.is_floating_point() or told.is_complex() or told.dtype == torch.bool)
     if told.shape != (len(asked),) or not whole or not bool(((told >= 0) & (told < classes)).all()):
         raise ValueError(
             f"[labels] callable: {name} must return {len(asked)} whole numbers from 0 to {classes - 1}, one for each "
-            f"input, got {told.dtype} of shape {tuple(told.shape)}"
+            f"of {inputs}, got {told.dtype} of shape {tuple(told.shape)}"
         )
     return told.long()
 
@@ -315,7 +325,7 @@ def _looked_up(path: Path, asked: Samples) -> Tensor:
 
 def _looked_up_by_name(path: Path, classes: int, asked: Samples) -> Tensor:
     """Labels of a table by the inputs' names, as `LabelFolder` writes it."""
-    known = LabelFolder(folder=path.parent, classes=classes).read()
+    known = LabelFolder(folder=path.parent, classes=classes, table=path.name).read()
     names = [name_of(i) for i in asked.ids.tolist()]
     if missing := [name for name in names if known.get(name) is None]:
         raise LabelsMissing(
@@ -326,14 +336,6 @@ def _looked_up_by_name(path: Path, classes: int, asked: Samples) -> Tensor:
 
 
 # How failures are searched
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimated:
-    """Conditions that were estimated when the campaign began, and within what."""
-
-    widest: Recipe
-    fitted: FittedConditions
 
 
 def find_recipe(
@@ -348,39 +350,33 @@ def find_recipe(
     table = config.conditions
     if table is None:
         return None
-    with _told_of("conditions"):
-        if len(train.shape) != 3:
-            raise ValueError(
-                f"conditions are for images, and inputs have the shape {tuple(train.shape)}; leave them out"
-            )
-        severities = {name: s.severity() for name, s in table.severities.items()}
-        declared = Recipe(severities=severities, bounds=model.bounds, padding=table.padding)
-        if not table.estimate:
-            return declared
-        found = _estimated(declared, train, arrived, folder / "conditions.json", config.run.seed)
+    if len(train.shape) != 3:
+        raise ValueError(f"conditions are for images, and inputs have the shape {tuple(train.shape)}; leave them out")
+    severities = {name: s.severity() for name, s in table.severities.items()}
+    declared = Recipe(severities=severities, bounds=model.bounds, padding=table.padding)
+    if not table.estimate:
+        return declared
+    found = _estimated(declared, train, arrived, folder / "conditions", config.run.seed)
     notes.append(str(found))
     kept = {name: s for name, s in found.recipe.severities.items() if s.low < 0 or s.high > 0}
     return replace(found.recipe, severities=kept) if kept else None
 
 
 def _estimated(
-    widest: Recipe, train: Samples, arrived: Callable[[int], Samples], path: Path, seed: int
+    widest: Recipe, train: Samples, arrived: Callable[[int], Samples], folder: Path, seed: int
 ) -> FittedConditions:
-    """Estimated once; a campaign that goes on keeps what it began with."""
-    if path.exists():
-        known = results.load(path, Estimated)
-        if known.widest != widest:
-            raise ValueError(f"differ from those that {path} was estimated within; put them back, or take a new folder")
-        return known.fitted
-    seen = arrived(0).split(profile=0.5, assessment=0.5)["profile"]
-    fitted = fit_conditions(seen, train, widest=widest, generator=spawn(seed, "conditions"), progress=False)
-    results.save(Estimated(widest=widest, fitted=fitted), path)
-    return fitted
+    """Estimated once; a campaign that goes on keeps what it began with, also where more of the field has arrived."""
+
+    def fit() -> FittedConditions:
+        seen = arrived(0).split(profile=0.5, assessment=0.5)["profile"]
+        return fit_conditions(seen, train, widest=widest, generator=spawn(seed, "conditions"), progress=False)
+
+    signature = {"estimated within": described(widest), "train": described(train), "seed": str(seed)}
+    with RunFolder(folder, signature=signature) as run:
+        return run.step("estimated", FittedConditions, fit)
 
 
-def make_moves(
-    config: Config, model: Classifier, train: Samples, recipe: Recipe | None, notes: list[str]
-) -> Mapping[str, Callable[..., Fuzzer]]:
+def make_moves(config: Config, train: Samples, recipe: Recipe | None, notes: list[str]) -> Moves:
     """Conditions first, where there are any; then a gradient search for each radius; then breeding."""
     table = config.generate
     moves: Moves = {} if recipe is None else {"conditions": partial(ConditionMove, recipe=recipe)}
@@ -414,16 +410,13 @@ def _range(train: Samples) -> float:
 @contextmanager
 def _told_of(table: str, key: str = "") -> Iterator[None]:
     """Name the key in what is refused."""
+    name = f"[{table}] {key}".rstrip()
     try:
         yield
     except FileNotFoundError as error:
-        raise ValueError(f"{_name(table, key)}: there is no {error.filename or error}") from error
+        raise ValueError(f"{name}: there is no {error.filename or error}") from error
     except (ValueError, OSError, RuntimeError) as error:
-        raise ValueError(f"{_name(table, key)}: {error}") from error
-
-
-def _name(table: str, key: str) -> str:
-    return f"[{table}] {key}".rstrip()
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _existing(path: Path) -> Path:
@@ -431,11 +424,3 @@ def _existing(path: Path) -> Path:
         near = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
         raise ValueError(f"there is no {path}" + (f"; beside it are {', '.join(near[:5])}" if near else ""))
     return path
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"[run] folder: {folder} cannot be made ({error.strerror}); name another") from None
-    return folder

@@ -61,7 +61,7 @@ class LabelsTable(Table):
     """Who tells the true labels of field inputs: one of the three."""
 
     file: str | None = None
-    """npz file with x and y, or labels.csv with name,label"""
+    """npz file with x and y, or csv file with name,label"""
     callable: str | None = None
     """function from Samples to a tensor of their labels, as "module:function" or "file.py:function" names it"""
     folder: str | None = None

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,11 @@ SHORT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory"
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked to stop; what was begun is finished and kept."""
+    """Somebody asked to stop; what was begun is finished and kept, as ``done`` says."""
+
+    def __init__(self, done: str) -> None:
+        super().__init__(f"stopped as asked: {done}. Run again with the same folder to go on")
+        self.done = done
 
 
 class WorkerDied(RuntimeError):
@@ -105,19 +109,16 @@ def run_chunks(
     tell = partial(_tell, watch, name, n_chunks, done)
     todo, rows = [i for i in range(n_chunks) if i not in done], batch_size
     rooms = {i: run.room() for i in todo}
-    with patient() as asked, run.writing(name):
+    with patient() as asked, run.writing(name), run.timed(name):
         tell()
         items = ((i, rooms[i], rows) for i in todo if not asked())  # taken as late as can be
-        with _closed(_start(engine, _Chunk(work), items)) as finished:
+        with _closed((engine or serial)(_Chunk(work), items)) as finished:
             for number, needed in finished:
                 done[todo[number]] = run.adopt(names[todo[number]], rooms[todo[number]])
                 tell(**({"batch_size": needed} if needed < rows else {}))
                 rows = min(rows, needed)
     if asked():
-        raise Interrupted(
-            f"stopped as asked: {len(done)} of {n_chunks} chunks of {name} are done and kept in {run.path}. Run again "
-            "with the same folder to go on"
-        )
+        raise Interrupted(f"{len(done)} of {n_chunks} chunks of {name} are done and kept in {run.path}")
     return Suite.concat([done[i] for i in range(n_chunks)])
 
 
@@ -132,10 +133,6 @@ class _Chunk:
         suite, needed = with_smaller_batches(partial(self.work, chunk), rows)
         save_suite(suite, room)
         return needed
-
-
-def _start(engine: Engine | None, work: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
-    return (engine or serial)(work, items)
 
 
 def _tell(watch: Watch | None, step: str, total: int, done: Mapping[int, Suite], **more: object) -> None:
@@ -275,28 +272,11 @@ class _Pool:
     def __call__(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         message, numbered = _packed(work), enumerate(items)
         first = list(islice(numbered, self.workers))
-        busy: dict[connection.Connection, tuple[_Worker, int]] = {}
-        staff = self._staff(len(first))
-        failure: Exception | None = None
-        finished = False
+        staff, finished = self._staff(len(first)), False
         try:
             for worker in staff:  # all have been started by now: none waits for another to come up
                 worker.give(WORK, message)
-            for worker, (number, item) in zip(staff, first, strict=True):
-                worker.give(ITEM, _packed(item))
-                busy[worker.connection] = worker, number
-            while busy:
-                for ready in connection.wait(list(busy)):
-                    worker, number = busy.pop(ready)  # type: ignore[call-overload]
-                    try:
-                        result = worker.take()
-                    except Exception as error:
-                        failure = failure or error
-                        continue
-                    if failure is None and (following := next(numbered, None)) is not None:
-                        worker.give(ITEM, _packed(following[1]))
-                        busy[worker.connection] = worker, following[0]
-                    yield number, result
+            failure = yield from _served(staff, first, numbered)
             finished = True
             if failure is not None:
                 raise failure
@@ -312,6 +292,33 @@ class _Pool:
         taken, self.idle = self.idle[:n], self.idle[n:]
         with _undisturbed():
             return taken + [_Worker() for _ in range(n - len(taken))]
+
+
+def _served(
+    staff: list[_Worker], first: list[tuple[int, T]], more: Iterator[tuple[int, T]]
+) -> Generator[tuple[int, Any], None, Exception | None]:
+    """Each worker's result, and then the next item for it; after a failure, which is returned, no more are begun."""
+    busy: dict[connection.Connection, tuple[_Worker, int]] = {}
+    failure: Exception | None = None
+
+    def give(worker: _Worker, number: int, item: T) -> None:
+        worker.give(ITEM, _packed(item))
+        busy[worker.connection] = worker, number
+
+    for worker, (number, item) in zip(staff, first, strict=True):
+        give(worker, number, item)
+    while busy:
+        for ready in connection.wait(list(busy)):
+            worker, number = busy.pop(ready)  # type: ignore[call-overload]
+            try:
+                result = worker.take()
+            except Exception as error:
+                failure = failure or error
+                continue
+            if failure is None and (following := next(more, None)) is not None:
+                give(worker, *following)
+            yield number, result
+    return failure
 
 
 class _Worker:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
 import shutil
 import socket
 import subprocess
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
-
-import numpy as np
-import torch
-from torch import Tensor, nn
+from typing import Any, NoReturn, TypeVar
 
 from operant import results
-from operant.data import Samples
+from operant._hashing import described, fingerprint, hash_of
 from operant.model import Classifier
 from operant.networks import load_weights, save_weights
 from operant.results import TEMPORARY, write_atomically
@@ -35,7 +30,8 @@ try:
 except ImportError:  # not on every system
     fcntl = None  # type: ignore[assignment]
 
-RUN, TIMING, LOCK, GUARD = "run.json", "timing.json", "lock", ".lock.guard"
+RUN, TIMING, LOCK, GUARD = "run.json", "timing.jsonl", "lock", ".lock.guard"
+MODEL, CASES = "model", "cases"  # what a run has come to
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 T = TypeVar("T")
@@ -59,23 +55,23 @@ class RunFolder:
 
     Args:
         path: the folder; made if it is not there.
-        signature: by name, as text, what the run is made of; see `signature_of`.
-        free: names in the signature that may change when the run is gone on with.
+        signature: by name, as text, what the run is made of; see `signature_of`. Without it the folder is opened as it
+            was begun.
     """
 
-    def __init__(self, path: str | Path, *, signature: Mapping[str, str], free: Collection[str] = ()) -> None:
-        self.path, self.signature, self.free = Path(path), dict(signature), frozenset(free)
-        bound = {name: text for name, text in self.signature.items() if name not in self.free}
-        self._key = hash_of(json.dumps(bound, sort_keys=True).encode())
+    def __init__(self, path: str | Path, *, signature: Mapping[str, str] | None = None) -> None:
+        self.path, self.signature = Path(path), None if signature is None else dict(signature)
         self._holder: Holder | None = None
 
     def __enter__(self) -> RunFolder:
-        _make(self.path)
+        if self.signature is None and not (self.path / RUN).exists():
+            raise ValueError(f"{self.path} holds no run; name the folder of one")
+        make_folder(self.path)
         with self.writing("the lock"):
             self._holder = take_lock(self.path)
         try:
             with self.writing(RUN):
-                self._sign()
+                self._key = hash_of(json.dumps(self._sign(), sort_keys=True).encode())
             self._sweep()
         except BaseException:
             self.__exit__()
@@ -127,15 +123,20 @@ class RunFolder:
         main = self._place(file)
         if self._whole(main):
             self._check(main)
-            return _load(main, load)
-        value = work()
-        with self.writing(file):
-            _seal_of(main).unlink(missing_ok=True)
-            _remove(main)
-            main.parent.mkdir(parents=True, exist_ok=True)
-            save(value, main)
-            self._seal(main)
+        else:
+            with self.timed(file):
+                value = work()
+            with self.writing(file):
+                _drop(main)
+                main.parent.mkdir(parents=True, exist_ok=True)
+                save(value, main)
+                self._seal(main)
+        _draft_of(main).unlink(missing_ok=True)
         return _load(main, load)
+
+    def draft(self, name: str) -> Path:
+        """A file for what `step` of this name has done so far; removed when the step is finished, and not before."""
+        return _draft_of(self._place(f"{name}.json"))
 
     def has(self, name: str) -> bool:
         """Whether a step, suite or weights of this name are finished."""
@@ -147,25 +148,49 @@ class RunFolder:
 
     def adopt(self, name: str, room: Path) -> Suite:
         """Make what was written to ``room`` the suite of this name, in one stroke."""
-        return self.kept(name, lambda: room, save=_rename, load=_open_suite)
+        return self.kept(name, lambda: room, save=os.rename, load=_open_suite)
 
     # Beside the steps
 
-    def timing(self, name: str, seconds: float) -> None:
-        """Note how long something took; no part of what a run is compared by."""
-        file = self._place(TIMING, own=True)
+    def deliver(self, model: Classifier, suite: Suite | None) -> dict[str, Path]:
+        """Put what the run has come to where it is easily found, in place of what it had come to before.
+
+        Returns:
+            The places of the weights and, if there is one, of the suite.
+        """
+        places = {"model": self._place(f"{MODEL}.safetensors"), "suite": self._place(CASES)}
+        for place in places.values():
+            _drop(place)
+        self.weights(MODEL, model, lambda: model)
+        if suite is None:
+            return {"model": places["model"]}
+        self.suite(CASES, lambda: suite)
+        return places
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Note how long something took; no part of what a run is compared by, and not worth stopping for."""
+        began = time.monotonic()
         try:
-            page = {str(k): [float(s) for s in v] for k, v in json.loads(file.read_bytes()).items()}
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            page = {}  # not there, or not worth stopping for
-        page.setdefault(name, []).append(round(float(seconds), 3))
-        with self.writing(TIMING):
-            write_atomically(file, json.dumps(page, indent=2).encode() + b"\n")
+            yield
+        finally:
+            if seconds := round(time.monotonic() - began, 2):
+                with suppress(OSError), open(self.path / TIMING, "a", encoding="utf-8") as file:
+                    file.write(json.dumps({name: seconds}) + "\n")
+
+    def times(self) -> dict[str, float]:
+        """Seconds that things took in all, by name."""
+        total: dict[str, float] = {}
+        with suppress(OSError):
+            for line in (self.path / TIMING).read_text(encoding="utf-8", errors="replace").splitlines():
+                with suppress(ValueError, TypeError, AttributeError):  # a line that a kill has cut off
+                    for name, seconds in json.loads(line).items():
+                        total[name] = total.get(name, 0.0) + float(seconds)
+        return total
 
     def digest(self) -> str:
         """A hash of everything in the folder but timing and lock: equal digests, equal runs, bit for bit."""
-        apart = {self.path / name for name in (TIMING, LOCK, GUARD)}
-        files = [file for file in _files(self.path) if file not in apart]
+        files = [file for file in _files(self.path) if file.name not in (TIMING, LOCK, GUARD)]
         named = sorted((file.relative_to(self.path).as_posix(), fingerprint(file)) for file in files)
         return hash_of(*(part.encode() for pair in named for part in pair))
 
@@ -189,37 +214,39 @@ class RunFolder:
 
     # What the folder is
 
-    def _place(self, file: str, *, own: bool = False) -> Path:
+    def _place(self, file: str) -> Path:
         """Where a file of this name is; names lead nowhere else, and not to the folder's own files."""
         if self._holder is None:
             raise ValueError(f"{self.path} is not open; use it as `with RunFolder(...) as run:`")
         plain = all(re.fullmatch(r"\w[\w.-]*", part) for part in file.split("/"))
-        if not plain or (file in (RUN, TIMING, LOCK) and not own):
+        if not plain or file in (RUN, TIMING, LOCK):
             raise ValueError(
-                f"a step's name must be words of letters, digits, '-' and '_' joined by '/', and none of run, timing "
-                f"and lock, got {file!r}"
+                f"a step's name must be words of letters, digits, '-' and '_' joined by '/', and neither run nor lock, "
+                f"got {file!r}"
             )
         return self.path / file
 
-    def _sign(self) -> None:
-        """Write what the run is made of; refuse to mix two runs."""
-        file, known = self.path / RUN, None
-        if file.exists():
-            try:
-                known = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
-            except (OSError, ValueError, AttributeError, RecursionError):
-                raise Damaged(
-                    f"{file} is damaged; delete it and run again: what was finished with the same settings is kept"
-                ) from None
-            old, new = ({k: v for k, v in told.items() if k not in self.free} for told in (known, self.signature))
-            if changed := [name for name in {**old, **new} if old.get(name) != new.get(name)]:
-                what = "; ".join(_change(name, old.get(name, "nothing"), new.get(name, "nothing")) for name in changed)
-                raise ValueError(
-                    f"{self.path} holds a run with other settings: {what}. Put them back as they were, or choose a new "
-                    "folder"
-                )
-        if known != self.signature:
+    def _sign(self) -> dict[str, str]:
+        """What the run is made of, as it was begun or is begun now; refuse to mix two runs."""
+        file = self.path / RUN
+        if not file.exists():
+            assert self.signature is not None
             write_atomically(file, json.dumps(self.signature, indent=2).encode() + b"\n")
+            return self.signature
+        try:
+            old = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
+        except (OSError, ValueError, AttributeError, RecursionError):
+            raise Damaged(
+                f"{file} is damaged; delete it and run again: what was finished with the same settings is kept"
+            ) from None
+        new = old if self.signature is None else self.signature
+        if changed := [name for name in {**old, **new} if old.get(name) != new.get(name)]:
+            what = "; ".join(_change(name, old.get(name, "nothing"), new.get(name, "nothing")) for name in changed)
+            raise ValueError(
+                f"{self.path} holds a run with other settings: {what}. Put them back as they were, or choose a new "
+                "folder"
+            )
+        return old
 
     def _sweep(self) -> None:
         """Remove what writers left that were killed: whoever holds the lock is the only one."""
@@ -230,7 +257,7 @@ class RunFolder:
     def _save_suite(self, suite: Suite, main: Path) -> None:
         room = self.room()
         save_suite(suite, room)
-        _rename(room, main)
+        os.rename(room, main)
 
     # Seals
 
@@ -282,17 +309,20 @@ def _open_suite(main: Path) -> Suite:
     return suite
 
 
-def _rename(old: Path, new: Path) -> None:
-    os.rename(old, new)
-
-
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder, or say why it cannot be one."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise ValueError(f"{folder} must be a folder, and is a file; choose another") from None
     except OSError as error:
         raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from None
+
+
+def _drop(main: Path) -> None:
+    """Remove something finished; first its seal, so that at no moment it seems whole and is not."""
+    _seal_of(main).unlink(missing_ok=True)
+    _remove(main)
 
 
 def _remove(place: Path) -> None:
@@ -328,7 +358,7 @@ def take_lock(folder: Path) -> Holder:
     Taking goes through a gate that the system itself opens again when a process dies, so that of two processes that
     find a dead one's lock only one replaces it.
     """
-    file, me = folder / LOCK, _self()
+    file, me = folder / LOCK, Holder(pid=os.getpid(), host=socket.gethostname(), started=_began(os.getpid()) or "")
     with _gate(folder):
         if file.exists():
             _refuse_unless_gone(folder, file)
@@ -375,10 +405,6 @@ def _read_holder(file: Path) -> Holder:
         raise ValueError(f"{file} names no process ({error})") from None
 
 
-def _self() -> Holder:
-    return Holder(pid=os.getpid(), host=socket.gethostname(), started=_began(os.getpid()) or "")
-
-
 def _began(pid: int) -> str | None:
     """When a process of this machine began; None if it is gone, empty if the system does not tell."""
     if os.name != "posix":
@@ -421,7 +447,7 @@ def gone(place: Path) -> Callable[[], NoReturn]:
     return refuse
 
 
-# Hashes ---------------------------------------------------------------------------------------------------------------
+# What a run is made of, and its files ---------------------------------------------------------------------------------
 
 
 def signature_of(options: Any, *, free: Collection[str] = (), **parts: object) -> dict[str, str]:
@@ -433,99 +459,15 @@ def signature_of(options: Any, *, free: Collection[str] = (), **parts: object) -
     """
     counts = [f.name for f in fields(options) if f.name not in (*free, "progress")]
     told = {name: described(getattr(options, name)) for name in counts}
-    return told | {name: described(part) for name, part in parts.items()}
-
-
-def described(value: object) -> str:
-    """A value as text; what is too long to print, as its hash. How progress is shown does not count."""
-    if (parts := _contents(value)) is not None:
-        return hash_of(*parts)
-    if is_dataclass(value) and not isinstance(value, type):
-        inner = [f"{f.name}={described(getattr(value, f.name))}" for f in fields(value) if f.name != "progress"]
-        return f"{type(value).__name__}({', '.join(inner)})"
-    if isinstance(value, partial):
-        inner = [*map(described, value.args), *(f"{name}={described(v)}" for name, v in value.keywords.items())]
-        return f"{described(value.func)}({', '.join(inner)})"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {described(v)}" for name, v in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(described, value)) + "]"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    return without_places(repr(value))
-
-
-def _contents(value: object) -> list[bytes] | None:
-    """The bytes of something that has too many to print; None for anything else."""
-    if isinstance(value, Classifier):
-        return content_of(value)
-    if isinstance(value, nn.Module):
-        return _module_content(value)
-    if isinstance(value, Samples):
-        return [bytes_of(part) for part in (value.x, value.ids, value.y) if part is not None]
-    if isinstance(value, Tensor):
-        return [f"{value.dtype} {tuple(value.shape)}".encode(), bytes_of(value)]
-    if isinstance(value, np.ndarray):
-        return [f"{value.dtype} {value.shape}".encode(), value.tobytes()]
-    return None
-
-
-def content_of(model: Classifier) -> list[bytes]:
-    """Everything that decides what a model computes, as far as one can see from outside."""
-    settings = repr((model.bounds, model._mean, model._std, model.strict))
-    return [settings.encode(), *_module_content(model.unwrap())]
-
-
-def _module_content(module: nn.Module) -> list[bytes]:
-    weights = [part for name, v in module.state_dict().items() for part in (name.encode(), bytes_of(v))]
-    return [without_places(repr(module)).encode(), *weights]
-
-
-def without_places(text: str) -> str:
-    """Functions and objects without where in memory they are.
-
-    >>> without_places("<function f at 0x7f3a>")
-    '<function f>'
-    """
-    return re.sub(r" at 0x\w+", "", text)
-
-
-def bytes_of(values: Tensor) -> bytes:
-    """The content of a tensor, wherever it is."""
-    return values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def hash_of(*parts: bytes) -> str:
-    """A short hash of several pieces, each with its length, so that none runs into the next.
-
-    >>> hash_of(b"ab", b"c") == hash_of(b"a", b"bc")
-    False
-    """
-    total = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        total.update(len(part).to_bytes(8, "little"))
-        total.update(part)
-    return total.hexdigest()
-
-
-def fingerprint(file: Path) -> str:
-    """A hash of a file's content; the words in the header of a safetensors file, written in any order, are sorted."""
-    total = hashlib.blake2b(digest_size=16)
-    with open(file, "rb") as opened:
-        if file.suffix == ".safetensors":
-            total.update(_header(opened))
-        while block := opened.read(1 << 20):
-            total.update(block)
-    return total.hexdigest()
-
-
-def _header(opened: BinaryIO) -> bytes:
-    size = int.from_bytes(opened.read(8), "little")
-    try:
-        return json.dumps(json.loads(opened.read(min(size, 1 << 26))), sort_keys=True).encode()
-    except (ValueError, RecursionError):  # not a safetensors file: all of it counts as it is
-        opened.seek(0)
-        return b""
+    told |= {name: described(part) for name, part in parts.items()}
+    for name, text in told.items():
+        if local := re.search(r"[\w.]*<(lambda|locals)>[\w.<>]*", text):
+            raise ValueError(
+                f"{name} must be made of functions and classes at the top of a module, got {local[0]}, which neither a "
+                "run that is gone on with nor another process would know again; define it there, and give it options "
+                "with functools.partial"
+            )
+    return told
 
 
 def _files(place: Path) -> list[Path]:
@@ -543,3 +485,7 @@ def _fingerprints(main: Path) -> dict[str, str]:
 
 def _seal_of(main: Path) -> Path:
     return main.with_name(f".{main.name}.seal")
+
+
+def _draft_of(main: Path) -> Path:
+    return main.with_name(f".{main.name}.draft")

@@ -9,6 +9,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from operant.results import write_atomically
 NAME = "operant.toml"
 DEEP = 3  # folders below the user's that are looked into
 MOST = 5000  # files and folders that are looked at
+MODULES = ("Module", "Sequential")
 BUILDS = re.compile(r"(?i)^((build|make|create|get|load)_?\w*)?(model|net|network|classifier)$")
 ROLES = {
     "train": re.compile(r"(?i)(^|[^a-z])train"),
     "clean": re.compile(r"(?i)(^|[^a-z])(clean|val|valid|validation|test|holdout)([^a-z]|$)"),
     "field": re.compile(r"(?i)(^|[^a-z])(field|live|prod|production|use|usage|operation|operational)([^a-z]|$)"),
 }
+LABELS = re.compile(r"(?i)(^|[^a-z])labels?([^a-z]|$)")
 LEFT_OUT = re.compile(r"^([._].*|.*venv.*|site-packages|node_modules|operant-.*|to_label|round-\d+)$")
 MISSING = "NOT FOUND"
 WIDE = 120
@@ -111,8 +114,10 @@ def look(folder: Path) -> Found:
         shape = x.shape[1:] if x.dtype.kind == "f" else (1, *x.shape[1:3])
         if bounds := _bounds(x):
             values["model", "bounds"] = bounds
-    label = _field_labels(values.get(("data", "field"), ""), known)
-    values["labels", "file" if label else "folder"] = label or "to_label"
+    if {"x", "y"} <= set(known.get(values.get(("data", "field"), ""), ())):  # field inputs with their labels
+        values.setdefault(("labels", "file"), values["data", "field"])
+    if ("labels", "file") not in values:
+        values["labels", "folder"] = "to_label"
     values["requirement", "pmi"] = 0.05
     return Found(values=values, others={k: v for k, v in others.items() if v}, shape=shape)
 
@@ -133,7 +138,8 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _candidates(folder: Path, files: Sequence[Path]) -> dict[tuple[str, str], list[str]]:
     """By key, all that would do, the likeliest first."""
-    data = {path: kind for path in files if (kind := _kind(folder / path))}
+    labels = [path for path in files if _named_labels(path) and _holds_labels(folder / path)]
+    data = {path: kind for path in files if path not in labels and (kind := _kind(folder / path))}
     by_role: dict[str, list[str]] = {"train": [], "clean": [], "field": []}
     for path, kind in data.items():
         for role in _roles(path, kind):
@@ -149,6 +155,7 @@ def _candidates(folder: Path, files: Sequence[Path]) -> dict[tuple[str, str], li
         ("model", "module"): modules,
         ("model", "weights"): weights,
         **{("data", role): places for role, places in by_role.items()},
+        ("labels", "file"): [path.as_posix() for path in labels],
     }
 
 
@@ -224,9 +231,18 @@ def _bounds(x: np.ndarray[Any, Any]) -> list[float]:
     return [] if low >= 0 and high <= 1 else [float(math.floor(low)), float(math.ceil(high))]
 
 
-def _field_labels(place: str, known: dict[str, dict[str, Any]]) -> str:
-    """The file of field inputs itself, if it holds their labels."""
-    return place if {"x", "y"} <= set(known.get(place, ())) else ""
+def _named_labels(path: Path) -> bool:
+    """Whether a file is called labels, but not those of training data, and does not lie among field inputs."""
+    other = any(ROLES[role].search(path.stem) for role in ("train", "clean"))
+    return bool(LABELS.search(path.stem)) and not other and not ROLES["field"].search(path.parent.name)
+
+
+def _holds_labels(path: Path) -> bool:
+    """Whether a file holds inputs with labels, or a table of these."""
+    if path.suffix == ".csv":
+        with suppress(OSError), open(path, encoding="utf-8-sig", errors="replace") as file:
+            return {"name", "label"} <= {cell.strip().lower() for cell in re.split("[,;]", file.readline())}
+    return path.suffix == ".npz" and {"x", "y"} <= _names(path)
 
 
 # Code that builds a model, found without running it
@@ -254,14 +270,14 @@ def _builds(node: ast.FunctionDef, modules: Sequence[str]) -> bool:
     if node.name.startswith("_") or not _needs_nothing(node):
         return False
     if node.returns is not None:
-        return ast.unparse(node.returns).endswith(("Module", "Sequential", *modules))
+        return ast.unparse(node.returns).endswith((*MODULES, *modules))
     values = [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
     made = [ast.unparse(v.func) for v in values if isinstance(v, ast.Call)]
     return any(m in modules or "nn." in m for m in made) or bool(values and BUILDS.match(node.name))
 
 
 def _is_module(node: ast.ClassDef, known: Sequence[str]) -> bool:
-    return any(ast.unparse(base).endswith("Module") or ast.unparse(base) in known for base in node.bases)
+    return any(ast.unparse(base).endswith(MODULES) or ast.unparse(base) in known for base in node.bases)
 
 
 def _init_of(node: ast.ClassDef) -> ast.FunctionDef | None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from operant.campaign.engine import Watch, pool
 from operant.campaign.folder import RunFolder, signature_of
+from operant.campaign.hardening import Hardening
+from operant.campaign.parts import covering, use_and_weakness
 from operant.campaign.rounds import Delivered
 from operant.campaign.turns import Turns
 from operant.campaign.view import View
@@ -53,6 +56,8 @@ class Campaign:
         finetune: how to retrain; its ``monitor`` and ``max_drop`` are the campaign's.
         when_drifted: ``"update"`` or ``"stop"``: what to do where new field inputs differ from those before.
         feedback: whether rounds learn from each other.
+        seeds: which training inputs to start from; `use_and_weakness`, or another function of its arguments.
+        choose: which operational failures to learn from; `covering`, or another function of its arguments.
 
     References:
         | Detecting Operational Adversarial Examples for Reliable Deep Learning (Zhao et al., 2021), Figure 1
@@ -76,6 +81,8 @@ class Campaign:
     finetune: OperationalFinetune = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
     when_drifted: str = "update"
     feedback: bool = True
+    seeds: Callable[..., Samples] = use_and_weakness
+    choose: Callable[..., Tensor] = covering
 
     def __post_init__(self) -> None:
         for name in ("requirement", "confidence"):
@@ -130,19 +137,16 @@ class Campaign:
                 dimensions=self.dimensions,
                 follow=self.when_drifted == "update",
             )
-            turns = Turns(
-                self,
-                model,
-                view,
+            loop = Hardening(
                 run,
-                train=train,
-                clean=clean,
-                labeller=labeller,
+                model,
+                guard=clean,
+                max_drop=self.max_drop,
                 seed=seed,
                 engine=pool(workers),
                 watch=watch or (lambda event: None),
             )
-            return turns.run()
+            return Turns(self, view, loop, train, labeller).run()
 
 
 def _check(model: Classifier, train: Samples, clean: Samples) -> None:

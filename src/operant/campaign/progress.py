@@ -6,14 +6,14 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from operant.campaign.engine import Event, Watch
 from operant.campaign.rounds import Delivered, Round
@@ -24,6 +24,8 @@ STEPS = {
     "retrain": "retraining",
     "assess": "assessing",
 }
+COUNTED = {"suite": "chunk {done} of {total}", "assess": "{done} of at most {total} labels"}
+FILES = {"naturalness": "profile", "drift": "profile", "retraining": "retrain", "labels": "assess"}  # whose time it is
 
 
 @contextmanager
@@ -68,15 +70,16 @@ class Seen:
         return new
 
     def words(self, event: Event) -> str:
-        """What to say beside how much is done."""
+        """How much is done, and what to say beside it."""
+        count = COUNTED.get(last_of(event.step), "").format(done=event.done, total=event.total)
         failures = f"{event.told['failures']} failures so far" if "failures" in event.told else ""
         smaller = f"memory is short, {event.told['batch_size']} rows at once" if "batch_size" in event.told else ""
-        return ", ".join(part for part in (failures, smaller, self.left(event), self.pmi) if part)
+        return ", ".join(part for part in (count, failures, smaller, self.left(event), self.pmi) if part)
 
     def left(self, event: Event) -> str:
         """How long the step will take, if it goes on like this."""
         gained, missing = event.done - self.first, event.total - event.done
-        if gained <= 0 or missing <= 0 or event.step == "assess":
+        if gained <= 0 or missing <= 0 or last_of(event.step) != "suite":
             return ""
         return f"about {_duration((self.clock() - self.began) / gained * missing)} left"
 
@@ -92,11 +95,9 @@ class Lines:
         new = self.seen.take(event)
         for line in lines_of(event):
             self._print(line)
-        if event.step.endswith("/suite"):
+        if last_of(event.step) == "suite" or (new and last_of(event.step) in STEPS):
             words = self.seen.words(event)
-            self._print(f"{name_of_step(event.step)}: chunk {event.done} of {event.total}" + f", {words}" * bool(words))
-        elif new and event.step in STEPS:
-            self._print(STEPS[event.step])
+            self._print(name_of_step(event.step) + f": {words}" * bool(words))
 
     def _print(self, line: str) -> None:
         self.console.print(escape(line), soft_wrap=True)
@@ -114,19 +115,29 @@ class Bar:
         if self.seen.take(event):
             if self.task is not None:
                 self.progress.remove_task(self.task)
-            self.task = None
-            if event.step != "round":
-                self.task = self.progress.add_task(name_of_step(event.step), total=event.total, words="")
+            working = last_of(event.step) in STEPS
+            self.task = self.progress.add_task(name_of_step(event.step), total=None, words="") if working else None
         for line in lines_of(event):
             self.progress.console.print(escape(line), soft_wrap=True)
         if self.task is not None:
+            total = event.total if last_of(event.step) in COUNTED else None  # of others nobody knows how far they are
             words = escape(self.seen.words(event))
-            self.progress.update(self.task, completed=event.done, total=event.total, words=words)
+            self.progress.update(self.task, completed=event.done if total else 0, total=total, words=words)
 
 
 def lines_of(event: Event) -> list[str]:
-    """What an event says that shall stay to be read."""
-    return [str(event.told["round"])] if event.told.get("round") else []
+    """What an event says that shall stay to be read: finished rounds, and what was decided."""
+    last = last_of(event.step)
+    return [str(told) for name, told in event.told.items() if last == "decide" or (last == name == "round")]
+
+
+def last_of(step: str) -> str:
+    """The step without its place.
+
+    >>> last_of("round-002/suite")
+    'suite'
+    """
+    return step.rpartition("/")[2]
 
 
 def name_of_step(step: str) -> str:
@@ -135,14 +146,32 @@ def name_of_step(step: str) -> str:
     >>> name_of_step("round-002/suite")
     'round 2, searching failures'
     """
-    place, _, last = step.rpartition("/")
-    number = re.fullmatch(r"round-(\d+)", place)
-    return (f"round {int(number[1])}, " if number else "") + STEPS.get(last, last)
+    number = re.match(r"round-(\d+)/", step)
+    return (f"round {int(number[1])}, " if number else "") + STEPS.get(last_of(step), last_of(step))
 
 
 def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
     return Progress(*columns, TextColumn("{task.fields[words]}"), console=console, transient=True)
+
+
+def seconds_of(times: Mapping[str, float]) -> dict[str, float]:
+    """How long each of the steps took over all rounds, from `RunFolder.times`.
+
+    >>> seconds_of({"round-001/suite": 9.5, "round-002/suite": 0.5, "round-000/labels-000.json": 3.0})
+    {'suite': 10.0, 'assess': 3.0}
+    """
+    total: dict[str, float] = {}
+    for name, seconds in times.items():
+        file = re.split(r"[.-]", last_of(name))[0]
+        if (step := FILES.get(file, file)) in STEPS:
+            total[step] = total.get(step, 0.0) + seconds
+    return total
+
+
+def told_times(seconds: Mapping[str, float]) -> str:
+    """The same in words."""
+    return ", ".join(f"{STEPS[step]} {_duration(s)}" for step, s in seconds.items())
 
 
 def _duration(seconds: float) -> str:

@@ -23,10 +23,11 @@ class Round:
         attempted, found, operational: seeds, failures, operational failures among these.
         moves: how likely each move was to be a seed's first.
         by_move: operational failures by the move that made them.
-        chosen, cases: cases of this round, and of all so far.
+        chosen, cases: cases of this round, and of all so far; a retraining learns from all of them.
         retraining: how that went; None if there was nothing to learn from.
         clean: accuracy on the guard's samples afterwards.
-        assessment: of the model after this round; None where it stayed as it was, so that its last one still holds.
+        assessment: of the model after this round; None where it stayed as it was and more labels would have been in
+            vain, so that its last one still holds.
     """
 
     number: int
@@ -52,7 +53,8 @@ class Round:
     def __str__(self) -> str:
         work = f"{self.operational} operational failures of {self.attempted} seeds, {self.chosen} to learn from, "
         why = f", {self.retraining.reason}" if self.retraining else ""
-        told = str(self.assessment) if self.assessment else f"the model stayed as it was{why}"
+        stayed = "" if self.changed or not self.attempted else f"the model stayed as it was{why}"
+        told = ", ".join(part for part in (stayed, str(self.assessment or "")) if part)
         changed = f"the field has changed ({self.drifted.splitlines()[0]}), " if self.drifted else ""
         return f"round {self.number}: {changed}{work if self.attempted else ''}clean {self.clean:.2%}, {told}"
 
@@ -66,7 +68,7 @@ class Delivered:
         met: whether its pmi is at most what was required, with the campaign's confidence.
         reason: why the campaign ended, how far it came and what it would take.
         assessment: of that model.
-        suite: the operational failures that were learned from; None if there were none.
+        suite: the operational failures that were chosen to learn from; None if there were none.
         rounds: what happened.
     """
 
@@ -79,13 +81,13 @@ class Delivered:
 
     @property
     def labels(self) -> int:
-        return sum(r.assessment.labels for r in self.rounds if r.assessment)
+        return sum(r.assessment.bought for r in self.rounds if r.assessment)
 
     def __str__(self) -> str:
         lines = [self.reason, "round  operational  chosen   clean      pmi  at most  labels"]
         for r in self.rounds:
             a = r.assessment
-            pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.labels:6d}" if a else "      unchanged"
+            pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.bought:6d}" if a else "      unchanged"
             mark = "  another field" if r.drifted else ""
             lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {r.clean:6.2%}  {pmi}{mark}")
         return "\n".join(lines)

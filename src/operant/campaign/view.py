@@ -134,7 +134,7 @@ class View:
                 f"{gone} of {len(known)} field inputs that round {number} began with are gone; put them back, or start "
                 "a new folder"
             )
-        there = everything[rows_of(known, everything)]  # in the same order, in whichever they come
+        there = everything[everything.rows_of(known)]  # in the same order, in whichever they come
         self.model.check_inputs(there.x)
         new: Samples = there[~torch.isin(there.ids, self.seen)]
         return new
@@ -173,9 +173,3 @@ class View:
             f"{place}/naturalness.json", fit_natural, save=Naturalness.save, load=load_naturalness
         )
         self.centres = centres_of(self.profile, generator=spawn(self.seed, place, "cells"))
-
-
-def rows_of(ids: Tensor, samples: Samples) -> Tensor:
-    """The row of each of these ids; of several, the first."""
-    order = samples.ids.argsort(stable=True)
-    return order[torch.searchsorted(samples.ids[order], ids)]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from operant._hashing import described, tensors_of
 from operant._shards import digest
 from operant.data import Samples
 from operant.model import Classifier, copy_module
 from operant.results import write_atomically
 from operant.retrain._loop import Learner
 from operant.retrain.finetune import FinetuneEpoch
-from operant.retrain.monitor import PmiMonitor
 from operant.rng import put_streams, streams_now
 
 KIND = "operant retraining, format 1"
@@ -65,11 +63,11 @@ class Checkpoint:
         """Put the state on disk; a kill at any moment leaves that of the epoch before, or this one."""
         if self.path is None:
             return
-        tensors = _prefixed("learner", _tensors(self.learner.module)) | self._optimiser()
+        tensors = _prefixed("learner", tensors_of(self.learner.module)) | self._optimiser()
         if self.average is not None:
-            tensors |= _prefixed("average", _tensors(self.average))
+            tensors |= _prefixed("average", tensors_of(self.average))
         if kept is not self.learner.model:
-            tensors |= _prefixed("kept", _tensors(kept.unwrap()))
+            tensors |= _prefixed("kept", tensors_of(kept.unwrap()))
         tensors |= _prefixed("streams", {"generator": self.generator.get_state(), **streams_now()})
         words = json.dumps({"belongs": self.belongs, "history": [asdict(e) for e in self.history]})
         apart = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
@@ -82,11 +80,6 @@ class Checkpoint:
         if self._streams:
             self.generator.set_state(self._streams["generator"])
             put_streams(self._streams)
-
-    def remove(self) -> None:
-        """Done: whoever calls again begins anew."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
 
     def _resume(self, path: Path) -> None:
         tensors, words = _read(path)
@@ -138,38 +131,13 @@ def belonging(
         options: a dataclass of settings and a monitor.
         drawn: chances of the rows, and the seeds, if they matter.
     """
-    settings = {
-        f.name: repr(getattr(options, f.name)) for f in fields(options) if f.name not in ("monitor", "progress")
-    }
     return {
-        **settings,
-        "monitor": _of_monitor(options.monitor),
-        "model": _of_model(model),
-        **{name: _of_samples(some) for name, some in samples.items()},
-        "weights or seeds": _hash(*drawn),
-        "generator": _hash(generator.get_state()),
+        **{f.name: described(getattr(options, f.name)) for f in fields(options) if f.name != "progress"},
+        "model": described(model),
+        **{name: described(some) for name, some in samples.items()},
+        "weights or seeds": described(drawn),
+        "generator": described(generator.get_state()),
     }
-
-
-def _of_monitor(monitor: object) -> str:
-    if isinstance(monitor, PmiMonitor):
-        return f"pmi {_of_samples(monitor.validation)} {_hash(monitor.mass)}"
-    return str(getattr(monitor, "__qualname__", type(monitor).__qualname__))
-
-
-def _of_model(model: Classifier) -> str:
-    module = model.unwrap()
-    learned = [name for name, p in module.named_parameters() if p.requires_grad]
-    told = re.sub(r" at 0x\w+", "", repr((model.bounds, model._mean, model._std, model.strict, learned, module)))
-    return _digest({name: v.detach().cpu() for name, v in _tensors(module).items()}, told)
-
-
-def _of_samples(samples: Samples) -> str:
-    return _hash(samples.ids, samples.labels) if len(samples) else "none"
-
-
-def _hash(*values: Tensor | None) -> str:
-    return _digest({str(i): v.detach().cpu() for i, v in enumerate(values) if v is not None}, "")
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
@@ -193,14 +161,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, words
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, also those buffers that a state dict leaves out."""
-    return dict(chain(module.named_parameters(), module.named_buffers()))
-
-
 @torch.no_grad()
 def _put(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    for name, old in _tensors(module).items():
+    for name, old in tensors_of(module).items():
         old.copy_(tensors[name])
 
 

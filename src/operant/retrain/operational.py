@@ -190,7 +190,7 @@ class OperationalFinetune:
             generator: draws and shuffles the rows and seeds dropout; the same one gives the same weights, bit for bit.
             checkpoint: a file for the state after each finished epoch. Called again with the same arguments after a
                 kill, retraining goes on from there and ends with the same weights and record, bit for bit, if the
-                monitor says the same of the same model. When it ends the file is removed.
+                monitor says the same of the same model. The file stays: delete it once the model is saved.
         """
         self._check(model, train, cases, validation, seeds)
         rows = self._rows(train, cases, seeds, weights, train_weights)
@@ -218,7 +218,6 @@ class OperationalFinetune:
             kept=saved.kept,
             finished=saved.write,
         )
-        saved.remove()
         told = _told(saved.history, floor, start)
         chosen = None if problem else next((e for e in reversed(told) if e.kept), None)
         stopped = not problem and len(told) < self.epochs

@@ -157,7 +157,7 @@ class Unit:
             n = n or round(self._rows * (self.setting.finetune.case_share or 0.0))
             return under(fitted, self._seeds(fitted, n, generator), generator=generator)
         if arm in (PGD_CASES, FOL_CASES):
-            return self._attacked(arm, self._radius, n, generator)
+            return self._attacked(arm, self.radius, n, generator)
         return self._labelled(arm, n, generator)
 
     @property
@@ -233,7 +233,7 @@ class Unit:
         return chosen.samples()
 
     @cached_property
-    def _radius(self) -> float:
+    def radius(self) -> float:
         """Of three, the one whose PGD cases retrain best by the monitor; found once a field, with its first seed."""
         pilot = Steps(self.folder / f"pilot-{self.setting.name}").step("radius", Radius, self._pilot)
         return pilot.value

@@ -1,0 +1,288 @@
+"""The charts of a report, as SVG that takes its colours from the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from operant.campaign.assessment import Assessed
+from operant.campaign.rounds import Round
+from operant.report.evidence import Evidence, Map, Points, bound, percent
+
+STEPS = (1, 2, 2.5, 5, 10)  # between two lines of a scale, times a power of ten
+EMPTY = Markup("")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """Where values go in a chart: ranges of x and y, and the rectangle that they fill."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def across(self, value: float) -> float:
+        low, high = self.x
+        return self.left + self.width * (value - low) / (high - low)
+
+    def down(self, value: float) -> float:
+        low, high = self.y
+        return self.top + self.height * (high - value) / (high - low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A row of a chart of bars: its value, what to write beside it, and what else to mark."""
+
+    name: str
+    value: float
+    told: str
+    lower: float | None = None
+    upper: float | None = None
+    mark: float | None = None
+
+
+def drawing(inner: Markup, *, width: float, height: float, title: str, description: str, kind: str) -> Markup:
+    """A chart with what it is and what it says, for those who do not see it."""
+    return Markup(
+        '<svg class="chart {}" viewBox="0 0 {:g} {:g}" role="img" xmlns="http://www.w3.org/2000/svg">'
+        "<title>{}</title><desc>{}</desc>{}</svg>"
+    ).format(kind, width, height, title, description, inner)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
+    return Markup('<line x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}" class="{}"/>').format(x1, y1, x2, y2, kind)
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> Markup:
+    return Markup('<text x="{:.1f}" y="{:.1f}" class="{}" text-anchor="{}">{}</text>').format(x, y, kind, anchor, words)
+
+
+def circle(x: float, y: float, radius: float, kind: str) -> Markup:
+    return Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{:g}" class="{}"/>').format(x, y, radius, kind)
+
+
+def dots(points: Points, frame: Frame, kind: str) -> Markup:
+    """Many dots as one path: each a line of no length with round ends."""
+    path = "".join(f"M{frame.across(x):.1f} {frame.down(y):.1f}h0" for x, y in points)
+    return Markup('<path d="{}" class="dots {}"/>').format(path, kind)
+
+
+def polyline(points: Sequence[tuple[float, float]], kind: str) -> Markup:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return Markup('<polyline points="{}" class="{}"/>').format(path, kind)
+
+
+def joined(parts: Sequence[Markup]) -> Markup:
+    return EMPTY.join(parts)
+
+
+def scale(most: float, lines: int = 4) -> list[float]:
+    """Round numbers from 0 to at least ``most``, about as many as asked for.
+
+    >>> scale(0.41)
+    [0.0, 0.2, 0.4, 0.6]
+    """
+    most = most if most > 0 else 1.0
+    rough = most / lines
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(s * power for s in STEPS if s * power >= rough * 0.999)
+    return [round(i * step, 12) for i in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+# pmi over the rounds
+
+
+def _seen(done: Round) -> Assessed | None:
+    """What labels said of a round's model, if there were any."""
+    return done.assessment if done.assessment and done.assessment.labels else None
+
+
+def pmi_chart(evidence: Evidence, *, width: float, height: float) -> Markup:
+    """The estimate and the bound of each round, against the requirement."""
+    rounds = evidence.rounds
+    most = max([a.upper for a in map(_seen, rounds) if a], default=0.0)
+    ticks = scale(min(1.0, 1.08 * max(most, evidence.requirement)))
+    last = max((done.number for done in rounds), default=0)
+    frame = Frame(x=(-0.4, max(last, 1) + 0.5), y=(0, ticks[-1]), left=50, top=20, width=width - 60, height=height - 62)
+    few = last <= 8 and (width > 500 or last <= 3)
+    newest = max((done.number for done in rounds if _seen(done)), default=0)
+    marks = [_round(frame, done, few=few, told=few or done.number == newest) for done in rounds]
+    return drawing(
+        joined([_grid(frame, ticks), *_paths(frame, rounds), _requirement(frame, evidence.requirement), *marks]),
+        width=width,
+        height=height,
+        title="pmi over the rounds",
+        description=f"Required: at most {percent(evidence.requirement)}. " + " ".join(_told(done) for done in rounds),
+        kind="pmi",
+    )
+
+
+def _paths(frame: Frame, rounds: Sequence[Round]) -> list[Markup]:
+    """A line through the estimates of one field; a round that left the model as it was has that of the one before."""
+    parts: list[list[tuple[float, float]]] = []
+    hollow = []
+    for done in rounds:
+        x = frame.across(done.number)
+        if done.drifted or not parts:
+            parts.append([])
+        if known := _seen(done):
+            parts[-1].append((x, frame.down(known.pmi)))
+        elif parts[-1] and not done.drifted:
+            parts[-1].append((x, parts[-1][-1][1]))
+            hollow.append(circle(*parts[-1][-1], 5, "hollow"))
+    return [polyline(part, "path") for part in parts] + hollow
+
+
+def _grid(frame: Frame, ticks: Sequence[float]) -> Markup:
+    right = frame.left + frame.width
+    rows = [
+        line(frame.left, frame.down(t), right, frame.down(t), "axis" if t == 0 else "grid")
+        + text(frame.left - 10, frame.down(t) + 4, percent(t), "tick", "end")
+        for t in ticks
+    ]
+    return joined(rows)
+
+
+def _requirement(frame: Frame, value: float) -> Markup:
+    y, right = frame.down(value), frame.left + frame.width
+    return line(frame.left, y, right, y, "required") + text(
+        right, y - 6, f"required: at most {percent(value)}", "required-text", "end"
+    )
+
+
+def _round(frame: Frame, done: Round, *, few: bool, told: bool) -> Markup:
+    """A round's mark: few rounds have room for words, and the newest for its numbers."""
+    x, bottom = frame.across(done.number), frame.top + frame.height
+    name = text(x, bottom + 20, f"round {done.number}" if few else str(done.number), "tick", "middle")
+    if done.drifted:
+        name += line(x - 22, frame.top, x - 22, bottom, "changed")
+        name += text(x - 29, frame.top + 11, "the field changed", "note", "end")
+    if (known := _seen(done)) is None:
+        why = "unchanged" if done.assessment is None and not done.drifted else "not assessed"
+        return name + (text(x, bottom + 36, why, "note", "middle") if few else EMPTY)
+    pmi, upper = frame.down(known.pmi), frame.down(known.upper)
+    mark = line(x, pmi, x, upper, "range") + line(x - 9, upper, x + 9, upper, "cap") + circle(x, pmi, 5.5, "point")
+    if told:
+        mark += text(x + 14, upper + 4, f"≤ {bound(known.upper)}", "value")
+        mark += text(x, pmi + 21, percent(known.pmi), "value strong", "middle")
+    return name + mark
+
+
+def _told(done: Round) -> str:
+    change = "the field changed; " if done.drifted else ""
+    if done.assessment is None:
+        return f"Round {done.number}: {change}the model stayed as it was."
+    return (
+        f"Round {done.number}: {change}estimate {percent(done.assessment.pmi)}, bound {percent(done.assessment.upper)}."
+    )
+
+
+# Bars
+
+
+def bar_chart(bars: Sequence[Bar], *, title: str, description: str, kind: str = "bars", width: float = 460) -> Markup:
+    """A row for each bar: its name, the bar or a dot with its interval, and what is told of it."""
+    most = max([v for b in bars for v in (b.value, b.upper or 0.0, b.mark or 0.0)], default=1.0) or 1.0
+    side = min(176.0, 16.0 + 8.0 * max([len(_short(b.name)) for b in bars], default=1))
+    right = 18.0 + 7.4 * max([len(b.told) for b in bars], default=1)
+    frame = Frame(x=(0, most), y=(0, 1), left=side, top=6, width=width - side - right, height=26.0 * len(bars))
+    rows = [_bar(frame, b, 6 + 26 * i + 13) for i, b in enumerate(bars)]
+    return drawing(
+        joined(rows), width=width, height=12 + 26 * len(bars), title=title, description=description, kind=kind
+    )
+
+
+def _bar(frame: Frame, bar: Bar, y: float) -> Markup:
+    start, end = frame.left, frame.across(bar.value)
+    row = text(start - 10, y + 4, _short(bar.name), "name", "end")
+    row += text(frame.left + frame.width + 12, y + 4, bar.told, "value")
+    row += line(start, y, start + frame.width, y, "track")
+    if bar.lower is not None and bar.upper is not None:
+        row += line(frame.across(bar.lower), y, frame.across(bar.upper), y, "range")
+        row += circle(end, y, 4.5, "point")
+    elif bar.value > 0:
+        row += line(start, y, end, y, "bar")
+    if bar.mark is not None:
+        row += line(frame.across(bar.mark), y - 8, frame.across(bar.mark), y + 8, "mark")
+    return row
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 20 else name[:19] + "…"
+
+
+# The map
+
+
+def map_chart(map_: Map, *, width: float, height: float) -> Markup:
+    """Field, training inputs and failures by the first two codes of the profile."""
+    frame = _around([*map_.field, *map_.train, *map_.failures], width, height)
+    box = Markup('<rect x="0.5" y="0.5" width="{:g}" height="{:g}" rx="10" class="box"/>').format(width - 1, height - 1)
+    who = "training inputs" if map_.sampled else "seeds"
+    return drawing(
+        joined(
+            [
+                box,
+                dots(map_.train, frame, "train"),
+                dots(map_.field, frame, "field"),
+                dots(map_.failures, frame, "failure"),
+            ]
+        ),
+        width=width,
+        height=height,
+        title="Map of the field",
+        description=f"{len(map_.field)} field inputs, {len(map_.train)} {who} and {len(map_.failures)} operational "
+        "failures by the first two codes of the profile.",
+        kind="map",
+    )
+
+
+def _around(points: Sequence[tuple[float, float]], width: float, height: float) -> Frame:
+    """All but the outermost thousandth of the points."""
+    ranges = []
+    for values in (sorted(p[0] for p in points), sorted(p[1] for p in points)):
+        cut = len(values) // 1000
+        low, high = (values[cut], values[-1 - cut]) if values else (0.0, 1.0)
+        middle = max(high - low, 1e-9)
+        ranges.append((low - 0.04 * middle, high + 0.04 * middle))
+    return Frame(x=ranges[0], y=ranges[1], left=8, top=8, width=width - 16, height=height - 16)
+
+
+# Retraining
+
+
+def epoch_chart(done: Round, *, width: float = 460, height: float = 190) -> Markup:
+    """The monitor after each epoch, and before the first; the epoch whose weights were kept is marked."""
+    record = done.retraining
+    if record is None or not record.history:
+        return EMPTY
+    values = [(float(epoch.epoch), epoch.monitor) for epoch in record.history if math.isfinite(epoch.monitor)]
+    if record.monitor_before is not None:
+        values.insert(0, (0.0, record.monitor_before))
+    if not values:
+        return EMPTY
+    ticks = scale(max(value for _, value in values) or 1.0, 3)
+    frame = Frame(x=(0, len(record.history)), y=(0, ticks[-1]), left=48, top=14, width=width - 70, height=height - 52)
+    places = [(frame.across(e), frame.down(v)) for e, v in values]
+    marks = [circle(x, y, 5.5 if e == record.best_epoch else 3, "point" if e == record.best_epoch else "small-point")
+             for (e, _), (x, y) in zip(values, places, strict=True)]  # fmt: skip
+    names = [
+        text(frame.across(e), height - 18, "before" if e == 0 else str(int(e)), "tick", "middle") for e, _ in values
+    ]
+    return drawing(
+        joined([_grid(frame, ticks), polyline(places, "path"), *marks, *names]),
+        width=width,
+        height=height,
+        title=f"Retraining in round {done.number}",
+        description="The monitor, pmi on labelled field inputs: "
+        + ", ".join(f"{'before' if e == 0 else f'epoch {int(e)}'} {percent(v)}" for e, v in values)
+        + f". Kept: {f'epoch {record.best_epoch}' if record.best_epoch else 'the weights from before'}.",
+        kind="epochs",
+    )

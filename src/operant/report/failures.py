@@ -1,0 +1,199 @@
+"""Operational failures as a report shows them: with pictures, or with the values that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from operant._shards import Rows
+from operant.report.gallery import LARGEST_CHANGES, _factor, _pictures
+from operant.suite import Pool, Suite
+
+LIMIT = 1000  # failures shown
+ROOM = 6_000_000  # characters of pictures
+LARGEST = 96  # pixels of a picture's longer side
+BATCH = 100  # failures drawn at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One operational failure.
+
+    Attributes:
+        round: in which it was found.
+        move: what made it.
+        label, prediction: what it is, and what the model took it for.
+        seed: id of its seed, as text: it has more digits than JSON readers keep.
+        naturalness: a p-value; small means unlike field data.
+        mass: share of the field around it.
+        linf, l2: how far it is from its seed.
+        learned: whether the model was retrained with it.
+        pictures: seed, case and difference, as data URIs; empty if inputs are no pictures.
+        changes: otherwise the values that changed most: which, in the seed, in the case.
+    """
+
+    round: int
+    move: str
+    label: int
+    prediction: int
+    seed: str
+    naturalness: float
+    mass: float
+    linf: float
+    l2: float
+    learned: bool
+    pictures: tuple[str, ...] = ()
+    changes: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """The failures that a report shows.
+
+    Attributes:
+        total: how many there are.
+        factor: differences are multiplied by it.
+        shape: of one input.
+        failures: those shown, round by round in turn, those with the most naturalness times mass first.
+    """
+
+    total: int = 0
+    factor: int = 1
+    shape: tuple[int, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """The operational failures of a round, best first, and which of them were learned from."""
+
+    round: int
+    suite: Suite
+    learned: Tensor
+
+
+def gallery_of(
+    found: Sequence[Found], bounds: tuple[float, float] | None, *, limit: int = LIMIT, room: int = ROOM
+) -> Gallery:
+    """As many failures as there is room for.
+
+    Args:
+        found: round by round.
+        bounds: smallest and largest value of an input; those of the failures and their seeds, if not known.
+        limit: most failures shown.
+        room: characters that their pictures may have together.
+    """
+    found = [part for part in found if len(part.suite)]
+    total = sum(len(part.suite) for part in found)
+    if not found:
+        return Gallery()
+    shape = tuple(found[0].suite.rows.shape)
+    suite, rounds, learned = _in_turn(found, limit)
+    if not is_picture(shape):
+        return Gallery(total=total, shape=shape, failures=_failures(suite, rounds, learned, changes=_changes(suite)))
+    small = _shrunk(suite)
+    bounds = _bounds(small, bounds)
+    factor = _factor(small, bounds)
+    pictures = _drawn(small, bounds, factor, room)
+    n = len(pictures)
+    return Gallery(
+        total=total,
+        factor=factor,
+        shape=shape,
+        failures=_failures(suite[:n], rounds[:n], learned[:n], pictures=pictures),
+    )
+
+
+def is_picture(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def _in_turn(found: Sequence[Found], limit: int) -> tuple[Suite, Tensor, Tensor]:
+    """The best of every round, then the second best of every round, and so on; with rounds, and what was learned."""
+    ranks = torch.cat([torch.arange(len(part.suite)) for part in found])
+    rounds = torch.cat([torch.full((len(part.suite),), part.round) for part in found])
+    order = ranks.argsort(stable=True)[:limit]
+    suite: Suite = Suite.concat([part.suite for part in found])[order]
+    return suite, rounds[order], torch.cat([part.learned for part in found])[order]
+
+
+def _failures(
+    suite: Suite,
+    rounds: Tensor,
+    learned: Tensor,
+    *,
+    pictures: Sequence[tuple[str, ...]] = (),
+    changes: Sequence[tuple[tuple[str, str, str], ...]] = (),
+) -> tuple[Failure, ...]:
+    moves = suite.columns.get("move", suite.method)
+    numbers = [suite["naturalness"], suite["mass"], suite.distances("linf"), suite.distances("l2")]
+    rows = zip(
+        rounds.tolist(), moves, suite.label.tolist(), suite.prediction.tolist(), suite.seed.tolist(),
+        *(torch.as_tensor(column).tolist() for column in numbers), learned.tolist(),
+        strict=True,
+    )  # fmt: skip
+    return tuple(
+        Failure(
+            round=number, move=str(move), label=label, prediction=prediction, seed=str(seed),
+            naturalness=natural, mass=mass, linf=linf, l2=l2, learned=used,
+            pictures=pictures[i] if pictures else (), changes=changes[i] if changes else (),
+        )
+        for i, (number, move, label, prediction, seed, natural, mass, linf, l2, used) in enumerate(rows)
+    )  # fmt: skip
+
+
+# Pictures
+
+
+def _shrunk(suite: Suite) -> Suite:
+    """The same with pictures whose longer side has at most `LARGEST` pixels."""
+    height, width = suite.rows.shape[1:]
+    if max(height, width) <= LARGEST:
+        return suite
+    scale = LARGEST / max(height, width)
+    size = (max(1, round(scale * height)), max(1, round(scale * width)))
+
+    def smaller(x: Tensor) -> Rows:
+        return Rows([interpolate(x.float(), size=size, mode="area")])
+
+    pool = Pool(smaller(suite.pool.rows.all()), suite.pool.label, suite.pool.ids)
+    return replace(suite, rows=smaller(suite.x), pool=pool)
+
+
+def _bounds(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """Those given; or from 0 to 1 if all values lie there; or the smallest and largest value."""
+    if bounds is not None:
+        return bounds
+    both = torch.cat([suite.x, suite.x0])
+    low, high = float(both.min()), float(both.max())
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, max(high, low + 1e-6))
+
+
+def _drawn(suite: Suite, bounds: tuple[float, float], factor: int, room: int) -> list[tuple[str, ...]]:
+    """Seed, case and difference of as many failures as there is room for, and of one at least."""
+    drawn, used = list[tuple[str, ...]](), 0
+    for start in range(0, len(suite), BATCH):
+        for pictures in _pictures(suite[start : start + BATCH], bounds, factor):
+            used += sum(map(len, pictures))
+            if used > room and drawn:
+                return drawn
+            drawn.append(pictures)
+    return drawn
+
+
+# Values
+
+
+def _changes(suite: Suite) -> list[tuple[tuple[str, str, str], ...]]:
+    """The values of each failure that changed most, largest change first."""
+    before, after = suite.x0.flatten(1), suite.x.flatten(1)
+    places = (after - before).abs().topk(min(LARGEST_CHANGES, before.shape[1]), dim=1).indices
+    old, new = before.gather(1, places).tolist(), after.gather(1, places).tolist()
+    return [
+        tuple((f"value {i}", f"{a:.4g}", f"{b:.4g}") for i, a, b in zip(*row, strict=True) if a != b)
+        for row in zip(places.tolist(), old, new, strict=True)
+    ]

@@ -1,0 +1,79 @@
+"""The report for a pull request: Markdown."""
+
+from __future__ import annotations
+
+import re
+
+from operant.campaign.rounds import Round
+from operant.report.evidence import Change, Evidence, bound, percent
+
+SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@<>-])")
+SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
+MOST = 5  # classes told
+
+
+def markdown(evidence: Evidence) -> str:
+    """The verdict, the rounds, where pmi comes from, what was found, and the settings folded away."""
+    parts = [
+        f"## {SIGN[evidence.status]} {plain(evidence.name)}: {evidence.status}",
+        plain(f"{evidence.verdict} {evidence.advice}"),
+        _rounds(evidence),
+        _cost(evidence),
+        _classes(evidence, evidence.changes[-1]) if evidence.changes else "",
+        _drift(evidence),
+        _findings(evidence),
+        _settings(evidence),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plain(words: str) -> str:
+    """Words that are shown as they are, in one line.
+
+    >>> plain("a|b <i>*")
+    'a\\\\|b \\\\<i\\\\>\\\\*'
+    """
+    return SPECIAL.sub(r"\\\1", " ".join(words.split()))
+
+
+def _rounds(evidence: Evidence) -> str:
+    if not evidence.rounds:
+        return plain(evidence.under_way)
+    head = "| round | operational failures | learned from | clean | wrong | estimate | bound |"
+    rows = [_row(done) for done in evidence.rounds]
+    return "\n".join([head, "|---:" * 7 + "|", *rows, *([f"\n{plain(evidence.under_way)}"] * bool(evidence.under_way))])
+
+
+def _row(done: Round) -> str:
+    a = done.assessment
+    why = "not assessed" if done.drifted else "unchanged"
+    told = [f"{a.failures} of {a.labels}", percent(a.pmi), f"**{bound(a.upper)}**"] if a else [why, "", ""]
+    number = f"{done.number}{' (field changed)' if done.drifted else ''}"
+    found = [str(done.operational), str(done.chosen)] if done.attempted else ["", ""]
+    return f"| {' | '.join([number, *found, percent(done.clean), *told])} |"
+
+
+def _cost(evidence: Evidence) -> str:
+    return f"{evidence.labels} labels, {evidence.seeds} seeds, {evidence.cases} cases learned from."
+
+
+def _classes(evidence: Evidence, change: Change) -> str:
+    wrong = sorted(((sum(row) - row[c], sum(row), c) for c, row in enumerate(change.after)), reverse=True)
+    told = [f"{plain(evidence.class_name(c))} ({k} of {n})" for k, n, c in wrong[:MOST] if k]
+    return f"Failures by class in round {change.round}: {', '.join(told)}." if told else ""
+
+
+def _drift(evidence: Evidence) -> str:
+    return "\n".join(
+        f"Round {done.number}: {plain(done.drifted.splitlines()[0])}" for done in evidence.rounds if done.drifted
+    )
+
+
+def _findings(evidence: Evidence) -> str:
+    return "\n".join(f"- **{plain(f.name)}** ({f.severity}): {plain(f.problem)}" for _, f in evidence.findings)
+
+
+def _settings(evidence: Evidence) -> str:
+    rows = [f"| {plain(name)} | {plain(value)} |" for name, value in [*evidence.settings.items(), *evidence.hashes]]
+    table = "\n".join(["| setting or hash | |", "|---|---|", *rows])
+    return f"<details><summary>Settings and hashes</summary>\n\n{table}\n\n</details>"

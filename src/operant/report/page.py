@@ -1,0 +1,217 @@
+"""The page of a report: one HTML file that holds everything and asks for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from operant.campaign.feedback import Decision
+from operant.report.charts import Bar, bar_chart, epoch_chart, map_chart, pmi_chart
+from operant.report.evidence import Change, Counts, Evidence, bound, percent
+from operant.report.failures import is_picture
+from operant.report.gallery import SMALL
+
+PAGE_SIZE = 48  # failures on the page at first, and with each click on "more"; page.js knows it too
+MOST_BARS = 20  # classes or cells that get a bar
+MOST_CLASSES = 20  # classes that get a row of a confusion matrix
+SHARE = re.compile(r"(?<!\S)(\d+) (\d+%)")  # of a class or cell, as decisions tell it
+MOST_PAIRS = 12  # pairs of classes told where there are more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A cell of a confusion matrix: a count, its share of the row, and whether it is right."""
+
+    count: int
+    share: float
+    right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A confusion matrix, or what is most often confused where it would be too large."""
+
+    name: str
+    names: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    pairs: tuple[tuple[str, str, int], ...]
+    right: int
+    total: int
+
+
+def render_page(evidence: Evidence) -> str:
+    """The whole page as text."""
+    script, style = _file("page.js"), _file("page.css")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "bound": bound, "duration": duration, "number": number}
+    return environment.from_string(_file("page.html")).render(
+        e=evidence,
+        style=Markup(style),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        charts=_charts(evidence),
+        matrices=[(change, _matrices(evidence, change)) for change in evidence.changes],
+        decisions=[(r.number, [named(d, evidence) for d in r.decisions]) for r in evidence.rounds if r.decisions],
+        pictured=is_picture(evidence.gallery.shape),
+        page_size=PAGE_SIZE,
+        small=max(evidence.gallery.shape, default=0) <= SMALL,
+        **_choices(evidence),
+    )
+
+
+def _file(name: str) -> str:
+    return (resources.files("operant.report") / name).read_text(encoding="utf-8")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(7.26), duration(150), duration(8000)
+    ('7.3 s', '2 min 30 s', '2 h 13 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def number(value: float) -> str:
+    """A number of a failure, with three digits.
+
+    >>> number(0.46817), number(0.0000209)
+    ('0.468', '2.09e-05')
+    """
+    return f"{value:.3g}"
+
+
+def _choices(evidence: Evidence) -> dict[str, Any]:
+    """What failures can be filtered by."""
+    shown = evidence.gallery.failures
+    return {
+        "labels": [(label, evidence.class_name(label)) for label in sorted({f.label for f in shown})],
+        "moves": [(move, move) for move in sorted({f.move for f in shown})],
+        "numbers": [(n, n) for n in sorted({f.round for f in shown})],
+        "learned": sum(f.learned for f in shown),
+    }
+
+
+# Charts
+
+
+def _charts(evidence: Evidence) -> dict[str, Any]:
+    latest = evidence.changes[-1] if evidence.changes else None
+    return {
+        "pmi": {
+            "wide": pmi_chart(evidence, width=880, height=340),
+            "narrow": pmi_chart(evidence, width=400, height=320),
+        },
+        "priors": _priors(evidence),
+        "map": map_chart(evidence.map, width=480, height=380) if evidence.map else "",
+        "classes": _by_class(evidence, latest) if latest else "",
+        "regions": _by_region(latest) if latest else "",
+        "epochs": {done.number: epoch_chart(done) for done in evidence.rounds},
+    }
+
+
+def _priors(evidence: Evidence) -> Markup:
+    bars = [
+        Bar(
+            name=evidence.class_name(c),
+            value=p.share,
+            told=percent(p.share),
+            lower=p.lower,
+            upper=p.upper,
+            mark=p.train,
+        )
+        for c, p in enumerate(evidence.priors)
+    ]
+    return _top(bars, "How often each class occurs in the field", "priors")
+
+
+def _by_class(evidence: Evidence, change: Change) -> Markup:
+    """Each class's share of the failures, and its share of the labelled inputs."""
+    wrong = [(sum(row) - row[c], sum(row)) for c, row in enumerate(change.after)]
+    names = [evidence.class_name(c) for c in range(len(wrong))]
+    labels = sum(n for _, n in wrong)
+    return _sources(names, wrong, [n / labels if labels else 0.0 for _, n in wrong], "Failures by class")
+
+
+def _by_region(change: Change) -> Markup:
+    """Each cell's share of the failures, and its share of the field."""
+    wrong = [(region.failures, region.labels) for region in change.regions]
+    names = [f"cell {i}" for i in range(len(wrong))]
+    return _sources(names, wrong, [region.mass for region in change.regions], "Failures by cell of the profile")
+
+
+def _sources(names: Sequence[str], wrong: Sequence[tuple[int, int]], marks: Sequence[float], title: str) -> Markup:
+    failures = sum(k for k, _ in wrong) or 1
+    bars = [
+        Bar(name=name, value=k / failures, told=f"{k} of {n}", mark=mark)
+        for name, (k, n), mark in zip(names, wrong, marks, strict=True)
+    ]
+    return _top(bars, title, "bars")
+
+
+def _top(bars: list[Bar], title: str, kind: str) -> Markup:
+    """A chart of all bars; of too many, the longest."""
+    if not bars:
+        return Markup("")
+    shown = sorted(bars, key=lambda bar: -bar.value)[:MOST_BARS] if len(bars) > MOST_BARS else bars
+    left = f" The {len(bars) - len(shown)} smallest are left out." if len(shown) < len(bars) else ""
+    described = "; ".join(f"{bar.name}: {bar.told}" for bar in shown)
+    return bar_chart(shown, title=title + "." + left, description=described, kind=kind)
+
+
+# Words
+
+
+def named(decision: Decision, evidence: Evidence) -> dict[str, str]:
+    """A decision with classes and cells by their names."""
+
+    def told(found: re.Match[str]) -> str:
+        of = int(found[1])
+        return f"{evidence.class_name(of) if decision.what == 'seeds by class' else f'cell {of}'} {found[2]}"
+
+    numbered = decision.what in ("seeds by class", "seeds by cell")
+    before, after = (SHARE.sub(told, d) if numbered else d for d in (decision.before, decision.after))
+    return {"what": decision.what, "before": before, "after": after, "why": decision.why}
+
+
+# Confusion
+
+
+def _matrices(evidence: Evidence, change: Change) -> list[Matrix]:
+    field = "field inputs labelled in this round"
+    return [
+        matrix(evidence, change.before, f"Before: {field}"),
+        matrix(evidence, change.after, f"After: {field}"),
+        matrix(evidence, change.clean, "After: clean inputs"),
+    ]
+
+
+def matrix(evidence: Evidence, counts: Counts, name: str) -> Matrix:
+    """Counts with names; where there are too many classes, the pairs that are most often confused."""
+    wrong = [(t, p, n) for t, row in enumerate(counts) for p, n in enumerate(row) if t != p and n]
+    pairs = sorted(wrong, key=lambda pair: -pair[2])[:MOST_PAIRS]
+    large = len(counts) > MOST_CLASSES
+    return Matrix(
+        name=name,
+        names=tuple(evidence.class_name(c) for c in range(len(counts))),
+        rows=() if large else tuple(_cells(t, row) for t, row in enumerate(counts)),
+        pairs=tuple((evidence.class_name(t), evidence.class_name(p), n) for t, p, n in pairs) if large else (),
+        right=sum(row[t] for t, row in enumerate(counts)),
+        total=sum(map(sum, counts)),
+    )
+
+
+def _cells(true: int, row: Sequence[int]) -> tuple[Cell, ...]:
+    total = sum(row) or 1
+    return tuple(Cell(count=n, share=n / total, right=p == true) for p, n in enumerate(row))
