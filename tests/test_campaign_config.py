@@ -723,7 +723,8 @@ def ending(folder, monkeypatch):
         def campaign(self, *, watch):
             if isinstance(end, BaseException):
                 raise end
-            with RunFolder(self.folder, signature={}) as begun, begun.timed("round-000/suite"):
+            signature = signature_of(self.campaign)
+            with RunFolder(self.folder, signature=signature) as begun, begun.timed("round-000/suite"):
                 watch(ROUND)
                 time.sleep(0.02)
             return end
@@ -791,7 +792,7 @@ def test_json_and_quiet(ending):
     assert event == event_json(ROUND)
     assert result["result"]["met"] is True
     assert result["result"]["model"].endswith("model.safetensors")
-    more = {name: result["result"][name] for name in ("model", "seconds")}
+    more = {name: result["result"][name] for name in ("model", "seconds", "report")}
     assert list(more["seconds"]) == ["suite"]
     assert result == result_json(delivered(met=True), **more)
     done = ending(delivered(met=True), "--quiet")

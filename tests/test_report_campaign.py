@@ -34,7 +34,7 @@ from operant.report.failures import LARGEST, Found, Gallery, gallery_of
 from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import matrix, render_page
-from operant.report.stored import About, FieldMap, Insight, about_of, insight_of, map_of
+from operant.campaign.stored import About, FieldMap, Insight, about_of, insight_of, map_of
 from operant.retrain import OperationalEpoch, OperationalRecord
 
 NASTY = """</style></script><script src='//a.org/x.js'>alert("1")</script><img src=x onerror=alert(1)>|`&lt;\x01"""

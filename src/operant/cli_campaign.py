@@ -18,6 +18,7 @@ from operant.campaign.folder import RunFolder
 from operant.campaign.initial import NAME, Found, write_example
 from operant.campaign.progress import print_json, result_json, seconds_of, told_times, watching
 from operant.campaign.rounds import Delivered
+from operant.report import write_report
 
 NOT_MET = 1
 CANNOT_RUN = 2
@@ -80,6 +81,7 @@ def run(
         delivered = _run(ready, voice)
         with RunFolder(ready.folder) as folder:
             places, seconds = folder.deliver(delivered.model, delivered.suite), seconds_of(folder.times())
+        places["report"] = write_report(ready.folder)
         voice.result(delivered, places, seconds)
     except LabelsMissing as missing:
         voice.end("labels needed", f"{missing}. {again}", CANNOT_RUN)

@@ -47,6 +47,7 @@ class Ready:
 
     Attributes:
         field: all field inputs that have arrived by a round.
+        classes: the name of each label; none where labels are told by their numbers.
         notes: what was decided in the user's place.
     """
 
@@ -56,6 +57,7 @@ class Ready:
     clean: Samples
     field: Callable[[int], Samples]
     labeller: Labeller
+    classes: tuple[str, ...]
     folder: Path
     seed: int
     workers: int
@@ -69,6 +71,7 @@ class Ready:
             clean=self.clean,
             field=self.field,
             labeller=self.labeller,
+            classes=self.classes,
             folder=self.folder,
             seed=self.seed,
             workers=self.workers,
@@ -100,11 +103,19 @@ def build(config: Config, *, workers: int | None = None) -> Ready:
         clean=clean,
         field=arrived,
         labeller=labeller,
+        classes=_class_names(config, model, train),
         folder=folder,
         seed=config.run.seed,
         workers=workers or config.run.workers,
         notes=tuple(notes),
     )
+
+
+def _class_names(config: Config, model: Classifier, train: Samples) -> tuple[str, ...]:
+    names, classes = tuple(config.data.classes or ()), model.classes(train.x[:1])
+    if names and len(names) != classes:
+        raise ValueError(f"[data] classes must name each of the model's {classes} classes, got {len(names)} names")
+    return names
 
 
 def make_campaign(config: Config, moves: Moves) -> Campaign:

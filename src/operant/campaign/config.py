@@ -55,6 +55,8 @@ class DataTable(Table):
     """inputs from use, labels not needed; patterns such as "field/*.npz" are looked at again in every round"""
     size: Size | None = None
     """height and width that pictures are resized to"""
+    classes: list[str] | None = None
+    """the name of each label, in order, for the report"""
 
 
 class LabelsTable(Table):

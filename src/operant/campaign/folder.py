@@ -100,6 +100,11 @@ class RunFolder:
 
         return self.kept(f"{name}.json", work, save=results.save, load=load)
 
+    def renew(self, name: str, value: object) -> None:
+        """A result in ``name.json``, in place of one that may be there."""
+        _drop(self._place(f"{name}.json"))
+        self.step(name, type(value), lambda: value)
+
     def suite(self, name: str, work: Callable[[], Suite]) -> Suite:
         """A suite, in the folder ``name``."""
         return self.kept(name, work, save=self._save_suite, load=_open_suite)
@@ -189,8 +194,9 @@ class RunFolder:
         return total
 
     def digest(self) -> str:
-        """A hash of everything in the folder but timing and lock: equal digests, equal runs, bit for bit."""
-        files = [file for file in _files(self.path) if file.name not in (TIMING, LOCK, GUARD)]
+        """A hash of everything in the folder but timing, lock and reports: equal digests, equal runs, bit for bit."""
+        apart = (TIMING, LOCK, GUARD, *(file.name for file in self.path.glob("report.*")))
+        files = [file for file in _files(self.path) if file.name not in apart]
         named = sorted((file.relative_to(self.path).as_posix(), fingerprint(file)) for file in files)
         return hash_of(*(part.encode() for pair in named for part in pair))
 

@@ -43,6 +43,7 @@ EXAMPLES = {
     ("data", "clean"): "test.npz",
     ("data", "field"): "field/*.npz",
     ("data", "size"): [28, 28],
+    ("data", "classes"): ["cat", "dog"],
     ("labels", "file"): "labels.npz",
     ("labels", "callable"): "labels.py:label",
     ("labels", "folder"): "to_label",

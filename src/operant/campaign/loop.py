@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from operant.campaign.folder import RunFolder, signature_of
 from operant.campaign.hardening import Hardening
 from operant.campaign.parts import covering, use_and_weakness
 from operant.campaign.rounds import Delivered
+from operant.campaign.stored import About, about_of
 from operant.campaign.turns import Turns
 from operant.campaign.view import View
 from operant.data import Samples
@@ -108,6 +110,7 @@ class Campaign:
         labeller: Labeller,
         folder: str | Path,
         seed: int = 0,
+        classes: Sequence[str] = (),
         workers: int = 1,
         watch: Watch | None = None,
     ) -> Delivered:
@@ -121,6 +124,7 @@ class Campaign:
             labeller: tells the true labels of field inputs.
             folder: where everything is kept.
             seed: of everything random.
+            classes: the name of each label, for the report; numbers unless given.
             workers: processes that chunks are spread over.
             watch: is told what happens.
         """
@@ -128,6 +132,7 @@ class Campaign:
         signature = signature_of(self, free=FREE, seed=seed, model=model, train=train, clean=clean)
         arrived = field if callable(field) else lambda _: field
         with RunFolder(Path(folder), signature=signature) as run:
+            run.step("about", About, partial(about_of, model, train, clean, names=classes))
             view = View(
                 arrived,
                 model,

@@ -17,9 +17,11 @@ from operant.campaign.feedback import Decision, allocate, told
 from operant.campaign.hardening import Hardening
 from operant.campaign.parts import Shares
 from operant.campaign.rounds import Delivered, Round
+from operant.campaign.stored import Ended, FieldMap, Insight, insight_of, map_of
 from operant.campaign.view import View
 from operant.data import Samples
 from operant.generate import OperationalFuzz
+from operant.model import Classifier
 from operant.retrain import OperationalRecord, Retrained, pmi_monitor
 from operant.suite import Suite
 from operant.types import Labeller
@@ -68,6 +70,7 @@ class Turns:
         reason = ""
         for number in range(self.options.rounds + 1):
             self.loop.begin(number)
+            before = self.loop.model
             self.loop.tell("profile", number, self.options.rounds)
             self.view.arrive(number)
             if self.view.drifted:
@@ -75,11 +78,23 @@ class Turns:
             done, finished = self.loop.turn(Round, partial(self._round, number))
             if finished and done.assessment:
                 self._take_in(done.assessment.bought)
+            self._keep_for_report(before, done)
             self.rounds.append(done)
             self.loop.tell("round", number, self.options.rounds, round=str(done), assessed=str(self._latest))
             if reason := self._ended(done):
                 break
         return self._delivered(reason)
+
+    def _keep_for_report(self, before: Classifier, done: Round) -> None:
+        """Where training inputs lie in the field, and where the model fails."""
+        folder, place = self.loop.folder, self.loop.place
+        if folder.has(f"{place}/profile"):
+            folder.step(f"{place}/map", FieldMap, partial(map_of, self.view.profile, self.train))
+        if done.assessment and done.assessment.bought:
+            labelled = self.labelled[len(self.labelled) - done.assessment.bought :]
+            look = partial(insight_of, before, self.loop.model, labelled, self.loop.guard)
+            place_in = {"profile": self.view.profile, "centres": self.view.centres}
+            folder.step(f"{place}/insight", Insight, partial(look, **place_in))
 
     # One round
 
@@ -320,10 +335,13 @@ class Turns:
             more = '. To go on, begin a new folder with the field as it is now, or with when_drifted="update"'
         else:
             more = "" if met else f". To meet it: {what_it_takes(last, wanted)}{self._better_before(last)}"
+        told = f"{reason}: {last}; required {wanted:.2%}{more}."
+        budget = {name: getattr(self.options, name) for name in ("rounds", "cases", "labels")}
+        self.loop.folder.renew("ended", Ended(met=met, reason=told, **budget))
         return Delivered(
             model=self.loop.model,
             met=met,
-            reason=f"{reason}: {last}; required {wanted:.2%}{more}.",
+            reason=told,
             assessment=last,
             suite=Suite.concat(self.loop.suites) if self.loop.suites else None,
             rounds=tuple(self.rounds),

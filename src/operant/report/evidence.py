@@ -21,10 +21,10 @@ from operant._hashing import bytes_of, fingerprint, hash_of
 from operant.assess import clopper_pearson_interval
 from operant.campaign.assessment import Assessed, what_it_takes
 from operant.campaign.rounds import Round
+from operant.campaign.stored import About, Ended, FieldMap, Insight, flat_codes
 from operant.doctor import Finding
 from operant.profile import Profile, load_profile
 from operant.report.failures import LIMIT, Found, Gallery, gallery_of
-from operant.report.stored import About, FieldMap, Insight, flat_codes
 from operant.suite import Suite
 
 VERSION = 1
@@ -117,6 +117,7 @@ class Evidence:
         labels: bought so far, in unfinished rounds too.
         seconds: how long each kind of work took, "rounds" all of theirs; empty if that was not kept.
         about: names, bounds, versions; None if that was not kept.
+        ended: why it ended, and its budget; None while it is under way.
         priors: of each class; empty before there are labels.
         map: None before there is a profile.
         changes: of rounds that kept them.
@@ -137,6 +138,7 @@ class Evidence:
     labels: int
     seconds: dict[str, float]
     about: About | None
+    ended: Ended | None = None
     priors: tuple[Prior, ...]
     map: Map | None
     changes: tuple[Change, ...]
@@ -187,7 +189,9 @@ class Evidence:
 
     @property
     def advice(self) -> str:
-        """What it would take to meet the requirement; empty if it is met, or nothing is known."""
+        """Why it ended, or what it would take to meet the requirement; empty if it is met, or nothing is known."""
+        if self.ended and not self.ended.met:
+            return self.ended.reason
         if self.latest is None or self.met:
             return ""
         return f"To meet it: {what_it_takes(self.latest, self.requirement)}."
@@ -295,6 +299,7 @@ def gather(folder: str | Path, *, limit: int = LIMIT) -> Evidence:
         labels=sum(len(part) for part in labels.values()),
         seconds=_seconds(folder),
         about=about,
+        ended=_read(folder / "ended.json", Ended) if _finished(folder / "ended.json") else None,
         priors=_priors(labels, rounds, about),
         map=_map(folder, profile, found) if profile else None,
         changes=_changes(folder),

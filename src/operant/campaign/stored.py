@@ -78,9 +78,28 @@ class Insight:
     cell_centres: Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a campaign ended when it was last run; in ``ended.json``.
+
+    Attributes:
+        met: whether its requirement was.
+        reason: why it ended, how far it came and what it would take.
+        rounds, cases, labels: its budget.
+    """
+
+    met: bool
+    reason: str
+    rounds: int
+    cases: int
+    labels: int
+
+
 def about_of(model: Classifier, train: Samples, clean: Samples, *, names: Sequence[str] = ()) -> About:
     """What there is to say of a campaign before it begins; classes without names are numbered."""
     classes = model.classes(train.x[:1])
+    if names and len(names) != classes:
+        raise ValueError(f"there must be a name for each of the model's {classes} classes, got {len(names)}")
     counts = torch.bincount(train.labels.cpu(), minlength=classes)
     return About(
         classes=tuple(names) or tuple(str(c) for c in range(classes)),
