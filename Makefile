@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /  make \1\t/' | expand -t 20
 
-demo: $(VENV)/.core  ## find failing inputs of a small model, in under a minute of CPU time
+demo: $(VENV)/.core  ## harden a small model for its field and report, in about a minute of CPU time
 	$(BIN)/operant demo
 
 test: $(VENV)/.dev  ## run the tests

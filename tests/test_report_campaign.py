@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from operant import Classifier, Samples, Suite, results, spawn
 from operant.campaign import Assessed, Decision, Round
 from operant.campaign.folder import RunFolder
+from operant.campaign.stored import About, FieldMap, Insight, about_of, insight_of, map_of
 from operant.cli_report import add_report
 from operant.doctor import Finding
 from operant.networks import fit_pca, save_weights
@@ -34,7 +35,6 @@ from operant.report.failures import LARGEST, Found, Gallery, gallery_of
 from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import matrix, render_page
-from operant.campaign.stored import About, FieldMap, Insight, about_of, insight_of, map_of
 from operant.retrain import OperationalEpoch, OperationalRecord
 
 NASTY = """</style></script><script src='//a.org/x.js'>alert("1")</script><img src=x onerror=alert(1)>|`&lt;\x01"""

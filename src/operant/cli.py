@@ -71,7 +71,7 @@ def demo(
     ),
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
 ) -> None:
-    """Train a small network on handwritten digits, find inputs it fails on, and show them; under a minute of CPU."""
+    """Harden a small network for digits as a camera sends them, and report; about a minute of CPU time."""
     try:
         run_demo(out, seed=seed)
     except (ValueError, OSError) as error:

@@ -1,217 +1,305 @@
-"""The first minute with Operant: train a small network, ask the doctor, attack it, and show what came out."""
+"""The first minutes with Operant: a small network goes into a field that differs, and is hardened for it."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from operant.data import Dataset, Samples, load_digits
-from operant.doctor import Finding
-from operant.generate import FGSM, PGD, CarliniWagner, DeepFool
+from operant.assess import labels_of
+from operant.campaign import Assessed, Campaign, Delivered
+from operant.campaign.progress import watching
+from operant.conditions import Recipe, apply, half_normal, normal, uniform
+from operant.data import Samples, load_digits
+from operant.generate import ConditionMove, GradientMove
 from operant.model import Classifier
-from operant.networks import LeNet5, fit, initialise, save_weights
-from operant.report import write_gallery
+from operant.networks import LeNet5, fit, initialise
+from operant.profile import fit_conditions
+from operant.report import write_report
 from operant.results import TEMPORARY, save, write_atomically
+from operant.retrain import OperationalFinetune
 from operant.rng import spawn
-from operant.suite import Suite
-from operant.types import Fuzzer
 
 SIGNATURE = "Made by `operant demo`."
 README = f"""{SIGNATURE} Every run replaces these files:
 
-index.html         cases beside their seeds, for a browser
-suites/            the cases themselves, one folder an attack: operant.Suite.open reads them
-model.safetensors  the network's weights: operant.networks.load_weights puts them into a LeNet5
-demo.json          the numbers of the table: operant.results.load reads them into an operant.demo.Demo
+report.html   what happened, for a browser
+report.json   the same, for programs: operant.report.load_evidence reads it
+report.xml    the same, for CI servers (JUnit)
+report.md     the same, for a pull request
+demo.json     the numbers at the end: operant.results.load reads them into an operant.demo.Demo
+run/          the campaign: every case, label, decision and weight, round by round
 """
+OURS = ("report.html", "report.json", "report.xml", "report.md", "demo.json", "run")
+CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Attack:
-    """A fuzzer, the name that its cases carry as their method, and what it does in a few words."""
-
-    name: str
-    about: str
-    fuzzer: Fuzzer
-
-
-ATTACKS = (
-    Attack(
-        name="fgsm-linf",
-        about="One step along the sign of the gradient that changes no pixel by more than 0.1",
-        fuzzer=FGSM(radius=0.1),
-    ),
-    Attack(
-        name="pgd-linf",
-        about="Ten steps along the sign of the gradient that change no pixel by more than 0.1",
-        fuzzer=PGD(radius=0.1),
-    ),
-    Attack(
-        name="pgd-l2",
-        about="Ten steps along the gradient to a distance of at most 1.5",
-        fuzzer=PGD(radius=1.5, norm="l2"),
-    ),
-    Attack(
-        name="deepfool-l2",
-        about="The shortest way across the nearest boundary, as far as straight lines can tell",
-        fuzzer=DeepFool(),
-    ),
-    Attack(
-        name="carlini-wagner-l2",
-        about="The nearest failure that a patient search finds",
-        fuzzer=CarliniWagner(steps=100, step_size=0.05, binary_search_steps=4, initial_const=1.0),
-    ),
+# What a camera that reads meters does to digits; the method is not told, only that it is nothing worse than WIDEST.
+CAMERA = Recipe(
+    severities={
+        "blur": uniform(0, 1.6),
+        "brightness": normal(0.15),
+        "shift_x": uniform(-0.1, 0.1),
+        "shift_y": uniform(-0.1, 0.1),
+        "gaussian_noise": half_normal(0.08, high=0.25),
+    }
+)
+WIDEST = Recipe(
+    severities={
+        "blur": uniform(0, 3),
+        "brightness": normal(0.3),
+        "contrast": normal(0.4),
+        "rotation": normal(20),
+        "shift_x": uniform(-0.2, 0.2),
+        "shift_y": uniform(-0.2, 0.2),
+        "gaussian_noise": half_normal(0.2, high=0.5),
+    }
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How many cases an attack made, how many of them fail, and how far those are from their seeds on average."""
+class Size:
+    """How much of everything the demo has; smaller ones are for tests."""
 
-    attack: str
-    cases: int
-    failures: int
-    linf: float
-    l2: float
-    cpu_seconds: float
+    epochs: int = 8
+    field: int = 2500
+    truth: int = 10_000
+    simulated: int = 1000
+    rounds: int = 3
+    seeds_per_round: int = 200
+    cases_per_round: int = 100
+    labels: int = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """What a run of the demo found."""
+    """What a run of the demo came to.
+
+    Attributes:
+        requirement: largest pmi that was to be accepted.
+        met, reason: whether that could be shown, and why the campaign ended.
+        before, after: what labels said of the network as it came, and as it left.
+        true_before, true_after: the same in truth, on many field inputs that nothing had seen.
+        labels, cases: what it took.
+        cpu_seconds: likewise.
+    """
 
     seed: int
-    right: int  # of the test digits, before any attack
-    tested: int
-    findings: tuple[Finding, ...]
-    outcomes: tuple[Outcome, ...]
+    requirement: float
+    met: bool
+    reason: str
+    before: Assessed
+    after: Assessed
+    true_before: float
+    true_after: float
+    labels: int
+    cases: int
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The demo's data: balanced clean digits to learn from, and digits as the camera sends them."""
+
+    train: Samples
+    clean: Samples
+    field: Samples
+    truth: Samples
 
 
 def run_demo(
     out: str | Path,
     *,
     seed: int = 0,
-    epochs: int = 8,
-    seeds: int = 100,
-    attacks: Sequence[Attack] = ATTACKS,
+    requirement: float = 0.15,
+    size: Size = Size(),  # noqa: B008  # frozen
     console: Console | None = None,
 ) -> Demo:
-    """Train a LeNet-5 on the embedded digits, examine it, attack it, and write what was found to a folder.
+    """Train a LeNet-5 on clean digits, harden it for digits that a meter-reading camera sends, and report.
 
     Args:
         out: the folder: a new one, an empty one, or one of an earlier demo, whose files are replaced.
         seed: of everything random.
-        epochs: of training.
-        seeds: how many digits that the network gets right are attacked, at most.
-        attacks: each is run on all of them.
+        requirement: largest pmi that is accepted.
+        size: how much of everything.
         console: where to tell what happens; standard output unless given.
     """
     out, started = Path(out), time.process_time()
     console = Console(highlight=False) if console is None else console
     _claim(out)
     with _one_thread():
-        digits = _data(console)
-        model = _train(console, digits, seed=seed, epochs=epochs)
-        findings = _examine(console, model, digits.test)
-        right = model.correct(digits.test)
-        suites = _attack(console, model, right[:seeds], attacks, seed=seed)
+        world = make_world(seed, size)
+        model = _train(console, world, seed=seed, epochs=size.epochs)
+        recipe = _estimate(console, world, seed=seed, simulated=size.simulated)
+        _tell(
+            console, "campaign", f"rounds of finding, retraining and assessing, until pmi is at most {requirement:.0%}"
+        )
+        done = _harden(console, world, model, recipe, out / "run", seed=seed, requirement=requirement, size=size)
+        true_before, true_after = (1 - m.accuracy(world.truth) for m in (model, done.model))
+    first = done.rounds[0].assessment
+    assert first is not None
     result = Demo(
         seed=seed,
-        right=len(right),
-        tested=len(digits.test),
-        findings=findings,
-        outcomes=tuple(outcome for _, outcome in suites),
+        requirement=requirement,
+        met=done.met,
+        reason=done.reason,
+        before=first,
+        after=done.assessment,
+        true_before=true_before,
+        true_after=true_after,
+        labels=done.labels,
+        cases=done.rounds[-1].cases,
+        cpu_seconds=time.process_time() - started,
     )
-    save_weights(model.unwrap(), out / "model.safetensors")
-    _write(out, result, [suite for suite, _ in suites], attacks, digits.classes)
-    _tell_outcomes(console, result)
-    _tell_next(console, out, attacks[0].name, cpu_seconds=time.process_time() - started)
+    save(result, out / "demo.json")
+    page = write_report(out / "run", out)
+    _tell_outcome(console, result, size)
+    _tell_next(console, out, page, cpu_seconds=result.cpu_seconds)
     return result
 
 
-def snippet(out: Path, attack: str) -> str:
-    """Three lines of Python that go on from what the demo wrote."""
-    return (
-        "from operant import Suite\n"
-        f"suite = Suite.open({str(out / 'suites' / attack)!r})\n"
-        'print(suite, suite.failures().distances("l2").mean())'
-    )
+def snippet(out: Path) -> str:
+    """Lines of Python that go on from what the demo wrote."""
+    return f"from operant.report import load_evidence\nprint(load_evidence({str(out / 'report.json')!r}).verdict)"
 
 
-# Steps
+# The world ------------------------------------------------------------------------------------------------------------
 
 
-def _data(console: Console) -> Dataset:
+def make_world(seed: int, size: Size) -> World:
+    """Deal the 1797 embedded digits: 90 of each class to learn from, the rest to guard, field and truth."""
     digits = load_digits(size=28)
-    _tell(console, "data", f"{len(digits.train)} handwritten digits to train on, {len(digits.test)} to test with")
-    return digits
-
-
-def _train(console: Console, digits: Dataset, *, seed: int, epochs: int) -> Classifier:
-    start = initialise(LeNet5, generator=spawn(seed, "demo", "weights"))
-    fitted = fit(
-        start,
-        digits.train,
-        epochs=epochs,
-        batch_size=32,
-        learning_rate=2e-3,
-        generator=spawn(seed, "demo", "training"),
+    everything = Samples.concat([digits.train, digits.test])
+    order = torch.randperm(len(everything), generator=spawn(seed, "demo", "deal"))
+    rank = torch.zeros(len(order), dtype=torch.int64)
+    for label in range(10):
+        rows = order[everything.labels[order] == label]
+        rank[rows] = torch.arange(len(rows))
+    rest = order[rank[order] >= 90]
+    guard, images = rest[:200], rest[200:]
+    sent, apart = images[: len(images) // 2], images[len(images) // 2 :]
+    return World(
+        train=everything[rank < 90],
+        clean=everything[guard],
+        field=_sent(everything[sent], size.field, generator=spawn(seed, "demo", "field")),
+        truth=_sent(everything[apart], size.truth, generator=spawn(seed, "demo", "truth")),
     )
+
+
+def _sent(images: Samples, n: int, *, generator: torch.Generator) -> Samples:
+    """n of these digits as the camera sends them, each as often as meters show it."""
+    chances = (meter_priors() / torch.bincount(images.labels, minlength=10))[images.labels]
+    rows = torch.multinomial(chances, n, replacement=True, generator=generator)
+    return Samples(apply(images.x[rows], CAMERA.draw(n, generator=generator)), images.labels[rows])
+
+
+def meter_priors() -> torch.Tensor:
+    """Benford's law for the digits 1 to 9, log10(1 + 1 / d), and one digit in ten a zero.
+
+    >>> [round(p, 2) for p in meter_priors().tolist()]
+    [0.1, 0.27, 0.16, 0.11, 0.09, 0.07, 0.06, 0.05, 0.05, 0.04]
+    """
+    return torch.tensor([0.1] + [0.9 * math.log10(1 + 1 / d) for d in range(1, 10)])
+
+
+# Steps ----------------------------------------------------------------------------------------------------------------
+
+
+def _train(console: Console, world: World, *, seed: int, epochs: int) -> Classifier:
+    start = initialise(LeNet5, generator=spawn(seed, "demo", "weights"))
+    generator = spawn(seed, "demo", "training")
+    fitted = fit(start, world.train, epochs=epochs, batch_size=32, learning_rate=2e-3, generator=generator)
     model = Classifier(fitted.module)
-    right = int((model.predict(digits.test.x) == digits.test.labels).sum())
-    n = len(digits.test)
     _tell(
-        console, "model", f"LeNet-5, trained for {epochs} epochs: right on {right} of {n} test digits, {right / n:.1%}"
+        console,
+        "model",
+        f"a LeNet-5 that learned from {len(world.train)} clean digits, as many of each; it reads "
+        f"{model.accuracy(world.clean):.1%} of {len(world.clean)} others",
+    )
+    _tell(
+        console,
+        "field",
+        f"{len(world.field)} digits as a meter-reading camera sends them, without labels: blurred, dark or bright, off "
+        "centre, noisy, and small digits more often than large ones; how, nobody tells",
     )
     return model
 
 
-def _examine(console: Console, model: Classifier, test: Samples) -> tuple[Finding, ...]:
-    findings = model.doctor(test)
-    _tell(console, "doctor", "healthy: nothing found that would make test results meaningless" if not findings else "")
-    for finding in findings:
-        _tell(console, "", str(finding))
-    _tell(console, "", "; ".join(model.notes))
-    return findings
+def _estimate(console: Console, world: World, *, seed: int, simulated: int) -> Recipe:
+    fitted = fit_conditions(
+        _unlabelled(world.field),
+        world.train,
+        widest=WIDEST,
+        simulated=simulated,
+        resamples=20,
+        generator=spawn(seed, "demo", "conditions"),
+    )
+    found = [f"{name} {_told(fitted.recipe, name)}" for name in CAMERA.names]
+    _tell(console, "estimate", f"what the camera does: {', '.join(found)}")
+    return fitted.recipe
 
 
-def _attack(
-    console: Console, model: Classifier, seeds: Samples, attacks: Sequence[Attack], *, seed: int
-) -> list[tuple[Suite, Outcome]]:
-    """Every attack's cases, and what became of them."""
-    if len(seeds) == 0:
-        raise ValueError("there must be digits that the network gets right to attack, got none; train it longer")
-    _tell(console, "attacks", f"{len(attacks)}, each on the same {len(seeds)} test digits that the model gets right")
-    results = []
-    with _bar(len(attacks)) as bar:
-        for attack in attacks:
-            bar(attack.name)
-            started = time.process_time()
-            suite = attack.fuzzer(model, seeds, generator=spawn(seed, "demo", attack.name))
-            results.append((suite, _outcome(attack.name, suite, time.process_time() - started)))
-    return results
+def _told(recipe: Recipe, name: str) -> str:
+    s = recipe.severities.get(name)
+    if s is None:
+        return "none"
+    return f"{s.low:.2g} to {s.high:.2g}" if math.isinf(s.std) else f"± {s.std:.2g}"
 
 
-def _outcome(attack: str, suite: Suite, cpu_seconds: float) -> Outcome:
-    failures = suite.failures()
-    linf, l2 = (float(failures.distances(norm).mean()) for norm in ("linf", "l2"))
-    return Outcome(attack=attack, cases=len(suite), failures=len(failures), linf=linf, l2=l2, cpu_seconds=cpu_seconds)
+def _harden(
+    console: Console,
+    world: World,
+    model: Classifier,
+    recipe: Recipe,
+    folder: Path,
+    *,
+    seed: int,
+    requirement: float,
+    size: Size,
+) -> Delivered:
+    campaign = Campaign(
+        requirement=requirement,
+        moves={
+            "conditions": partial(ConditionMove, recipe=recipe),
+            "gradient": partial(GradientMove, radius=1.0),
+        },
+        max_drop=0.02,
+        rounds=size.rounds,
+        cases=size.rounds * size.cases_per_round,
+        labels=size.labels,
+        seeds_per_round=size.seeds_per_round,
+        cases_per_round=size.cases_per_round,
+        finetune=OperationalFinetune(epochs=4, steps=60, patience=None, progress=False),
+    )
+    with watching(console) as watch:
+        return campaign(
+            model,
+            train=world.train,
+            clean=world.clean,
+            field=_unlabelled(world.field),
+            labeller=labels_of(world.field),
+            folder=folder,
+            seed=seed,
+            classes=CLASSES,
+            watch=watch,
+        )
 
 
-# Files
+def _unlabelled(samples: Samples) -> Samples:
+    return Samples(samples.x, ids=samples.ids)
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
 
 
 def _claim(out: Path) -> None:
@@ -229,70 +317,43 @@ def _claim(out: Path) -> None:
     except OSError as error:
         raise ValueError(f"the folder {out} cannot be made ({error.strerror}); choose another with --out") from None
     write_atomically(readme, README.encode())
+    for name in OURS:
+        _remove(out / name)
 
 
-def _write(
-    out: Path, result: Demo, suites: Sequence[Suite], attacks: Sequence[Attack], classes: tuple[str, ...]
-) -> None:
-    """Put the files of this run in place of those of the last."""
-    fresh, place = out / "suites.new", out / "suites"
-    _remove(fresh)  # a run that was killed may have left it
-    for suite, attack in zip(suites, attacks, strict=True):
-        suite.save(fresh / attack.name)
-    _remove(place)
-    fresh.rename(place)
-    save(result, out / "demo.json")
-    write_gallery(
-        Suite.concat(suites),
-        out / "index.html",
-        title="Operant demo: digits a small network fails on",
-        intro=(
-            f"A LeNet-5 was trained on the handwritten digits inside scikit-learn; it is right on {result.right} of "
-            f"{result.tested} test digits. Each attack started from the same {suites[0].attempted} digits that it gets "
-            "right and looked for a small change that makes it fail. Pixels run from 0 to 1."
-        ),
-        about={attack.name: attack.about for attack in attacks},
-        classes=classes,
-    )
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
 
 
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-
-
-# What is told
+# What is told ---------------------------------------------------------------------------------------------------------
 
 
 def _tell(console: Console, step: str, text: str) -> None:
-    console.print(f"[bold]{step:<9}[/]{escape(text)}", soft_wrap=True)
+    console.print(f"[bold]{step:<9}[/] {escape(text)}", soft_wrap=True)
 
 
-def _tell_outcomes(console: Console, result: Demo) -> None:
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("attack", style="cyan")
-    for heading in ("failures", "success", "mean L-inf", "mean L2", "CPU s"):
-        table.add_column(heading, justify="right")
-    for outcome in result.outcomes:
-        table.add_row(
-            escape(outcome.attack),
-            f"{outcome.failures} of {outcome.cases}",
-            f"{outcome.failures / outcome.cases:.0%}" if outcome.cases else "-",
-            f"{outcome.linf:.3f}" if outcome.failures else "-",
-            f"{outcome.l2:.3f}" if outcome.failures else "-",
-            f"{outcome.cpu_seconds:.2f}",
-        )
-    console.print(table)
-    console.print("Means are over the failures; pixels run from 0 to 1.")
+def _tell_outcome(console: Console, result: Demo, size: Size) -> None:
+    console.print()
+    for name, told, true in (
+        ("before", result.before, result.true_before),
+        ("after", result.after, result.true_after),
+    ):
+        bound = f"pmi {told.pmi:.1%} on {told.labels} labels, at most {told.upper:.1%}"
+        _tell(console, name, f"{bound}; in truth, on {size.truth} inputs that nothing had seen, {true:.1%}")
+    verdict = "met" if result.met else "not met"
+    _tell(console, "required", f"at most {result.requirement:.0%} with 95 % confidence: {verdict}")
 
 
-def _tell_next(console: Console, out: Path, attack: str, *, cpu_seconds: float) -> None:
+def _tell_next(console: Console, out: Path, page: Path, *, cpu_seconds: float) -> None:
     console.print()
     _tell(console, "done", f"in {cpu_seconds:.0f} s of CPU time; everything is in the folder {out}")
-    _tell(console, "look", f"open {out / 'index.html'} in a browser: seed, case and difference side by side")
+    _tell(console, "look", f"open {page} in a browser")
     _tell(console, "go on", f"in Python ({_python()}):")
     console.print()
-    for line in snippet(out, attack).splitlines():
+    for line in snippet(out).splitlines():
         console.print(f"  {escape(line)}", soft_wrap=True)
 
 
@@ -300,23 +361,6 @@ def _python() -> str:
     """The interpreter that knows Operant, told as briefly as it can be."""
     path, here = Path(sys.executable), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-@contextmanager
-def _bar(attacks: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on the terminal's error stream, and the function that tells it which attack comes next."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("attacking", total=attacks)
-        begun = -1
-
-        def show(attack: str) -> None:
-            nonlocal begun
-            begun += 1
-            bar.update(task, completed=begun, description=f"{attack} ({begun + 1} of {attacks})")
-
-        yield show
 
 
 @contextmanager
