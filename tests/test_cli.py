@@ -351,7 +351,7 @@ def test_ctrl_c_says_that_nothing_is_lost(digits: Path, monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("operant.robot._Loop.run", interrupted)
+    monkeypatch.setattr("operant.robot.RobOT.__call__", interrupted)
     done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
     assert done.exit_code == 130
     assert "the same command goes on from there" in " ".join(done.output.split())

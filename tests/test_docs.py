@@ -18,6 +18,7 @@ import operant.generate
 import operant.measure
 import operant.networks
 import operant.profile
+import operant.report
 import operant.retrain
 import operant.seeds
 from operant.cli import app
@@ -103,7 +104,7 @@ def test_every_page_is_in_the_navigation():
 
 FRONTS = [
     operant, operant.generate, operant.measure, operant.networks, operant.retrain, operant.assess, operant.density,
-    operant.conditions, operant.profile, operant.seeds, operant.campaign,
+    operant.conditions, operant.profile, operant.seeds, operant.campaign, operant.report,
 ]  # fmt: skip
 
 

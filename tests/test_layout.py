@@ -20,7 +20,7 @@ ORDER = [
     "retrain",
     "defend",
     "assess",
-    "campaign robot report studies testing demo cli cli_campaign cli_report  _importing",
+    "campaign robot report studies testing checks pytest_plugin demo cli cli_campaign cli_report  _importing",
 ]
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 

@@ -1,4 +1,4 @@
-"""The laws that every fuzzer keeps, for anyone's plug-in.
+"""What tests may assert: that a model is reliable in use, and that a fuzzer keeps every law.
 
 >>> from operant.generate import PGD
 >>> check_fuzzer(PGD(radius=0.1))
@@ -8,18 +8,127 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from scipy.stats import norm
 from torch import Tensor, nn
 
-from operant.data import Samples
+from operant.assess import clopper_pearson, plan
+from operant.checks import Check, tell
+from operant.data import Samples, content_ids
 from operant.model import Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
+
+COPIES = 0.01  # share of field inputs that may be copies of others
+COUNTED = 50_000  # labels up to which a plan is counted out exactly
+POWER = 0.8  # how sure the number of labels that would be needed is
+
+
+# Reliability ----------------------------------------------------------------------------------------------------------
+
+
+def assert_reliable(
+    model: Classifier,
+    field: Samples,
+    *,
+    pmi: float,
+    confidence: float = 0.95,
+    classes: Sequence[str] | None = None,
+    used: Tensor | None = None,
+) -> Check:
+    """Pass if the model misclassifies at most a share ``pmi`` of inputs from use, with confidence.
+
+        B(1 - α; k + 1, n - k) ≤ pmi        (1)
+
+    for k failures in n labelled field inputs and α = 1 - ``confidence``: the exact bound. It is about one model and
+    one look. Where the same inputs judge many models, of which the best is kept, share α between them.
+
+    With ``pytest --operant-report=DIR`` all checks of a session are written to a report.
+
+    Args:
+        model: to be judged.
+        field: inputs that were drawn from use, independently, with their true labels. Nothing may have been learned
+            from them. For inputs that were drawn otherwise, use `operant.assess.assess_reliability`.
+        pmi: the largest share that may be misclassified.
+        confidence: of the bound.
+        classes: their names, in the order of the labels, for the message.
+        used: `content_ids` of all inputs that were learned from; field inputs among them are refused.
+
+    Returns:
+        What was found. Otherwise an AssertionError tells the estimate, the bound, how many labels there are and would
+        be needed, and the worst classes. Bad input is a ValueError.
+    """
+    __tracebackhide__ = True
+    _check_request(model, field, pmi, classes, used)
+    wrong = (model.predict(field.x) != field.labels).cpu()
+    k, n = int(wrong.sum()), len(field)
+    found = Check(
+        required=pmi,
+        confidence=confidence,
+        estimate=k / n,
+        upper=clopper_pearson(k, n, confidence=confidence).upper,  # (1)
+        failures=k,
+        labels=n,
+        worst=_worst(field.labels.cpu(), wrong, classes),
+    )
+    if not found.met and found.estimate < pmi:
+        found = replace(found, needed=max(n + 1, _labels_needed(found.estimate, pmi, confidence)))
+    tell(found)
+    if not found.met:
+        raise AssertionError(str(found))
+    return found
+
+
+def _worst(y: Tensor, wrong: Tensor, classes: Sequence[str] | None) -> tuple[tuple[str, int, int], ...]:
+    """Name, failures and inputs of every class that has failures."""
+    labels, failures = (torch.bincount(of, minlength=int(y.max()) + 1).tolist() for of in (y, y[wrong]))
+    ranked = sorted((c for c, k in enumerate(failures) if k), key=lambda c: (-failures[c], labels[c], c))
+    return tuple((f"class {c}" if classes is None else classes[c], failures[c], labels[c]) for c in ranked)
+
+
+def _labels_needed(estimate: float, pmi: float, confidence: float) -> int:
+    """With so many labels the claim would probably succeed; a normal approximation where they are very many."""
+    reach = norm.isf(1 - confidence) * math.sqrt(pmi * (1 - pmi)) + norm.ppf(POWER) * math.sqrt(
+        estimate * (1 - estimate)
+    )
+    rough = (reach / (pmi - estimate)) ** 2
+    if rough > COUNTED:
+        return int(float(f"{rough:.1e}"))
+    return plan(pmi, confidence=confidence, expected=estimate, power=POWER).labels or 0
+
+
+def _check_request(
+    model: Classifier, field: Samples, pmi: float, classes: Sequence[str] | None, used: Tensor | None
+) -> None:
+    if not isinstance(model, Classifier):
+        raise ValueError(
+            f"model must be a Classifier, got {type(model).__name__}; wrap your module: Classifier(module)"
+        )
+    if not isinstance(field, Samples):
+        raise ValueError(f"field must be Samples, got {type(field).__name__}; build Samples(x, y)")
+    if not 0 < pmi < 1:
+        raise ValueError(f"pmi must be a share between 0 and 1, such as 0.02, got {pmi}")
+    model.check(field)
+    if classes is not None and len(classes) != model.classes(field.x):
+        raise ValueError(f"there must be a name for each of {model.classes(field.x)} classes, got {len(classes)}")
+    if (copies := len(field) - len(field.ids.unique())) > COPIES * len(field):
+        raise ValueError(
+            f"{copies} of {len(field)} field inputs are copies of others, and each would count as evidence of its own; "
+            "leave the copies out, or give each use its own id"
+        )
+    if used is not None and (known := int(torch.isin(content_ids(field.x), used.cpu()).sum())):
+        raise ValueError(
+            f"{known} of {len(field)} field inputs were learned from, and tell nothing of new ones; leave them out: "
+            "field[~torch.isin(content_ids(field.x), used)]"
+        )
+
+
+# Laws of fuzzers ------------------------------------------------------------------------------------------------------
 
 
 def check_fuzzer(fuzzer: Fuzzer, *, model: Classifier | None = None, seeds: Samples | None = None) -> None:

@@ -1,0 +1,44 @@
+"""The page that maps the papers to the code is true to the code: every name on it is there, and every study."""
+
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+from typer.testing import CliRunner
+
+from operant.cli import STUDIES, app
+
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "papers.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+LINKS = sorted(set(re.findall(r"\[`([\w.]+)`\]\[([\w.]+)\]", TEXT)))
+ROWS = [line for line in TEXT.splitlines() if line.startswith("| ") and not line.startswith("| where ")]
+
+
+@pytest.mark.parametrize(("name", "target"), LINKS)
+def test_a_name_is_what_it_says(name, target):
+    found = resolve_name(target)
+    assert target.endswith(f".{name}")
+    assert callable(found) or isinstance(found, property)
+
+
+def test_every_row_says_where_or_that_it_is_to_come():
+    assert len(ROWS) > 80
+    for row in ROWS:
+        where, what, here = (cell.strip() for cell in row.strip("|").split("|"))
+        assert where
+        assert what
+        assert re.search(r"\[.+\]|not yet|`operant study|\u2013|as in paper", here), row
+
+
+def test_studies_are_there():
+    assert set(re.findall(r"`operant study ([\w-]+)`", TEXT)) <= set(STUDIES)
+    told = CliRunner().invoke(app, ["study", "--help"])
+    assert told.exit_code == 0
+
+
+def test_a_page_of_a_study_has_the_heading_that_is_linked():
+    for page, anchor in re.findall(r"\]\((\.\./studies/\w+\.md)#([\w-]+)\)", TEXT):
+        headings = re.findall(r"(?m)^#+ (.+)$", (PAGE.parent / page).read_text(encoding="utf-8"))
+        slugs = [re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings]
+        assert anchor in slugs

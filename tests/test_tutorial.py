@@ -1,0 +1,48 @@
+"""The tutorial from one's own model to a report: followed to the letter, it ends with a report."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from operant.cli import app
+from operant.report import load_evidence
+
+PAGE = Path(__file__).parents[1] / "docs" / "tutorial" / "campaign.md"
+
+
+def block(kind: str, number: int = 0) -> str:
+    return re.findall(rf"(?ms)^```{kind}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"))[number]
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch) -> Path:
+    """The folder after the first three sections."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block("python"), PAGE, "exec"), {})
+    told = CliRunner().invoke(app, ["init"])
+    assert told.exit_code == 0
+    assert told.stdout.strip() == block("text").strip()
+    text = Path("operant.toml").read_text()
+    text = text.replace("# [conditions]", "[conditions]")
+    text = re.sub(r"(?m)^# (rotation|blur) = .*$", "", text)
+    for key, value in re.findall(r"(?m)^(\w+) = (.+?)(?:\s+#.*)?$", block("toml")):
+        text, n = re.subn(rf"(?m)^#? ?{key} = .*$", f"{key} = {value}", text, count=1)
+        assert n == 1, key
+    Path("operant.toml").write_text(text)
+    return tmp_path
+
+
+def test_it_leads_to_a_report(edited) -> None:
+    ended = CliRunner().invoke(app, ["run", "operant.toml"])
+    assert ended.exit_code in (0, 1), ended.output
+    evidence = load_evidence("operant-run/report.json")
+    assert evidence.requirement == 0.15
+    assert evidence.ended is not None
+    assert evidence.met == (ended.exit_code == 0)
+    assert 1 <= len(evidence.rounds) <= 4
+    assert evidence.gallery.total > 0
+    assert (edited / "operant-run" / "report.html").stat().st_size > 50_000
+    again = CliRunner().invoke(app, ["run", "operant.toml"])
+    assert again.exit_code == ended.exit_code
