@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from operant import Classifier, Samples, load_digits, results, spawn
+from operant import Classifier, Samples, Suite, load_digits, results, spawn
 from operant.assess import LabelsMissing, labels_of
 from operant.campaign import (
     Campaign,
@@ -42,9 +42,10 @@ from operant.campaign import (
 from operant.campaign.assessment import Assessed, assess_model, labels_needed, what_it_takes
 from operant.campaign.feedback import FLOOR, reweighted
 from operant.campaign.folder import Damaged, RunFolder
+from operant.campaign.stored import Ended
 from operant.generate import GradientMove
 from operant.measure import Naturalness
-from operant.networks import fit, initialise
+from operant.networks import fit, initialise, load_weights
 from operant.results import TEMPORARY
 from operant.retrain import OperationalFinetune
 from operant.retrain import _loop as training
@@ -284,6 +285,60 @@ def test_an_earlier_smaller_bound_is_told(undisturbed: tuple[Path, Delivered]) -
     assert (told in done.reason) == (bounds[best] < done.assessment.upper and later)
 
 
+def test_a_smaller_budget_does_not_forget_finished_rounds(tmp_path: Path) -> None:
+    full = run(tmp_path, rounds=2)
+    assert len(full.rounds) == 3
+    for less in ({"rounds": 1}, {"rounds": 2, "labels": 1}, {"rounds": 2, "cases": 1}):
+        again = run(tmp_path, **less)
+        assert again.rounds == full.rounds
+        assert same_weights(again.model, full.model)
+
+
+def test_how_it_ended_is_told_until_it_goes_on(tmp_path: Path) -> None:
+    run(tmp_path, rounds=1)
+    first = results.load(tmp_path / "ended.json", Ended)
+    assert (first.why, first.last, first.rounds) == ("All rounds are spent after round 1.", 1, 1)
+    with pytest.raises(LabelsMissing):
+        run(tmp_path, rounds=2, labels=1000, labeller=Asking(field(), batches=0))
+    assert not (tmp_path / "ended.json").exists()  # it is under way
+    done = run(tmp_path, rounds=2, labels=1000)
+    ended = results.load(tmp_path / "ended.json", Ended)
+    assert (ended.met, ended.last, ended.rounds) == (done.met, done.rounds[-1].number, 2)
+    assert done.reason.startswith(ended.why[:-1])
+    assert done.reason.endswith(ended.advice)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [lambda y: y + 10, lambda y: y.float(), lambda y: y[:-1], lambda y: -y - 1],
+    ids=["too large", "float", "few", "negative"],
+)
+def test_labels_that_are_none_are_refused_and_can_be_mended(tmp_path: Path, told: Any) -> None:
+    right = labels_of(field())
+    with pytest.raises(ValueError, match="labels must be .* whole numbers from 0 to 9"):
+        run(tmp_path, labeller=lambda asked: told(right(asked)), rounds=1)
+    assert run(tmp_path, rounds=1).rounds == run(tmp_path / "other", rounds=1).rounds
+
+
+def test_what_a_campaign_hands_back_lies_in_its_folder(undisturbed: tuple[Path, Delivered]) -> None:
+    folder, done = undisturbed
+    kept = model().rewrap(load_weights(model().unwrap(), folder / "model.safetensors"))
+    assert same_weights(kept, done.model)
+    assert Suite.open(folder / "cases").digest() == done.suite.digest()
+
+
+def test_yields_count_seeds_on_which_a_move_came_first(undisturbed: tuple[Path, Delivered]) -> None:
+    folder, done = undisturbed
+    for r in done.rounds[1:]:
+        chunks = sorted((folder / f"round-{r.number:03d}" / "suite").glob("chunk-*"))
+        good = Suite.concat([Suite.open(c) for c in chunks]).operational(TINY.level, TINY.mass_quantile)
+        first = [
+            (m, s) for m, s, t in zip(good["move"], good.seed.tolist(), good["turn"].tolist(), strict=True) if t == 0
+        ]
+        assert r.first == {name: len({s for m, s in first if m == name}) for name in TINY.moves}
+        assert sum(r.first.values()) <= r.attempted
+
+
 def test_more_rounds_go_on_from_where_it_ended(tmp_path: Path) -> None:
     short = run(tmp_path, rounds=1)
     more = run(tmp_path, rounds=2, labels=200)
@@ -307,7 +362,8 @@ def test_what_it_would_take_is_said_in_labels_of_the_bound_in_use() -> None:
     assert f"about {needed} labels" in what_it_takes(few, 0.05)
     assert assessment.confidence_sequence(round(0.02 * needed), needed, confidence=0.975).upper <= 0.05
     assert "too near 2.00% to be shown" in what_it_takes(few, 0.020001)
-    assert "must fall below" in what_it_takes(few, 0.02)
+    assert "too few to say whether it is below 2.00%" in what_it_takes(few, 0.02)
+    assert "must fall below 0.50% first" in what_it_takes(few, 0.005)
     assert "there were none" in what_it_takes(replace(few, labels=0, failures=0), 0.05)
 
 
@@ -509,7 +565,7 @@ def test_feedback_decides_and_tells(undisturbed: tuple[Path, Delivered]) -> None
     for each in (d for r in rounds for d in r.decisions):
         assert each.before in str(each)
         assert each.why in str(each)
-    yields = {name: rounds[1].by_move[name] / rounds[1].moves[name] for name in GRADIENT}
+    yields = {name: rounds[1].first[name] / rounds[1].moves[name] for name in GRADIENT}
     assert max(yields, key=lambda n: yields[n]) == max(rounds[2].moves, key=lambda n: rounds[2].moves[n])
     assert not rounds[0].decisions
 

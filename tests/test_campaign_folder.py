@@ -179,15 +179,14 @@ def test_what_a_run_has_come_to_is_replaced_by_what_it_comes_to(tmp_path, model,
     ):
         for delivered in several:
             with opened(path) as run:
-                places = run.deliver(*delivered)
+                run.deliver(*delivered)
                 digest = run.digest()
         digests.append(digest)
     assert digests[0] == digests[1]
-    assert places == {"model": path / "model.safetensors", "suite": path / "cases"}
     assert Suite.open(path / "cases").digest() == cases.digest()
     with opened(path) as run:
         assert torch.equal(run.weights("model", other, never).batched_logits(x), model.batched_logits(x))
-        assert run.deliver(other, None) == {"model": path / "model.safetensors"}
+        run.deliver(other, None)
     assert not (path / "cases").exists()
 
 
@@ -215,6 +214,18 @@ def test_what_was_not_finished_is_replaced(tmp_path, cases) -> None:
         assert run.suite("b", lambda: shorter).digest() == shorter.digest()
     with opened(tmp_path) as run:
         assert run.suite("a", never).digest() == shorter.digest()
+    assert not list(tmp_path.rglob(f"*{TEMPORARY}*"))
+
+
+def test_a_chunk_left_half_written_long_ago_stops_nobody(tmp_path, cases) -> None:
+    """A kill inside a chunk leaves the place it was written to; who goes on hours later finds it old."""
+    with opened(tmp_path) as run:
+        room = run.room()
+    cases.save(room)
+    for old in (*room.iterdir(), room):
+        os.utime(old, (0, 0))
+    with opened(tmp_path) as run:
+        assert run.suite("a", lambda: cases).digest() == cases.digest()
     assert not list(tmp_path.rglob(f"*{TEMPORARY}*"))
 
 
@@ -373,7 +384,7 @@ def test_other_settings_are_refused_and_told(tmp_path) -> None:
         RunFolder(tmp_path, signature={"seed": "1", "fuzz": f"{long}, steps=5)", "new": "y" * 500, "same": "s"}),
     ):
         pass
-    assert "seed (0 -> 1); fuzz (steps=3) -> steps=5)); old (x -> nothing); new. Put them back" in str(told.value)
+    assert "seed (0 -> 1); fuzz (steps=3 -> steps=5); old (x -> nothing); new. Put them back" in str(told.value)
     assert "same" not in str(told.value).partition("settings:")[2]
 
 

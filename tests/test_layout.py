@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "operant"
 
 # What may import what: a module imports from its own line and from the lines above it.
 ORDER = [
-    "types rng results",
+    "types rng results  _words",
     "model data suite  formats doctor _shards _fast _hashing",
     "networks density conditions measure",
     "profile",
@@ -20,7 +20,7 @@ ORDER = [
     "retrain",
     "defend",
     "assess",
-    "campaign robot report studies testing checks pytest_plugin demo cli cli_campaign cli_report  _importing",
+    "campaign robot report studies testing checks pytest_plugin demo cli cli_campaign cli_report cli_train  _importing",
 ]
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 

@@ -1,5 +1,6 @@
 """Laws of `assert_reliable` and of the pytest plug-in that reports what it found."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from operant import Samples, results
+from operant._words import at_most
 from operant.assess import plan
-from operant.checks import Check, at_most, listening
+from operant.checks import Check, Refused, listening
 from operant.data import content_ids
 from operant.report.checks import Checks, write_checks
 from operant.testing import assert_reliable, toy_classifier, toy_seeds
@@ -68,8 +70,26 @@ def test_the_message_tells_what_one_needs_to_know():
 
 
 def test_a_model_that_is_too_bad_is_not_sent_for_labels():
-    with pytest.raises(AssertionError, match="not met.*no number of labels will do: improve the model"):
+    with pytest.raises(AssertionError, match="not met.*With the same confidence pmi is above 5 %: improve the model"):
         assert_reliable(MODEL, wrong(30), pmi=0.05)
+
+
+def test_a_large_estimate_from_a_few_labels_condemns_nobody():
+    """One of ten wrong says little: pmi may well be below 6 %."""
+    with pytest.raises(AssertionError, match="not shown.*If the estimate is right, no number.*more would tell"):
+        assert_reliable(MODEL, wrong(1)[:10], pmi=0.06)
+
+
+@settings(max_examples=30, deadline=None)
+@given(k=st.integers(0, 60), pmi=st.floats(0.005, 0.3), confidence=st.sampled_from([0.3, 0.8, 0.95, 0.99]))
+def test_it_is_not_met_just_where_the_exact_test_the_other_way_says_so(k, pmi, confidence):
+    """So many failures must be as unlikely as 1 - confidence if pmi were just what may not be exceeded."""
+    found = []
+    with listening(found.append), contextlib.suppress(AssertionError):
+        assert_reliable(MODEL, wrong(k), pmi=pmi, confidence=confidence)
+    tail = binom.sf(k - 1, 300, pmi)
+    assert (found[0].lower > pmi) == (tail < 1 - confidence) or abs(tail - (1 - confidence)) < 1e-9
+    assert found[0].lower <= found[0].estimate <= found[0].upper or confidence < 0.5
 
 
 def test_a_claim_that_needs_very_many_labels_is_answered_at_once():
@@ -108,11 +128,11 @@ def test_the_worst_classes_come_first():
         ({"used": content_ids(RIGHT.x[:7])}, "7 of 300 field inputs were learned from"),
     ],
 )
-def test_bad_input_is_refused_and_told_to_nobody(options, sentence):
+def test_bad_input_is_refused_and_told(options, sentence):
     found = []
-    with listening(found.append), pytest.raises(ValueError, match=sentence):
+    with listening(found.append), pytest.raises(ValueError, match=sentence) as refused:
         assert_reliable(**{"model": MODEL, "field": RIGHT, "pmi": 0.1} | options)
-    assert found == []
+    assert found == [Refused(why=str(refused.value))]
 
 
 @given(st.floats(1e-9, 1))
@@ -151,12 +171,30 @@ def test_the_report_says_the_same_in_every_form(tmp_path):
         ([], "not shown"),
         ([check()], "met"),
         ([check(), check(upper=0.08, needed=400)], "not shown"),
-        ([check(), check(upper=0.08, needed=400), check(estimate=0.06, upper=0.1)], "not met"),
+        ([check(), check(estimate=0.06, lower=0.04, upper=0.1)], "not shown"),
+        ([check(), check(upper=0.08, needed=400), check(estimate=0.07, lower=0.06, upper=0.1)], "not met"),
+        ([check(), Refused(test="a.py::c", why="no labels")], "not shown"),
+        ([Refused(test="a.py::c", why="no labels")], "not shown"),
     ],
 )
 def test_one_verdict_for_all(checks, status, tmp_path):
-    assert Checks(checks=tuple(checks)).status == status
-    assert status.capitalize() in write_checks(checks, tmp_path).read_text()
+    page = write_checks(checks, tmp_path)
+    assert results.load(page.with_suffix(".json"), Checks).status == status
+    assert status.capitalize() in page.read_text()
+
+
+def test_what_could_not_be_checked_counts(tmp_path):
+    page = write_checks([check(), Refused(test="a.py::c", why=f"mend this {NASTY}")], tmp_path)
+    told = results.load(page.with_suffix(".json"), Checks)
+    assert (len(told.checks), len(told.refused)) == (1, 1)
+    assert told.verdict == "1 of 2 requirements on models in use are not shown to hold; 1 could not be checked."
+    suite = ElementTree.parse(page.with_suffix(".xml")).find("testsuite")
+    assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "0", "1"]
+    assert suite.findall("testcase")[1].find("error").get("message").startswith("mend this")
+    for text in (page.read_text(), page.with_suffix(".md").read_text()):
+        assert "could not be checked" in text
+        assert "mend this" in text
+        assert "<script" not in text.replace("\\<script", "")
 
 
 # In pytest
@@ -206,24 +244,49 @@ def test_a_session_is_reported(pytester):
     assert [(c.test, c.required, c.met) for c in told] == TOLD
 
 
+def test_a_check_that_is_refused_is_not_lost(pytester):
+    pytester.makepyfile(
+        """
+        from operant.testing import assert_reliable, toy_classifier, toy_seeds
+
+        def test_good():
+            assert_reliable(toy_classifier(), toy_seeds(toy_classifier(), n=300), pmi=0.02)
+
+        def test_wrong():
+            assert_reliable(toy_classifier(), toy_seeds(toy_classifier(), n=300), pmi=2)
+        """
+    )
+    result = pytester.runpytest_inprocess("--operant-report=out", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["1 of 2 requirements met, 1 could not be checked"])
+    result.stdout.no_fnmatch_line("*def _check_request*")
+    told = results.load(Path(pytester.path, "out", "report.json"), Checks)
+    assert [r.why for r in told.refused] == ["pmi must be a share between 0 and 1, such as 0.02, got 2"]
+    assert told.refused[0].test.endswith("::test_wrong")
+    assert told.status == "not shown"
+
+
 def test_checks_arrive_from_the_processes_of_xdist(pytester):
     """The same checks, in the same order, whoever ran the tests; without torch, so that processes start quickly."""
     pytester.makepyfile(
         """
         import pytest
-        from operant.checks import Check, tell
+        from operant.checks import Check, Refused, tell
 
         @pytest.mark.parametrize("k", range(6))
         def test_it(k):
             upper = k / 100 + 0.01
             tell(Check(required=0.03, confidence=0.95, estimate=k / 100, upper=upper, failures=k, labels=100,
                        worst=(("class 1", k, 50),)))
+            tell(Refused(why=f"number {k}")) if k == 5 else None
             assert upper <= 0.03
         """
     )
     result = pytester.runpytest_subprocess("--operant-report=out", "-n", "2", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=3, failed=3)
-    told = results.load(Path(pytester.path, "out", "report.json"), Checks).checks
+    read = results.load(Path(pytester.path, "out", "report.json"), Checks)
+    told = read.checks
+    assert [r.why for r in read.refused] == ["number 5"]
     assert [(c.failures, c.worst) for c in told] == [(k, (("class 1", k, 50),)) for k in range(6)]
     assert all(c.test.endswith(f"::test_it[{c.failures}]") for c in told)
 
@@ -247,6 +310,15 @@ def test_a_file_in_the_way_is_told_before_any_test_runs(pytester):
     result = pytester.runpytest_inprocess("--operant-report=out")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--operant-report must name a folder to write to*"])
+
+
+def test_a_folder_without_a_name_is_refused(pytester):
+    pytester.makepyfile("def test_nothing(): pass")
+    before = {path.name for path in pytester.path.iterdir()}
+    result = pytester.runpytest_inprocess("--operant-report=")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--operant-report must name a folder to write to, got nothing*"])
+    assert {path.name for path in pytester.path.iterdir()} == before
 
 
 def test_the_plug_in_is_installed_and_light():

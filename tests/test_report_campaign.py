@@ -21,16 +21,17 @@ from torch import nn
 from typer.testing import CliRunner
 
 from operant import Classifier, Samples, Suite, results, spawn
+from operant._words import percent
 from operant.campaign import Assessed, Decision, Round
 from operant.campaign.folder import RunFolder
-from operant.campaign.stored import About, FieldMap, Insight, about_of, insight_of, map_of
+from operant.campaign.stored import About, Ended, FieldMap, Insight, Known, Seen, about_of, insight_of, map_of
 from operant.cli_report import add_report
 from operant.doctor import Finding
 from operant.networks import fit_pca, save_weights
 from operant.profile import Profile, fit_profile
 from operant.report import Evidence, gather, load_evidence, write_report
 from operant.report.charts import scale
-from operant.report.evidence import VERSION, Known, Seen, percent
+from operant.report.evidence import VERSION
 from operant.report.failures import LARGEST, Found, Gallery, gallery_of
 from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
@@ -236,7 +237,7 @@ def test_time_is_told_by_kind_and_a_line_that_was_cut_off_is_left_out(folder, tm
     lines = [{"round-000/profile.json": 2.0}, {"round-001/suite": 3.0}, {"round-001/round.json": 4.5}]
     (place / "timing.jsonl").write_text("\n".join([*map(json.dumps, lines), '{"round-001/ro']))
     evidence = gather(place)
-    assert evidence.seconds == {"learning the field": 2.0, "searching": 3.0, "rounds": 4.5}
+    assert evidence.seconds == {"profile": 2.0, "suite": 3.0, "round": 4.5}
     assert evidence.time == 6.5
 
 
@@ -252,7 +253,7 @@ def test_every_form_agrees_with_the_bound(upper, requirement):
     assert (cases["requirement"].find("failure") is None) == told.met
     assert markdown(told).startswith("## ✅" if told.met else "## ❌")
     assert told.verdict.startswith("Met:" if told.met else "Not met:")
-    shown = re.findall(r"[\d.]+(?=\u00a0%)", told.verdict)
+    shown = re.findall(r"[\d.e-]+(?= %)", told.verdict)
     assert len(shown) == 2
     assert told.met or shown[0] != shown[1] or math.isclose(upper, requirement, rel_tol=1e-3)
 
@@ -302,6 +303,134 @@ def test_any_number_of_rounds_is_drawn_also_without_labels(rounds):
     )
     page = Page(render_page(bare(rounds=told)))
     assert not any("nan" in (value or "") for _, attributes in page.tags for value in attributes.values())
+
+
+# Rounds that left the model as it was
+
+
+def unchanged(place: Path, *, failing: int = 4, best: int = 0, bought: int = 5) -> Path:
+    """One more round, which, unless told otherwise, retrained in vain, and bought more labels."""
+    with RunFolder(place, signature=SETTINGS) as run:
+        labelled, clean = inputs(bought, (1, 8, 8), "more"), inputs(40, (1, 8, 8), "clean")
+        old, parts = classifier((1, 8, 8), 1), profile((1, 8, 8))
+        known = Known(ids=torch.arange(40, 40 + bought), labels=labelled.labels)
+        kept = insight_of(old, old, labelled, clean, profile=parts, centres=parts.codes[:5].double())
+        all_of_them = replace(assessed(0.1, failing), labels=20 + bought, before=20)
+        done = Round(
+            number=2, arrived=80, attempted=12, found=9, operational=8, chosen=7, cases=12, retraining=record(best),
+            clean=0.895, assessment=all_of_them,
+        )  # fmt: skip
+        run.suite("round-002/suite/chunk-0000", lambda: failures(16))
+        run.suite("round-002/cases", lambda: failures(16)[:7])
+        run.step("round-002/labels-000", Known, lambda: known)
+        run.step("round-002/round", Round, lambda: done)
+        run.step("round-002/insight", Insight, lambda: kept)
+    return place
+
+
+@pytest.fixture(scope="module")
+def quiet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    return gather(unchanged(shutil.copytree(folder, tmp_path_factory.mktemp("quiet") / "run")))
+
+
+def test_a_round_that_changed_nothing_is_marked_and_its_labels_add_up(quiet):
+    row = next(line for line in markdown(quiet).splitlines() if line.startswith("| 2"))
+    assert "| 2 (unchanged) |" in row
+    assert "4 of 25, 5 new" in row
+    text = Page(render_page(quiet)).text
+    assert "2 unchanged" in text
+    assert "4 of 25, 5 new" in text
+    assert "Round 2: the model stayed as it was; 4 of 25, 5 new wrong" in text
+    case = next(c for c in ElementTree.fromstring(junit_xml(quiet)).iter("testcase") if c.get("name") == "round 2")
+    assert "5 of the 25 labels are new" in case.find("system-out").text
+
+
+def test_only_what_was_kept_is_learned_from(quiet, folder, tmp_path):
+    assert (quiet.cases, quiet.learned) == (12, 5)
+    assert sum(f.learned for f in quiet.gallery.failures) == 5
+    text = Page(render_page(quiet)).text
+    assert "Cases chosen 12 5 learned from" in text
+    assert "Cases tried, not kept" in text
+    assert "12 cases chosen, 5 learned from" in markdown(quiet)
+    kept = gather(unchanged(shutil.copytree(folder, tmp_path / "run"), best=1))
+    assert (kept.learned, sum(f.learned for f in kept.gallery.failures)) == (12, 12)
+
+
+def test_sources_are_those_of_all_labels_of_the_present_model(quiet, evidence, folder, tmp_path):
+    first, second = quiet.changes[-2:]
+    assert quiet.sources.rounds == (1, 2)
+    assert quiet.sources.labels == 25 == sum(region.labels for region in quiet.sources.regions)
+    assert quiet.sources.counts[0][0] == first.after[0][0] + second.after[0][0]
+    failing = sum(k for k, _ in quiet.sources.by_class)
+    assert failing == sum(region.failures for region in quiet.sources.regions)
+    assert "25 field inputs labelled for this model in rounds 1, 2" in Page(render_page(quiet)).text
+    assert evidence.sources.rounds == (1,)
+    assert gather(unchanged(shutil.copytree(folder, tmp_path / "run"), best=1)).sources.rounds == (2,)
+    moved = tuple(replace(done, drifted="Drift" if done.number == 2 else "") for done in quiet.rounds)
+    assert replace(quiet, rounds=moved).sources.rounds == (2,)
+
+
+def test_confusion_before_is_told_where_the_model_changed(quiet, evidence):
+    assert Page(render_page(evidence)).text.count("Before: field inputs") == 1
+    assert Page(render_page(quiet)).text.count("Before: field inputs") == 1
+    assert Page(render_page(quiet)).text.count("Clean inputs") == 2
+
+
+# How it ended, and what the verdict is about
+
+
+ENDED = Ended(
+    met=False,
+    why="All labels are spent after round 1.",
+    advice="To meet it: more labels. The last one was not kept.",
+    last=1,
+    rounds=3,
+    cases=100,
+    labels=40,
+)
+
+
+def end(place: Path) -> Path:
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.renew("ended", ENDED)
+        run.deliver(classifier((1, 8, 8)), None)
+    return place
+
+
+def test_the_end_is_told_once_and_the_weights_by_name(folder, tmp_path):
+    told = gather(end(shutil.copytree(folder, tmp_path / "run")))
+    assert told.why == "All labels are spent after round 1."
+    assert told.advice == "To meet it: more labels. The last one was not kept."
+    name, weights = told.judged
+    assert name == "weights after round 1"
+    assert dict(told.hashes)["model.safetensors"] == weights
+    text = Page(render_page(told)).text
+    lead = text.partition("The model got ")[2].partition(" To meet it")[0]
+    assert lead.startswith("1 of 20 labelled inputs wrong, 5 %. The bound holds")
+    assert lead.endswith("All labels are spent after round 1.")
+    assert text.count("required 5") == 0
+    for form in (text, markdown(told), junit_xml(told).decode()):
+        assert weights in form
+        assert form.count("All labels are spent") == 1
+
+
+def test_an_end_that_was_gone_on_from_is_none(folder, tmp_path):
+    place = end(shutil.copytree(folder, tmp_path / "run"))
+    assert gather(place).ended is not None
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.step("round-002/field", Seen, lambda: Seen(ids=torch.arange(80)))
+    assert gather(place).ended is None
+    further = gather(unchanged(place))
+    assert (further.under_way, further.ended, further.why) == ("", None, "")
+    assert further.advice.startswith("To meet it: ")
+
+
+def test_a_model_that_never_changed_is_judged_as_it_came():
+    told = bare(
+        rounds=(Round(number=0, arrived=80, clean=0.9, assessment=assessed()),), hashes=(("model as it came", "aa"),)
+    )
+    assert told.judged == ("model as it came", "aa")
+    assert "model as it came, hash `aa`" in markdown(told)
 
 
 # The page
@@ -372,7 +501,7 @@ def test_a_scale_reaches_as_far_as_it_must_and_not_much_further(most):
 
 @given(share=st.floats(0, 1))
 def test_percentages_are_near_what_they_tell(share):
-    assert float(percent(share).removesuffix("\u00a0%")) == pytest.approx(100 * share, abs=0.051)
+    assert float(percent(share).removesuffix(" %")) == pytest.approx(100 * share, abs=0.051)
 
 
 # Failures
@@ -496,7 +625,7 @@ def test_damaged_cases_are_a_finding(folder, tmp_path):
 
 def test_a_report_of_another_format_is_refused(evidence, tmp_path):
     results.save(replace(evidence, version=VERSION + 1), tmp_path / "report.json")
-    with pytest.raises(ValueError, match=r"format 2, this version of Operant knows format 1; write it again"):
+    with pytest.raises(ValueError, match=r"format 3, this version of Operant knows format 2; write it again"):
         load_evidence(tmp_path / "report.json")
     (tmp_path / "report.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a report"):

@@ -409,3 +409,30 @@ def test_old_leftovers_are_swept(tmp_path: Path) -> None:
     os.utime(foreign, (0, 0))
     write_atomically(tmp_path / "file", b"")
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([young.name, foreign.name, "file"])
+
+
+def test_old_folders_are_their_owners_and_stop_nobody(tmp_path: Path) -> None:
+    left = tmp_path / f".a{TEMPORARY}"
+    left.mkdir()
+    (left / "shard").write_text("half")
+    os.utime(left, (0, 0))
+    for name in ("one", "two"):
+        write_atomically(tmp_path / name, name.encode())
+        assert (tmp_path / name).read_text() == name
+    assert (left / "shard").read_text() == "half"
+
+
+def test_what_cannot_be_swept_stops_nobody(tmp_path: Path) -> None:
+    left = tmp_path / f".a{TEMPORARY}"
+    left.write_text("left")
+    os.utime(left, (0, 0))
+    unlink = Path.unlink
+
+    def refused(path: Path, **options: bool) -> None:
+        if path == left:
+            raise PermissionError(13, "Permission denied")
+        unlink(path, **options)
+
+    with mock.patch.object(Path, "unlink", refused):
+        write_atomically(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"

@@ -5,10 +5,11 @@ Nothing heavy is imported here: the pytest plug-in reads this in every session.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from operant._words import at_most, percent
 
 MOST = 3  # classes named in a sentence
 
@@ -20,8 +21,9 @@ class Check:
     Attributes:
         test: id of the test that asked; empty outside pytest.
         required: pmi had to be at most this.
-        confidence: of the bound.
+        confidence: of each bound.
         estimate: the share of labelled field inputs that the model got wrong.
+        lower: pmi is at least this, with ``confidence``.
         upper: pmi is at most this, with ``confidence``.
         failures, labels: how many were wrong, of how many.
         needed: so many labels would probably show that the requirement holds, if the estimate is right; None where it
@@ -33,6 +35,7 @@ class Check:
     required: float
     confidence: float
     estimate: float
+    lower: float = 0.0
     upper: float
     failures: int
     labels: int
@@ -45,16 +48,21 @@ class Check:
 
     @property
     def status(self) -> str:
-        """``met``; ``not met``: not even the estimate is small enough; ``not shown``: labels are too few to tell."""
-        return "met" if self.met else "not met" if self.estimate >= self.required else "not shown"
+        """``met``; ``not met``: pmi is too large, with confidence; ``not shown``: labels are too few to tell."""
+        return "met" if self.met else "not met" if self.lower > self.required else "not shown"
 
     @property
     def advice(self) -> str:
         """What would help; empty where nothing is missing."""
-        if self.met:
+        if self.status == "met":
             return ""
+        if self.status == "not met":
+            return f"With the same confidence pmi is above {percent(self.required, 4)}: improve the model."
         if self.needed is None:
-            return "The estimate itself is too large, and no number of labels will do: improve the model."
+            return (
+                "If the estimate is right, no number of labels would show it, and the model must be improved; labels "
+                "are too few to say whether it is: more would tell."
+            )
         return (
             f"If the estimate is right, about {self.needed} labels would show it, {self.needed - self.labels} more "
             "than there are."
@@ -62,33 +70,35 @@ class Check:
 
     def __str__(self) -> str:
         told = (
-            f"{self.status}: pmi must be at most {100 * self.required:.4g} % with {self.confidence:.10g} confidence. "
-            f"The estimate is {100 * self.estimate:.3g} %, the bound {at_most(self.upper)}: {self.failures} of "
+            f"{self.status}: pmi must be at most {percent(self.required, 4)} with {self.confidence:.10g} confidence. "
+            f"The estimate is {percent(self.estimate)}, the bound {at_most(self.upper)}: {self.failures} of "
             f"{self.labels} labelled field inputs are misclassified."
         )
         where = ", ".join(f"{name} ({k} of {n})" for name, k, n in self.worst[:MOST])
         return " ".join(part for part in (told, self.advice, where and f"Worst classes: {where}.") if part)
 
 
-def at_most(share: float) -> str:
-    """A share that another is at most, in per cent: three digits, rounded up.
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """An `operant.testing.assert_reliable` that could not be answered.
 
-    >>> at_most(0.0200001), at_most(0.02), at_most(1.0)
-    ('2.01 %', '2 %', '100 %')
+    Attributes:
+        test: id of the test that asked; empty outside pytest.
+        why: what must hold, and did not.
     """
-    if not share > 0:
-        return "0 %"
-    unit = 10.0 ** (math.floor(math.log10(share)) - 2)
-    return f"{100 * unit * math.ceil(round(share / unit, 6)):.4g} %"
+
+    test: str = ""
+    why: str
 
 
 # Who is told ----------------------------------------------------------------------------------------------------------
 
-_listeners: list[Callable[[Check], None]] = []
+Listener = Callable[[Check | Refused], None]
+_listeners: list[Listener] = []
 
 
 @contextmanager
-def listening(listener: Callable[[Check], None]) -> Iterator[None]:
+def listening(listener: Listener) -> Iterator[None]:
     """While this lasts, the listener is told of every check."""
     _listeners.append(listener)
     try:
@@ -97,7 +107,7 @@ def listening(listener: Callable[[Check], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def tell(check: Check) -> None:
+def tell(check: Check | Refused) -> None:
     """Tell everyone who listens."""
     for listener in _listeners:
         listener(check)

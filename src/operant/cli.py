@@ -20,6 +20,7 @@ from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliab
 from operant.campaign.building import read_samples
 from operant.cli_campaign import add_commands
 from operant.cli_report import add_report
+from operant.cli_train import add_train
 from operant.data import Samples, content_ids
 from operant.demo import run_demo
 from operant.doctor import Finding
@@ -54,6 +55,7 @@ app = typer.Typer(
 
 add_commands(app)
 add_report(app)
+add_train(app)
 
 
 @app.callback()

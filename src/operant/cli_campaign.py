@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -13,11 +14,12 @@ from rich.markup import escape
 from operant.assess import LabelsMissing
 from operant.campaign.building import Ready, build
 from operant.campaign.config import load_config
-from operant.campaign.engine import Interrupted
+from operant.campaign.engine import Event, Interrupted
 from operant.campaign.folder import RunFolder
 from operant.campaign.initial import NAME, Found, write_example
-from operant.campaign.progress import print_json, result_json, seconds_of, told_times, watching
+from operant.campaign.progress import name_of_step, print_json, result_json, seconds_of, told_times, watching
 from operant.campaign.rounds import Delivered
+from operant.networks.weights import conversion
 from operant.report import write_report
 
 NOT_MET = 1
@@ -52,6 +54,11 @@ def _next_steps(path: Path, found: Found) -> str:
     shown = ("model", "data", "labels")
     lines = [f"  [{table}] {key} = {value}" for (table, key), value in found.values.items() if table in shown]
     lines += [f"  {key}: not found, fill it in" for key in found.missing]
+    if found.pickled:
+        lines.append(
+            f"  [model] weights: {found.pickled[0]} found, which must be converted, with your network as module:"
+        )
+        lines.append(textwrap.indent(conversion(found.pickled[0]), "    "))
     lines.append(f"Look through {path}, above all [requirement] pmi, which is yours to decide. Then:")
     return "\n".join([*lines, f"  operant run {path}"])
 
@@ -79,10 +86,7 @@ def run(
             voice.note(note)
         _see_the_doctor(ready, voice)
         delivered = _run(ready, voice)
-        with RunFolder(ready.folder) as folder:
-            places, seconds = folder.deliver(delivered.model, delivered.suite), seconds_of(folder.times())
-        places["report"] = write_report(ready.folder)
-        voice.result(delivered, places, seconds)
+        voice.result(delivered, _places(ready.folder, voice), seconds_of(RunFolder(ready.folder).times()))
     except LabelsMissing as missing:
         voice.end("labels needed", f"{missing}. {again}", CANNOT_RUN)
     except KeyboardInterrupt as stop:
@@ -92,6 +96,16 @@ def run(
         voice.end("cannot run", str(error) or type(error).__name__, CANNOT_RUN)
     if not delivered.met:
         raise typer.Exit(NOT_MET)
+
+
+def _places(folder: Path, voice: Voice) -> dict[str, Path]:
+    """Where what was delivered is; a report that cannot be written does not change how the campaign ended."""
+    places = {"model": folder / "model.safetensors", "suite": folder / "cases"}
+    try:
+        places["report"] = write_report(folder)
+    except (ValueError, OSError) as error:
+        voice.warn(f"the report could not be written: {error}. To try again: operant report {folder}")
+    return {name: place for name, place in places.items() if place.exists()}
 
 
 def _see_the_doctor(ready: Ready, voice: Voice) -> None:
@@ -104,15 +118,22 @@ def _see_the_doctor(ready: Ready, voice: Voice) -> None:
 
 
 def _run(ready: Ready, voice: Voice) -> Delivered:
-    """Run the campaign; where labels are missing, say how many more there may be."""
+    """Run the campaign; where labels are missing, say how far the round is, and how many more there may be."""
+    last: list[Event] = []
     with watching(voice.out, quiet=voice.quiet, as_json=voice.as_json) as watch:
+
+        def seen(event: Event) -> None:
+            last[:] = [event]
+            watch(event)
+
         try:
-            return ready.run(watch=watch)
+            return ready.run(watch=seen)
         except LabelsMissing as missing:
-            options = ready.campaign
+            options, now = ready.campaign, last[0] if last else None
+            step = f"{name_of_step(now.step)}: {now.done} of at most {now.total} labels are there. " if now else ""
             raise LabelsMissing(
-                f"{missing}. Labels are asked for {options.label_batch} at a time, until they suffice, and "
-                f"{options.labels} in all at most ([budget] label_batch and labels)"
+                f"{missing}. {step[:1].upper()}{step[1:]}Labels are asked for {options.label_batch} at a time, until "
+                f"they suffice, and {options.labels} in all rounds at most ([budget] label_batch and labels)"
             ) from None
 
 

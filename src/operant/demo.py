@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from operant.assess import labels_of
 from operant.campaign import Assessed, Campaign, Delivered
+from operant.campaign.engine import one_thread
 from operant.campaign.progress import watching
 from operant.conditions import Recipe, apply, half_normal, normal, uniform
 from operant.data import Samples, load_digits
@@ -89,7 +90,7 @@ class Demo:
         requirement: largest pmi that was to be accepted.
         met, reason: whether that could be shown, and why the campaign ended.
         before, after: what labels said of the network as it came, and as it left.
-        true_before, true_after: the same in truth, on many field inputs that nothing had seen.
+        true_before, true_after: the same in truth, on many inputs that the camera took of the same digits later.
         labels, cases: what it took.
         cpu_seconds: likewise.
     """
@@ -186,13 +187,12 @@ def make_world(seed: int, size: Size) -> World:
         rows = order[everything.labels[order] == label]
         rank[rows] = torch.arange(len(rows))
     rest = order[rank[order] >= 90]
-    guard, images = rest[:200], rest[200:]
-    sent, apart = images[: len(images) // 2], images[len(images) // 2 :]
+    guard, read = everything[rest[:200]], everything[rest[200:]]
     return World(
         train=everything[rank < 90],
-        clean=everything[guard],
-        field=_sent(everything[sent], size.field, generator=spawn(seed, "demo", "field")),
-        truth=_sent(everything[apart], size.truth, generator=spawn(seed, "demo", "truth")),
+        clean=guard,
+        field=_sent(read, size.field, generator=spawn(seed, "demo", "field")),
+        truth=_sent(read, size.truth, generator=spawn(seed, "demo", "truth")),
     )
 
 
@@ -237,7 +237,7 @@ def _train(console: Console, world: World, *, seed: int, epochs: int) -> Classif
 
 def _estimate(console: Console, world: World, *, seed: int, simulated: int) -> Recipe:
     fitted = fit_conditions(
-        _unlabelled(world.field),
+        _unlabelled(world.field.split(profile=0.5, assessment=0.5)["profile"]),  # the rest is to assess
         world.train,
         widest=WIDEST,
         simulated=simulated,
@@ -366,10 +366,6 @@ def _python() -> str:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """One torch thread, unless the environment names a number: on a small network more of them only cost."""
-    before = torch.get_num_threads()
-    if not {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys():
-        torch.set_num_threads(1)
-    try:
+    named = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+    with nullcontext() if named else one_thread():
         yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from operant.checks import Check, listening
+from operant.checks import Check, Refused, listening
 
 PROPERTY = "operant"
 
@@ -34,9 +34,13 @@ class _Collector:
     """Checks travel with the reports of their tests, so that they arrive from other processes too."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.folder = config.invocation_params.dir / config.getoption("--operant-report")
+        if not (name := config.getoption("--operant-report")):
+            raise pytest.UsageError(
+                "--operant-report must name a folder to write to, got nothing: --operant-report=DIR"
+            )
+        self.folder = config.invocation_params.dir / name
         self.works_for_another = hasattr(config, "workerinput")  # one of pytest-xdist's processes
-        self.checks: list[Check] = []
+        self.told: list[Check | Refused] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -44,7 +48,7 @@ class _Collector:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        def keep(check: Check) -> None:
+        def keep(check: Check | Refused) -> None:
             told = asdict(replace(check, test=item.nodeid))
             item.user_properties.append((PROPERTY, json.dumps(told)))
 
@@ -53,22 +57,26 @@ class _Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":  # by then the test has said everything
-            self.checks += [_check(str(value)) for name, value in report.user_properties if name == PROPERTY]
+            self.told += [_check(str(value)) for name, value in report.user_properties if name == PROPERTY]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         if not self.works_for_another:
             from operant.report.checks import write_checks
 
-            write_checks(sorted(self.checks, key=lambda check: check.test), self.folder)
+            write_checks(sorted(self.told, key=lambda check: check.test), self.folder)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        met = sum(check.met for check in self.checks)
+        met = sum(isinstance(check, Check) and check.met for check in self.told)
+        refused = sum(isinstance(check, Refused) for check in self.told)
         terminalreporter.section("operant")
-        terminalreporter.line(f"{met} of {len(self.checks)} requirements met")
+        could_not = f", {refused} could not be checked" if refused else ""
+        terminalreporter.line(f"{met} of {len(self.told)} requirements met{could_not}")
         terminalreporter.line(f"report: {Path(self.folder, 'report.html')}")
 
 
-def _check(told: str) -> Check:
+def _check(told: str) -> Check | Refused:
     fields = json.loads(told)
+    if "why" in fields:
+        return Refused(**fields)
     return Check(**fields | {"worst": tuple((name, k, n) for name, k, n in fields["worst"])})

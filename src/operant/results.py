@@ -11,6 +11,7 @@ import types
 import typing
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,13 +97,11 @@ def load(path: str | Path, kind: type[T]) -> T:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what writers left behind that were killed more than an hour ago."""
+    """Remove files that writers left behind who were killed more than an hour ago; folders are their owners'."""
     for file in folder.glob(f".*{TEMPORARY}"):
-        try:
-            if time.time() - file.stat().st_mtime > 3600:
+        with suppress(OSError):  # its writer has just finished, or it cannot be removed, which does no harm
+            if not file.is_dir() and time.time() - file.stat().st_mtime > 3600:
                 file.unlink()
-        except FileNotFoundError:  # its writer has just finished
-            pass
 
 
 def _link(temporary: Path, path: Path) -> None:

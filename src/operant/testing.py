@@ -17,7 +17,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from operant.assess import clopper_pearson, plan
-from operant.checks import Check, tell
+from operant.checks import Check, Refused, tell
 from operant.data import Samples, content_ids
 from operant.model import Classifier
 from operant.rng import spawn
@@ -61,27 +61,38 @@ def assert_reliable(
 
     Returns:
         What was found. Otherwise an AssertionError tells the estimate, the bound, how many labels there are and would
-        be needed, and the worst classes. Bad input is a ValueError.
+        be needed, and the worst classes. Bad input is a ValueError; the report counts it among what is not shown.
     """
     __tracebackhide__ = True
-    _check_request(model, field, pmi, classes, used)
+    try:
+        _check_request(model, field, pmi, classes, used)
+        found = _judged(model, field, pmi, confidence, classes)
+    except Exception as error:
+        tell(Refused(why=str(error) or type(error).__name__))
+        raise
+    tell(found)
+    if not found.met:
+        raise AssertionError(str(found))
+    return found
+
+
+def _judged(model: Classifier, field: Samples, pmi: float, confidence: float, classes: Sequence[str] | None) -> Check:
+    __tracebackhide__ = True
     wrong = (model.predict(field.x) != field.labels).cpu()
     k, n = int(wrong.sum()), len(field)
     found = Check(
         required=pmi,
         confidence=confidence,
         estimate=k / n,
+        lower=1 - clopper_pearson(n - k, n, confidence=confidence).upper,  # of failures: what successes leave
         upper=clopper_pearson(k, n, confidence=confidence).upper,  # (1)
         failures=k,
         labels=n,
         worst=_worst(field.labels.cpu(), wrong, classes),
     )
-    if not found.met and found.estimate < pmi:
-        found = replace(found, needed=max(n + 1, _labels_needed(found.estimate, pmi, confidence)))
-    tell(found)
-    if not found.met:
-        raise AssertionError(str(found))
-    return found
+    if found.met or found.estimate >= pmi:
+        return found
+    return replace(found, needed=max(n + 1, _labels_needed(found.estimate, pmi, confidence)))
 
 
 def _worst(y: Tensor, wrong: Tensor, classes: Sequence[str] | None) -> tuple[tuple[str, int, int], ...]:
@@ -105,6 +116,7 @@ def _labels_needed(estimate: float, pmi: float, confidence: float) -> int:
 def _check_request(
     model: Classifier, field: Samples, pmi: float, classes: Sequence[str] | None, used: Tensor | None
 ) -> None:
+    __tracebackhide__ = True
     if not isinstance(model, Classifier):
         raise ValueError(
             f"model must be a Classifier, got {type(model).__name__}; wrap your module: Classifier(module)"

@@ -127,8 +127,14 @@ def what_it_takes(assessed: Assessed, requirement: float) -> str:
     """To meet the requirement, in a sentence."""
     if assessed.labels == 0:
         return "field inputs to assess with, and labels for them; there were none"
-    if assessed.pmi >= requirement:
+    least = clopper_pearson_interval(assessed.failures, assessed.labels, confidence=2 * FUTILE - 1).lower
+    if least > requirement:
         return f"pmi is estimated at {assessed.pmi:.2%} and must fall below {requirement:.2%} first"
+    if assessed.pmi >= requirement:
+        return (
+            f"pmi is estimated at {assessed.pmi:.2%} on {assessed.labels} labels, too few to say whether it is below "
+            f"{requirement:.2%}; more labels would tell, or it must fall"
+        )
     needed = labels_needed(assessed.pmi, requirement, assessed.confidence)
     if needed > TOO_MANY * assessed.labels:
         return f"pmi is estimated at {assessed.pmi:.2%}, too near {requirement:.2%} to be shown, and must fall further"

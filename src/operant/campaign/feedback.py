@@ -12,7 +12,7 @@ FLOOR = 0.3  # share of a budget that is spread whatever was learned
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a campaign changed for a round, from what, and why."""
+    """What feedback changed for a round: how it would have been without, how it was, and why."""
 
     what: str
     before: str
@@ -20,7 +20,7 @@ class Decision:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.before} → {self.after}, since {self.why}"
+        return f"{self.what}: {self.after} (without feedback {self.before}), since {self.why}"
 
 
 def allocate(contribution: Tensor, base: Tensor, *, floor: float = FLOOR) -> Tensor:

@@ -100,9 +100,13 @@ class RunFolder:
 
         return self.kept(f"{name}.json", work, save=results.save, load=load)
 
+    def drop(self, name: str) -> None:
+        """Remove a result that is no longer so; nothing if there is none."""
+        _drop(self._place(f"{name}.json"))
+
     def renew(self, name: str, value: object) -> None:
         """A result in ``name.json``, in place of one that may be there."""
-        _drop(self._place(f"{name}.json"))
+        self.drop(name)
         self.step(name, type(value), lambda: value)
 
     def suite(self, name: str, work: Callable[[], Suite]) -> Suite:
@@ -157,20 +161,13 @@ class RunFolder:
 
     # Beside the steps
 
-    def deliver(self, model: Classifier, suite: Suite | None) -> dict[str, Path]:
-        """Put what the run has come to where it is easily found, in place of what it had come to before.
-
-        Returns:
-            The places of the weights and, if there is one, of the suite.
-        """
-        places = {"model": self._place(f"{MODEL}.safetensors"), "suite": self._place(CASES)}
-        for place in places.values():
-            _drop(place)
+    def deliver(self, model: Classifier, suite: Suite | None) -> None:
+        """Put what the run has come to where it is easily found, in place of what it had come to before."""
+        for name in (f"{MODEL}.safetensors", CASES):
+            _drop(self._place(name))
         self.weights(MODEL, model, lambda: model)
-        if suite is None:
-            return {"model": places["model"]}
-        self.suite(CASES, lambda: suite)
-        return places
+        if suite is not None:
+            self.suite(CASES, lambda: suite)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -340,9 +337,10 @@ def _remove(place: Path) -> None:
 
 def _change(name: str, old: str, new: str) -> str:
     """What is different, as far as it can be told shortly."""
-    a, b = old.split(", "), new.split(", ")
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x != y] if len(a) == len(b) else [(old, new)]
-    told = ", ".join(f"{x} -> {y}" for x, y in pairs)
+    a, b = (re.findall(r"[^,(){}\[\]]+", text) for text in (old, new))
+    same = len(a) == len(b)
+    pairs = [(x.strip(), y.strip()) for x, y in zip(a, b, strict=True) if x != y] if same else [(old, new)]
+    told = ", ".join(dict.fromkeys(f"{x} -> {y}" for x, y in pairs))  # each once, in order
     return f"{name} ({told})" if len(told) <= 160 else name
 
 

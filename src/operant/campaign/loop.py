@@ -151,7 +151,9 @@ class Campaign:
                 engine=pool(workers),
                 watch=watch or (lambda event: None),
             )
-            return Turns(self, view, loop, train, labeller).run()
+            done = Turns(self, view, loop, train, labeller).run()
+            run.deliver(done.model, done.suite)
+            return done
 
 
 def _check(model: Classifier, train: Samples, clean: Samples) -> None:

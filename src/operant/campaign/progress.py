@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from operant._words import duration
 from operant.campaign.engine import Event, Watch
 from operant.campaign.rounds import Delivered, Round
 
@@ -69,37 +70,41 @@ class Seen:
         self.pmi = str(event.told.get("assessed", self.pmi)).partition(" (")[0]
         return new
 
-    def words(self, event: Event) -> str:
-        """How much is done, and what to say beside it."""
+    def words(self, event: Event, *, pmi: bool = True) -> str:
+        """How much is done, and what to say beside it, the last assessment with it unless it is known."""
         count = COUNTED.get(last_of(event.step), "").format(done=event.done, total=event.total)
         failures = f"{event.told['failures']} failures so far" if "failures" in event.told else ""
         smaller = f"memory is short, {event.told['batch_size']} rows at once" if "batch_size" in event.told else ""
-        return ", ".join(part for part in (count, failures, smaller, self.left(event), self.pmi) if part)
+        parts = (count, failures, smaller, self.left(event), self.pmi if pmi else "")
+        return ", ".join(part for part in parts if part)
 
     def left(self, event: Event) -> str:
         """How long the step will take, if it goes on like this."""
         gained, missing = event.done - self.first, event.total - event.done
         if gained <= 0 or missing <= 0 or last_of(event.step) != "suite":
             return ""
-        return f"about {_duration((self.clock() - self.began) / gained * missing)} left"
+        return f"about {duration((self.clock() - self.began) / gained * missing)} left"
 
 
 @dataclass(kw_only=True)
 class Lines:
-    """A line for every chunk, retraining, assessment and round."""
+    """A line for every chunk, retraining, assessment and round; how reliable the model is, is said when it is news."""
 
     console: Console
     seen: Seen = field(default_factory=Seen)
+    said: str = ""
 
     def __call__(self, event: Event) -> None:
         new = self.seen.take(event)
         for line in lines_of(event):
             self._print(line)
         if last_of(event.step) == "suite" or (new and last_of(event.step) in STEPS):
-            words = self.seen.words(event)
+            words = self.seen.words(event, pmi=self.seen.pmi != self.said)
             self._print(name_of_step(event.step) + f": {words}" * bool(words))
 
     def _print(self, line: str) -> None:
+        if self.seen.pmi in line:
+            self.said = self.seen.pmi
         self.console.print(escape(line), soft_wrap=True)
 
 
@@ -171,13 +176,7 @@ def seconds_of(times: Mapping[str, float]) -> dict[str, float]:
 
 def told_times(seconds: Mapping[str, float]) -> str:
     """The same in words."""
-    return ", ".join(f"{STEPS[step]} {_duration(s)}" for step, s in seconds.items())
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return ", ".join(f"{STEPS[step]} {duration(s)}" for step, s in seconds.items())
 
 
 # For programs

@@ -23,6 +23,7 @@ class Round:
         attempted, found, operational: seeds, failures, operational failures among these.
         moves: how likely each move was to be a seed's first.
         by_move: operational failures by the move that made them.
+        first: seeds that the move tried on them first led to an operational failure, by that move.
         chosen, cases: cases of this round, and of all so far; a retraining learns from all of them.
         retraining: how that went; None if there was nothing to learn from.
         clean: accuracy on the guard's samples afterwards.
@@ -39,6 +40,7 @@ class Round:
     operational: int = 0
     moves: dict[str, float] = field(default_factory=dict)
     by_move: dict[str, int] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
     chosen: int = 0
     cases: int = 0
     retraining: OperationalRecord | None = None
@@ -87,7 +89,7 @@ class Delivered:
         lines = [self.reason, "round  operational  chosen   clean      pmi  at most  labels"]
         for r in self.rounds:
             a = r.assessment
-            pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.bought:6d}" if a else "      unchanged"
-            mark = "  another field" if r.drifted else ""
+            pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.bought:6d}" if a else " " * 24
+            mark = "  another field" if r.drifted else "" if r.changed or r.number == 0 else "  unchanged"
             lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {r.clean:6.2%}  {pmi}{mark}")
         return "\n".join(lines)

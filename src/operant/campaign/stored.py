@@ -1,4 +1,4 @@
-"""What a campaign keeps in its folder for its report, beside what it needs itself."""
+"""What a campaign keeps in its folder, for itself and for its report."""
 
 from __future__ import annotations
 
@@ -17,6 +17,21 @@ from operant.profile import Profile
 
 POINTS = 600  # of training inputs on the map
 PACKAGES = ("operant", "torch", "numpy", "scipy", "scikit-learn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """Labels of some inputs, by id; in ``labels-NNN.json`` of a round."""
+
+    ids: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Ids of the field inputs that were there when a round began; in ``field.json`` of a round."""
+
+    ids: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +99,16 @@ class Ended:
 
     Attributes:
         met: whether its requirement was.
-        reason: why it ended, how far it came and what it would take.
+        why: it ended, in a sentence.
+        advice: what it would take to meet the requirement; empty if it is met.
+        last: its last round.
         rounds, cases, labels: its budget.
     """
 
     met: bool
-    reason: str
+    why: str
+    advice: str
+    last: int
     rounds: int
     cases: int
     labels: int

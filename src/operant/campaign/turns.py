@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from operant.campaign.feedback import Decision, allocate, told
 from operant.campaign.hardening import Hardening
 from operant.campaign.parts import Shares
 from operant.campaign.rounds import Delivered, Round
-from operant.campaign.stored import Ended, FieldMap, Insight, insight_of, map_of
+from operant.campaign.stored import Ended, FieldMap, Insight, Known, insight_of, map_of
 from operant.campaign.view import View
 from operant.data import Samples
 from operant.generate import OperationalFuzz
@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 
 ROUND_SHARE = 2 / 3  # of the labels that are left, which a round may use up, unless it is the last
 IN_VAIN = 2  # rounds in a row that change nothing, after which no round is thought to help
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """Labels of some inputs, by id."""
-
-    ids: Tensor
-    labels: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +59,11 @@ class Turns:
         self.rounds: list[Round] = []
 
     def run(self) -> Delivered:
-        reason = ""
-        for number in range(self.options.rounds + 1):
+        number, reason = 0, ""
+        while not reason or self._goes_on(number):  # what was finished with a larger budget still counts
             self.loop.begin(number)
             before = self.loop.model
-            self.loop.tell("profile", number, self.options.rounds)
+            self.loop.tell("profile", number, max(number, self.options.rounds))
             self.view.arrive(number)
             if self.view.drifted:
                 self.labelled = self.labelled[:0]
@@ -80,10 +72,14 @@ class Turns:
                 self._take_in(done.assessment.bought)
             self._keep_for_report(before, done)
             self.rounds.append(done)
-            self.loop.tell("round", number, self.options.rounds, round=str(done), assessed=str(self._latest))
-            if reason := self._ended(done):
-                break
+            self.loop.tell(
+                "round", number, max(number, self.options.rounds), round=str(done), assessed=str(self._latest)
+            )
+            number, reason = number + 1, self._ended(done)
         return self._delivered(reason)
+
+    def _goes_on(self, number: int) -> bool:
+        return self.loop.folder.has(f"round-{number:03d}/round")
 
     def _keep_for_report(self, before: Classifier, done: Round) -> None:
         """Where training inputs lie in the field, and where the model fails."""
@@ -99,6 +95,7 @@ class Turns:
     # One round
 
     def _round(self, number: int) -> Round:
+        self.loop.folder.drop("ended")
         if number == 0 or self.view.drifted:  # another field: first of all, how reliable is the model in it?
             stop = number > 0 and self.options.when_drifted == "stop"
             return self._told(drifted=self.view.drifted, assessment=None if stop else self._assess(changed=True))
@@ -108,18 +105,30 @@ class Turns:
         good = found.operational(self.options.level, self.options.mass_quantile) if len(found) else found
         chosen = self.loop.choose(partial(self._chosen, good))
         record = self._retrain() if len(chosen) else None
-        moves = good["move"].tolist() if len(good) else []
         return self._told(
             decisions=shares.decisions,
             attempted=found.attempted,
             found=len(found),
             operational=len(good),
             moves=shares.moves,
-            by_move={name: moves.count(name) for name in self.options.moves},
+            by_move=self._count(good),
+            first=self._first(good),
             chosen=len(chosen),
             retraining=record,
             assessment=self._assess(changed=record is not None and record.best_epoch > 0),
         )
+
+    def _count(self, good: Suite) -> dict[str, int]:
+        moves = good["move"].tolist() if len(good) else []
+        return {name: moves.count(name) for name in self.options.moves}
+
+    def _first(self, good: Suite) -> dict[str, int]:
+        """Seeds that have an operational failure of the move that was tried on them first."""
+        if len(good) == 0:
+            return dict.fromkeys(self.options.moves, 0)
+        first = good[good["turn"] == 0]
+        moves = np.asarray(first["move"])
+        return {name: len(first.seed[torch.from_numpy(moves == name)].unique()) for name in self.options.moves}
 
     def _told(self, **what: Any) -> Round:
         loop = self.loop
@@ -140,29 +149,41 @@ class Turns:
         names = list(self.options.moves)
         equal = torch.full((len(names),), 1 / len(names), dtype=torch.float64)
         if not self.options.feedback or len(self.labelled) == 0:
-            return _spread(by_class, by_cell, names, equal)
+            return self._spread(by_class, by_cell, equal)
         failing = self.labelled[self.loop.model.predict(self.labelled.x).cpu() != self.labelled.labels.cpu()]
         classes = allocate(torch.bincount(failing.labels, minlength=len(by_class)), by_class)
         cells = allocate(torch.bincount(self.view.cells(failing.x), minlength=len(by_cell)), by_cell)
         yields = torch.tensor([self._yield(name) for name in names])
         moves = allocate(yields, equal)
         why = f"{len(failing)} of {len(self.labelled)} labelled field inputs fail"
-        finds = ", ".join(f"{n} gave {y:.0f}" for n, y in zip(names, yields.tolist(), strict=True))
+        finds = ", ".join(f"{n} of {y:.0f}" for n, y in zip(names, yields.tolist(), strict=True))
         decisions = [
             _decision("seeds by class", by_class, classes, why),
             _decision("seeds by cell", by_cell, cells, why),
         ]
         if bool(yields.any()):
-            why = f"of 100 seeds {finds} operational failures so far"
+            why = f"tried first on 100 seeds, each found operational failures: {finds}"
             decisions.append(_decision("moves", equal, moves, why, names))
-        return _spread(classes, cells, names, moves, *decisions)
+        return self._spread(classes, cells, moves, *decisions)
+
+    def _spread(self, classes: Tensor, cells: Tensor, moves: Tensor, *decisions: Decision) -> Shares:
+        return Shares(
+            classes=tuple(classes.tolist()),
+            cells=tuple(cells.tolist()),
+            moves=dict(zip(self.options.moves, moves.tolist(), strict=True)),
+            decisions=decisions,
+        )
 
     def _yield(self, name: str) -> float:
-        """Operational failures of the present field that a move made, of a hundred seeds that it was tried on first."""
+        """Of a hundred seeds on which a move was the first to be tried, those it led to an operational failure.
+
+        Only since the field last changed; and only where it came first, since what is left for later moves depends on
+        how often they are.
+        """
         drifts = [i for i, r in enumerate(self.rounds) if r.drifted]
         since = self.rounds[drifts[-1] :] if drifts else self.rounds
         tried = sum(r.attempted * r.moves.get(name, 0.0) for r in since)
-        return 100 * sum(r.by_move.get(name, 0) for r in since) / tried if tried else 0.0
+        return 100 * sum(r.first.get(name, 0) for r in since) / tried if tried else 0.0
 
     def _seeds(self, shares: Shares) -> Samples:
         """Training inputs that the model gets right."""
@@ -272,7 +293,9 @@ class Turns:
         name, folder = f"{self.loop.place}/labels-{i:03d}", self.loop.folder
 
         def ask() -> Known:
-            return Known(ids=asked.ids, labels=self.labeller(Samples(asked.x, ids=asked.ids)).cpu())
+            told = self.labeller(Samples(asked.x, ids=asked.ids)).cpu()
+            _check_labels(told, len(asked), self.loop.model.classes(asked.x[:1]))
+            return Known(ids=asked.ids, labels=told)
 
         known = folder.step(name, Known, ask)
         if not torch.equal(known.ids, asked.ids):
@@ -307,8 +330,8 @@ class Turns:
         if len(self.loop.learned) >= options.cases:
             return f"All cases are spent after round {number}"
         if self._quiet >= IN_VAIN:
-            return f"Rounds {number - 1} and {number} changed nothing, {self._obstacle(done)}"
-        return f"All rounds are spent after round {number}" if number == options.rounds else ""
+            return f"Rounds {number - 1} and {number} changed nothing"
+        return f"All rounds are spent after round {number}" if number >= options.rounds else ""
 
     @property
     def _quiet(self) -> int:
@@ -320,28 +343,34 @@ class Turns:
     def _latest(self) -> Assessed:
         return next(r.assessment for r in reversed(self.rounds) if r.assessment)
 
-    def _obstacle(self, done: Round) -> str:
-        if done.retraining is None:
-            return "since no operational failure was found"
+    @property
+    def _obstacle(self) -> str:
+        """Why the last round left the model as it was, and what could be done about it; empty if it did not."""
+        last = self.rounds[-1]
+        if self._quiet == 0:
+            return ""
+        if last.retraining is None:
+            return "The last round found no operational failure: declare wider conditions, or larger radii."
         allowed = self.options.max_drop * len(self.loop.guard)
-        few = f"; of {len(self.loop.guard)} clean samples {allowed:.0f} may be lost, give more" if allowed < 5 else ""
-        return f"{done.retraining.reason}{few}"
+        few = f" Of {len(self.loop.guard)} clean samples {allowed:.0f} may be lost: give more, or a larger max_drop."
+        return f"The last retraining was not kept: {last.retraining.reason}.{few if allowed < 5 else ''}"
 
     def _delivered(self, reason: str) -> Delivered:
         last, wanted = self._latest, self.options.requirement
         stopped = reason.startswith("Stopped")
         met = last.upper <= wanted and not stopped
         if stopped:
-            more = '. To go on, begin a new folder with the field as it is now, or with when_drifted="update"'
+            advice = 'To go on, begin a new folder with the field as it is now, or with when_drifted="update".'
         else:
-            more = "" if met else f". To meet it: {what_it_takes(last, wanted)}{self._better_before(last)}"
-        told = f"{reason}: {last}; required {wanted:.2%}{more}."
+            more = (f"To meet it: {what_it_takes(last, wanted)}.", self._better_before(last), self._obstacle)
+            advice = "" if met else " ".join(part for part in more if part)
         budget = {name: getattr(self.options, name) for name in ("rounds", "cases", "labels")}
-        self.loop.folder.renew("ended", Ended(met=met, reason=told, **budget))
+        ended = Ended(met=met, why=f"{reason}.", advice=advice, last=self.rounds[-1].number, **budget)
+        self.loop.folder.renew("ended", ended)
         return Delivered(
             model=self.loop.model,
             met=met,
-            reason=told,
+            reason=f"{reason}: {last}; required {wanted:.2%}. {advice}".strip(),
             assessment=last,
             suite=Suite.concat(self.loop.suites) if self.loop.suites else None,
             rounds=tuple(self.rounds),
@@ -355,14 +384,17 @@ class Turns:
         other = any(r.changed for r in self.rounds[best.number + 1 :])
         if best.assessment is None or best.assessment.upper >= last.upper or not other:
             return ""
-        return f". The smallest bound, {best.assessment.upper:.2%}, is that of the model after round {best.number}"
+        return f"The smallest bound, {best.assessment.upper:.2%}, is that of the model after round {best.number}."
 
 
-def _spread(classes: Tensor, cells: Tensor, names: list[str], moves: Tensor, *decisions: Decision) -> Shares:
-    by_name: Mapping[str, float] = dict(zip(names, moves.tolist(), strict=True))
-    return Shares(
-        classes=tuple(classes.tolist()), cells=tuple(cells.tolist()), moves=dict(by_name), decisions=decisions
-    )
+def _check_labels(told: Tensor, n: int, classes: int) -> None:
+    whole = told.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if told.shape != (n,) or not whole or not bool(((told >= 0) & (told < classes)).all()):
+        shape, some = tuple(told.shape), told.flatten()[:5].tolist()
+        raise ValueError(
+            f"labels must be {n} whole numbers from 0 to {classes - 1}, one for each input asked about, got "
+            f"{told.dtype} of shape {shape}, beginning {some}; mend the labels and run again"
+        )
 
 
 def _decision(what: str, old: Tensor, new: Tensor, why: str, names: list[str] | None = None) -> Decision:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from operant.assess.reliability import centres_of
 from operant.campaign.folder import RunFolder
+from operant.campaign.stored import Seen
 from operant.data import Samples
 from operant.measure import Naturalness, fit_naturalness, load_naturalness
 from operant.model import Classifier
@@ -23,13 +24,6 @@ FEWEST = 250  # field inputs to learn from
 DRIFT_LEVEL = 0.05  # how often a campaign may take a field that has not changed for another
 REPEATS = 0.01  # share of field inputs that may be copies of others
 NEW_ENOUGH = 50  # field inputs from which on it is asked whether they differ from those before
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """Ids of the field inputs that were there when a round began."""
-
-    ids: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

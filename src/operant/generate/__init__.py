@@ -4,9 +4,13 @@ from operant.generate.adapt import ADAPT, RandomMutation
 from operant.generate.adapters import from_art, from_autoattack, from_foolbox
 from operant.generate.carlini_wagner import CarliniWagner
 from operant.generate.deepfool import DeepFool
+from operant.generate.deephunter import DeepHunter, MetamorphicMutation
+from operant.generate.deepxplore import DeepXplore
+from operant.generate.dlfuzz import DLFuzz
 from operant.generate.fol_fuzz import FOLFuzz
 from operant.generate.gradient_sign import BIM, FGSM, PGD
 from operant.generate.operational import ConditionMove, GeneticMove, GradientMove, OperationalFuzz, hda, replay
+from operant.generate.tensorfuzz import NoiseMutation, TensorFuzz
 
 __all__ = [
     "ADAPT",
@@ -15,12 +19,18 @@ __all__ = [
     "PGD",
     "CarliniWagner",
     "ConditionMove",
+    "DLFuzz",
     "DeepFool",
+    "DeepHunter",
+    "DeepXplore",
     "FOLFuzz",
     "GeneticMove",
     "GradientMove",
+    "MetamorphicMutation",
+    "NoiseMutation",
     "OperationalFuzz",
     "RandomMutation",
+    "TensorFuzz",
     "from_art",
     "from_autoattack",
     "from_foolbox",

@@ -6,14 +6,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from operant.data import Samples, content_ids
 from operant.generate._strategies import Strategies, fixed_features
-from operant.generate.engine import Goal, judge, project, steepest
+from operant.generate.engine import Goal, check_ball, judge, project, steepest
 from operant.measure.activations import SOFTMAX, Neurons, every_layer, find_neurons
 from operant.measure.coverage import NC, Criterion
 from operant.model import MIN_ROWS, Classifier
@@ -22,7 +22,28 @@ from operant.suite import Suite
 
 ACTIVE = 0.5  # a neuron is active in a row where its value, scaled over its layer, exceeds this
 
+NORMS = ("linf", "l2", "relative-l2")
+
 Factory = Callable[[Classifier, Tensor], Criterion]
+
+
+class Search(Protocol):
+    """Options of a search that `explore` runs batch by batch."""
+
+    @property
+    def radius(self) -> float: ...
+
+    @property
+    def norm(self) -> str: ...
+
+    @property
+    def rows_per_seed(self) -> int: ...
+
+    @property
+    def criterion(self) -> Factory: ...
+
+    def search(self, hunt: Hunt) -> None:
+        """Spend the budget of one batch of seeds."""
 
 
 def neuron_coverage(model: Classifier, x: Tensor) -> Criterion:
@@ -105,7 +126,7 @@ class ADAPT:
     history: int = 300
 
     def __post_init__(self) -> None:
-        _check_ball(self.radius, self.norm)
+        check_ball(self.radius, self.norm, norms=NORMS)
         _check_counts(self, "rows_per_seed", "k", "trials", "population", "history")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
@@ -115,7 +136,7 @@ class ADAPT:
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
         """The same search, with how the coverage grew."""
-        return _explore(model, seeds, self, method=f"adapt-{self.norm}", generator=generator)
+        return explore(model, seeds, self, method=f"adapt-{self.norm}", generator=generator)
 
     def search(self, hunt: Hunt) -> None:
         """Spend the budget of one batch of seeds."""
@@ -162,7 +183,7 @@ class RandomMutation:
     step_size: float = 3.0
 
     def __post_init__(self) -> None:
-        _check_ball(self.radius, self.norm)
+        check_ball(self.radius, self.norm, norms=NORMS)
         _check_counts(self, "rows_per_seed", "trials")
         if not 0 < self.step_size < math.inf:
             raise ValueError(f"step_size must be positive and finite, got {self.step_size}")
@@ -172,7 +193,7 @@ class RandomMutation:
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
         """The same search, with how the coverage grew."""
-        return _explore(model, seeds, self, method=f"random-{self.norm}", generator=generator)
+        return explore(model, seeds, self, method=f"random-{self.norm}", generator=generator)
 
     def search(self, hunt: Hunt) -> None:
         """Spend the budget of one batch of seeds."""
@@ -184,14 +205,7 @@ class RandomMutation:
                 hunt.note(x, hunt.network.read(x))
 
 
-def _check_ball(radius: float, norm: str) -> None:
-    if not 0 < radius < math.inf:
-        raise ValueError(f"radius must be positive and finite, got {radius}")
-    if norm not in ("linf", "l2", "relative-l2"):
-        raise ValueError(f'norm must be "linf", "l2" or "relative-l2", got {norm!r}')
-
-
-def _check_counts(options: ADAPT | RandomMutation, *names: str) -> None:
+def _check_counts(options: Search, *names: str) -> None:
     for name in names:
         if getattr(options, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(options, name)}")
@@ -200,8 +214,8 @@ def _check_counts(options: ADAPT | RandomMutation, *names: str) -> None:
 # The search from all seeds, and from one batch of them
 
 
-def _explore(
-    model: Classifier, seeds: Samples, options: ADAPT | RandomMutation, *, method: str, generator: torch.Generator
+def explore(
+    model: Classifier, seeds: Samples, options: Search, *, method: str, generator: torch.Generator
 ) -> Exploration:
     """Search from the seeds batch by batch, and judge every case in one final pass of the model."""
     model.check(seeds)
@@ -250,7 +264,7 @@ class Hunt:
         seeds: Samples,
         rows: Tensor,
         streams: list[torch.Generator],
-        options: ADAPT | RandomMutation,
+        options: Search,
     ) -> None:
         self.network, self.criterion, self.origin, self.streams = network, criterion, rows, streams
         self.x0, self.y = seeds.x[rows], seeds.labels[rows]

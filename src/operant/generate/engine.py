@@ -189,11 +189,12 @@ def random_point(x0: Tensor, radius: float, norm: str, *, generator: torch.Gener
     return x0 + radius * column(share, x0) * direction
 
 
-def check_ball(radius: float, norm: str) -> None:
+def check_ball(radius: float, norm: str, *, norms: tuple[str, ...] = ("linf", "l2")) -> None:
     if not 0 < radius < math.inf:
         raise ValueError(f"radius must be positive and finite, got {radius}")
-    if norm not in ("linf", "l2"):
-        raise ValueError(f'norm must be "linf" or "l2", got {norm!r}')
+    if norm not in norms:
+        *others, last = (f'"{name}"' for name in norms)
+        raise ValueError(f"norm must be {', '.join(others)} or {last}, got {norm!r}")
 
 
 def check_steps(steps: int, step_size: float | None = None) -> None:

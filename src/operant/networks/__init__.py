@@ -2,23 +2,29 @@
 
 from operant.networks.encoders import PCA, Flat, fit_flat, fit_pca
 from operant.networks.lenet import LeNet5
+from operant.networks.mobilenet import MobileNetV1, MobileNetV2, folded
+from operant.networks.nin import NIN
 from operant.networks.resnet import ResNet20
 from operant.networks.training import Epoch, Fitted, fit, initialise
 from operant.networks.vae import VAE, fit_vae
 from operant.networks.weights import load_weights, save_weights
 
 __all__ = [
+    "NIN",
     "PCA",
     "VAE",
     "Epoch",
     "Fitted",
     "Flat",
     "LeNet5",
+    "MobileNetV1",
+    "MobileNetV2",
     "ResNet20",
     "fit",
     "fit_flat",
     "fit_pca",
     "fit_vae",
+    "folded",
     "initialise",
     "load_weights",
     "save_weights",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from operant.results import write_atomically
 
 M = TypeVar("M", bound=nn.Module)
+PICKLED = (".pt", ".pth", ".ckpt")  # as torch.save writes it
 
 
 def save_weights(module: nn.Module, path: str | Path) -> None:
@@ -46,9 +47,31 @@ def load_weights(module: M, path: str | Path) -> M:
     return module
 
 
+def conversion(path: str | Path) -> str:
+    """The Python that turns weights of torch.save into a safetensors file, where ``module`` is the network they are of.
+
+    >>> print(conversion("net.pt"))
+    from operant.networks import save_weights
+    module.load_state_dict(torch.load("net.pt", weights_only=True))
+    save_weights(module, "net.safetensors")
+    """
+    path = Path(path)
+    return (
+        "from operant.networks import save_weights\n"
+        f'module.load_state_dict(torch.load("{path.as_posix()}", weights_only=True))\n'
+        f'save_weights(module, "{path.with_suffix(".safetensors").as_posix()}")'
+    )
+
+
 def _read(path: Path) -> dict[str, Tensor]:
+    content = path.read_bytes()
+    if path.suffix in PICKLED or b"/data.pkl" in content[:256]:  # which torch.save writes first
+        raise ValueError(
+            f"{path} is a file of torch.save, which may run code when it is read; weights are safetensors. Convert it, "
+            f"once, and name the new file: {conversion(path.name).replace(chr(10), '; ')}"
+        )
     try:
-        tensors: dict[str, Tensor] = load(path.read_bytes())
+        tensors: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{path} is not a readable safetensors file ({error}); get or save it again") from None
     return tensors

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from operant._words import at_most, percent
 from operant.campaign.assessment import Assessed
 from operant.campaign.rounds import Round
-from operant.report.evidence import Evidence, Map, Points, bound, percent
+from operant.report.evidence import Evidence, Map, Points, labels_told, stayed
 
 STEPS = (1, 2, 2.5, 5, 10)  # between two lines of a scale, times a power of ten
 EMPTY = Markup("")
@@ -110,12 +111,14 @@ def pmi_chart(evidence: Evidence, *, width: float, height: float) -> Markup:
     most = max([a.upper for a in map(_seen, rounds) if a], default=0.0)
     ticks = scale(min(1.0, 1.08 * max(most, evidence.requirement)))
     last = max((done.number for done in rounds), default=0)
-    frame = Frame(x=(-0.4, max(last, 1) + 0.5), y=(0, ticks[-1]), left=50, top=20, width=width - 60, height=height - 62)
+    inner, rows = width - 60, max(last, 1)
+    beside = max(0.5, (rows + 0.4) * 62 / (inner - 62))  # room for the numbers of the last round
+    frame = Frame(x=(-0.4, rows + beside), y=(0, ticks[-1]), left=50, top=20, width=inner, height=height - 62)
     few = last <= 8 and (width > 500 or last <= 3)
     newest = max((done.number for done in rounds if _seen(done)), default=0)
     marks = [_round(frame, done, few=few, told=few or done.number == newest) for done in rounds]
     return drawing(
-        joined([_grid(frame, ticks), *_paths(frame, rounds), _requirement(frame, evidence.requirement), *marks]),
+        joined([*_against(frame, ticks, evidence.requirement), *_paths(frame, rounds), *marks]),
         width=width,
         height=height,
         title="pmi over the rounds",
@@ -150,11 +153,14 @@ def _grid(frame: Frame, ticks: Sequence[float]) -> Markup:
     return joined(rows)
 
 
-def _requirement(frame: Frame, value: float) -> Markup:
-    y, right = frame.down(value), frame.left + frame.width
-    return line(frame.left, y, right, y, "required") + text(
-        right, y - 6, f"required: at most {percent(value)}", "required-text", "end"
-    )
+def _against(frame: Frame, ticks: Sequence[float], required: float) -> list[Markup]:
+    """The requirement as a line with its number at the scale, in place of numbers that it would be written over."""
+    y, right = frame.down(required), frame.left + frame.width
+    free = [t for t in ticks if abs(frame.down(t) - y) > 14]
+    bare = [line(frame.left, frame.down(t), right, frame.down(t), "grid") for t in ticks if t not in free and t > 0]
+    axis = [line(frame.left, frame.down(0), right, frame.down(0), "axis")] if 0 not in free else []
+    number = text(frame.left - 10, y + 4, percent(required), "required-text", "end")
+    return [_grid(frame, free), *bare, *axis, line(frame.left, y, right, y, "required"), number]
 
 
 def _round(frame: Frame, done: Round, *, few: bool, told: bool) -> Markup:
@@ -164,24 +170,28 @@ def _round(frame: Frame, done: Round, *, few: bool, told: bool) -> Markup:
     if done.drifted:
         name += line(x - 22, frame.top, x - 22, bottom, "changed")
         name += text(x - 29, frame.top + 11, "the field changed", "note", "end")
-    if (known := _seen(done)) is None:
-        why = "unchanged" if done.assessment is None and not done.drifted else "not assessed"
-        return name + (text(x, bottom + 36, why, "note", "middle") if few else EMPTY)
+    known, same = _seen(done), stayed(done)
+    if few and (same or known is None):
+        name += text(x, bottom + 36, "unchanged" if same else "not assessed", "note", "middle")
+    if known is None:
+        return name
     pmi, upper = frame.down(known.pmi), frame.down(known.upper)
-    mark = line(x, pmi, x, upper, "range") + line(x - 9, upper, x + 9, upper, "cap") + circle(x, pmi, 5.5, "point")
+    mark = line(x, pmi, x, upper, "range") + line(x - 9, upper, x + 9, upper, "cap")
+    mark += circle(x, pmi, 5 if same else 5.5, "hollow" if same else "point")
     if told:
-        mark += text(x + 14, upper + 4, f"≤ {bound(known.upper)}", "value")
-        mark += text(x, pmi + 21, percent(known.pmi), "value strong", "middle")
+        lowest = min(max(pmi + 4, upper + 20), bottom - 4)  # beside the dot, below the bound, above the axis
+        mark += text(x + 14, min(upper + 4, lowest - 16), f"≤ {at_most(known.upper)}", "value")
+        mark += text(x + 14, lowest, percent(known.pmi), "value strong")
     return name + mark
 
 
 def _told(done: Round) -> str:
-    change = "the field changed; " if done.drifted else ""
-    if done.assessment is None:
-        return f"Round {done.number}: {change}the model stayed as it was."
-    return (
-        f"Round {done.number}: {change}estimate {percent(done.assessment.pmi)}, bound {percent(done.assessment.upper)}."
-    )
+    change = "the field changed; " if done.drifted else "the model stayed as it was; " if stayed(done) else ""
+    a = done.assessment
+    if a is None:
+        return f"Round {done.number}: {change}{'no new labels' if stayed(done) else 'not assessed'}."
+    wrong = f"{labels_told(a)} wrong, estimate {percent(a.pmi)}, bound {at_most(a.upper)}"
+    return f"Round {done.number}: {change}{wrong}."
 
 
 # Bars

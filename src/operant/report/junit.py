@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+from operant._words import percent
 from operant.campaign.rounds import Round
-from operant.report.evidence import Evidence, percent
+from operant.report.evidence import Evidence, stayed
 
 NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit_xml(evidence: Evidence) -> bytes:
     """One test case for the requirement, one for clean accuracy, one for drift, and one a round."""
-    suite = ElementTree.Element("testsuite", name=_clean(f"operant {evidence.name}"))
+    suite = ElementTree.Element("testsuite", name=clean(f"operant {evidence.name}"))
     _requirement(_case(suite, "requirement"), evidence)
     _accuracy(_case(suite, "clean accuracy"), evidence)
     _drift(_case(suite, "drift"), evidence)
@@ -45,17 +46,20 @@ def _say(case: ElementTree.Element, kind: str, words: str) -> None:
     """What came of a case: ``failure`` or ``skipped`` with a message, or ``system-out``."""
     told = ElementTree.SubElement(case, kind)
     if kind != "system-out":
-        told.set("message", _clean(words.splitlines()[0]))
-    told.text = _clean(words)
+        told.set("message", clean(words.splitlines()[0]))
+    told.text = clean(words)
 
 
-def _clean(words: str) -> str:
+def clean(words: str) -> str:
     return NOT_IN_XML.sub("\ufffd", words)
 
 
 def _requirement(case: ElementTree.Element, evidence: Evidence) -> None:
     kind = "system-out" if evidence.met else "skipped" if evidence.latest is None else "failure"
-    _say(case, kind, f"{evidence.verdict}\n{evidence.advice}".strip())
+    name, weights = evidence.judged
+    judged = f"It is about the {name}{f', hash {weights}' if weights else ''}."
+    told = (evidence.verdict, evidence.why, evidence.advice, judged if evidence.rounds else "")
+    _say(case, kind, "\n".join(filter(None, told)))
 
 
 def _accuracy(case: ElementTree.Element, evidence: Evidence) -> None:
@@ -64,8 +68,8 @@ def _accuracy(case: ElementTree.Element, evidence: Evidence) -> None:
         _say(case, "skipped", "No round is finished.")
         return
     told = (
-        f"Clean accuracy was {percent(evidence.clean_before, 2)} and is {percent(evidence.clean_after, 2)}; "
-        f"{percent(evidence.max_drop, 2)} may be lost."
+        f"Clean accuracy was {percent(evidence.clean_before, 4)} and is {percent(evidence.clean_after, 4)}; "
+        f"{percent(evidence.max_drop, 4)} may be lost. The same samples decide which epoch of a retraining is kept."
     )
     _say(case, "failure" if lost > evidence.max_drop + 1e-9 else "system-out", told)
 
@@ -87,4 +91,7 @@ def _no_drift(evidence: Evidence) -> str:
 
 
 def _round(case: ElementTree.Element, done: Round) -> None:
-    _say(case, "skipped" if done.assessment is None else "system-out", str(done))
+    """Skipped where nothing new is known of the model."""
+    a = done.assessment
+    new = f"\nUnchanged: {a.bought} of the {a.labels} labels are new." if a and stayed(done) else ""
+    _say(case, "skipped" if a is None else "system-out", f"{done}{new}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from operant._words import at_most, percent
 from operant.campaign.rounds import Round
-from operant.report.evidence import Change, Evidence, bound, percent
+from operant.report.evidence import Evidence, Sources, labels_told, stayed
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@<>-])")
 SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
@@ -16,10 +17,11 @@ def markdown(evidence: Evidence) -> str:
     """The verdict, the rounds, where pmi comes from, what was found, and the settings folded away."""
     parts = [
         f"## {SIGN[evidence.status]} {plain(evidence.name)}: {evidence.status}",
-        plain(f"{evidence.verdict} {evidence.advice}"),
+        plain(f"{evidence.verdict} {evidence.why} {evidence.advice}"),
         _rounds(evidence),
         _cost(evidence),
-        _classes(evidence, evidence.changes[-1]) if evidence.changes else "",
+        _judged(evidence) if evidence.rounds else "",
+        _classes(evidence, evidence.sources) if evidence.sources else "",
         _drift(evidence),
         _findings(evidence),
         _settings(evidence),
@@ -39,28 +41,34 @@ def plain(words: str) -> str:
 def _rounds(evidence: Evidence) -> str:
     if not evidence.rounds:
         return plain(evidence.under_way)
-    head = "| round | operational failures | learned from | clean | wrong | estimate | bound |"
+    head = "| round | operational failures | chosen | clean | wrong | estimate | bound |"
     rows = [_row(done) for done in evidence.rounds]
     return "\n".join([head, "|---:" * 7 + "|", *rows, *([f"\n{plain(evidence.under_way)}"] * bool(evidence.under_way))])
 
 
 def _row(done: Round) -> str:
     a = done.assessment
-    why = "not assessed" if done.drifted else "unchanged"
-    told = [f"{a.failures} of {a.labels}", percent(a.pmi), f"**{bound(a.upper)}**"] if a else [why, "", ""]
-    number = f"{done.number}{' (field changed)' if done.drifted else ''}"
+    why = "no new labels" if stayed(done) else "not assessed"
+    told = [labels_told(a), percent(a.pmi), f"**{at_most(a.upper)}**"] if a else [why, "", ""]
+    number = f"{done.number}{' (field changed)' if done.drifted else ' (unchanged)' if stayed(done) else ''}"
     found = [str(done.operational), str(done.chosen)] if done.attempted else ["", ""]
     return f"| {' | '.join([number, *found, percent(done.clean), *told])} |"
 
 
 def _cost(evidence: Evidence) -> str:
-    return f"{evidence.labels} labels, {evidence.seeds} seeds, {evidence.cases} cases learned from."
+    cases = f"{evidence.cases} cases chosen, {evidence.learned} learned from"
+    return f"{evidence.labels} labels, {evidence.seeds} seeds, {cases}."
 
 
-def _classes(evidence: Evidence, change: Change) -> str:
-    wrong = sorted(((sum(row) - row[c], sum(row), c) for c, row in enumerate(change.after)), reverse=True)
+def _judged(evidence: Evidence) -> str:
+    name, weights = evidence.judged
+    return f"The verdict is about the {name}{f', hash `{weights}`' if weights else ''}."
+
+
+def _classes(evidence: Evidence, sources: Sources) -> str:
+    wrong = sorted(((k, n, c) for c, (k, n) in enumerate(sources.by_class)), reverse=True)
     told = [f"{plain(evidence.class_name(c))} ({k} of {n})" for k, n, c in wrong[:MOST] if k]
-    return f"Failures by class in round {change.round}: {', '.join(told)}." if told else ""
+    return f"Failures by class in {sources.when}: {', '.join(told)}." if told else ""
 
 
 def _drift(evidence: Evidence) -> str:

@@ -13,9 +13,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from operant._words import at_most, duration, percent
 from operant.campaign.feedback import Decision
+from operant.campaign.progress import STEPS
 from operant.report.charts import Bar, bar_chart, epoch_chart, map_chart, pmi_chart
-from operant.report.evidence import Change, Counts, Evidence, bound, percent
+from operant.report.evidence import Change, Counts, Evidence, Region, Sources, labels_told, stayed
 from operant.report.failures import is_picture
 from operant.report.gallery import SMALL
 
@@ -50,8 +52,12 @@ class Matrix:
 def render_page(evidence: Evidence) -> str:
     """The whole page as text."""
     script, style = _file("page.js"), _file("page.css")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "bound": bound, "duration": duration, "number": number}
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_together
+    )
+    environment.filters |= {"percent": percent, "at_most": at_most, "duration": duration, "number": number}
+    environment.filters |= {"labels_told": labels_told}
+    environment.tests |= {"unchanged": stayed}
     return environment.from_string(_file("page.html")).render(
         e=evidence,
         style=Markup(style),
@@ -62,6 +68,7 @@ def render_page(evidence: Evidence) -> str:
         decisions=[(r.number, [named(d, evidence) for d in r.decisions]) for r in evidence.rounds if r.decisions],
         pictured=is_picture(evidence.gallery.shape),
         page_size=PAGE_SIZE,
+        steps=STEPS,
         small=max(evidence.gallery.shape, default=0) <= SMALL,
         **_choices(evidence),
     )
@@ -71,16 +78,9 @@ def _file(name: str) -> str:
     return (resources.files("operant.report") / name).read_text(encoding="utf-8")
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people.
-
-    >>> duration(7.26), duration(150), duration(8000)
-    ('7.3 s', '2 min 30 s', '2 h 13 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+def _together(value: object) -> object:
+    """A number is not parted from its per cent at the end of a line."""
+    return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
 def number(value: float) -> str:
@@ -107,7 +107,7 @@ def _choices(evidence: Evidence) -> dict[str, Any]:
 
 
 def _charts(evidence: Evidence) -> dict[str, Any]:
-    latest = evidence.changes[-1] if evidence.changes else None
+    sources = evidence.sources
     return {
         "pmi": {
             "wide": pmi_chart(evidence, width=880, height=340),
@@ -115,8 +115,8 @@ def _charts(evidence: Evidence) -> dict[str, Any]:
         },
         "priors": _priors(evidence),
         "map": map_chart(evidence.map, width=480, height=380) if evidence.map else "",
-        "classes": _by_class(evidence, latest) if latest else "",
-        "regions": _by_region(latest) if latest else "",
+        "classes": _by_class(evidence, sources) if sources else "",
+        "regions": _by_region(sources.regions) if sources else "",
         "epochs": {done.number: epoch_chart(done) for done in evidence.rounds},
     }
 
@@ -136,19 +136,20 @@ def _priors(evidence: Evidence) -> Markup:
     return _top(bars, "How often each class occurs in the field", "priors")
 
 
-def _by_class(evidence: Evidence, change: Change) -> Markup:
+def _by_class(evidence: Evidence, sources: Sources) -> Markup:
     """Each class's share of the failures, and its share of the labelled inputs."""
-    wrong = [(sum(row) - row[c], sum(row)) for c, row in enumerate(change.after)]
+    wrong = sources.by_class
     names = [evidence.class_name(c) for c in range(len(wrong))]
-    labels = sum(n for _, n in wrong)
-    return _sources(names, wrong, [n / labels if labels else 0.0 for _, n in wrong], "Failures by class")
+    return _sources(
+        names, wrong, [n / sources.labels if sources.labels else 0.0 for _, n in wrong], "Failures by class"
+    )
 
 
-def _by_region(change: Change) -> Markup:
+def _by_region(regions: Sequence[Region]) -> Markup:
     """Each cell's share of the failures, and its share of the field."""
-    wrong = [(region.failures, region.labels) for region in change.regions]
+    wrong = [(region.failures, region.labels) for region in regions]
     names = [f"cell {i}" for i in range(len(wrong))]
-    return _sources(names, wrong, [region.mass for region in change.regions], "Failures by cell of the profile")
+    return _sources(names, wrong, [region.mass for region in regions], "Failures by cell of the profile")
 
 
 def _sources(names: Sequence[str], wrong: Sequence[tuple[int, int]], marks: Sequence[float], title: str) -> Markup:
@@ -189,12 +190,12 @@ def named(decision: Decision, evidence: Evidence) -> dict[str, str]:
 
 
 def _matrices(evidence: Evidence, change: Change) -> list[Matrix]:
+    """Before and after, where the round changed the model."""
     field = "field inputs labelled in this round"
-    return [
-        matrix(evidence, change.before, f"Before: {field}"),
-        matrix(evidence, change.after, f"After: {field}"),
-        matrix(evidence, change.clean, "After: clean inputs"),
-    ]
+    changed = any(done.changed for done in evidence.rounds if done.number == change.round)
+    before = [matrix(evidence, change.before, f"Before: {field}")] if changed else []
+    after, clean = (f"{'After: ' if changed else ''}{what}" for what in (field, "clean inputs"))
+    return [*before, matrix(evidence, change.after, after), matrix(evidence, change.clean, clean)]
 
 
 def matrix(evidence: Evidence, counts: Counts, name: str) -> Matrix:
@@ -203,7 +204,7 @@ def matrix(evidence: Evidence, counts: Counts, name: str) -> Matrix:
     pairs = sorted(wrong, key=lambda pair: -pair[2])[:MOST_PAIRS]
     large = len(counts) > MOST_CLASSES
     return Matrix(
-        name=name,
+        name=name[0].upper() + name[1:],
         names=tuple(evidence.class_name(c) for c in range(len(counts))),
         rows=() if large else tuple(_cells(t, row) for t, row in enumerate(counts)),
         pairs=tuple((evidence.class_name(t), evidence.class_name(p), n) for t, p, n in pairs) if large else (),

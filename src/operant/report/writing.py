@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from operant.report.evidence import gather, save_evidence
+from operant.report.evidence import save_evidence
 from operant.report.failures import LIMIT
+from operant.report.gathering import gather
 from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import render_page

@@ -33,7 +33,8 @@ class OperationalFuzz:
     ``per_seed`` stay in all. `Suite.operational` picks the operational failures among them.
 
     Columns: ``naturalness`` (p-value), ``density`` (log), ``mass`` of the cell, ``quantile`` (the share of field inputs
-    that lie where use is no denser), ``l2`` and ``linf`` from the seed, ``move``, ``margin``, and what the move says.
+    that lie where use is no denser), ``l2`` and ``linf`` from the seed, ``move``, ``turn`` (whether it was the first
+    to be tried on the seed, 0, or came later), ``margin``, and what the move says.
 
     A campaign steers by ``replace(fuzz, weight=2.0, moves_per_seed=1)``: those fields stand for the moves' own. Within
     a move seeds do not see each other; which random numbers a later move draws for a seed depends on how many seeds
@@ -95,13 +96,13 @@ class OperationalFuzz:
         self.naturalness(seeds.x[:1])
         order, left = self._order(len(seeds), generator), torch.full((len(seeds),), self.per_seed)
         parts: list[Suite] = []
-        for turn in order.unbind(1):
+        for place, turn in enumerate(order.unbind(1)):
             for number, (name, move) in enumerate(self._steered().items()):
                 rows = ((turn == number) & (left > 0)).nonzero().flatten()
                 if len(rows) == 0:
                     continue
                 part = self._natural(move(model, seeds[rows], generator=generator).failures())
-                parts.append(part.with_columns(move=np.full(len(part), name)))
+                parts.append(part.with_columns(move=np.full(len(part), name), turn=torch.full((len(part),), place)))
                 if self.stop_early:
                     good = (part["naturalness"] >= self.level) & (part["quantile"] >= self.mass_quantile)
                     left -= torch.bincount(_row_of(part.seed[good], seeds), minlength=len(seeds))

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
+from operant.assess import labels_of
 from operant.campaign import Event, Round
 from operant.data import Samples
 from operant.model import Classifier
@@ -112,7 +112,7 @@ class Unit:
             train=field.train,
             clean=field.clean,
             field=Samples(sent.x, ids=sent.ids),
-            labeller=Answers(sent),
+            labeller=labels_of(sent),
             folder=folder,
             seed=field.seed,
             watch=clock,
@@ -192,18 +192,6 @@ class Unit:
         finetune = replace(options, monitor=pmi_monitor(judge), max_drop=left)
         generator = spawn(field.seed, "plain", number)
         return finetune(model, field.train, cases, validation=field.clean, generator=generator).model
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Tells the labels that field inputs came with."""
-
-    known: Samples
-
-    def __call__(self, asked: Samples) -> Tensor:
-        order = self.known.ids.argsort()
-        rows = order[torch.searchsorted(self.known.ids[order], asked.ids)]
-        return self.known.labels[rows]
 
 
 class Clock:

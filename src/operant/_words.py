@@ -1,0 +1,40 @@
+"""Numbers for people: shares in per cent, and how long something takes.
+
+Nothing heavy is imported here: the pytest plug-in reads this in every session.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def percent(share: float, digits: int = 3) -> str:
+    """A share in per cent, with so many digits.
+
+    >>> percent(0.1234), percent(0.06), percent(0.00123), percent(float("nan"))
+    ('12.3 %', '6 %', '0.123 %', '–')
+    """
+    return "\u2013" if math.isnan(share) else f"{100 * share:.{digits}g} %"
+
+
+def at_most(share: float, digits: int = 3) -> str:
+    """A share that another is at most: rounded up.
+
+    >>> at_most(0.0200001), at_most(0.02), at_most(1.0)
+    ('2.01 %', '2 %', '100 %')
+    """
+    if not share > 0:
+        return percent(share)
+    unit = 10.0 ** (math.floor(math.log10(share)) - digits + 1)
+    return percent(unit * math.ceil(round(share / unit, 6)), digits + 1)
+
+
+def duration(seconds: float) -> str:
+    """How long something takes, roughly.
+
+    >>> duration(7.26), duration(150), duration(8000)
+    ('7 s', '2 min', '2.2 h')
+    """
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

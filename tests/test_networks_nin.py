@@ -1,0 +1,389 @@
+"""NIN: what it computes, its weights on disk, and its training within a given time."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count as numbers
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+from typer.testing import CliRunner
+
+from operant import results
+from operant.cli_train import add_train
+from operant.data import Samples
+from operant.model import Classifier
+from operant.networks.nin import NIN
+from operant.networks.training import initialise
+from operant.networks.weights import load_weights, save_weights
+from operant.studies.train_nin import MEAN, STD, NINRecipe, TrainedNIN, augment, train_nin
+
+PLACES = ["conv1", "mlp1a", "mlp1b", "pool1", "conv2", "mlp2a", "mlp2b", "pool2", "conv3", "mlp3a"]
+
+
+def seeded(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+# Counts, shapes, names
+
+
+def test_parameters_counted_by_hand():
+    first = (25 * 3 * 192 + 192) + (192 * 160 + 160) + (160 * 96 + 96)
+    second = (25 * 96 * 192 + 192) + 2 * (192 * 192 + 192)
+    third = (9 * 192 * 192 + 192) + (192 * 192 + 192) + (192 * 10 + 10)
+    assert parameters(NIN()) == first + second + third == 966_986
+    assert parameters(NIN(batch_norm=True)) == 966_986 + 6 * 192 + 160 + 96  # a bias becomes a scale and a shift
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    channels=st.integers(1, 4),
+    classes=st.integers(2, 12),
+    height=st.integers(1, 33),
+    width=st.integers(1, 33),
+    channels_inside=st.integers(2, 13),
+    batch_norm=st.booleans(),
+)
+def test_logits_for_any_channels_classes_and_size(channels, classes, height, width, channels_inside, batch_norm):
+    network = NIN(channels=channels, classes=classes, width=channels_inside, batch_norm=batch_norm).eval()
+    assert network(torch.rand(3, channels, height, width)).shape == (3, classes)
+
+
+def test_layers_give_the_neurons_that_coverage_counts():
+    layers = ["relu_conv1", "relu_mlp1a", "relu_mlp1b", "pool1", "relu_mlp2b", "pool2", "relu_mlp3a", "mlp3b"]
+    taps = Classifier(NIN(width=12)).features(torch.rand(3, 3, 32, 32), layers=layers)
+    sides = [32, 32, 32, 16, 16, 8, 8, 8]
+    channels = [12, 10, 6, 6, 12, 12, 12, 10]
+    assert [tuple(taps[name].shape[1:]) for name in layers] == [(c, s, s) for c, s in zip(channels, sides, strict=True)]
+    assert all(bool((taps[name] >= 0).all()) for name in layers[:-1])
+    assert bool((taps["mlp3b"] < 0).any())
+
+
+# What it computes, against a formula written down again
+
+
+def formula(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    def layer(h: Tensor, name: str) -> Tensor:
+        h = F.conv2d(h, w[f"{name}.weight"], w.get(f"{name}.bias"), padding="same")
+        if f"bn_{name}.weight" in w:
+            mean, var, scale, shift = (w[f"bn_{name}.{k}"] for k in ("running_mean", "running_var", "weight", "bias"))
+            h = ((h.movedim(1, -1) - mean) / (var + 1e-5).sqrt() * scale + shift).movedim(-1, 1)
+        return h.relu()
+
+    def windows(h: Tensor, outside: float) -> Tensor:
+        """3x3 around every second pixel, what lies outside filled in: ``(N, C, H, W, 9)``."""
+        patches = F.pad(h, (1, 1, 1, 1), value=outside).unfold(2, 3, 2).unfold(3, 3, 2)
+        return patches.flatten(4)
+
+    h = windows(layer(layer(layer(x, "conv1"), "mlp1a"), "mlp1b"), -math.inf).amax(-1)
+    h = windows(layer(layer(layer(h, "conv2"), "mlp2a"), "mlp2b"), math.nan).nanmean(-1)
+    h = layer(layer(h, "conv3"), "mlp3a").mean((2, 3))  # the mean and the last layer may change places
+    return h @ w["mlp3b.weight"][:, :, 0, 0].T + w["mlp3b.bias"]
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("size", [(16, 16), (9, 14)])
+def test_network_computes_its_formula(batch_norm, size):
+    network = initialise(lambda: NIN(width=12, batch_norm=batch_norm), generator=seeded(1)).double()
+    x = torch.rand(8, 3, *size, dtype=torch.float64, generator=seeded(2))
+    network.train()(x)  # gives batch norm statistics that are not 0 and 1
+    torch.testing.assert_close(network.eval()(x), formula(network.state_dict(), x))
+
+
+def test_network_can_be_traced_and_run_channels_last():
+    x, network = torch.rand(3, 3, 32, 32, generator=seeded(0)), NIN(width=12, batch_norm=True).eval()
+    expected = network(x)
+    torch.testing.assert_close(fx.symbolic_trace(network)(x), expected)
+    last = network.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(last(x.contiguous(memory_format=torch.channels_last)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_classifier_folds_every_batch_norm():
+    model = Classifier(NIN(width=12, batch_norm=True, dropout=0.2, dropout_after=["pool1", "pool2"]))
+    model.predict(torch.rand(16, 3, 32, 32))
+    assert "8 of 8 batch norms folded" in model.notes
+
+
+# Dropout
+
+
+def test_dropout_sits_where_it_was_asked_for():
+    network = NIN(width=6, dropout=0.3, dropout_after=["mlp1a", "pool1", "pool2"])
+    order = [name for name, _ in network.named_children()]
+    found = [(order[i - 1], name) for i, name in enumerate(order) if "dropout" in name]
+    assert found == [("relu_mlp1a", "dropout_mlp1a"), ("pool1", "dropout_pool1"), ("pool2", "dropout_pool2")]
+    assert network.dropout_pool1.p == 0.3
+    assert not any(isinstance(part, nn.Dropout) for part in NIN(width=6).modules())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_dropout_acts_in_training_only(place):
+    network = NIN(width=12, dropout=0.5, dropout_after=[place])
+    x = torch.rand(4, 3, 16, 16, generator=seeded(0))
+    with torch.no_grad():
+        assert not torch.equal(network(x), network(x))
+        network.eval()
+        assert torch.equal(network(x), network(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"channels": 0}, "channels of at least 1, classes of at least 2 and width of at least 2, got 0, 10 and 192"),
+        ({"classes": 1}, "got 3, 1 and 192"),
+        ({"width": 1}, "got 3, 10 and 1"),
+        ({"dropout": 0.5, "dropout_after": ["pool3"]}, "among conv1, .*, mlp3a; got pool3"),
+        ({"dropout": 0.5}, "needs a place"),
+    ],
+)
+def test_wrong_options_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        NIN(**options)
+
+
+# Weights on disk
+
+
+def test_weights_round_trip_and_others_are_refused_with_what_is_missing(tmp_path):
+    first, path = NIN(width=12, batch_norm=True), tmp_path / "nin.safetensors"
+    first.train()(torch.rand(4, 3, 8, 8))  # moves the running statistics
+    save_weights(first, path)
+    second = load_weights(NIN(width=12, batch_norm=True, dropout=0.5, dropout_after=["pool1"]), path)
+    assert all(torch.equal(values, second.state_dict()[name]) for name, values in first.state_dict().items())
+    with pytest.raises(ValueError, match=r"it is missing conv1.bias, mlp1a.bias, .*; it has unexpected .*bn_"):
+        load_weights(NIN(width=12), path)
+    with pytest.raises(ValueError, match=r"other shapes: mlp3b.weight \(10, 12, 1, 1\) instead of \(7, 12, 1, 1\)"):
+        load_weights(NIN(width=12, batch_norm=True, classes=7), path)
+
+
+# Changed images
+
+
+def test_images_are_mirrored_or_not():
+    x = torch.rand(40, 2, 4, 5, generator=seeded(0))
+    changed = augment(x, shift=0, hole=0, generator=seeded(1))
+    mirrored, same = ((changed == other).flatten(1).all(1) for other in (x.flip(3), x))
+    assert bool((mirrored ^ same).all())
+    assert 5 < int(mirrored.sum()) < 35
+
+
+def test_images_move_by_at_most_the_shift_with_zeros_moved_in():
+    x, shift = torch.rand(60, 2, 6, 5, generator=seeded(0)) + 0.1, 2
+    changed = augment(x, shift=shift, hole=0, generator=seeded(1))
+    found = torch.zeros(60, dtype=torch.int64)
+    for image, down, right in product((x, x.flip(3)), range(2 * shift + 1), range(2 * shift + 1)):
+        moved = F.pad(image, (shift,) * 4)[:, :, down : down + 6, right : right + 5]
+        found += (changed == moved).flatten(1).all(1)
+    assert bool((found == 1).all())
+
+
+@pytest.mark.parametrize("hole", [1, 2, 3, 4])
+def test_a_square_is_blanked_in_all_channels(hole):
+    x = torch.rand(80, 3, 9, 7, generator=seeded(0)) + 0.1
+    blank = augment(x, shift=0, hole=hole, generator=seeded(1)) == 0
+    assert bool((blank == blank[:, :1]).all())
+    rows, columns = blank[:, 0].any(2).sum(1), blank[:, 0].any(1).sum(1)
+    assert torch.equal(blank[:, 0].sum((1, 2)), rows * columns)  # a rectangle
+    assert int(rows.max()) == int(columns.max()) == hole
+    assert int(rows.min()) >= 1  # its centre is on the image
+
+
+def test_same_generator_same_changes_and_images_stay_as_they_were():
+    x = torch.rand(10, 3, 8, 8, generator=seeded(0))
+    before = x.clone()
+    a, b, c = (augment(x, shift=2, hole=3, generator=seeded(number)) for number in (1, 1, 2))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert torch.equal(x, before)
+
+
+# The recipe
+
+
+def test_the_rate_rises_and_falls_once():
+    recipe = NINRecipe(learning_rate=0.4, rise=0.25)
+    rates = [recipe.rate(i / 1000) for i in range(1001)]
+    assert rates[0] == 0
+    assert recipe.rate(0.125) == pytest.approx(0.2)
+    assert recipe.rate(0.25) == max(rates) == 0.4
+    assert recipe.rate(0.625) == pytest.approx(0.2)
+    assert recipe.rate(1.0) == recipe.rate(1.5) == pytest.approx(0, abs=1e-12)
+    assert rates[:251] == sorted(rates[:251])
+    assert rates[250:] == sorted(rates[250:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"minutes": 0.0}, "minutes and learning_rate must be positive, got 0.0 and 0.1"),
+        ({"learning_rate": math.nan}, "got 120.0 and nan"),
+        ({"rise": 1.0}, "rise must be a share between 0 and 1, got 1.0"),
+        ({"batch_size": 1}, "batch_size must be at least 2, shift and hole at least 0, got 1, 4 and 8"),
+        ({"hole": -1}, "got 128, 4 and -1"),
+    ],
+)
+def test_wrong_recipes_are_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        NINRecipe(**options)
+
+
+RECIPE = NINRecipe(minutes=1.0, width=12, batch_size=32, shift=1, hole=2, learning_rate=0.05)
+QUIET = Console(quiet=True)
+
+
+def stripes(n: int, seed: int) -> Samples:
+    """Noisy images of three kinds: stripes across, stripes down, and none."""
+    y = torch.arange(n) % 3
+    wave = (torch.arange(8) % 2).float() - 0.5
+    kinds = torch.stack([wave[:, None].expand(8, 8), wave[None].expand(8, 8), torch.zeros(8, 8)])
+    noise = torch.rand(n, 3, 8, 8, generator=seeded(seed)) * 0.4
+    return Samples((kinds[y][:, None] * 0.6 + 0.3 + noise).clamp(0, 1), y)
+
+
+def ticks(*, seconds: float, stop_after: int | None = None) -> Callable[[], float]:
+    """A clock that moves on whenever it is read, and is interrupted after so many readings."""
+    readings = numbers()
+
+    def clock() -> float:
+        reading = next(readings)
+        if reading == stop_after:
+            raise KeyboardInterrupt
+        return reading * seconds
+
+    return clock
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "nin.safetensors"
+    told = train_nin(stripes(160, 0), stripes(90, 1), out, recipe=RECIPE, console=QUIET, clock=ticks(seconds=1.0))
+    return out, told
+
+
+def test_training_learns_and_tells_what_it_did(trained):
+    out, told = trained
+    assert told.accuracy > 0.8
+    assert sorted(p.name for p in out.parent.iterdir()) == ["nin.json", "nin.safetensors"]
+    assert results.load(out.with_suffix(".json"), TrainedNIN) == told
+    network = load_weights(told.recipe.network(channels=told.channels, classes=told.classes), out)
+    assert Classifier(network, mean=told.mean, std=told.std).accuracy(stripes(90, 1)) == told.accuracy
+    assert sum(e.seconds for e in told.history) == 60
+    assert [e.images for e in told.history] == [160] * 12  # five batches of 32 an epoch, a second each
+    assert str(told).startswith(
+        f"NIN of width 12 is right about {told.accuracy:.2%} of 90 test images, after 12.0 passes"
+    )
+
+
+def test_the_clock_cuts_the_last_epoch_short(tmp_path):
+    recipe = replace(RECIPE, minutes=0.2)
+    told = train_nin(
+        stripes(160, 0),
+        stripes(30, 1),
+        tmp_path / "n.safetensors",
+        recipe=recipe,
+        console=QUIET,
+        clock=ticks(seconds=1),
+    )
+    assert [(e.images, e.seconds) for e in told.history] == [(160, 5), (160, 5), (64, 2)]
+
+
+@pytest.mark.parametrize("stop_after", [3, 17, 33])
+def test_a_stopped_training_goes_on_to_the_same_weights(trained, tmp_path, stop_after):
+    out, told = trained
+    again = tmp_path / "nin.safetensors"
+    options = {"recipe": RECIPE, "console": QUIET}
+    clock = ticks(seconds=1.0, stop_after=stop_after)
+    with pytest.raises(KeyboardInterrupt):
+        train_nin(stripes(160, 0), stripes(90, 1), again, **options, clock=clock)
+    assert not again.exists()
+    assert (tmp_path / "nin.checkpoint.safetensors").exists() == (stop_after > 6)
+    assert train_nin(stripes(160, 0), stripes(90, 1), again, **options, clock=ticks(seconds=1.0)) == told
+    first, second = load_file(out), load_file(again)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_finished_training_is_not_repeated(trained):
+    out, told = trained
+    stopped = ticks(seconds=1.0, stop_after=0)
+    assert train_nin(stripes(160, 0), stripes(90, 1), out, recipe=RECIPE, console=QUIET, clock=stopped) == told
+    for train, recipe, what in [
+        (stripes(160, 0), replace(RECIPE, width=6), "another recipe"),
+        (stripes(160, 5), RECIPE, "another set of training images"),
+    ]:
+        with pytest.raises(ValueError, match=rf"nin.json tells of a finished training with {what}; choose a new --out"):
+            train_nin(train, stripes(90, 1), out, recipe=recipe, console=QUIET, clock=stopped)
+
+
+def test_the_state_of_another_training_is_refused(tmp_path):
+    out, state = tmp_path / "nin.safetensors", tmp_path / "nin.checkpoint.safetensors"
+    data = stripes(160, 0), stripes(90, 1)
+    with pytest.raises(KeyboardInterrupt):
+        train_nin(*data, out, recipe=RECIPE, console=QUIET, clock=ticks(seconds=1.0, stop_after=9))
+    with pytest.raises(ValueError, match=r"checkpoint.safetensors holds a training with another recipe; go on with"):
+        train_nin(*data, out, recipe=replace(RECIPE, seed=1), console=QUIET)
+    with pytest.raises(ValueError, match="holds a training with another set of training images; go on with"):
+        train_nin(stripes(160, 5), data[1], out, recipe=RECIPE, console=QUIET)
+    state.write_bytes(state.read_bytes()[:-50])
+    with pytest.raises(ValueError, match="is torn or not the state of a training"):
+        train_nin(*data, out, recipe=RECIPE, console=QUIET)
+    save_file({"a": torch.zeros(1)}, state)
+    with pytest.raises(ValueError, match='is no "operant training of NIN, format 1"'):
+        train_nin(*data, out, recipe=RECIPE, console=QUIET)
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    data = stripes(160, 0), stripes(90, 1)
+    with pytest.raises(ValueError, match=r"out must be named \*.safetensors, got .*weights.json"):
+        train_nin(*data, tmp_path / "weights.json", recipe=RECIPE, console=QUIET)
+    wild = replace(RECIPE, learning_rate=1e30)
+    with pytest.raises(ValueError, match="the loss became (nan|inf); try a lower learning_rate"):
+        train_nin(*data, tmp_path / "w.safetensors", recipe=wild, console=QUIET, clock=ticks(seconds=1.0))
+    with pytest.raises(ValueError, match="carry no labels"):
+        train_nin(Samples(data[0].x), data[1], tmp_path / "w.safetensors", recipe=RECIPE, console=QUIET)
+
+
+# The command
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_train(app)
+    return app
+
+
+def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(app, tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    y = np.arange(40) % 10
+    np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    out = tmp_path / "nin.safetensors"
+    words = ["train-nin", "--data", str(tmp_path), "--out", str(out), "--minutes", "0.0001", "--width", "6"]
+    for _ in range(2):  # the second time it is finished
+        ended = CliRunner().invoke(app, words)
+        assert ended.exit_code == 0, ended.output
+        assert "NIN of width 6 is right about" in ended.output
+    told = results.load(out.with_suffix(".json"), TrainedNIN)
+    assert (told.train_images, told.classes, told.mean, told.std) == (40, 10, MEAN, STD)
+
+
+def test_the_command_says_why_it_cannot_run(app, tmp_path):
+    out = str(tmp_path / "nin.safetensors")
+    ended = CliRunner().invoke(app, ["train-nin", "--data", str(tmp_path), "--out", out])
+    assert ended.exit_code == 2
+    assert "cannot run: no cifar10 under" in ended.output
