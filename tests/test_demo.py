@@ -105,7 +105,7 @@ def test_it_tells_the_steps_the_outcome_and_where_to_look(ran) -> None:
     assert words[:4] == ["model", "field", "estimate", "campaign"]
     for step in ("before", "after", "required", "done", "look"):
         assert step in words
-    assert f"in truth, on 400 inputs that nothing had seen, {result.true_after:.1%}" in text
+    assert f"in truth, on 400 further pictures, {result.true_after:.1%}" in text
     assert "at most 1% with 95 % confidence: not met" in text
     assert f"open {out / 'report.html'} in a browser" in text
     assert "\x1b" not in text

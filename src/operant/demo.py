@@ -342,7 +342,7 @@ def _tell_outcome(console: Console, result: Demo, size: Size) -> None:
         ("after", result.after, result.true_after),
     ):
         bound = f"pmi {told.pmi:.1%} on {told.labels} labels, at most {told.upper:.1%}"
-        _tell(console, name, f"{bound}; in truth, on {size.truth} inputs that nothing had seen, {true:.1%}")
+        _tell(console, name, f"{bound}; in truth, on {size.truth} further pictures, {true:.1%}")
     verdict = "met" if result.met else "not met"
     _tell(console, "required", f"at most {result.requirement:.0%} with 95 % confidence: {verdict}")
 
