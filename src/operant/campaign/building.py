@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import glob
 import math
+import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +30,7 @@ from operant.campaign.rounds import Delivered
 from operant.campaign.view import FEWEST
 from operant.conditions import Recipe
 from operant.data import Samples, samples_from_folder, samples_from_npz, samples_from_pictures
-from operant.formats import PICTURES, read_npz
+from operant.formats import PICTURES, _pictures, read_npz
 from operant.generate import ConditionMove, GeneticMove, GradientMove
 from operant.model import Classifier
 from operant.networks import load_weights
@@ -36,7 +39,8 @@ from operant.retrain import OperationalFinetune
 from operant.rng import spawn
 from operant.types import Fuzzer, Labeller
 
-RADII = (0.02, 0.05)  # of the range of training inputs, for every value that an input has
+RADII = (0.02, 0.05)  # for images: of the range of training inputs, for every value that an input has
+TABLE_RADII = (0.05, 0.1)  # for tables: of the spread of a column
 GENETIC_RADIUS = 0.3  # of that range; naturalness, not the ball, keeps these cases near
 Moves = dict[str, Callable[..., Fuzzer]]
 
@@ -93,7 +97,7 @@ def build(config: Config, *, workers: int | None = None) -> Ready:
     with _told_of("run", "folder"):
         make_folder(folder)
     with _told_of("labels"):
-        labeller = build_labeller(config, model, train)
+        labeller = build_labeller(config, model, train, arrived.names)
     with _told_of("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes)
     return Ready(
@@ -179,7 +183,7 @@ def _importable(folder: Path) -> None:
 # Data
 
 
-def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samples, Samples, Callable[[int], Samples]]:
+def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samples, Samples, Field]:
     """Training and clean samples, and the function that gives field inputs; all checked against the model."""
     table, read = config.data, partial(read_samples, size=config.data.size)
     with _told_of("data", "train"):
@@ -193,13 +197,13 @@ def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samp
         _same_shape(clean, train)
         model.check(clean)
     patterns = tuple(str(config.path(p)) for p in ([table.field] if isinstance(table.field, str) else table.field))
-    field = Field(patterns=patterns, size=table.size, model=model, train=train, clean=clean)
-    if (n := len(field(0))) < 2 * FEWEST:
+    arrived = Field(patterns=patterns, size=table.size, model=model, train=train, clean=clean)
+    if (n := len(arrived(0))) < 2 * FEWEST:
         notes.append(
             f"[data] field holds {n} inputs, which is few: one half teaches what the field looks like, which takes "
             f"{FEWEST}, and the other is labelled"
         )
-    return train, clean, field
+    return train, clean, arrived
 
 
 def _held_out(train: Samples, share: float, notes: list[str]) -> tuple[Samples, Samples]:
@@ -215,19 +219,27 @@ def _held_out(train: Samples, share: float, notes: list[str]) -> tuple[Samples, 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Field:
-    """All field inputs that have arrived: every file that the patterns match when it is asked."""
+    """All field inputs that have arrived: every file that the patterns match when it is asked.
+
+    Attributes:
+        names: by id, the files of pictures that were read so far.
+    """
 
     patterns: tuple[str, ...]
     size: tuple[int, int] | None
     model: Classifier
     train: Samples
     clean: Samples
+    names: dict[int, Path] = field(default_factory=dict)
 
     def __call__(self, number: int) -> Samples:
         with _told_of("data", "field"):
-            parts = [_like(self.model, read_samples(p, size=self.size, part="field")) for p in self.files()]
-            for part in parts:
+            files = self.files()
+            parts = [_like(self.model, read_samples(p, size=self.size, part="field")) for p in files]
+            for file, part in zip(files, parts, strict=True):
                 _same_shape(part, self.train)
+                if file.is_dir():
+                    self.names.update(zip(part.ids.tolist(), _picture_files(file), strict=True))
             everything = Samples.concat([Samples(part.x, ids=part.ids) for part in parts])  # labels are the labeller's
             self.model.check_inputs(everything.x)
             if bool(torch.isin(everything.ids, torch.cat([self.train.ids, self.clean.ids])).all()):
@@ -258,8 +270,18 @@ def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str =
             raise ValueError(f"{path} must be an npz file, or a folder of pictures; write it with numpy.savez")
         fallback = part == "field" and not {"x", "x_field"} & set(read_npz(path))
         return samples_from_npz(path, part="test" if fallback else part)
-    loose = any(f.suffix.lower() in PICTURES for f in path.iterdir())
-    return samples_from_pictures(path, size=size) if loose else samples_from_folder(path, size=size)
+    return samples_from_pictures(path, size=size) if _loose(path) else samples_from_folder(path, size=size)
+
+
+def _loose(path: Path) -> bool:
+    """Whether a folder holds pictures itself, and not one folder a class."""
+    return any(f.suffix.lower() in PICTURES for f in path.iterdir())
+
+
+def _picture_files(path: Path) -> list[Path]:
+    """The pictures of a folder in the order in which they are read."""
+    classes = [path] if _loose(path) else sorted(f for f in path.iterdir() if f.is_dir() and f.name[0] != ".")
+    return [file for folder in classes for file in _pictures(folder)]
 
 
 def _like(model: Classifier, samples: Samples) -> Samples:
@@ -274,10 +296,10 @@ def _labelled(samples: Samples) -> Samples:
     return samples
 
 
-def _same_shape(samples: Samples, train: Samples) -> None:
-    if samples.shape != train.shape:
+def _same_shape(samples: Samples, others: Samples, what: str = "training") -> None:
+    if samples.shape != others.shape:
         raise ValueError(
-            f"must hold inputs of the training data's shape {tuple(train.shape)}, got {tuple(samples.shape)}; convert "
+            f"must hold inputs of the {what} data's shape {tuple(others.shape)}, got {tuple(samples.shape)}; convert "
             "them, or set [data] size for pictures"
         )
 
@@ -285,8 +307,8 @@ def _same_shape(samples: Samples, train: Samples) -> None:
 # Labels
 
 
-def build_labeller(config: Config, model: Classifier, train: Samples) -> Labeller:
-    """Who tells the labels of field inputs, as [labels] says."""
+def build_labeller(config: Config, model: Classifier, train: Samples, pictures: dict[int, Path]) -> Labeller:
+    """Who tells the labels of field inputs, as [labels] says; a table may name them by their pictures' files."""
     table, classes = config.labels, model.classes(train.x)
     if table.folder is not None:
         return LabelFolder(folder=config.path(table.folder), classes=classes, bounds=model.bounds)
@@ -296,10 +318,10 @@ def build_labeller(config: Config, model: Classifier, train: Samples) -> Labelle
     assert table.file is not None
     path = _existing(config.path(table.file))
     if path.suffix == ".npz":
-        return partial(_looked_up, path)
+        return partial(_looked_up, path, classes)
     if path.suffix != ".csv":
         raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
-    return partial(_looked_up_by_name, path, classes)
+    return partial(_looked_up_by_name, path, classes, config.path("."), pictures)
 
 
 def _asked(function: Callable[..., Any], name: str, classes: int, asked: Samples) -> Tensor:
@@ -321,11 +343,13 @@ def _asked(function: Callable[..., Any], name: str, classes: int, asked: Samples
     return told.long()
 
 
-def _looked_up(path: Path, asked: Samples) -> Tensor:
+def _looked_up(path: Path, classes: int, asked: Samples) -> Tensor:
     """Labels of an npz file, read when they are asked for: more may have been added."""
-    labelled = read_samples(path, part="field")
-    if labelled.y is None:
-        raise ValueError(f"[labels] file: {path} holds no labels; save y beside x")
+    with _told_of("labels", "file"):
+        labelled = _labelled(read_samples(path, part="field"))
+        _same_shape(labelled, asked, "field")
+        if (largest := int(labelled.labels.max())) >= classes:
+            raise ValueError(f"{path} must hold labels from 0 to {classes - 1}, the model's classes, got {largest}")
     if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
         raise LabelsMissing(
             f"{unknown} of {len(asked)} inputs are not in {path}; add them to its x and their classes to its y, and "
@@ -334,16 +358,34 @@ def _looked_up(path: Path, asked: Samples) -> Tensor:
     return labels_of(labelled)(asked)
 
 
-def _looked_up_by_name(path: Path, classes: int, asked: Samples) -> Tensor:
-    """Labels of a table by the inputs' names, as `LabelFolder` writes it."""
+def _looked_up_by_name(path: Path, classes: int, place: Path, pictures: dict[int, Path], asked: Samples) -> Tensor:
+    """Labels of a table by the inputs' names, as `LabelFolder` writes it, or by those of the files they are read from.
+
+    A file goes by its path from operant.toml on, or by as many of its last parts as no other picture shares.
+    """
     known = LabelFolder(folder=path.parent, classes=classes, table=path.name).read()
-    names = [name_of(i) for i in asked.ids.tolist()]
-    if missing := [name for name in names if known.get(name) is None]:
+    called = _names_of(pictures, place)
+    names = [[name_of(i), *called.get(i, ())] for i in asked.ids.tolist()]
+    told = [[y for name in several if (y := known.get(_as_read(name))) is not None] for several in names]
+    if missing := [several[-1] for several, labels in zip(names, told, strict=True) if not labels]:
         raise LabelsMissing(
             f"{len(missing)} of {len(asked)} inputs have no label in {path}; add rows such as {missing[0]},3 and run "
             "this again, or let [labels] folder write inputs and table"
         )
-    return torch.tensor([known[name] for name in names], dtype=torch.int64)
+    return torch.tensor([labels[0] for labels in told], dtype=torch.int64)
+
+
+def _names_of(pictures: dict[int, Path], place: Path) -> dict[int, list[str]]:
+    """By id, what a table may call a picture, from its whole path to the shortest end of it that is its own."""
+    paths = {i: Path(os.path.relpath(file, place)).parts for i, file in pictures.items()}
+    names = {i: ["/".join(parts[-n:]) for n in range(len(parts), 0, -1)] for i, parts in paths.items()}
+    times = Counter(_as_read(name) for several in names.values() for name in several)
+    return {i: [name for name in several if times[_as_read(name)] == 1] for i, several in names.items()}
+
+
+def _as_read(name: str) -> str:
+    """As `LabelFolder.read` gives it."""
+    return name.lower().removesuffix(".png").removesuffix(".npz")
 
 
 # How failures are searched
@@ -403,11 +445,34 @@ def make_moves(config: Config, train: Samples, recipe: Recipe | None, notes: lis
 
 
 def default_radii(train: Samples, norm: str, notes: list[str]) -> list[float]:
-    """Two radii that fit the inputs: shares of their range, in L2 for each of an input's values."""
-    scale = _range(train) * (math.sqrt(train.shape.numel()) if norm == "l2" else 1.0)
-    radii = [float(f"{share * scale:.2g}") for share in RADII]
-    notes.append(f"[generate] radii is not given: {radii} in {norm}, which fits the range of the training inputs")
+    """Two radii that fit the inputs, at which cases keep their labels.
+
+    For images, shares of their range, in L2 for each of an input's values. For tables, shares of a column's spread, in
+    L2 whatever the number of columns: how far an input lies from another class depends on how well classes can be told
+    apart, not on how many columns it takes. The shares were found on Gaussian classes of 10 and 30 columns, plain or
+    with heavy tails, standardised or scaled to [0, 1], whose best rule is known and wrong on 4 % of inputs, with PGD on
+    networks that are wrong on 5 to 31 %. Of all cases 99 % stay on the side of the rule that their seeds are on. Of the
+    failures among them it is 96 % at the smaller radius and 93 % at the larger one, on average over eight settings, and
+    fewer (four in five) where the network is as good as the rule; at 0.25 of the spread it would be 56 to 95 %. Where
+    classes overlap by more than that, look at failures, and give radii of your own.
+    """
+    d, image = train.shape.numel(), len(train.shape) == 3
+    scale = _range(train) * math.sqrt(d) if image else _spread(train)
+    what = "the range of the training inputs" if image else "the spread of a column (its interquartile range)"
+    shares = RADII if image else TABLE_RADII
+    radii = [float(f"{share * scale / (1.0 if norm == 'l2' else math.sqrt(d)):.2g}") for share in shares]
+    notes.append(f"[generate] radii is not given: {radii} in {norm}, which fits {what}")
     return radii
+
+
+def _spread(train: Samples) -> float:
+    """Interquartile range of a typical column: the median of those that have one, else of standard deviations."""
+    x = train.x.flatten(1).numpy()
+    low, high = np.quantile(x, (0.25, 0.75), axis=0)
+    for spreads in (high - low, x.std(0)):
+        if (spreads > 0).any():
+            return float(np.median(spreads[spreads > 0]))
+    raise ValueError("[data] train: inputs must differ, got the same values in all of them")
 
 
 def _range(train: Samples) -> float:
@@ -427,7 +492,8 @@ def _told_of(table: str, key: str = "") -> Iterator[None]:
     except FileNotFoundError as error:
         raise ValueError(f"{name}: there is no {error.filename or error}") from error
     except (ValueError, OSError, RuntimeError) as error:
-        raise ValueError(f"{name}: {error}") from error
+        why = str(error).replace("give Classifier the bounds", "set [model] bounds to the bounds")
+        raise ValueError(f"{name}: {why}") from error
 
 
 def _existing(path: Path) -> Path:

@@ -63,7 +63,7 @@ class LabelsTable(Table):
     """Who tells the true labels of field inputs: one of the three."""
 
     file: str | None = None
-    """npz file with x and y, or csv file with name,label"""
+    """npz file with x and y, or csv file with name,label, where names are ids or files of pictures"""
     callable: str | None = None
     """function from Samples to a tensor of their labels, as "module:function" or "file.py:function" names it"""
     folder: str | None = None
@@ -185,7 +185,7 @@ class GenerateTable(Table):
     """How failures are searched. Declared conditions are one move, each radius of the gradient search another."""
 
     radii: list[Positive] | None = None
-    """of the gradient search, in input units; [] for none; unless given, two that fit the training inputs' range"""
+    """of the gradient search, in input units; [] for none; unless given, two that fit the training inputs"""
     norm: Literal["l2", "linf"] = "l2"
     """of the radii, "l2" or "linf", which changes all values alike"""
     steps: Count = 10
@@ -280,7 +280,7 @@ def load_config(path: str | Path) -> Config:
     try:
         page = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable TOML: {error}; words stand in quotes, lists in [ ]") from None
+        raise ValueError(f"{path} is not readable TOML: {error}; {_advice(str(error))}") from None
     try:
         config = Config.model_validate(page)
     except ValidationError as error:
@@ -291,6 +291,15 @@ def load_config(path: str | Path) -> Config:
 
 
 # What is told
+
+
+def _advice(error: str) -> str:
+    """What to do about TOML that cannot be read."""
+    if error.startswith("Cannot declare"):
+        return "a table stands in the file once: change the keys of the one that is there, in place"
+    if error.startswith("Cannot overwrite"):
+        return "a key stands in its table once: change the one that is there, in place"
+    return "words stand in quotes, lists in [ ]"
 
 
 def _sentences(error: ValidationError) -> list[str]:

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from operant.campaign.config import TABLES, Table
+from operant.conditions import CONDITIONS
 from operant.formats import PICTURES, read_npz
+from operant.networks.weights import PICKLED, conversion
 from operant.results import write_atomically
 
 NAME = "operant.toml"
@@ -50,12 +52,29 @@ EXAMPLES = {
     ("generate", "radii"): [0.5, 1.0],
     ("retrain", "steps"): 100,
 }
-CONDITIONS = """\
-# rotation = {normal = 12}         # standard deviation, in degrees
-# blur = {uniform = [0, 1.3]}      # standard deviation of the blur, in pixels, from and to
-# brightness = {normal = 0.1}      # as a share of the range
-# gaussian_noise = {half_normal = 0.1, absent = 0.5}
-"""
+SEVERITIES = {
+    "rotation": "{normal = 12}",
+    "scale": "{normal = 0.1}",
+    "shear": "{normal = 0.1}",
+    "shift_x": "{uniform = [-0.1, 0.1]}",
+    "shift_y": "{uniform = [-0.1, 0.1]}",
+    "occlusion": "{uniform = [0, 0.3]}",
+    "motion_blur": "{uniform = [0, 4]}",
+    "motion_angle": "{uniform = [-180, 180]}",
+    "blur": "{uniform = [0, 1.3]}",
+    "brightness": "{normal = 0.1}",
+    "contrast": "{normal = 0.3}",
+    "gamma": "{normal = 0.2}",
+    "downsampling": "{uniform = [0, 0.5]}",
+    "shot_noise": "{half_normal = 0.1}",
+    "gaussian_noise": "{half_normal = 0.1, absent = 0.5}",
+    "impulse_noise": "{half_normal = 0.02}",
+    "jpeg": "{uniform = [0, 2]}",
+}
+KINDS = (
+    "Some that there are, each with what its severity is. How likely it is: normal, its standard deviation around 0; "
+    "half_normal, the same above 0; uniform, from and to; or fixed. absent is the share of images without it."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +85,13 @@ class Found:
         values: by table and key, what goes into the file.
         others: by table and key, what would have done as well.
         shape: of one training input; empty if it is not known.
+        pickled: weights as torch.save writes them, which have to be converted.
     """
 
     values: dict[tuple[str, str], Any] = field(default_factory=dict)
     others: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
+    pickled: tuple[str, ...] = ()
 
     @property
     def missing(self) -> list[str]:
@@ -120,7 +141,8 @@ def look(folder: Path) -> Found:
     if ("labels", "file") not in values:
         values["labels", "folder"] = "to_label"
     values["requirement", "pmi"] = 0.05
-    return Found(values=values, others={k: v for k, v in others.items() if v}, shape=shape)
+    pickled = () if ("model", "weights") in values else tuple(p.as_posix() for p in files if p.suffix in PICKLED)
+    return Found(values=values, others={k: v for k, v in others.items() if v}, shape=shape, pickled=pickled)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -310,11 +332,16 @@ def example(found: Found) -> str:
 def _table(name: str, kind: type[Table], found: Found) -> str:
     head = _comment((kind.__doc__ or "").strip().rstrip("."))
     if name == "conditions":
-        tabular = len(found.shape) == 1
-        return (
-            "" if tabular else f"{head}\n# [conditions]\n{CONDITIONS}{_keys(name, kind, found, skip=('severities',))}"
-        )
+        if len(found.shape) == 1:  # a table
+            return ""
+        return f"{head}\n# [conditions]\n{_keys(name, kind, found, skip=('severities',))}{_severities()}"
     return f"{head}\n[{name}]\n{_keys(name, kind, found)}"
+
+
+def _severities() -> str:
+    """An example of each condition, with its unit."""
+    lines = [_beside(f"# {name} = {severity}", CONDITIONS[name].meaning) for name, severity in SEVERITIES.items()]
+    return f"{_comment(KINDS)}\n{''.join(lines)}"
 
 
 def _keys(name: str, kind: type[Table], found: Found, skip: Sequence[str] = ()) -> str:
@@ -330,6 +357,13 @@ def _key(table: str, key: str, info: Any, found: Found) -> str:
     else:
         line = f"# {key} = {_toml(EXAMPLES.get(place, info.get_default()))}"
         about = f"{MISSING}: {about}" if info.is_required() else about
+    if place == ("model", "weights") and found.pickled:
+        about += f"; {found.pickled[0]} found, which must be converted:"
+        return f"{_comment(about)}\n{textwrap.indent(conversion(found.pickled[0]), '#   ')}\n{line}\n"
+    return _beside(line, about)
+
+
+def _beside(line: str, about: str) -> str:
     beside = f"{line:<30}  # {about}\n"
     return beside if len(beside) <= WIDE else f"{_comment(about)}\n{line}\n"
 
