@@ -156,7 +156,13 @@ def test_deepfool_is_arts(lenet, seeds, generator):
     assert 1.02 * ours[1] == pytest.approx(theirs[1], rel=0.01)  # ART overshoots once more when it is across
 
 
-@pytest.mark.parametrize("options", [{"binary_search_steps": 1, "initial_const": 10.0}, {"binary_search_steps": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"binary_search_steps": 1, "initial_const": 10.0},
+        pytest.param({"binary_search_steps": 4}, marks=pytest.mark.slow),
+    ],
+)
 def test_carlini_wagner_is_foolboxs(lenet, seeds, options, generator):
     some = seeds[:24]
     options = {"steps": 100, "initial_const": 1.0, **options}

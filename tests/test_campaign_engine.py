@@ -349,6 +349,7 @@ def test_what_cannot_travel_is_told(two: Engine, lost: Any) -> None:
         list(two(str, [lost]))
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_told_and_replaced(two: Engine) -> None:
     with pytest.raises(WorkerDied, match=r"ended with code 3 in the midst of work.*__main__.*run again"):
         list(two(os._exit, [3]))

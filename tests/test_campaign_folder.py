@@ -343,6 +343,7 @@ def test_without_gates_the_lock_still_works(tmp_path, monkeypatch) -> None:
     assert not (tmp_path / "lock").exists()
 
 
+@pytest.mark.slow
 def test_of_many_who_find_a_dead_lock_one_wins(script: dict[str, Any]) -> None:
     assert script["winners"] == [1] * RACES
 

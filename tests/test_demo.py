@@ -124,6 +124,7 @@ def test_what_it_says_to_try_next_works(ran) -> None:
 # Again, and in other people's folders
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_in_the_same_folder(ran) -> None:
     out, first, _ = ran
     (out / "notes.txt").write_text("mine")

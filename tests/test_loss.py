@@ -275,6 +275,7 @@ print(len(zero_order_loss(model, x, y)), len(first_order_loss(model, x, y, x0=x0
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_take_less_than_a_gibibyte() -> None:
     run = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True, check=False)
     assert run.stdout.strip() == "10000 10000", run.stderr

@@ -845,6 +845,7 @@ for independent in (False, True):
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_take_less_than_a_gibibyte() -> None:
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(MEMORY)], capture_output=True, text=True, check=False)
     assert run.stdout.splitlines() == ["2 10000 10", "50 10000 10", "50 10000 10"], run.stderr

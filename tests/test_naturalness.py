@@ -636,6 +636,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_images_need_less_than_a_gibibyte():
     run = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True, timeout=600)
     assert run.stdout.strip() == "fine", run.stderr[-2000:]

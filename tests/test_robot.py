@@ -555,6 +555,7 @@ class Killed(BaseException):
     """Nothing catches it."""
 
 
+@pytest.mark.slow
 def test_an_end_at_any_writing_point_changes_nothing(tmp_path, monkeypatch, undisturbed):
     """Every file is flushed before it gets its name, and its folder after: the run ends at each of these in turn."""
     flush, left = os.fsync, [0]

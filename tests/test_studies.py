@@ -56,6 +56,7 @@ def test_the_robot_study_writes_a_page_that_answers_every_question(study: Path) 
     assert numbers["digits-0.2-seed0/judged-be-st-10"]["strategy"] == "be-st"
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(study: Path) -> None:
     page = (study / "robot.md").read_bytes()
     steps = {file: file.stat().st_mtime_ns for file in study.glob("steps/*/*.json")}
@@ -172,6 +173,7 @@ def test_two_studies_do_not_mix(tmp_path: Path) -> None:
         sign_folder(tmp_path, scale="small", settings=1)
 
 
+@pytest.mark.slow
 def test_a_unit_that_fails_stops_the_others(tmp_path: Path) -> None:
     units = [("bad", _fail), *((str(n), partial(_write_slowly, tmp_path / str(n))) for n in range(30))]
     with pytest.raises(ValueError, match="this unit fails"):

@@ -315,6 +315,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_need_less_than_a_gibibyte() -> None:
     command = [sys.executable, "-c", textwrap.dedent(MEMORY)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "enough\n"

@@ -301,6 +301,7 @@ print(len(annotate(model, suite, passes=passes, generator=spawn(0))["mi"]))
 """
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_are_annotated_in_little_memory() -> None:
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(MEMORY)], capture_output=True, text=True, check=False)
     assert run.stdout.strip() == "10000", run.stderr

@@ -11,6 +11,7 @@ from operant.generate.fol_fuzz import FOLFuzz
 from operant.generate.gradient_sign import BIM, FGSM, PGD
 from operant.generate.operational import ConditionMove, GeneticMove, GradientMove, OperationalFuzz, hda, replay
 from operant.generate.tensorfuzz import NoiseMutation, TensorFuzz
+from operant.generate.uncertainty import UncertaintyFuzz
 
 __all__ = [
     "ADAPT",
@@ -31,6 +32,7 @@ __all__ = [
     "OperationalFuzz",
     "RandomMutation",
     "TensorFuzz",
+    "UncertaintyFuzz",
     "from_art",
     "from_autoattack",
     "from_foolbox",

@@ -6,6 +6,16 @@ from operant.measure.coverage import KMNC, NBC, NC, SNAC, TKNC, Coverage, Neighb
 from operant.measure.loss import first_order_loss, zero_order_loss
 from operant.measure.mc_dropout import Passes, mc_dropout, with_dropout
 from operant.measure.naturalness import Naturalness, fit_naturalness, load_naturalness, rank_correlation
+from operant.measure.patterns import (
+    AUC,
+    Characterised,
+    Kind,
+    Thresholds,
+    auc,
+    auc_difference,
+    characterise,
+    plot_plane,
+)
 from operant.measure.similarity import mse, psnr, ssim
 from operant.measure.surprise import DSA, LSA, MDSA, fit_dsa, fit_lsa, fit_mdsa
 from operant.measure.uncertainty import (
@@ -22,6 +32,7 @@ from operant.measure.uncertainty import (
 )
 
 __all__ = [
+    "AUC",
     "DSA",
     "KMNC",
     "LSA",
@@ -30,14 +41,20 @@ __all__ = [
     "NC",
     "SNAC",
     "TKNC",
+    "Characterised",
     "Conformal",
     "Coverage",
+    "Kind",
     "Naturalness",
     "NeighbourCoverage",
     "Neurons",
     "Passes",
     "Ranges",
+    "Thresholds",
     "annotate",
+    "auc",
+    "auc_difference",
+    "characterise",
     "conformal_p_values",
     "entropy",
     "find_neurons",
@@ -57,6 +74,7 @@ __all__ = [
     "mutual_information",
     "neurons",
     "pattern",
+    "plot_plane",
     "prediction_confidence",
     "predictive_entropy",
     "psnr",

@@ -171,7 +171,7 @@ def needed(points: Sequence[Point], target: float, what: str) -> float | None:
     """How much of something was spent when pmi first was at the target; None if it never was.
 
     >>> points = [Point(round=i, cases=10 * i, labels=0, seconds=0, pmi=p, clean=1) for i, p in enumerate([0.3, 0.1])]
-    >>> needed(points, 0.2, "cases")
+    >>> round(needed(points, 0.2, "cases"), 6)
     5.0
     """
     falling = np.minimum.accumulate([p.pmi for p in points])

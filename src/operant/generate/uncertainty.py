@@ -1,0 +1,326 @@
+"""KuK: a population for each seed, bred for a pattern of uncertainty that other tests miss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.generate._fitness import Aim
+from operant.generate.engine import Rows, advance, check_ball, judge, project
+from operant.measure.mc_dropout import check_passes, mc_dropout
+from operant.measure.patterns import DEFAULT, Thresholds, patterns
+from operant.measure.uncertainty import CHUNK, prediction_confidence, variation_ratio_original
+from operant.model import MIN_ROWS, Classifier
+from operant.rng import spawn
+from operant.suite import Suite
+
+AT_ONCE = 2**25  # values of members in play together
+KEPT = ("reached", "generation", "vro_search")  # what is told of a seed's search
+
+Name = tuple[int, str | int]
+"""Of dropout masks: a seed and a path, as `spawn` takes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UncertaintyFuzz:
+    """Breed a population around each seed, without gradients, for one pattern of PCS and VRO.
+
+        LL   PCS(x) < p  and  VRO(x) < v                      undecided, yet stable
+        HH   PCS(x) > p  and  VRO(x) > v                      confident, yet unstable
+        HL   PCS(x) > p  and  VRO(x) < v  and x is an AE      wrong as if it were right
+        LH   PCS(x) < p  and  VRO(x) > v  and x is a BE       right as if it were wrong                    (1)
+
+    A case is adversarial (AE) if the model does not give it its seed's label, else benign (BE). The first members are
+    the seed with noise. Fitness follows the paper's piecewise equations, `Aim.fitness`. Each child has two parents, the
+    fittest of a tournament and the fittest of another one among the rest, takes each value from the first with the
+    chance ``crossover``, and may be mutated by noise. A seed leaves with its fittest member that meets the objective as
+    soon as there is one.
+
+    VRO takes many passes, so it is asked for late: of populations on the last line of their equation, whose others do
+    not contain it; and there only of members that are fit enough, by the rest of that line, for a tournament of this
+    generation to tell them apart. All passes of a search use the same dropout masks for every member, so that fitness
+    is one function from the first generation to the last. But what is bred for some masks may fit no others: at the
+    end, every case is judged again with fresh ones, and both counts are told.
+
+    Every seed gives one case. Columns: ``aim``, the pattern; ``reached`` (1 or 0), whether the search met the
+    objective, where 0 marks the best member of a seed that failed; ``confirmed``, whether it did and the case meets it
+    with fresh masks too; ``pcs`` and ``vro`` (fresh masks), ``vro_search`` (those of the search), ``pattern``, that the
+    case follows by the fresh ones; ``generation``, when the search ended. Misclassified seeds are skipped.
+
+    The paper says neither how large tournaments are nor whether the fittest live on, nor whether its mutation rate
+    counts images or values, and its program is not public. The defaults, 20, one and images, are a choice: a public
+    program for another purpose with the same two rates has them. Seeds have their own streams of random numbers, and do
+    not see each other.
+
+    Args:
+        pattern: ``"LL"``, ``"HH"``, ``"HL"`` (adversarial) or ``"LH"`` (benign).
+        radius: of the ball around each seed in L∞, and largest noise, in input units.
+        population: members of a seed.
+        generations: how many after the first, at most.
+        crossover: chance of a value to come from the first parent.
+        mutation: chance to be mutated, by white noise, uniform up to the radius and cut where it leaves the ball.
+        mutated: what that is the chance of: ``"images"``, in which all values then change, or single ``"values"``.
+        tournament: members that a parent is the fittest of.
+        elites: fittest members that live on.
+        passes: T of VRO; the paper takes 50 for MNIST and 100 for larger images.
+        screen: passes in the search, if fewer; who meets the objective in these must meet it in all.
+        fresh_masks: new masks in every generation, and elites asked again, instead of the same ones all along.
+        thresholds: p and v are the lower thresholds where the pattern says L and the upper ones where it says H.
+
+    References:
+        | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
+        | (Zhang et al., 2020), sections 4 and 5.1
+        | https://arxiv.org/abs/2004.11573
+    """
+
+    pattern: str
+    radius: float = 0.3
+    population: int = 100
+    generations: int = 50
+    crossover: float = 0.5
+    mutation: float = 0.005
+    mutated: str = "images"
+    tournament: int = 20
+    elites: int = 1
+    passes: int = 50
+    screen: int | None = None
+    fresh_masks: bool = False
+    thresholds: Thresholds = DEFAULT
+    norm: ClassVar[str] = "linf"
+
+    def __post_init__(self) -> None:
+        _ = self.aim
+        check_ball(self.radius, self.norm)
+        check_passes(self.passes)
+        if self.population < 2 or self.generations < 1:
+            raise ValueError(
+                "a population needs at least 2 members and 1 generation, "
+                f"got {self.population} and {self.generations}; the paper takes 100 and 50"
+            )
+        if not (0 <= self.crossover <= 1 and 0 <= self.mutation <= 1):
+            raise ValueError(f"crossover and mutation are chances, got {self.crossover} and {self.mutation}")
+        if self.mutated not in ("images", "values"):
+            raise ValueError(f'mutated must be "images" or "values", got {self.mutated!r}')
+        if not 1 <= self.tournament < self.population:
+            raise ValueError(
+                f"a tournament has from 1 to {self.population - 1} members, fewer than the population, "
+                f"got {self.tournament}"
+            )
+        if not 0 <= self.elites < self.population:
+            raise ValueError(f"elites must be from 0 to {self.population - 1}, got {self.elites}")
+        if self.screen is not None and not 2 <= self.screen <= self.passes:
+            raise ValueError(f"screen must be from 2 to the {self.passes} passes, or None, got {self.screen}")
+
+    @property
+    def aim(self) -> Aim:
+        """The objective and its fitness."""
+        return Aim.at(self.pattern, self.thresholds)
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        model.check(seeds)
+        seeds = seeds.to(model.device)
+        masks, *names = torch.randint(
+            2**62, (1 + len(seeds),), generator=generator, device=generator.device
+        ).tolist()  # drawn for all seeds before any is dropped
+        mc_dropout(model, seeds.x[:MIN_ROWS], passes=2, generator=spawn(masks, "try"))  # refuses one without dropout
+        chosen = (model.predict(seeds.x) == seeds.labels).nonzero().flatten()
+        found = [
+            self._search(
+                model, seeds, some, [torch.Generator().manual_seed(names[row]) for row in some.tolist()], masks
+            )
+            for some in chosen.split(max(1, AT_ONCE // (self.population * seeds.x[0].numel())))
+            if len(some)
+        ]
+        x = torch.cat([seeds.x[:0], *(rows["case"] for rows in found)])
+        skipped, method = len(seeds) - len(chosen), f"uncertainty-{self.pattern}"
+        suite = judge(model, seeds, x, origin=chosen, method=method, skipped=skipped)
+        none = torch.empty(0, dtype=torch.float64)
+        told = {name: torch.cat([none, *(rows[name].double().cpu() for rows in found)]) for name in KEPT}
+        return self._judged(model, suite, told, masks)
+
+    def _judged(self, model: Classifier, suite: Suite, told: Rows, masks: int) -> Suite:
+        """With columns of the search, and of a last look at all cases with fresh masks."""
+        n, x = len(suite), suite.x.to(model.device)
+        pcs = prediction_confidence(model.probs(x)).double().cpu() if n else torch.empty(0).double()
+        fresh = _vro(model, x, suite.prediction.to(x.device), self.passes, (masks, "fresh")).cpu()
+        met = self.aim.met(pcs, suite.prediction != suite.label, fresh)
+        return suite.with_columns(
+            aim=np.array([self.pattern] * n, dtype=np.str_),
+            reached=told["reached"],
+            confirmed=(met & (told["reached"] > 0)).double(),
+            pcs=pcs,
+            vro=fresh,
+            vro_search=told["vro_search"],
+            pattern=patterns(pcs, fresh, self.thresholds),
+            generation=told["generation"],
+        )
+
+    # One batch of seeds
+
+    def _search(
+        self, model: Classifier, seeds: Samples, some: Tensor, streams: list[torch.Generator], masks: int
+    ) -> Rows:
+        """Breed the populations of these seeds; state has a row a seed, and in it one for each member."""
+        number = torch.arange(len(some), device=some.device)
+        rows = {"x0": seeds.x[some], "y": seeds.labels[some], "stream": number, "generation": number}
+        rows |= {"reached": number < 0, "vro_search": number.double(), "case": rows["x0"]}
+        generation = count()
+
+        def step(rows: Rows) -> tuple[Rows, Tensor]:
+            now = next(generation)
+            rows = self._bred(rows, streams, model.bounds) if now else rows
+            rows = self._looked_at(model, rows, streams, self._masks(masks, now))
+            rows = self._with_the_best(model, rows, self._masks(masks, now))
+            return rows | {"generation": torch.full_like(rows["y"], now)}, rows["reached"]
+
+        rows = advance(self._first(rows, streams, model.bounds), step, steps=self.generations + 1)
+        return self._with_the_best_of_failed(model, rows, self._masks(masks, self.generations))
+
+    def _masks(self, seed: int, generation: int) -> Name:
+        return seed, generation if self.fresh_masks else "search"
+
+    def _first(self, rows: Rows, streams: list[torch.Generator], bounds: tuple[float, float]) -> Rows:
+        """The seed with noise, so many times; nothing is known of any member."""
+        x0 = rows["x0"]
+        x = x0.new_empty(len(x0), self.population, *x0.shape[1:])
+        for row, stream in enumerate(streams):
+            x[row] = self._projected(x0[row] + self._noise(x[row], stream), x0[row], bounds)
+        unknown = torch.full(x.shape[:2], torch.nan, dtype=torch.float64, device=x.device)
+        nobody = torch.full(x.shape[:2], -1, device=x.device)
+        parents = nobody[:, None, self.elites :].repeat(1, 2, 1)
+        return rows | {"x": x, "pcs": unknown, "vro": unknown, "prediction": nobody, "parents": parents}
+
+    def _looked_at(self, model: Classifier, rows: Rows, streams: list[torch.Generator], masks: Name) -> Rows:
+        """The same members with what is known of them, and who will be parents: which ranks among the fittest."""
+        new = rows["prediction"] < 0
+        probs = model.probs(rows["x"][new])
+        pcs, prediction = rows["pcs"].clone(), rows["prediction"].clone()
+        pcs[new], prediction[new] = prediction_confidence(probs).double(), probs.argmax(1)
+        parents = torch.stack([self._ranks(streams[row]) for row in rows["stream"].tolist()]).to(pcs.device)
+        rows = rows | {"pcs": pcs, "prediction": prediction, "parents": parents}
+        if self.fresh_masks:
+            rows["vro"] = torch.full_like(rows["vro"], torch.nan)
+        return rows | {"vro": self._vro_where_needed(model, rows, masks)}
+
+    def _vro_where_needed(self, model: Classifier, rows: Rows, masks: Name) -> Tensor:
+        """VRO of members that come into question; a lower tier does not if no parent is taken from it."""
+        wrong = _wrong(rows)
+        tier = self.aim.tier(rows["pcs"], wrong)
+        above = (tier[:, None, :] > tier[:, :, None]).sum(2)
+        deepest = rows["parents"].flatten(1).amax(1).clamp_min(self.elites - 1)
+        needed = self.aim.last(rows["pcs"], wrong)[:, None] & (above <= deepest[:, None]) & rows["vro"].isnan()
+        vro = rows["vro"].clone()
+        vro[needed] = _vro(model, rows["x"][needed], rows["prediction"][needed], self.screen or self.passes, masks)
+        return vro
+
+    def _with_the_best(self, model: Classifier, rows: Rows, masks: Name) -> Rows:
+        """With the fittest member of each seed that meets the objective, in all passes; else whatever comes first."""
+        pcs, wrong, vro = rows["pcs"], _wrong(rows), rows["vro"].clone()
+        met = self.aim.met(pcs, wrong, vro)
+        if self.screen is not None:
+            vro[met] = _vro(model, rows["x"][met], rows["prediction"][met], self.passes, masks)
+            met &= self.aim.met(pcs, wrong, vro)
+        best = self._fitness(rows).masked_fill(~met, -math.inf).argmax(1)
+        each = torch.arange(len(best), device=best.device)
+        return rows | {"reached": met.any(1), "case": rows["x"][each, best], "vro_search": vro[each, best]}
+
+    def _with_the_best_of_failed(self, model: Classifier, rows: Rows, masks: Name) -> Rows:
+        """Seeds that did not reach the objective give the member of their last population that is nearest to it."""
+        failed, vro = ~rows["reached"], rows["vro"].clone()
+        unknown = vro.isnan() & failed[:, None]
+        vro[unknown] = _vro(model, rows["x"][unknown], rows["prediction"][unknown], self.screen or self.passes, masks)
+        best = self.aim.nearness(rows["pcs"], _wrong(rows), vro).argmax(1)
+        place = failed.nonzero().flatten(), best[failed]
+        case, told = rows["x"][place], vro[place]
+        if self.screen is not None:
+            told = _vro(model, case, rows["prediction"][place], self.passes, masks)
+        rows["case"][failed], rows["vro_search"][failed] = case, told
+        return {name: rows[name] for name in (*KEPT, "case")}
+
+    # Breeding
+
+    def _fitness(self, rows: Rows) -> Tensor:
+        return self.aim.fitness(rows["pcs"], _wrong(rows), rows["vro"])
+
+    def _ranks(self, stream: torch.Generator) -> Tensor:
+        """Two parents for each child, by their rank among the fittest: 0 is the fittest; never the same twice.
+
+        Of a tournament only the fittest counts, whose rank is drawn at once: it is r or more if all are of rank r or
+        more,
+
+            P(rank ≥ r) = Π_{i<t} (n − r − i) / (n − i),    t members of n                                  (1)
+        """
+        n, t = self.population, self.tournament
+        children = n - self.elites
+        u = torch.rand(2, children, generator=stream, dtype=torch.float64)
+        first, second = ((_reaching(size, t)[1:] > u[k][:, None]).sum(1) for k, size in enumerate((n, n - 1)))
+        return torch.stack([first, second + (second >= first)])  # the second is of those that the first leaves
+
+    def _bred(self, rows: Rows, streams: list[torch.Generator], bounds: tuple[float, float]) -> Rows:
+        """The next generation: elites, of whom all stays known, and children; one seed at a time to draw numbers."""
+        order = self._order(rows)
+        elite, names = order[:, : self.elites], ("pcs", "vro", "prediction")
+        kept = {name: rows[name].gather(1, elite) for name in names}
+        x = torch.empty_like(rows["x"])
+        for row, stream in enumerate(rows["stream"].tolist()):
+            old, x0 = rows["x"][row], rows["x0"][row]
+            first, second = (old[order[row, ranks]] for ranks in rows["parents"][row])
+            u = torch.rand(first.shape, generator=streams[stream]).to(x.device)
+            children = self._mutated(torch.where(u < self.crossover, first, second), streams[stream])
+            x[row] = torch.cat([old[elite[row]], self._projected(children, x0, bounds)])
+        unknown = {"pcs": torch.nan, "vro": torch.nan, "prediction": -1}
+        new = {name: kept[name].new_full((len(x), x.shape[1] - self.elites), unknown[name]) for name in names}
+        return rows | {"x": x} | {name: torch.cat([kept[name], new[name]], 1) for name in names}
+
+    def _order(self, rows: Rows) -> Tensor:
+        """Members from the fittest on; of equals, who meets more conditions; last, whose VRO is not known."""
+        wrong = _wrong(rows)
+        fitness = self._fitness(rows).nan_to_num(-math.inf)
+        tier = self.aim.tier(rows["pcs"], wrong) * self.aim.last(rows["pcs"], wrong)[:, None]
+        by_tier = tier.argsort(dim=1, descending=True, stable=True)
+        return by_tier.gather(1, fitness.gather(1, by_tier).argsort(dim=1, descending=True, stable=True))
+
+    def _mutated(self, children: Tensor, stream: torch.Generator) -> Tensor:
+        """Some of the children, or of their values, with noise."""
+        shape = children.shape[:1] if self.mutated == "images" else children.shape
+        chosen = (torch.rand(shape, generator=stream) < self.mutation).to(children.device)
+        if bool(chosen.any()):
+            children[chosen] += self._noise(children[chosen], stream)
+        return children
+
+    def _noise(self, like: Tensor, stream: torch.Generator) -> Tensor:
+        return self.radius * (2 * torch.rand(like.shape, generator=stream, dtype=torch.float32) - 1).to(like)
+
+    def _projected(self, x: Tensor, x0: Tensor, bounds: tuple[float, float]) -> Tensor:
+        return project(x, x0[None], x.new_full((1,), self.radius), self.norm, bounds)
+
+
+def _wrong(rows: Rows) -> Tensor:
+    return rows["prediction"] != rows["y"][:, None]
+
+
+def _reaching(n: int, t: int) -> Tensor:
+    """(1) for r from 0 to n."""
+    r, i = torch.arange(n + 1, dtype=torch.float64)[:, None], torch.arange(t, dtype=torch.float64)
+    return ((n - r - i).clamp_min(0) / (n - i)).prod(1)
+
+
+def _vro(model: Classifier, x: Tensor, prediction: Tensor, passes: int, masks: Name) -> Tensor:
+    """VRO of each row, by the same masks in every call; in parts, so that few probabilities are held at once."""
+    if len(x) == 0:
+        return torch.empty(0, dtype=torch.float64, device=x.device)
+    rows = model.batch_size * max(1, CHUNK // (passes * model.classes(x) * model.batch_size))
+    parts = zip(x.split(rows), prediction.split(rows), strict=True)
+    return torch.cat(
+        [
+            variation_ratio_original(mc_dropout(model, part, passes=passes, generator=spawn(*masks)).probs, said)
+            for part, said in parts
+        ]
+    )
