@@ -171,6 +171,7 @@ def test_carlini_wagner_is_foolboxs(lenet, seeds, options, generator):
     assert_same_outcome(lenet, some, suite, cases, "l2")
 
 
+@pytest.mark.slow
 def test_carlini_wagner_is_no_further_than_arts(lenet, seeds, generator):
     some = seeds[:6]
     suite = CarliniWagner(steps=200, initial_const=1.0, binary_search_steps=4)(lenet, some, generator=generator)

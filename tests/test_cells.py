@@ -139,7 +139,9 @@ def test_the_two_stage_bound_covers() -> None:
     assert 0.8 * sd < float(torch.tensor(errors).mean()) < 1.3 * sd
 
 
-@pytest.mark.parametrize(("n", "missed"), [(30, 0.1), (100, 0.01), (100, 0.05)])
+@pytest.mark.parametrize(
+    ("n", "missed"), [(30, 0.1), *(pytest.param(100, missed, marks=pytest.mark.slow) for missed in (0.01, 0.05))]
+)
 def test_the_bound_covers_where_few_cells_fail_entirely(n: int, missed: float) -> None:
     """Cells that fail entirely or not at all: the bound must be as safe as Clopper-Pearson's."""
     held = 0

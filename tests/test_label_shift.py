@@ -72,6 +72,7 @@ def test_digits_resampled_to_known_priors(lenet, digits28, shift: str) -> None:
     assert np.abs(np.array(priors.values) - SHIFTS[shift]).max() < 0.05
 
 
+@pytest.mark.slow
 def test_intervals_cover_as_often_as_they_say(toy) -> None:
     truth, covered = [0.6, 0.3, 0.1], 0
     for repetition in range(40):

@@ -29,6 +29,8 @@ DENSITIES = {
     "mixture": partial(fit_mixture, components=6),
     "flow": QUICK_FLOW,
 }
+SLOW_FLOW = pytest.param("flow", marks=pytest.mark.slow)
+MOST = ["likelihood", "adaptive", "mixture", SLOW_FLOW]
 PCA8 = partial(fit_pca, dimensions=8)
 
 
@@ -60,7 +62,7 @@ def profile(digits) -> Profile:
 # Densities
 
 
-@pytest.mark.parametrize("name", DENSITIES)
+@pytest.mark.parametrize("name", MOST)
 def test_log_prob_integrates_to_one_in_the_plane(name: str) -> None:
     fitted = fit_profile(bent(1500), encoder=fit_flat, density=DENSITIES[name], generator=spawn(1))
     a, b = torch.linspace(-12, 12, 401), torch.linspace(-12, 20, 501)
@@ -81,7 +83,7 @@ def energy_p_value(a: Tensor, b: Tensor, *, permutations: int = 200) -> float:
     return float((values[1:] >= values[0]).double().mean())
 
 
-@pytest.mark.parametrize("name", DENSITIES)
+@pytest.mark.parametrize("name", MOST)
 def test_samples_cannot_be_told_from_held_out_data(name: str) -> None:
     """In the plane, where the energy test has power: samples of a single Gaussian are told apart."""
     fitted = fit_profile(bent(2000), encoder=fit_flat, density=DENSITIES[name], generator=spawn(1))
@@ -120,6 +122,7 @@ def test_a_single_gaussian_has_the_closed_form() -> None:
     np.testing.assert_allclose(fitted.log_prob(x).numpy(), wanted, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_flow_learns_more_than_a_gaussian_and_answers_for_single_rows() -> None:
     x = bent(1500).x
     flow = QUICK_FLOW(x, generator=spawn(1))
@@ -212,7 +215,7 @@ def test_a_kernel_box_has_the_mass_that_samples_say(profile) -> None:
     torch.testing.assert_close(profile.cell_mass(at, 1.2), inside, rtol=0.1, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["mixture", "flow"])
+@pytest.mark.parametrize("name", ["mixture", SLOW_FLOW])
 def test_other_densities_come_near(name: str) -> None:
     fitted = fit_profile(bent(1500), encoder=fit_flat, density=DENSITIES[name], generator=spawn(1))
     at = bent(20, seed=4).x

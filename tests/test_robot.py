@@ -625,6 +625,7 @@ def attempt(server: "subprocess.Popen[str]", nth: int, delay: float) -> list[str
     return said + list(iter(told.__next__, "gone"))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_rounds_and_weights(tmp_path, undisturbed):
     chance, folder, interrupted = random.Random(4), tmp_path / "killed", 0
     command = [sys.executable, __file__, str(folder)]

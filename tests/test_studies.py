@@ -30,6 +30,7 @@ def study(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_robot_study_writes_a_page_that_answers_every_question(study: Path) -> None:
     page = (study / "robot.md").read_text()
     for words in (
@@ -94,7 +95,7 @@ def test_small_never_falls_below_what_the_study_promises() -> None:
         assert len(s.seeds) >= 3
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_units_run_here_or_elsewhere(tmp_path: Path, workers: int) -> None:
     units = [(str(n), partial(_write_threads, tmp_path / str(n))) for n in range(3)]
     run_units(units, workers=workers, console=Console(quiet=True))
