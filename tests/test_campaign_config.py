@@ -797,7 +797,7 @@ def test_plain_lines_tell_step_chunk_failures_time_left_and_pmi_when_it_is_new()
         "round 1, searching failures: chunk 1 of 4, 7 failures so far",
         "round 1, searching failures: chunk 3 of 4, 21 failures so far, memory is short, 64 rows at once, about 5 s "
         "left",
-        "round 1, retraining",
+        "round 1, retraining: 0 of at most 1 epochs",
         "round 1: clean [98%]",
     ]
 

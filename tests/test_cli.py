@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from operant import load_digits, results, spawn
+from operant.__main__ import main
 from operant.assess import Assessment
 from operant.assess.labels import name_of
 from operant.cli import app
@@ -188,10 +190,26 @@ def test_one_value_a_channel_is_taken_apart_at_commas(run: Callable[..., Result]
 
 
 def test_the_installed_command_finds_code_in_the_current_folder(folder: Path) -> None:
-    command = [sys.executable, "-P", "-c", "from operant.cli import app; app()", "doctor", *HEALTHY]
+    command = [sys.executable, "-P", "-m", "operant", "doctor", *HEALTHY]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     assert "nothing found" in result.stdout
+
+
+class Stopped(ModuleType):
+    """Whoever reads from it pressed Ctrl-C."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_stopped_while_it_loads_it_says_so_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "operant.cli", Stopped("operant.cli"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped as asked\n")
 
 
 def test_help_names_the_commands() -> None:

@@ -21,6 +21,7 @@ ORDER = [
     "defend",
     "assess",
     "campaign robot report studies testing checks pytest_plugin demo cli cli_campaign cli_report cli_train  _importing",
+    "__main__",
 ]
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 

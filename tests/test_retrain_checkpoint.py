@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from operant import Classifier, Samples, spawn
 from operant.networks import initialise
-from operant.retrain import OperationalFinetune, Repaired, pmi_monitor
+from operant.retrain import Finetune, OperationalFinetune, Repaired, Retrained, pmi_monitor
 from operant.retrain._checkpoint import Checkpoint
 from operant.retrain._loop import Learner
 from operant.rng import global_streams, put_streams, streams_now
@@ -347,3 +347,38 @@ def test_how_progress_is_shown_does_not_matter(left: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     killed_while_writing(sys.argv[1])
+
+
+# The plain one --------------------------------------------------------------------------------------------------------
+
+PLAIN_ROWS = {name: ROWS[name] for name in ("train", "cases", "validation")}
+
+
+def plain(generator: torch.Generator, **options: Any) -> Retrained:
+    finetune = Finetune(epochs=4, batch_size=16, optimiser="sgd", learning_rate=0.01, max_drop=1, progress=False)
+    return finetune(start(), **PLAIN_ROWS, monitor=noisy, generator=generator, **options)
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+@pytest.mark.parametrize("after", [False, True])
+def test_plain_finetuning_too_goes_on_after_its_last_epoch(at: int, after: bool, tmp_path: Path) -> None:
+    expected, heard = plain(spawn(5)), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "write", dying(Checkpoint.write, at, after=after))
+        with pytest.raises(Killed):
+            plain(spawn(5), checkpoint=tmp_path / "state", told=heard.append)
+    done = plain(spawn(5), checkpoint=tmp_path / "state", told=heard.append)
+    assert done.record == expected.record
+    assert torch.equal(parameters(done.model), parameters(expected.model))
+    unheard = at if after else None  # its epoch was on disk, and nobody could be told
+    assert [e.epoch for e in heard] == [e for e in range(1, 5) if e != unheard]
+
+
+def parameters(model: Classifier) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.unwrap().parameters()])
+
+
+def test_plain_finetuning_refuses_the_state_of_another(tmp_path: Path) -> None:
+    plain(spawn(5), checkpoint=tmp_path / "state")
+    with pytest.raises(ValueError, match="another retraining, which differs in generator"):
+        plain(spawn(6), checkpoint=tmp_path / "state")

@@ -391,7 +391,7 @@ def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) 
             f"{path} must hold one folder a class, got none; put the pictures into {path}/<class name>/, "
             f"or, without labels, into {path}"
         )
-    files = [_pictures(folder) for folder in folders]
+    files = [pictures_in(folder) for folder in folders]
     x = _stacked([file for group in files for file in group], size, path)
     y = np.repeat(np.arange(len(folders)), [len(group) for group in files])
     return Images(x, y, tuple(folder.name for folder in folders))
@@ -404,7 +404,7 @@ def read_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> A
         path: the folder; files that are no pictures are passed over.
         size: ``(height, width)`` to resize every picture to; without it all must have one size.
     """
-    return _stacked(_pictures(Path(path)), size, Path(path))
+    return _stacked(pictures_in(Path(path)), size, Path(path))
 
 
 def _stacked(files: Sequence[Path], size: tuple[int, int] | None, path: Path) -> Array:
@@ -415,7 +415,8 @@ def _stacked(files: Sequence[Path], size: tuple[int, int] | None, path: Path) ->
     return as_images(np.stack(pictures), str(path))
 
 
-def _pictures(folder: Path) -> list[Path]:
+def pictures_in(folder: Path) -> list[Path]:
+    """The picture files of a folder, in order; refused if there are none."""
     files = sorted(f for f in folder.iterdir() if f.suffix.lower() in PICTURES and not f.name.startswith("."))
     if not files:
         raise ValueError(f"{folder} must hold pictures ({', '.join(PICTURES)}), got none; fill or remove that folder")

@@ -15,10 +15,11 @@ from operant.assess import Rate, Robustness, attack_cases, empirical_robustness
 from operant.assess.robustness import MODES
 from operant.campaign.engine import pool
 from operant.campaign.folder import RunFolder, signature_of
-from operant.campaign.hardening import Hardening
+from operant.campaign.hardening import Fuzzing, Hardening, InMemory, Spread
 from operant.data import Samples
 from operant.model import Classifier
 from operant.retrain import Finetune, FinetuneRecord, Retrained
+from operant.retrain.finetune import Told
 from operant.rng import spawn
 from operant.select import be_st
 from operant.suite import Suite
@@ -86,7 +87,7 @@ class RobOT:
         while ER(f, D_v, ATT) < r:   D ← D ∪ select(fuzz(f, D));   f ← retrain(f, D)        (1)
 
     A configuration of the campaign's loop (`operant.campaign.hardening`), with other seeds, another choice and another
-    judge: every finished chunk, retraining and round is on disk before the next begins, and called again with the same
+    judge: every finished chunk, epoch and round is on disk before the next begins, and called again with the same
     folder, the loop goes on where it stopped and ends with the same rounds. Each round fuzzes other training inputs,
     drawn at random. The epoch is chosen on the validation samples, the requirement is checked on the test samples, and
     neither is ever learned from. Clean accuracy may fall by ``finetune.max_drop`` in all, not in every round.
@@ -101,7 +102,7 @@ class RobOT:
         seeds_per_round: training inputs to fuzz in each round.
         cases_per_round: how many of the failures found are kept, at most.
         rounds: the budget.
-        chunk: seeds of a chunk, after which work is on disk.
+        chunk: seeds of a chunk, or inputs to be judged on, after which work is on disk.
         finetune: how to retrain.
 
     References:
@@ -157,7 +158,9 @@ class RobOT:
         parts = {"train": train, "validation": validation, "test": test}
         _check_apart(**parts)
         signature = signature_of(self, free=FREE, seed=seed, model=model, **parts)
-        judge = _Judge(self, model, {"validation": validation, "test": test}, seed)  # what cannot run leaves no folder
+        judges = {"validation": validation, "test": test}
+        for role, samples in judges.items():  # what cannot run leaves no folder
+            _check_right(model, role, samples)
         with RunFolder(folder, signature=signature) as run:
             loop = Hardening(
                 run,
@@ -168,7 +171,7 @@ class RobOT:
                 engine=pool(workers),
                 watch=lambda event: None,
             )
-            return _Turns(self, judge, loop, train, console or Console(quiet=True)).run()
+            return _Turns(self, _Judge(self, loop, judges), loop, train, console or Console(quiet=True)).run()
 
 
 class _Turns:
@@ -202,7 +205,7 @@ class _Turns:
 
     def _round(self, number: int) -> Round:
         if number == 0:
-            return Round(number=0, robustness=self.judge(self.loop.model, "test"))
+            return Round(number=0, robustness=self.judge.of_round())
         found = self.loop.generate(self.options.fuzz, self._seeds(number), chunk=self.options.chunk)
         failures = found.failures()
         chosen = self.loop.choose(partial(self._choose, failures, number)) if len(failures) else failures
@@ -216,7 +219,7 @@ class _Turns:
             cases=len(self.loop.learned),
             branches=_branches(failures),
             retraining=record,
-            robustness=self.judge(self.loop.model, "test"),
+            robustness=self.judge.of_round(),
         )
 
     def _seeds(self, number: int) -> Samples:
@@ -244,17 +247,19 @@ class _Turns:
         return chosen
 
     def _retrain(self, number: int) -> FinetuneRecord:
-        def work(max_drop: float, checkpoint: Path) -> Retrained:
+        def work(max_drop: float, checkpoint: Path, told: Told) -> Retrained:
             return replace(self.options.finetune, max_drop=max_drop)(
                 self.loop.model,
                 self.train,
                 self.loop.learned,
                 validation=self.loop.guard,
-                monitor=lambda model: 1 - self.judge(model, "validation").value,
+                monitor=self.judge.monitor,
                 generator=spawn(self.loop.seed, number, "finetune"),
+                checkpoint=checkpoint,
+                told=told,
             )
 
-        return self.loop.retrain(FinetuneRecord, work)
+        return self.loop.retrain(FinetuneRecord, self.options.finetune.epochs, work)
 
     def _tell(self, done: Round) -> None:
         rate, wanted = done.robustness.value, self.options.requirement
@@ -270,37 +275,72 @@ class _Turns:
 
 
 class _Judge:
-    """How robust a model is, on samples by their role."""
+    """How robust a model is: attacks on samples by their role, a chunk of them at a time, wherever the loop's are."""
 
-    def __init__(self, options: RobOT, original: Classifier, roles: Mapping[str, Samples], seed: int) -> None:
-        self.options, self.original, self.roles, self.seed = options, original, roles, seed
+    def __init__(self, options: RobOT, loop: Hardening, roles: Mapping[str, Samples]) -> None:
+        self.options, self.loop, self.roles = options, loop, roles
         self.static = {role: self._static_cases(role) for role in roles}
 
-    def __call__(self, model: Classifier, role: str) -> Robustness:
+    def of_round(self) -> Robustness:
+        """Of the loop's model on the test samples; chunks are on disk until all are done."""
+        places = [f"{self.loop.place}/judged-{i}" for i in range(len(self.options.attacks))]
+        robustness = self.loop.folder.step(
+            f"{self.loop.place}/robustness",
+            Robustness,
+            lambda: self._robustness(self.loop.model, "test", self._attacks("judged")),
+        )
+        for place in places:
+            self.loop.folder.clear(place)
+        return robustness
+
+    def monitor(self, model: Classifier) -> float:
+        """Share of the validation samples on which a model is not robust."""
+        run = InMemory(self.loop.engine)
+        attacks = {name: self._spread(attack, run) for name, attack in self.options.attacks.items()}
+        return 1 - self._robustness(model, "validation", attacks).value
+
+    def _robustness(self, model: Classifier, role: str, attacks: Mapping[str, Fuzzer]) -> Robustness:
         return empirical_robustness(
             model,
             self.roles[role],
-            self.options.attacks,
+            attacks,
             mode=self.options.mode,
             cases=self.static[role],
-            generator=spawn(self.seed, "judge", role),  # the same in every round: luck must not add up
+            generator=spawn(self.loop.seed, "judge", role),  # the same in every round: luck must not add up
         )
 
     def _static_cases(self, role: str) -> Suite | None:
         """Cases against the original model; none if it withstands every attack."""
-        options, samples = self.options, self.roles[role]
-        if len(self.original.correct(samples)) == 0:
-            raise ValueError(
-                f"the model classifies none of the {len(samples)} {role} samples correctly; "
-                "check labels, bounds and normalisation with doctor()"
-            )
-        cases = attack_cases(self.original, samples, options.attacks, generator=spawn(self.seed, "static", role))
-        if len(cases) == 0 and options.mode == "static":
+        cases = attack_cases(
+            self.loop.model,
+            self.roles[role],
+            self._attacks(f"static-{role}"),
+            generator=spawn(self.loop.seed, "static", role),
+        )
+        if len(cases) == 0 and self.options.mode == "static":
             raise ValueError(
                 f"the model withstands every attack on the {role} samples, so there are no static cases to judge on; "
-                'give stronger attacks, or mode="adaptive"'
+                'give stronger attacks, or mode="adaptive", and a new folder'
             )
         return cases if len(cases) else None
+
+    def _attacks(self, place: str) -> dict[str, Fuzzer]:
+        """The attacks, whose chunks are kept in the folder."""
+        return {
+            name: self._spread(attack, partial(self.loop.in_chunks, f"{place}-{i}"))
+            for i, (name, attack) in enumerate(self.options.attacks.items())
+        }
+
+    def _spread(self, attack: Fuzzer, run: Callable[[Fuzzing], Suite]) -> Fuzzer:
+        return Spread(fuzz=attack, size=self.options.chunk, run=run)
+
+
+def _check_right(model: Classifier, role: str, samples: Samples) -> None:
+    if len(model.correct(samples)) == 0:
+        raise ValueError(
+            f"the model classifies none of the {len(samples)} {role} samples correctly; "
+            "check labels, bounds and normalisation with doctor()"
+        )
 
 
 def _branches(suite: Suite) -> dict[str, int]:

@@ -10,7 +10,6 @@ from scipy.stats import binom
 
 from operant.assess import clopper_pearson_interval, confidence_sequence
 from operant.data import Samples
-from operant.model import Classifier
 
 TOO_MANY = 20  # times the labels of a round; who would buy as many had better make the model better
 FUTILE = 0.8  # confidence in pmi being above the requirement from which on no more labels are bought
@@ -64,7 +63,7 @@ def confidence_of(number: int, confidence: float) -> float:
 
 
 def assess_model(
-    model: Classifier,
+    answers: torch.Tensor,
     fresh: Samples,
     ask: Callable[[int, Samples], torch.Tensor],
     *,
@@ -82,7 +81,7 @@ def assess_model(
     the bound down in time; what is saved serves later rounds.
 
     Args:
-        model: to be assessed.
+        answers: what the model says of the fresh inputs.
         fresh: field inputs in random order that nothing has been learned from.
         ask: gives the labels of batch number i.
         requirement: largest pmi that is accepted.
@@ -92,13 +91,14 @@ def assess_model(
         known: what labels bought before said of the same model.
     """
     before, failures, bound = (known.labels, known.failures, known.upper) if known else (0, 0, 1.0)
-    labels, most = before, before + min(most, len(fresh))
+    labels, most = before, before + min(most, len(fresh), len(answers))
     reason = _enough(labels, failures, bound, requirement, confidence, most) if known else ""
     for i, start in enumerate(range(0, most - before, batch)):
         if reason and (labels - before >= fewest or bound <= requirement):
             break
-        asked = fresh[start : min(start + batch, most - before)]
-        failures += int((model.predict(asked.x).cpu() != ask(i, asked).cpu()).sum())
+        rows = slice(start, min(start + batch, most - before))
+        asked = fresh[rows]
+        failures += int((answers[rows] != ask(i, asked).cpu()).sum())
         labels += len(asked)
         bound = confidence_sequence(failures, labels, confidence=confidence).upper
         reason = _enough(labels, failures, bound, requirement, confidence, most)

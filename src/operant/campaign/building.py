@@ -30,7 +30,7 @@ from operant.campaign.rounds import Delivered
 from operant.campaign.view import FEWEST
 from operant.conditions import Recipe
 from operant.data import Samples, samples_from_folder, samples_from_npz, samples_from_pictures
-from operant.formats import PICTURES, _pictures, read_npz
+from operant.formats import PICTURES, pictures_in, read_npz
 from operant.generate import ConditionMove, GeneticMove, GradientMove
 from operant.model import Classifier
 from operant.networks import load_weights
@@ -281,7 +281,7 @@ def _loose(path: Path) -> bool:
 def _picture_files(path: Path) -> list[Path]:
     """The pictures of a folder in the order in which they are read."""
     classes = [path] if _loose(path) else sorted(f for f in path.iterdir() if f.is_dir() and f.name[0] != ".")
-    return [file for folder in classes for file in _pictures(folder)]
+    return [file for folder in classes for file in pictures_in(folder)]
 
 
 def _like(model: Classifier, samples: Samples) -> Samples:

@@ -103,7 +103,7 @@ class BudgetTable(Table):
     label_batch: Count = 25
     """labels asked for at a time"""
     chunk: Count = 100
-    """seeds of a chunk, after which work is on disk"""
+    """seeds of a chunk, or inputs to be assessed, after which work is on disk"""
 
 
 class SeverityTable(Table):

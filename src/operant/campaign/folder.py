@@ -104,6 +104,10 @@ class RunFolder:
         """Remove a result that is no longer so; nothing if there is none."""
         _drop(self._place(f"{name}.json"))
 
+    def clear(self, name: str) -> None:
+        """Remove a folder of chunks that nobody needs any more; nothing if there is none."""
+        _remove(self._place(name))
+
     def renew(self, name: str, value: object) -> None:
         """A result in ``name.json``, in place of one that may be there."""
         self.drop(name)
@@ -130,13 +134,15 @@ class RunFolder:
         profile = run.kept("profile.json", fit, save=Profile.save, load=load_profile)
         """
         main = self._place(file)
-        if self._whole(main):
+        if finished(main):
             self._check(main)
         else:
             with self.timed(file):
                 value = work()
             with self.writing(file):
-                _drop(main)
+                _unseal(main)
+                if main.is_dir():  # files are replaced in one stroke
+                    _remove(main)
                 main.parent.mkdir(parents=True, exist_ok=True)
                 save(value, main)
                 self._seal(main)
@@ -149,7 +155,7 @@ class RunFolder:
 
     def has(self, name: str) -> bool:
         """Whether a step, suite or weights of this name are finished."""
-        return any(self._whole(self._place(file)) for file in (name, f"{name}.json", f"{name}.safetensors"))
+        return any(finished(self._place(file)) for file in (name, f"{name}.json", f"{name}.safetensors"))
 
     def room(self) -> Path:
         """A new place in the folder to write a suite to, in any process, before `adopt` gives it its name."""
@@ -163,9 +169,9 @@ class RunFolder:
 
     def deliver(self, model: Classifier, suite: Suite | None) -> None:
         """Put what the run has come to where it is easily found, in place of what it had come to before."""
-        for name in (f"{MODEL}.safetensors", CASES):
-            _drop(self._place(name))
+        _unseal(self._place(f"{MODEL}.safetensors"))
         self.weights(MODEL, model, lambda: model)
+        _drop(self._place(CASES))
         if suite is not None:
             self.suite(CASES, lambda: suite)
 
@@ -264,9 +270,6 @@ class RunFolder:
 
     # Seals
 
-    def _whole(self, main: Path) -> bool:
-        return main.exists() and _seal_of(main).exists()
-
     def _seal(self, main: Path) -> None:
         page = {"run": self._key, "files": _fingerprints(main)}
         write_atomically(_seal_of(main), json.dumps(page, indent=2, sort_keys=True).encode() + b"\n")
@@ -285,6 +288,11 @@ class RunFolder:
             if files.get(name) != found.get(name):
                 what = "is missing" if name not in found else "has changed" if name in files else "does not belong here"
                 raise Damaged(f"a finished step cannot be read: {main.parent / name} {what}; delete {main} {again}")
+
+
+def finished(main: Path) -> bool:
+    """Whether a part of a run is there with the seal that says that all of it is."""
+    return main.exists() and _seal_of(main).exists()
 
 
 def save_suite(suite: Suite, place: Path) -> None:
@@ -324,8 +332,12 @@ def make_folder(folder: Path) -> None:
 
 def _drop(main: Path) -> None:
     """Remove something finished; first its seal, so that at no moment it seems whole and is not."""
-    _seal_of(main).unlink(missing_ok=True)
+    _unseal(main)
     _remove(main)
+
+
+def _unseal(main: Path) -> None:
+    _seal_of(main).unlink(missing_ok=True)
 
 
 def _remove(place: Path) -> None:

@@ -5,16 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
-from operant.campaign.engine import Engine, Event, Watch, in_batches, run_chunks
+from operant.campaign.engine import (
+    Engine,
+    Event,
+    Interrupted,
+    Watch,
+    in_batches,
+    patient,
+    run_chunks,
+    with_smaller_batches,
+)
 from operant.campaign.folder import RunFolder, gone
+from operant.campaign.stored import Known
 from operant.data import Samples
 from operant.model import Classifier
-from operant.retrain import FinetuneRecord, Retrained
+from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrained
+from operant.retrain.finetune import Told
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
@@ -91,17 +104,47 @@ class Hardening:
 
     def generate(self, fuzz: Fuzzer, seeds: Samples, *, chunk: int) -> Suite:
         """Fuzz the seeds, a chunk of them at a time; each is on disk before the next begins."""
-        self.model.prepare(seeds.x)  # once for all chunks, whoever works on them
         work = Fuzzing(fuzz=fuzz, model=self.model, seeds=seeds, size=chunk, path=(self.seed, self.number))
+        return self.in_chunks("suite", work)
+
+    def in_chunks(self, name: str, work: Fuzzing) -> Suite:
+        """Cases of all chunks, wherever they are worked out; each chunk is on disk before the next begins."""
+        work.model.prepare(work.seeds.x)  # once for all chunks, whoever works on them
         return run_chunks(
             self.folder,
-            f"{self.place}/suite",
+            f"{self.place}/{name}",
             work,
             work.chunks,
-            batch_size=self.model.batch_size,
+            batch_size=work.model.batch_size,
             engine=self.engine,
             watch=self.watch,
         )
+
+    def answers(self, some: Samples, *, chunk: int) -> Tensor:
+        """What the model says of inputs, in chunks as above."""
+        self.model.prepare(some.x)
+        parts = [some[start : start + chunk] for start in range(0, len(some), chunk)]
+        names = [f"{self.place}/answers-{i:03d}" for i in range(len(parts))]
+        todo = [i for i, name in enumerate(names) if not self.folder.has(name)]
+        with patient() as asked:
+            items = (parts[i].x for i in todo if not asked())
+            for number, labels in self.engine(Predicting(self.model), items):
+                i = todo[number]
+                self.folder.step(names[i], Known, partial(Known, ids=parts[i].ids.cpu(), labels=labels))
+        if asked():
+            raise Interrupted(f"what was answered of {self.place}'s assessment is kept in {self.folder.path}")
+        known = [self.known(name, part) for name, part in zip(names, parts, strict=True)]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *known])
+
+    def known(self, name: str, some: Samples, ask: Callable[[], Known] | None = None) -> Tensor:
+        """Labels of inputs in the folder; those of other inputs are refused."""
+        known = self.folder.step(name, Known, ask or self.gone)
+        if not torch.equal(known.ids, some.ids.cpu()):
+            raise ValueError(
+                f"{name}.json in {self.folder.path} has labels of other inputs than those to be assessed: something "
+                "before it has changed; put it back as it was, or choose a new folder"
+            )
+        return known.labels
 
     def choose(self, choice: Callable[[], Suite]) -> Suite:
         """The cases of this round, added to those before."""
@@ -110,26 +153,31 @@ class Hardening:
             self._learn(chosen)
         return chosen
 
-    def retrain(self, kind: type[F], work: Callable[[float, Path], Retrained]) -> F:
+    def retrain(self, kind: type[F], epochs: int, work: Callable[[float, Path, Told], Retrained]) -> F:
         """Train on from the present weights.
 
         Args:
             kind: of the record that is kept.
-            work: from the clean accuracy that may still be lost, and a file for finished epochs, to the model.
+            epochs: at most.
+            work: from the clean accuracy that may still be lost, a file for finished epochs, and who is told of them,
+                to the model.
         """
         left = min(max(self.max_drop - (self.accuracy - self.model.accuracy(self.guard)), 0.0), 1.0)
 
+        def told(epoch: FinetuneEpoch) -> None:
+            self.tell("retrain", epoch.epoch, epochs, cases=str(len(self.learned)))
+
         def train() -> F:
             with self.folder.writing("the state of retraining"):
-                done = work(left, self.folder.draft(f"{self.place}/retraining"))
+                done = work(left, self.folder.draft(f"{self.place}/retraining"), told)
             self.folder.weights(f"{self.place}/weights", self.model, lambda: done.model)
             assert isinstance(done.record, kind)
             return done.record
 
-        self.tell("retrain", 0, 1, cases=str(len(self.learned)))
+        self.tell("retrain", 0, epochs, cases=str(len(self.learned)))
         record = self.folder.step(f"{self.place}/retraining", kind, train)
         self.model = self.folder.weights(f"{self.place}/weights", self.model, self.gone)
-        self.tell("retrain", 1, 1, record=str(record))
+        self.tell("retrain", epochs, epochs, record=str(record))
         return record
 
     def spawn(self, *path: int | str) -> torch.Generator:
@@ -149,13 +197,13 @@ class Hardening:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fuzzing:
-    """The fuzzing of one round, a chunk of seeds at a time; another process can be asked for any of them."""
+    """A fuzzer on seeds, a chunk of them at a time; another process can be asked for any of them."""
 
     fuzz: Fuzzer
     model: Classifier
     seeds: Samples
     size: int
-    path: tuple[int, int]
+    path: tuple[int, ...]
 
     @property
     def chunks(self) -> int:
@@ -164,3 +212,57 @@ class Fuzzing:
     def __call__(self, chunk: int, batch_size: int) -> Suite:
         some = self.seeds[chunk * self.size : (chunk + 1) * self.size]
         return self.fuzz(in_batches(self.model, batch_size), some, generator=spawn(*self.path, "fuzz", chunk))
+
+
+@dataclass(frozen=True)
+class Predicting:
+    """What a model says of some inputs, in whatever process."""
+
+    model: Classifier
+
+    def __call__(self, x: Tensor) -> Tensor:
+        def predict(rows: int) -> Tensor:
+            return in_batches(self.model, rows).predict(x).cpu()
+
+        return with_smaller_batches(predict, self.model.batch_size)[0]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spread:
+    """A fuzzer like another, whose seeds are cut into chunks that are worked out one by one, by whoever it may be.
+
+    Args:
+        fuzz: the other one.
+        size: seeds of a chunk; it decides which random numbers each seed has.
+        run: the cases of all chunks of some fuzzing.
+    """
+
+    fuzz: Fuzzer
+    size: int
+    run: Callable[[Fuzzing], Suite]
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
+        root = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        return self.run(Fuzzing(fuzz=self.fuzz, model=model, seeds=seeds, size=self.size, path=(root,)))
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Works out the chunks of a fuzzing on an engine, for those who need no chunk again."""
+
+    engine: Engine
+
+    def __call__(self, work: Fuzzing) -> Suite:
+        work.model.prepare(work.seeds.x)
+        done = dict(self.engine(Whole(work), range(work.chunks)))
+        return Suite.concat([done[i] for i in range(work.chunks)])
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A chunk of a fuzzing in as large batches as memory allows."""
+
+    work: Fuzzing
+
+    def __call__(self, chunk: int) -> Suite:
+        return with_smaller_batches(partial(self.work, chunk), self.work.model.batch_size)[0]

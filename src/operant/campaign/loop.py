@@ -52,7 +52,7 @@ class Campaign:
         rounds, cases, labels: the budget.
         seeds_per_round, cases_per_round: seeds to fuzz, and cases to learn from, at most.
         label_batch: labels asked for at a time.
-        chunk: seeds of a chunk, after which work is on disk.
+        chunk: seeds of a chunk, or inputs to be assessed, after which work is on disk.
         dimensions: of the profile's codes.
         level, mass_quantile: what makes a failure operational.
         finetune: how to retrain; its ``monitor`` and ``max_drop`` are the campaign's.

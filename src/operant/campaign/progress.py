@@ -25,8 +25,18 @@ STEPS = {
     "retrain": "retraining",
     "assess": "assessing",
 }
-COUNTED = {"suite": "chunk {done} of {total}", "assess": "{done} of at most {total} labels"}
-FILES = {"naturalness": "profile", "drift": "profile", "retraining": "retrain", "labels": "assess"}  # whose time it is
+COUNTED = {
+    "suite": "chunk {done} of {total}",
+    "retrain": "{done} of at most {total} epochs",
+    "assess": "{done} of at most {total} labels",
+}
+FILES = {
+    "naturalness": "profile",
+    "drift": "profile",
+    "retraining": "retrain",
+    "labels": "assess",
+    "answers": "assess",
+}  # whose time it is
 
 
 @contextmanager
@@ -81,7 +91,7 @@ class Seen:
     def left(self, event: Event) -> str:
         """How long the step will take, if it goes on like this."""
         gained, missing = event.done - self.first, event.total - event.done
-        if gained <= 0 or missing <= 0 or last_of(event.step) != "suite":
+        if gained <= 0 or missing <= 0 or last_of(event.step) not in ("suite", "retrain"):
             return ""
         return f"about {duration((self.clock() - self.began) / gained * missing)} left"
 

@@ -23,6 +23,7 @@ from operant.data import Samples
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
 from operant.retrain import OperationalRecord, Retrained, pmi_monitor
+from operant.retrain.finetune import Told
 from operant.suite import Suite
 from operant.types import Labeller
 
@@ -229,7 +230,7 @@ class Turns:
         return kept
 
     def _retrain(self) -> OperationalRecord:
-        def work(max_drop: float, checkpoint: Path) -> Retrained:
+        def work(max_drop: float, checkpoint: Path, told: Told) -> Retrained:
             finetune = replace(
                 self.options.finetune,
                 monitor=pmi_monitor(self.labelled) if len(self.labelled) else None,
@@ -243,9 +244,10 @@ class Turns:
                 validation=self.loop.guard,
                 generator=self.loop.spawn("retrain"),
                 checkpoint=checkpoint,
+                told=told,
             )
 
-        return self.loop.retrain(OperationalRecord, work)
+        return self.loop.retrain(OperationalRecord, self.options.finetune.epochs, work)
 
     # Assess
 
@@ -259,7 +261,7 @@ class Turns:
         known = None if changed else self._latest
         earlier = sum(r.assessment is not None and not r.assessment.before for r in self.rounds)
         assessed = assess_model(
-            self.loop.model,
+            self.loop.answers(fresh[: budget.most], chunk=self.options.chunk),
             fresh,
             partial(self._labels, budget.most),
             requirement=self.options.requirement,
@@ -290,20 +292,13 @@ class Turns:
     def _labels(self, most: int, i: int, asked: Samples) -> Tensor:
         """The labels of batch i, bought once."""
         self.loop.tell("assess", i * self.options.label_batch, most)
-        name, folder = f"{self.loop.place}/labels-{i:03d}", self.loop.folder
 
         def ask() -> Known:
             told = self.labeller(Samples(asked.x, ids=asked.ids)).cpu()
             _check_labels(told, len(asked), self.loop.model.classes(asked.x[:1]))
             return Known(ids=asked.ids, labels=told)
 
-        known = folder.step(name, Known, ask)
-        if not torch.equal(known.ids, asked.ids):
-            raise ValueError(
-                f"{name}.json in {folder.path} has labels of other inputs than those to be assessed: something before "
-                "it has changed; put it back as it was, or choose a new folder"
-            )
-        return known.labels
+        return self.loop.known(f"{self.loop.place}/labels-{i:03d}", asked, ask)
 
     def _take_in(self, labels: int) -> None:
         """The labels of this round: from now on they are monitor and feedback, and are not drawn again."""

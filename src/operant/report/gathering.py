@@ -15,7 +15,7 @@ from torch import Tensor
 from operant import results
 from operant._hashing import bytes_of, fingerprint, hash_of
 from operant.assess import clopper_pearson_interval
-from operant.campaign.folder import MODEL, RUN, RunFolder, _seal_of
+from operant.campaign.folder import MODEL, RUN, RunFolder, finished
 from operant.campaign.progress import seconds_of
 from operant.campaign.rounds import Round
 from operant.campaign.stored import About, Ended, FieldMap, Insight, Known, Seen, flat_codes
@@ -39,8 +39,8 @@ def gather(folder: str | Path, *, limit: int = LIMIT) -> Evidence:
     """
     folder = Path(folder)
     settings = _settings(folder)
-    rounds = tuple(_read(place / "round.json", Round) for place in _places(folder) if _finished(place / "round.json"))
-    about = _read(folder / "about.json", About) if _finished(folder / "about.json") else None
+    rounds = tuple(_read(place / "round.json", Round) for place in _places(folder) if finished(place / "round.json"))
+    about = _read(folder / "about.json", About) if finished(folder / "about.json") else None
     labels = _labels(folder)
     findings: list[tuple[str, Finding]] = [("model", f) for f in (about.findings if about else ())]
     found = _found(folder, settings, rounds, findings)
@@ -61,7 +61,7 @@ def gather(folder: str | Path, *, limit: int = LIMIT) -> Evidence:
         map=_map(folder, profile, found) if profile else None,
         changes=_changes(folder),
         gallery=gallery_of(found, about.bounds if about else None, limit=limit),
-        compared=tuple(number_of(place) for place in _places(folder) if _finished(place / "drift.json")),
+        compared=tuple(number_of(place) for place in _places(folder) if finished(place / "drift.json")),
         findings=tuple(findings),
         hashes=_hashes(folder, settings, found),
     )
@@ -96,11 +96,6 @@ def number_of(place: Path) -> int:
     return int(place.name.removeprefix("round-"))
 
 
-def _finished(main: Path) -> bool:
-    """Whether a part of the run is there with the seal that says that all of it is."""
-    return main.exists() and _seal_of(main).exists()
-
-
 def _read(file: Path, kind: type[T]) -> T:
     try:
         return results.load(file, kind)
@@ -114,16 +109,16 @@ def _read(file: Path, kind: type[T]) -> T:
 def _under_way(folder: Path) -> str:
     """What is finished of the first round that is not."""
     for place in _places(folder):
-        if not _finished(place / "round.json"):
+        if not finished(place / "round.json"):
             steps = {
                 "profile of the field": place / "profile.json",
                 "where seeds come from": place / "shares.json",
                 "cases": place / "cases",
                 "retraining": place / "retraining.json",
             }
-            done = [name for name, main in steps.items() if _finished(main)]
+            done = [name for name, main in steps.items() if finished(main)]
             chunks, batches = (
-                sum(_finished(main) for main in sorted(place.glob(pattern)))
+                sum(finished(main) for main in sorted(place.glob(pattern)))
                 for pattern in ("suite/chunk-*", "labels-*.json")
             )
             done += [f"{chunks} chunks of seeds"] * bool(chunks) + [f"{batches} batches of labels"] * bool(batches)
@@ -139,7 +134,7 @@ def _seconds(folder: Path) -> dict[str, float]:
 
 def _ended(folder: Path, rounds: tuple[Round, ...]) -> Ended | None:
     """How the campaign ended; None if it did not, or if it has gone on since, so that there is more than was told."""
-    if not _finished(folder / "ended.json") or _under_way(folder):
+    if not finished(folder / "ended.json") or _under_way(folder):
         return None
     ended = _read(folder / "ended.json", Ended)
     return ended if rounds and rounds[-1].number == ended.last else None
@@ -152,7 +147,7 @@ def _labels(folder: Path) -> dict[int, Tensor]:
     """The labels bought in each round."""
     bought: dict[int, Tensor] = {}
     for place in _places(folder):
-        files = [file for file in sorted(place.glob("labels-*.json")) if _finished(file)]
+        files = [file for file in sorted(place.glob("labels-*.json")) if finished(file)]
         if files:
             bought[number_of(place)] = torch.cat([_read(file, Known).labels for file in files])
     return bought
@@ -177,7 +172,7 @@ def _prior(k: int, n: int, train: float | None) -> Prior:
 
 def _changes(folder: Path) -> tuple[Change, ...]:
     kept = ((number_of(place), place / "insight.json") for place in _places(folder))
-    return tuple(_change(number, _read(file, Insight)) for number, file in kept if _finished(file))
+    return tuple(_change(number, _read(file, Insight)) for number, file in kept if finished(file))
 
 
 def _change(number: int, insight: Insight) -> Change:
@@ -228,7 +223,7 @@ def _found(
 
 def _suites(places: list[Path], findings: list[tuple[str, Finding]]) -> Iterator[Suite]:
     for place in places:
-        if not _finished(place):
+        if not finished(place):
             continue
         try:
             with warnings.catch_warnings():
@@ -261,7 +256,7 @@ def _contents(suite: Suite) -> Iterator[tuple[int, bytes]]:
 
 def _profile(folder: Path, findings: list[tuple[str, Finding]]) -> Profile | None:
     """The newest profile."""
-    files = [place / "profile.json" for place in _places(folder) if _finished(place / "profile.json")]
+    files = [place / "profile.json" for place in _places(folder) if finished(place / "profile.json")]
     if not files:
         return None
     try:
@@ -273,7 +268,7 @@ def _profile(folder: Path, findings: list[tuple[str, Finding]]) -> Profile | Non
 
 
 def _map(folder: Path, profile: Profile, found: list[Found]) -> Map:
-    kept = [place / "map.json" for place in _places(folder) if _finished(place / "map.json")]
+    kept = [place / "map.json" for place in _places(folder) if finished(place / "map.json")]
     seeds = [flat_codes(profile.encode(part.suite.seeds.x)) for part in found]
     failing = [flat_codes(profile.encode(part.suite.x)) for part in found if len(part.suite)]
     train = [_read(kept[-1], FieldMap).train] if kept else seeds
@@ -302,11 +297,11 @@ def _hashes(folder: Path, settings: dict[str, str], found: list[Found]) -> tuple
     told = [(text, settings[name]) for name, text in named.items() if name in settings]
     for place in _places(folder):
         weights, seen = place / "weights.safetensors", place / "field.json"
-        if number_of(place) == 0 and _finished(seen):
+        if number_of(place) == 0 and finished(seen):
             told.append(("field inputs of round 0", hash_of(bytes_of(_read(seen, Seen).ids))))
-        if _finished(weights):
+        if finished(weights):
             told.append((f"weights after round {number_of(place)}", fingerprint(weights)))
-    if _finished(weights := folder / f"{MODEL}.safetensors"):
+    if finished(weights := folder / f"{MODEL}.safetensors"):
         told.append((weights.name, fingerprint(weights)))
     told += [(f"operational failures of round {part.round}", part.suite.digest()) for part in found]
     return tuple(told)

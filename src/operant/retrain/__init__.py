@@ -1,6 +1,7 @@
 """Step 4: from a model and chosen cases to a better model."""
 
-from operant.retrain.finetune import Finetune, FinetuneEpoch, FinetuneRecord, Retrained
+from operant.retrain._loop import FinetuneEpoch
+from operant.retrain.finetune import Finetune, FinetuneRecord, Retrained
 from operant.retrain.monitor import PmiMonitor, pmi_monitor
 from operant.retrain.operational import OperationalEpoch, OperationalFinetune, OperationalRecord, Repaired
 

@@ -18,8 +18,7 @@ from operant._shards import digest
 from operant.data import Samples
 from operant.model import Classifier, copy_module
 from operant.results import write_atomically
-from operant.retrain._loop import Learner
-from operant.retrain.finetune import FinetuneEpoch
+from operant.retrain._loop import FinetuneEpoch, Learner
 from operant.rng import put_streams, streams_now
 
 KIND = "operant retraining, format 1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -18,6 +19,16 @@ OPTIMISERS = ("adam", "sgd")
 
 class Diverged(Exception):
     """Training went where no number is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneEpoch:
+    """One pass: its mean loss, and then the clean accuracy on the validation samples and what the monitor said."""
+
+    epoch: int  # counted from 1
+    loss: float
+    accuracy: float
+    monitor: float
 
 
 class Learner:

@@ -6,25 +6,21 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from operant._hashing import described
 from operant.data import Samples
 from operant.model import Classifier
-from operant.retrain._loop import Diverged, Learner, check_training, passes, shuffled
+from operant.retrain._checkpoint import Checkpoint, belonging
+from operant.retrain._loop import Diverged, FinetuneEpoch, Learner, check_training, passes, shuffled
 from operant.types import Monitor
 
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneEpoch:
-    """One pass: its mean loss, and then the clean accuracy on the validation samples and what the monitor said."""
-
-    epoch: int  # counted from 1
-    loss: float
-    accuracy: float
-    monitor: float
+Told = Callable[[FinetuneEpoch], object]
+"""Is told of each epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +106,8 @@ class Finetune:
         validation: Samples,
         monitor: Monitor | None = None,
         generator: torch.Generator,
+        checkpoint: str | Path | None = None,
+        told: Told | None = None,
     ) -> Retrained:
         """Retrain a model; it stays as it is, and so does torch's own random state.
 
@@ -120,14 +118,35 @@ class Finetune:
             validation: labelled, with no input of the above: it chooses the epoch.
             monitor: smaller is better; the error on the validation samples unless given.
             generator: shuffles the batches and seeds dropout; the same one gives the same weights, bit for bit.
+            checkpoint: a file for the state after each finished epoch. Called again with the same arguments after a
+                kill, retraining goes on from there and ends with the same weights and record, bit for bit, if the
+                monitor says the same of the same model. The file stays: delete it once the model is saved.
+            told: is told of each finished epoch.
         """
         check_data(model, train=train, cases=cases, validation=validation)
         before = model.accuracy(validation)
         floor = floor_of(before, self.max_drop)
+        roles = {"train": train, "cases": cases, "validation": validation}
+        saved = Checkpoint(
+            checkpoint,
+            lambda: belonging(self, model, generator, **roles) | {"monitor": described(monitor)},
+            learner=Learner(model, optimiser=self.optimiser, learning_rate=self.learning_rate),
+            average=None,
+            generator=generator,
+        )
         data = Samples.concat([train, cases.to(train.x.device)]) if len(cases) else train
-        history: list[FinetuneEpoch] = []
-        epochs = self._epochs(model, data, history, generator)
-        kept, problem = watch(model, epochs, history, validation=validation, monitor=monitor, floor=floor)
+        kept, problem = watch(
+            model,
+            self._epochs(saved, data),
+            saved.history,
+            validation=validation,
+            monitor=monitor,
+            floor=floor,
+            kept=saved.kept,
+            finished=saved.write,
+            told=told,
+        )
+        history = saved.history
         chosen = None if problem else _best(history, floor)
         record = FinetuneRecord(
             best_epoch=chosen.epoch if chosen else 0,
@@ -139,11 +158,9 @@ class Finetune:
         )
         return Retrained(model=kept, record=record)
 
-    def _epochs(
-        self, model: Classifier, data: Samples, history: Sequence[FinetuneEpoch], generator: torch.Generator
-    ) -> Generator[tuple[float, Classifier]]:
-        """After each epoch its mean loss and the model as it then is; the caller adds to ``history`` in between."""
-        learner = Learner(model, optimiser=self.optimiser, learning_rate=self.learning_rate)
+    def _epochs(self, saved: Checkpoint, data: Samples) -> Generator[tuple[float, Classifier]]:
+        """After each epoch its mean loss and the model as it then is; the caller adds to the history in between."""
+        learner, generator = saved.learner, saved.generator
         steps = math.ceil(len(data) / self.batch_size)
         slower = math.inf if self.decay_after is None else self.decay_after * steps
 
@@ -157,11 +174,12 @@ class Finetune:
             order=lambda: shuffled(len(data), generator=generator).to(data.x.device),
             step=step,
             candidate=learner.classifier,
-            accuracies=lambda: [e.accuracy for e in history],
+            accuracies=lambda: [e.accuracy for e in saved.history],
             epochs=self.epochs,
             steps=steps,
             progress=self.progress,
             generator=generator,
+            begin=saved.resume_streams,
         )
 
 
@@ -180,6 +198,7 @@ def watch(
     patience: int | None = None,
     kept: Classifier | None = None,
     finished: Callable[[Classifier], None] = lambda kept: None,
+    told: Told | None = None,
 ) -> tuple[Classifier, str]:
     """Judge the model after each epoch, into ``history``: the best one, and what went wrong, if something did.
 
@@ -189,6 +208,7 @@ def watch(
         patience: stop after this many epochs without a better one.
         kept: the best one of the epochs that are in ``history`` already.
         finished: called after each epoch with the best one so far.
+        told: called after each epoch with what came of it.
     """
     kept = kept or model
     try:
@@ -201,6 +221,8 @@ def watch(
                 if _best(history, floor, below) is history[-1]:
                     kept = candidate
                 finished(kept)
+                if told is not None:
+                    told(history[-1])
     except Diverged as error:
         return model, f"{error}, so the original weights were kept; try a lower learning_rate"
     return kept, ""

@@ -13,13 +13,13 @@ from torch import Tensor
 from operant.data import Samples
 from operant.model import Classifier, copy_module
 from operant.retrain._checkpoint import Checkpoint, belonging
-from operant.retrain._loop import Learner, average_in, check_training, passes
+from operant.retrain._loop import FinetuneEpoch, Learner, average_in, check_training, passes
 from operant.retrain._losses import INNER, Batch, adversarial_loss, consistent_loss, plain_loss
 from operant.retrain._sampling import Rows, chances_of
 from operant.retrain.finetune import (
-    FinetuneEpoch,
     FinetuneRecord,
     Retrained,
+    Told,
     check_apart,
     check_data,
     floor_of,
@@ -175,6 +175,7 @@ class OperationalFinetune:
         seeds: Tensor | None = None,
         generator: torch.Generator,
         checkpoint: str | Path | None = None,
+        told: Told | None = None,
     ) -> Repaired:
         """Retrain a model; it stays as it is, and so does torch's own random state.
 
@@ -191,6 +192,7 @@ class OperationalFinetune:
             checkpoint: a file for the state after each finished epoch. Called again with the same arguments after a
                 kill, retraining goes on from there and ends with the same weights and record, bit for bit, if the
                 monitor says the same of the same model. The file stays: delete it once the model is saved.
+            told: is told of each finished epoch.
         """
         self._check(model, train, cases, validation, seeds)
         rows = self._rows(train, cases, seeds, weights, train_weights)
@@ -217,17 +219,18 @@ class OperationalFinetune:
             patience=self.patience,
             kept=saved.kept,
             finished=saved.write,
+            told=told,
         )
-        told = _told(saved.history, floor, start)
-        chosen = None if problem else next((e for e in reversed(told) if e.kept), None)
-        stopped = not problem and len(told) < self.epochs
+        history = _told(saved.history, floor, start)
+        chosen = None if problem else next((e for e in reversed(history) if e.kept), None)
+        stopped = not problem and len(history) < self.epochs
         record = OperationalRecord(
             best_epoch=chosen.epoch if chosen else 0,
-            reason=problem or _reason(chosen, told, floor, before, self.max_drop, start, stopped),
+            reason=problem or _reason(chosen, history, floor, before, self.max_drop, start, stopped),
             n_train=len(train),
             n_cases=len(cases),
             accuracy_before=before,
-            history=told,
+            history=history,
             monitor_before=start,
             train_rows=rows.counts[0],
             case_rows=rows.counts[1],
