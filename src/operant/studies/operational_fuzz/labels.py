@@ -59,41 +59,40 @@ def steps_of(setting: Setting, out: Path) -> Steps:
 def section(settings: tuple[Setting, ...], out: Path) -> str:
     """The part of the page about labels; its contact sheets are written beside it."""
     read = [(s, *_load(s, out)) for s in settings]
+    sheets = []
     for s, cases, _ in read:
-        sheet = out / f"operational-fuzz-labels-{s.name}.jpg"
-        draw_sheet(cases.x, cases.label, cases.prediction, names_of(s.dataset), sheet, scale=2)
-    eye = table(
-        (
-            "",
-            "seeds",
-            "accepted",
-            "on the sheet",
-            "by conditions",
-            "label lost",
-            "unsure",
-            "label holds, %",
-            "above 95 %",
-        ),
-        [_eye_row(s, cases) for s, cases, _ in read],
+        picture = f"operational-fuzz-labels-{s.name}.jpg"
+        draw_sheet(cases.x, cases.label, cases.prediction, names_of(s.dataset), out / picture, scale=2)
+        sheets.append(f"![Accepted cases: {s.title}](../images/{picture})\n\n{_caption(s, cases)}\n")
+    eye = table(BY_EYE, [_eye_row(s, cases) for s, cases, _ in read])
+    told = table(BY_REFERENCE, [_reference_row(s, judged) for s, _, judged in read])
+    return TEXT.format(
+        CASES=CASES, OTHERS=OTHERS, eye=eye, dropped=_dropped(read), reference=told, sheets="\n".join(sheets)
     )
-    told = table(
-        (
-            "",
-            "field error: model, reference, %",
-            "on cases, %",
-            "at equal severity, %",
-            "label holds, %",
-            "above 95 %",
-            "on the model's failures in the field, %",
-            "label holds, against those, %",
-        ),
-        [_reference_row(s, judged) for s, _, judged in read],
-    )
-    sheets = "\n".join(
-        f"![Accepted cases: {s.title}](../images/operational-fuzz-labels-{s.name}.jpg)\n\n{_caption(s, cases)}\n"
-        for s, cases, _ in read
-    )
-    return f"""## Do the labels hold?
+
+
+BY_EYE = (
+    "",
+    "seeds",
+    "accepted",
+    "on the sheet",
+    "by conditions",
+    "label lost",
+    "unsure",
+    "label holds, %",
+    "above 95 %",
+)
+BY_REFERENCE = (
+    "",
+    "field error: model, reference, %",
+    "on cases, %",
+    "at equal severity, %",
+    "label holds, %",
+    "above 95 %",
+    "on the model's failures in the field, %",
+    "label holds, against those, %",
+)
+TEXT = """## Do the labels hold?
 
 Every case has the label of its seed. Does it still deserve it? For each field `OperationalFuzz` with the moves by
 conditions and by gradients went over inputs that the model reads correctly, and {CASES} of the cases that it accepted
@@ -105,7 +104,7 @@ larger and beside their seeds, so the reading is not blind. An unsure case count
 Clopper and Pearson's.
 
 {eye}
-{_dropped(read)}
+{dropped}
 
 **By a reference network** that took no part in any search and learned from other images than the seeds, as they are,
 under the recipe of the search and under the widest conditions: for MNIST a network of 32 and 64 channels, for CIFAR-10
@@ -113,7 +112,7 @@ ResNet-20, trained on. What it misreads at equal severity is subtracted: the ver
 other images of its class, and for cases by gradients {OTHERS} times noise of the same L2 norm on the seed. Intervals
 are by bootstrap over cases.
 
-{told}
+{reference}
 Two things pull these shares apart from the truth. Cases are failures, and what is hard for one network is hard for
 others: a reference misreads more of them even where every label holds, most of all for CIFAR-10, where it starts from
 the model's own weights. The last two columns compare with field inputs that the model misreads as well, whose labels

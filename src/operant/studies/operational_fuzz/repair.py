@@ -61,7 +61,7 @@ class Outcome:
 
 def units(settings: Sequence[Setting], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
     """A piece of work a field and seed; first seeds first."""
-    pairs = [(setting, seed) for setting in settings for seed in setting.seeds]
+    pairs = [(setting, seed) for setting in settings if setting.sizes for seed in setting.seeds]
     return [
         (f"repair of {setting.name}, seed {seed}", partial(run_unit, setting, data, seed, out))
         for setting, seed in sorted(pairs, key=lambda pair: pair[1])

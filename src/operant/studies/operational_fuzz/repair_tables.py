@@ -71,9 +71,14 @@ class Told:
 
 def section(settings: Sequence[Setting], out: Path) -> str:
     """The part of the page about repair; its picture is written beside it."""
-    told = [Told(setting, out) for setting in settings]
+    told = [Told(setting, out) for setting in settings if setting.sizes]
     draw_curves(told, out / "operational-fuzz-repair.svg")
-    return "\n".join([_INTRO, _goals(told), *(_field(t) for t in told)])
+    return "\n".join([_INTRO, _left_out(settings), _goals(told), *(_field(t) for t in told)])
+
+
+def _left_out(settings: Sequence[Setting]) -> str:
+    titles = "; ".join(s.title for s in settings if not s.sizes)
+    return f"Not repaired, only searched and read: {titles}.\n" if titles else ""
 
 
 _INTRO = """## Repair

@@ -98,7 +98,7 @@ class Setting:
         radii: of attacks in Linf; in L2 they are ``stretch`` times as large.
         hunted: seeds that finding starts from.
         genetic: seeds of the genetic searches, which take long.
-        sizes: how many cases are retrained with.
+        sizes: how many cases are retrained with; none leaves the field out of repair.
         finetune: how, for every arm.
         rounds: of the arm in which fuzzing and retraining take turns; 0 leaves it out.
     """
@@ -184,6 +184,7 @@ def _cifar() -> tuple[Setting, Setting]:
         declared=OTHER_CAMERA,
         seen=1_500,
         truth=1_500,
+        sizes=(),
     )
     return made, tiny
 
