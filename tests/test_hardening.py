@@ -1,0 +1,128 @@
+"""What every loop of rounds shares: answers and attacks in chunks, wherever they are worked out."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from operant import Classifier, Samples, spawn
+from operant.campaign.engine import Engine, Interrupted, serial
+from operant.campaign.folder import RunFolder
+from operant.campaign.hardening import Fuzzing, Hardening, InMemory, Spread
+from operant.generate import PGD
+
+SOME = Samples(torch.rand(70, 3, generator=spawn(0, "some")), torch.arange(70) % 2)
+
+
+def model() -> Classifier:
+    network = nn.Linear(3, 2)
+    network.weight.data = torch.tensor([[1.0, -1.0, 0.5], [0.0, 0.2, -0.3]])
+    network.bias.data = torch.tensor([-0.1, 0.1])
+    return Classifier(network)
+
+
+def backwards(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Whatever comes last is done first."""
+    yield from reversed([(i, work(item)) for i, item in enumerate(items)])
+
+
+def idle(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Nothing is left to do."""
+    assert not list(items)
+    yield from ()
+
+
+def pressing(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Somebody presses Ctrl-C during the second item."""
+    for i, item in enumerate(items):
+        if i == 1:
+            signal.raise_signal(signal.SIGINT)
+        yield i, work(item)
+
+
+def loop(run: RunFolder, engine: Engine) -> Hardening:
+    return Hardening(run, model(), guard=SOME[:5], max_drop=1.0, seed=0, engine=engine, watch=lambda event: None)
+
+
+@pytest.mark.parametrize("engine", [serial, backwards])
+@pytest.mark.parametrize("chunk", [1, 16, 70, 100])
+def test_answers_are_the_models_and_are_asked_for_once(tmp_path: Path, engine: Engine, chunk: int) -> None:
+    expected = model().predict(SOME.x)
+    with RunFolder(tmp_path, signature={}) as run:
+        assert torch.equal(loop(run, engine).answers(SOME, chunk=chunk), expected)
+        assert torch.equal(loop(run, idle).answers(SOME, chunk=chunk), expected)
+        assert len(list((tmp_path / "round-000").glob("answers-*.json"))) == -(-70 // chunk)
+
+
+def test_finished_answers_are_read(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, signature={}) as run:
+        first = loop(run, serial).answers(SOME, chunk=16)
+        (tmp_path / "round-000" / "answers-002.json").unlink()
+        asked: list[int] = []
+
+        def counting(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+            for i, item in enumerate(items):
+                asked.append(len(item))
+                yield i, work(item)
+
+        assert torch.equal(loop(run, counting).answers(SOME, chunk=16), first)
+    assert asked == [16]
+
+
+def test_of_nothing_there_are_no_answers(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, signature={}) as run:
+        assert len(loop(run, serial).answers(SOME[:0], chunk=4)) == 0
+
+
+def test_answers_of_other_inputs_are_refused(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, signature={}) as run:
+        loop(run, serial).answers(SOME[:20], chunk=10)
+        with pytest.raises(ValueError, match=r"answers-000.json in .* has labels of other inputs"):
+            loop(run, serial).answers(SOME[10:30], chunk=10)
+
+
+def test_who_stops_it_finds_what_was_answered(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, signature={}) as run:
+        with pytest.raises(Interrupted, match="Run again with the same folder"):
+            loop(run, pressing).answers(SOME, chunk=16)
+        assert len(list((tmp_path / "round-000").glob("answers-*.json"))) == 2
+        assert torch.equal(loop(run, serial).answers(SOME, chunk=16), model().predict(SOME.x))
+
+
+# Attacks --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [7, 35, 200])
+def test_a_spread_attack_is_the_same_wherever_its_chunks_are_worked_out(tmp_path: Path, size: int) -> None:
+    attack = PGD(radius=0.3, steps=3)
+    found = []
+    with RunFolder(tmp_path, signature={}) as run:
+        kept = loop(run, backwards)
+
+        def on_disk(work: Fuzzing) -> Any:
+            return kept.in_chunks("attack", work)
+
+        for way in (InMemory(serial), InMemory(backwards), on_disk):
+            spread = Spread(fuzz=attack, size=size, run=way)
+            found.append(spread(model(), SOME, generator=spawn(3)))
+    for suite in found[1:]:
+        assert torch.equal(suite.x, found[0].x)
+        assert torch.equal(suite.seed, found[0].seed)
+    assert found[0].attempted == len(SOME)
+    assert float((found[0].x - found[0].x0).abs().max()) <= 0.3 + 1e-6
+
+
+def test_each_chunk_has_random_numbers_of_its_own() -> None:
+    twice = Samples(torch.cat([SOME.x[:8], SOME.x[:8]]), torch.cat([SOME.labels[:8]] * 2), torch.arange(16))
+    spread = Spread(fuzz=PGD(radius=0.2, steps=1, step_size=1e-6), size=8, run=InMemory(serial))
+    suite = spread(model(), twice, generator=spawn(4))
+    x = {int(seed): row for seed, row in zip(suite.seed, suite.x, strict=True)}
+    both = [i for i in range(8) if i in x and i + 8 in x]
+    assert both
+    assert not any(torch.equal(x[i], x[i + 8]) for i in both)
