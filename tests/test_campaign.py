@@ -42,9 +42,10 @@ from operant.campaign import (
 from operant.campaign.assessment import Assessed, assess_model, labels_needed, what_it_takes
 from operant.campaign.feedback import FLOOR, reweighted
 from operant.campaign.folder import Damaged, RunFolder
-from operant.campaign.stored import Ended
-from operant.generate import GradientMove
-from operant.measure import Naturalness
+from operant.campaign.parts import unguided
+from operant.campaign.stored import LOOKED_AT, Certainty, Ended
+from operant.generate import GradientMove, UncertaintyFuzz
+from operant.measure import Naturalness, with_dropout
 from operant.networks import fit, initialise, load_weights
 from operant.results import TEMPORARY
 from operant.retrain import OperationalFinetune
@@ -221,6 +222,38 @@ def test_a_watcher_hears_of_every_step(tmp_path: Path) -> None:
         assert step in steps
     assert [e.told["round"] for e in events if e.step == "round"] == [str(r) for r in done.rounds]
     assert all(0 <= e.done <= e.total for e in events)
+
+
+def test_breeding_for_a_pattern_is_a_move(tmp_path: Path) -> None:
+    """Of a model with dropout: what is bred and fails is rated like any other case; how sure the model was is kept."""
+    fuzz = UncertaintyFuzz(pattern="HH", radius=0.2, population=8, generations=2, tournament=3, passes=8)
+    campaign = replace(TINY, moves={"gradient": GRADIENT["small"], "bred": partial(unguided, fuzz)}, rounds=1)
+    labelled, ran = field(), []
+    for name, workers in (("one", 1), ("two", 2)):
+        options = {"field": unlabelled(labelled), "labeller": labels_of(labelled), "workers": workers}
+        dropping = with_dropout(model(), before=["3"], rate=0.5)
+        ran.append(campaign(dropping, train=train(), clean=clean(), folder=tmp_path / name, **options))
+    assert digest(tmp_path / "one") == digest(tmp_path / "two")
+    last = ran[0].rounds[-1]
+    assert last.operational > 0
+    assert set(last.by_move) == {"gradient", "bred"}
+    parts = [Suite.open(place) for place in sorted((tmp_path / "one" / "round-001" / "suite").glob("chunk-*"))]
+    found = Suite.concat(parts)
+    bred = found[found["move"] == "bred"]
+    assert len(bred) > 0
+    assert bool((bred.prediction != bred.label).all())
+    assert set(bred["aim"].tolist()) == {"HH"}
+    assert bool((bred.distances("linf") <= 0.2 + 1e-6).all())
+    kept = results.load(tmp_path / "one" / "round-001" / "patterns.json", Certainty)
+    assert (kept.failures, len(kept.vro), kept.reason) == (last.operational, min(last.operational, LOOKED_AT), "")
+
+
+def test_without_dropout_how_decided_the_model_was_is_kept(undisturbed: tuple[Path, Delivered]) -> None:
+    folder, done = undisturbed
+    for each in done.rounds[1:]:
+        kept = results.load(folder / f"round-{each.number:03d}" / "patterns.json", Certainty)
+        assert (kept.failures, len(kept.pcs), len(kept.vro)) == (each.operational, each.operational, 0)
+        assert "without any dropout" in kept.reason
 
 
 # Where it ends --------------------------------------------------------------------------------------------------------

@@ -340,6 +340,22 @@ def test_tables_are_searched_by_gradients_alone(folder):
             build(configured(folder, text))
 
 
+def test_patterns_of_uncertainty_are_moves_of_a_model_with_dropout(folder):
+    text = '[generate]\nradii = []\npatterns = ["HL", "HH", "HL"]\n'
+    with pytest.raises(ValueError, match=r"\[generate\] patterns: the model ran without any dropout"):
+        build(configured(folder, text))
+    with pytest.raises(ValueError, match=r"\[generate\] patterns must be 'HL', 'HH' or 'LL', got 'LH'"):
+        configured(folder, text.replace("HH", "LH"))
+    dropping = NET.replace("x.flatten(1))", "nn.functional.dropout(x.flatten(1), 0.5, training=self.training))", 1)
+    (folder / "net.py").write_text(dropping)
+    del sys.modules["net"]
+    moves = build(configured(folder, text)).campaign.moves
+    assert list(moves) == ["uncertainty-HL", "uncertainty-HH"]
+    fuzz = moves["uncertainty-HL"](naturalness=None)
+    assert (fuzz.pattern, fuzz.radius) == ("HL", pytest.approx(0.1, rel=0.02))
+    assert described(moves) != described(build(configured(folder, text.replace('"HH", ', ""))).campaign.moves)
+
+
 def test_the_same_file_gives_the_same_signature_and_a_changed_one_is_noticed(folder):
     text = "[conditions]\nblur = {fixed = 1}\n[generate]\nradii = [0.3]\n"
     one, same = (build(configured(folder, text)).campaign for _ in range(2))

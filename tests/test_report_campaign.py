@@ -24,9 +24,23 @@ from operant import Classifier, Samples, Suite, results, spawn
 from operant._words import percent
 from operant.campaign import Assessed, Decision, Round
 from operant.campaign.folder import RunFolder
-from operant.campaign.stored import About, Ended, FieldMap, Insight, Known, Seen, about_of, insight_of, map_of
+from operant.campaign.stored import (
+    LOOKED_AT,
+    About,
+    Certainty,
+    Ended,
+    FieldMap,
+    Insight,
+    Known,
+    Seen,
+    about_of,
+    certainty_of,
+    insight_of,
+    map_of,
+)
 from operant.cli_report import add_report
 from operant.doctor import Finding
+from operant.measure import mc_dropout, pattern, prediction_confidence, variation_ratio_original, with_dropout
 from operant.networks import fit_pca, save_weights
 from operant.profile import Profile, fit_profile
 from operant.report import Evidence, gather, load_evidence, write_report
@@ -43,7 +57,18 @@ SETTINGS = {
     "requirement": "0.05", "confidence": "0.95", "max_drop": "0.01", "level": "0.05", "mass_quantile": "0.1",
     "feedback": "True", "seed": "0", "model": "aa", "train": "bb", "clean": "cc",
 }  # fmt: skip
-SECTIONS = ["cost", "field", "sources", "failures", "retraining", "feedback", "drift", "checks", "settings"]
+SECTIONS = [
+    "cost",
+    "field",
+    "sources",
+    "failures",
+    "certainty",
+    "retraining",
+    "feedback",
+    "drift",
+    "checks",
+    "settings",
+]
 VOID = {"meta", "img", "link", "br", "input", "line", "circle", "path", "polyline", "rect"}
 CLASSES = 4
 
@@ -64,6 +89,11 @@ def profile(shape: tuple[int, ...]) -> Profile:
 def classifier(shape: tuple[int, ...], seed: int = 0) -> Classifier:
     torch.random.manual_seed(seed)
     return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), CLASSES)))
+
+
+def dropping(shape: tuple[int, ...]) -> Classifier:
+    """The same model with dropout, which makes all four patterns likely."""
+    return with_dropout(classifier(shape), before=["1"], rate=0.5)
 
 
 def failures(n: int, shape: tuple[int, ...] = (1, 8, 8), *, move: str = "gradient", wrong: bool = True) -> Suite:
@@ -127,6 +157,9 @@ def tell_more(run: RunFolder, shape: tuple[int, ...], names: tuple[str, ...]) ->
     for number in (0, 1):
         kept = insight_of(old, new, labelled, clean, profile=of, centres=of.codes[:5].double())
         run.step(f"round-{number:03d}/insight", Insight, lambda kept=kept: kept)
+    run.step(
+        "round-001/patterns", Certainty, lambda: certainty_of(dropping(shape), failures(20, shape), generator=spawn(0))
+    )
 
 
 def campaign_folder(
@@ -443,8 +476,8 @@ def test_the_page_is_whole_and_has_everything_in_order(evidence):
     assert len(ids) == len(set(ids))
     links = [a["href"] for a in page.all("a")]
     assert all(link.startswith("#") and link[1:] in ids for link in links)
-    assert len(page.all("svg")) == len(page.all("desc")) == 7
-    assert len(page.all("title")) == 8
+    assert len(page.all("svg")) == len(page.all("desc")) == 9
+    assert len(page.all("title")) == 10
     assert " ".join(evidence.verdict.split()) in page.text
     assert len(page.all("li")) >= len(evidence.gallery.failures) == 20
     assert all(picture["alt"] for picture in page.all("img"))
@@ -625,7 +658,7 @@ def test_damaged_cases_are_a_finding(folder, tmp_path):
 
 def test_a_report_of_another_format_is_refused(evidence, tmp_path):
     results.save(replace(evidence, version=VERSION + 1), tmp_path / "report.json")
-    with pytest.raises(ValueError, match=r"format 3, this version of Operant knows format 2; write it again"):
+    with pytest.raises(ValueError, match=r"format 4, this version of Operant knows format 3; write it again"):
         load_evidence(tmp_path / "report.json")
     (tmp_path / "report.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a report"):
@@ -681,6 +714,51 @@ def test_insight_counts_what_the_models_say():
     assert (int(kept.cell_labels.sum()), int(kept.cell_failures.sum())) == (30, 30 - right[1])
     assert float(kept.cell_mass.sum()) == pytest.approx(1)
     assert kept.cell_centres.shape == (5, 2)
+
+
+def test_certainty_is_of_some_failures_evenly_and_the_same_every_time():
+    shape = (1, 8, 8)
+    model, failing = dropping(shape), failures(LOOKED_AT * 2 - 1, shape)
+    kept, again = (certainty_of(model, failing, generator=spawn(3, "patterns")) for _ in range(2))
+    assert (kept.failures, len(kept.pcs), len(kept.vro), kept.reason) == (2 * LOOKED_AT - 1, LOOKED_AT, LOOKED_AT, "")
+    assert torch.equal(kept.vro, again.vro)
+    some = failing.x[::2]
+    assert torch.allclose(kept.pcs, prediction_confidence(model.probs(some)))
+    other = mc_dropout(model, some, passes=400, generator=spawn(4)).probs
+    assert float((kept.vro - variation_ratio_original(other, model.predict(some))).abs().mean()) < 0.1
+
+
+def test_without_dropout_only_how_decided_the_model_was_is_known(tmp_path):
+    shape = (1, 8, 8)
+    kept = certainty_of(classifier(shape), failures(30, shape), generator=spawn(0))
+    assert (len(kept.pcs), len(kept.vro)) == (30, 0)
+    place = campaign_folder(tmp_path, more=False)
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.step("round-001/patterns", Certainty, lambda: kept)
+    evidence = gather(place)
+    page = Page(render_page(evidence))
+    assert evidence.certainties.patterns == {}
+    assert (evidence.certainties.decided, evidence.certainties.undecided) == (
+        int((kept.pcs > 0.7).sum()),
+        int((kept.pcs < 0.3).sum()),
+    )
+    assert "Only PCS is known" in page.text
+    assert "without any dropout" in page.text
+    assert "Only PCS is known" in markdown(evidence)
+
+
+def test_patterns_are_counted_over_all_rounds(folder, tmp_path):
+    place = shutil.copytree(folder, tmp_path / "run")
+    known = results.load(place / "round-001" / "patterns.json", Certainty)
+    more = Certainty(failures=4, pcs=torch.tensor([0.9, 0.1]), vro=torch.tensor([0.1, 0.9]), passes=50, reason="")
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.step("round-002/patterns", Certainty, lambda: more)
+    told = gather(place).certainties
+    which = pattern(known.pcs, known.vro).tolist()
+    assert (told.failures, told.looked_at) == (24, 22)
+    assert told.patterns == {name: which.count(name) + (name in ("HL", "LH")) for name in ("HL", "LH", "LL", "HH", "")}
+    assert len(told.points) == 22
+    assert f"{told.patterns['HL']} in 22 failures" in page_of(place).text
 
 
 def test_about_and_map_say_what_there_is():

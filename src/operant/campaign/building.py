@@ -26,12 +26,14 @@ from operant.campaign.config import Config
 from operant.campaign.engine import Watch
 from operant.campaign.folder import RunFolder, make_folder
 from operant.campaign.loop import Campaign
+from operant.campaign.parts import unguided
 from operant.campaign.rounds import Delivered
 from operant.campaign.view import FEWEST
 from operant.conditions import Recipe
 from operant.data import Samples, samples_from_folder, samples_from_npz, samples_from_pictures
 from operant.formats import PICTURES, pictures_in, read_npz
-from operant.generate import ConditionMove, GeneticMove, GradientMove
+from operant.generate import ConditionMove, GeneticMove, GradientMove, UncertaintyFuzz
+from operant.measure import mc_dropout
 from operant.model import Classifier
 from operant.networks import load_weights
 from operant.profile import FittedConditions, fit_conditions
@@ -42,6 +44,8 @@ from operant.types import Fuzzer, Labeller
 RADII = (0.02, 0.05)  # for images: of the range of training inputs, for every value that an input has
 TABLE_RADII = (0.05, 0.1)  # for tables: of the spread of a column
 GENETIC_RADIUS = 0.3  # of that range; naturalness, not the ball, keeps these cases near
+PATTERN_RADIUS = 0.1  # of that range, for each value; nothing but the ball keeps these cases near
+MEMBERS, GENERATIONS = 50, 20  # of what is bred for a pattern; the paper's 100 and 50 take five times as long
 Moves = dict[str, Callable[..., Fuzzer]]
 
 
@@ -100,6 +104,9 @@ def build(config: Config, *, workers: int | None = None) -> Ready:
         labeller = build_labeller(config, model, train, arrived.names)
     with _told_of("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes)
+    if config.generate.patterns:
+        with _told_of("generate", "patterns"):  # without dropout nothing is known of them
+            mc_dropout(model, train.x[:2], passes=2, generator=spawn(config.run.seed, "dropout"))
     return Ready(
         campaign=make_campaign(config, make_moves(config, train, recipe, notes)),
         model=model,
@@ -430,15 +437,20 @@ def _estimated(
 
 
 def make_moves(config: Config, train: Samples, recipe: Recipe | None, notes: list[str]) -> Moves:
-    """Conditions first, where there are any; then a gradient search for each radius; then breeding."""
+    """Conditions first, where there are any; then a gradient search for each radius; then what is bred."""
     table = config.generate
     moves: Moves = {} if recipe is None else {"conditions": partial(ConditionMove, recipe=recipe)}
     for radius in table.radii if table.radii is not None else default_radii(train, table.norm, notes):
         moves[f"gradient-{radius:g}"] = partial(GradientMove, radius=radius, norm=table.norm, steps=table.steps)
+    for name in ("genetic", "patterns"):
+        if getattr(table, name) and len(train.shape) != 3:
+            raise ValueError(f"[generate] {name} is for images, and inputs have the shape {tuple(train.shape)}")
     if table.genetic:
-        if len(train.shape) != 3:
-            raise ValueError(f"[generate] genetic is for images, and inputs have the shape {tuple(train.shape)}")
         moves["genetic"] = partial(GeneticMove, radius=GENETIC_RADIUS * _range(train))
+    for pattern in dict.fromkeys(table.patterns):
+        radius = PATTERN_RADIUS * _range(train)
+        fuzz = UncertaintyFuzz(pattern=pattern, radius=radius, population=MEMBERS, generations=GENERATIONS)
+        moves[f"uncertainty-{pattern}"] = partial(unguided, fuzz)
     if not moves:
         raise ValueError("[generate]: there must be something to search with; give radii, or declare conditions")
     return moves

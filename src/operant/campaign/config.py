@@ -192,6 +192,8 @@ class GenerateTable(Table):
     """of the gradient search"""
     genetic: bool = False
     """breed cases without gradients as well; slow, for images"""
+    patterns: list[Literal["HL", "HH", "LL"]] = []
+    """breed failures for uncommon patterns of uncertainty as well, ["HL"] for sure and wrong; slow, needs dropout"""
     dimensions: Count = 16
     """of the profile's codes"""
     level: Share = 0.05

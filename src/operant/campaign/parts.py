@@ -1,4 +1,4 @@
-"""The parts of a round that can be replaced: which inputs to start from, and which failures to learn from."""
+"""The parts of a round that can be replaced: what to start from, what to search with, and what to learn from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from operant import select
 from operant.campaign.feedback import Decision, reweighted
 from operant.campaign.view import View
 from operant.data import Samples
+from operant.measure import Naturalness
 from operant.model import Classifier
 from operant.profile import Profile
 from operant.seeds import combine, draw, margin_risk, risk_of
 from operant.suite import Suite
+from operant.types import Fuzzer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,18 @@ def use_and_weakness(
     weights = reweighted(weights, inputs.labels.cpu(), torch.tensor(shares.classes))
     n = min(n, int((weights > 0).sum()))
     return draw(inputs, weights, n, design="sequential", generator=generator).samples(inputs)
+
+
+def unguided(fuzz: Fuzzer, *, naturalness: Naturalness) -> Fuzzer:
+    """A fuzzer that naturalness does not guide, as a move: ``partial(unguided, UncertaintyFuzz(pattern="HL"))``.
+
+    What it finds is rated by naturalness all the same, and only what is operational is learned from.
+
+    Args:
+        fuzz: any; its benign cases are dropped.
+        naturalness: of field inputs, which every move of a campaign is given.
+    """
+    return fuzz
 
 
 def covering(

@@ -12,10 +12,14 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.doctor import Finding
+from operant.measure import annotate, prediction_confidence
 from operant.model import Classifier
 from operant.profile import Profile
+from operant.suite import Suite
 
 POINTS = 600  # of training inputs on the map
+LOOKED_AT = 200  # failures of a round of which it is looked how sure the model was
+PASSES = 50  # with dropout, for each of these
 PACKAGES = ("operant", "torch", "numpy", "scipy", "scikit-learn")
 
 
@@ -94,6 +98,25 @@ class Insight:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Certainty:
+    """How sure a round's model was of failures that it was led to; in ``patterns.json`` of each round that found some.
+
+    Attributes:
+        failures: operational failures of the round.
+        pcs: how decided the model was, of some of them.
+        vro: how unstable, of the same ones; none where that is not known.
+        passes: that VRO is a share of.
+        reason: why VRO is not known; empty if it is.
+    """
+
+    failures: int
+    pcs: Tensor
+    vro: Tensor
+    passes: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ended:
     """How a campaign ended when it was last run; in ``ended.json``.
 
@@ -168,6 +191,23 @@ def insight_of(
         cell_failures=torch.bincount(cell[new != y], minlength=n),
         cell_centres=flat_codes(centres),
     )
+
+
+def certainty_of(model: Classifier, failing: Suite, *, generator: torch.Generator) -> Certainty:
+    """How sure a model is of some of these failures, evenly from all; of one without dropout, how decided.
+
+    Args:
+        model: that gets them wrong.
+        failing: at least one.
+        generator: of dropout masks; is asked for one number.
+    """
+    some: Suite = failing[torch.linspace(0, len(failing) - 1, min(LOOKED_AT, len(failing))).round().long()]
+    pcs, vro, reason = prediction_confidence(model.probs(some.x)), torch.empty(0), ""
+    try:
+        vro = torch.as_tensor(annotate(model, some, passes=PASSES, generator=generator)["vro"])
+    except ValueError as error:  # there is no dropout, or none that masks can be given to
+        reason = str(error)
+    return Certainty(failures=len(failing), pcs=pcs.cpu(), vro=vro.cpu(), passes=PASSES, reason=reason)
 
 
 def _nearest(codes: Tensor, centres: Tensor) -> Tensor:

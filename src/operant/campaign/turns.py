@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from operant.campaign.assessment import Assessed, assess_model, confidence_of, what_it_takes
+from operant.campaign.engine import in_batches, with_smaller_batches
 from operant.campaign.feedback import Decision, allocate, told
 from operant.campaign.hardening import Hardening
 from operant.campaign.parts import Shares
 from operant.campaign.rounds import Delivered, Round
-from operant.campaign.stored import Ended, FieldMap, Insight, Known, insight_of, map_of
+from operant.campaign.stored import Certainty, Ended, FieldMap, Insight, Known, certainty_of, insight_of, map_of
 from operant.campaign.view import View
 from operant.data import Samples
 from operant.generate import OperationalFuzz
@@ -104,6 +105,8 @@ class Turns:
         self._tell_decisions(shares)
         found = self._generate(shares)
         good = found.operational(self.options.level, self.options.mass_quantile) if len(found) else found
+        if len(good):
+            self.loop.folder.step(f"{self.loop.place}/patterns", Certainty, partial(self._certainty, good))
         chosen = self.loop.choose(partial(self._chosen, good))
         record = self._retrain() if len(chosen) else None
         return self._told(
@@ -213,6 +216,14 @@ class Turns:
         )
         return self.loop.generate(fuzz, self._seeds(shares), chunk=self.options.chunk)
 
+    def _certainty(self, good: Suite) -> Certainty:
+        """How sure the model was of its failures, before it learns from them; for the report."""
+
+        def look(rows: int) -> Certainty:
+            return certainty_of(in_batches(self.loop.model, rows), good, generator=self.loop.spawn("patterns"))
+
+        return with_smaller_batches(look, self.loop.model.batch_size)[0]
+
     def _chosen(self, good: Suite) -> Suite:
         n = min(len(good), self.options.cases_per_round, self.options.cases - len(self.loop.learned))
         if n == 0:
@@ -258,6 +269,7 @@ class Turns:
         budget = self.loop.folder.step(
             f"{self.loop.place}/budget", Budget, partial(self._budget, left, changed=changed)
         )
+        self.loop.tell("assess", 0, budget.most)
         known = None if changed else self._latest
         earlier = sum(r.assessment is not None and not r.assessment.before for r in self.rounds)
         assessed = assess_model(

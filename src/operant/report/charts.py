@@ -11,7 +11,8 @@ from markupsafe import Markup
 from operant._words import at_most, percent
 from operant.campaign.assessment import Assessed
 from operant.campaign.rounds import Round
-from operant.report.evidence import Evidence, Map, Points, labels_told, stayed
+from operant.measure.patterns import DEFAULT
+from operant.report.evidence import Certainties, Evidence, Map, Points, labels_told, stayed
 
 STEPS = (1, 2, 2.5, 5, 10)  # between two lines of a scale, times a power of ten
 EMPTY = Markup("")
@@ -263,6 +264,46 @@ def _around(points: Sequence[tuple[float, float]], width: float, height: float) 
         middle = max(high - low, 1e-9)
         ranges.append((low - 0.04 * middle, high + 0.04 * middle))
     return Frame(x=ranges[0], y=ranges[1], left=8, top=8, width=width - 16, height=height - 16)
+
+
+# Certainty
+
+
+def plane_chart(known: Certainties, *, width: float, height: float) -> Markup:
+    """Failures by PCS and VRO, with the thresholds of the patterns and how many follow each."""
+    frame = Frame(x=(-0.02, 1.02), y=(-0.02, 1.02), left=48, top=10, width=width - 60, height=height - 56)
+    right, bottom = frame.left + frame.width, frame.top + frame.height
+    box = Markup('<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" class="box"/>').format(
+        frame.left, frame.top, frame.width, frame.height
+    )
+    lines = [line(frame.across(v), frame.top, frame.across(v), bottom, "grid") for v in CUTS["PCS"]]
+    lines += [line(frame.left, frame.down(v), right, frame.down(v), "grid") for v in CUTS["VRO"]]
+    names = [
+        text(frame.across(x), frame.down(y), f"{name} {known.patterns[name]}", "note", anchor)
+        for name, x, y, anchor in CORNERS
+    ]
+    ticks = [text(frame.across(v), bottom + 18, f"{v:g}", "tick", "middle") for v in (0, *CUTS["PCS"], 1)]
+    ticks += [text(frame.left - 8, frame.down(v) + 4, f"{v:g}", "tick", "end") for v in (0, *CUTS["VRO"], 1)]
+    ticks.append(text(frame.left + frame.width / 2, height - 8, "PCS, how decided →", "tick", "middle"))
+    return drawing(
+        joined([box, *lines, dots(known.points, frame, "failure"), *names, *ticks]),
+        width=width,
+        height=height,
+        title="Failures by PCS and VRO",
+        description=f"{len(known.points)} failures by PCS, from left to right, and VRO, from bottom to top. "
+        + ", ".join(f"{name or 'no pattern'}: {n}" for name, n in known.patterns.items())
+        + ".",
+        kind="plane",
+    )
+
+
+CUTS = {"PCS": (DEFAULT.low_pcs, DEFAULT.high_pcs), "VRO": (DEFAULT.low_vro, DEFAULT.high_vro)}
+CORNERS = (
+    ("HL", 0.99, 0.02, "end"),
+    ("LH", 0.01, 0.94, "start"),
+    ("LL", 0.01, 0.02, "start"),
+    ("HH", 0.99, 0.94, "end"),
+)
 
 
 # Retraining

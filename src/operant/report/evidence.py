@@ -17,7 +17,7 @@ from operant.campaign.stored import About, Ended
 from operant.doctor import Finding
 from operant.report.failures import Gallery
 
-VERSION = 2
+VERSION = 3
 Points = tuple[tuple[float, float], ...]
 Counts = tuple[tuple[int, ...], ...]
 
@@ -110,6 +110,45 @@ class Sources:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Certainties:
+    """How sure the models were of operational failures, each the one of its round.
+
+    Attributes:
+        failures: operational failures of the rounds that tell.
+        decided, undecided: of those looked at, how many have a high and how many a low PCS.
+        patterns: by pattern, and under "" those of none, how many follow it; empty where VRO is not known.
+        points: PCS and VRO of those looked at, or of some; empty likewise.
+        looked_at: how many of them.
+        passes: that VRO is a share of.
+        reason: why VRO is not known; empty if it is.
+    """
+
+    failures: int
+    looked_at: int
+    decided: int
+    undecided: int
+    patterns: dict[str, int]
+    points: Points
+    passes: int
+    reason: str
+
+    @property
+    def told(self) -> str:
+        """What they mean, in a sentence."""
+        if not self.patterns:
+            return (
+                f"Only PCS is known, how decided a model is: it was decided about {self.decided} of {self.looked_at} "
+                f"failures, which no look at its confidence would give away, and undecided about {self.undecided}."
+            )
+        sure, doubtful = self.patterns["HL"], self.patterns["LH"]
+        return (
+            f"The model was as sure of {sure} in {self.looked_at} failures as of inputs that it gets right (HL), so "
+            f"that no check of its certainty would stop them; of {doubtful} it was unsure in both ways (LH), and such "
+            "a check would."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Everything that a report shows; made by `gather`.
 
@@ -129,6 +168,7 @@ class Evidence:
         map: None before there is a profile.
         changes: of rounds that kept them.
         gallery: of operational failures.
+        certainties: how sure the models were of them; None if that was not kept, or there are none.
         compared: rounds whose new inputs were tested for drift.
         findings: where each comes from, and what it says.
         hashes: what, and its hash.
@@ -150,6 +190,7 @@ class Evidence:
     map: Map | None
     changes: tuple[Change, ...]
     gallery: Gallery
+    certainties: Certainties | None = None
     compared: tuple[int, ...]
     findings: tuple[tuple[str, Finding], ...]
     hashes: tuple[tuple[str, str], ...]

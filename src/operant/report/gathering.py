@@ -18,10 +18,11 @@ from operant.assess import clopper_pearson_interval
 from operant.campaign.folder import MODEL, RUN, RunFolder, finished
 from operant.campaign.progress import seconds_of
 from operant.campaign.rounds import Round
-from operant.campaign.stored import About, Ended, FieldMap, Insight, Known, Seen, flat_codes
+from operant.campaign.stored import About, Certainty, Ended, FieldMap, Insight, Known, Seen, flat_codes
 from operant.doctor import Finding
+from operant.measure.patterns import DEFAULT, PATTERNS, patterns
 from operant.profile import Profile, load_profile
-from operant.report.evidence import Change, Counts, Evidence, Map, Points, Prior, Region
+from operant.report.evidence import Certainties, Change, Counts, Evidence, Map, Points, Prior, Region
 from operant.report.failures import LIMIT, Found, gallery_of
 from operant.suite import Suite
 
@@ -61,6 +62,7 @@ def gather(folder: str | Path, *, limit: int = LIMIT) -> Evidence:
         map=_map(folder, profile, found) if profile else None,
         changes=_changes(folder),
         gallery=gallery_of(found, about.bounds if about else None, limit=limit),
+        certainties=_certainties(folder),
         compared=tuple(number_of(place) for place in _places(folder) if finished(place / "drift.json")),
         findings=tuple(findings),
         hashes=_hashes(folder, settings, found),
@@ -194,6 +196,26 @@ def _change(number: int, insight: Insight) -> Change:
         fixed=insight.fixed,
         broken=insight.broken,
         regions=tuple(Region(mass=m, labels=n, failures=k, centre=(c[0], c[1])) for m, n, k, c in cells),
+    )
+
+
+def _certainties(folder: Path) -> Certainties | None:
+    """Of all rounds together; where some know VRO, of those."""
+    kept = [_read(file, Certainty) for place in _places(folder) if finished(file := place / "patterns.json")]
+    told = [part for part in kept if not part.reason] or kept
+    if not told:
+        return None
+    pcs, vro = (torch.cat([getattr(part, name).double() for part in told]) for name in ("pcs", "vro"))
+    which = patterns(pcs, vro).tolist() if len(vro) else []
+    return Certainties(
+        failures=sum(part.failures for part in told),
+        looked_at=len(pcs),
+        decided=int((pcs > DEFAULT.high_pcs).sum()),
+        undecided=int((pcs < DEFAULT.low_pcs).sum()),
+        patterns={name: which.count(name) for name in (*PATTERNS, "")} if which else {},
+        points=_points([torch.stack([pcs, vro], 1)]) if which else (),
+        passes=told[-1].passes,
+        reason=told[-1].reason,
     )
 
 

@@ -22,6 +22,7 @@ def markdown(evidence: Evidence) -> str:
         _cost(evidence),
         _judged(evidence) if evidence.rounds else "",
         _classes(evidence, evidence.sources) if evidence.sources else "",
+        plain(evidence.certainties.told) if evidence.certainties else "",
         _drift(evidence),
         _findings(evidence),
         _settings(evidence),

@@ -16,8 +16,8 @@ from markupsafe import Markup
 from operant._words import at_most, duration, percent
 from operant.campaign.feedback import Decision
 from operant.campaign.progress import STEPS
-from operant.report.charts import Bar, bar_chart, epoch_chart, map_chart, pmi_chart
-from operant.report.evidence import Change, Counts, Evidence, Region, Sources, labels_told, stayed
+from operant.report.charts import Bar, bar_chart, epoch_chart, map_chart, plane_chart, pmi_chart
+from operant.report.evidence import Certainties, Change, Counts, Evidence, Region, Sources, labels_told, stayed
 from operant.report.failures import is_picture
 from operant.report.gallery import SMALL
 
@@ -26,6 +26,13 @@ MOST_BARS = 20  # classes or cells that get a bar
 MOST_CLASSES = 20  # classes that get a row of a confusion matrix
 SHARE = re.compile(r"(?<!\S)(\d+) (\d+%)")  # of a class or cell, as decisions tell it
 MOST_PAIRS = 12  # pairs of classes told where there are more
+MEANING = {
+    "HL": "HL decided, stable",
+    "LH": "LH neither",
+    "LL": "LL stable only",
+    "HH": "HH decided only",
+    "": "between",
+}  # the patterns of uncertainty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +114,7 @@ def _choices(evidence: Evidence) -> dict[str, Any]:
 
 
 def _charts(evidence: Evidence) -> dict[str, Any]:
-    sources = evidence.sources
+    sources, known = evidence.sources, evidence.certainties
     return {
         "pmi": {
             "wide": pmi_chart(evidence, width=880, height=340),
@@ -117,6 +124,8 @@ def _charts(evidence: Evidence) -> dict[str, Any]:
         "map": map_chart(evidence.map, width=480, height=380) if evidence.map else "",
         "classes": _by_class(evidence, sources) if sources else "",
         "regions": _by_region(sources.regions) if sources else "",
+        "patterns": _patterns(known) if known else "",
+        "plane": plane_chart(known, width=480, height=340) if known and known.points else "",
         "epochs": {done.number: epoch_chart(done) for done in evidence.rounds},
     }
 
@@ -134,6 +143,18 @@ def _priors(evidence: Evidence) -> Markup:
         for c, p in enumerate(evidence.priors)
     ]
     return _top(bars, "How often each class occurs in the field", "priors")
+
+
+def _patterns(known: Certainties) -> Markup:
+    """How many failures follow each pattern; where only PCS is known, how many are decided."""
+    between = known.looked_at - known.decided - known.undecided
+    counts = {MEANING.get(name, name): n for name, n in known.patterns.items()} or {
+        "decided": known.decided,
+        "undecided": known.undecided,
+        "between": between,
+    }
+    bars = [Bar(name=name, value=n / known.looked_at, told=str(n)) for name, n in counts.items()]
+    return _top(bars, "Failures by how sure the model was", "bars")
 
 
 def _by_class(evidence: Evidence, sources: Sources) -> Markup:

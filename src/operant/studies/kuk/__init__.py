@@ -1,0 +1,120 @@
+"""KuK's experiments (RQ1 to RQ3): how sure models are of known cases, and searches for what those miss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from operant.measure import with_dropout
+from operant.model import Classifier
+from operant.studies._work import Steps, run_units, sign_folder
+from operant.studies.kuk.dropout import Dropout, choose
+from operant.studies.kuk.existing import METHODS, Measured, measure, step_name
+from operant.studies.kuk.found import Found, search_name
+from operant.studies.kuk.models import Ready, check_data, missing, ready
+from operant.studies.kuk.page import write_page
+from operant.studies.kuk.search import CAUSES, Bred, breed, to_explain
+from operant.studies.kuk.settings import PATTERNS, Subject, subjects
+
+__all__ = ["run_study"]
+
+Units = list[tuple[str, Callable[[], None]]]
+
+
+def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
+    """Run what is not there yet, then write the page, its pictures and the numbers behind it.
+
+    First dropout is chosen and frozen for each model; then everything runs that the paper's tables need; then, for each
+    cell of Table 5 that is off by more than 15 points, the experiments that change a suspected cause.
+
+    Args:
+        out: the folder of this study at this scale; run again, it goes on where it stopped. NIN's weights may lie there
+            as ``nin.safetensors``, from ``operant train-nin``.
+        data: where MNIST, CIFAR-10, ResNet-20's weights, and if there are any imagenet-500 and MobileNet's are.
+        scale: ``smoke`` or ``small``.
+        workers: processes, each with one thread.
+        console: where to tell what happens.
+    """
+    out, every = Path(out), subjects(scale)
+    check_data(every, data)
+    sign_folder(out, scale=scale, subjects=every)
+    left_out = [why for s in every if (why := missing(s, data, out))]
+    for why in left_out:
+        console.print(why, highlight=False, markup=False)
+    chosen = [s for s in every if not missing(s, data, out)]
+    for phase in (_dropout, _tables, _causes):
+        run_units(phase(chosen, data, out), workers=workers, console=console)
+    return write_page(out, [Found(s, out / "steps") for s in chosen], left_out, scale=scale)
+
+
+def _dropout(chosen: list[Subject], data: Path | None, out: Path) -> Units:
+    return [(f"{s.title}: dropout", partial(run_dropout, s, data, out)) for s in chosen]
+
+
+def _tables(chosen: list[Subject], data: Path | None, out: Path) -> Units:
+    """What takes longest comes first."""
+    units: Units = []
+    for s in reversed(chosen):
+        for pattern in PATTERNS:
+            for run in range(s.runs):
+                name = f"{s.title}: search for {pattern}, run {run}"
+                units.append((name, partial(run_search, s, pattern, run, "", data, out)))
+    for s in reversed(chosen):
+        units += [(f"{s.title}: {method}", partial(run_measure, s, method, data, out)) for method in METHODS]
+    return units
+
+
+def _causes(chosen: list[Subject], data: Path | None, out: Path) -> Units:
+    units: Units = []
+    for s in reversed(chosen):
+        for pattern in to_explain(s, Found(s, out / "steps").searches()):
+            units += [
+                (f"{s.title}: {pattern}, {cause}", partial(run_search, s, pattern, 0, cause, data, out))
+                for cause in CAUSES
+            ]
+    return units
+
+
+# Units; functions of their own so that another process can be asked for them
+
+
+def run_dropout(subject: Subject, data: Path | None, out: Path) -> None:
+    """Where dropout sits in one model."""
+    steps = Steps(out / "steps" / subject.name)
+    steps.step("dropout", Dropout, lambda: choose(subject, ready(subject, data, out)))
+
+
+def run_measure(subject: Subject, method: str, data: Path | None, out: Path) -> None:
+    """The cases of one method, measured."""
+
+    def work() -> Measured:
+        given = ready(subject, data, out)
+        return measure(subject, given, dropping(subject, given, out), method)
+
+    Steps(out / "steps" / subject.name).step(step_name(method), Measured, work)
+
+
+def run_search(subject: Subject, pattern: str, run: int, cause: str, data: Path | None, out: Path) -> None:
+    """The searches of one run for one pattern, a chunk of seeds at a time; of an experiment, its first chunks."""
+    steps, given = Steps(out / "steps" / subject.name), None
+    n = subject.explained if cause else subject.seeds
+    for chunk, first in enumerate(range(0, n, subject.chunk)):
+        name = search_name(pattern, run, cause, chunk)
+        if steps.done(name):
+            continue
+        given = given or ready(subject, data, out)
+        model = dropping(subject, given, out, other=cause == "other dropout")
+        start = run * subject.seeds
+        seeds = given.seeds[start + first : start + min(first + subject.chunk, n)]
+        path = (pattern, f"run-{run}", f"chunk-{chunk}")
+        steps.step(name, Bred, partial(breed, subject, model, seeds, pattern, cause=cause, path=path))
+
+
+def dropping(subject: Subject, given: Ready, out: Path, *, other: bool = False) -> Classifier:
+    """The model with the dropout that was chosen, or with the one that came second."""
+    known = Found(subject, out / "steps").dropout
+    place = known.other if other else known.chosen
+    return with_dropout(given.model, before=place.before, rate=place.rate)

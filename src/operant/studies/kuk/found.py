@@ -1,0 +1,104 @@
+"""What the KuK study has found so far, read from disk."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from operant import results
+from operant.measure.patterns import AUC, MEASURES, auc, auc_difference, toward_adversarial
+from operant.studies.kuk.dropout import Dropout
+from operant.studies.kuk.existing import METHODS, Measured, step_name
+from operant.studies.kuk.search import CAUSES, Bred, joined
+from operant.studies.kuk.settings import PATTERNS, Subject
+
+
+def search_name(pattern: str, run: int, cause: str, chunk: int) -> str:
+    """The step of a chunk of seeds.
+
+    >>> search_name("LL", 0, "fresh masks", 3)
+    'why-fresh-masks-LL-3'
+    """
+    head = f"why-{re.sub('[^a-z]+', '-', cause)}-{pattern}" if cause else f"kuk-{pattern}-run{run}"
+    return f"{head}-{chunk}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """All finished steps of one model."""
+
+    subject: Subject
+    folder: Path
+
+    @cached_property
+    def dropout(self) -> Dropout:
+        return results.load(self._path("dropout"), Dropout)
+
+    @cached_property
+    def measured(self) -> dict[str, Measured]:
+        """By method; those that have not run are left out."""
+        places = {method: self._path(step_name(method)) for method in METHODS}
+        return {method: results.load(path, Measured) for method, path in places.items() if path.exists()}
+
+    def searches(self, cause: str = "") -> dict[str, Bred]:
+        """By pattern, all runs together, as far as they are finished."""
+        found = {pattern: self._bred(pattern, cause) for pattern in PATTERNS}
+        return {pattern: joined(parts) for pattern, parts in found.items() if parts}
+
+    def by_run(self, pattern: str) -> list[Bred]:
+        parts = [self._chunks(pattern, run, "") for run in range(self.subject.runs)]
+        return [joined(chunks) for chunks in parts if chunks]
+
+    def causes(self) -> dict[str, dict[str, Bred]]:
+        """By cause and pattern, the experiments that were run."""
+        found = {cause: self.searches(cause) for cause in CAUSES}
+        return {cause: of for cause, of in found.items() if of}
+
+    def areas(self, method: str) -> dict[str, AUC]:
+        """AUC of each measure, the method's cases against benign inputs; none where there are too few cases."""
+        kinds = self._against_benign(method)
+        if kinds is None:
+            return {}
+        values, adversarial = kinds
+        return {name: auc(values[name], adversarial) for name in MEASURES}
+
+    def lead(self, method: str, first: str, second: str) -> AUC | None:
+        """By how much one measure's area exceeds another's."""
+        kinds = self._against_benign(method)
+        return auc_difference(kinds[0][first], kinds[0][second], kinds[1]) if kinds else None
+
+    @property
+    def seconds(self) -> float:
+        """CPU time of everything."""
+        total = self.dropout.seconds + sum(m.seconds for m in self.measured.values())
+        for cause in ("", *CAUSES):
+            total += sum(bred.seconds for bred in self.searches(cause).values())
+        return total
+
+    def _against_benign(self, method: str) -> tuple[dict[str, Tensor], Tensor] | None:
+        benign, other = self.measured.get("benign"), self.measured.get(method)
+        if benign is None or other is None or len(other.values["pcs"]) < 2:
+            return None
+        values = {
+            name: toward_adversarial(name, torch.cat([benign.values[name], other.values[name]])) for name in MEASURES
+        }
+        n = len(benign.values["pcs"])
+        return values, torch.arange(len(values["pcs"])) >= n
+
+    def _bred(self, pattern: str, cause: str) -> list[Bred]:
+        runs = range(1 if cause else self.subject.runs)
+        return [part for run in runs for part in self._chunks(pattern, run, cause)]
+
+    def _chunks(self, pattern: str, run: int, cause: str) -> list[Bred]:
+        n = self.subject.explained if cause else self.subject.seeds
+        numbers = range(-(-n // self.subject.chunk))
+        places = [self._path(search_name(pattern, run, cause, i)) for i in numbers]
+        return [results.load(path, Bred) for path in places if path.exists()]
+
+    def _path(self, step: str) -> Path:
+        return self.folder / self.subject.name / f"{step}.json"

@@ -1,0 +1,129 @@
+"""RQ3: searches for uncommon patterns, and the same with one suspected cause of a difference changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from operant.assess import Interval, clopper_pearson_interval
+from operant.data import Samples
+from operant.generate import UncertaintyFuzz
+from operant.model import Classifier
+from operant.rng import spawn
+from operant.studies.kuk import paper
+from operant.studies.kuk.settings import PATTERNS, Subject
+from operant.suite import Suite
+
+GAP = 0.15  # a difference from the paper that asks for a cause
+FEW = 10  # passes of an experiment
+TOLD = ("pcs", "vro", "vro_search", "reached", "confirmed", "generation")
+CAUSES = {
+    "fresh masks": "new masks in every generation, as a program draws them that leaves dropout on",
+    "few passes": f"T = {FEW} in search and judgement",
+    "values mutated": "the mutation rate counts single values, not images",
+    "other dropout": "dropout at the places that came second",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bred:
+    """What searches for one pattern came to, one row a seed.
+
+    Attributes:
+        label, prediction: of the case.
+        pcs, vro: by fresh masks.
+        vro_search: by those of the search.
+        reached, confirmed: 1 if the objective was met in the search, and with fresh masks too; else 0.
+        generation: when the search of a seed ended.
+        seconds: of CPU time.
+    """
+
+    pattern: str
+    label: Tensor
+    prediction: Tensor
+    pcs: Tensor
+    vro: Tensor
+    vro_search: Tensor
+    reached: Tensor
+    confirmed: Tensor
+    generation: Tensor
+    seconds: float
+
+    @property
+    def wrong(self) -> Tensor:
+        return self.prediction != self.label
+
+    def suite(self) -> Suite:
+        """Rows as a suite without inputs, for the picture of the plane."""
+        n = len(self.label)
+        rows = Samples(torch.arange(n, dtype=torch.float32)[:, None], self.label, torch.arange(n))
+        columns = {name: getattr(self, name) for name in TOLD} | {"aim": [self.pattern] * n}
+        return Suite.of(
+            rows.x, seeds=rows, origin=rows.ids, prediction=self.prediction, method=self.pattern, columns=columns
+        )
+
+
+def breed(
+    subject: Subject, model: Classifier, seeds: Samples, pattern: str, *, cause: str, path: Sequence[str]
+) -> Bred:
+    """Search from some seeds.
+
+    Args:
+        subject: whose options count.
+        model: with dropout.
+        seeds: that it gets right.
+        pattern: of Table 5.
+        cause: what is changed, out of `CAUSES`, or nothing.
+        path: names the random numbers; the same for every cause, so that a search begins with the same populations.
+    """
+    start = time.process_time()
+    suite = fuzz_of(subject, pattern, cause)(model, seeds, generator=spawn(0, "kuk", subject.name, *path))
+    columns = {name: torch.as_tensor(suite[name]).double() for name in TOLD}
+    seconds = time.process_time() - start
+    return Bred(pattern=pattern, label=suite.label, prediction=suite.prediction, **columns, seconds=seconds)
+
+
+def fuzz_of(subject: Subject, pattern: str, cause: str) -> UncertaintyFuzz:
+    """The paper's search; of a subject whose passes take long, screened with few of them."""
+    fuzz = UncertaintyFuzz(
+        pattern=pattern,
+        population=subject.population,
+        generations=subject.generations,
+        tournament=subject.tournament,
+        passes=subject.passes,
+        screen=subject.screen,
+    )
+    changes = {
+        "fresh masks": replace(fuzz, fresh_masks=True),
+        "few passes": replace(fuzz, passes=min(FEW, max(2, subject.passes // 2)), screen=None),
+        "values mutated": replace(fuzz, mutated="values"),
+    }
+    return changes.get(cause, fuzz)
+
+
+def joined(parts: Sequence[Bred]) -> Bred:
+    """Several as one."""
+    names = ("label", "prediction", *TOLD)
+    columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return Bred(pattern=parts[0].pattern, **columns, seconds=sum(part.seconds for part in parts))
+
+
+def share(of: Tensor) -> Interval:
+    """How often, with a 95 % interval (Clopper-Pearson)."""
+    return clopper_pearson_interval(int(of.sum()), len(of), confidence=0.95)
+
+
+def gap(subject: Subject, bred: Bred) -> float:
+    """By how much we differ from the paper, by whichever count differs more."""
+    known = paper.reached(subject.name, bred.pattern)
+    both = [float(values.mean()) - known for values in (bred.reached, bred.confirmed)]
+    return max(both, key=abs)
+
+
+def to_explain(subject: Subject, found: dict[str, Bred]) -> list[str]:
+    """Patterns for which we differ from the paper by more than can be let stand."""
+    return [p for p in PATTERNS if p in found and abs(gap(subject, found[p])) > GAP]

@@ -1,0 +1,147 @@
+"""RQ3 of the KuK study, the paper's numbers beside ours; differences and their causes; what was run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from operant.studies._work import table
+from operant.studies.kuk import paper
+from operant.studies.kuk.existing import METHODS
+from operant.studies.kuk.found import Found
+from operant.studies.kuk.search import CAUSES, GAP, Bred, gap, share, to_explain
+
+KINDS = {"LL": ("benign", "adversarial"), "HH": ("benign", "adversarial"), "LH": ("benign",), "HL": ("adversarial",)}
+
+
+def rq3(found: Sequence[Found]) -> str:
+    rows = [_search_row(f, pattern, bred) for f in found for pattern, bred in f.searches().items()]
+    columns = ["model", "pattern", "seeds", "paper, %", "reached, %", "confirmed, %", "difference", "each run"]
+    text = """## RQ3: searches for uncommon patterns (Table 5, Fig. 3)
+
+The share of seeds from which a pattern was reached. *Reached*: by the dropout masks of the search; *confirmed*: with
+fresh ones too, which is what counts. Clopper-Pearson intervals at 95 %. The difference from the paper, in points, is
+that of the count that differs more. HL must be adversarial, LH benign. *Each run*: reached / confirmed, other seeds.
+
+"""
+    parts = [text + table(columns, rows), "The same by kind, with mean PCS / VRO of the cases that were reached:\n"]
+    columns = ["model", "pattern", "kind", "paper, of 200", "PCS / VRO", "reached", "confirmed", "PCS / VRO (search)"]
+    parts += [table(columns, [row for f in found for row in _by_kind(f)])]
+    parts += [
+        f"![{f.subject.title}: cases bred for the four patterns](kuk-plane-{f.subject.name}.svg)\n" for f in found
+    ]
+    return "\n".join(parts)
+
+
+def _search_row(f: Found, pattern: str, bred: Bred) -> list[object]:
+    known = 100 * paper.reached(f.subject.name, pattern)
+    off = gap(f.subject, bred)
+    told = f"{round(100 * off):+d}" + (" **to explain**" if abs(off) > GAP else "")
+    runs = [f"{100 * float(b.reached.mean()):.0f}/{100 * float(b.confirmed.mean()):.0f}" for b in f.by_run(pattern)]
+    each = ", ".join(runs) if len(runs) > 1 else ""
+    row = [f.subject.title, pattern, len(bred.label), f"{known:.0f}", _share(bred.reached), _share(bred.confirmed)]
+    return [*row, told, each]
+
+
+def _share(of: Tensor) -> str:
+    interval = share(of)
+    return f"{100 * float(of.mean()):.0f} [{100 * interval.lower:.0f}, {100 * interval.upper:.0f}]"
+
+
+def _by_kind(f: Found) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for pattern, bred in f.searches().items():
+        for kind in KINDS[pattern]:
+            of = bred.wrong if kind == "adversarial" else ~bred.wrong
+            reached = of & (bred.reached > 0)
+            number, pcs, vro = paper.TABLE_5[f.subject.name][pattern, kind]
+            here = [int(reached.sum()), int((reached & (bred.confirmed > 0)).sum())]
+            means = (
+                "/ ".join(f"{float(v[reached].mean()):.3f} " for v in (bred.pcs, bred.vro_search)) if here[0] else ""
+            )
+            rows.append([f.subject.title, pattern, kind, number, f"{pcs:.3f} / {vro:.3f}", *here, means.strip()])
+    return rows
+
+
+# Causes
+
+
+def causes(found: Sequence[Found]) -> str:
+    rows = []
+    for f in found:
+        main = f.searches()
+        for pattern in to_explain(f.subject, main):
+            same = _first(main[pattern], f.subject.explained)
+            for cause, by_pattern in f.causes().items():
+                if pattern in by_pattern:
+                    rows.append(_cause_row(f, pattern, cause, same, by_pattern[pattern]))
+    head = f"## Differences of more than {100 * GAP:.0f} points, and what may cause them\n\n"
+    if not rows:
+        return head + "There is none.\n"
+    columns = [
+        "model",
+        "pattern",
+        "paper, %",
+        "changed",
+        "reached, %",
+        "as it is",
+        "confirmed, %",
+        "as it is",
+        "of the gap",
+    ]
+    means = "\n".join(f"- *{name}*: {what}." for name, what in CAUSES.items())
+    text = f"""One thing is changed at a time, with the first seeds ({_seeds(found)}), and the same searches
+*as they are* stand beside it. *Of the gap*: the share of the difference between the paper's count and the one reached
+here that the change makes up for; below 0 it goes the other way.
+
+{means}
+
+"""
+    return head + text + table(columns, rows)
+
+
+def _seeds(found: Sequence[Found]) -> str:
+    return "; ".join(f"{f.subject.title}: {f.subject.explained}" for f in found)
+
+
+def _first(bred: Bred, n: int) -> tuple[float, float]:
+    return float(bred.reached[:n].mean()), float(bred.confirmed[:n].mean())
+
+
+def _cause_row(f: Found, pattern: str, cause: str, same: tuple[float, float], changed: Bred) -> list[object]:
+    known, (reached, confirmed) = paper.reached(f.subject.name, pattern), same
+    now, sure = float(changed.reached.mean()), float(changed.confirmed.mean())
+    part = f"{100 * (now - reached) / (known - reached):.0f} %" if abs(known - reached) > 0.05 else "no gap"
+    shares = [f"{100 * value:.0f}" for value in (now, reached, sure, confirmed)]
+    return [f.subject.title, pattern, f"{100 * known:.0f}", cause, *shares, part]
+
+
+# What was run
+
+
+def method(found: Sequence[Found]) -> str:
+    rows = []
+    for f in found:
+        s = f.subject
+        passes = f"{s.passes}" + (f", screened with {s.screen}" if s.screen else "")
+        rows.append([s.title, f"{100 * f.dropout.accuracy:.1f}", s.calibration, s.inputs, s.carlini, s.fuzzed, passes])
+        rows[-1] += [f"{s.runs} x {s.seeds}", f"{s.population}, {s.generations}", f"{f.seconds / 3600:.2f}"]
+    columns = ["model", "accuracy, %", "inputs for dropout", "benign inputs", "of these for C&W", "for tools", "T"]
+    columns += ["seeds of searches", "members, generations", "CPU hours"]
+    return f"## What was run\n\n{table(columns, rows)}{METHOD.format(methods=len(METHODS) - 1)}"
+
+
+METHOD = """
+- The paper has 9 000 benign inputs, attacks from all of them, 500 seeds and 5 000 iterations for the testing tools, and
+  200 seeds for each search. What the table above has less of is smaller here; T is the paper's.
+- Searches have the paper's options: crossover .5, mutation .005, radius .3 in L-infinity, PCS below .3 or above .7, VRO
+  below .4 or above .6; its 100 members and 50 generations unless the table says otherwise. It does not say how large
+  tournaments are (a fifth of the members here), nor whether the fittest live on (one does), nor what the mutation rate
+  counts (images here; *values mutated* tries single values).
+- A search sees the same masks from start to end. Screened ones use few of them; who meets the objective in these must
+  meet it in all before a seed may leave.
+- C&W has five weights, and fewer steps than Foolbox's thousand. {methods} methods in all.
+- MobileNet is v2, on 500 natural images of which a part is used for each purpose; the paper's is v1. NIN has half the
+  paper's width and batch norm. ResNet-20 has given weights. LeNet-5 is trained here.
+"""

@@ -1,0 +1,223 @@
+"""The KuK study: its tables are the paper's, dropout is chosen as it says, and it runs, resumes and tells."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from operant import Classifier, Suite, load_digits, results, spawn
+from operant.cli import app
+from operant.generate import BIM
+from operant.generate.engine import judge
+from operant.measure import annotate, characterise
+from operant.measure.patterns import MEASURES
+from operant.networks import NIN, LeNet5, MobileNetV2, ResNet20, save_weights
+from operant.studies import kuk
+from operant.studies.kuk import models, paper
+from operant.studies.kuk.dropout import NEAR, Dropout, Tried, nearest
+from operant.studies.kuk.existing import METHODS, Measured, step_name
+from operant.studies.kuk.found import Found, search_name
+from operant.studies.kuk.search import CAUSES, Bred, fuzz_of, gap, joined, to_explain
+from operant.studies.kuk.settings import PATTERNS, subjects
+from operant.studies.train_nin import NINRecipe, TrainedNIN
+
+SMOKE = subjects("smoke")[0]
+
+
+# The paper's numbers
+
+
+def test_every_cell_of_the_tables_is_there() -> None:
+    for name in ("lenet5", "nin", "resnet20", "mobilenet"):
+        assert set(paper.TABLE_3[name]) == set(paper.ATTACKS)
+        assert set(paper.TABLE_4[name]) == {"benign", *paper.ATTACKS, *paper.TOOLS}
+        assert all(len(row) == len(MEASURES) for row in paper.TABLE_3[name].values())
+        for row in paper.TABLE_3[name].values():  # the order that the paper tells
+            assert row[0] == max(row)
+            assert row[1] == max(row[1:])
+        for (pattern, kind), (n, pcs, vro) in paper.TABLE_5[name].items():
+            assert 0 < n <= paper.SEEDS
+            assert (pcs < 0.3) == (pattern[0] == "L")
+            assert (vro < 0.4) == (pattern[1] == "L")
+            assert kind == {"LH": "benign", "HL": "adversarial"}.get(pattern, kind)
+        assert all(0 < paper.reached(name, pattern) <= 1 for pattern in PATTERNS)
+    assert paper.reached("nin", "LL") == 0.99
+    assert paper.reached("lenet5", "HL") == 0.005
+
+
+def test_small_has_the_seeds_and_options_that_the_study_promises() -> None:
+    small = {s.name: s for s in subjects("small")}
+    assert {name: s.seeds for name, s in small.items()} == {"lenet5": 50, "nin": 20, "resnet20": 20, "mobilenet": 10}
+    assert {name: s.passes for name, s in small.items()} == {
+        "lenet5": 50,
+        "nin": 100,
+        "resnet20": 100,
+        "mobilenet": 100,
+    }
+    assert small["lenet5"].runs == 3
+    for s in small.values():
+        fuzz = fuzz_of(s, "LL", "")
+        assert (fuzz.population, fuzz.generations, fuzz.radius) == (100, 50, 0.3)
+        assert (fuzz.crossover, fuzz.mutation) == (0.5, 0.005)
+        assert s.explained % s.chunk == 0
+        assert s.explained <= s.seeds
+        assert max(s.carlini, s.fuzzed) <= s.inputs
+        for cause in CAUSES:
+            assert (fuzz_of(s, "LL", cause) != fuzz) == (cause != "other dropout")
+
+
+def test_layers_that_dropout_may_sit_before_are_there() -> None:
+    networks = {"lenet5": LeNet5(), "nin": NIN(), "resnet20": ResNet20(), "mobilenet": MobileNetV2(batch_norm=False)}
+    for s in subjects("small"):
+        layers = Classifier(networks[s.name]).layers
+        assert all(name in layers for before in s.places for name in before)
+
+
+# Choosing dropout
+
+
+def tried(before: str, rate: float, off: float) -> Tried:
+    return Tried(before=(before,), rate=rate, benign=0.1, attacks={"BIM": 0.8}, off=off)
+
+
+def test_of_placements_that_are_nearly_as_near_the_cheapest_is_taken() -> None:
+    late, early = [tried("fc", r, off) for r, off in ((0.1, 0.3), (0.2, 0.115))], [tried("conv", 0.1, 0.1)]
+    assert nearest([*late, *early]) == late[1]
+    assert nearest([replace(late[1], off=0.1 + 2 * NEAR), *early]) == early[0]
+    assert nearest([replace(late[0], off=0.11), replace(late[1], off=0.105), *early]).rate == 0.2  # its nearest rate
+
+
+# Counting
+
+
+def bred(pattern: str, reached: list[int], confirmed: list[int]) -> Bred:
+    n = len(reached)
+    columns = dict.fromkeys(("pcs", "vro", "vro_search", "generation"), torch.full((n,), 0.5).double())
+    kinds = {"label": torch.zeros(n).long(), "prediction": torch.arange(n) % 2}
+    counts = {"reached": torch.tensor(reached).double(), "confirmed": torch.tensor(confirmed).double()}
+    return Bred(pattern=pattern, **kinds, **columns, **counts, seconds=1.0)
+
+
+def test_a_gap_is_that_of_the_count_that_differs_more() -> None:
+    every, none = bred("LL", [1] * 4, [1, 1, 1, 0]), bred("LL", [1] * 4, [0] * 4)  # the paper has 71 %
+    assert gap(SMOKE, every) == pytest.approx(0.29)
+    assert gap(SMOKE, none) == pytest.approx(-0.71)
+    near = bred("LL", [1] * 7 + [0] * 3, [1] * 7 + [0] * 3)
+    assert to_explain(SMOKE, {"LL": near, "HH": bred("HH", [0, 1], [0, 0])}) == ["HH"]
+    both = joined([every, none])
+    assert (len(both.label), both.seconds, int(both.confirmed.sum())) == (8, 2.0, 3)
+    suite = both.suite()
+    assert torch.equal(suite.prediction != suite.label, both.wrong)
+    assert set(suite["aim"].tolist()) == {"LL"}
+
+
+# The study
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("study") / "kuk"
+    done = CliRunner().invoke(app, ["study", "kuk", "--scale", "smoke", "--out", str(out), "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    return out
+
+
+@pytest.fixture(scope="module")
+def found(study: Path) -> Found:
+    return Found(SMOKE, study / "steps")
+
+
+def test_the_page_answers_every_question(study: Path, found: Found) -> None:
+    page = (study / "kuk.md").read_text()
+    for words in ("Where dropout sits", "RQ1", "RQ2", "RQ3", "what may cause them", "What was run"):
+        assert words in page
+    assert "nan" not in page.lower()
+    assert "None" not in page
+    for picture in ("kuk-means.svg", "kuk-plane-lenet5.svg"):
+        assert "<svg" in (study / picture).read_text()
+        assert picture in page
+    for method in METHODS:
+        assert f"| {method} |" in page
+    assert set(found.searches()) == set(PATTERNS)
+    assert all(len(bred.label) == SMOKE.runs * SMOKE.seeds for bred in found.searches().values())
+    explained = to_explain(SMOKE, found.searches())
+    assert {cause: sorted(of) for cause, of in found.causes().items()} == (
+        {cause: sorted(explained) for cause in CAUSES} if explained else {}
+    )
+    numbers = json.loads((study / "kuk.json").read_text())
+    assert len(numbers["lenet5/kuk-LL-run0-0"]["pcs"]) == SMOKE.chunk
+
+
+def test_areas_are_those_of_characterise(study: Path, found: Found) -> None:
+    """The page's numbers come from stored columns; made anew from the suites they are the same."""
+    given = models.ready(SMOKE, None, study)
+    model = kuk.dropping(SMOKE, given, study)
+    cases = BIM(radius=SMOKE.reach, minimal=True)(given.model, given.inputs, generator=spawn(0)).failures()
+    together = Suite.concat([judge(given.model, given.inputs, given.inputs.x, method="inputs"), cases])
+    told = characterise(
+        annotate(model, together, passes=SMOKE.passes, generator=spawn(0, "kuk", SMOKE.name, "masks")), None
+    )
+    areas = told.auc["bim-linf-minimal"]
+    for name in MEASURES:
+        assert found.areas("BIM")[name].value == pytest.approx(areas[name].value, abs=1e-6)
+    lead = found.lead("BIM", "pcs", "vro")
+    assert lead.value == pytest.approx(areas["pcs"].value - areas["vro"].value, abs=1e-6)
+
+
+def test_what_decides_dropout_is_never_seen_again(study: Path) -> None:
+    given = models.ready(SMOKE, None, study)
+    parts = [given.calibration, given.inputs, given.seeds]
+    assert [len(part) for part in parts] == [SMOKE.calibration, SMOKE.inputs, SMOKE.runs * SMOKE.seeds]
+    ids = torch.cat([part.ids for part in parts])
+    assert len(ids.unique()) == len(ids)
+    assert not bool(torch.isin(ids, load_digits(size=28).train.ids).any())
+    assert all(given.model.accuracy(part) == 1 for part in parts)
+
+
+def test_it_goes_on_where_it_stopped(study: Path) -> None:
+    page, place = (study / "kuk.md").read_text(), study / "steps" / "lenet5"
+    lost = [place / f"{name}.json" for name in (search_name("LL", 1, "", 1), step_name("DeepFool"))]
+    kinds = [Bred, Measured]
+    before = [results.load(path, kind) for path, kind in zip(lost, kinds, strict=True)]
+    kept = {path: path.stat().st_mtime_ns for path in place.glob("*.json") if path not in lost}
+    for path in lost:
+        path.unlink()
+    kuk.run_study(study, data=None, scale="smoke", workers=1, console=Console(quiet=True))
+    again = [results.load(path, kind) for path, kind in zip(lost, kinds, strict=True)]
+    assert torch.equal(before[0].vro, again[0].vro)
+    assert all(torch.equal(before[1].values[name], again[1].values[name]) for name in MEASURES)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert (study / "kuk.md").read_text().split("CPU hours")[0] == page.split("CPU hours")[0]
+    chosen = results.load(place / "dropout.json", Dropout)
+    assert chosen.chosen in chosen.tried
+    assert chosen.other.before != chosen.chosen.before
+
+
+def test_what_cannot_be_studied_is_told_with_a_sentence(tmp_path: Path) -> None:
+    for arguments, words in (
+        (["--scale", "paper", "--out", str(tmp_path / "a")], "scale must be smoke or small"),
+        (["--out", str(tmp_path / "b")], "needs mnist"),
+        (["--data", str(tmp_path), "--out", str(tmp_path / "c")], "no mnist under"),
+    ):
+        done = CliRunner().invoke(app, ["study", "kuk", "--workers", "1", *arguments])
+        assert done.exit_code == 2
+        assert words in " ".join(done.output.split())
+
+
+def test_models_without_weights_are_left_out_and_nin_is_found_once_it_is_there(tmp_path: Path) -> None:
+    by_name = {s.name: s for s in subjects("small")}
+    assert "operant train-nin" in models.missing(by_name["nin"], tmp_path, tmp_path)
+    assert "imagenet-500.npz" in models.missing(by_name["mobilenet"], tmp_path, tmp_path)
+    assert models.missing(by_name["lenet5"], tmp_path, tmp_path) == ""
+    save_weights(NIN(width=6, batch_norm=True), tmp_path / "nin.safetensors")
+    trained = TrainedNIN(
+        accuracy=0.5, recipe=NINRecipe(width=6), channels=3, classes=10, mean=(0.5,) * 3, std=(0.2,) * 3,
+        train_images=9, test_images=9, data="", history=(),
+    )  # fmt: skip
+    results.save(trained, tmp_path / "nin.json")
+    assert models.missing(by_name["nin"], None, tmp_path) == ""
+    assert models.find_nin(tmp_path / "elsewhere", tmp_path) == tmp_path / "nin.safetensors"
