@@ -3,8 +3,9 @@
 CPU time, one thread, both in this process, on the same seeds with the same random numbers. For FOL-Fuzz the ratio is
 failures per CPU second, Operant's divided by the other's. For HDA's genetic search (1000 members, 100 generations) it
 is CPU time per failing seed, the other's divided by Operant's, which ends a seed's search once it has ten failures; on
-seeds of the steepest loss, as HDA chooses them, and on seeds drawn at random, of which many withstand to the end.
-MNIST with ``--data DIR`` (a folder with mnist.npz), else the embedded digits at 28x28.
+seeds of the steepest loss, as HDA chooses them, and on seeds drawn at random, of which many withstand to the end. For
+DeepHunter and TensorFuzz it is CPU time per iteration (`_rivals.py`). MNIST with ``--data DIR`` (a folder with
+mnist.npz), else the embedded digits at 28x28.
 
     python benchmarks/fuzz.py [--quick] [--data DIR]
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from _rivals import deephunter_vs_single, tensorfuzz_vs_single
 from _single import fol_fuzz_one
 from _single_hda import hda_one
 from operant import Classifier, Samples, load, load_digits, spawn
@@ -41,6 +43,9 @@ def main() -> None:
     repeats, ours, theirs = (1, 128, 16) if options.quick else (3, 512, 64)
     what = "MNIST" if options.data else "digits"
     ratios = {"folfuzz_vs_single": compare(module, seeds[:ours], what, theirs=theirs, repeats=repeats)}
+    many = seeds[: 256 if options.quick else 512]
+    ratios["deephunter_vs_single"] = deephunter_vs_single(module, data.train[:2_000], many, what, repeats=repeats)
+    ratios["tensorfuzz_vs_single"] = tensorfuzz_vs_single(module, many, what, repeats=repeats)
     steep = seeds[risk_of(Classifier(module), seeds, gradient_risk, labelled=True).argsort(descending=True)]
     repeats, n = (1, 2) if options.quick else (2, 8)
     ratios["genetic_vs_hda"] = compare_hda(module, steep[:n], f"{what}, steepest seeds", repeats=repeats)

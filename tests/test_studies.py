@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from operant.cli import app
 from operant.networks import save_weights
 from operant.studies._work import Mean, Steps, mean, run_units, sign_folder, table, verdict
 from operant.studies.robot.known import NAMES, Known, find_known, judge_known, known_network
-from operant.studies.robot.settings import settings
+from operant.studies.robot.rivals import make_rival
+from operant.studies.robot.settings import RIVALS, settings
 from operant.studies.robot.unit import spread
 
 
@@ -72,9 +74,40 @@ def test_a_study_goes_on_where_it_stopped(study: Path) -> None:
     assert (study / "robot.md").read_bytes() == page
 
 
+@pytest.mark.slow
+def test_rivals_join_a_study_that_was_run_without_them(study: Path) -> None:
+    steps = {file: file.stat().st_mtime_ns for file in study.glob("steps/*/*.json")}
+    arguments = ["study", "robot", "--rivals", "--scale", "smoke", "--out", str(study), "--workers", "1"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert all(file.stat().st_mtime_ns == before for file, before in steps.items())
+    page = (study / "robot.md").read_text()
+    for rival in RIVALS:
+        raced, chosen, judged = (
+            [line for line in page.splitlines() if f"| {rival} | {cell}" in line] for cell in ("", "be-st", "control")
+        )
+        assert len(raced) >= 2
+        assert len(chosen) == 2
+        assert len(judged) == 1
+    assert "nan" not in page.lower()
+
+
+def test_rivals_change_nothing_that_a_folder_is_known_by() -> None:
+    plain = settings("smoke", None)[0]
+    joined = replace(plain, rivals=RIVALS)
+    assert str(joined) == str(plain)
+    assert joined.racers == (*plain.racers, *RIVALS)
+    unused = pytest.fail
+    for name in set(RIVALS) - {"deepxplore"}:
+        fuzzer, chunk = make_rival(name, joined, unused)
+        assert callable(fuzzer)
+        assert chunk >= 1
+
+
 def test_what_cannot_be_studied_is_refused_with_a_sentence(tmp_path: Path) -> None:
     for arguments, words in (
         (["study", "robt"], "there is no study named robt"),
+        (["study", "seeds", "--rivals", "--out", str(tmp_path / "a")], "--rivals is an option of the study robot"),
         (["study", "robot", "--scale", "tiny", "--out", str(tmp_path / "a")], "scale must be smoke, small or paper"),
         (["study", "robot", "--workers", "1", "--out", str(tmp_path / "b")], "needs mnist"),
         (["study", "robot", "--data", str(tmp_path), "--workers", "1", "--out", str(tmp_path / "c")], "no mnist under"),

@@ -43,6 +43,8 @@ STUDIES = (
     "reliability",
     "operational-fuzz",
     "operational",
+    "kuk",
+    "rivals",
 )  # packages of operant.studies, read when asked for
 
 app = typer.Typer(
@@ -307,6 +309,7 @@ def study(
         typer.Option(help="folder to write to; named again, the study goes on"),
     ] = None,
     workers: Annotated[int, typer.Option(help="processes, each with one thread")] = 2,
+    rivals: Annotated[bool, typer.Option("--rivals", help="for robot: with four more fuzzers to compare with")] = False,
 ) -> None:
     """Run a paper's experiments again, with a control and intervals, and write a page of tables and pictures."""
     try:
@@ -314,7 +317,10 @@ def study(
             raise ValueError(f"there is no study named {name}; there are: {', '.join(STUDIES)}")
         folder = Path(f"operant-study-{name}-{scale}") if out is None else out
         chosen = import_module(f"operant.studies.{name.replace('-', '_')}")
-        page = chosen.run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True))
+        if rivals and name != "robot":
+            raise ValueError(f"--rivals is an option of the study robot, got {name}; leave it out")
+        more = {"rivals": True} if rivals else {}
+        page = chosen.run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **more)
     except (ValueError, OSError) as error:
         _cannot_run(error)
     except KeyboardInterrupt:

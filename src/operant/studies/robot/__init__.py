@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,13 +11,15 @@ from rich.console import Console
 from operant.studies._work import Steps, run_units, sign_folder
 from operant.studies.robot.known import Known, find_known, judge_known
 from operant.studies.robot.page import write_page
-from operant.studies.robot.settings import Setting, settings
+from operant.studies.robot.settings import RIVALS, Setting, settings
 from operant.studies.robot.unit import Unit
 
 __all__ = ["run_study"]
 
 
-def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
+def run_study(
+    out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console, rivals: bool = False
+) -> Path:
     """Run what is not there yet, then write the page, its pictures and the numbers behind it.
 
     Args:
@@ -25,9 +28,11 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
         scale: ``smoke``, ``small`` or ``paper``.
         workers: processes, each with one thread.
         console: where to tell what happens.
+        rivals: whether DeepXplore, DLFuzz, DeepHunter and TensorFuzz race too, and give pools to choose from. A study
+            that was run without them goes on with them in the same folder.
     """
     out = Path(out)
-    chosen = settings(scale, data)
+    chosen = tuple(replace(s, rivals=RIVALS if rivals and s.race else ()) for s in settings(scale, data))
     for setting in chosen:
         setting.read(data)  # what is not there is better told now than in an hour
     sign_folder(out, scale=scale, settings=chosen)

@@ -99,7 +99,8 @@ def _race_claims(f: Found) -> list[list[str]]:
     rows = []
     for limit in f.setting.race[-1:]:
         ours = f.judged("fol-fuzz", limit)
-        for name, told in (("adapt", "ADAPT"), ("adapt-linf", "ADAPT in the same ball")):
+        rivals = ((name, f"{name} (not the paper's)") for name in f.setting.rivals)
+        for name, told in (("adapt", "ADAPT"), ("adapt-linf", "ADAPT in the same ball"), *rivals):
             for how, measure in MEASURES.items():
                 differences = [measure(a) - measure(b) for a, b in zip(ours, f.judged(name, limit), strict=True)]
                 rows.append(_row(f"FOL-Fuzz is above {told} at equal time ({limit:g} CPU s)", f, how, differences))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from operant import results
 from operant.results import write_atomically
-from operant.studies.robot import tables
+from operant.studies.robot import rival_tables, tables
 from operant.studies.robot.claims import claims
 from operant.studies.robot.found import Found
 from operant.studies.robot.known import Known
@@ -30,8 +30,10 @@ def write_page(out: Path, settings: Sequence[Setting], *, scale: str) -> Path:
         tables.rq1(found, known),
         tables.selected(chosen),
         tables.rq2(chosen),
+        rival_tables.pools(chosen),
         tables.clean(chosen),
         tables.on_adapt([f for f in found if f.setting.race]),
+        rival_tables.on_rivals(found),
         tables.rq3([f for f in found if f.setting.race]),
         tables.method(found),
     ]

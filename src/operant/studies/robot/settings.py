@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from operant.data import Dataset, load, load_digits
@@ -11,6 +11,8 @@ from operant.retrain import Finetune
 from operant.types import Fuzzer
 
 STRATEGIES = ("be-st", "km-st", "deepgini", "random")
+RACERS = ("fol-fuzz", "adapt", "adapt-linf")  # ADAPT at its own distance, and in the ball of the attacks
+RIVALS = ("deepxplore", "dlfuzz", "deephunter", "tensorfuzz")  # that join the race if they are asked for
 WEIGHTS = "cifar10_resnet20.safetensors"
 
 
@@ -26,6 +28,8 @@ class Setting:
         strategies: that choose them.
         race: CPU seconds for FOL-Fuzz and ADAPT; none for no race.
         adapt_seeds, adapt_rows: test inputs that ADAPT's cases for Table IV start from, and its budget for each seed.
+        rivals: that take part beside ADAPT where there is a race. They add steps and change none, so that they are no
+            part of what a folder is known by.
     """
 
     dataset: str
@@ -41,6 +45,11 @@ class Setting:
     adapt_seeds: int = 60
     adapt_rows: int = 1000
     seeds: tuple[int, ...] = (0, 1, 2)
+    rivals: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def racers(self) -> tuple[str, ...]:
+        return (*RACERS, *self.rivals)
 
     @property
     def name(self) -> str:

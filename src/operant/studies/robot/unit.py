@@ -23,13 +23,14 @@ from operant.model import Classifier
 from operant.networks import LeNet5, ResNet20, fit, initialise, load_weights, save_weights
 from operant.rng import spawn
 from operant.studies._work import Steps
+from operant.studies.robot.rivals import make_rival
 from operant.studies.robot.settings import Setting, find_weights
 from operant.suite import Suite
 from operant.types import Fuzzer
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 STEP_SIZES = (1.0, 3.0, 6.0, 12.0)  # of the random steps that ADAPT is compared with
-RACERS = ("fol-fuzz", "adapt", "adapt-linf")  # ADAPT at its own distance, and in the ball of the attacks
+FEW = 20  # cases of a rival that are too few to choose from
 CHOOSE = {"be-st": select.be_st, "km-st": select.km_st, "deepgini": select.gini, "random": select.random}
 
 
@@ -146,10 +147,14 @@ class Unit:
         for model in ("original", *(f"be-st-{share}" for share in s.shares if share in (5, 10))):
             self.steps.step(f"fol-{model}", FOLs, partial(self._fols, model))
         if s.race:
-            self.steps.step("on-adapt", OnAdapt, self._on_adapt)
+            self.steps.step("on-adapt", OnAdapt, partial(self._on_cases, "adapt"))
             self.steps.step("fair", Fair, self._fair)
-            for name in RACERS:
+            for name in s.racers:
                 self._race(name)
+            for name in s.rivals:
+                self.steps.step(f"on-{name}", OnAdapt, partial(self._on_cases, name))
+                for strategy in s.strategies:
+                    self._judge(strategy, s.shares[-1], rival=name)
 
     # Data and models
 
@@ -180,12 +185,21 @@ class Unit:
             assert weights is not None  # else the settings would have left CIFAR-10 out
             mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
             return Classifier(load_weights(ResNet20(), weights), mean=mean, std=std)
-        path, train = self.steps.folder / "original.safetensors", self.samples["train"]
-        module = initialise(lambda: LeNet5(channels=train.shape[0], size=train.shape[1]), generator=self._random("w"))
-        if not path.exists():
-            fitted = fit(module, train, epochs=self.setting.epochs, generator=self._random("train"), progress=False)
-            save_weights(fitted.module, path)
-        return Classifier(load_weights(module, path))
+        return self._lenet("original")
+
+    def _others(self) -> tuple[Classifier, ...]:
+        """Two more of the original's kind, for DeepXplore to compare it with."""
+        return self._lenet("other1", "other1"), self._lenet("other2", "other2")
+
+    def _lenet(self, name: str, *path: str) -> Classifier:
+        """A network that is trained once; ``path`` tells its random numbers from the original's."""
+        file, train = self.steps.folder / f"{name}.safetensors", self.samples["train"]
+        start, order = self._random("w", *path), self._random("train", *path)
+        module = initialise(lambda: LeNet5(channels=train.shape[0], size=train.shape[1]), generator=start)
+        if not file.exists():
+            fitted = fit(module, train, epochs=self.setting.epochs, generator=order, progress=False)
+            save_weights(fitted.module, file)
+        return Classifier(load_weights(module, file))
 
     def _random(self, *path: str | int) -> torch.Generator:
         return spawn(self.seed, "robot", self.setting.name, *path)
@@ -195,9 +209,11 @@ class Unit:
     @cached_property
     def pool(self) -> Suite:
         """FGSM's and PGD's failures on the training inputs, with FOL, loss and Gini of each."""
-        cases = attack_cases(
-            self.original, self.samples["train"], self.setting.attacks(), generator=self._random("pool")
+        return self._rated(
+            attack_cases(self.original, self.samples["train"], self.setting.attacks(), generator=self._random("pool"))
         )
+
+    def _rated(self, cases: Suite) -> Suite:
         x, y = cases.x, cases.label
         fol = measure.first_order_loss(self.original, x, y, x0=cases.x0, radius=self.setting.radius)
         probs = self.original.probs(x)
@@ -208,15 +224,25 @@ class Unit:
         fol, loss = spread(self.pool["fol"]), spread(self.pool["loss"])
         return Pool(attempted=len(self.samples["train"]), fgsm=fgsm, pgd=pgd, fol=fol, loss=loss)
 
-    def _judge(self, strategy: str, share: float) -> Judged:
-        name = f"judged-{strategy}-{share:g}"
-        return self.steps.step(name, Judged, lambda: self._retrained(strategy, share, self._chosen(strategy, share)))
+    def _judge(self, strategy: str, share: float, rival: str = "") -> Judged:
+        """A model retrained with cases of the pool or, if one is named, of what a rival found in the race."""
+        arm = f"{rival}.{strategy}" if rival else strategy
+        return self.steps.step(
+            f"judged-{arm}-{share:g}",
+            Judged,
+            lambda: self._retrained(arm, share, self._chosen(strategy, share, rival)),
+        )
 
-    def _chosen(self, strategy: str, share: float) -> Suite | None:
+    def _chosen(self, strategy: str, share: float, rival: str) -> Suite | None:
         if strategy == "control":
             return None
-        values, n = self.pool["gini" if strategy == "deepgini" else "fol"], max(int(len(self.pool) * share / 100), 2)
-        chosen: Suite = self.pool[CHOOSE[strategy](values, n, generator=self._random("choose", strategy, f"{share:g}"))]
+        pool = Suite.open(self._place(rival)) if rival else self.pool
+        if rival and len(pool) < FEW:
+            return pool
+        pool = self._rated(pool) if rival else pool
+        values, n = pool["gini" if strategy == "deepgini" else "fol"], max(int(len(pool) * share / 100), 2)
+        path = ("choose", strategy, f"{share:g}", *([rival] if rival else []))
+        chosen: Suite = pool[CHOOSE[strategy](values, n, generator=self._random(*path))]
         return chosen
 
     # Retraining and judging
@@ -274,10 +300,9 @@ class Unit:
         fgsm, pgd = fol_by_attack(classifier, cases, self.setting.radius)
         return FOLs(model=model, robust=accuracy(classifier, self.static["test"]), fgsm=fgsm, pgd=pgd)
 
-    def _on_adapt(self) -> OnAdapt:
-        cases = self._adapt()(
-            self.original, self.samples["test"][: self.setting.adapt_seeds], generator=self._random("adapt")
-        )
+    def _on_cases(self, fuzzer: str) -> OnAdapt:
+        seeds = self.samples["test"][: self.setting.adapt_seeds]
+        cases = self._racer(fuzzer)[0](self.original, seeds, generator=self._random(fuzzer)).failures()
         models = ["control-0", *(f"{strategy}-{self.setting.shares[-1]}" for strategy in self.setting.strategies)]
         return OnAdapt(cases=len(cases), accuracy={name: accuracy(self._load(name), cases) for name in models})
 
@@ -289,14 +314,19 @@ class Unit:
 
     def _race(self, name: str) -> None:
         """Run one fuzzer against the clock, then retrain with what it had found at each limit."""
-        place = self.steps.folder / f"race-{name}"
+        place = self._place(name)
         race = self.steps.step(f"race-{name}", Race, lambda: self._run_against_the_clock(name, place))
         for limit, cases in zip(self.setting.race, race.cases, strict=True):
             step = partial(lambda limit, n: self._retrained(name, limit, Suite.open(place)[:n]), limit, cases)
             self.steps.step(f"judged-{name}-{limit:g}", Judged, step)
 
+    def _place(self, name: str) -> Path:
+        return self.steps.folder / f"race-{name}"
+
     def _racer(self, name: str) -> tuple[Fuzzer, int]:
         """A fuzzer, and how many seeds it works on between two looks at the clock."""
+        if name in self.setting.rivals:
+            return make_rival(name, self.setting, self._others)
         if name == "fol-fuzz":
             return FOLFuzz(radius=self.setting.radius), 32
         return (
@@ -317,7 +347,7 @@ class Unit:
         for number, rows in enumerate(order.split(chunk)):
             some = model.correct(self.samples["train"][rows])
             if len(some):
-                suites.append(fuzzer(model, some, generator=self._random("race", name, number)))
+                suites.append(fuzzer(model, some, generator=self._random("race", name, number)).failures())
             spent = time.process_time() - start
             while limits and (spent >= limits[0] or rows[-1] == order[-1]):
                 seconds.append(spent)
@@ -356,7 +386,7 @@ class Unit:
 
 
 def accuracy(model: Classifier, cases: Suite) -> float:
-    return float((model.predict(cases.x) == cases.label).double().mean())
+    return float((model.predict(cases.x) == cases.label).double().mean()) if len(cases) else 0.0
 
 
 def fol_by_attack(model: Classifier, cases: Suite, radius: float) -> tuple[Spread, Spread]:

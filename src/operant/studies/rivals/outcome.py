@@ -1,0 +1,104 @@
+"""What the study has found, read from disk: leads over random mutation, and what may be said of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from operant.studies._work import Mean, mean, verdict
+from operant.studies.operational_fuzz.finding import Found
+from operant.studies.operational_fuzz.finding_judge import Facts as Judged
+from operant.studies.rivals.contests import CONTESTS, Arm, Contest
+from operant.studies.rivals.curves import Curve, Facts, load_curves, load_facts
+from operant.studies.rivals.finding import load_found, load_judge
+from operant.studies.rivals.settings import Setting
+
+BEATS = {"held": "beats random", "not held": "loses to random", "not decided": "does not beat random (not decided)"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One model, over its seeds."""
+
+    setting: Setting
+    out: Path
+
+    @cached_property
+    def curves(self) -> dict[str, list[dict[str, Curve]]]:
+        """By contest, for each seed, by search."""
+        return {c.key: [load_curves(self.setting, self.out, seed, c.key) for seed in self.seeds] for c in CONTESTS}
+
+    @cached_property
+    def facts(self) -> list[Facts]:
+        return [load_facts(self.setting, self.out, seed) for seed in self.seeds]
+
+    @cached_property
+    def found(self) -> dict[str, list[Found]]:
+        each = [load_found(self.setting, self.out, seed) for seed in self.seeds]
+        return {name: [found[name] for found in each] for name in each[0]}
+
+    @cached_property
+    def judged(self) -> list[Judged]:
+        return [load_judge(self.setting, self.out, seed) for seed in self.seeds]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.setting.seeds
+
+    def pairs(self, contest: Contest, arm: Arm) -> list[Pair]:
+        return [pair(curves, arm) for curves in self.curves[contest.key]]
+
+    def lead(self, contest: Contest, arm: Arm) -> Mean:
+        """How much more the arm covered than random mutation, as a share of what that covered."""
+        return mean(p.lead for p in self.pairs(contest, arm))
+
+    def change(self, contest: Contest, arm: Arm) -> Mean:
+        """By how much what the arm changes moves the lead, seed by seed."""
+        both = zip(self.pairs(contest, arm), self.pairs(contest, contest.arms[0]), strict=True)
+        return mean(a.lead - b.lead for a, b in both)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """An arm and the best of its controls after equally many model rows: as many as both have spent."""
+
+    rows: float
+    start: float
+    covered: float
+    control: float
+
+    @property
+    def lead(self) -> float:
+        return self.covered / self.control - 1
+
+
+def pair(curves: dict[str, Curve], arm: Arm) -> Pair:
+    ours = curves[arm.name]
+    best = max((curves[name] for name in arm.controls), key=lambda c: c.at(min(ours.rows[-1], c.rows[-1])))
+    rows = min(ours.rows[-1], best.rows[-1])
+    return Pair(rows=rows, start=best.coverage[0], covered=ours.at(rows), control=best.at(rows))
+
+
+def told(outcome: Outcome, contest: Contest) -> str:
+    """In a sentence: does the rival beat random mutation as published, and if not, what changes that."""
+    first, *rest = contest.arms
+    lead = outcome.lead(contest, first)
+    begin = f"{contest.title} ({first.name}) {BEATS[verdict(lead)]}: {lead} % more covered"
+    if verdict(lead) == "held":
+        return f"{begin}."
+    helps = [arm for arm in rest if outcome.change(contest, arm).lower > 0]
+    cures = [arm for arm in helps if verdict(outcome.lead(contest, arm)) == "held"]
+    if cures:
+        best = max(cures, key=lambda arm: outcome.lead(contest, arm).value)
+        also = ", ".join(f"*{arm.name}*" for arm in cures if arm != best)
+        also = f" (so does {also})" if also else ""
+        return f"{begin}. Reason found: with *{best.name}* it beats it, {outcome.lead(contest, best)} %{also}."
+    if helps:
+        best = max(helps, key=lambda arm: outcome.change(contest, arm).value)
+        return f"{begin}. *{best.name}* helps, by {outcome.change(contest, best)} points, but is not enough to beat it."
+    better = [arm for arm in rest if verdict(outcome.lead(contest, arm)) == "held"]
+    if better:
+        names = ", ".join(f"*{arm.name}*" for arm in better)
+        return f"{begin}. With {names} it beats it, though the difference that this makes is not decided."
+    return f"{begin}. Nothing that was changed decides it: the reason is not found."

@@ -1,0 +1,178 @@
+"""The study of rivals: runs on digits, resumes, compares at equal rows, and says no more than intervals allow."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from operant import results, spawn
+from operant.generate import DeepHunter
+from operant.networks import fit
+from operant.studies import rivals
+from operant.studies.operational_fuzz import fields
+from operant.studies.operational_fuzz.finding import Found
+from operant.studies.rivals import curves, finding, models
+from operant.studies.rivals.contests import CONTESTS, Arm, Contest, PartedHunter, build, logit_move
+from operant.studies.rivals.curves import Curve, Curves
+from operant.studies.rivals.finding import arm_names
+from operant.studies.rivals.outcome import Outcome, pair, told
+from operant.studies.rivals.page import write_page
+from operant.studies.rivals.settings import settings
+
+SMOKE = settings("smoke")[0]
+FIELD = replace(SMOKE.field, seeds=(0,), train=300, truth=200, hunted=20, genetic=1, radii=(0.1, 0.3))
+SETTING = replace(SMOKE, field=FIELD, explored=8, rows=9, profiled=100, hunted=6, hunted_rows=8)
+
+QUICK = {"epochs": 2, "batch_size": 32, "learning_rate": 4e-3}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("rivals")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fields, "fit", lambda start, train, **kw: fit(start, train[:800], **kw | QUICK))
+        for number in range(models.NETWORKS):
+            models.prepare(SETTING, None, number, out / "networks")
+    curves.run(SETTING, None, out, 0)
+    finding.run(SETTING, None, out, 0)
+    return out
+
+
+def test_the_page_tells_every_search_and_every_verdict(out: Path) -> None:
+    page = write_page(out, [SETTING], scale="smoke").read_text()
+    for contest in CONTESTS:
+        assert f"### {contest.title}" in page
+        for arm in contest.arms:
+            assert f"| {arm.name} |" in page
+    for name in arm_names(SETTING):
+        assert f"| {name} |" in page
+    verdicts = [line.split("|")[-2].strip(" *") for line in page.splitlines() if line.endswith("** |")]
+    assert len(verdicts) == sum(len(contest.arms) for contest in CONTESTS)
+    assert set(verdicts) <= {"beats random", "loses to random", "does not beat random (not decided)"}
+    assert "nan" not in page.lower()
+    for picture in ("rivals-digits.svg", "rivals-finding.svg"):
+        assert "<svg" in (out / picture).read_text()
+        assert picture in page
+
+
+def test_what_is_done_is_not_done_again(out: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in out.glob("steps/*/*.json")}
+    assert len(before) == 1 + len(CONTESTS) + 1 + len(arm_names(SETTING))
+    curves.run(SETTING, None, out, 0)
+    finding.run(SETTING, None, out, 0)
+    assert {path: path.stat().st_mtime_ns for path in out.glob("steps/*/*.json")} == before
+
+
+def test_a_contest_held_again_is_the_same_and_spends_no_more_than_it_may(out: Path) -> None:
+    field = curves.make_field(FIELD, None, 0, out / "networks")
+    known, seeds = curves.learn(SETTING, None, field, out)
+    assert all(bool((m.predict(seeds.x) == seeds.labels).all()) for m in (field.model, *known.others))
+    for contest in CONTESTS:
+        assert set(contest.names) <= build(contest.key, known).keys()
+        of = curves.load_curves(SETTING, out, 0, contest.key)
+        assert all(curve.rows[-1] <= SETTING.rows for curve in of.values())
+        for arm in contest.arms:
+            assert of[arm.name].coverage[0] == of[arm.controls[0]].coverage[0], "all start from the same inputs"
+    again = curves.hold(CONTESTS[0], known, field, seeds).of
+    before = curves.load_curves(SETTING, out, 0, CONTESTS[0].key)
+    assert {name: (c.rows, c.coverage) for name, c in again.items()} == {
+        name: (c.rows, c.coverage) for name, c in before.items()
+    }
+
+
+def test_failures_are_counted_as_the_search_finds_them(out: Path) -> None:
+    found = finding.load_found(SETTING, out, 0)
+    assert tuple(found) == arm_names(SETTING)
+    for name, each in found.items():
+        assert isinstance(each, Found)
+        assert 0 <= each.natural <= each.failures
+        assert each.seconds > 0, name
+    assert sum(each.failures for each in found.values()) > 0
+
+
+def test_deephunters_two_ideas_come_apart(lenet, digits28) -> None:
+    """With both it is DeepHunter; without guidance every mutant that does not fail joins the queue."""
+    seeds = lenet.correct(digits28.test[:12])
+    whole, parted = (
+        fuzz(rows_per_seed=6).explore(lenet, seeds, generator=spawn(0, "hunt")) for fuzz in (DeepHunter, PartedHunter)
+    )
+    assert torch.equal(whole.coverage, parted.coverage)
+    assert torch.equal(whole.suite.x, parted.suite.x)
+    for changed in ({"fading": False}, {"guided": False}):
+        other = PartedHunter(rows_per_seed=6, **changed).explore(lenet, seeds, generator=spawn(0, "hunt"))
+        assert float(other.coverage[0, 0]) == float(whole.coverage[0, 0])
+        assert not torch.equal(other.coverage, whole.coverage)
+
+
+def test_noise_moves_logits_more_the_larger_it_is(lenet, digits28) -> None:
+    seeds = digits28.test[:30]
+    moves = [logit_move(lenet, seeds, std, generator=spawn(0)) for std in (1e-4, 0.05, 0.2)]
+    assert 0 < moves[0] < moves[1] < moves[2]
+
+
+# What is said
+
+
+def curve(rows: list[float], coverage: list[float]) -> Curve:
+    return Curve(rows=tuple(rows), coverage=tuple(coverage), failures=0, seconds=1.0)
+
+
+def test_pairs_are_compared_after_equally_many_rows_with_the_best_control() -> None:
+    of = {
+        "ours": curve([1.0, 5.0], [0.1, 0.5]),
+        "poor": curve([1.0, 9.0], [0.1, 0.1]),
+        "good": curve([1.0, 9.0], [0.1, 0.5]),
+    }
+    told_ = pair(of, Arm(name="ours", controls=("poor", "good")))
+    assert (told_.rows, told_.covered, told_.control) == pytest.approx((5.0, 0.5, 0.3))
+    assert told_.lead == pytest.approx(2 / 3)
+    assert pair(of, Arm(name="poor", controls=("ours",))).rows == 5.0
+
+
+ONE = Contest(
+    key="one",
+    title="A rival",
+    criterion="something",
+    arms=tuple(Arm(name=name, controls=("random",)) for name in ("first", "second", "third")),
+)
+
+
+def outcome(covered: dict[str, list[float]]) -> Outcome:
+    o = Outcome(replace(SETTING, field=replace(FIELD, seeds=(0, 1, 2))), Path("nowhere"))
+    of = [{name: curve([1.0, 2.0], [0.1, values[i]]) for name, values in covered.items()} for i in range(3)]
+    o.__dict__["curves"] = {"one": of}
+    return o
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ([0.60, 0.61, 0.62], [0.5, 0.5, 0.5], "beats random: 22.0 "),
+        ([0.40, 0.41, 0.39], [0.60, 0.61, 0.62], "loses to random: .*Reason found: with .second. it beats it"),
+        ([0.40, 0.41, 0.39], [0.45, 0.46, 0.44], "loses to random: .*second. helps, by 10.0 .* not enough"),
+        ([0.40, 0.41, 0.39], [0.40, 0.40, 0.40], "loses to random: .*the reason is not found"),
+        ([0.40, 0.50, 0.70], [0.60, 0.61, 0.62], r"not beat random \(not decided\).*it beats it, though"),
+    ],
+)
+def test_a_reason_is_told_only_if_changing_it_changes_the_verdict(first, second, words) -> None:
+    o = outcome({"random": [0.5] * 3, "first": first, "second": second, "third": [0.3, 0.31, 0.3]})
+    assert re.search(words, told(o, ONE)), told(o, ONE)
+
+
+def test_curves_round_trip(tmp_path: Path) -> None:
+    kept = Curves(of={"a": curve([1.0, 2.0], [0.1, 0.2])})
+    results.save(kept, tmp_path / "curves.json")
+    assert results.load(tmp_path / "curves.json", Curves) == kept
+    assert kept.of["a"].at(1.5) == pytest.approx(0.15)
+
+
+def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="scale must be smoke or small, got 'paper'"):
+        rivals.run_study(tmp_path, data=None, scale="paper", workers=1, console=Console(quiet=True))
+    with pytest.raises(ValueError, match="name their folder with --data"):
+        rivals.run_study(tmp_path, data=None, scale="small", workers=1, console=Console(quiet=True))
+    with pytest.raises(ValueError, match="run the study to its end first"):
+        curves.load_facts(SETTING, tmp_path, 0)
