@@ -13,6 +13,7 @@ import operant
 import operant.assess
 import operant.campaign
 import operant.conditions
+import operant.defend
 import operant.density
 import operant.generate
 import operant.measure
@@ -104,7 +105,7 @@ def test_every_page_is_in_the_navigation():
 
 FRONTS = [
     operant, operant.generate, operant.measure, operant.networks, operant.retrain, operant.assess, operant.density,
-    operant.conditions, operant.profile, operant.seeds, operant.campaign, operant.report,
+    operant.conditions, operant.profile, operant.seeds, operant.campaign, operant.report, operant.defend,
 ]  # fmt: skip
 
 

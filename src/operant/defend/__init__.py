@@ -1,0 +1,44 @@
+"""Detectors and input transformations that suites are tried against."""
+
+from operant.defend.criteria import AccuracyChange, TransferCalibration, accuracy_change, transfer_calibration_rate
+from operant.defend.deflection import PixelDeflection
+from operant.defend.evaluate import Corrector, Defence, DefenceTable, Detector, Success, evaluate_defences
+from operant.defend.logits import LogitDetector, fit_logit_detector
+from operant.defend.mutation import MutationDetector, Verdicts, fit_mutation_detector
+from operant.defend.non_local_means import NonLocalMeans
+from operant.defend.sequential import SequentialTest
+from operant.defend.squeezing import FeatureSqueezing, fit_feature_squeezing, squeezing_score
+from operant.defend.total_variation import TotalVariation
+from operant.defend.transformed import TransformedInputs
+from operant.defend.transforms import JPEG, BitDepth, CropRescale, Median, crops
+
+__all__ = [
+    "JPEG",
+    "AccuracyChange",
+    "BitDepth",
+    "Corrector",
+    "CropRescale",
+    "Defence",
+    "DefenceTable",
+    "Detector",
+    "FeatureSqueezing",
+    "LogitDetector",
+    "Median",
+    "MutationDetector",
+    "NonLocalMeans",
+    "PixelDeflection",
+    "SequentialTest",
+    "Success",
+    "TotalVariation",
+    "TransferCalibration",
+    "TransformedInputs",
+    "Verdicts",
+    "accuracy_change",
+    "crops",
+    "evaluate_defences",
+    "fit_feature_squeezing",
+    "fit_logit_detector",
+    "fit_mutation_detector",
+    "squeezing_score",
+    "transfer_calibration_rate",
+]

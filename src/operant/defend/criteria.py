@@ -1,0 +1,125 @@
+"""What retraining brought: accuracy on clean inputs, and cases made against the old model that the new one reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import norm
+
+from operant.data import Samples
+from operant.defend.evaluate import Corrector, Success, evaluate_defences
+from operant.model import Classifier
+from operant.suite import Suite
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferCalibration:
+    """The share of cases made against another model that a model reads correctly.
+
+    Attributes:
+        rates: one for each method among the cases; its name stands under ``defence``.
+        mean: over the methods, each counted alike.
+        confidence: of every interval.
+    """
+
+    rates: tuple[Success, ...]
+    mean: float
+    confidence: float
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{rate.defence} {rate} of {rate.n}" for rate in self.rates)
+        return f"transfer calibration rate {self.mean:.1%}, the mean of {each}"
+
+
+def transfer_calibration_rate(model: Corrector, suite: Suite, *, confidence: float = 0.95) -> TransferCalibration:
+    """How much of the attacks on an original model a retrained one reads correctly (the paper's second criterion).
+
+        rate = (1 / methods) Σ_methods share of cases x with f(x) = y        (1)
+
+    Args:
+        model: the retrained one, or anything with ``predict(x)``.
+        suite: cases made against the original, of seeds that were not learned from; only those that the original got
+            wrong count (``suite.prediction``).
+        confidence: of the intervals.
+
+    References:
+        | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.4
+    """
+    attacks = suite.failures()
+    if len(attacks) == 0:
+        raise ValueError(f"there are no attacks that succeeded on the original model among {len(suite)} cases")
+    rates = []
+    for method in dict.fromkeys(attacks.method.tolist()):
+        some = attacks[torch.from_numpy(attacks.method == method)]
+        rates.append(evaluate_defences(some, {method: model}, confidence=confidence).of(method))
+    return TransferCalibration(rates=tuple(rates), mean=sum(r.value for r in rates) / len(rates), confidence=confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyChange:
+    """By how much accuracy rose on the same inputs; an interval above 0 says that it did.
+
+    Attributes:
+        before, after: the two accuracies.
+        change: their difference.
+        lower, upper: an interval for it.
+        gained, lost: inputs that only the new model, or only the old one, reads correctly.
+        n: inputs.
+        confidence: of the interval.
+    """
+
+    before: float
+    after: float
+    change: float
+    lower: float
+    upper: float
+    gained: int
+    lost: int
+    n: int
+    confidence: float
+
+    def __str__(self) -> str:
+        return (
+            f"accuracy {self.before:.2%} -> {self.after:.2%}, change {100 * self.change:+.2f} points "
+            f"({100 * self.lower:+.2f} to {100 * self.upper:+.2f}); of {self.n} {self.gained} gained, {self.lost} lost"
+        )
+
+
+def accuracy_change(
+    before: Classifier, after: Classifier, samples: Samples, *, confidence: float = 0.95
+) -> AccuracyChange:
+    """How accuracy on a test set changed (the paper's first criterion), with Agresti and Min's interval for pairs.
+
+    Args:
+        before, after: the original model and the retrained one.
+        samples: labelled, learned from by neither.
+        confidence: of the interval.
+
+    References:
+        | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.4
+        | Simple Improved Confidence Intervals for Comparing Matched Proportions (Agresti and Min, 2005)
+        | https://doi.org/10.1002/sim.1781
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
+    before.check(samples)
+    y = samples.labels.to(samples.x.device)
+    old, new = before.predict(samples.x) == y, after.predict(samples.x) == y
+    n, gained, lost = len(samples), int((new & ~old).sum()), int((old & ~new).sum())
+    wide = n + 2  # half a pair more in each of the four cells
+    centre = (gained - lost) / wide
+    spread = math.sqrt((gained + lost + 1 - (gained - lost) ** 2 / wide) / wide**2)
+    reach = float(norm.isf((1 - confidence) / 2)) * spread
+    return AccuracyChange(
+        before=float(old.double().mean()),
+        after=float(new.double().mean()),
+        change=(gained - lost) / n,
+        lower=max(-1.0, centre - reach),
+        upper=min(1.0, centre + reach),
+        gained=gained,
+        lost=lost,
+        n=n,
+        confidence=confidence,
+    )

@@ -1,0 +1,216 @@
+"""What defences stop: their success on the benign and adversarial cases of a suite, by pattern of uncertainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from scipy.stats import beta
+from torch import Tensor
+
+from operant.measure.patterns import DEFAULT, PATTERNS, Thresholds, patterns
+from operant.suite import Suite
+
+ALL, NONE = "all", "none"
+KINDS = ("benign", "adversarial", ALL)
+ROWS = 2048  # cases read at once
+
+
+class Detector(Protocol):
+    """A defence that takes inputs for benign, or rejects them."""
+
+    def accepts(self, x: Tensor) -> Tensor: ...
+
+
+class Corrector(Protocol):
+    """A defence that reads inputs in a way of its own; every `Classifier` is one."""
+
+    def predict(self, x: Tensor) -> Tensor: ...
+
+
+Defence = Detector | Corrector | Callable[[Tensor], Tensor]
+"""A function is one too: from inputs to truths (which it accepts) or to labels (what it reads)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Success:
+    """How often one defence did what it should on one group of cases.
+
+    Attributes:
+        defence: its name.
+        kind: ``"benign"``, ``"adversarial"`` or ``"all"``.
+        pattern: ``"all"``, ``"HL"``, ``"LH"``, ``"LL"``, ``"HH"``, or ``"none"`` for cases between the thresholds.
+        k, n: successes, and cases.
+        seeds: how many seeds the cases come from.
+        lower, upper: an interval for the probability of success.
+    """
+
+    defence: str
+    kind: str
+    pattern: str
+    k: int
+    n: int
+    seeds: int
+    lower: float
+    upper: float
+
+    @property
+    def value(self) -> float:
+        return self.k / self.n
+
+    def __str__(self) -> str:
+        return f"{self.value:.0%} ({100 * self.lower:.0f}-{100 * self.upper:.0f})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefenceTable:
+    """What `evaluate_defences` found: one `Success` for each defence, kind and pattern that has cases.
+
+    Attributes:
+        rows: by defence, then kind, then pattern.
+        detectors: names of the defences that accept or reject; the others read in a way of their own.
+        confidence: of every interval.
+    """
+
+    rows: tuple[Success, ...]
+    detectors: tuple[str, ...]
+    confidence: float
+
+    def of(self, defence: str, kind: str = ALL, pattern: str = ALL) -> Success:
+        """One row; what has no cases has none."""
+        for row in self.rows:
+            if (row.defence, row.kind, row.pattern) == (defence, kind, pattern):
+                return row
+        there = sorted({f"{row.kind} {row.pattern}" for row in self.rows if row.defence == defence})
+        names = dict.fromkeys(row.defence for row in self.rows)
+        raise KeyError(
+            f"no cases {kind} {pattern} for {defence}; there are {', '.join(there)}"
+            if there
+            else f"no defence named {defence}; there are {', '.join(names)}"
+        )
+
+    def __str__(self) -> str:
+        there = {row.pattern for row in self.rows}
+        shown = [p for p in (ALL, *PATTERNS, NONE) if p in there]
+        cells = {(row.defence, row.kind, row.pattern): str(row) for row in self.rows}
+        lines = {(row.defence, row.kind): row.n for row in self.rows if row.pattern == ALL}
+        names = max(len(defence) for defence, _ in lines)
+        width = max(len(cell) for cell in cells.values())
+        text = [f"{'':{names}}  {'':11}  cases  " + "  ".join(f"{p:>{width}}" for p in shown)]
+        for (defence, kind), n in lines.items():
+            row = "  ".join(f"{cells.get((defence, kind, p), '-'):>{width}}" for p in shown)
+            text.append(f"{defence:{names}}  {kind:11}  {n:5d}  {row}")
+        told = "; ".join(
+            [
+                *([f"{', '.join(self.detectors)}: accept benign and reject adversarial cases"] * bool(self.detectors)),
+                *(["the others: read the label of the seed"] * (len(self.detectors) < len({d for d, _ in lines}))),
+            ]
+        )
+        return "\n".join([*text, f"Success with {self.confidence:.0%} intervals in percent. {told}."])
+
+
+def evaluate_defences(
+    suite: Suite,
+    defences: Mapping[str, Defence],
+    *,
+    thresholds: Thresholds = DEFAULT,
+    confidence: float = 0.95,
+) -> DefenceTable:
+    """How often each defence does what it should: by kind of case, and by pattern where the suite tells uncertainty.
+
+    A case is adversarial if the suite's ``prediction`` is not its label, and benign otherwise. A detector succeeds if
+    it accepts a benign case or rejects an adversarial one; a defence that reads in a way of its own succeeds if it
+    reads the label. Patterns come from the columns ``pcs`` and ``vro``, which `annotate` and `UncertaintyFuzz` give;
+    without them all cases are one group.
+
+    Intervals are Clopper and Pearson's. Where seeds have several cases, these count as if each seed's were always
+    answered alike: with as many trials as seeds of even size would have, n² / Σ n_s² for n_s cases of seed s.
+
+    Args:
+        suite: any, on disk or in memory.
+        defences: by name; each has ``accepts(x)`` or ``predict(x)``, or is a function from inputs to truths (which it
+            accepts) or to labels (what it reads).
+        thresholds: of the patterns.
+        confidence: of the intervals.
+
+    References:
+        | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
+        | (Zhang et al., 2020), section 5.2, https://arxiv.org/abs/2004.11573
+    """
+    if len(suite) == 0:
+        raise ValueError("there are no cases to try defences on; give a suite with some")
+    if not defences:
+        raise ValueError("there are no defences; give at least one by name, such as {'none': model}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
+    groups = list(_groups(suite, thresholds))
+    adversarial = suite.prediction != suite.label
+    rows: list[Success] = []
+    detectors: list[str] = []
+    for name, defence in defences.items():
+        answer = torch.cat([ask(name, defence, suite.rows.take(part)) for part in _parts(suite)]).cpu()
+        detects = answer.dtype == torch.bool
+        detectors += [name] * detects
+        good = answer != adversarial if detects else answer == suite.label
+        rows += [
+            _success(name, kind, pattern, good[some], suite.seed[some], confidence) for kind, pattern, some in groups
+        ]
+    return DefenceTable(rows=tuple(rows), detectors=tuple(detectors), confidence=confidence)
+
+
+def ask(name: str, defence: Any, x: Tensor) -> Tensor:
+    """What a defence says of inputs: truths or labels, ``(N,)``."""
+    said = getattr(defence, "accepts", None) or getattr(defence, "predict", None) or defence
+    if not callable(said):
+        raise TypeError(f"{name} is no defence: it has no accepts(x), no predict(x), and is no function")
+    answer = torch.as_tensor(said(x))
+    if answer.shape != (len(x),) or answer.is_floating_point() or answer.is_complex():
+        raise ValueError(
+            f"{name} must answer with one truth (accepts) or one integer label for each of {len(x)} inputs, got "
+            f"{answer.dtype} of shape {tuple(answer.shape)}"
+        )
+    return answer
+
+
+def _parts(suite: Suite) -> Iterator[Tensor]:
+    yield from torch.arange(len(suite)).split(ROWS)
+
+
+def _groups(suite: Suite, thresholds: Thresholds) -> Iterator[tuple[str, str, Tensor]]:
+    """Kind, pattern and rows of each group that has cases."""
+    wrong = suite.prediction != suite.label
+    kinds = dict(zip(KINDS, (~wrong, wrong, torch.ones_like(wrong)), strict=True))
+    masks = {ALL: torch.ones_like(wrong)}
+    if {"pcs", "vro"} <= suite.columns.keys():
+        pcs, vro = (torch.as_tensor(suite[name]).double() for name in ("pcs", "vro"))
+        which = patterns(pcs, vro, thresholds)
+        masks |= {p: torch.from_numpy(np.asarray(which == ("" if p == NONE else p))) for p in (*PATTERNS, NONE)}
+    for kind, of_kind in kinds.items():
+        for pattern, follows in masks.items():
+            rows = (of_kind & follows).nonzero().flatten()
+            if len(rows):
+                yield kind, pattern, rows
+
+
+def _success(name: str, kind: str, pattern: str, good: Tensor, seed: Tensor, confidence: float) -> Success:
+    k, n, each = int(good.sum()), len(good), seed.unique(return_counts=True)[1].double()
+    lower, upper = interval(k, n, confidence, trials=n**2 / float(each.square().sum()))
+    return Success(defence=name, kind=kind, pattern=pattern, k=k, n=n, seeds=len(each), lower=lower, upper=upper)
+
+
+def interval(k: float, n: float, confidence: float, *, trials: float | None = None) -> tuple[float, float]:
+    """Clopper and Pearson's interval for k of n, as wide as if there had been this many trials.
+
+    >>> interval(0, 10, 0.95)
+    (0.0, 0.3084...)
+    """
+    m = n if trials is None else trials
+    share, tail = k / n, (1 - confidence) / 2
+    lower = float(beta.ppf(tail, share * m, (1 - share) * m + 1)) if k > 0 else 0.0
+    upper = float(beta.isf(tail, share * m + 1, (1 - share) * m)) if k < n else 1.0
+    assert not math.isnan(lower + upper)
+    return lower, upper

@@ -1,0 +1,150 @@
+"""A binary classifier that tells adversarial from benign inputs by the model's logits, or by what a layer says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from operant.data import Samples
+from operant.defend._common import calibrated, check_benign, check_shape, dealt
+from operant.measure.conformal import Conformal
+from operant.model import Classifier
+from operant.networks.training import fit, initialise
+
+INPUT, LOGITS = "input", "logits"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LogitDetector:
+    """Rejects what looks adversarial to a small network that reads the model's logits; made by `fit_logit_detector`.
+
+    Attributes:
+        model: what is guarded.
+        on: what is read of it: ``"logits"``, ``"input"`` or the name of a layer.
+        network: from standardised readings to two logits, benign and adversarial.
+        centre, scale: that readings are standardised by.
+        calibration: the scores of benign inputs that the network did not learn from.
+        level: the false-positive rate.
+        shape: of an input.
+    """
+
+    model: Classifier
+    on: str
+    network: Classifier = field(repr=False)
+    centre: Tensor = field(repr=False)
+    scale: Tensor = field(repr=False)
+    calibration: Conformal = field(repr=False)
+    level: float
+    shape: tuple[int, ...]
+
+    def score(self, x: Tensor) -> Tensor:
+        """How much more the network takes each input for adversarial than for benign, ``(N,)``."""
+        check_shape(x, self.shape)
+        return _scores(self.network, (read(self.model, x, self.on) - self.centre) / self.scale)
+
+    def accepts(self, x: Tensor) -> Tensor:
+        """Truths ``(N,)``: which inputs are taken for benign."""
+        return self.calibration.p_values(self.score(x)) >= self.level
+
+
+def fit_logit_detector(
+    model: Classifier,
+    benign: Samples,
+    adversarial: Samples,
+    *,
+    on: str = LOGITS,
+    level: float = 0.05,
+    calibration: float = 0.5,
+    hidden: int = 64,
+    epochs: int = 100,
+    learning_rate: float = 5e-3,
+    generator: torch.Generator,
+) -> LogitDetector:
+    """Learn from benign and adversarial inputs to tell others apart.
+
+    A network of one hidden layer is trained on part of the benign inputs and all adversarial ones. The rest of the
+    benign inputs calibrates it: of fresh ones, drawn as these were, a share ``level`` is rejected at most. (Gong et
+    al. reject what the network takes for adversarial, whatever share of benign inputs that is.) It knows the attacks
+    that it was shown; judge it on others.
+
+    Args:
+        model: what is to be guarded.
+        benign: inputs that it reads correctly and was not trained on.
+        adversarial: inputs that it gets wrong, for instance ``suite.failures().samples()``, of other seeds than those
+            it is judged on.
+        on: ``"logits"``, as Zhang et al. take them; ``"input"``, as Gong et al.; or the name of a layer.
+        level: the false-positive rate.
+        calibration: share of the benign inputs that is not learned from, dealt by id.
+        hidden: width of the network.
+        epochs, learning_rate: of its training; the best epoch is kept, by a tenth held back.
+        generator: draws its first weights and shuffles.
+
+    References:
+        | Adversarial and Clean Data Are Not Twins (Gong et al., 2017), https://arxiv.org/abs/1704.04960
+        | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
+        | (Zhang et al., 2020), section 5.2, https://arxiv.org/abs/2004.11573
+    """
+    check_benign(model, benign)
+    _check_adversarial(model, benign, adversarial)
+    if hidden < 1:
+        raise ValueError(f"hidden must be at least 1, got {hidden}")
+    learned, held = dealt(benign, calibration)
+    readings = read(model, torch.cat([learned.x, adversarial.x.to(learned.x)]), on)
+    scale, centre = torch.std_mean(readings, 0)
+    scale = torch.where(scale > 0, scale, 1.0)
+    kinds = torch.arange(2).repeat_interleave(torch.tensor([len(learned), len(adversarial)]))
+    rows = Samples((readings - centre) / scale, kinds, torch.cat([learned.ids, adversarial.ids]))
+    start = initialise(
+        lambda: nn.Sequential(nn.Linear(rows.shape[0], hidden), nn.ReLU(), nn.Linear(hidden, 2)).to(readings.device),
+        generator=generator,
+    )
+    fitted = fit(start, rows, epochs=epochs, learning_rate=learning_rate, generator=generator, progress=False)
+    network = Classifier(fitted.module, bounds=(-math.inf, math.inf), strict=True)
+    return LogitDetector(
+        model=model,
+        on=on,
+        network=network,
+        centre=centre,
+        scale=scale,
+        calibration=calibrated(_scores(network, (read(model, held.x, on) - centre) / scale), level),
+        level=level,
+        shape=tuple(benign.shape),
+    )
+
+
+def read(model: Classifier, x: Tensor, on: str) -> Tensor:
+    """What the detector sees of each input, ``(N, values)`` in float32."""
+    if on == INPUT:
+        model.check_inputs(x)
+        values = x
+    elif on == LOGITS:
+        values = model.batched_logits(x)
+    else:
+        values = model.features(x, layers=[on])[on]
+    return values.flatten(1).float()
+
+
+def _scores(network: Classifier, readings: Tensor) -> Tensor:
+    z = network.batched_logits(readings)
+    return z[:, 1] - z[:, 0]
+
+
+def _check_adversarial(model: Classifier, benign: Samples, adversarial: Samples) -> None:
+    if len(adversarial) == 0:
+        raise ValueError("there are no adversarial inputs; both kinds are needed, for instance failures() of a suite")
+    if adversarial.shape != benign.shape:
+        raise ValueError(
+            f"benign and adversarial inputs must have one shape, got {tuple(benign.shape)} and "
+            f"{tuple(adversarial.shape)}; resize them first"
+        )
+    model.check_inputs(adversarial.x)
+    if adversarial.y is None:
+        return
+    if right := int((model.predict(adversarial.x) == adversarial.labels.to(adversarial.x.device)).sum()):
+        raise ValueError(
+            f"adversarial inputs must be ones that the model gets wrong, got {right} of {len(adversarial)} that it "
+            "reads correctly; give suite.failures().samples()"
+        )

@@ -1,0 +1,133 @@
+"""Mutants: copies of a network with a few weights or neurons changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Weights = dict[str, Tensor]
+"""Parameters by name."""
+
+KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def mutate(module: nn.Module, *, operator: str, rate: float, generator: torch.Generator) -> Weights:
+    """The parameters in which one mutant differs from the network, by name; the network stays as it is.
+
+    A neuron is an output of a dense layer or a channel of a convolution, with the weights that lead into it.
+
+    - ``NAI``, neuron activation inverse: the sign of chosen neurons is turned.
+    - ``WS``, weight shuffle: the weights into each of the chosen neurons change places.
+    - ``NS``, neuron switch: chosen neurons change places in pairs, within their layer.
+    - ``GF``, Gaussian fuzz: chosen weights get noise of their layer's standard deviation.
+
+    Neurons are chosen among all but those of the last layer, whose outputs are classes. The public program redraws
+    weights for ``GF`` around the layer's mean; here noise is added to the weight, as the paper describes it.
+
+    Args:
+        module: with dense layers or convolutions.
+        operator: one of the four.
+        rate: share of the neurons, or weights, that are chosen; one at least.
+        generator: draws them.
+
+    References:
+        | Adversarial Sample Detection for Deep Neural Network through Model Mutation Testing (Wang et al., 2019)
+        | https://arxiv.org/abs/1812.05793
+    """
+    if operator not in OPERATORS:
+        raise ValueError(f"operator must be one of {', '.join(OPERATORS)}, got {operator!r}")
+    if not 0 < rate <= 1:
+        raise ValueError(f"rate must be a share above 0 and at most 1, got {rate}")
+    parameters: Weights = dict(module.named_parameters())
+    names = [name for name, part in module.named_modules() if isinstance(part, KINDS)]
+    names = [name for name in names if _weight(name) in parameters]
+    if operator != "GF":
+        names = names[:-1]
+    if not names:
+        raise ValueError(
+            f"{operator} changes hidden neurons, and this network has none in dense layers or convolutions"
+            if operator != "GF"
+            else "GF changes weights, and this network has no dense layers or convolutions"
+        )
+    return OPERATORS[operator]({name: parameters[_weight(name)] for name in names}, parameters, rate, generator)
+
+
+def _weight(name: str) -> str:
+    return f"{name}.weight" if name else "weight"
+
+
+def _inverted(layers: Weights, parameters: Weights, rate: float, generator: torch.Generator) -> Weights:
+    mutant: Weights = {}
+    for name, rows in _neurons(layers, rate, generator).items():
+        for part in _parts(name, parameters):
+            mutant[part] = parameters[part].detach().clone()
+            mutant[part][rows] *= -1
+    return mutant
+
+
+def _shuffled(layers: Weights, parameters: Weights, rate: float, generator: torch.Generator) -> Weights:
+    mutant: Weights = {}
+    for name, rows in _neurons(layers, rate, generator).items():
+        w = layers[name].detach().clone()
+        some = w[rows].flatten(1)
+        order = torch.rand(some.shape, generator=generator, device=generator.device).argsort(1).to(w.device)
+        w[rows] = some.gather(1, order).view_as(w[rows])
+        mutant[_weight(name)] = w
+    return mutant
+
+
+def _switched(layers: Weights, parameters: Weights, rate: float, generator: torch.Generator) -> Weights:
+    wide = {name: w for name, w in layers.items() if len(w) > 1}
+    if not wide:
+        raise ValueError("NS switches neurons of one layer, and no hidden layer of this network has two")
+    sizes = torch.tensor([float(len(w)) for w in wide.values()])
+    pairs = max(1, round(rate * float(sizes.sum()) / 2))
+    chosen = torch.multinomial(sizes, pairs, replacement=True, generator=generator)
+    mutant: Weights = {}
+    for place, name in enumerate(wide):
+        order = torch.arange(len(wide[name]))
+        for _ in range(int((chosen == place).sum())):
+            pair = torch.randperm(len(order), generator=generator)[:2]
+            order[pair] = order[pair.flip(0)]
+        for part in _parts(name, parameters) if bool((chosen == place).any()) else ():
+            mutant[part] = parameters[part].detach()[order.to(parameters[part].device)]
+    return mutant
+
+
+def _fuzzed(layers: Weights, parameters: Weights, rate: float, generator: torch.Generator) -> Weights:
+    total = sum(w.numel() for w in layers.values())
+    hit = torch.rand(total, generator=generator) < rate
+    hit[torch.randint(total, (), generator=generator)] = True
+    noise = torch.zeros(total)
+    noise[hit] = torch.randn(int(hit.sum()), generator=generator)
+    parts = noise.split([w.numel() for w in layers.values()])
+    return {
+        _weight(name): w.detach() + part.view_as(w).to(w) * w.detach().std(correction=0)
+        for (name, w), part in zip(layers.items(), parts, strict=True)
+    }
+
+
+OPERATORS: Mapping[str, Callable[[Weights, Weights, float, torch.Generator], Weights]] = {
+    "NAI": _inverted,
+    "GF": _fuzzed,
+    "WS": _shuffled,
+    "NS": _switched,
+}
+
+
+def _neurons(layers: Weights, rate: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Which neurons of which layers are chosen; layers of which none is are left out."""
+    sizes = [len(w) for w in layers.values()]
+    chosen = torch.randperm(sum(sizes), generator=generator)[: max(1, round(rate * sum(sizes)))]
+    hit = torch.zeros(sum(sizes), dtype=torch.bool)
+    hit[chosen] = True
+    rows = {name: part.nonzero().flatten() for name, part in zip(layers, hit.split(sizes), strict=True)}
+    return {name: some.to(layers[name].device) for name, some in rows.items() if len(some)}
+
+
+def _parts(name: str, parameters: Weights) -> list[str]:
+    """The weight of a layer, and its bias if it has one."""
+    bias = _weight(name).removesuffix("weight") + "bias"
+    return [_weight(name), *([bias] if bias in parameters else [])]

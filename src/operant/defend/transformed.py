@@ -1,0 +1,49 @@
+"""Inputs transformed before the model reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from operant.defend._common import Transform, transformed
+from operant.model import Classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformedInputs:
+    """A model that reads transformed inputs; of several transforms, the mean of the probabilities decides.
+
+    Nothing is learned: this is the paper's setting in which transforms are met at test time alone. A model that was
+    retrained on transformed inputs takes them better, and goes in here in the same way.
+
+    Args:
+        model: what reads.
+        transforms: functions from images in [0, 1] to images, such as `JPEG`; inputs are brought to [0, 1] for them
+            and back into the model's bounds after.
+
+    References:
+        | Countering Adversarial Images using Input Transformations (Guo et al., 2018)
+        | https://arxiv.org/abs/1711.00117
+    """
+
+    model: Classifier
+    transforms: tuple[Transform, ...]
+
+    def __post_init__(self) -> None:
+        if not self.transforms:
+            raise ValueError("there are no transforms; give at least one, such as JPEG()")
+
+    def probs(self, x: Tensor) -> Tensor:
+        """Class probabilities, the mean over the transforms, ``(N, classes)``."""
+        self.model.check_inputs(x)
+        return torch.cat([self._probs(part) for part in x.split(self.model.batch_size)])
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Predicted classes, ``(N,)``."""
+        return self.probs(x).argmax(1)
+
+    def _probs(self, x: Tensor) -> Tensor:
+        each = [self.model.probs(transformed(x, transform, self.model.bounds)) for transform in self.transforms]
+        return torch.stack(each).mean(0)

@@ -1,0 +1,137 @@
+"""Transforms of images that leave what they show and take from small changes: fewer colours, medians, JPEG, crops.
+
+Each is a function from images in [0, 1], ``(N, channels, height, width)``, to images of the same shape. They serve
+`TransformedInputs`, which reads transformed inputs, and `fit_feature_squeezing`, which compares readings before and
+after. Where numbers are drawn, they depend on an image's content and on ``seed`` alone.
+
+References:
+    | Feature Squeezing: Detecting Adversarial Examples in Deep Neural Networks (Xu et al., 2018)
+    | https://arxiv.org/abs/1704.01155
+    | Countering Adversarial Images using Input Transformations (Guo et al., 2018)
+    | https://arxiv.org/abs/1711.00117
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import grid_sample
+
+from operant.conditions._fields import uniforms
+from operant.defend._common import check_images, mirrored, seeds_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitDepth:
+    """Fewer colours: every value rounded to one of 2^bits that lie evenly in [0, 1].
+
+    >>> BitDepth(bits=1)(torch.tensor([[0.2, 0.6]]))
+    tensor([[0., 1.]])
+    """
+
+    bits: int = 3
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 16:
+            raise ValueError(f"bits must be from 1 to 16, got {self.bits}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        top = 2**self.bits - 1
+        rounded: Tensor = (x * top).round() / top
+        return rounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median:
+    """Every pixel the median of the square window around it, as SciPy's ``median_filter`` has it.
+
+    A window of even size reaches further up and left; of an even number of values the upper of the two in the middle
+    is taken. Beyond the edge the image is mirrored.
+    """
+
+    size: int = 2
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1 pixel, got {self.size}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        check_images(x)
+        wide = mirrored(x, self.size // 2, self.size - self.size // 2 - 1)
+        windows = wide.unfold(2, self.size, 1).unfold(3, self.size, 1).flatten(4)
+        return windows.kthvalue(self.size**2 // 2 + 1, dim=4).values
+
+
+@dataclass(frozen=True, kw_only=True)
+class JPEG:
+    """Written as a JPEG file and read again, by Pillow; three channels as a colour image, others each as a grey one."""
+
+    quality: int = 75
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"quality must be from 1 to 100, got {self.quality}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        check_images(x)
+        colour = x.shape[1] == 3
+        pages = (x * 255).round().to("cpu", torch.uint8)
+        flat = pages.permute(0, 2, 3, 1) if colour else pages.flatten(0, 1)
+        read = [self._read(page) for page in flat.contiguous().numpy()]
+        if not read:
+            return x
+        made = torch.from_numpy(np.stack(read))
+        made = made.permute(0, 3, 1, 2) if colour else made.view(x.shape)
+        return made.to(x) / 255
+
+    def _read(self, page: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        file = BytesIO()
+        Image.fromarray(page).save(file, "JPEG", quality=self.quality)
+        return np.asarray(Image.open(file))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CropRescale:
+    """A part of the image at a random place, enlarged to the whole.
+
+    Args:
+        share: of the side that is kept. The paper cuts 90 of 224 pixels and retrains; a network that has only seen
+            whole images needs more of them.
+        seed: another one cuts elsewhere.
+    """
+
+    share: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        check_images(x)
+        u = uniforms(seeds_of(x, self.seed), (2,), "crop").to(x)
+        rows, columns = (self._places(u[:, i], side) for i, side in enumerate(x.shape[2:]))
+        grid = torch.stack(
+            torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), dim=3
+        )  # as grid_sample wants it: x, then y
+        return grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=True)
+
+    def _places(self, u: Tensor, side: int) -> Tensor:
+        """Where each row or column of the enlarged part lies in the image, ``(N, side)`` from -1 to 1."""
+        part = max(1, round(self.share * side))
+        first = (u * (side - part + 1)).floor().clamp_max(side - part)
+        inside = ((torch.arange(side).to(u) + 0.5) * part / side - 0.5).clamp(0, part - 1)
+        return (first[:, None] + inside) * 2 / max(1, side - 1) - 1
+
+
+def crops(n: int = 30, *, share: float = 0.9, seed: int = 0) -> tuple[CropRescale, ...]:
+    """Several crops, over which `TransformedInputs` takes the mean of probabilities; the paper takes 30."""
+    if n < 1:
+        raise ValueError(f"there must be at least 1 crop, got {n}")
+    return tuple(CropRescale(share=share, seed=seed + k) for k in range(n))
