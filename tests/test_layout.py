@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "operant"
 # What may import what: a module imports from its own line and from the lines above it.
 ORDER = [
     "types rng results  _words",
-    "model data suite  formats doctor _shards _fast _hashing",
+    "model data suite  formats doctor _shards _verdicts _fast _hashing",
     "networks density conditions measure",
     "profile",
     "seeds",
@@ -20,7 +20,8 @@ ORDER = [
     "retrain",
     "defend",
     "assess",
-    "campaign robot report studies testing checks pytest_plugin demo cli cli_campaign cli_report cli_train  _importing",
+    "campaign robot report studies testing checks pytest_plugin demo triage "
+    "cli cli_campaign cli_report cli_train cli_triage  _importing",
     "__main__",
 ]
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}

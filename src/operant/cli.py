@@ -21,6 +21,7 @@ from operant.campaign.building import read_samples
 from operant.cli_campaign import add_commands
 from operant.cli_report import add_report
 from operant.cli_train import add_train
+from operant.cli_triage import add_triage
 from operant.data import Samples, content_ids
 from operant.demo import run_demo
 from operant.doctor import Finding
@@ -58,6 +59,7 @@ app = typer.Typer(
 add_commands(app)
 add_report(app)
 add_train(app)
+add_triage(app)
 
 
 @app.callback()

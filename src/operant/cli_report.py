@@ -25,6 +25,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="folder of a campaign, finished or under way")] = Path("operant-run"),
     out: Annotated[Path | None, typer.Option(help="folder to write to; the campaign's own unless given")] = None,
     limit: Annotated[int, typer.Option(help="most failures shown", min=1)] = LIMIT,
+    valid: Annotated[bool, typer.Option(help="show only failures that people called valid")] = False,
 ) -> None:
     """Write report.html, report.json, report.xml (JUnit) and report.md of a campaign.
 
@@ -32,7 +33,7 @@ def report(
     """
     console = Console(highlight=False)
     try:
-        page = write_report(folder, out, limit=limit)
+        page = write_report(folder, out, limit=limit, valid=valid)
         verdict = load_evidence(page.with_suffix(".json")).verdict
     except (ValueError, OSError) as error:
         Console(stderr=True, highlight=False).print(f"[bold red]cannot run:[/] {escape(str(error))}", soft_wrap=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from operant._shards import FORMAT, Column, Rows, Strings, digest, numbered, pack, read_file, unpack, write_next
+from operant._verdicts import Known, Part, Reader, columns_of, keys_of, newest
 from operant.data import Samples, row_index
 from operant.results import write_atomically
 
@@ -196,6 +197,13 @@ class Suite:
         ranked: Suite = kept[(kept["mass"] * kept["naturalness"]).argsort(descending=True, stable=True)]
         return ranked
 
+    def valid(self) -> Suite:
+        """The cases that people called valid, and nobody invalid: what ``operant triage`` is for."""
+        if "verdict" not in self.columns:
+            raise ValueError("nobody has judged these cases; `operant triage` opens a page to do so")
+        valid: Suite = self[self["verdict"] == "valid"]
+        return valid
+
     def samples(self) -> Samples:
         """The cases as labelled inputs, to retrain with."""
         return Samples(self.x, self.label)
@@ -272,7 +280,8 @@ class Suite:
         """Read a suite; the inputs themselves stay on disk until they are asked for.
 
         A damaged or foreign file is left out with a warning that names it, and stands in `refused`. A suite of which
-        no shard was finished yet is empty.
+        no shard was finished yet is empty. What people said with ``operant triage`` stands in the columns ``verdict``
+        (``"disputed"`` where one says valid and another invalid), ``verdict_by``, ``verdict_at`` and ``tags``.
         """
         _, suite = _open(Path(path))
         for sentence in suite.refused:
@@ -315,7 +324,21 @@ def _open(path: Path) -> tuple[list[_Shard], Suite]:
     if not shards:
         raise ValueError(f"{path} has no readable shard: {'; '.join(refused)}")
     shards, suite = _fitted(shards, refused)
-    return shards, replace(suite, refused=tuple(refused))
+    return shards, _judged(path, shards, replace(suite, refused=tuple(refused)))
+
+
+def _judged(path: Path, shards: list[_Shard], suite: Suite) -> Suite:
+    """The suite with what people said about its cases, if they did; no case is lost where a word of it is damaged."""
+    reader = Reader(path)
+    said = newest(reader.news(_known(shards, suite)))
+    for sentence in reader.refused:
+        warnings.warn(f"left out: {sentence}", stacklevel=4)
+    return suite.with_columns(**columns_of(said.values(), len(suite))) if said else suite
+
+
+def _known(shards: list[_Shard], suite: Suite) -> Known:
+    parts: list[Part] = [(shard.file.name, shard.digest, len(shard.suite)) for shard in shards]
+    return Known(parts=parts, keys=keys_of(suite.rows, suite.seed))
 
 
 def _shards(path: Path, shape: list[int], refused: list[str]) -> list[_Shard]:

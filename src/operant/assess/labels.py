@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from operant.data import Samples
 from operant.types import Labeller
 
 TABLE = "labels.csv"
+CLASSES = "classes.json"
 LARGE = 224  # pixels of a picture's longer side that people can read
 
 
@@ -46,31 +48,34 @@ class LabelFolder:
     Each input becomes a picture, enlarged if it is small (or an npz file, if it is no picture), named by its id, with a
     row in a table.
     Asked for labels that are not filled in, it adds the missing rows and raises `LabelsMissing`; asked again when they
-    are, it goes on. Labels once written serve every later question.
+    are, it goes on. Labels once written serve every later question. ``operant triage`` opens a page to give them on.
 
     Args:
         folder: where; made if it is not there.
         classes: how many there are; other labels are refused.
         bounds: smallest and largest value of an input, black and white in a picture.
         table: the name of the table.
+        names: of the classes, for people; in their order.
     """
 
     folder: Path
     classes: int
     bounds: tuple[float, float] = (0.0, 1.0)
     table: str = TABLE
+    names: tuple[str, ...] = ()
 
     def __call__(self, asked: Samples) -> Tensor:
         names = [name_of(i) for i in asked.ids.tolist()]
         known = self.read()
         if new := [row for row, name in enumerate(names) if name not in known]:
-            self._write(asked[new], known)
+            self._write(asked[new])
             known = self.read()
         missing = [name for name in dict.fromkeys(names) if known.get(name) is None]
         if missing:
             raise LabelsMissing(
                 f"{len(missing)} of {len(set(names))} inputs have no label yet: look at the files in {self.folder}, "
-                f"write each one's class (0 to {self.classes - 1}) into {self.folder / self.table}, and run this again"
+                f"write each one's class (0 to {self.classes - 1}) into {self.folder / self.table} (or give them on "
+                f"the page that `operant triage {self.folder}` opens), and run this again"
             )
         return torch.tensor([known[name] for name in names], dtype=torch.int64)
 
@@ -110,17 +115,31 @@ class LabelFolder:
             )
         return int(text)
 
-    def _write(self, new: Samples, known: dict[str, int | None]) -> None:
+    def _write(self, new: Samples) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        table = dict(known)
-        for x, name in zip(new.x.cpu(), (name_of(i) for i in new.ids.tolist()), strict=True):
+        names = [name_of(i) for i in new.ids.tolist()]
+        for x, name in zip(new.x.cpu(), names, strict=True):
             _write_input(self.folder / name, x, self.bounds)
-            table[name] = None
+        about = {"classes": self.classes, "names": list(self.names)}
+        results.write_atomically(self.folder / CLASSES, json.dumps(about).encode() + b"\n")
+        known = self.read()  # only now: somebody may be at work
+        self._write_table(known | {name: None for name in names if name not in known})
+
+    def _write_table(self, table: dict[str, int | None]) -> None:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["name", "label"])
         writer.writerows([name, "" if label is None else label] for name, label in table.items())
         results.write_atomically(self.folder / self.table, text.getvalue().encode())
+
+    def tell(self, name: str, label: int | None) -> None:
+        """Write a label into the table, or take it out again with None; it is on disk when this returns."""
+        table = self.read()
+        if name not in table:
+            raise ValueError(f"{self.folder / self.table} has no row for {name!r:.80}; ask for its label first")
+        if label is not None and not 0 <= label < self.classes:
+            raise ValueError(f"a label must be a class from 0 to {self.classes - 1}, got {label}")
+        self._write_table(table | {name: label})
 
 
 def name_of(identity: int) -> str:

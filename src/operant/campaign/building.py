@@ -318,7 +318,8 @@ def build_labeller(config: Config, model: Classifier, train: Samples, pictures: 
     """Who tells the labels of field inputs, as [labels] says; a table may name them by their pictures' files."""
     table, classes = config.labels, model.classes(train.x)
     if table.folder is not None:
-        return LabelFolder(folder=config.path(table.folder), classes=classes, bounds=model.bounds)
+        names = tuple(config.data.classes or ())
+        return LabelFolder(folder=config.path(table.folder), classes=classes, bounds=model.bounds, names=names)
     if table.callable is not None:
         function = find_callable(imported(config, table.callable))
         return partial(_asked, function, table.callable, classes)

@@ -16,6 +16,7 @@ from operant.campaign.rounds import Round
 from operant.campaign.stored import About, Ended
 from operant.doctor import Finding
 from operant.report.failures import Gallery
+from operant.triage.sampling import ValidShare
 
 VERSION = 3
 Points = tuple[tuple[float, float], ...]
@@ -169,6 +170,7 @@ class Evidence:
         changes: of rounds that kept them.
         gallery: of operational failures.
         certainties: how sure the models were of them; None if that was not kept, or there are none.
+        triage: the share of the campaign's cases that people call valid; None if nobody has judged any.
         compared: rounds whose new inputs were tested for drift.
         findings: where each comes from, and what it says.
         hashes: what, and its hash.
@@ -191,6 +193,7 @@ class Evidence:
     changes: tuple[Change, ...]
     gallery: Gallery
     certainties: Certainties | None = None
+    triage: ValidShare | None = None
     compared: tuple[int, ...]
     findings: tuple[tuple[str, Finding], ...]
     hashes: tuple[tuple[str, str], ...]

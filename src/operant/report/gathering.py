@@ -15,7 +15,7 @@ from torch import Tensor
 from operant import results
 from operant._hashing import bytes_of, fingerprint, hash_of
 from operant.assess import clopper_pearson_interval
-from operant.campaign.folder import MODEL, RUN, RunFolder, finished
+from operant.campaign.folder import CASES, MODEL, RUN, RunFolder, finished
 from operant.campaign.progress import seconds_of
 from operant.campaign.rounds import Round
 from operant.campaign.stored import About, Certainty, Ended, FieldMap, Insight, Known, Seen, flat_codes
@@ -25,18 +25,21 @@ from operant.profile import Profile, load_profile
 from operant.report.evidence import Certainties, Change, Counts, Evidence, Map, Points, Prior, Region
 from operant.report.failures import LIMIT, Found, gallery_of
 from operant.suite import Suite
+from operant.triage.sampling import ValidShare, valid_share
+from operant.triage.verdicts import verdicts_for
 
 SHOWN = 600  # points of a kind on the map
 PRIOR_CONFIDENCE = 0.95
 T = TypeVar("T")
 
 
-def gather(folder: str | Path, *, limit: int = LIMIT) -> Evidence:
+def gather(folder: str | Path, *, limit: int = LIMIT, valid: bool = False) -> Evidence:
     """What a campaign's folder tells, be the campaign finished or under way; only files are read.
 
     Args:
         folder: that `Campaign` or ``operant run`` wrote.
         limit: failures shown at most.
+        valid: show only those that people called valid with ``operant triage``.
     """
     folder = Path(folder)
     settings = _settings(folder)
@@ -61,8 +64,11 @@ def gather(folder: str | Path, *, limit: int = LIMIT) -> Evidence:
         priors=_priors(labels, rounds, about),
         map=_map(folder, profile, found) if profile else None,
         changes=_changes(folder),
-        gallery=gallery_of(found, about.bounds if about else None, limit=limit),
+        gallery=gallery_of(
+            [_valid(part, folder) for part in found] if valid else found, about.bounds if about else None, limit=limit
+        ),
         certainties=_certainties(folder),
+        triage=_triage(folder),
         compared=tuple(number_of(place) for place in _places(folder) if finished(place / "drift.json")),
         findings=tuple(findings),
         hashes=_hashes(folder, settings, found),
@@ -219,6 +225,14 @@ def _certainties(folder: Path) -> Certainties | None:
     )
 
 
+def _triage(folder: Path) -> ValidShare | None:
+    """What people say of the campaign's cases, if they do."""
+    try:
+        return valid_share(folder / CASES) if (folder / CASES).is_dir() else None
+    except ValueError:  # damaged; said elsewhere
+        return None
+
+
 # Suites
 
 
@@ -241,6 +255,12 @@ def _found(
         learned = torch.tensor([content in known for content in _contents(good)], dtype=torch.bool)
         found.append(Found(round=number_of(place), suite=good, learned=learned))
     return found
+
+
+def _valid(part: Found, folder: Path) -> Found:
+    """Those that people called valid."""
+    kept = torch.as_tensor(verdicts_for(part.suite, folder / CASES) == "valid")
+    return Found(round=part.round, suite=part.suite[kept], learned=part.learned[kept])
 
 
 def _suites(places: list[Path], findings: list[tuple[str, Finding]]) -> Iterator[Suite]:

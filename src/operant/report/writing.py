@@ -13,7 +13,7 @@ from operant.report.page import render_page
 from operant.results import write_atomically
 
 
-def write_report(folder: str | Path, out: str | Path | None = None, *, limit: int = LIMIT) -> Path:
+def write_report(folder: str | Path, out: str | Path | None = None, *, limit: int = LIMIT, valid: bool = False) -> Path:
     """Write ``report.html``, ``report.json``, ``report.xml`` (JUnit) and ``report.md`` of a campaign.
 
     The campaign may be under way. Only what is finished is told, and only files are read: nothing is worked out anew,
@@ -25,13 +25,14 @@ def write_report(folder: str | Path, out: str | Path | None = None, *, limit: in
             replaced.
         limit: most failures shown. The page has room for about 6 MB of pictures; what does not fit is left out, and
             the page says how many are shown.
+        valid: show only failures that people called valid with ``operant triage``.
 
     Returns:
         The page.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    evidence = gather(folder, limit=limit)
+    evidence = gather(folder, limit=limit, valid=valid)
     place = Path(folder if out is None else out)
     try:
         place.mkdir(parents=True, exist_ok=True)

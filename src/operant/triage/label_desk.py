@@ -1,0 +1,161 @@
+"""Inputs that wait for labels, as a page asks for them: the folder that a campaign or an assessment writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from operant.assess.labels import CLASSES, TABLE, LabelFolder
+from operant.formats import read_npz
+from operant.triage.asking import Asked, Lists, Unknown
+
+VALUES = 40  # told of an input that is no picture
+SHOWS = ("all", "todo", "done")
+
+
+class LabelDesk:
+    """A `LabelFolder` whose labels people give on a page.
+
+    The table is read anew whenever something is asked, so more inputs may be added, and labels written elsewhere count.
+
+    Args:
+        folder: that `LabelFolder` wrote.
+        classes: names of the classes; those that the folder tells unless given.
+        by: who labels.
+    """
+
+    def __init__(self, folder: str | Path, *, classes: Sequence[str] = (), by: str = "me") -> None:
+        self.folder, self.by = Path(folder), by
+        self.classes = tuple(classes) or class_names(self.folder)
+        self._table = LabelFolder(folder=self.folder, classes=len(self.classes))
+        self._names: list[str] = []  # never in another order: pages know inputs by their places
+        self._steps: list[tuple[str, int | None]] = []
+        self._lists, self._lock = Lists(), Lock()
+        self._read()
+
+    def _read(self) -> dict[str, int | None]:
+        """The labels so far."""
+        table = self._table.read()
+        known = set(self._names)
+        self._names += [name for name in table if name not in known]
+        return table
+
+    def about(self) -> dict[str, Any]:
+        with self._lock:
+            self._read()
+        pictured = any(self._file(name, ".png") for name in self._names[:1])
+        return {
+            "mode": "labels",
+            "title": self.folder.resolve().name,
+            "by": self.by,
+            "blind": False,
+            "tests": len(self._names),
+            "pictured": pictured,
+            "small": False,
+            "version": "",
+            "classes": list(enumerate(self.classes)),
+        }
+
+    def arrange(self, asked: Asked) -> dict[str, Any]:
+        show = asked.text("show", "all")
+        if show not in SHOWS:
+            raise ValueError(f"show must be one of {', '.join(SHOWS)}, got {show!r:.40}")
+        with self._lock:
+            table = self._read()
+            done = np.array([table.get(name) is not None for name in self._names], dtype=np.bool_)
+        rows = np.flatnonzero({"all": done | True, "todo": ~done, "done": done}[show])
+        first = int(done[rows].argmin()) if len(rows) and not done[rows].all() else 0
+        return {"key": self._lists.keep(rows), "total": len(rows), "done": int(done[rows].sum()), "first": first}
+
+    def rows(self, asked: Asked) -> dict[str, Any]:
+        start, rows = self._lists.part(asked)
+        with self._lock:
+            table = self._read()
+        return {"start": start, "rows": [self._row(row, table) for row in rows]}
+
+    def _row(self, row: int, table: dict[str, int | None]) -> dict[str, Any]:
+        name = self._names[row]
+        label = table.get(name)
+        return {
+            "row": row,
+            "name": name,
+            "given": label,
+            "verdict": "" if label is None else self.classes[label],
+            "values": self._values(name),
+            "facts": [("name", name)],
+            "tags": [],
+            "others": [],
+        }
+
+    def mark(self, asked: Asked) -> dict[str, Any]:
+        """Write a label into the table; it is on disk when this returns."""
+        row, label = asked.number("row"), asked.maybe("label")
+        with self._lock:
+            table = self._read()
+            if row >= len(self._names):
+                raise ValueError(f"row must be one of the {len(self._names)} inputs, got {row}")
+            name = self._names[row]
+            self._table.tell(name, label)
+            self._steps.append((name, table.get(name)))
+        return self._row(row, table | {name: label})
+
+    def undo(self, asked: Asked) -> dict[str, Any]:
+        with self._lock:
+            if not self._steps:
+                return {"row": None}
+            name, before = self._steps[-1]
+            self._table.tell(name, before)
+            self._steps.pop()
+        return self._row(self._names.index(name), {name: before})
+
+    def state(self, asked: Asked) -> dict[str, Any]:
+        with self._lock:
+            table = self._read()
+        given = [label for label in table.values() if label is not None]
+        counts = {self.classes[label]: given.count(label) for label in sorted(set(given))}
+        return {"mine": counts, "tests": len(table), "labelled": len(given), "tags": [], "people": {}, "agreement": []}
+
+    def picture(self, row: int, what: str, factor: int) -> bytes:
+        file = self._file(self._names[row], ".png") if what == "case" and 0 <= row < len(self._names) else None
+        if file is None:
+            raise Unknown("there is no such picture")
+        return file.read_bytes()
+
+    def table(self) -> str:
+        return (self.folder / TABLE).read_text(encoding="utf-8-sig")
+
+    def _file(self, name: str, suffix: str) -> Path | None:
+        """The file of an input, if it is one of the folder's own."""
+        file = self.folder / f"{name}{suffix}"
+        inside = "/" not in name and "\\" not in name and "\0" not in name and file.is_file()
+        return file if inside and file.resolve().parent == self.folder.resolve() else None
+
+    def _values(self, name: str) -> list[tuple[str, str]]:
+        """The first values of an input that is no picture."""
+        if (file := self._file(name, ".npz")) is None:
+            return []
+        try:
+            x = np.asarray(read_npz(file)["x"], dtype=np.float64).ravel()[:VALUES]
+        except (ValueError, KeyError, OSError):
+            return [("file", "cannot be read")]
+        return [(f"value {i}", f"{value:.4g}") for i, value in enumerate(x.tolist())]
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The classes that the inputs of a folder can have, as the folder tells them."""
+    file = folder / CLASSES
+    if not file.is_file():
+        raise ValueError(
+            f"{folder} does not tell its classes: it has no {CLASSES}; name them with --classes, such as 10 or cat,dog"
+        )
+    try:
+        page = json.loads(file.read_bytes())
+        n, names = int(page["classes"]), [str(name) for name in page["names"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{file} is damaged; name the classes with --classes, such as 10 or cat,dog") from None
+    return tuple(names) if len(names) == n else tuple(map(str, range(n)))

@@ -1,0 +1,934 @@
+"""Laws of triage: what is acknowledged is on disk, nobody else is answered, and what verdicts come to is right.
+
+Run as a script this file serves a suite to be killed: it imports everything once and then forks one server a round.
+"""
+
+import asyncio
+import csv
+import http.client
+import io
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import hypergeom
+from sklearn.metrics import cohen_kappa_score
+from typer.testing import CliRunner
+
+from operant import Samples, Suite, results, samples_from_folder, spawn
+from operant._verdicts import VERDICTS, log_files, together
+from operant.assess import LabelFolder, LabelsMissing
+from operant.campaign.folder import RunFolder
+from operant.campaign.stored import About
+from operant.cli import app as command_line
+from operant.suite import _known, _open, add_columns
+from operant.triage import (
+    Plan,
+    Verdicts,
+    agreement,
+    anytime_interval,
+    cohens_kappa,
+    exact_interval,
+    export_csv,
+    export_pictures,
+    open_desk,
+    read_verdicts,
+    valid_share,
+    verdicts_for,
+)
+from operant.triage.asking import Asked
+from operant.triage.sampling import population, ranked_rows, sample_rows
+from operant.triage.server import _listen, make_app, serve
+
+TOKEN = "a-token-nobody-knows"
+CLASSES = ("<b>cat</b>", "dog & co", "=cow()", "hen/../..")
+
+
+def made(n: int = 60, shape: tuple[int, ...] = (1, 6, 6), seed: int = 0) -> Suite:
+    """Cases of 4 classes from 10 seeds, about three in four of them failures."""
+    g = spawn(seed, "made", n)
+    seeds = Samples(torch.rand(10, *shape, generator=g), torch.arange(10) % 4, torch.arange(10) + 100 * seed)
+    origin = torch.arange(n) % 10
+    noise = 0.2 * torch.rand(n, *shape, generator=g)
+    return Suite.of(
+        (seeds.x[origin] + noise).clamp(0, 1),
+        seeds=seeds,
+        origin=origin,
+        prediction=torch.randint(4, (n,), generator=g),
+        method=["pgd", "<i>turn</i>"][seed % 2],
+        columns={"naturalness": torch.rand(n, generator=g), "mass": torch.rand(n, generator=g)},
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return made().save(tmp_path / "suite")
+
+
+def opened(path: Path, plan: dict[str, Any] | None = None) -> Verdicts:
+    shards, suite = _open(path)
+    return Verdicts(path, suite, _known(shards, suite), plan=plan)
+
+
+def said(path: Path) -> dict[tuple[int, str], tuple[str, tuple[str, ...]]]:
+    return {(j.row, j.by): (j.verdict, j.tags) for j in read_verdicts(path)}
+
+
+# Verdicts -------------------------------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.integers(0, 5),
+            st.sampled_from(["ann", "bob"]),
+            st.sampled_from(["", *VERDICTS]),
+            st.lists(st.sampled_from(["rotation", "dark"]), max_size=2),
+        ),
+        st.tuples(st.just(None), st.sampled_from(["ann", "bob"])),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=25)
+@given(steps=STEPS)
+def test_verdicts_are_what_was_said_last_and_undo_takes_back_one_step(tmp_path_factory, steps) -> None:
+    """Against a model of it: a stack of whole states for each person. What is read again is what is in memory."""
+    path = made(6).save(tmp_path_factory.mktemp("steps") / "suite")
+    verdicts = opened(path)
+    now: dict[str, dict[int, tuple[str, tuple[str, ...]]]] = {"ann": {}, "bob": {}}
+    before: dict[str, list[dict[int, Any]]] = {"ann": [], "bob": []}
+    for i, step in enumerate(steps):
+        if i == len(steps) // 2:
+            verdicts = opened(path)  # as after a restart
+        if step[0] is None:
+            back = verdicts.undo(step[1])
+            assert (back is None) == (not before[step[1]])
+            now[step[1]] = before[step[1]].pop() if before[step[1]] else now[step[1]]
+        else:
+            row, by, verdict, tags = step
+            new = (verdict, tuple(dict.fromkeys(tags)))
+            if now[by].get(row, ("", ())) != new:
+                before[by].append(dict(now[by]))
+                now[by][row] = new
+            verdicts.mark(row, by, verdict, tags)
+    expected = {(row, by): told for by, rows in now.items() for row, told in rows.items() if told != ("", ())}
+    assert said(path) == expected
+    assert {k: (j.verdict, j.tags) for k, j in verdicts.said.items() if j.verdict or j.tags} == expected
+    suite = Suite.open(path)
+    if expected or any(now.values()):
+        for row in range(6):
+            each = [told for (r, _), told in sorted(expected.items()) if r == row]
+            assert suite["verdict"][row] == together(verdict for verdict, _ in each)
+            assert suite["tags"][row] == ", ".join(sorted({tag for _, tags in each for tag in tags}))
+            assert verdicts.consensus(row) == suite["verdict"][row]
+    codes = verdicts.consensus_codes()
+    assert [["", *VERDICTS, "disputed"][c] for c in codes] == [verdicts.consensus(row) for row in range(6)]
+
+
+def test_a_suite_opens_with_who_and_when(folder) -> None:
+    verdicts = opened(folder)
+    verdicts.mark(3, "ann", "valid", ["rotation"])
+    verdicts.mark(3, "bob", "valid", ["dark", "rotation"])
+    verdicts.mark(4, "bob", "invalid")
+    verdicts.mark(5, "ann", "valid")
+    verdicts.mark(5, "bob", "invalid")
+    verdicts.mark(6, "ann", "unsure")
+    suite = Suite.open(folder)
+    assert suite["verdict"][3:8].tolist() == ["valid", "invalid", "disputed", "unsure", ""]
+    assert suite["verdict_by"][3:8].tolist() == ["ann, bob", "bob", "ann, bob", "ann", ""]
+    assert suite["tags"][3] == "dark, rotation"
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", at) for at in suite["verdict_at"][3:7])
+    assert suite["verdict_at"][7] == ""
+    assert torch.equal(suite.valid().x, suite.x[[3]])
+    assert len(suite.failures().valid()) <= 1  # filters join
+    assert replace(suite, columns={}).digest() == replace(made(), columns={}).digest()
+
+
+def test_a_suite_that_nobody_judged_has_no_valid_cases_to_give(folder) -> None:
+    with pytest.raises(ValueError, match="nobody has judged these cases; `operant triage`"):
+        Suite.open(folder).valid()
+    assert read_verdicts(folder) == []
+    assert valid_share(folder) is None
+
+
+def test_verdicts_follow_cases_into_other_suites(tmp_path) -> None:
+    """By file and row while the file is there; by content where it is not."""
+    first, second = made(20), made(30, seed=1)
+    path = first.save(tmp_path / "suite")
+    opened(path).mark(7, "ann", "valid", ["dark"])
+    second.append_to(path)
+    assert np.flatnonzero(Suite.open(path)["verdict"] == "valid").tolist() == [7]
+    opened(path).mark(25, "ann", "invalid")
+    together_ = Suite.concat([second, first[5:]])
+    other = replace(together_, columns={}).save(tmp_path / "other")
+    for log in log_files(path):
+        (other / log.name).write_bytes(log.read_bytes())
+    suite = Suite.open(other)
+    assert np.flatnonzero(suite["verdict"] == "valid").tolist() == [32]
+    assert np.flatnonzero(suite["verdict"] == "invalid").tolist() == [5]
+    assert suite["tags"][32] == "dark"
+    assert verdicts_for(Suite.concat([first[6:9], second[:1]]), other).tolist() == ["", "valid", "", ""]
+    assert verdicts_for(first[6:9], second.save(tmp_path / "second")).tolist() == [""] * 3  # nobody judged that one
+    saved = suite.valid().save(tmp_path / "valid")
+    assert Suite.open(saved)["verdict"].tolist() == ["valid"]  # as any other column
+
+
+def test_another_process_is_heard(folder) -> None:
+    mine, other = opened(folder), opened(folder)
+    other.mark(1, "bob", "valid")
+    mine.mark(1, "ann", "invalid")
+    mine.refresh()
+    other.refresh()
+    assert mine.consensus(1) == other.consensus(1) == "disputed"
+    assert [j.by for j in mine.others(1, "ann")] == ["bob"]
+    assert len(log_files(folder)) == 2
+
+
+def test_a_clock_that_goes_back_changes_nothing(folder, monkeypatch) -> None:
+    opened(folder).mark(1, "ann", "valid")
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    opened(folder).mark(1, "ann", "invalid")
+    assert said(folder) == {(1, "ann"): ("invalid", ())}
+
+
+def test_a_torn_line_counts_for_nothing_and_a_damaged_one_is_named(folder) -> None:
+    verdicts = opened(folder)
+    for row in range(6):
+        verdicts.mark(row, "ann", "valid")
+    (log,) = log_files(folder)
+    whole = log.read_bytes()
+    for cut in range(len(whole) - 40, len(whole)):
+        log.write_bytes(whole[:cut])
+        assert len(read_verdicts(folder)) == 5
+    assert Suite.open(folder).refused == ()
+    lines = whole.splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:3], lines[3].replace(b"valid", b"vaLid"), *lines[4:]]))
+    with pytest.warns(UserWarning, match=r"line 4 of .*verdicts-000000.jsonl is damaged"):
+        suite = Suite.open(folder)
+    assert np.flatnonzero(suite["verdict"] == "valid").tolist() == [0, 1, 3, 4, 5]
+    assert suite.refused == ()  # no case is missing, so a campaign can go on
+    log.write_bytes(b"".join(lines[1:]))  # without its first line, cases are known by their content
+    assert len(read_verdicts(folder)) == 6
+    log.write_bytes(b'12345678 {"something": "else"}\n')
+    with pytest.warns(UserWarning, match="line 1 of .* is damaged"):
+        assert "verdict" not in Suite.open(folder).columns
+
+
+@pytest.mark.parametrize(
+    ("row", "by", "verdict", "tags", "sentence"),
+    [
+        (60, "ann", "valid", [], "row must be one of the 60 cases, got 60"),
+        (-1, "ann", "valid", [], "row must be one of"),
+        (0, "", "valid", [], "a name must be words"),
+        (0, "a,b", "valid", [], "a name must be words of at most 60 characters without commas"),
+        (0, "a\x00b", "valid", [], "a name must be words"),
+        (0, "ann", "good", [], "verdict must be one of valid, invalid, unsure"),
+        (0, "ann", "valid", ["x" * 61], "a tag must be words"),
+        (0, "ann", "valid", ["\ud800"], "a tag must be words"),
+        (0, "ann", "valid", [str(i) for i in range(21)], "at most 20 tags, got 21"),
+    ],
+)
+def test_what_is_no_verdict_is_refused(folder, row, by, verdict, tags, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        opened(folder).mark(row, by, verdict, tags)
+    assert log_files(folder) == []
+
+
+def test_a_full_disk_loses_nothing_and_lies_about_nothing(folder, monkeypatch) -> None:
+    verdicts = opened(folder)
+    verdicts.mark(1, "ann", "valid")
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda d, content: write(d, content[:9]))
+        with pytest.raises(OSError, match="only 9 of"):
+            verdicts.mark(2, "ann", "valid")
+    assert verdicts.of(2, "ann").verdict == ""
+    verdicts.mark(3, "ann", "invalid")
+    assert said(folder) == {(1, "ann"): ("valid", ()), (3, "ann"): ("invalid", ())}
+    assert Suite.open(folder).refused == ()
+
+
+def test_a_campaigns_cases_stay_sealed_and_keep_their_verdicts_when_it_goes_on(tmp_path) -> None:
+    """Verdicts on sealed files lie beside them; when the campaign writes its cases anew, they are known by content."""
+    run, first, second = tmp_path / "run", made(10), made(12, seed=1)
+    with RunFolder(run, signature={}) as opened_run:
+        opened_run.suite("cases", lambda: first)
+    results.save(
+        About(classes=CLASSES, bounds=(0.0, 1.0), train=(), clean=0, findings=(), versions={}), run / "about.json"
+    )
+    desk = open_desk(run, by="ann")
+    assert desk.about()["labels"][0] == (0, CLASSES[0])
+    desk.mark(Asked({"row": 4, "verdict": "valid"}))
+    assert [file.parent.name for file in log_files(run / "cases")] == ["cases.verdicts"]
+    with RunFolder(run, signature={}) as opened_run:
+        assert opened_run.suite("cases", lambda: first)["verdict"][4] == "valid"  # the seal is whole
+        opened_run.clear("cases")
+        (run / ".cases.seal").unlink()
+        opened_run.suite("cases", lambda: Suite.concat([second, first]))
+    assert np.flatnonzero(Suite.open(run / "cases")["verdict"] == "valid").tolist() == [16]
+
+
+# The sample and its interval ------------------------------------------------------------------------------------------
+
+
+def test_every_start_of_the_sample_is_the_same_for_every_size() -> None:
+    suite = made(200)
+    rows = population(suite, "failures")
+    assert torch.equal(rows, (suite.prediction != suite.label).nonzero().flatten())
+    small, large = (sample_rows(suite, Plan(n=n)) for n in (20, 100))
+    assert torch.equal(small, large[:20])
+    assert len(large.unique()) == 100
+    assert bool(torch.isin(large, rows).all())
+    assert not torch.equal(small, sample_rows(suite, Plan(n=20, seed=1)))
+    assert len(sample_rows(suite, Plan(n=10**6, of="all"))) == 200
+    assert len(sample_rows(made(60)[:0], Plan())) == 0
+
+
+def test_each_failure_is_as_likely_to_be_drawn() -> None:
+    suite = made(20)
+    counts = torch.zeros(20)
+    for seed in range(400):
+        counts[sample_rows(suite, Plan(n=5, seed=seed))] += 1
+    failing = suite.prediction != suite.label
+    expected = 400 * 5 / int(failing.sum())
+    assert bool((counts[~failing] == 0).all())
+    assert bool(((counts[failing] - expected).abs() < 6 * expected**0.5).all())
+
+
+def test_ranked_failures_come_likeliest_first() -> None:
+    suite = made(50)
+    score = (suite["mass"] * suite["naturalness"])[ranked_rows(suite)]
+    assert bool((score.diff() <= 0).all())
+    assert len(score) == len(suite.failures())
+    plain = replace(suite, columns={})
+    assert torch.equal(ranked_rows(plain), population(plain, "failures"))
+
+
+@pytest.mark.parametrize(("size", "n"), [(1, 1), (7, 3), (20, 20), (40, 12), (60, 30)])
+def test_the_exact_interval_covers_every_share_of_a_population(size, n) -> None:
+    """Summed over all that can be drawn, not simulated."""
+    found = [exact_interval(k, n, size, confidence=0.9) for k in range(n + 1)]
+    for successes in range(size + 1):
+        chances = hypergeom.pmf(np.arange(n + 1), size, successes, n)
+        covered = sum(p for p, i in zip(chances, found, strict=True) if i.lower <= successes / size <= i.upper)
+        assert covered >= 0.9 - 1e-9
+    assert all(i.lower <= k / n <= i.upper for k, i in enumerate(found))
+    assert found[0].lower == 0
+    assert found[n].upper == 1
+    if n == size:
+        assert all(i.lower == i.upper == k / n for k, i in enumerate(found))
+
+
+@pytest.mark.parametrize("successes", [0, 1, 9, 15, 26, 30])
+def test_the_interval_before_the_end_holds_at_all_looks_together(successes) -> None:
+    """The chance that it is wrong after any of the draws, by going through all counts after each draw."""
+    size, chances, wrong = 30, {0: 1.0}, 0.0
+    for n in range(size):
+        reached: dict[int, float] = {}
+        for k, chance in chances.items():
+            up = (successes - k) / (size - n)
+            for more, p in ((1, up), (0, 1 - up)):
+                if p > 0:
+                    reached[k + more] = reached.get(k + more, 0.0) + chance * p
+        chances = {}
+        for k, chance in reached.items():
+            found = anytime_interval(k, n + 1, size, confidence=0.9)
+            if found.lower <= successes / size <= found.upper:
+                chances[k] = chance
+            else:
+                wrong += chance
+    assert wrong <= 0.1 + 1e-9
+
+
+def test_the_share_counts_only_what_was_judged_in_order(folder) -> None:
+    desk = open_desk(folder, plan=Plan(n=10), by="ann")
+    rows = sample_rows(desk.suite, Plan(n=10)).tolist()
+    outside = next(row for row in range(60) if row not in rows)
+    desk.mark(Asked({"row": outside, "verdict": "valid"}))
+    assert "cannot be told" in str(valid_share(folder))
+    for row, verdict in zip([*rows[:4], rows[6]], ["valid", "valid", "invalid", "unsure", "valid"], strict=True):
+        desk.mark(Asked({"row": row, "verdict": verdict}))
+    share = valid_share(folder)
+    assert (share.judged, share.valid, share.planned, share.verdicts) == (4, 2, 10, 6)
+    assert not share.finished
+    assert (share.lower, share.upper) == _ends(anytime_interval(2, 4, share.population))
+    for row in rows[4:]:
+        desk.mark(Asked({"row": row, "verdict": "valid"}))
+    share = valid_share(folder, confidence=0.9)
+    assert share.finished
+    assert (share.judged, share.valid, share.people) == (10, 8, ("ann",))
+    assert (share.lower, share.upper) == _ends(exact_interval(8, 10, share.population, confidence=0.9))
+    assert "80 % of" in str(share)
+    told = desk.state(Asked({}))["share"]
+    assert (told["judged"], told["valid"], told["finished"]) == (10, 8, True)
+    assert open_desk(folder).plan == Plan(n=10)  # gone on with, unless another is asked for
+    results.save(share, folder.parent / "share.json")
+    assert results.load(folder.parent / "share.json", type(share)) == share
+
+
+def _ends(interval: Any) -> tuple[float, float]:
+    return interval.lower, interval.upper
+
+
+# Agreement ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=60))
+def test_kappa_is_that_of_another_library(pairs) -> None:
+    a, b = zip(*pairs, strict=True)
+    if len({*a, *b}) == 1:
+        assert np.isnan(cohens_kappa(a, b))
+    else:
+        assert cohens_kappa(a, b) == pytest.approx(cohen_kappa_score(a, b), abs=1e-12)
+
+
+def test_people_who_differ_are_told(folder) -> None:
+    verdicts = opened(folder)
+    for row, (ann, bob) in enumerate(
+        [("valid", "valid"), ("valid", "invalid"), ("invalid", "invalid"), ("unsure", "")]
+    ):
+        verdicts.mark(row, "ann", ann)
+        verdicts.mark(row, "bob", bob)
+    (found,) = agreement(folder)
+    assert (found.people, found.both, found.same, found.rows) == (("ann", "bob"), 3, 2, (1,))
+    assert found.kappa == pytest.approx(0.4)
+    assert "agree on 2 of 3 cases (Cohen's kappa 0.40)" in str(found)
+
+
+# The page's questions -------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_ordered_filtered_and_stay_as_they_are(folder) -> None:
+    desk = open_desk(folder, by="ann")
+    suite = desk.suite
+
+    def rows(**asked: Any) -> list[int]:
+        told = desk.arrange(Asked({"order": "suite", **asked}))
+        found = [
+            desk.rows(Asked({"key": told["key"], "start": start, "count": 7}))["rows"] for start in range(0, 70, 7)
+        ]
+        assert told["total"] == sum(map(len, found))
+        return [row["row"] for part in found for row in part]
+
+    assert rows() == list(range(60))
+    assert rows(order="-mass") == suite["mass"].argsort(descending=True).tolist()
+    assert rows(order="naturalness") == suite["naturalness"].argsort().tolist()
+    assert rows(order="ranked") == ranked_rows(suite).tolist()
+    assert rows(label=2) == (suite.label == 2).nonzero().flatten().tolist()
+    assert rows(prediction="1") == (suite.prediction == 1).nonzero().flatten().tolist()
+    assert rows(method="pgd") == list(range(60))
+    assert rows(method="none such") == []
+    listed = desk.arrange(Asked({"order": "suite", "show": "todo"}))
+    for row, verdict in ((3, "valid"), (4, "invalid"), (9, "unsure")):
+        desk.mark(Asked({"row": row, "verdict": verdict, "tags": ["dark"] if row == 4 else []}))
+        desk.mark(Asked({"row": row, "verdict": "valid", "by": "bob"}))
+    part = desk.rows(Asked({"key": listed["key"], "start": 3, "count": 1}))["rows"]
+    assert [(row["row"], row["verdict"]) for row in part] == [(3, "valid")]  # the list stays, and knows the verdict
+    assert rows(show="todo") == [row for row in range(60) if row not in (3, 4, 9)]
+    assert rows(show="done") == [3, 4, 9]
+    assert rows(show="invalid") == rows(tag="dark") == [4]
+    assert rows(show="differ") == rows(show="differ", by="bob") == [4, 9]
+    assert desk.arrange(Asked({"order": "suite"}))["first"] == 0
+    assert desk.arrange(Asked({"order": "suite", "show": "done"}))["done"] == 3
+
+
+def test_others_are_heard_once_one_has_spoken_and_the_blind_see_no_answers(folder) -> None:
+    desk = open_desk(folder, by="ann")
+    desk.mark(Asked({"row": 0, "verdict": "invalid", "by": "bob"}))
+    key = desk.arrange(Asked({"order": "suite"}))["key"]
+
+    def first(**asked: Any) -> dict[str, Any]:
+        return desk.rows(Asked({"key": key, "count": 1, **asked}))["rows"][0]
+
+    assert first()["others"] == []
+    assert first()["prediction"] is not None
+    hidden = first(blind="1")
+    assert hidden["prediction"] is hidden["failing"] is None
+    assert {name for name, _ in hidden["facts"]} == {"naturalness", "mass", "L∞", "L2"}
+    desk.mark(Asked({"row": 0, "verdict": "valid"}))
+    assert first()["others"] == [{"by": "bob", "verdict": "invalid", "tags": []}]
+
+
+def test_tables_show_the_values_that_changed(tmp_path) -> None:
+    path = made(20, shape=(5,)).save(tmp_path / "suite")
+    desk = open_desk(path)
+    key = desk.arrange(Asked({"order": "suite"}))["key"]
+    row = desk.rows(Asked({"key": key}))["rows"][0]
+    assert len(row["changes"]) == 5
+    with pytest.raises(LookupError, match="no such picture"):
+        desk.picture(0, "case", 1)
+
+
+# The guard ------------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Calls an application as a server would; fit for requests that no browser would send."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def __call__(
+        self, method: str, path: str, *, query: str = "", headers: dict[str, str] | None = None, body: bytes = b""
+    ) -> tuple[int, dict[str, str], bytes]:
+        told = {"host": "127.0.0.1:8000", **(headers or {})}
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+            "path": path, "raw_path": quote(path).encode(), "query_string": query.encode("utf-8", "replace"),
+            "headers": [(k.encode(), v.encode("latin-1", "replace")) for k, v in told.items() if v is not None],
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000), "root_path": "",
+        }  # fmt: skip
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        asyncio.run(self.app(scope, receive, send))
+        headers_ = {k.decode(): v.decode("latin-1") for k, v in sent[0]["headers"]}
+        return sent[0]["status"], headers_, b"".join(m.get("body", b"") for m in sent[1:])
+
+    def say(self, path: str, page: Any, **headers: str) -> tuple[int, dict[str, Any]]:
+        told = {"x-operant-token": TOKEN, "content-type": "application/json", **headers}
+        status, _, content = self("POST", path, headers=told, body=json.dumps(page).encode())
+        return status, json.loads(content)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Client:
+    path = made().save(tmp_path_factory.mktemp("served") / "suite")
+    (path.parent / "secret.png").write_bytes(b"for nobody")
+    return Client(make_app(open_desk(path, classes=CLASSES), TOKEN))
+
+
+PATHS = [
+    "/",
+    "/page.css",
+    "/page.js",
+    "/controls.js",
+    "/api/about",
+    "/api/rows",
+    "/api/state",
+    "/image/0/case.png",
+    "/verdicts.csv",
+]
+SAYS = ["/api/list", "/api/mark", "/api/undo"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, *SAYS, "/none/such"])
+def test_nobody_is_answered_without_the_token(client, path) -> None:
+    for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"):
+        for headers in ({}, {"cookie": "operant-1=x"}, {"x-operant-token": TOKEN[:-1]}, {"x-operant-token": ""}):
+            status, told, content = client(method, path, headers={"origin": "http://127.0.0.1:8000", **headers})
+            assert status == 403
+            assert TOKEN not in f"{told}{content!r}"
+    if path != "/":
+        assert client("GET", path, query=f"token={TOKEN}")[0] == 403  # only where it was printed
+
+
+def test_the_printed_address_gives_a_cookie_that_opens_the_rest(client) -> None:
+    status, headers, content = client("GET", "/", query=f"token={TOKEN}")
+    assert status == 200
+    assert b"<!doctype html>" in content
+    assert TOKEN not in content.decode()
+    assert re.search(r"; HttpOnly; SameSite=Strict$", headers["set-cookie"])
+    cookie = {"cookie": headers["set-cookie"].partition(";")[0]}
+    for path in PATHS:
+        assert client("GET", path, headers=cookie)[0] == (404 if path == "/api/rows" else 200)
+    body = json.dumps({"order": "suite"}).encode()
+    json_ = {**cookie, "content-type": "application/json"}
+    assert client("POST", "/api/list", headers=json_, body=body)[0] == 403  # a browser names the origin
+    own = {**json_, "origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}
+    assert client("POST", "/api/list", headers=own, body=body)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "evil.example:8000"}, 421),
+        ({"host": "127.0.0.1.evil.example:8000"}, 421),
+        ({"host": ""}, 421),
+        ({"host": "0.0.0.0:8000"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:3000"}, 403),
+        ({"origin": "https://127.0.0.1:8000"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"host": "localhost:8000", "origin": "http://localhost:8000"}, 200),
+        ({"host": "localhost:9000", "origin": "http://localhost:9000"}, 200),  # through a tunnel
+    ],
+)
+def test_names_and_origins_that_are_not_ours_are_refused_whatever_the_token(client, headers, status) -> None:
+    body, told = b'{"order": "suite"}', {"x-operant-token": TOKEN, "content-type": "application/json", **headers}
+    assert client("POST", "/api/list", headers=told, body=body)[0] == status
+    assert client("GET", "/api/about", headers=told)[0] == status
+
+
+def test_answers_forbid_frames_scripts_from_elsewhere_and_guesses(client) -> None:
+    for path in (*PATHS, "/none/such"):
+        _, headers, _ = client("GET", path, headers={"x-operant-token": TOKEN})
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret.png", "/image/../../secret.png", "/image/..%2f..%2fsecret/case.png", "/image/0/../../secret.png",
+        "/image/0/..%2f..%2f..%2fsecret.png", "/page.css/../../secret.png", "//etc/passwd", "/image/60/case.png",
+        "/image/-1/case.png", "/image/" + "9" * 5000 + "/case.png", "/image/0/x.png", "/manifest.json",
+        "/shard-000000.safetensors", "/verdicts-000000.jsonl", "/image/0/case\x00.png",
+    ],
+)  # fmt: skip
+def test_nothing_but_the_page_and_its_pictures_can_be_read(client, path) -> None:
+    status, _, content = client("GET", path, headers={"x-operant-token": TOKEN})
+    assert status == 404
+    assert b"for nobody" not in content
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(
+    ["row", "by", "verdict", "tags", "order", "show", "label", "prediction", "method", "tag", "key", "start", "count",
+     "blind", "factor"]
+)  # fmt: skip
+LIKELY = st.sampled_from(["valid", "suite", "sample", "-mass", "todo", "differ", "ann", 0, 5, "7"])
+WORDS = st.one_of(VALUES, LIKELY, st.integers(0, 70))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    method=st.sampled_from(["GET", "POST", "HEAD", "PUT", "OPTIONS"]),
+    path=st.sampled_from([*PATHS, *SAYS]) | st.text(max_size=20).map(lambda text: f"/image/{text}"),
+    query=st.dictionaries(NAMES, st.text(max_size=8), max_size=4),
+    page=st.dictionaries(NAMES, WORDS, max_size=6) | VALUES,
+    raw=st.none() | st.binary(max_size=30),
+    kind=st.sampled_from(["application/json", "application/json; charset=utf-8", "text/plain", ""]),
+)
+def test_whatever_is_asked_the_answer_is_no_failure(client, method, path, query, page, raw, kind) -> None:
+    body = json.dumps(page).encode("utf-8", "replace") if raw is None else raw
+    headers = {"x-operant-token": TOKEN, "content-type": kind, "content-length": str(len(body))}
+    words = "&".join(f"{k}={quote(v, errors='replace')}" for k, v in query.items())
+    status, _, content = client(method, path, query=words, headers=headers, body=body)
+    assert status < 500
+    if status >= 400 and method != "HEAD" and path.startswith("/api") and method == "POST" and status != 405:
+        assert json.loads(content)["error"]
+
+
+def test_what_cannot_be_read_is_told_in_a_sentence(client) -> None:
+    assert client.say("/api/mark", {"row": 1, "verdict": "maybe"}) == (
+        400,
+        {"error": "verdict must be one of valid, invalid, unsure, or empty, got 'maybe'"},
+    )
+    assert client.say("/api/mark", [1])[0] == 400
+    assert client.say("/api/mark", {"row": 1, "verdict": "valid"}, **{"content-type": "text/plain"})[0] == 415
+    assert client.say("/api/mark", {"row": 1, "tags": ["x" * 20000]})[0] == 413
+    assert client.say("/api/list", {"order": "none such"})[0] == 400
+    status, _, content = client("GET", "/api/rows", query="key=gone", headers={"x-operant-token": TOKEN})
+    assert (status, json.loads(content)["error"]) == (404, "this list is no longer kept; ask for it again")
+
+
+# A real server --------------------------------------------------------------------------------------------------------
+
+
+def test_only_this_machine_can_reach_the_server() -> None:
+    with _listen(0) as listening:
+        host, port = listening.getsockname()
+        assert host == "127.0.0.1"
+        assert listening.proto == socket.IPPROTO_TCP  # or every answer waits 40 ms to be sent
+        with pytest.raises(ValueError, match=f"port {port} cannot be used"):
+            _listen(port)
+        for elsewhere in ("127.0.0.2", _own_address()):
+            with socket.socket() as knocking, pytest.raises(OSError):  # noqa: PT012
+                knocking.settimeout(1)
+                knocking.connect((elsewhere, port))
+
+
+def _own_address() -> str:
+    """An address of this machine that is not loopback; loopback of another name if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect(("192.0.2.1", 9))  # sends nothing
+            found = asking.getsockname()[0]
+        except OSError:
+            found = "127.0.0.3"
+    return "127.0.0.3" if found == "127.0.0.1" else str(found)
+
+
+def stream(address: str, first: int) -> Iterator[tuple[int, bool]]:
+    """Give verdicts one after another until the server is gone: each row, and whether it was acknowledged."""
+    where = urlsplit(address)
+    token = parse_qs(where.query)["token"][0]
+    connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=20)
+    for row in range(first, 10**6):
+        page = {"row": row, "by": "ann", "verdict": VERDICTS[row % 3], "tags": [f"t{row}"]}
+        try:
+            headers = {"X-Operant-Token": token, "Content-Type": "application/json"}
+            connection.request("POST", "/api/mark", json.dumps(page), headers)
+            answer = connection.getresponse()
+            acknowledged = answer.status == 200 and json.loads(answer.read())["row"] == row
+        except (OSError, http.client.HTTPException, ValueError):
+            connection.close()
+            yield row, False
+            return
+        assert acknowledged
+        yield row, True
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_server_loses_no_acknowledged_verdict(tmp_path, kills) -> None:
+    path = made(6000, shape=(4,)).save(tmp_path / "suite")
+    chance, sent, kept = random.Random(14), set[int](), set[int]()
+    with subprocess.Popen([sys.executable, __file__, str(path)], stdin=-1, stdout=-1, text=True) as server:
+        for _ in range(kills):
+            print("go", file=server.stdin, flush=True)
+            pid, address = server.stdout.readline().split()
+            moment = 0.1 + chance.random() * 0.4
+            timer = threading.Timer(moment, os.kill, [int(pid), signal.SIGKILL])
+            for row, acknowledged in stream(address, len(sent)):
+                if timer.ident is None:
+                    timer.start()  # the server is at work
+                sent.add(row)
+                kept |= {row} if acknowledged else set()
+            timer.join()
+            found = {j.row: (j.verdict, j.tags) for j in read_verdicts(path)}
+            assert kept <= found.keys() <= sent
+            assert all(told == (VERDICTS[row % 3], (f"t{row}",)) for row, told in found.items())
+        server.communicate()
+    assert len(kept) > 5 * kills  # it was killed at work
+    suite = Suite.open(path)
+    assert suite.refused == ()
+    assert {int(row) for row in np.flatnonzero(suite["verdict"] != "")} == set(found)
+
+
+def fork_servers(path: Path) -> None:
+    """One server for each line on the standard input, one after the other."""
+    for _ in sys.stdin:
+        if (child := os.fork()) == 0:
+            serve(open_desk(path), opened=False, told=lambda address: print(os.getpid(), address, flush=True))
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+# Labels that a campaign waits for -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def to_label(tmp_path: Path) -> tuple[LabelFolder, Samples]:
+    asked = Samples(torch.rand(6, 1, 8, 8, generator=spawn(0, "asked")))
+    ask = LabelFolder(folder=tmp_path / "run" / "to_label", classes=4, names=CLASSES)
+    with pytest.raises(LabelsMissing, match="operant triage"):
+        ask(asked)
+    return ask, asked
+
+
+def test_labels_given_on_the_page_are_the_ones_a_campaign_reads(to_label) -> None:
+    ask, asked = to_label
+    client = Client(make_app(open_desk(ask.folder.parent), TOKEN))  # the folder that it lies in will do
+    told = {"x-operant-token": TOKEN}
+    about = json.loads(client("GET", "/api/about", headers=told)[2])
+    assert (about["mode"], about["tests"], about["classes"][0]) == ("labels", 6, [0, CLASSES[0]])
+    key = client.say("/api/list", {})[1]["key"]
+    rows = json.loads(client("GET", "/api/rows", query=f"key={key}", headers=told)[2])["rows"]
+    for row in rows[:5]:
+        assert client.say("/api/mark", {"row": row["row"], "label": row["row"] % 4})[1]["given"] == row["row"] % 4
+    client.say("/api/mark", {"row": 0, "label": 3})
+    assert client.say("/api/undo", {})[1]["given"] == 0
+    with pytest.raises(LabelsMissing, match="1 of 6"):
+        ask(asked)
+    assert client.say("/api/mark", {"row": 5, "label": 4})[0] == 400
+    assert client.say("/api/list", {"show": "todo"})[1]["total"] == 1
+    client.say("/api/mark", {"row": 5, "label": 1})
+    assert ask(asked).tolist() == [0, 1, 2, 3, 0, 1]
+    more = Samples(torch.rand(2, 1, 8, 8, generator=spawn(1, "asked")))
+    with pytest.raises(LabelsMissing):
+        ask(more)
+    assert client.say("/api/list", {"show": "todo"})[1]["total"] == 2  # without a restart
+    state = json.loads(client("GET", "/api/state", headers=told)[2])
+    assert (state["tests"], state["labelled"]) == (8, 6)
+
+
+def test_a_table_cannot_name_files_elsewhere(to_label) -> None:
+    ask, _ = to_label
+    (ask.folder.parent / "secret.png").write_bytes(b"for nobody")
+    table = ask.folder / "labels.csv"
+    table.write_text(table.read_text() + "../secret,\n/etc/passwd,\n..\\secret,\n")
+    (ask.folder / "link.png").symlink_to(ask.folder.parent / "secret.png")
+    table.write_text(table.read_text() + "link,\n")
+    client = Client(make_app(open_desk(ask.folder), TOKEN))
+    told = {"x-operant-token": TOKEN}
+    answers = [client("GET", f"/image/{row}/case.png", headers=told) for row in range(12)]
+    assert [status for status, _, _ in answers] == [200] * 6 + [404] * 6
+    assert b"for nobody" not in [content for _, _, content in answers]
+
+
+@pytest.fixture(scope="module")
+def labelling(tmp_path_factory: pytest.TempPathFactory) -> Client:
+    """Of inputs that are no pictures."""
+    ask = LabelFolder(folder=tmp_path_factory.mktemp("labels"), classes=3)
+    with pytest.raises(LabelsMissing):
+        ask(Samples(torch.rand(2, 5, generator=spawn(0))))
+    return Client(make_app(open_desk(ask.folder), TOKEN))
+
+
+@settings(max_examples=100, deadline=None)
+@given(path=st.sampled_from([*PATHS, *SAYS]), page=st.dictionaries(NAMES, WORDS, max_size=4))
+def test_whatever_is_asked_of_labels_the_answer_is_no_failure(labelling, path, page) -> None:
+    headers = {"x-operant-token": TOKEN, "content-type": "application/json"}
+    method = "POST" if path in SAYS else "GET"
+    assert labelling(method, path, headers=headers, body=json.dumps(page).encode("utf-8", "replace"))[0] < 500
+
+
+def test_one_label_is_told_without_touching_the_others(to_label) -> None:
+    ask, _ = to_label
+    names = list(ask.read())
+    ask.tell(names[2], 3)
+    ask.tell(names[4], 0)
+    ask.tell(names[4], None)
+    assert ask.read() == {name: 3 if i == 2 else None for i, name in enumerate(names)}
+    with pytest.raises(ValueError, match="has no row for 'nobody'"):
+        ask.tell("nobody", 1)
+    with pytest.raises(ValueError, match="from 0 to 3, got 4"):
+        ask.tell(names[0], 4)
+    (ask.folder / "classes.json").unlink()
+    with pytest.raises(ValueError, match="does not tell its classes.*--classes"):
+        open_desk(ask.folder)
+    assert open_desk(ask.folder, classes=("a", "b", "c", "d")).about()["classes"][3] == (3, "d")
+
+
+# For other tools ------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_read_again_as_they_were(folder, tmp_path) -> None:
+    verdicts = opened(folder)
+    for row in range(0, 60, 3):
+        verdicts.mark(row, "ann", "valid")
+    assert export_pictures(folder, tmp_path / "out") == 20
+    valid = Suite.open(folder).valid()
+    again = samples_from_folder(tmp_path / "out")
+    order = [row for label in again.labels.unique() for row in (valid.label == label).nonzero().flatten().tolist()]
+    assert again.labels.tolist() == valid.label[order].tolist()
+    grey = again.x.mean(1, keepdim=True)
+    assert float((grey - valid.x[order]).abs().max()) <= 0.5 / 255 + 1e-6
+    with pytest.raises(ValueError, match="already holds files"):
+        export_pictures(folder, tmp_path / "out")
+    export_pictures(folder, tmp_path / "named", classes=CLASSES)
+    made_folders = sorted(place.name for place in (tmp_path / "named").iterdir())
+    assert len(made_folders) == len(set(valid.label.tolist()))
+    assert not any(set("<>/=&") & set(name) for name in made_folders)
+
+
+def test_the_table_tells_everything_and_no_spreadsheet_runs_it(folder, tmp_path) -> None:
+    add_columns(folder, note=["=1+1"] * 60)
+    verdicts = opened(folder)
+    verdicts.mark(5, "ann", "valid", ["-x", "dark"])
+    verdicts.mark(5, "bob", "invalid", ["=cmd()"])
+    rows = list(csv.DictReader(io.StringIO(export_csv(folder, tmp_path / "t.csv", classes=CLASSES).read_text())))
+    assert len(rows) == 60
+    row, suite = rows[5], Suite.open(folder)
+    assert (row["verdict"], row["verdict of ann"], row["verdict of bob"]) == ("disputed", "valid", "invalid")
+    assert (row["verdict_by"], row["tags"], row["note"]) == ("ann, bob", "'-x, =cmd(), dark", "'=1+1")
+    assert float(row["mass"]) == pytest.approx(float(suite["mass"][5]), rel=1e-6)
+    assert row["label"] == ("'=cow()" if int(suite.label[5]) == 2 else CLASSES[int(suite.label[5])])
+    assert rows[6]["verdict"] == ""
+
+
+def test_tables_have_no_pictures_to_export(tmp_path) -> None:
+    path = made(20, shape=(5,)).save(tmp_path / "suite")
+    with pytest.raises(ValueError, match="are no pictures; export them as a table"):
+        export_pictures(path, tmp_path / "out")
+    picture = made().save(tmp_path / "pictures")
+    with pytest.raises(ValueError, match="nobody has judged"):
+        export_pictures(picture, tmp_path / "out")
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(command_line, ["triage", *map(str, arguments)])
+
+
+def test_the_command_writes_table_and_pictures(folder, tmp_path) -> None:
+    opened(folder).mark(5, "ann", "valid")
+    done = run(folder, "--csv", tmp_path / "a.csv", "--pictures", tmp_path / "p", "--classes", "a,b,c,d")
+    assert done.exit_code == 0
+    assert "1 pictures in" in done.stdout.replace("\n", "")
+    assert (tmp_path / "a.csv").read_text().startswith("row,seed,label,")
+
+
+def test_the_command_serves_and_sums_up(folder, monkeypatch) -> None:
+    served: list[Any] = []
+
+    def stand_in(desk: Any, *, port: int, opened: bool, told: Any) -> None:
+        told("http://127.0.0.1:1/?token=x")
+        served.append((desk, port, opened))
+        for row in sample_rows(desk.suite, desk.plan).tolist():
+            desk.mark(Asked({"row": row, "verdict": "valid"}))
+
+    monkeypatch.setattr("operant.cli_triage.serve", stand_in)
+    done = run(folder, "--sample", 5, "--of", "all", "--by", "ann", "--blind", "--no-browser", "--port", 0)
+    assert done.exit_code == 0, done.output
+    assert "http://127.0.0.1:1/?token=x" in done.stdout
+    assert "100 % of 60 cases are valid" in done.stdout.replace("\n", " ")
+    desk, port, opened_ = served[0]
+    assert (desk.by, desk.blind, desk.plan, port, opened_) == ("ann", True, Plan(n=5, of="all"), 0, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["none"], "there is no folder none"),
+        (["."], "holds nothing to judge"),
+        (["suite", "--of", "some"], "of must be one of failures, all"),
+        (["suite", "--by", "a,b"], "a name must be words"),
+        (["suite", "--bounds", "1", "0"], "bounds must be two finite numbers"),
+    ],
+)
+def test_the_command_says_why_it_cannot(folder, monkeypatch, arguments, sentence) -> None:
+    monkeypatch.chdir(folder.parent)
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert sentence in done.stderr.replace("\n", " ")
+
+
+def test_without_the_extra_the_command_says_what_to_install(folder, monkeypatch) -> None:
+    for name in ("uvicorn", "starlette", "starlette.applications", "starlette.routing"):
+        monkeypatch.setitem(sys.modules, name, None)
+    done = run(folder, "--no-browser")
+    assert done.exit_code == 2
+    assert "pip install 'operant[triage]'" in done.stderr
+    assert run(folder, "--csv", folder.parent / "a.csv").exit_code == 0  # needs nothing more
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    fork_servers(Path(sys.argv[1]))
