@@ -823,7 +823,7 @@ def test_labels_of_other_inputs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LabelsMissing):
         run(tmp_path, labeller=Asking(field(), batches=2))
     (tmp_path / "round-000" / "field.json").unlink()
-    with pytest.raises(ValueError, match="-000.json in .* has labels of other inputs"):
+    with pytest.raises(ValueError, match="-000.json in .* is about other inputs"):
         run(tmp_path, Samples.concat([field(100, seed=3), field()]))
 
 

@@ -83,7 +83,7 @@ def test_of_nothing_there_are_no_answers(tmp_path: Path) -> None:
 def test_answers_of_other_inputs_are_refused(tmp_path: Path) -> None:
     with RunFolder(tmp_path, signature={}) as run:
         loop(run, serial).answers(SOME[:20], chunk=10)
-        with pytest.raises(ValueError, match=r"answers-000.json in .* has labels of other inputs"):
+        with pytest.raises(ValueError, match=r"answers-000.json in .* is about other inputs"):
             loop(run, serial).answers(SOME[10:30], chunk=10)
 
 

@@ -271,15 +271,18 @@ def test_a_campaigns_cases_stay_sealed_and_keep_their_verdicts_when_it_goes_on(t
     run, first, second = tmp_path / "run", made(10), made(12, seed=1)
     with RunFolder(run, signature={}) as opened_run:
         opened_run.suite("cases", lambda: first)
-    results.save(
-        About(classes=CLASSES, bounds=(0.0, 1.0), train=(), clean=0, findings=(), versions={}), run / "about.json"
-    )
+        results.save(
+            About(classes=CLASSES, bounds=(0.0, 1.0), train=(), clean=0, findings=(), versions={}), run / "about.json"
+        )
+        digest = opened_run.digest()
     desk = open_desk(run, by="ann")
     assert desk.about()["labels"][0] == (0, CLASSES[0])
     desk.mark(Asked({"row": 4, "verdict": "valid"}))
     assert [file.parent.name for file in log_files(run / "cases")] == ["cases.verdicts"]
     with RunFolder(run, signature={}) as opened_run:
-        assert opened_run.suite("cases", lambda: first)["verdict"][4] == "valid"  # the seal is whole
+        assert "verdict" not in opened_run.suite("cases", lambda: first).columns  # no part of the run
+        assert opened_run.digest() == digest
+        assert Suite.open(run / "cases")["verdict"][4] == "valid"
         opened_run.clear("cases")
         (run / ".cases.seal").unlink()
         opened_run.suite("cases", lambda: Suite.concat([second, first]))

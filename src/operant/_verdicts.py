@@ -25,6 +25,7 @@ from torch import Tensor
 
 from operant._shards import Rows, Strings
 
+COLUMNS = ("verdict", "verdict_by", "verdict_at", "tags")
 FORMAT = 1
 CHUNK = 1024  # rows read at a time
 LATEST = 1e11  # seconds since 1970; no time that people can have said something at is later
@@ -259,7 +260,7 @@ def columns_of(judgements: Iterable[Judgement], n: int) -> dict[str, Strings]:
     for judgement in judgements:
         if judgement.verdict or judgement.tags:
             said.setdefault(judgement.row, []).append(judgement)
-    columns = {name: [""] * n for name in ("verdict", "verdict_by", "verdict_at", "tags")}
+    columns = {name: [""] * n for name in COLUMNS}
     for row, several in said.items():
         judged = [judgement for judgement in several if judgement.verdict]
         columns["verdict"][row] = together(judgement.verdict for judgement in judged)

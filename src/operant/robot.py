@@ -159,7 +159,7 @@ class RobOT:
         _check_apart(**parts)
         signature = signature_of(self, free=FREE, seed=seed, model=model, **parts)
         judges = {"validation": validation, "test": test}
-        for role, samples in judges.items():  # what cannot run leaves no folder
+        for role, samples in judges.items():  # before there is a folder
             _check_right(model, role, samples)
         with RunFolder(folder, signature=signature) as run:
             loop = Hardening(

@@ -112,7 +112,7 @@ def run_chunks(
     with patient() as asked, run.writing(name), run.timed(name):
         tell()
         items = ((i, rooms[i], rows) for i in todo if not asked())  # taken as late as can be
-        with _closed((engine or serial)(_Chunk(work), items)) as finished:
+        with closed((engine or serial)(_Chunk(work), items)) as finished:
             for number, needed in finished:
                 done[todo[number]] = run.adopt(names[todo[number]], rooms[todo[number]])
                 tell(**({"batch_size": needed} if needed < rows else {}))
@@ -147,7 +147,7 @@ def _not_to_do() -> NoReturn:
 
 
 @contextmanager
-def _closed(results: Iterator[T]) -> Iterator[Iterator[T]]:
+def closed(results: Iterator[T]) -> Iterator[Iterator[T]]:
     """Results of which nobody wants more than were taken."""
     try:
         yield results

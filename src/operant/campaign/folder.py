@@ -14,12 +14,13 @@ import uuid
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from operant import results
 from operant._hashing import described, fingerprint, hash_of
+from operant._verdicts import COLUMNS as SAID
 from operant.model import Classifier
 from operant.networks import load_weights, save_weights
 from operant.results import TEMPORARY, write_atomically
@@ -197,9 +198,9 @@ class RunFolder:
         return total
 
     def digest(self) -> str:
-        """A hash of everything in the folder but timing, lock and reports: equal digests, equal runs, bit for bit."""
+        """A hash of all but timing, lock, reports and verdicts: equal digests, equal runs, bit for bit."""
         apart = (TIMING, LOCK, GUARD, *(file.name for file in self.path.glob("report.*")))
-        files = [file for file in _files(self.path) if file.name not in apart]
+        files = [f for f in _files(self.path) if f.name not in apart and not f.match("verdicts-*.jsonl")]
         named = sorted((file.relative_to(self.path).as_posix(), fingerprint(file)) for file in files)
         return hash_of(*(part.encode() for pair in named for part in pair))
 
@@ -312,12 +313,13 @@ def _load(main: Path, load: Callable[[Path], T]) -> T:
 
 
 def _open_suite(main: Path) -> Suite:
+    """A suite as it was written, without what people have said of its cases since."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what they would say is said below
         suite = Suite.open(main)
     if suite.refused:
         raise ValueError("; ".join(suite.refused))
-    return suite
+    return replace(suite, columns={name: v for name, v in suite.columns.items() if name not in SAID})
 
 
 def make_folder(folder: Path) -> None:

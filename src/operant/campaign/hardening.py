@@ -17,13 +17,14 @@ from operant.campaign.engine import (
     Event,
     Interrupted,
     Watch,
+    closed,
     in_batches,
     patient,
     run_chunks,
     with_smaller_batches,
 )
 from operant.campaign.folder import RunFolder, gone
-from operant.campaign.stored import Known
+from operant.campaign.stored import Answered, Known
 from operant.data import Samples
 from operant.model import Classifier
 from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrained
@@ -126,25 +127,33 @@ class Hardening:
         parts = [some[start : start + chunk] for start in range(0, len(some), chunk)]
         names = [f"{self.place}/answers-{i:03d}" for i in range(len(parts))]
         todo = [i for i, name in enumerate(names) if not self.folder.has(name)]
-        with patient() as asked:
+        with patient() as asked, self.folder.timed(f"{self.place}/answers"):
             items = (parts[i].x for i in todo if not asked())
-            for number, labels in self.engine(Predicting(self.model), items):
-                i = todo[number]
-                self.folder.step(names[i], Known, partial(Known, ids=parts[i].ids.cpu(), labels=labels))
+            with closed(self.engine(Predicting(self.model), items)) as finished:
+                for number, labels in finished:
+                    i = todo[number]
+                    self.folder.step(names[i], Answered, partial(Answered, ids=parts[i].ids.cpu(), predictions=labels))
         if asked():
             raise Interrupted(f"what was answered of {self.place}'s assessment is kept in {self.folder.path}")
-        known = [self.known(name, part) for name, part in zip(names, parts, strict=True)]
-        return torch.cat([torch.empty(0, dtype=torch.int64), *known])
+        said = [torch.empty(0, dtype=torch.int64)]
+        for name, part in zip(names, parts, strict=True):
+            answered = self.folder.step(name, Answered, self.gone)
+            self._check_ids(name, answered.ids, part)
+            said.append(answered.predictions)
+        return torch.cat(said)
 
-    def known(self, name: str, some: Samples, ask: Callable[[], Known] | None = None) -> Tensor:
-        """Labels of inputs in the folder; those of other inputs are refused."""
-        known = self.folder.step(name, Known, ask or self.gone)
-        if not torch.equal(known.ids, some.ids.cpu()):
-            raise ValueError(
-                f"{name}.json in {self.folder.path} has labels of other inputs than those to be assessed: something "
-                "before it has changed; put it back as it was, or choose a new folder"
-            )
+    def known(self, name: str, some: Samples, ask: Callable[[], Known]) -> Tensor:
+        """Labels of inputs, bought once."""
+        known = self.folder.step(name, Known, ask)
+        self._check_ids(name, known.ids, some)
         return known.labels
+
+    def _check_ids(self, name: str, ids: Tensor, some: Samples) -> None:
+        if not torch.equal(ids, some.ids.cpu()):
+            raise ValueError(
+                f"{name}.json in {self.folder.path} is about other inputs than those to be assessed: something before "
+                "it has changed; put it back as it was, or choose a new folder"
+            )
 
     def choose(self, choice: Callable[[], Suite]) -> Suite:
         """The cases of this round, added to those before."""
@@ -174,7 +183,8 @@ class Hardening:
             assert isinstance(done.record, kind)
             return done.record
 
-        self.tell("retrain", 0, epochs, cases=str(len(self.learned)))
+        if not self.folder.draft(f"{self.place}/retraining").exists():  # else epochs are counted from the next one on
+            self.tell("retrain", 0, epochs, cases=str(len(self.learned)))
         record = self.folder.step(f"{self.place}/retraining", kind, train)
         self.model = self.folder.weights(f"{self.place}/weights", self.model, self.gone)
         self.tell("retrain", epochs, epochs, record=str(record))

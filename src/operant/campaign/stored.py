@@ -32,6 +32,14 @@ class Known:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answered:
+    """What the model said of some inputs, by id; in ``answers-NNN.json`` of a round."""
+
+    ids: Tensor
+    predictions: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class Seen:
     """Ids of the field inputs that were there when a round began; in ``field.json`` of a round."""
 
