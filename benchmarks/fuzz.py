@@ -4,8 +4,8 @@ CPU time, one thread, both in this process, on the same seeds with the same rand
 failures per CPU second, Operant's divided by the other's. For HDA's genetic search (1000 members, 100 generations) it
 is CPU time per failing seed, the other's divided by Operant's, which ends a seed's search once it has ten failures; on
 seeds of the steepest loss, as HDA chooses them, and on seeds drawn at random, of which many withstand to the end. For
-DeepHunter and TensorFuzz it is CPU time per iteration (`_rivals.py`). MNIST with ``--data DIR`` (a folder with
-mnist.npz), else the embedded digits at 28x28.
+DeepHunter and TensorFuzz it is CPU time per iteration (`_rivals.py`), for feature fuzzing CPU time per test
+(`_semantic.py`). MNIST with ``--data DIR`` (a folder with mnist.npz), else the embedded digits at 28x28.
 
     python benchmarks/fuzz.py [--quick] [--data DIR]
 """
@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from _rivals import deephunter_vs_single, tensorfuzz_vs_single
+from _semantic import semantic_vs_single
 from _single import fol_fuzz_one
 from _single_hda import hda_one
 from operant import Classifier, Samples, load, load_digits, spawn
@@ -46,6 +47,7 @@ def main() -> None:
     many = seeds[: 256 if options.quick else 512]
     ratios["deephunter_vs_single"] = deephunter_vs_single(module, data.train[:2_000], many, what, repeats=repeats)
     ratios["tensorfuzz_vs_single"] = tensorfuzz_vs_single(module, many, what, repeats=repeats)
+    ratios["semantic_vs_single"] = semantic_vs_single(module, data.train, what, theirs=theirs, repeats=repeats)
     steep = seeds[risk_of(Classifier(module), seeds, gradient_risk, labelled=True).argsort(descending=True)]
     repeats, n = (1, 2) if options.quick else (2, 8)
     ratios["genetic_vs_hda"] = compare_hda(module, steep[:n], f"{what}, steepest seeds", repeats=repeats)

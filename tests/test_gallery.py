@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from operant import Samples, Suite, spawn
+from operant._drawing import BRIGHTER, CLIPPED, DARKER, FACTORS, UNCHANGED, colours
 from operant.report import write_gallery
-from operant.report.gallery import BRIGHTER, CLIPPED, DARKER, FACTORS, UNCHANGED, _colours, _factor
+from operant.report.gallery import _factor
 
 VOID = {"meta", "img", "link", "br"}
 NASTY = """</style><script src='https://example.org/x.js'>alert("1")</script><img src=x onerror=alert(1)>&lt;"""
@@ -127,14 +128,14 @@ def test_differences_are_signed_and_multiplied_as_told(tmp_path):
 def test_differences_of_colour_pictures_are_centred_at_middle_grey():
     change = np.zeros((2, 4, 4, 3))
     change[0, ..., 0], change[0, ..., 2] = 0.5, -2.0
-    assert np.abs(_colours(change)[1].astype(int) - 128).max() <= 1
-    assert _colours(change)[0, 0, 0].tolist() == [191, 128, 0]
+    assert np.abs(colours(change)[1].astype(int) - 128).max() <= 1
+    assert colours(change)[0, 0, 0].tolist() == [191, 128, 0]
 
 
 @given(a=st.floats(0, 2), b=st.floats(0, 2), sign=st.sampled_from([-1, 1]))
-def test_stronger_changes_have_stronger_colours(a, b, sign):
+def test_stronger_changes_have_strongercolours(a, b, sign):
     change = sign * np.array(sorted([0, a, b])).reshape(3, 1, 1, 1)
-    strength = np.abs(_colours(change) - UNCHANGED).sum(-1).flatten()
+    strength = np.abs(colours(change) - UNCHANGED).sum(-1).flatten()
     assert strength[0] == 0
     assert strength[1] <= strength[2]
 

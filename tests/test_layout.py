@@ -11,12 +11,12 @@ SOURCE = Path(__file__).parents[1] / "src" / "operant"
 # What may import what: a module imports from its own line and from the lines above it.
 ORDER = [
     "types rng results  _words",
-    "model data suite  formats doctor _shards _verdicts _fast _hashing",
+    "model data suite  formats doctor _shards _verdicts _fast _hashing _drawing",
     "networks density conditions measure",
     "profile",
     "seeds",
     "generate",
-    "select",
+    "select faults",
     "retrain",
     "defend",
     "assess",

@@ -1,5 +1,8 @@
 """The number for a release meeting: right on average, bounded as it says, refusing what it cannot say."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -251,6 +254,64 @@ def test_what_spreadsheets_make_of_the_table_is_understood(tmp_path, field, writ
     rows = list(zip(names, field.labels[:3].tolist(), strict=True))
     (tmp_path / "labels.csv").write_text(written(rows), encoding="utf-8", newline="")
     assert torch.equal(ask(field[:3]), field.labels[:3])
+
+
+def test_what_people_added_to_the_table_stays(tmp_path, field) -> None:
+    """Columns of their own, in their order, with what their spreadsheet puts between and before them."""
+    ask = LabelFolder(folder=tmp_path, classes=10)
+    with pytest.raises(LabelsMissing):
+        ask(field[:2])
+    first, second, third = (name_of(i) for i in field.ids[:3].tolist())
+    table = tmp_path / "labels.csv"
+    lines = ["Remark;name;label", f'"schräg; dünn";{first}.png', f'"two\nlines";{second};3']
+    table.write_text("\ufeff" + "\n".join(lines) + "\n", encoding="utf-8")
+    ask.tell(first, 7)
+    with pytest.raises(LabelsMissing, match="1 of 3"):
+        ask(field[:3])
+    ask.tell(second, None)
+    lines = [lines[0], f"{lines[1]};7", f'"two\nlines";{second};', f";{third};"]
+    assert table.read_text(encoding="utf-8") == "\ufeff" + "\n".join(lines) + "\n"
+    assert ask.read() == {first: 7, second: None, third: None}
+
+
+TELLING = """
+import sys
+from pathlib import Path
+import torch
+from operant import Samples
+from operant.assess import LabelFolder, LabelsMissing
+ask, mine = LabelFolder(folder=Path(sys.argv[1]), classes=2), int(sys.argv[2])
+names = list(ask.read())
+print("ready", flush=True)
+input()
+for i, name in enumerate(names[mine::2]):
+    ask.tell(name, mine)
+    if i % 10 == 0:
+        try:
+            ask(Samples(torch.rand(1, 3), ids=torch.tensor([10_000 * (1 + mine) + i])))
+        except LabelsMissing:
+            pass
+"""
+
+
+def test_two_processes_lose_none_of_their_labels(tmp_path) -> None:
+    ask = LabelFolder(folder=tmp_path / "to_label", classes=2)
+    with pytest.raises(LabelsMissing):
+        ask(Samples(torch.rand(80, 3), ids=torch.arange(80)))
+    names = list(ask.read())
+    command = [sys.executable, "-c", TELLING, str(ask.folder)]
+    both = [subprocess.Popen([*command, who], stdin=-1, stdout=-1, text=True) for who in ("0", "1")]
+    assert [one.stdout.readline() for one in both] == ["ready\n"] * 2
+    for one in both:
+        one.stdin.write("\n")
+        one.stdin.flush()
+    for one in both:
+        one.communicate(timeout=60)
+        assert one.returncode == 0
+    known = ask.read()
+    assert [known[name] for name in names] == [i % 2 for i in range(80)]
+    asked = {name_of(10_000 * (1 + who) + i) for who in (0, 1) for i in range(0, 40, 10)}
+    assert known.keys() - set(names) == asked
 
 
 def test_inputs_that_are_no_pictures_are_written_as_arrays(tmp_path) -> None:

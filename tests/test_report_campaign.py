@@ -21,6 +21,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from operant import Classifier, Samples, Suite, results, spawn
+from operant._verdicts import log_files
 from operant._words import percent
 from operant.campaign import Assessed, Decision, Round
 from operant.campaign.folder import RunFolder
@@ -51,6 +52,8 @@ from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import matrix, render_page
 from operant.retrain import OperationalEpoch, OperationalRecord
+from operant.triage import open_desk
+from operant.triage.asking import Asked
 
 NASTY = """</style></script><script src='//a.org/x.js'>alert("1")</script><img src=x onerror=alert(1)>|`&lt;\x01"""
 SETTINGS = {
@@ -272,6 +275,94 @@ def test_time_is_told_by_kind_and_a_line_that_was_cut_off_is_left_out(folder, tm
     evidence = gather(place)
     assert evidence.seconds == {"profile": 2.0, "suite": 3.0, "round": 4.5}
     assert evidence.time == 6.5
+
+
+# Only what people called valid
+
+
+@pytest.fixture
+def judged(folder: Path, tmp_path: Path) -> Path:
+    """A campaign that has ended: 20 operational failures, of which 5 were chosen, and nobody has judged any."""
+    place = shutil.copytree(folder, tmp_path / "a run")
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.suite("cases", lambda: failures(40)[:5])
+    return place
+
+
+def mark(place: Path, **verdicts: str) -> None:
+    desk = open_desk(place, by="ann")
+    for row, verdict in verdicts.items():
+        desk.mark(Asked({"row": int(row[1:]), "verdict": verdict}))
+
+
+def test_only_valid_failures_are_shown_of_all_and_the_page_says_so(judged):
+    mark(judged, r0="valid", r2="valid", r3="invalid")
+    evidence = gather(judged, valid=True)
+    assert evidence.valid
+    assert (len(evidence.gallery.failures), evidence.gallery.total) == (2, 20)
+    text = Page(render_page(evidence)).text
+    assert "2 of 20 are shown, only those that people called valid" in text
+    assert "The others were called otherwise, nobody has judged them (people are shown only failures that were" in text
+    every = gather(judged)
+    assert not every.valid
+    assert every.gallery.total == len(every.gallery.failures) == 20
+    assert "no room for them here. Differences are" in text
+    text = Page(render_page(every)).text
+    assert "20 of 20 are shown; 5" in text
+    assert "the model of its round. Differences are" in text
+    results.save(evidence, judged / "report.json")
+    assert load_evidence(judged / "report.json") == evidence
+
+
+def test_where_none_is_valid_the_page_does_not_say_that_none_was_found(judged):
+    mark(judged, r0="invalid")
+    evidence = gather(judged, valid=True)
+    assert (evidence.gallery.failures, evidence.gallery.total) == ((), 20)
+    text = Page(render_page(evidence)).text
+    assert "None of 20 operational failures was called valid" in text
+    assert "No operational failure was found" not in text
+    assert "There are no failures to look at" not in Page(render_page(replace(evidence, certainties=None))).text
+
+
+def test_without_verdicts_there_is_nothing_to_choose_by(folder, judged):
+    with pytest.raises(ValueError, match=r"has no cases to judge yet.*then run `operant triage .*run` first"):
+        gather(folder, valid=True)
+    with pytest.raises(ValueError, match=r"nobody has judged the cases of .*; run `operant triage '.*a run'` first"):
+        gather(judged, valid=True)
+    mark(judged, r0="valid")
+    open_desk(judged, by="ann").undo(Asked({}))
+    with pytest.raises(ValueError, match="nobody has judged the cases"):
+        write_report(judged, valid=True)
+    app = typer.Typer()
+    add_report(app)
+    done = CliRunner().invoke(app, [str(judged), "--valid"])
+    assert done.exit_code == 2
+    assert "run `operant triage" in done.stderr.replace("\n", " ")
+
+
+def test_the_page_names_the_folder_as_it_was_given(judged, monkeypatch):
+    monkeypatch.chdir(judged.parent.parent)
+    place = f"{judged.parent.name}/a run"
+    assert f"operant triage '{place}' opens a page" in Page(render_page(gather(place))).text
+
+
+def test_verdicts_that_cannot_be_read_are_findings(judged):
+    mark(judged, r0="valid", r1="valid")
+    (log,) = log_files(judged / "cases")
+    whole = log.read_bytes()
+    log.write_bytes(whole.replace(b'"valid"', b'"vaLid"', 1))
+    evidence = gather(judged, valid=True)
+    assert (evidence.triage.verdicts, len(evidence.gallery.failures)) == (1, 1)
+    (problem,) = [finding.problem for where, finding in evidence.findings if where == "verdicts"]
+    assert re.search(r"line 2 of .*verdicts-000000.jsonl is damaged", problem)
+    assert problem in Page(render_page(evidence)).text
+    shard = next((judged / "cases").glob("shard-*"))
+    shard.write_bytes(b"gone")
+    evidence = gather(judged)
+    assert evidence.triage is None
+    assert "has no readable shard" in next(f.problem for where, f in evidence.findings if where == "verdicts")
+    with pytest.raises(ValueError, match=r"nobody has judged .*has no readable shard"):
+        gather(judged, valid=True)
 
 
 # The verdict

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -32,13 +32,14 @@ from scipy.stats import hypergeom
 from sklearn.metrics import cohen_kappa_score
 from typer.testing import CliRunner
 
+import operant
 from operant import Samples, Suite, results, samples_from_folder, spawn
 from operant._verdicts import VERDICTS, log_files, together
 from operant.assess import LabelFolder, LabelsMissing
 from operant.campaign.folder import RunFolder
 from operant.campaign.stored import About
 from operant.cli import app as command_line
-from operant.suite import _known, _open, add_columns
+from operant.suite import add_columns, open_known
 from operant.triage import (
     Plan,
     Verdicts,
@@ -83,8 +84,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(path: Path, plan: dict[str, Any] | None = None) -> Verdicts:
-    shards, suite = _open(path)
-    return Verdicts(path, suite, _known(shards, suite), plan=plan)
+    return Verdicts(path, *open_known(path), plan=plan)
 
 
 def said(path: Path) -> dict[tuple[int, str], tuple[str, tuple[str, ...]]]:
@@ -189,6 +189,7 @@ def test_verdicts_follow_cases_into_other_suites(tmp_path) -> None:
     assert verdicts_for(first[6:9], second.save(tmp_path / "second")).tolist() == [""] * 3  # nobody judged that one
     saved = suite.valid().save(tmp_path / "valid")
     assert Suite.open(saved)["verdict"].tolist() == ["valid"]  # as any other column
+    assert valid_share(saved) is None  # nobody drew these at random
 
 
 def test_another_process_is_heard(folder) -> None:
@@ -289,6 +290,30 @@ def test_a_campaigns_cases_stay_sealed_and_keep_their_verdicts_when_it_goes_on(t
     assert np.flatnonzero(Suite.open(run / "cases")["verdict"] == "valid").tolist() == [16]
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_verdicts_on_a_runs_cases_outlive_them_with_and_without_their_seal(tmp_path, sealed) -> None:
+    """A run that goes on writes anew what has no seal; what people said of it lies elsewhere at every moment."""
+    run, cases = tmp_path / "run", made(10)
+    with RunFolder(run, signature={}) as opened_run:
+        opened_run.suite("round-001/suite/chunk-0000", lambda: cases)
+        place, seal = run / "round-001/suite/chunk-0000", run / "round-001/suite/.chunk-0000.seal"
+        if not sealed:
+            seal.unlink()
+        opened(place).mark(4, "ann", "valid")
+        seal.unlink(missing_ok=True)
+        opened_run.suite("round-001/suite/chunk-0000", lambda: cases)
+    assert np.flatnonzero(Suite.open(place)["verdict"] == "valid").tolist() == [4]
+
+
+def test_a_suite_can_be_judged_from_within_its_folder(folder, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    desk = open_desk(".", by="ann")
+    assert desk.mark(Asked({"row": 2, "verdict": "valid"}))["verdict"] == "valid"
+    monkeypatch.chdir("/")
+    desk.mark(Asked({"row": 3, "verdict": "invalid"}))  # wherever the process goes
+    assert said(folder) == {(2, "ann"): ("valid", ()), (3, "ann"): ("invalid", ())}
+
+
 # The sample and its interval ------------------------------------------------------------------------------------------
 
 
@@ -385,6 +410,40 @@ def test_the_share_counts_only_what_was_judged_in_order(folder) -> None:
     assert open_desk(folder).plan == Plan(n=10)  # gone on with, unless another is asked for
     results.save(share, folder.parent / "share.json")
     assert results.load(folder.parent / "share.json", type(share)) == share
+
+
+def test_a_size_chosen_after_a_look_has_the_interval_of_those_who_look(folder) -> None:
+    """The exact interval is for a sample that was chosen before the first verdict."""
+
+    def judged(plan: Plan | None) -> tuple[Any, Any]:
+        desk = open_desk(folder, plan=plan, by="ann")
+        for row in sample_rows(desk.suite, desk.plan).tolist():
+            desk.mark(Asked({"row": row, "verdict": "valid" if row % 4 else "invalid"}))
+        about = f"{desk.plan.n} by {desk.plan.seed}"
+        desk.mark(Asked({"row": 0, "verdict": "invalid", "tags": [about]}))  # a log of its own, at any rate
+        return valid_share(folder), desk.state(Asked({}))["share"]
+
+    for plan, interval in [
+        (Plan(n=20), exact_interval),
+        (Plan(n=30), anytime_interval),
+        (None, anytime_interval),  # the newest is gone on with
+        (Plan(n=20, seed=1), anytime_interval),
+        (Plan(n=20), exact_interval),
+    ]:
+        share, told = judged(plan)
+        assert share.finished
+        ends = _ends(interval(share.valid, share.judged, share.population))
+        assert (share.lower, share.upper) == (told["lower"], told["upper"]) == ends
+
+
+def test_who_takes_everything_back_has_judged_nothing(folder) -> None:
+    verdicts = opened(folder)
+    verdicts.mark(3, "ann", "valid", ["dark"])
+    assert valid_share(folder).verdicts == 1
+    verdicts.undo("ann")
+    assert valid_share(folder) is None
+    verdicts.mark(3, "ann", "", ["dark"])
+    assert valid_share(folder) is None  # a word is no verdict
 
 
 def _ends(interval: Any) -> tuple[float, float]:
@@ -659,6 +718,16 @@ def test_what_cannot_be_read_is_told_in_a_sentence(client) -> None:
     assert (status, json.loads(content)["error"]) == (404, "this list is no longer kept; ask for it again")
 
 
+def test_no_picture_is_taken_for_that_of_another_desk(folder, tmp_path) -> None:
+    """A browser keeps pictures by their address, which has the row and the desk's version."""
+    ask = LabelFolder(folder=tmp_path / "to_label", classes=4)
+    with pytest.raises(LabelsMissing):
+        ask(Samples(torch.rand(2, 1, 8, 8, generator=spawn(0))))
+    versions = [open_desk(path).about()["version"] for path in (folder, folder, ask.folder, ask.folder)]
+    assert len(set(versions)) == 4
+    assert all(re.fullmatch("[0-9a-f]{8}", version) for version in versions)
+
+
 # A real server --------------------------------------------------------------------------------------------------------
 
 
@@ -673,6 +742,27 @@ def test_only_this_machine_can_reach_the_server() -> None:
             with socket.socket() as knocking, pytest.raises(OSError):  # noqa: PT012
                 knocking.settimeout(1)
                 knocking.connect((elsewhere, port))
+
+
+def test_the_browser_is_started_without_the_token(folder, monkeypatch) -> None:
+    """Anybody on the machine can read what a process is started with; the file that leads on, only its owner."""
+    told: list[str] = []
+    seen: dict[str, Any] = {}
+    opened_ = threading.Event()
+
+    def open_(address: str) -> None:
+        file = Path(unquote(urlsplit(address).path))
+        seen.update(address=address, file=file, mode=file.stat().st_mode & 0o777, text=file.read_text())
+        opened_.set()
+
+    monkeypatch.setattr("webbrowser.open", open_)
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: opened_.wait(20))
+    serve(open_desk(folder), told=told.append)
+    assert seen["address"].startswith("file://")
+    assert seen["mode"] == 0o600
+    assert f'url={told[0]}"' in seen["text"]
+    assert parse_qs(urlsplit(told[0]).query)["token"][0] not in seen["address"]
+    assert not seen["file"].exists()
 
 
 def _own_address() -> str:
@@ -844,9 +934,33 @@ def test_pictures_are_read_again_as_they_were(folder, tmp_path) -> None:
     with pytest.raises(ValueError, match="already holds files"):
         export_pictures(folder, tmp_path / "out")
     export_pictures(folder, tmp_path / "named", classes=CLASSES)
-    made_folders = sorted(place.name for place in (tmp_path / "named").iterdir())
+    made_folders = sorted(place.name for place in (tmp_path / "named").iterdir() if place.is_dir())
     assert len(made_folders) == len(set(valid.label.tolist()))
     assert not any(set("<>/=&") & set(name) for name in made_folders)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_pictures_of_classes_with_gaps_keep_their_labels(tmp_path, named) -> None:
+    """Folders stand in the order of labels, and a table tells each picture's, in the order in which they are read."""
+    labels = torch.tensor([10, 2, 11, 0, 2, 10, 5, 9])
+    seeds = Samples(torch.arange(8).view(8, 1, 1, 1).expand(8, 1, 6, 6) / 8, labels)
+    path = Suite.of(seeds.x, seeds=seeds, origin=torch.arange(8), prediction=labels, method="none").save(tmp_path / "s")
+    verdicts = opened(path)
+    for row in range(8):
+        verdicts.mark(row, "ann", "invalid" if row == 7 else "valid")
+    classes = [f"class {'zyxwvutsrqpo'[i]}" for i in range(12)] if named else ()
+    assert export_pictures(path, tmp_path / "out", classes=classes) == 7
+    again = samples_from_folder(tmp_path / "out")
+    with open(tmp_path / "out" / "labels.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    rows = (again.x.mean((1, 2, 3)) * 8).round().long()  # which each of them was
+    assert [int(row["label"]) for row in table] == labels[rows].tolist()
+    assert [row["file"] for row in table] == [
+        f"{int(label):02d}{f'-{classes[label]}' if named else ''}/case-{row:06d}.png"
+        for row, label in zip(rows.tolist(), labels[rows].tolist(), strict=True)
+    ]
+    assert [row["class"] for row in table] == [classes[y] if named else str(y) for y in labels[rows].tolist()]
+    assert [(tmp_path / "out" / row["file"]).is_file() for row in table] == [True] * 7
 
 
 def test_the_table_tells_everything_and_no_spreadsheet_runs_it(folder, tmp_path) -> None:
@@ -906,6 +1020,22 @@ def test_the_command_serves_and_sums_up(folder, monkeypatch) -> None:
     assert (desk.by, desk.blind, desk.plan, port, opened_) == ("ann", True, Plan(n=5, of="all"), 0, False)
 
 
+def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr("operant.cli_triage.serve", lambda desk, **_: plans.append(desk.plan))
+    assert run(folder, "--of", "all").exit_code == 0
+    open_desk(folder, plan=Plan(n=7, seed=3)).mark(Asked({"row": 1, "verdict": "valid"}))
+    for named in ([], ["--of", "all"], ["--sample", 9], ["--seed", 0, "--sample", 9]):
+        assert run(folder, *named).exit_code == 0
+    assert plans == [
+        Plan(of="all"),
+        Plan(n=7, seed=3),
+        Plan(n=7, seed=3, of="all"),
+        Plan(n=9, seed=3),
+        Plan(n=9, seed=0),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -930,6 +1060,14 @@ def test_without_the_extra_the_command_says_what_to_install(folder, monkeypatch)
     assert done.exit_code == 2
     assert "pip install 'operant[triage]'" in done.stderr
     assert run(folder, "--csv", folder.parent / "a.csv").exit_code == 0  # needs nothing more
+
+
+def test_nothing_here_needs_reports() -> None:
+    """Reports use triage, so triage must not use them."""
+    sources = list((Path(operant.__file__).parent / "triage").glob("*.py"))
+    assert len(sources) > 10
+    for file in sources:
+        assert not re.findall(r"^\s*(?:from|import) operant\.report", file.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 if __name__ == "__main__":

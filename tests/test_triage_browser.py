@@ -21,7 +21,7 @@ from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.retrain import OperationalFinetune
 from operant.triage import Plan, open_desk, read_verdicts
-from operant.triage.server import _listen, make_app
+from operant.triage.server import _leading_to, _listen, make_app
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="the extra [triage] is not installed")
@@ -124,6 +124,18 @@ def verdicts(path: Path, by: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return made().save(tmp_path / "suite")
+
+
+def test_the_file_that_is_opened_leads_to_the_page(browser, tmp_path) -> None:
+    """It lies elsewhere, so that the page is opened from another origin; and stays open when it is loaded again."""
+    pages = Pages(browser)
+    with serving(pages, made().save(tmp_path / "suite")) as address, _leading_to(address) as door:
+        page = pages.open(door)
+        assert page.url == address.partition("?")[0]
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+    pages.context.close()
+    assert pages.said == []
 
 
 def test_ten_are_marked_by_keys_and_stay_marked(pages, folder) -> None:

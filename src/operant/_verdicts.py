@@ -109,29 +109,31 @@ class Reader:
     """Reads the logs of a suite, and reads on when they have grown.
 
     Attributes:
-        plan: which sample was to be judged, by the newest log.
+        plan: which sample is to be judged, by the newest log that tells.
+        begun: the same by the first log; None if it does not tell.
         refused: damaged lines and files that were left out, a sentence each.
     """
 
     def __init__(self, suite: Path) -> None:
         self.suite = suite
         self.plan: dict[str, Any] | None = None
+        self.begun: dict[str, Any] | None = None
         self.refused: list[str] = []
         self._logs: dict[Path, _Log] = {}
 
     def news(self, known: Known) -> list[Judgement]:
         """What was said since this was last asked, oldest first."""
-        fresh: list[Judgement] = []
-        for file in log_files(self.suite):
-            log = self._logs.setdefault(file, _Log(file))
-            fresh += log.news(known, self.refused)
-            if log.plan is not None:
-                self.plan = log.plan
+        logs = [self._logs.setdefault(file, _Log(file)) for file in log_files(self.suite)]
+        fresh = [judgement for log in logs for judgement in log.news(known, self.refused)]
+        plans = [log.plan for log in logs if not log.empty]
+        self.begun = plans[0] if plans else None
+        self.plan = next((plan for plan in reversed(plans) if plan is not None), None)
         return sorted(fresh, key=lambda judgement: judgement.at)
 
-    def skip(self, file: Path) -> None:
-        """Leave a file out, as its writer knows what is in it."""
-        self._logs[file] = _Log(file, refused=True)
+    def skip(self, file: Path, plan: dict[str, Any]) -> None:
+        """Leave a file out but for its plan, as its writer knows what is in it."""
+        self._logs[file] = log = _Log(file, refused=True)
+        log.plan = plan
 
 
 def log_files(suite: Path) -> list[Path]:
@@ -149,6 +151,11 @@ class _Log:
         self.plan: dict[str, Any] | None = None
         self._spans: _Spans | None = None
         self._place, self._line = 0, 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing whole is in there, not even what it belongs to."""
+        return self._line == 0 and self.plan is None
 
     def news(self, known: Known, refused: list[str]) -> Iterator[Judgement]:
         for value in self._values(refused):

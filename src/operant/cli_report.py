@@ -25,7 +25,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="folder of a campaign, finished or under way")] = Path("operant-run"),
     out: Annotated[Path | None, typer.Option(help="folder to write to; the campaign's own unless given")] = None,
     limit: Annotated[int, typer.Option(help="most failures shown", min=1)] = LIMIT,
-    valid: Annotated[bool, typer.Option(help="show only failures that people called valid")] = False,
+    valid: Annotated[bool, typer.Option(help="show only failures that people called valid in triage")] = False,
 ) -> None:
     """Write report.html, report.json, report.xml (JUnit) and report.md of a campaign.
 

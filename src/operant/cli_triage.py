@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from rich.markup import escape
 
 from operant.triage import Plan, agreement, export_csv, export_pictures, open_desk, serve, valid_share
 from operant.triage.label_desk import LabelDesk
-from operant.triage.opening import about_of, suite_in
+from operant.triage.opening import about_of, labels_in, suite_in
+from operant.triage.sampling import latest_plan
 
 CANNOT_RUN = 2
 
@@ -53,7 +55,7 @@ def triage(
             return
         desk = open_desk(
             suite,
-            plan=_plan(sample, of, seed),
+            plan=_plan(suite, sample, of, seed),
             classes=_names(classes),
             bounds=bounds,
             by=by or _user(),
@@ -96,11 +98,13 @@ def _export(
         console.print(escape(f"valid cases: {n} pictures in {pictures}"), soft_wrap=True)
 
 
-def _plan(sample: int | None, of: str | None, seed: int | None) -> Plan | None:
-    """The sample that is asked for; None to go on with the one begun with."""
+def _plan(place: Path, sample: int | None, of: str | None, seed: int | None) -> Plan | None:
+    """The sample that is asked for; what is not named is as it was begun with. None if nothing is."""
     given = {"n": sample, "of": of, "seed": seed}
     told: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return Plan(**told) if told else None
+    if not told or labels_in(place) is not None:
+        return None
+    return replace(latest_plan(suite_in(place)), **told)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

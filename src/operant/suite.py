@@ -307,6 +307,12 @@ def add_columns(path: str | Path, /, **columns: Any) -> None:
     write_next(Path(path), "columns", tensors, {"vocabulary": vocabulary, "shards": covered})
 
 
+def open_known(path: str | Path) -> tuple[Suite, Known]:
+    """A suite, and its rows as logs of verdicts know them: for whoever reads such logs, or adds to them."""
+    shards, suite = _open(Path(path))
+    return suite, _known(shards, suite)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Shard:
     file: Path

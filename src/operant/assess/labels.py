@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,14 @@ from operant import results
 from operant.data import Samples
 from operant.types import Labeller
 
+try:
+    import fcntl
+except ImportError:  # not on every system
+    fcntl = None  # type: ignore[assignment]
+
 TABLE = "labels.csv"
+GUARD = ".lock.guard"
+MARK = "\ufeff"  # a byte-order mark, by which spreadsheets know UTF-8
 CLASSES = "classes.json"
 LARGE = 224  # pixels of a picture's longer side that people can read
 
@@ -85,23 +94,13 @@ class LabelFolder:
         Spreadsheets may have been at work: commas or semicolons, a byte-order mark, spaces, capitals, names with the
         file's suffix and labels such as 3.0 are understood.
         """
-        path = self.folder / self.table
-        if not path.exists():
-            return {}
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not text in UTF-8; save it as CSV (UTF-8) again") from None
-        first = text.partition("\n")[0]
-        rows = list(csv.reader(io.StringIO(text), delimiter=";" if ";" in first else ","))
-        header = [cell.strip().lower() for cell in rows[0]] if rows else []
-        if not {"name", "label"} <= set(header):
-            raise ValueError(f"the first line of {path} must be name,label, got {first.strip()!r}; put it there")
-        name, label = header.index("name"), header.index("label")
+        return self._labels(_Table(self.folder / self.table))
+
+    def _labels(self, table: _Table) -> dict[str, int | None]:
         known: dict[str, int | None] = {}
-        for line, row in enumerate(rows[1:], 2):
-            if len(row) > name and (key := row[name].strip().lower().removesuffix(".png").removesuffix(".npz")):
-                told = self._label(row[label] if len(row) > label else "", line, path)
+        for line, row in enumerate(table.rows, 2):
+            if key := table.key(row):
+                told = self._label(table.told(row), line, table.path)
                 known[key] = known.get(key) if told is None else told
         return known
 
@@ -122,24 +121,77 @@ class LabelFolder:
             _write_input(self.folder / name, x, self.bounds)
         about = {"classes": self.classes, "names": list(self.names)}
         results.write_atomically(self.folder / CLASSES, json.dumps(about).encode() + b"\n")
-        known = self.read()  # only now: somebody may be at work
-        self._write_table(known | {name: None for name in names if name not in known})
-
-    def _write_table(self, table: dict[str, int | None]) -> None:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["name", "label"])
-        writer.writerows([name, "" if label is None else label] for name, label in table.items())
-        results.write_atomically(self.folder / self.table, text.getvalue().encode())
+        with _alone(self.folder):
+            table = _Table(self.folder / self.table)  # only now: somebody may be at work
+            known = self._labels(table)
+            for name in dict.fromkeys(names):
+                if name not in known:
+                    table.add(name)
+            table.write()
 
     def tell(self, name: str, label: int | None) -> None:
         """Write a label into the table, or take it out again with None; it is on disk when this returns."""
-        table = self.read()
-        if name not in table:
-            raise ValueError(f"{self.folder / self.table} has no row for {name!r:.80}; ask for its label first")
         if label is not None and not 0 <= label < self.classes:
             raise ValueError(f"a label must be a class from 0 to {self.classes - 1}, got {label}")
-        self._write_table(table | {name: label})
+        with _alone(self.folder):
+            table = _Table(self.folder / self.table)
+            if name not in self._labels(table):
+                raise ValueError(f"{table.path} has no row for {name!r:.80}; ask for its label first")
+            table.tell(name, "" if label is None else str(label))
+            table.write()
+
+
+class _Table:
+    """The table as people left it: their own columns, and what they put between them, stay."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else "name,label\n"
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not text in UTF-8; save it as CSV (UTF-8) again") from None
+        self.path, self.mark = path, MARK if text.startswith(MARK) else ""
+        text = text.removeprefix(MARK)
+        first = text.partition("\n")[0]
+        self.between = ";" if ";" in first else ","
+        lines = list(csv.reader(io.StringIO(text), delimiter=self.between)) or [[]]
+        self.header, self.rows = lines[0], lines[1:]
+        names = [cell.strip().lower() for cell in self.header]
+        if not {"name", "label"} <= set(names):
+            raise ValueError(f"the first line of {path} must be name,label, got {first.strip()!r}; put it there")
+        self._name, self._label = names.index("name"), names.index("label")
+
+    def key(self, row: list[str]) -> str:
+        """The name of the input that a row is about; empty if it is about none."""
+        name = row[self._name] if len(row) > self._name else ""
+        return name.strip().lower().removesuffix(".png").removesuffix(".npz")
+
+    def told(self, row: list[str]) -> str:
+        return row[self._label] if len(row) > self._label else ""
+
+    def tell(self, name: str, label: str) -> None:
+        """Put a label into every row about an input."""
+        for row in self.rows:
+            if self.key(row) == name:
+                row += [""] * (1 + self._label - len(row))
+                row[self._label] = label
+
+    def add(self, name: str) -> None:
+        self.rows.append([name if i == self._name else "" for i in range(len(self.header))])
+
+    def write(self) -> None:
+        text = io.StringIO()
+        csv.writer(text, delimiter=self.between, lineterminator="\n").writerows([self.header, *self.rows])
+        results.write_atomically(self.path, (self.mark + text.getvalue()).encode())
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of this machine at a time; where the file system knows no such thing, everyone."""
+    with open(folder / GUARD, "ab") as gate:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
 
 
 def name_of(identity: int) -> str:

@@ -10,6 +10,18 @@ from operant.generate.dlfuzz import DLFuzz
 from operant.generate.fol_fuzz import FOLFuzz
 from operant.generate.gradient_sign import BIM, FGSM, PGD
 from operant.generate.operational import ConditionMove, GeneticMove, GradientMove, OperationalFuzz, hda, replay
+from operant.generate.semantic import (
+    ClassLikelihood,
+    FeatureFuzz,
+    FeatureSource,
+    Quality,
+    Tally,
+    Validity,
+    fit_class_likelihood,
+    frechet_distance,
+    from_biggan,
+    tally,
+)
 from operant.generate.tensorfuzz import NoiseMutation, TensorFuzz
 from operant.generate.uncertainty import UncertaintyFuzz
 
@@ -19,23 +31,33 @@ __all__ = [
     "FGSM",
     "PGD",
     "CarliniWagner",
+    "ClassLikelihood",
     "ConditionMove",
     "DLFuzz",
     "DeepFool",
     "DeepHunter",
     "DeepXplore",
     "FOLFuzz",
+    "FeatureFuzz",
+    "FeatureSource",
     "GeneticMove",
     "GradientMove",
     "MetamorphicMutation",
     "NoiseMutation",
     "OperationalFuzz",
+    "Quality",
     "RandomMutation",
+    "Tally",
     "TensorFuzz",
     "UncertaintyFuzz",
+    "Validity",
+    "fit_class_likelihood",
+    "frechet_distance",
     "from_art",
     "from_autoattack",
+    "from_biggan",
     "from_foolbox",
     "hda",
     "replay",
+    "tally",
 ]

@@ -156,6 +156,7 @@ class Evidence:
     Attributes:
         version: of this format.
         name: of the folder.
+        folder: its path, as it was given.
         settings: what the run is made of, as ``run.json`` has it.
         requirement, confidence, max_drop: what was asked for.
         rounds: those that are finished.
@@ -169,6 +170,7 @@ class Evidence:
         map: None before there is a profile.
         changes: of rounds that kept them.
         gallery: of operational failures.
+        valid: whether it shows only those that people called valid.
         certainties: how sure the models were of them; None if that was not kept, or there are none.
         triage: the share of the campaign's cases that people call valid; None if nobody has judged any.
         compared: rounds whose new inputs were tested for drift.
@@ -178,6 +180,7 @@ class Evidence:
 
     version: int = VERSION
     name: str
+    folder: str = ""
     settings: dict[str, str]
     requirement: float
     confidence: float
@@ -192,6 +195,7 @@ class Evidence:
     map: Map | None
     changes: tuple[Change, ...]
     gallery: Gallery
+    valid: bool = False
     certainties: Certainties | None = None
     triage: ValidShare | None = None
     compared: tuple[int, ...]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from operant._drawing import is_picture
 from operant._shards import Rows
 from operant.report.gallery import LARGEST_CHANGES, _factor, _pictures
 from operant.suite import Pool, Suite
@@ -55,7 +56,7 @@ class Gallery:
     """The failures that a report shows.
 
     Attributes:
-        total: how many there are.
+        total: how many there are, shown or not.
         factor: differences are multiplied by it.
         shape: of one input.
         failures: those shown, round by round in turn, those with the most naturalness times mass first.
@@ -106,10 +107,6 @@ def gallery_of(
         shape=shape,
         failures=_failures(suite[:n], rounds[:n], learned[:n], pictures=pictures),
     )
-
-
-def is_picture(shape: Sequence[int]) -> bool:
-    return len(shape) == 3 and shape[0] in (1, 3)
 
 
 def _in_turn(found: Sequence[Found], limit: int) -> tuple[Suite, Tensor, Tensor]:

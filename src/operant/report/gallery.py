@@ -11,23 +11,16 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from jinja2 import Environment, StrictUndefined, Template
 from PIL import Image
 from torch import Tensor
 
+from operant._drawing import CLIPPED, FACTORS, SMALL, Pixels, Values, colours, is_picture, shades
 from operant.results import write_atomically
 from operant.suite import Suite
 
-FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # by which differences may be multiplied
-CLIPPED = 0.05  # share of the pixels whose change may be too large to be told apart
-UNCHANGED, DARKER, BRIGHTER = np.array([[235, 235, 235], [33, 102, 172], [178, 24, 43]], dtype=np.float64)
-SMALL = 64  # pictures up to this size are enlarged pixel by pixel
 LARGEST_CHANGES = 5  # told of a case that is not a picture
-
-Values = npt.NDArray[np.float64]
-Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +94,7 @@ def write_gallery(
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
-    picture = len(shape) == 3 and shape[0] in (1, 3)
-    if not picture and len(shape) != 1:
+    if not is_picture(shape) and len(shape) != 1:
         raise ValueError(
             f"a gallery shows pictures (1, height, width) or (3, height, width) and rows of values (width,), got cases "
             f"of shape {shape}; build a suite of inputs in one of these shapes"
@@ -197,7 +189,7 @@ def _pictured(suite: Suite) -> bool:
 def _pictures(shown: Suite, bounds: tuple[float, float], factor: int) -> list[tuple[str, ...]]:
     """Seed, case and difference of each case."""
     x0, x = _unit(shown.x0, bounds), _unit(shown.x, bounds)
-    images = (_shades(x0), _shades(x), _colours(factor * (x - x0)))
+    images = (shades(x0), shades(x), colours(factor * (x - x0)))
     return list(zip(*([_png(pixels) for pixels in batch] for batch in images), strict=True))
 
 
@@ -220,21 +212,6 @@ def _unit(x: Tensor, bounds: tuple[float, float]) -> Values:
             "give the model's bounds"
         )
     return unit
-
-
-def _shades(unit: Values) -> Pixels:
-    pixels: Pixels = np.rint(255 * unit.clip(0, 1)).astype(np.uint8)
-    return pixels
-
-
-def _colours(change: Values) -> Pixels:
-    """Changes in -1..1: of one channel from blue over grey to red, of three as colours around a middle grey."""
-    change = change.clip(-1, 1)
-    if change.shape[-1] == 3:
-        return _shades((1 + change) / 2)
-    end = np.where(change > 0, BRIGHTER, DARKER)
-    pixels: Pixels = np.rint(UNCHANGED + np.abs(change) * (end - UNCHANGED)).astype(np.uint8)
-    return pixels
 
 
 def _png(pixels: Pixels) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +25,7 @@ from operant.doctor import Finding
 from operant.measure.patterns import DEFAULT, PATTERNS, patterns
 from operant.profile import Profile, load_profile
 from operant.report.evidence import Certainties, Change, Counts, Evidence, Map, Points, Prior, Region
-from operant.report.failures import LIMIT, Found, gallery_of
+from operant.report.failures import LIMIT, Found, Gallery, gallery_of
 from operant.suite import Suite
 from operant.triage.sampling import ValidShare, valid_share
 from operant.triage.verdicts import verdicts_for
@@ -39,9 +41,9 @@ def gather(folder: str | Path, *, limit: int = LIMIT, valid: bool = False) -> Ev
     Args:
         folder: that `Campaign` or ``operant run`` wrote.
         limit: failures shown at most.
-        valid: show only those that people called valid with ``operant triage``.
+        valid: show only those that people called valid with ``operant triage``; refused while nobody has judged any.
     """
-    folder = Path(folder)
+    given, folder = str(folder), Path(folder)
     settings = _settings(folder)
     rounds = tuple(_read(place / "round.json", Round) for place in _places(folder) if finished(place / "round.json"))
     about = _read(folder / "about.json", About) if finished(folder / "about.json") else None
@@ -49,8 +51,12 @@ def gather(folder: str | Path, *, limit: int = LIMIT, valid: bool = False) -> Ev
     findings: list[tuple[str, Finding]] = [("model", f) for f in (about.findings if about else ())]
     found = _found(folder, settings, rounds, findings)
     profile = _profile(folder, findings)
+    triage = _triage(folder, findings)
+    if valid:
+        _check_judged(folder, triage, findings)
     return Evidence(
         name=folder.resolve().name,
+        folder=given,
         settings=settings,
         requirement=float(settings["requirement"]),
         confidence=float(settings["confidence"]),
@@ -64,11 +70,10 @@ def gather(folder: str | Path, *, limit: int = LIMIT, valid: bool = False) -> Ev
         priors=_priors(labels, rounds, about),
         map=_map(folder, profile, found) if profile else None,
         changes=_changes(folder),
-        gallery=gallery_of(
-            [_valid(part, folder) for part in found] if valid else found, about.bounds if about else None, limit=limit
-        ),
+        gallery=_gallery(folder, found, about.bounds if about else None, limit=limit, valid=valid),
+        valid=valid,
         certainties=_certainties(folder),
-        triage=_triage(folder),
+        triage=triage,
         compared=tuple(number_of(place) for place in _places(folder) if finished(place / "drift.json")),
         findings=tuple(findings),
         hashes=_hashes(folder, settings, found),
@@ -225,12 +230,60 @@ def _certainties(folder: Path) -> Certainties | None:
     )
 
 
-def _triage(folder: Path) -> ValidShare | None:
-    """What people say of the campaign's cases, if they do."""
-    try:
-        return valid_share(folder / CASES) if (folder / CASES).is_dir() else None
-    except ValueError:  # damaged; said elsewhere
+# Verdicts
+
+
+def _triage(folder: Path, findings: list[tuple[str, Finding]]) -> ValidShare | None:
+    """What people say of the campaign's cases, if they do; what cannot be read of it is told in ``findings``."""
+    if not (folder / CASES).is_dir():
         return None
+    share, unread = None, list[str]()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            share = valid_share(folder / CASES)
+        except ValueError as error:
+            unread.append(str(error))
+    unread += [str(warning.message) for warning in warned]
+    findings.extend(("verdicts", _unread(sentence)) for sentence in unread)
+    return share
+
+
+def _unread(sentence: str) -> Finding:
+    return Finding(
+        name="damaged file",
+        problem=f"verdicts, or cases that they are about, are left out of this report: {sentence}",
+        advice="Go on with the campaign, which writes its cases anew, and have those judged that lost their verdicts",
+        severity="warning",
+    )
+
+
+def _check_judged(folder: Path, share: ValidShare | None, findings: list[tuple[str, Finding]]) -> None:
+    command = f"`operant triage {shlex.quote(str(folder))}`"
+    if not (folder / CASES).is_dir():
+        raise ValueError(
+            f"{folder} has no cases to judge yet, so nobody can have called any valid: a campaign writes them when it "
+            f"ends; then run {command} first, or write a report of all failures"
+        )
+    if share is None:
+        unread = "".join(f" ({finding.problem})" for where, finding in findings if where == "verdicts")
+        raise ValueError(f"nobody has judged the cases of {folder}; run {command} first{unread}")
+
+
+def _gallery(
+    folder: Path, found: list[Found], bounds: tuple[float, float] | None, *, limit: int, valid: bool
+) -> Gallery:
+    """The failures shown: the best, or the best of those that people called valid; how many there are in all."""
+    shown = [_valid(part, folder) for part in found] if valid else found
+    return replace(gallery_of(shown, bounds, limit=limit), total=sum(len(part.suite) for part in found))
+
+
+def _valid(part: Found, folder: Path) -> Found:
+    """Those that people called valid."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they would say is a finding
+        kept = torch.as_tensor(verdicts_for(part.suite, folder / CASES) == "valid")
+    return Found(round=part.round, suite=part.suite[kept], learned=part.learned[kept])
 
 
 # Suites
@@ -255,12 +308,6 @@ def _found(
         learned = torch.tensor([content in known for content in _contents(good)], dtype=torch.bool)
         found.append(Found(round=number_of(place), suite=good, learned=learned))
     return found
-
-
-def _valid(part: Found, folder: Path) -> Found:
-    """Those that people called valid."""
-    kept = torch.as_tensor(verdicts_for(part.suite, folder / CASES) == "valid")
-    return Found(round=part.round, suite=part.suite[kept], learned=part.learned[kept])
 
 
 def _suites(places: list[Path], findings: list[tuple[str, Finding]]) -> Iterator[Suite]:

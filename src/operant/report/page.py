@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -13,13 +14,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from operant._drawing import SMALL, is_picture
 from operant._words import at_most, duration, percent
 from operant.campaign.feedback import Decision
 from operant.campaign.progress import STEPS
 from operant.report.charts import Bar, bar_chart, epoch_chart, map_chart, plane_chart, pmi_chart
 from operant.report.evidence import Certainties, Change, Counts, Evidence, Region, Sources, labels_told, stayed
-from operant.report.failures import is_picture
-from operant.report.gallery import SMALL
 
 PAGE_SIZE = 48  # failures on the page at first, and with each click on "more"; page.js knows it too
 MOST_BARS = 20  # classes or cells that get a bar
@@ -75,6 +75,7 @@ def render_page(evidence: Evidence) -> str:
         decisions=[(r.number, [named(d, evidence) for d in r.decisions]) for r in evidence.rounds if r.decisions],
         pictured=is_picture(evidence.gallery.shape),
         page_size=PAGE_SIZE,
+        place=shlex.quote(evidence.folder or evidence.name),
         steps=STEPS,
         small=max(evidence.gallery.shape, default=0) <= SMALL,
         **_choices(evidence),

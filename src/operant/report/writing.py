@@ -25,7 +25,8 @@ def write_report(folder: str | Path, out: str | Path | None = None, *, limit: in
             replaced.
         limit: most failures shown. The page has room for about 6 MB of pictures; what does not fit is left out, and
             the page says how many are shown.
-        valid: show only failures that people called valid with ``operant triage``.
+        valid: show only failures that people called valid with ``operant triage``; refused while nobody has judged
+            any.
 
     Returns:
         The page.

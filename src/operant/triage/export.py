@@ -11,14 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from operant._drawing import is_picture, pair_of, png, range_of, shades, unit
 from operant._verdicts import VERDICTS, Judgement, columns_of
-from operant.report.failures import is_picture
-from operant.report.gallery import _shades
 from operant.results import write_atomically
 from operant.suite import Suite
-from operant.triage.drawing import pair_of, png, range_of, unit
 from operant.triage.verdicts import read_verdicts
 
+TABLE = "labels.csv"
 ORDERS = re.compile(r"^[=+\-@\t\r]")  # what spreadsheets take for a formula
 
 
@@ -55,11 +54,7 @@ def csv_of(suite: Suite, said: Iterable[Judgement], classes: Sequence[str] = ())
         **{name: [_safe(str(cell)) for cell in values] for name, values in columns_of(said, len(suite)).items()},
         **{_safe(f"verdict of {name}"): values for name, values in each.items()},
     }
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue()
+    return _lines([tuple(columns), *zip(*columns.values(), strict=True)])
 
 
 def export_pictures(
@@ -70,15 +65,18 @@ def export_pictures(
     classes: Sequence[str] = (),
     bounds: tuple[float, float] | None = None,
 ) -> int:
-    """Write the cases of one verdict as PNG files, a folder for each label.
+    """Write the cases of one verdict as PNG files, a folder for each label, and a table of the labels.
 
-    `operant.samples_from_folder` reads them. Values are rounded to the 256 shades that such a file has.
+    Folders begin with their label, ``02-cat``, so that they stand in the order of labels. Readers that number classes
+    by their folders, such as `operant.samples_from_folder`, give other numbers where a label has no such case: the
+    label of each file, in the order in which that one reads them, is in ``labels.csv``. Values are rounded to the 256
+    shades that such a file has.
 
     Args:
         path: the suite's folder.
         folder: a new one, or an empty one.
         verdict: ``"valid"``, ``"invalid"``, ``"unsure"`` or ``"disputed"``.
-        classes: the name of each label, which becomes the folder's.
+        classes: the name of each label, which becomes part of the folder's.
         bounds: smallest and largest value of a pixel; as the cases have them unless given.
 
     Returns:
@@ -94,11 +92,16 @@ def export_pictures(
     if "verdict" not in suite.columns:
         raise ValueError(f"nobody has judged the cases of {path}; `operant triage {path}` opens a page to do so")
     chosen = (suite["verdict"] == verdict).nonzero()[0].tolist()
-    low_high = range_of(suite, bounds)
+    low_high, homes = range_of(suite, bounds), _folder_names(suite, classes)
+    written: list[tuple[str, int, str]] = []
     for row in chosen:
-        home = place / _folder_name(int(suite.label[row]), classes)
-        home.mkdir(parents=True, exist_ok=True)
-        (home / f"case-{row:06d}.png").write_bytes(png(_shades(unit(pair_of(suite, row)[1], low_high))))
+        label = int(suite.label[row])
+        file = f"{homes[label]}/case-{row:06d}.png"
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        (place / file).write_bytes(png(shades(unit(pair_of(suite, row)[1], low_high))))
+        written.append((file, label, _name(classes, label)))
+    place.mkdir(parents=True, exist_ok=True)
+    write_atomically(place / TABLE, _lines([("file", "label", "class"), *sorted(written)]).encode())
     return len(chosen)
 
 
@@ -117,8 +120,16 @@ def _safe(text: str) -> str:
     return f"'{text}" if ORDERS.match(text) else text
 
 
-def _folder_name(label: int, classes: Sequence[str]) -> str:
-    """A name that is one folder on every system, and no other class's."""
-    name = classes[label] if 0 <= label < len(classes) else str(label)
-    plain = re.sub(r"[^\w ()-]", "_", name).strip()
-    return name if plain == name else f"{plain}-{label}"
+def _lines(rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _folder_names(suite: Suite, classes: Sequence[str]) -> dict[int, str]:
+    """For each label a name that is one folder on every system; the names stand in the order of the labels."""
+    labels = suite.label.unique().tolist()
+    digits = len(str(max([len(classes) - 1, *labels])))
+    names = {label: classes[label] if 0 <= label < len(classes) else str(label) for label in labels}
+    plain = {label: re.sub(r"[^\w ()-]", "_", name).strip() for label, name in names.items()}
+    return {label: f"{label:0{digits}d}{f'-{plain[label]}' if names[label] != str(label) else ''}" for label in labels}

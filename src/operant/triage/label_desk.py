@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from secrets import token_hex
 from threading import Lock
 from typing import Any
 
@@ -36,6 +37,7 @@ class LabelDesk:
         self._names: list[str] = []  # never in another order: pages know inputs by their places
         self._steps: list[tuple[str, int | None]] = []
         self._lists, self._lock = Lists(), Lock()
+        self._version = token_hex(4)  # of pictures: another desk's rows are other inputs
         self._read()
 
     def _read(self) -> dict[str, int | None]:
@@ -57,7 +59,7 @@ class LabelDesk:
             "tests": len(self._names),
             "pictured": pictured,
             "small": False,
-            "version": "",
+            "version": self._version,
             "classes": list(enumerate(self.classes)),
         }
 

@@ -34,8 +34,8 @@ def open_desk(
     """
     place = Path(path)
     if (labels := labels_in(place)) is not None:
-        return LabelDesk(labels, classes=classes, by=by)
-    suite = suite_in(place)
+        return LabelDesk(labels.resolve(), classes=classes, by=by)
+    suite = suite_in(place).resolve()
     about = about_of(suite)
     return SuiteDesk(
         suite,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from scipy.special import betaln, gammaln
 from scipy.stats import hypergeom
 from torch import Tensor
 
-from operant._verdicts import Reader
+from operant._verdicts import Known, Reader
 from operant._words import percent
 from operant.assess.bounds import Interval, check_confidence
 from operant.data import Samples
 from operant.rng import spawn
 from operant.seeds import draw
-from operant.suite import Suite, _known, _open
+from operant.suite import Suite, open_known
 
 POPULATIONS = ("failures", "all")
 
@@ -48,9 +49,9 @@ class Plan:
 class ValidShare:
     """The share of cases that people call valid, judged by a random sample.
 
-    A case counts as valid if somebody says so and nobody calls it invalid. When the whole sample is judged, the
-    interval is exact for its size. Before that it is one that holds however often one looks and whenever one stops,
-    which makes it wider. Each holds with its confidence by itself.
+    A case counts as valid if somebody says so and nobody calls it invalid. When the whole sample is judged, and it is
+    the one that was chosen before the first verdict, the interval is exact for its size. Otherwise it is one that holds
+    however often one looks and whenever one stops, which makes it wider. Each holds with its confidence by itself.
 
     Attributes:
         of: what the share is of, ``"failures"`` or ``"all"`` cases.
@@ -134,15 +135,24 @@ def valid_share(path: str | Path, *, confidence: float = 0.95) -> ValidShare | N
         path: the suite's folder.
         confidence: of the interval.
     """
-    path = Path(path)
-    shards, suite = _open(path)
-    reader = Reader(path)
-    if not reader.news(_known(shards, suite)) or "verdict" not in suite.columns:
+    suite, known = open_known(path)
+    for sentence in suite.refused:
+        warnings.warn(f"left out: {sentence}", stacklevel=2)
+    reader, verdicts = Reader(Path(path)), np.asarray(suite.columns.get("verdict", ""))
+    if not reader.news(known) or not (verdicts != "").any():
         return None
-    plan = plan_of(reader.plan)
-    verdicts = np.asarray(suite["verdict"])
     people = {name for names in np.unique(np.asarray(suite["verdict_by"])) for name in str(names).split(", ") if name}
-    return share_of(suite, plan, verdicts != "", verdicts == "valid", tuple(sorted(people)), confidence=confidence)
+    return share_of(
+        suite, plan_of(reader.plan), verdicts != "", verdicts == "valid", tuple(sorted(people)),
+        begun=reader.begun, confidence=confidence,
+    )  # fmt: skip
+
+
+def latest_plan(path: str | Path) -> Plan:
+    """The plan that a suite is judged by; the usual one if nobody has begun. Only logs are read."""
+    reader = Reader(Path(path))
+    reader.news(Known(parts=(), keys=lambda _: []))
+    return plan_of(reader.plan)
 
 
 def plan_of(page: dict[str, Any] | None) -> Plan:
@@ -165,16 +175,24 @@ def share_of(
     valid: Any,
     people: tuple[str, ...],
     *,
+    begun: dict[str, Any] | None,
     confidence: float = 0.95,
     rows: Any = None,
 ) -> ValidShare:
-    """The share from what is judged and what is valid, one truth for each row of the suite; ``rows`` are the sample."""
+    """The share from what is judged and what is valid, one truth for each row of the suite.
+
+    Args:
+        suite, plan, judged, valid, people, confidence: as they are called.
+        begun: the plan before the first verdict, as a log tells it: a size chosen later may follow from a look.
+        rows: the sample; worked out unless given.
+    """
     rows = sample_rows(suite, plan).numpy() if rows is None else rows
     size = len(population(suite, plan.of))
     done = judged[rows]
     n = len(rows) if done.all() else int(done.argmin())  # nothing is left out before that
     k = int(valid[rows[:n]].sum())
-    interval = exact_interval if n == len(rows) else anytime_interval
+    fixed = begun is not None and plan_of(begun) == plan
+    interval = exact_interval if fixed and n == len(rows) else anytime_interval
     found = interval(k, n, size, confidence=confidence) if size else Interval(lower=0, upper=1, confidence=confidence)
     failing = plan.of == "failures" and bool((suite.prediction != suite.label).any())
     return ValidShare(

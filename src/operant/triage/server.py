@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
 import socket
+import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import resources
+from pathlib import Path
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
@@ -64,15 +68,36 @@ def serve(desk: Desk, *, port: int = 0, opened: bool = True, told: Callable[[str
         app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off",
         timeout_graceful_shutdown=2,
     )  # fmt: skip
-    with _listen(port) as listening:
+    with _listen(port) as listening, ExitStack() as kept:
         address = f"http://{LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
         told(address)
         if opened:
-            threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+            door = kept.enter_context(_leading_to(address))
+            threading.Thread(target=webbrowser.open, args=[door], daemon=True).start()
         try:
             uvicorn.Server(config).run(sockets=[listening])
         except KeyboardInterrupt:  # as people end it
             return
+
+
+@contextmanager
+def _leading_to(address: str) -> Iterator[str]:
+    """The address of a file that leads on to another; it is there as long as this is open.
+
+    Everybody on the machine can see what a browser is started with, and so must not find the token there. The file can
+    be read by its owner only.
+    """
+    descriptor, name = tempfile.mkstemp(prefix="operant-", suffix=".html")  # with mode 0600
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(
+                f'<!doctype html><meta charset="utf-8"><title>Operant</title>'
+                f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">'
+                f'<a href="{html.escape(address)}">To the page</a>\n'
+            )
+        yield Path(name).as_uri()
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def _listen(port: int) -> socket.socket:

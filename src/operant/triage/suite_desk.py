@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from secrets import token_hex
 from threading import Lock
 from typing import Any
 
@@ -12,13 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from operant._drawing import (
+    FACTORS,
+    SMALL,
+    WHATS,
+    changes_of,
+    draw_row,
+    factor_of,
+    is_picture,
+    pair_of,
+    range_of,
+)
 from operant._verdicts import VERDICTS, Judgement
-from operant.report.failures import is_picture
-from operant.report.gallery import FACTORS, SMALL
-from operant.suite import _known, _open
+from operant.suite import open_known
 from operant.triage.agreement import agreements
 from operant.triage.asking import Asked, Lists, Rows, Unknown
-from operant.triage.drawing import WHATS, changes_of, draw_row, factor_of, pair_of, range_of
 from operant.triage.export import csv_of
 from operant.triage.sampling import Plan, page_of, plan_of, ranked_rows, sample_rows, share_of
 from operant.triage.verdicts import Verdicts, checked_words
@@ -53,15 +62,15 @@ class SuiteDesk:
         blind: bool = False,
     ) -> None:
         self.path, self.blind = Path(path), blind
-        shards, self.suite = _open(self.path)
+        self.suite, known = open_known(self.path)
         self.by = checked_words(by, "name")
         self.classes = classes
         self.pictured = is_picture(tuple(self.suite.rows.shape))
         self.bounds = range_of(self.suite, bounds)
         told = None if plan is None else page_of(plan)
-        self.verdicts = Verdicts(self.path, self.suite, _known(shards, self.suite), plan=told)
+        self.verdicts = Verdicts(self.path, self.suite, known, plan=told)
         self.plan = plan_of(self.verdicts.plan)
-        self._version = shards[0].digest[:8] if shards else ""
+        self._version = token_hex(4)  # of pictures: another desk's rows are other cases
         self._label, self._prediction = self.suite.label.numpy(), self.suite.prediction.numpy()
         self._orders: dict[str, Rows] = {}
         self._lists, self._lock = Lists(), Lock()
@@ -226,7 +235,9 @@ class SuiteDesk:
         codes = self.verdicts.consensus_codes()
         people = {name: int((c > 0).sum()) for name, c in sorted(self.verdicts.people().items())}
         names = tuple(name for name, n in people.items() if n)
-        share = share_of(self.suite, self.plan, codes > 0, codes == 1, names, rows=self._order("sample"))
+        share = share_of(
+            self.suite, self.plan, codes > 0, codes == 1, names, begun=self.verdicts.begun, rows=self._order("sample")
+        )
         mine = self._mine(by)
         return {
             "mine": {verdict: int((mine == 1 + i).sum()) for i, verdict in enumerate(VERDICTS)},

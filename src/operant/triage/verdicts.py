@@ -29,8 +29,8 @@ from operant._verdicts import (
     newest,
     together,
 )
-from operant.campaign.folder import finished
-from operant.suite import Suite, _known, _open
+from operant.campaign.folder import RUN
+from operant.suite import Suite, open_known
 
 LONGEST = 60  # characters of a name or tag
 MOST_TAGS = 20
@@ -42,8 +42,8 @@ def read_verdicts(path: str | Path) -> list[Judgement]:
 
     `Suite.open` tells what they say together, in columns.
     """
-    shards, suite = _open(Path(path))
-    said = newest(Reader(Path(path)).news(_known(shards, suite)))
+    _, known = open_known(path)
+    said = newest(Reader(Path(path)).news(known))
     return [said[key] for key in sorted(said) if said[key].verdict or said[key].tags]
 
 
@@ -69,7 +69,7 @@ class Verdicts:
     one of their own; `refresh` looks what the others have added.
 
     Args:
-        path: the suite's folder. If a campaign wrote it and sealed it, verdicts go to a folder beside it.
+        path: the suite's folder. If it is part of a run, which may write it anew, verdicts go to a folder beside it.
         suite, known: what is in there.
         plan: which sample is to be judged, told to whoever reads the log; as it was unless given.
     """
@@ -124,6 +124,11 @@ class Verdicts:
             steps = self._steps.get(by)
             return self._write(replace(steps[-1], at=self._now(), undo=True)) if steps else None
 
+    @property
+    def begun(self) -> dict[str, Any] | None:
+        """The plan of the first log, as of the last `refresh`; None before there is one."""
+        return self._reader.begun
+
     def refused(self) -> list[str]:
         """What could not be read in logs, a sentence each."""
         return list(self._reader.refused)
@@ -164,7 +169,7 @@ class Verdicts:
     def _write(self, judgement: Judgement) -> Judgement:
         if self._log is None:
             self._log = _Log.begin(self.path, header_of(self._known.parts, self.plan or {}))
-            self._reader.skip(self._log.file)
+            self._reader.skip(self._log.file, self.plan or {})
         row = judgement.row
         key = key_of(int(self.suite.seed[row]), self.suite.rows.take(self.suite.seed.new_tensor([row]))[0])
         try:
@@ -204,7 +209,7 @@ class _Log:
     @staticmethod
     def begin(suite: Path, header: dict[str, Any]) -> _Log:
         """A new file under the next free number, with its first line on disk."""
-        place = beside(suite) if finished(suite) else suite
+        place = beside(suite) if in_run(suite) else suite
         place.mkdir(exist_ok=True)
         while True:
             numbers = [int(re.sub(r"\D", "", file.stem)) for file in log_files(suite)]
@@ -232,6 +237,11 @@ class _Log:
             os.close(self._descriptor)
             raise
         self._size += len(line)
+
+
+def in_run(suite: Path) -> bool:
+    """Whether a suite is part of a run: its cases, those of a round, or a chunk of them."""
+    return any((place / RUN).is_file() for place in suite.resolve().parents[:3])
 
 
 def _flush_folder(folder: Path) -> None:

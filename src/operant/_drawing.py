@@ -1,21 +1,49 @@
-"""Cases as pictures and as values, one row at a time."""
+"""Cases as pictures and as values, one row at a time; and the pixels that galleries and reports draw with, too."""
 
 from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
 
-from operant.report.gallery import CLIPPED, FACTORS, Pixels, Values, _colours, _shades
 from operant.suite import Suite
 
+FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # by which differences may be multiplied
+CLIPPED = 0.05  # share of the pixels whose change may be too large to be told apart
+UNCHANGED, DARKER, BRIGHTER = np.array([[235, 235, 235], [33, 102, 172], [178, 24, 43]], dtype=np.float64)
+SMALL = 64  # pictures up to this size are enlarged pixel by pixel
 WHATS = ("seed", "case", "difference")
 LOOKED_AT = 256  # rows that tell the range of values where nobody does
 CHANGES = 12  # values told of a case that is no picture
+
+Values = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.uint8]
+
+
+def is_picture(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def shades(unit: Values) -> Pixels:
+    """Values in 0..1 as pixels."""
+    pixels: Pixels = np.rint(255 * unit.clip(0, 1)).astype(np.uint8)
+    return pixels
+
+
+def colours(change: Values) -> Pixels:
+    """Changes in -1..1: of one channel from blue over grey to red, of three as colours around a middle grey."""
+    change = change.clip(-1, 1)
+    if change.shape[-1] == 3:
+        return shades((1 + change) / 2)
+    end = np.where(change > 0, BRIGHTER, DARKER)
+    pixels: Pixels = np.rint(UNCHANGED + np.abs(change) * (end - UNCHANGED)).astype(np.uint8)
+    return pixels
 
 
 def range_of(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, float]:
@@ -49,8 +77,8 @@ def draw_row(suite: Suite, row: int, what: str, bounds: tuple[float, float], fac
     """Seed, case or amplified difference of a row as a PNG file."""
     seed, case = (unit(x, bounds) for x in pair_of(suite, row))
     if what == "difference":
-        return png(_colours(factor * (case - seed)))
-    return png(_shades(seed if what == "seed" else case))
+        return png(colours(factor * (case - seed)))
+    return png(shades(seed if what == "seed" else case))
 
 
 def png(pixels: Pixels) -> bytes:

@@ -1,0 +1,288 @@
+"""A small conditional GAN: images of a class that one may ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, leaky_relu, one_hot, relu
+from torch.nn.utils.parametrizations import spectral_norm
+
+from operant.data import Samples
+from operant.networks.training import shuffled_batches
+from operant.networks.vae import check_field
+from operant.rng import global_streams
+
+FEWEST = 20  # images of each class to learn from
+STEPS = 6_000  # of training, unless told otherwise
+BETAS = (0.0, 0.99)  # of Adam
+SLOWER = 0.5  # learning rate of the discriminator, as a share of the generator's: on few images it learns too fast
+DECAY = 0.998  # of the running mean of weights, once training is long enough for it
+SLOPE = 0.1  # of the discriminator's activations below 0
+
+
+class ConditionalGenerator(nn.Module):
+    """Images from latents ``(N, latent)`` and classes ``(N,)``: two dense layers, two that double the size, one more.
+
+    Layers run in the order ``fc1 fc2 up1 up2 out``. The class enters at the first, beside the latent. No image leaves
+    ``bounds``. The decoder of a conditional VAE has the same form; its codes of class y are centre[y] + root[y] · z for
+    a standard normal z, where those of a GAN are z itself.
+
+    Args:
+        channels, size: an image is ``(channels, size, size)``; the size must be a multiple of 4, 8 at least.
+        classes: how many may be asked for.
+        latent: numbers that an image is made from.
+        width: channels of the last layer but one, times 2; all others follow from it.
+        bounds: smallest and largest value of an image.
+
+    >>> ConditionalGenerator(channels=3)(torch.zeros(2, 32), torch.tensor([0, 9])).shape
+    torch.Size([2, 3, 28, 28])
+    """
+
+    def __init__(
+        self,
+        *,
+        channels: int = 1,
+        classes: int = 10,
+        size: int = 28,
+        latent: int = 32,
+        width: int = 32,
+        bounds: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        super().__init__()
+        if size % 4 or size < 8 or channels < 1 or classes < 1 or latent < 1 or width < 2:
+            raise ValueError(
+                "a generator needs a size of 8, 12, 16 … , channels, classes and latent of at least 1 and width of at "
+                f"least 2, got size {size}, channels {channels}, classes {classes}, latent {latent}, width {width}"
+            )
+        self.classes, self.latent, self.bounds = classes, latent, bounds
+        self.register_buffer("centre", torch.zeros(classes, latent))
+        self.register_buffer("root", torch.eye(latent).repeat(classes, 1, 1))
+        self.fc1 = nn.Linear(latent + classes, 8 * width)
+        self.fc2 = nn.Linear(8 * width, 2 * width * (size // 4) ** 2)
+        self.grid = nn.Unflatten(1, (2 * width, size // 4, size // 4))
+        self.up1 = nn.ConvTranspose2d(2 * width, width, 4, stride=2, padding=1)
+        self.up2 = nn.ConvTranspose2d(width, width // 2, 4, stride=2, padding=1)
+        self.out = nn.Conv2d(width // 2, channels, 3, padding=1)
+
+    centre: Tensor
+    root: Tensor
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.decode(self.centre[y] + torch.einsum("nij,nj->ni", self.root[y], z), y)
+
+    def decode(self, code: Tensor, y: Tensor) -> Tensor:
+        """Images for codes as they are."""
+        h = relu(self.fc1(torch.cat([code, one_hot(y, self.classes).to(code)], 1)))
+        h = self.grid(relu(self.fc2(h)))
+        h = relu(self.up2(relu(self.up1(h))))
+        low, high = self.bounds
+        x: Tensor = low + (high - low) * self.out(h).sigmoid()
+        return x.clamp(low, high)  # rounding must not leave the range
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GAN:
+    """What a conditional GAN's generator learned; made by `fit_gan`.
+
+    Write it with `operant.results.save(gan, path)` and read it with `load(path, GAN)`: every number comes back as it
+    was. `operant.generate.FeatureSource.of(gan)` makes it a source of tests.
+
+    Args:
+        shape: of one image, ``(channels, size, size)``.
+        classes, latent, width: of the `ConditionalGenerator`.
+        bounds: smallest and largest value of an image.
+        weights: of the generator, by name.
+        history: mean loss of discriminator and generator in each epoch. They tell whether training ran away, not how
+            good the images are: that is measured on images.
+    """
+
+    shape: tuple[int, int, int]
+    classes: int
+    latent: int
+    width: int
+    bounds: tuple[float, float]
+    weights: dict[str, Tensor] = field(repr=False)
+    history: tuple[tuple[float, float], ...] = field(repr=False)
+
+    @property
+    def module(self) -> ConditionalGenerator:
+        """The generator ``(z, y) -> images``, in evaluation mode."""
+        module = untrained_generator(
+            self.shape, classes=self.classes, latent=self.latent, width=self.width, bounds=self.bounds
+        )
+        module.load_state_dict(self.weights)
+        return module.eval().requires_grad_(False)
+
+
+def fit_gan(
+    labelled: Samples,
+    *,
+    latent: int = 32,
+    width: int = 32,
+    epochs: int | None = None,
+    batch_size: int = 64,
+    learning_rate: float = 2e-3,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    generator: torch.Generator,
+    progress: bool = True,
+) -> GAN:
+    """Learn to make images of each class, by a generator and a discriminator that learn against each other.
+
+        discriminator:  E max(0, 1 - d(x, y)) + E max(0, 1 + d(g(z, y), y)) + E -log q(y | x)        (1)
+        generator:      -E d(g(z, y), y) + E -log q(y | g(z, y))                                       (2)
+
+    with x, y real images and their labels, and q a second head of the discriminator that tells the class: as in the
+    paper, the generator is rewarded for the likelihood of the label besides passing as real. The discriminator's layers
+    have spectral norm 1, and it knows the label by a projection of its features. The generator that is returned has the
+    running mean of the weights, whose images are steadier than those of any one step.
+
+    Args:
+        labelled: square images, at least 20 of every class, 0 to the largest label.
+        latent, width: of the `ConditionalGenerator`.
+        epochs: passes over the data; unless given, as many as make 6000 steps.
+        batch_size, learning_rate: of Adam; the discriminator's learning rate is half of this.
+        bounds: smallest and largest value of an image.
+        generator: draws first weights, batches and latents; the same one gives the same weights, bit for bit.
+        progress: show a bar where there is a terminal to show it on.
+
+    References:
+        | Exposing Previously Undetectable Faults in Deep Neural Networks (Dunn et al., 2021), section 2
+        | https://arxiv.org/abs/2106.00576
+        | cGANs with Projection Discriminator (Miyato and Koyama, 2018)
+        | https://arxiv.org/abs/1802.05637
+    """
+    classes = check_images(labelled, bounds)
+    check_training(latent=latent, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    options = {"classes": classes, "latent": latent, "width": width}
+    steps = math.ceil(len(labelled) / batch_size)
+    epochs = max(1, round(STEPS / steps)) if epochs is None else epochs
+    history = []
+    with global_streams(generator):
+        maker = untrained_generator(tuple(labelled.shape), bounds=bounds, **options).to(labelled.x.device)
+        critic = _Critic(labelled.shape[0], classes, labelled.shape[1], width).to(labelled.x.device)
+        duel = _Duel(maker, critic, learning_rate=learning_rate)
+        for _ in shown(epochs, progress, what="training the GAN"):
+            batches = shuffled_batches(labelled, steps, generator=generator)
+            losses = [duel.step(x, y, generator) for x, y in batches]
+            means = torch.tensor(losses).mean(0).tolist()
+            history.append((finite_loss(means[0]), finite_loss(means[1])))
+    weights = {name: values.detach().cpu() for name, values in duel.mean.state_dict().items()}
+    shape = (labelled.shape[0], labelled.shape[1], labelled.shape[2])
+    return GAN(shape=shape, bounds=bounds, weights=weights, history=tuple(history), **options)
+
+
+class _Critic(nn.Module):
+    """Says how real an image of a class looks, and which class it is of."""
+
+    def __init__(self, channels: int, classes: int, size: int, width: int) -> None:
+        super().__init__()
+        self.conv1 = spectral_norm(nn.Conv2d(channels, width, 4, stride=2, padding=1))
+        self.conv2 = spectral_norm(nn.Conv2d(width, 2 * width, 4, stride=2, padding=1))
+        self.fc = spectral_norm(nn.Linear(2 * width * (size // 4) ** 2, 4 * width))
+        self.real = spectral_norm(nn.Linear(4 * width, 1))
+        self.of_class = spectral_norm(nn.Embedding(classes, 4 * width))
+        self.label = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = leaky_relu(self.conv2(leaky_relu(self.conv1(x), SLOPE)), SLOPE)
+        h = leaky_relu(self.fc(h.flatten(1)), SLOPE)
+        return self.real(h)[:, 0] + (self.of_class(y) * h).sum(1), self.label(h)
+
+
+class _Duel:
+    """The two networks with their optimisers, and the running mean of the generator."""
+
+    def __init__(self, maker: ConditionalGenerator, critic: _Critic, *, learning_rate: float) -> None:
+        self.maker, self.critic, self.mean = maker, critic, deepcopy(maker).requires_grad_(False)
+        self.taken = 0
+        self.maker_steps = torch.optim.Adam(maker.parameters(), lr=learning_rate, betas=BETAS, fused=True)
+        self.critic_steps = torch.optim.Adam(critic.parameters(), lr=SLOWER * learning_rate, betas=BETAS, fused=True)
+
+    def step(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[float, float]:
+        """One step of each; their losses before it."""
+        z = torch.randn(len(x), self.maker.latent, generator=generator, device=generator.device).to(x)
+        made = self.maker.decode(z, y)
+        (real, label), (fake, _) = self._seen(x, y), self._seen(made.detach(), y)
+        first = relu(1 - real).mean() + relu(1 + fake).mean() + cross_entropy(label, y)  # (1)
+        self._descend(self.critic_steps, first)
+        self.critic.requires_grad_(False)
+        fake, label = self._seen(made, y)
+        second = -fake.mean() + cross_entropy(label, y)  # (2)
+        self._descend(self.maker_steps, second)
+        self.critic.requires_grad_(True)
+        self._average()
+        return float(first.detach()), float(second.detach())
+
+    def _seen(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = self.maker.bounds
+        seen: tuple[Tensor, Tensor] = self.critic(2 * (x - low) / (high - low) - 1, y)
+        return seen
+
+    @staticmethod
+    def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def _average(self) -> None:
+        self.taken += 1
+        decay = min(DECAY, self.taken / (self.taken + 10))
+        for mean, now in zip(self.mean.parameters(), self.maker.parameters(), strict=True):
+            mean.lerp_(now.detach(), 1 - decay)
+
+
+# Shared with the conditional VAE
+
+
+def untrained_generator(
+    shape: tuple[int, ...], *, classes: int, latent: int, width: int, bounds: tuple[float, float]
+) -> ConditionalGenerator:
+    return ConditionalGenerator(
+        channels=shape[0], size=shape[1], classes=classes, latent=latent, width=width, bounds=bounds
+    )
+
+
+def check_images(labelled: Samples, bounds: tuple[float, float]) -> int:
+    """How many classes there are; refuses what a conditional generator cannot learn from."""
+    if len(labelled.shape) != 3 or labelled.shape[1] != labelled.shape[2] or labelled.shape[1] % 4:
+        raise ValueError(
+            "images must have shape (channels, size, size) with a size that is a multiple of 4, got "
+            f"{tuple(labelled.shape)}; pad or resize them"
+        )
+    if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1])):
+        raise ValueError(f"bounds of images must be finite, got {bounds}")
+    check_field(labelled, bounds, at_least=FEWEST)
+    counts = labelled.labels.bincount().tolist()
+    if few := [f"class {c} has {n}" for c, n in enumerate(counts) if n < FEWEST]:
+        raise ValueError(
+            f"at least {FEWEST} images of every class from 0 to {len(counts) - 1} are needed to learn from, and "
+            f"{', '.join(few)}; give more, or number the classes without gaps"
+        )
+    return len(counts)
+
+
+def check_training(*, latent: int, epochs: int | None, batch_size: int, learning_rate: float) -> None:
+    counts = {"latent": latent, "epochs": 1 if epochs is None else epochs, "batch_size": batch_size}
+    if wrong := [f"{name} {value}" for name, value in counts.items() if value < 1]:
+        raise ValueError(f"{', '.join(counts)} must be at least 1, got {', '.join(wrong)}")
+    if not 0 < learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
+
+
+def finite_loss(loss: float) -> float:
+    if not math.isfinite(loss):
+        raise ValueError(f"training was stopped because the loss became {loss}; try a lower learning_rate")
+    return loss
+
+
+def shown(epochs: int, progress: bool, *, what: str) -> Iterator[int]:
+    """Epochs, with a bar where there is a terminal to show it on."""
+    console = Console(stderr=True)
+    yield from track(range(epochs), description=what, console=console, disable=not (progress and console.is_terminal))
