@@ -27,7 +27,7 @@ CASES = 100  # of a field, at most
 AGREED = 0.9  # share of people who must have given a CIFAR-10 image its label
 OTHERS = 5  # images that the conditions of a case are applied to as well
 MOVES = ("conditions", "gradient")
-SEEDS = {"mnist": 1_200, "cifar10": 400, "digits": 100}  # that cases are made from
+SEEDS = {"mnist": 1_200, "cifar10": 400, "digits": 100}  # that cases are made from; and again until there are enough
 TAUGHT = {"mnist": 20_000, "cifar10": 8_000, "digits": 400}  # images that the reference learns from, thrice each
 EPOCHS = {"mnist": 3, "cifar10": 1, "digits": 2}
 RATE = {"mnist": 1e-3, "cifar10": 3e-4, "digits": 2e-3}
@@ -92,14 +92,12 @@ def make_cases(field: Field, instruments: Instruments, data: Path | None) -> Cas
     """Search for operational failures with both fast moves, and draw some of what was accepted."""
     agreed, ambiguous = seeds_of(field, data)
     right = field.model.correct(agreed)
-    seeds = right[torch.randperm(len(right), generator=spawn(field.seed, "labels"))[: SEEDS[field.setting.dataset]]]
     recipe = recipe_of(field, instruments)
-    suite = fuzz(field.setting, recipe, instruments)(field.model, seeds, generator=spawn(field.seed, "labels", "fuzz"))
-    accepted = suite.operational()
+    accepted, used = _accepted(fuzz(field.setting, recipe, instruments), field, right)
     rows = torch.randperm(len(accepted), generator=spawn(field.seed, "labels", "drawn"))[:CASES]
     chosen = accepted[rows.sort().values]
     return Cases(
-        seeds=len(seeds),
+        seeds=used,
         looked_at=len(agreed) + ambiguous,
         ambiguous=ambiguous,
         accepted=len(accepted),
@@ -112,6 +110,20 @@ def make_cases(field: Field, instruments: Instruments, data: Path | None) -> Cas
         noise=_column(chosen, "noise_seed").long(),
         recipe=recipe,
     )
+
+
+def _accepted(search: OperationalFuzz, field: Field, right: Samples) -> tuple[Suite, int]:
+    """What a search accepts, and from how many seeds: portion after portion until there are enough."""
+    order = torch.randperm(len(right), generator=spawn(field.seed, "labels"))
+    found: list[Suite] = []
+    used = 0
+    for i, some in enumerate(order.split(SEEDS[field.setting.dataset])):
+        path = ("fuzz", i) if i else ("fuzz",)
+        found.append(search(field.model, right[some], generator=spawn(field.seed, "labels", *path)).operational())
+        used += len(some)
+        if sum(map(len, found)) >= CASES:
+            break
+    return Suite.concat(found), used
 
 
 def fuzz(setting: Setting, recipe: Recipe, instruments: Instruments) -> OperationalFuzz:
