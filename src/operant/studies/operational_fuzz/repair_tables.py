@@ -154,7 +154,8 @@ The number of cases after which OperationalFuzz with the recipe undeclared is as
 read off the mean over seeds, never rising with n, linear in log n between the sizes tried, intervals from resampled
 seeds. *≤* marks a target that the smallest size already reaches, *>* one that the largest does not. *Held*: the whole
 interval of the ratio is at most the goal. The first row of a field is the best of what ignores the field; where that
-makes no model better, whatever its number of cases, the largest number stands for it.
+makes no model better, whatever its number of cases, the largest number stands for it. *Not decided* also stands where
+the smallest size tried already suffices and a twentieth of the rival's number would be fewer.
 
 {table(columns, rows)}"""
 
@@ -178,8 +179,15 @@ def _row(t: Told, rival: str, n: int, goal: float) -> list[object]:
             continue
         count, low, high = cases_needed(t.curve(arm), target, t.setting.sizes)
         cells += [_count(count, t.setting.sizes), f"{count / n:.2f} [{low / n:.2f}, {high / n:.2f}]"]
-        verdicts.append("held" if high / n <= goal else "not held" if low / n > goal else "not decided")
+        verdicts.append(_verdict(low, high, goal * n, floor=min(t.setting.sizes)))
     return [*cells, f"{goal:.2f}", *(f"**{v}**" if v else "" for v in verdicts)]
+
+
+def _verdict(low: float, high: float, most: float, *, floor: int) -> str:
+    """Whether so many cases are enough; where the smallest number tried already is, nobody knows how few would be."""
+    if high <= most:
+        return "held"
+    return "not held" if low > most and low > floor else "not decided"
 
 
 def _count(count: float, sizes: Sequence[int]) -> str:
