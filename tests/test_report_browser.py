@@ -63,7 +63,7 @@ def shown(page: "sync_api.Page", what: str) -> list[str]:
 
 def test_charts_are_drawn_and_say_what_they_are(page):
     charts = page.locator("svg.chart:visible")
-    assert charts.count() == 6
+    assert charts.count() == 8
     for i in range(charts.count()):
         box = charts.nth(i).bounding_box()
         assert box["width"] > 300
