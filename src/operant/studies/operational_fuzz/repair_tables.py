@@ -155,7 +155,8 @@ read off the mean over seeds, never rising with n, linear in log n between the s
 seeds. *≤* marks a target that the smallest size already reaches, *>* one that the largest does not. *Held*: the whole
 interval of the ratio is at most the goal. The first row of a field is the best of what ignores the field; where that
 makes no model better, whatever its number of cases, the largest number stands for it. *Not decided* also stands where
-the smallest size tried already suffices and a twentieth of the rival's number would be fewer.
+the smallest size tried already suffices and a twentieth of the rival's number would be fewer. Both rules were made when
+results had been seen.
 
 {table(columns, rows)}"""
 
