@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,23 @@ from operant.networks.training import training_bar
 from operant.rng import global_streams
 
 OPTIMISERS = ("adam", "sgd")
+
+
+class Training(Protocol):
+    """The options that every way of retraining has."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def optimiser(self) -> str: ...
+    @property
+    def max_drop(self) -> float: ...
+    @property
+    def progress(self) -> bool: ...
 
 
 class Diverged(Exception):
@@ -130,16 +148,16 @@ def shuffled(n: int, *, generator: torch.Generator) -> Tensor:
     return torch.randperm(n, generator=generator, device=generator.device)
 
 
-def check_training(*, epochs: int, batch_size: int, learning_rate: float, optimiser: str, max_drop: float) -> None:
+def check_training(options: Training) -> None:
     """Refuse what no retraining can be run with."""
-    if epochs < 1 or batch_size < 1:
-        raise ValueError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
-    if optimiser not in OPTIMISERS:
-        raise ValueError(f'optimiser must be "adam" or "sgd", got {optimiser!r}')
-    if not 0 <= max_drop <= 1:
-        raise ValueError(f"max_drop must be a share from 0 to 1, got {max_drop}; 0.01 is one point")
+    if options.epochs < 1 or options.batch_size < 1:
+        raise ValueError(f"epochs and batch_size must be at least 1, got {options.epochs} and {options.batch_size}")
+    if not 0 < options.learning_rate < math.inf:
+        raise ValueError(f"learning_rate must be positive, got {options.learning_rate}")
+    if options.optimiser not in OPTIMISERS:
+        raise ValueError(f'optimiser must be "adam" or "sgd", got {options.optimiser!r}')
+    if not 0 <= options.max_drop <= 1:
+        raise ValueError(f"max_drop must be a share from 0 to 1, got {options.max_drop}; 0.01 is one point")
 
 
 def _laid_out(module: nn.Module, *, channels_last: bool) -> nn.Module:

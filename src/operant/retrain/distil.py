@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from operant._hashing import described
 from operant.data import Samples
 from operant.model import Classifier
-from operant.retrain._checkpoint import Checkpoint, belonging
-from operant.retrain._loop import Learner, check_training, passes, shuffled
-from operant.retrain.finetune import (
-    FinetuneRecord,
-    Retrained,
-    Told,
-    _best,
-    check_data,
-    floor_of,
-    reason_of,
-    watch,
-)
+from operant.retrain._loop import Learner, check_training
+from operant.retrain.finetune import FinetuneRecord, Retrained, Told, check_data, learn
 from operant.types import Monitor
-
-Loss = Callable[[Learner, Tensor], Tensor]
-"""The loss of some rows, by number."""
 
 
 def smooth_labels(y: Tensor, classes: int, share: float) -> Tensor:
@@ -70,7 +54,7 @@ class LabelSmoothing:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_options(self)
+        check_training(self)
         if not 0 <= self.share < 1:
             raise ValueError(f"share must be from 0 to below 1, got {self.share}; 0.1 is a tenth")
 
@@ -159,7 +143,7 @@ class DefensiveDistillation:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_options(self)
+        check_training(self)
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be positive, got {self.temperature}")
 
@@ -224,104 +208,10 @@ class DefensiveDistillation:
         )
 
 
-# What they share ------------------------------------------------------------------------------------------------------
+# The loss -------------------------------------------------------------------------------------------------------------
 
 
 def soft_loss(learner: Learner, x: Tensor, labels: Tensor, *, temperature: float = 1.0) -> Tensor:
     """The cross-entropy of softer answers, ``logits / temperature``, and labels that are classes or probabilities."""
     z = learner.logits(x) / temperature
     return cross_entropy(z, labels.to(z.device) if labels.ndim == 1 else labels.to(z))
-
-
-def check_options(options: Any) -> None:
-    """Refuse what no retraining can be run with."""
-    check_training(
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        learning_rate=options.learning_rate,
-        optimiser=options.optimiser,
-        max_drop=options.max_drop,
-    )
-
-
-def learn(
-    options: Any,
-    model: Classifier,
-    *,
-    loss: Loss,
-    rows: int,
-    roles: Mapping[str, Samples],
-    start: Classifier | None,
-    monitor: Monitor | None,
-    generator: torch.Generator,
-    checkpoint: str | Path | None,
-    told: Told | None,
-    learned_from: Mapping[str, Any] | None = None,
-) -> Retrained:
-    """Further epochs on any loss, with the guard, the record and the checkpoints of `Finetune`.
-
-    Args:
-        options: with ``epochs batch_size learning_rate optimiser max_drop progress``.
-        model: what is compared with, and kept if nothing better comes.
-        loss: of some rows.
-        rows: how many there are.
-        roles: the samples ``train cases validation``.
-        start: where learning begins; the model unless given.
-        learned_from: what else decides the outcome, by name, for the checkpoint.
-    """
-    validation = roles["validation"]
-    begin = model if start is None else start
-    begin.check(validation)
-    begin.prepare(validation.x)
-    before = model.accuracy(validation)
-    floor = floor_of(before, options.max_drop)
-    others = {"monitor": monitor, "start": start, **(learned_from or {})}
-    learner = Learner(begin, optimiser=options.optimiser, learning_rate=options.learning_rate)
-    saved = Checkpoint(
-        checkpoint,
-        lambda: belonging(options, model, generator, **roles) | {name: described(v) for name, v in others.items()},
-        learner=learner,
-        average=None,
-        generator=generator,
-    )
-    kept, problem = watch(
-        model,
-        _epochs(options, saved, loss, rows),
-        saved.history,
-        validation=validation,
-        monitor=monitor,
-        floor=floor,
-        kept=None if saved.kept is begin else saved.kept,
-        finished=lambda best: saved.write(begin if best is model else best),
-        told=told,
-    )
-    chosen = None if problem else _best(saved.history, floor)
-    record = FinetuneRecord(
-        best_epoch=chosen.epoch if chosen else 0,
-        reason=problem or reason_of(chosen, saved.history, floor, before, options.max_drop),
-        n_train=len(roles["train"]),
-        n_cases=len(roles["cases"]),
-        accuracy_before=before,
-        history=tuple(saved.history),
-    )
-    return Retrained(model=kept, record=record)
-
-
-def _epochs(options: Any, saved: Checkpoint, loss: Loss, rows: int) -> Generator[tuple[float, Classifier]]:
-    learner, generator = saved.learner, saved.generator
-
-    def step(number: int, some: Tensor) -> float:
-        return learner.descend(loss(learner, some), rate=options.learning_rate)
-
-    return passes(
-        learner,
-        order=lambda: shuffled(rows, generator=generator),
-        step=step,
-        candidate=learner.classifier,
-        accuracies=lambda: [e.accuracy for e in saved.history],
-        epochs=options.epochs,
-        steps=math.ceil(rows / options.batch_size),
-        progress=options.progress,
-        generator=generator,
-        begin=saved.resume_streams,
-    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,13 @@ from operant._hashing import described
 from operant.data import Samples
 from operant.model import Classifier
 from operant.retrain._checkpoint import Checkpoint, belonging
-from operant.retrain._loop import Diverged, FinetuneEpoch, Learner, check_training, passes, shuffled
+from operant.retrain._loop import Diverged, FinetuneEpoch, Learner, Training, check_training, passes, shuffled
 from operant.types import Monitor
 
 Told = Callable[[FinetuneEpoch], object]
 """Is told of each epoch."""
+Loss = Callable[[Learner, Tensor], Tensor]
+"""The loss of some rows, by number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +90,7 @@ class Finetune:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_training(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            optimiser=self.optimiser,
-            max_drop=self.max_drop,
-        )
+        check_training(self)
         if self.decay_after is not None and not 1 <= self.decay_after < self.epochs:
             raise ValueError(f"decay_after must be an epoch from 1 to {self.epochs - 1}, got {self.decay_after}")
 
@@ -123,64 +120,118 @@ class Finetune:
                 monitor says the same of the same model. The file stays: delete it once the model is saved.
             told: is told of each finished epoch.
         """
-        check_data(model, train=train, cases=cases, validation=validation)
-        before = model.accuracy(validation)
-        floor = floor_of(before, self.max_drop)
         roles = {"train": train, "cases": cases, "validation": validation}
-        saved = Checkpoint(
-            checkpoint,
-            lambda: belonging(self, model, generator, **roles) | {"monitor": described(monitor)},
-            learner=Learner(model, optimiser=self.optimiser, learning_rate=self.learning_rate),
-            average=None,
-            generator=generator,
-        )
+        check_data(model, **roles)
         data = Samples.concat([train, cases.to(train.x.device)]) if len(cases) else train
-        kept, problem = watch(
-            model,
-            self._epochs(saved, data),
-            saved.history,
-            validation=validation,
-            monitor=monitor,
-            floor=floor,
-            kept=saved.kept,
-            finished=saved.write,
-            told=told,
-        )
-        history = saved.history
-        chosen = None if problem else _best(history, floor)
-        record = FinetuneRecord(
-            best_epoch=chosen.epoch if chosen else 0,
-            reason=problem or reason_of(chosen, history, floor, before, self.max_drop),
-            n_train=len(train),
-            n_cases=len(cases),
-            accuracy_before=before,
-            history=tuple(history),
-        )
-        return Retrained(model=kept, record=record)
 
-    def _epochs(self, saved: Checkpoint, data: Samples) -> Generator[tuple[float, Classifier]]:
-        """After each epoch its mean loss and the model as it then is; the caller adds to the history in between."""
-        learner, generator = saved.learner, saved.generator
-        steps = math.ceil(len(data) / self.batch_size)
-        slower = math.inf if self.decay_after is None else self.decay_after * steps
-
-        def step(number: int, rows: Tensor) -> float:
+        def loss(learner: Learner, rows: Tensor) -> Tensor:
             z = learner.logits(data.x[rows])
-            rate = self.learning_rate * 0.1 if number >= slower else self.learning_rate
-            return learner.descend(cross_entropy(z, data.labels[rows].to(z.device)), rate=rate)  # (1)
+            return cross_entropy(z, data.labels[rows].to(z.device))  # (1)
 
-        return passes(
-            learner,
-            order=lambda: shuffled(len(data), generator=generator).to(data.x.device),
-            step=step,
-            candidate=learner.classifier,
-            accuracies=lambda: [e.accuracy for e in saved.history],
-            epochs=self.epochs,
-            steps=steps,
-            progress=self.progress,
+        return learn(
+            self,
+            model,
+            loss=loss,
+            rows=len(data),
+            roles=roles,
+            monitor=monitor,
             generator=generator,
-            begin=saved.resume_streams,
+            checkpoint=checkpoint,
+            told=told,
+            decay_after=self.decay_after,
         )
+
+
+# Epochs on any loss ---------------------------------------------------------------------------------------------------
+
+
+def learn(
+    options: Training,
+    model: Classifier,
+    *,
+    loss: Loss,
+    rows: int,
+    roles: Mapping[str, Samples],
+    start: Classifier | None = None,
+    monitor: Monitor | None,
+    generator: torch.Generator,
+    checkpoint: str | Path | None,
+    told: Told | None,
+    decay_after: int | None = None,
+    learned_from: Mapping[str, Any] | None = None,
+) -> Retrained:
+    """Further epochs, of which the best that is accurate enough is kept, with a record and checkpoints.
+
+    Args:
+        options: of the training, part of what a checkpoint belongs to.
+        model: what is compared with, and kept if nothing better comes.
+        loss: of some rows.
+        rows: how many there are.
+        roles: the samples ``train cases validation``.
+        start: where learning begins; the model unless given.
+        decay_after: the learning rate is a tenth after this epoch.
+        learned_from: what else decides the outcome, by name, for the checkpoint.
+    """
+    validation = roles["validation"]
+    begin = model if start is None else start
+    begin.check(validation)
+    begin.prepare(validation.x)
+    before = model.accuracy(validation)
+    floor = floor_of(before, options.max_drop)
+    others = {"monitor": monitor, "start": start, **(learned_from or {})}
+    saved = Checkpoint(
+        checkpoint,
+        lambda: belonging(options, model, generator, **roles) | {name: described(v) for name, v in others.items()},
+        learner=Learner(begin, optimiser=options.optimiser, learning_rate=options.learning_rate),
+        average=None,
+        generator=generator,
+    )
+    kept, problem = watch(
+        model,
+        _epochs(options, saved, loss, rows, decay_after),
+        saved.history,
+        validation=validation,
+        monitor=monitor,
+        floor=floor,
+        kept=None if saved.kept is begin else saved.kept,
+        finished=lambda best: saved.write(begin if best is model else best),
+        told=told,
+    )
+    chosen = None if problem else _best(saved.history, floor)
+    record = FinetuneRecord(
+        best_epoch=chosen.epoch if chosen else 0,
+        reason=problem or reason_of(chosen, saved.history, floor, before, options.max_drop),
+        n_train=len(roles["train"]),
+        n_cases=len(roles["cases"]),
+        accuracy_before=before,
+        history=tuple(saved.history),
+    )
+    return Retrained(model=kept, record=record)
+
+
+def _epochs(
+    options: Training, saved: Checkpoint, loss: Loss, rows: int, decay_after: int | None
+) -> Generator[tuple[float, Classifier]]:
+    """After each epoch its mean loss and the model as it then is; the caller adds to the history in between."""
+    learner, steps = saved.learner, math.ceil(rows / options.batch_size)
+    slower = math.inf if decay_after is None else decay_after * steps
+
+    def step(number: int, some: Tensor) -> float:
+        rate = options.learning_rate * 0.1 if number >= slower else options.learning_rate
+        return learner.descend(loss(learner, some), rate=rate)
+
+    return passes(
+        learner,
+        order=lambda: shuffled(rows, generator=saved.generator).cpu(),
+        step=step,
+        candidate=learner.classifier,
+        accuracies=lambda: [e.accuracy for e in saved.history],
+        epochs=options.epochs,
+        steps=steps,
+        progress=options.progress,
+        generator=saved.generator,
+        begin=saved.resume_streams,
+    )
 
 
 # Which epoch ----------------------------------------------------------------------------------------------------------

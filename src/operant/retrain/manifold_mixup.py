@@ -15,9 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
 from operant.model import MIN_ROWS, Classifier
-from operant.retrain._loop import Learner
-from operant.retrain.distil import check_options, learn
-from operant.retrain.finetune import Retrained, Told, check_data
+from operant.retrain._loop import Learner, check_training
+from operant.retrain.finetune import Retrained, Told, check_data, learn
 from operant.types import Monitor
 
 INPUT = "input"
@@ -59,7 +58,7 @@ class ManifoldMixup:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_options(self)
+        check_training(self)
         if isinstance(self.layers, str) or not self.layers:
             raise ValueError(f'layers must be several names, such as ["input", "conv1"], got {self.layers!r}')
         if not 0 < self.alpha < float("inf"):
@@ -103,7 +102,6 @@ class ManifoldMixup:
         return learn(
             self,
             model,
-            start=None,
             loss=loss,
             rows=len(data),
             roles=roles,

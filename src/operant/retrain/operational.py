@@ -152,13 +152,7 @@ class OperationalFinetune:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_training(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            optimiser=self.optimiser,
-            max_drop=self.max_drop,
-        )
+        check_training(self)
         _check_sampling(self.case_share, self.steps, self.cap)
         _check_schedule(self.slow_start, self.decay_to, self.patience)
         _check_loss(self.consistency, self.inner, self.radius, self.ema)
