@@ -34,6 +34,7 @@ def out(tmp_path_factory) -> Path:
 HDA = finding.hda
 
 
+@pytest.mark.slow
 def test_the_page_tells_every_search_and_every_goal(out: Path) -> None:
     page = section((SETTING,), out)
     for name in arm_names(SETTING):
@@ -45,6 +46,7 @@ def test_the_page_tells_every_search_and_every_goal(out: Path) -> None:
     assert "<svg" in (out / PICTURE).read_text()
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(out: Path) -> None:
     folder = out / "steps" / f"finding-{SETTING.name}-0"
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*.json")}
@@ -53,6 +55,7 @@ def test_what_is_done_is_not_done_again(out: Path) -> None:
     assert len(before) == 1 + len(arm_names(SETTING))
 
 
+@pytest.mark.slow
 def test_the_judge_is_no_guide_and_masses_are_shares(out: Path) -> None:
     field = make_field(SETTING, None, 0, out / "networks")
     judge = Judge(field, out / "instruments" / f"{SETTING.name}-0-judge")
@@ -65,6 +68,7 @@ def test_the_judge_is_no_guide_and_masses_are_shares(out: Path) -> None:
     assert len(empty.natural) == len(empty.counted) == 0
 
 
+@pytest.mark.slow
 def test_a_hunt_counts_what_the_judge_counts(out: Path) -> None:
     field = make_field(SETTING, None, 0, out / "networks")
     judge = Judge(field, out / "instruments" / f"{SETTING.name}-0-judge")

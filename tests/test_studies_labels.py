@@ -35,6 +35,7 @@ def told(out) -> tuple[Cases, Judged]:
     return steps.step("cases", Cases, labels._missing), steps.step("judged", Judged, labels._missing)
 
 
+@pytest.mark.slow
 def test_cases_are_failures_of_seeds_that_are_read(told) -> None:
     cases, judged = told
     assert 10 < len(cases.x) <= 100
@@ -44,6 +45,7 @@ def test_cases_are_failures_of_seeds_that_are_read(told) -> None:
     assert judged.reference_error < 0.5
 
 
+@pytest.mark.slow
 def test_cases_by_conditions_can_be_made_again(told) -> None:
     cases, _ = told
     by = cases.conditions
@@ -59,12 +61,14 @@ def test_cases_by_conditions_can_be_made_again(told) -> None:
     assert torch.equal(apply(cases.x0[by], drawn), cases.x[by])
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(out, monkeypatch) -> None:
     monkeypatch.setattr(labels, "make_field", lambda *_: pytest.fail("the field was made again"))
     for _, work in labels.units((SETTING,), None, out):
         work()
 
 
+@pytest.mark.slow
 def test_the_page_tells_shares_and_shows_the_sheet(out, told, monkeypatch) -> None:
     cases, _ = told
     text = labels.section((SETTING,), out)

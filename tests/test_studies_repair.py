@@ -43,6 +43,7 @@ def unit(out: Path) -> Unit:
     return Unit(field, Instruments(field, out / "instruments"), steps_of(SETTING, 0, out), out / "steps")
 
 
+@pytest.mark.slow
 def test_no_role_of_a_field_has_an_input_of_another(unit: Unit) -> None:
     field = unit.field
     roles = [field.train, field.clean, field.seen, field.judging, field.watched, field.truth]
@@ -50,6 +51,7 @@ def test_no_role_of_a_field_has_an_input_of_another(unit: Unit) -> None:
     assert len(ids.unique()) == len(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", [DECLARED, PGD_CASES, FOL_CASES, LABELLED, GINI])
 def test_an_arm_gives_the_cases_asked_for_with_labels_that_are_known(unit: Unit, arm: str) -> None:
     cases = unit._cases(arm, 20)
@@ -60,6 +62,7 @@ def test_an_arm_gives_the_cases_asked_for_with_labels_that_are_known(unit: Unit,
         assert (unit.field.model.predict(cases.x) != cases.labels).all()
 
 
+@pytest.mark.slow
 def test_deepgini_takes_what_the_model_is_least_sure_of(unit: Unit) -> None:
     cases, pool = unit._cases(GINI, 20), torch.cat([unit.field.seen.x, unit.field.judging.x])
     impurity = 1 - unit.field.model.probs(pool).square().sum(1)
@@ -67,11 +70,13 @@ def test_deepgini_takes_what_the_model_is_least_sure_of(unit: Unit) -> None:
     torch.testing.assert_close(chosen.sort().values, impurity.topk(20).values.sort().values)
 
 
+@pytest.mark.slow
 def test_rounds_learn_from_failures_of_the_model_that_the_rounds_before_led_to(unit: Unit) -> None:
     few = unit._cases(ROUNDS, 20)
     assert len(few) == 20
 
 
+@pytest.mark.slow
 def test_the_control_learns_from_no_case(unit: Unit) -> None:
     done = unit.outcome(CONTROL, 0)
     assert done.cases == 0
@@ -81,6 +86,7 @@ def test_the_control_learns_from_no_case(unit: Unit) -> None:
 # The page
 
 
+@pytest.mark.slow
 def test_the_section_has_every_arm_and_verdict(out: Path) -> None:
     """From outcomes made up such that undeclared failures need a tenth of what random conditions need."""
     for seed in SETTING.seeds:

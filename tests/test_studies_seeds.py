@@ -51,6 +51,7 @@ def study(tmp_path_factory) -> Path:
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_answers_every_question(study: Path) -> None:
     page = (study / "seeds.md").read_text()
     for words in ("What held", "What is possible", "Which default", "stands for the field", "Rankings", "What was run"):
@@ -71,6 +72,7 @@ def test_the_page_answers_every_question(study: Path) -> None:
     assert len(numbers["zipf-pool-plain"]["weightings"][0]["ways"]) == 14
 
 
+@pytest.mark.slow
 def test_the_study_goes_on_where_it_stopped(study: Path) -> None:
     page = (study / "seeds.md").read_bytes()
     lost = study / "steps" / "zipf-field-plain" / "with-dsa.json"
@@ -108,6 +110,7 @@ def test_small_is_what_the_study_promises() -> None:
     assert sum(len(grid(small, score)) for score in small.scores) == 150
 
 
+@pytest.mark.slow
 def test_the_best_of_the_grid_is_drawn_afresh(study: Path) -> None:
     outcome = Outcome(setting_of("smoke"), "zipf-pool", "plain", study / "steps")
     allowed = [t for t in outcome.grid if t.rmse.upper <= outcome.facts.simple_rmse]
