@@ -140,7 +140,7 @@ def test_a_turn_is_gradient_steps_towards_the_chosen_neurons(toy, norm, generato
 # The budget, and that every run ends
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rows=st.integers(1, 40), trials=st.integers(1, 5))
 def test_the_budget_is_kept_and_used_up(rows, trials):
     model = toy_classifier()
@@ -310,7 +310,7 @@ def features_of(fixed, counts, failing):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 35), k=st.integers(1, 5), most=st.integers(0, 6))
 def test_the_chosen_neurons_have_the_highest_scores(seed, n, k, most):
     g, k = spawn(seed), min(k, n)
@@ -365,7 +365,7 @@ def test_only_the_last_strategies_are_remembered(history):
     assert sorted(strategies.past[0].tolist()) == sorted(used[-1 - history : -1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), rows=st.integers(1, 8), columns=st.integers(1, 9), n=st.integers(1, 9))
 def test_parents_are_a_greedy_cover_and_then_the_best(seed, rows, columns, n):
     reached = torch.rand(rows, columns, generator=spawn(seed)) < 0.35

@@ -327,7 +327,7 @@ def test_batch_size_changes_no_bit_for_a_shipped_network(lenet, seeds, attack):
 
 
 @given(seed=st.integers(0, 2**32 - 1), radius=st.floats(0.01, 3.0), norm=st.sampled_from(["linf", "l2"]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_projection_stays_in_ball_and_bounds_and_leaves_insiders_alone(seed, radius, norm):
     g = spawn(seed)
     x0 = torch.rand(5, 2, 3, dtype=torch.float64, generator=g)
@@ -350,7 +350,7 @@ def test_random_points_fill_the_ball():
 
 
 @given(seed=st.integers(0, 2**32 - 1), target=st.one_of(st.none(), st.integers(0, 3)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_margin_is_positive_exactly_when_the_goal_is_met(seed, target):
     g = spawn(seed)
     logits = torch.randn(20, 4, generator=g)

@@ -68,7 +68,7 @@ def test_bounds_of_a_thousand_trials(bound, upper):
     assert bound.trials == 1000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(counts=counts, confidence=st.floats(0.5, 0.999))
 def test_clopper_pearson_is_the_rate_at_which_so_few_failures_have_probability_alpha(counts, confidence):
     k, n = counts
@@ -86,7 +86,7 @@ def test_no_failure_at_all(n):
     assert stratified_bound([0], [n], [1.0]).upper == pytest.approx(-math.expm1(math.log(0.05) / n), rel=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(counts=counts, a=st.floats(0.1, 20), b=st.floats(0.1, 20), confidence=st.floats(0.01, 0.999))
 def test_a_posterior_quantile_is_one(counts, a, b, confidence):
     k, n = counts
@@ -130,7 +130,7 @@ def test_the_confidence_sequence_holds_however_often_one_looks_and_clopper_pears
         assert repetitions - int((binom.cdf(k, looks, truth) < 0.05).any(1).sum()) < 0.9 * repetitions
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(counts=counts, truth=st.floats(1e-4, 0.9999), confidence=st.floats(0.5, 0.999))
 def test_winnings_reach_one_over_alpha_just_above_the_bound(counts, truth, confidence):
     """So that coverage may be judged by winnings alone, without solving for the bound each time."""
@@ -173,7 +173,7 @@ def test_no_two_point_prior_is_worse(k, n, prior, upper):
     assert told == pytest.approx(worst_posterior(k, n, prior, upper), abs=2e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     counts=counts,
     belief=st.floats(0.05, 0.99),
@@ -267,7 +267,7 @@ def strata_of(data, most: int = 200):
 
 
 @pytest.mark.parametrize("method", STRATIFIED)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), confidence=st.floats(0.6, 0.999))
 def test_stratified_bounds_lie_above_the_estimate_and_below_one(method, data, confidence):
     k, n, mass = strata_of(data)
@@ -277,7 +277,7 @@ def test_stratified_bounds_lie_above_the_estimate_and_below_one(method, data, co
     assert (bound.failures, bound.trials) == (sum(k), sum(n))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_score_bound_grows_with_each_failure_and_with_confidence(data):
     k, n, mass = strata_of(data)
@@ -320,7 +320,7 @@ def test_no_bound_is_zero_and_all_failures_are_no_nan(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(counts=counts, confidence=st.floats(0.5, 0.99))
 def test_more_failures_and_more_confidence_never_lower_a_bound(name, counts, confidence):
     k, n = counts

@@ -400,7 +400,7 @@ def test_what_it_would_take_is_said_in_labels_of_the_bound_in_use() -> None:
     assert "there were none" in what_it_takes(replace(few, labels=0, failures=0), 0.05)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0, 0.9), st.floats(0.001, 0.5), st.floats(0.8, 0.999))
 def test_labels_needed_grow_with_how_near_the_requirement_is(share, requirement, confidence) -> None:
     easy, hard = (labels_needed(s * requirement, requirement, confidence) for s in (share / 2, share))
@@ -619,7 +619,6 @@ def budgets(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.tensor(counts), base / base.sum()
 
 
-@settings(deadline=None)
 @given(budgets(), st.floats(0, 1))
 def test_shares_sum_to_one_and_keep_the_floor(budget: tuple[Tensor, Tensor], floor: float) -> None:
     counts, base = budget
@@ -631,7 +630,6 @@ def test_shares_sum_to_one_and_keep_the_floor(budget: tuple[Tensor, Tensor], flo
     assert torch.allclose(allocate(counts, base, floor=1.0), base)
 
 
-@settings(deadline=None)
 @given(budgets(), st.integers(0, 7), st.integers(1, 100))
 def test_who_contributes_more_gets_more(budget: tuple[Tensor, Tensor], part: int, more: int) -> None:
     counts, base = budget
@@ -659,7 +657,6 @@ def test_counts_and_shares_that_make_no_sense_are_refused(counts, base, floor) -
         allocate(torch.tensor(counts), torch.tensor(base), floor=floor)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_reweighted_sums_are_the_shares_and_proportions_stay(data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, 5))
@@ -679,7 +676,6 @@ def test_reweighted_sums_are_the_shares_and_proportions_stay(data: st.DataObject
 # Bounds ---------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.floats(0.5, 0.999), st.integers(1, 200))
 def test_levels_of_all_rounds_together_keep_the_campaigns(confidence: float, rounds: int) -> None:
     spent = sum(1 - confidence_of(r, confidence) for r in range(rounds))

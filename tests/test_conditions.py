@@ -159,7 +159,7 @@ def test_the_order_of_a_recipe_does_not_matter():
     assert torch.equal(apply(x, turned), apply(x, drawn))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), height=st.integers(8, 64), width=st.integers(8, 64), channels=st.sampled_from([1, 2, 3]))
 def test_images_stay_images(data, height, width, channels):
     """Any condition, any value that it may have, any size, any bounds."""

@@ -33,7 +33,7 @@ def by_counting(scores: Tensor, calibration: Tensor) -> Tensor:
 # The definition
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scores=SCORES | TIED_SCORES, calibration=SCORES | TIED_SCORES)
 def test_p_values_are_the_counts_they_are_defined_by(scores, calibration):
     a, c = torch.tensor(scores), torch.tensor(calibration)
@@ -52,7 +52,7 @@ def test_p_values_of_a_trained_network_are_the_counts(lenet, digits28):
     assert torch.equal(conformal_p_values(tied, (4 * held).round()), by_counting(tied, (4 * held).round()))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(calibration=SCORES | TIED_SCORES, seed=st.integers(0, 2**32 - 1))
 def test_stranger_is_never_more_likely_and_order_is_no_matter(calibration, seed):
     c = torch.tensor(calibration).double()
@@ -84,7 +84,7 @@ def left_out(scores: Tensor) -> Tensor:
     ).view(scores.shape)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     scores=st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=30) | st.lists(st.integers(0, 4), min_size=2)
 )
@@ -97,7 +97,7 @@ def test_the_promise_holds_exactly_for_any_scores_with_or_without_ties(scores):
         assert torch.equal(p.sort().values, torch.arange(1, n + 1).double() / n)  # not wasteful without ties
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), k=st.integers(1, 4), n=st.integers(2, 20))
 def test_the_promise_holds_exactly_for_several_scores_together(data, k, n):
     rows = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=k, max_size=k), min_size=n, max_size=n))
@@ -141,7 +141,7 @@ def test_bonferroni_by_hand():
 # Thresholds and levels
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(calibration=SCORES | TIED_SCORES, level=st.floats(0.01, 0.99))
 def test_a_score_above_the_threshold_is_one_whose_p_value_falls_below_the_level(calibration, level):
     conformal = fit_conformal(torch.tensor(calibration))
@@ -154,7 +154,7 @@ def test_a_score_above_the_threshold_is_one_whose_p_value_falls_below_the_level(
     assert torch.equal(conformal.p_values(scores) < level, scores > conformal.threshold(level))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(level=st.floats(0.001, 0.999), tests=st.integers(1, 5))
 def test_fewest_is_the_smallest_number_that_lets_a_p_value_fall_below_a_level(level, tests):
     n = fewest(level, tests=tests)
@@ -169,7 +169,7 @@ def test_fewest_is_the_smallest_number_that_lets_a_p_value_fall_below_a_level(le
 # The smooth stand-in
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(10, 400), seed=st.integers(0, 2**32 - 1))
 def test_smooth_log_p_is_within_a_factor_of_two_and_strictly_falling(n, seed):
     c = torch.randn(n, dtype=torch.float64, generator=spawn(seed)).exp()

@@ -265,7 +265,7 @@ def test_kmnc_is_exact_where_a_range_is_a_few_roundings_wide() -> None:
         assert not theirs[:, 5].any()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(-8, 8), st.sampled_from([torch.float32, torch.float64]))
 def test_kmnc_is_exact_on_the_borders_of_sections(seed, k, magnitude, dtype) -> None:
     """Values on each border as it is rounded, and just beside it, for ranges wide and narrow."""
@@ -425,7 +425,7 @@ def same(a: Coverage | NeighbourCoverage, b: Coverage | NeighbourCoverage) -> bo
     return torch.equal(a.kept, b.kept)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases(), st.integers(0, 30), st.integers(1, 7))
 def test_a_batch_is_its_parts_one_after_the_other(case, at, block) -> None:
     """Including which rows add how much, wherever it is cut and however many rows are handled at once."""
@@ -444,7 +444,7 @@ def test_a_batch_is_its_parts_one_after_the_other(case, at, block) -> None:
         assert same(one_by_one, whole)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases(), st.integers(0, 30))
 def test_coverage_never_falls_and_old_states_stay(case, at) -> None:
     states, rows = case
@@ -460,7 +460,7 @@ def test_coverage_never_falls_and_old_states_stay(case, at) -> None:
             assert not (middle.covered & ~end.covered).any()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases(), st.integers(0, 30), st.integers(0, 2**32))
 def test_the_order_of_batches_does_not_matter_in_the_end(case, at, seed) -> None:
     """But for nearest neighbours, where who comes first is kept."""
@@ -471,7 +471,7 @@ def test_the_order_of_batches_does_not_matter_in_the_end(case, at, seed) -> None
         assert same(start.update(rows[torch.randperm(len(rows), generator=spawn(seed))])[1], end)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases())
 def test_a_row_repeated_adds_nothing(case) -> None:
     states, rows = case
@@ -482,7 +482,7 @@ def test_a_row_repeated_adds_nothing(case) -> None:
         assert not again.any()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(cases())
 def test_gain_tells_what_a_row_would_add(case) -> None:
     states, rows = case

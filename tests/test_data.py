@@ -20,7 +20,7 @@ from operant.data import Samples, content_ids, load, load_digits, samples_from_f
 from operant.formats import read_cifar_binary, read_cifar_python, read_idx, read_image_folder, read_npz, read_svhn
 
 SHAPES = [(5,), (1, 8, 8), (3, 4, 4)]
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=25)
 
 
 def random_samples(n, shape=(4,), seed=0):

@@ -70,7 +70,7 @@ def start(x):
     return Lineage(x=x, reference=x, l0=none, linf=far, l0_before=none, linf_before=far, turned=no)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     alpha=st.sampled_from([0.0, 0.02, 0.3]),
@@ -105,7 +105,7 @@ def test_every_mutant_of_mutants_satisfies_the_constraint(seed, alpha, beta, bou
         assert float(now.linf[row]) == pytest.approx(linf)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32), fuzzer=st.sampled_from([DeepHunter, MetamorphicMutation]))
 def test_every_case_and_all_on_its_way_satisfy_the_constraint(seed, fuzzer):
     model = toy_classifier()
@@ -221,7 +221,7 @@ def test_values_that_a_transformation_leaves_alone_stay_exactly(generator):
 # The queue
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     sizes=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 9)), min_size=1, max_size=6),

@@ -188,7 +188,7 @@ def bare(n, first, models=1):
     return search
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 9), neurons=st.integers(1, 7), turns=st.integers(1, 4))
 def test_a_seed_knows_what_it_and_those_before_it_have_covered(seed, n, neurons, turns):
     g = spawn(seed)
@@ -208,7 +208,7 @@ def test_a_seed_knows_what_it_and_those_before_it_have_covered(seed, n, neurons,
         assert known[row] == set((search.first[0] <= row).nonzero().flatten().tolist())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 9), neurons=st.integers(1, 7))
 def test_goals_are_not_covered_and_stay_until_they_are(seed, n, neurons):
     g = spawn(seed)

@@ -210,7 +210,7 @@ def test_the_density_of_the_plane_integrates_to_one() -> None:
 numbers = st.integers(0, 2**31)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=numbers, n=st.integers(2, 40), d=st.integers(1, 6), each=st.booleans())
 def test_the_order_of_references_and_of_queries_does_not_matter(seed: int, n: int, d: int, each: bool) -> None:
     mu, z = normal(n, d, seed=seed), normal(7, d, seed=seed + 1)
@@ -221,7 +221,7 @@ def test_the_order_of_references_and_of_queries_does_not_matter(seed: int, n: in
     torch.testing.assert_close(after, before[b], rtol=0, atol=NATS)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=numbers, shift=st.floats(-1e6, 1e6), scale=st.floats(1e-3, 1e3), d=st.integers(1, 6), each=st.booleans())
 def test_moving_and_stretching_space(seed: int, shift: float, scale: float, d: int, each: bool) -> None:
     """log p(c x + t; c h) = log p(x; h) - d log c"""
@@ -233,7 +233,7 @@ def test_moving_and_stretching_space(seed: int, shift: float, scale: float, d: i
     torch.testing.assert_close(after, before - d * math.log(scale), rtol=0, atol=NATS + slack)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=numbers, d=st.integers(1, 8))
 def test_no_density_exceeds_that_of_one_bump_at_its_top(seed: int, d: int) -> None:
     mu = normal(25, d, seed=seed)

@@ -243,7 +243,7 @@ some_weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e30), st.integ
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=some_weights, data=st.data())
 def test_a_draw_is_what_it_says(design, values, data):
     weights = torch.tensor([1.0, 2.0, *values], dtype=torch.float64)
@@ -279,7 +279,7 @@ def test_a_draw_is_what_it_says(design, values, data):
         assert abs(float(drawn.strata.mass.sum()) - 1) < 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20), data=st.data())
 def test_sequential_probabilities_are_shares_of_what_is_left(values, data):
     weights = torch.tensor(values, dtype=torch.float64)
@@ -292,7 +292,7 @@ def test_sequential_probabilities_are_shares_of_what_is_left(values, data):
     assert n < len(values) or drawn.probabilities[-1] == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e12)), min_size=1, max_size=30), data=st.data())
 def test_inclusion_probabilities_sum_to_n_and_are_proportional_below_one(values, data):
     weights = torch.tensor([*values, 1.0], dtype=torch.float64)

@@ -99,7 +99,7 @@ def test_only_what_covers_something_new_is_queued(toy, generator, monkeypatch):
 # Strategies
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 12), k=st.integers(1, 12))
 def test_places_without_weight_are_drawn_last(seed, n, k):
     g, k = spawn(seed), min(k, n)

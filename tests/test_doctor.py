@@ -65,7 +65,7 @@ def test_a_healthy_model_gives_nothing(shape: tuple[int, ...], n: int, labels: b
 
 
 @given(seed=st.integers(0, 10_000), width=st.integers(2, 8), n=st.integers(1, 40), scale=st.floats(0.1, 1.0))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_network_judged_by_its_own_answers_gives_nothing(seed: int, width: int, n: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     module = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, width))
@@ -345,7 +345,7 @@ def test_a_good_model_on_a_single_class_is_not_called_chance() -> None:
     skill=st.floats(0.6, 1.0),
     skew=st.floats(0.0, 0.9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_skilled_model_is_not_called_chance(seed: int, classes: int, n: int, skill: float, skew: float) -> None:
     """Where so many predictions are right that half of what chance leaves is reached, nothing may be told."""
     g = torch.Generator().manual_seed(seed)
@@ -420,7 +420,7 @@ BAD_INPUTS = [
     mean=st.sampled_from([None, 0.5, [0.1, 0.2]]),
     batch_size=st.sampled_from([1, 7, 256]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nothing_makes_the_doctor_raise(
     module: Callable[[Tensor], object], x: Tensor, labelled: bool, bounds: object, mean: object, batch_size: int
 ) -> None:

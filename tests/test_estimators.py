@@ -307,7 +307,7 @@ def test_stratified_bounds_are_true_whatever_the_scores(kind, rate):
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(n=st.integers(8, 120), seed=st.integers(0, 10**6), share=st.sampled_from([0.0, 0.1, 0.7, 1.0]))
 def test_no_failure_is_no_zero_bound_and_all_failures_are_no_nan(name, n, seed, share):
     design, f = EVERY[name]

@@ -106,7 +106,7 @@ def test_a_budget_of_zero_gives_the_seeds_back():
     assert len(suite.failures()) == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(budget=st.floats(0, 20), scaled=st.booleans(), step=st.floats(0.01, 10), z=st.booleans())
 def test_the_budget_is_never_exceeded(budget, scaled, step, z):
     layers = ("z", "fc1", "fc2") if z else None

@@ -121,7 +121,7 @@ ANY_MODEL = {
     iters=st.integers(1, 9),
     step=st.sampled_from(["steepest", "gradient"]),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_the_search_ends_for_any_model(name: str, seed: int, rows: int, iters: int, step: str) -> None:
     asked = 0
 

@@ -102,7 +102,7 @@ def test_first_order_loss_vanishes_at_the_best_point_of_the_ball(shape: tuple[in
 # First order: laws
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**31),
     radius=st.floats(1e-3, 2.0),

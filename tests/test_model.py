@@ -219,7 +219,7 @@ def stacks(draw_from: st.DrawFn) -> tuple[nn.Module, Tensor, int]:
 
 
 @given(stacks())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_folding_keeps_the_function_and_folds_every_pair(stack: tuple[nn.Module, Tensor, int]) -> None:
     module, x, foldable = stack
     folded, note = fold_batch_norm(module)

@@ -49,7 +49,7 @@ def test_resnet_has_the_parameters_counted_by_hand():
     assert count(ResNet20()) == (9 * 3 * 16 + 32) + stage(16, 16) + stage(16, 32) + stage(32, 64) + 650 == 269_722
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(channels=st.integers(1, 4), classes=st.integers(2, 12), size=st.integers(4, 33))
 def test_logits_for_any_channels_classes_and_size(channels, classes, size):
     x = torch.rand(3, channels, size, size)

@@ -69,7 +69,7 @@ def test_parameters_of_v1_counted_by_hand():
     assert count(MobileNetV1()) == (27 * 32 + 64) + blocks + 1024 * 1000 + 1000 == 4_231_976
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     channels=st.integers(1, 4),
     classes=st.integers(2, 12),

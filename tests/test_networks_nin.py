@@ -49,7 +49,7 @@ def test_parameters_counted_by_hand():
     assert parameters(NIN(batch_norm=True)) == 966_986 + 6 * 192 + 160 + 96  # a bias becomes a scale and a shift
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     channels=st.integers(1, 4),
     classes=st.integers(2, 12),

@@ -138,7 +138,7 @@ def test_unequal_weights_matter_and_a_cap_of_one_makes_them_equal(model):
 some_weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=30).filter(any)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(values=some_weights, cap=st.floats(1, 20))
 def test_the_cap_is_respected_and_what_is_below_it_stays_in_proportion(values, cap):
     w = torch.tensor(values, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_weights_below_the_cap_are_left_alone():
     assert torch.allclose(capped_chances(w, math.inf), (w / 16).double())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(values=some_weights, n=st.integers(0, 200), seed=st.integers(0, 9))
 def test_every_row_is_met_as_often_as_expected_rounded_down_or_up(values, n, seed):
     p = capped_chances(torch.tensor(values), 5)

@@ -40,7 +40,7 @@ def wrong(k: int) -> Samples:
 # The assertion
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(k=st.integers(0, 60), pmi=st.floats(0.005, 0.3), confidence=st.sampled_from([0.8, 0.95, 0.99]))
 def test_it_passes_just_where_the_exact_test_does(k, pmi, confidence):
     """So few failures must be as unlikely as 1 - confidence if pmi were just what may not be exceeded."""
@@ -80,7 +80,7 @@ def test_a_large_estimate_from_a_few_labels_condemns_nobody():
         assert_reliable(MODEL, wrong(1)[:10], pmi=0.06)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(k=st.integers(0, 60), pmi=st.floats(0.005, 0.3), confidence=st.sampled_from([0.3, 0.8, 0.95, 0.99]))
 def test_it_is_not_met_just_where_the_exact_test_the_other_way_says_so(k, pmi, confidence):
     """So many failures must be as unlikely as 1 - confidence if pmi were just what may not be exceeded."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from operant.results import TEMPORARY, load, save, write_atomically
 
-quick = settings(deadline=None, max_examples=50)
+quick = settings(max_examples=50)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,7 @@ def test_labels_outside_the_classes_are_refused(lenet, pool):
 numbers = st.lists(st.tuples(st.floats(1e-9, 1e9), st.one_of(st.just(0.0), st.floats(1e-9, 1e9))), max_size=30)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(rows=numbers, a=st.sampled_from([0, 0.5, 1, 2]), b=st.sampled_from([0, 0.5, 1, 2]), e=st.floats(0, 1))
 def test_weights_sum_to_one_and_every_input_that_has_mass_stays_within_reach(rows, a, b, e):
     mass, risk = torch.tensor([(1.0, 1.0), *rows], dtype=torch.float64).T
@@ -219,7 +219,7 @@ def test_bad_input_is_refused(mass, risk, options, sentence):
         combine(torch.tensor(mass), torch.tensor(risk), **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(values=st.lists(st.one_of(st.floats(-1e30, 1e30), st.integers(-2, 2).map(float)), min_size=1, max_size=30))
 def test_ranks_are_shares_in_the_order_of_the_values(values):
     found = ranked(torch.tensor(values, dtype=torch.float64))

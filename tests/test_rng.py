@@ -9,7 +9,7 @@ from scipy import stats
 
 from operant.rng import global_streams, mix, normal_like, spawn, uniform_like
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 seeds = st.integers(-(2**70), 2**70)
 paths = st.lists(st.integers() | st.text(max_size=4), max_size=4)
 ids = st.integers(-(2**63), 2**63 - 1)

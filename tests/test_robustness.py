@@ -19,7 +19,7 @@ from operant.results import load, save
 # The interval
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(n=st.integers(1, 5000), share=st.floats(0, 1), confidence=st.floats(0.5, 0.9999))
 def test_the_interval_is_scipys(n, share, confidence):
     k = round(share * n)
@@ -39,7 +39,7 @@ def test_the_ends_in_closed_form(n):
     assert every.lower == pytest.approx(0.025 ** (1 / n))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(n=st.integers(1, 200), p=st.floats(0, 1), confidence=st.sampled_from([0.8, 0.95, 0.99]))
 def test_the_interval_covers_every_probability_often_enough(n, p, confidence):
     """Coverage summed exactly over all outcomes, so that no luck takes part."""

@@ -44,7 +44,7 @@ def near(share: float, truth: float, times: int) -> bool:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(values=st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=40), data=st.data())
 def test_exactly_n_different_rows(name, values, data):
     n = data.draw(st.integers(1, len(values)))
@@ -100,7 +100,7 @@ def fairest(counts: list[int], n: int) -> set[tuple[int, ...]]:
     return {way for way in ways if sum(t * t for t in way) == best}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values=some_values, data=st.data())
 def test_km_st_takes_from_sections_as_brute_force_does(values, data):
     n = data.draw(st.integers(1, len(values)))
@@ -124,7 +124,7 @@ def test_km_st_is_uniform_over_all_that_brute_force_allows():
     assert all(near(found[rows] / times, 1 / len(allowed), times) for rows in allowed)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(k=st.integers(1, 20), each=st.integers(1, 15), seed=st.integers(0, 99))
 def test_km_st_is_uniform_over_rich_sections(k, each, seed):
     """Algorithm 2 as it is written: n / k from every section, though most cases are in the lowest."""
@@ -166,7 +166,7 @@ def test_km_st_stands_huge_and_tiny_ranges():
 # KM-ST by rank, as the released program has it
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(m=st.integers(1, 30), data=st.data())
 def test_km_st_by_rank_takes_whole_blocks_and_a_part_of_one(m, data):
     n, k = data.draw(st.integers(1, m)), data.draw(st.integers(1, m))
@@ -197,7 +197,7 @@ def test_km_st_by_rank_has_a_thousand_blocks_and_takes_fewer_cases_than_blocks()
 # BE-ST, DeepGini
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values=some_values, data=st.data())
 def test_be_st_and_gini_take_the_ends_that_sorting_shows(values, data):
     n = data.draw(st.integers(1, len(values)))
@@ -253,7 +253,7 @@ def cloud(m: int, d: int, *, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(m=st.integers(2, 12), seed=st.integers(0, 50), width=st.floats(0.3, 3), known=st.integers(0, 3), data=st.data())
 def test_operational_takes_the_largest_gain_at_every_step(shared, m, seed, width, known, data):
     codes, values = cloud(m, 2, seed=seed)

@@ -87,7 +87,7 @@ def test_the_window_shrinks_to_the_largest_that_an_image_can_be_mirrored_for(sha
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=SEEDS, rows=st.integers(2, 5), channels=st.integers(1, 3), height=st.integers(3, 16), width=st.integers(3, 16)
 )
@@ -101,7 +101,7 @@ def test_alike_is_symmetric_and_best_for_equal_images(seed, rows, channels, heig
     assert psnr(x, x, bounds=(0, 1)).tolist() == [math.inf] * rows
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=SEEDS, factor=st.floats(0.01, 300))
 def test_units_do_not_matter_where_bounds_tell_them(seed, factor):
     x, x0 = torch.rand(2, 4, 2, 12, 9, dtype=torch.float64, generator=spawn(seed))

@@ -30,7 +30,7 @@ from operant.suite import Suite, add_columns
 
 SHAPES = [(3,), (1, 2, 2), (2, 3, 1, 2)]
 TYPES = [torch.float16, torch.float32, torch.float64]
-quick = settings(deadline=None, max_examples=25)
+quick = settings(max_examples=25)
 numbers = st.floats(width=32) | st.sampled_from([np.nan, np.inf, -np.inf, -0.0])
 words = st.text(max_size=4)
 

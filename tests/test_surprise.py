@@ -191,7 +191,7 @@ def test_blocks_do_not_matter(traces, kind) -> None:
         torch.testing.assert_close(kind.of(a, p).values(b, q), whole, rtol=1e-9, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(KINDS))
 def test_rows_do_not_see_each_other(seed, kind) -> None:
     a, p, b, q = points(seed)
@@ -203,7 +203,7 @@ def test_rows_do_not_see_each_other(seed, kind) -> None:
     torch.testing.assert_close(again, fitted.values(b, q), rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_units_of_activations(seed) -> None:
     """Any invertible change leaves MDSA, and moves LSA by log |det|; shifts, turns and one scale for all leave DSA."""
@@ -218,7 +218,7 @@ def test_units_of_activations(seed) -> None:
     torch.testing.assert_close(DSA.of(a @ turn * 7 + shift, p).values(b @ turn * 7 + shift, q), dsa)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_a_reference_does_not_surprise_dsa(seed) -> None:
     a, p, _, _ = points(seed)

@@ -116,7 +116,7 @@ def test_more_rows_start_with_the_same_rows(made) -> None:
 
 
 @given(picked=st.lists(st.integers(0, 599), min_size=1, max_size=6), name=st.sampled_from(list(SOURCES)))
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_any_rows_are_made_again_bit_for_bit(picked: list[int], name: str) -> None:
     source, priors = SOURCES[name]
     rows = synthesise(source, 600, priors=priors, generator=spawn(0))[picked]

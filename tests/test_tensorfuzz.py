@@ -38,7 +38,7 @@ def test_every_law_holds(name, law, toy):
 # Noise and corpus
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     radius=st.floats(0.01, 0.9),

@@ -686,7 +686,7 @@ LIKELY = st.sampled_from(["valid", "suite", "sample", "-mass", "todo", "differ",
 WORDS = st.one_of(VALUES, LIKELY, st.integers(0, 70))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     method=st.sampled_from(["GET", "POST", "HEAD", "PUT", "OPTIONS"]),
     path=st.sampled_from([*PATHS, *SAYS]) | st.text(max_size=20).map(lambda text: f"/image/{text}"),
@@ -892,7 +892,7 @@ def labelling(tmp_path_factory: pytest.TempPathFactory) -> Client:
     return Client(make_app(open_desk(ask.folder), TOKEN))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(path=st.sampled_from([*PATHS, *SAYS]), page=st.dictionaries(NAMES, WORDS, max_size=4))
 def test_whatever_is_asked_of_labels_the_answer_is_no_failure(labelling, path, page) -> None:
     headers = {"x-operant-token": TOKEN, "content-type": "application/json"}

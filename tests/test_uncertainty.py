@@ -134,7 +134,7 @@ def test_measures_of_many_passes_against_numpy_and_scipy(mc: Tensor) -> None:
     np.testing.assert_allclose(mutual_information(mc), divergence, rtol=1e-3, atol=1e-6)  # Jensen-Shannon
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), t=st.integers(2, 7), n=st.integers(1, 9), classes=st.integers(2, 6))
 def test_order_of_the_measures(seed: int, t: int, n: int, classes: int) -> None:
     mc = draws(t, n, classes, seed=seed)

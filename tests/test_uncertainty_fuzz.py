@@ -91,7 +91,7 @@ def tensors(population) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(population=populations)
 def test_fitness_and_objective_are_the_equations(pattern, population):
     aim = Aim.at(pattern, Thresholds())
@@ -103,7 +103,7 @@ def test_fitness_and_objective_are_the_equations(pattern, population):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(population=populations)
 def test_vro_is_in_the_last_line_only_and_the_objective_too(pattern, population):
     aim = Aim.at(pattern, Thresholds())
