@@ -309,6 +309,18 @@ def test_a_model_that_stays_as_it_was_is_assessed_further(tmp_path: Path) -> Non
     assert "the model stayed as it was" in str(done.rounds[1])
 
 
+def test_a_round_whose_retraining_was_refused_buys_labels_for_the_next(tmp_path: Path) -> None:
+    """Also where they cannot show that the requirement is met: the monitor is to see more than it chose by."""
+    done = run(tmp_path, finetune=STUBBORN, rounds=5)
+    first, *later = [r.assessment for r in done.rounds]
+    assert [r.changed for r in done.rounds] == [False] * 3
+    known = first.labels
+    for each in later:
+        assert (each.before, each.confidence) == (known, first.confidence)
+        assert each.bought >= TINY.labels // 6
+        known = each.labels
+
+
 def test_an_earlier_smaller_bound_is_told(undisturbed: tuple[Path, Delivered]) -> None:
     done = undisturbed[1]
     bounds = {r.number: r.assessment.upper for r in done.rounds if r.assessment}

@@ -67,6 +67,17 @@ def test_colours_are_what_was_asked_for():
     assert float(red[:, 1:].max()) == 0
 
 
+@pytest.mark.parametrize("order", [("hue", "saturation"), ("saturation", "hue")])
+def test_hue_and_saturation_can_be_given_one_after_the_other(order):
+    values = {"hue": torch.tensor([0.05, 0.3, 0.55]).double(), "saturation": torch.tensor([0.3, 0.8, 0.5]).double()}
+    x = bar().expand(3, 1, 28, 28)
+    for name in order:
+        x = FEATURES[name].impose(x, values[name])
+    assert x.shape == (3, 3, 28, 28)
+    for name, value in values.items():
+        assert torch.allclose(FEATURES[name].measure(x), value, atol=0.01)
+
+
 def test_position_light_and_background_do_not_mistake_one_for_another():
     """A change of one leaves the others where they were."""
     x = bar(left=13.5)

@@ -1,6 +1,7 @@
 """Semantic tests: laws of the search, its first step by hand, sources that are remembered, rated and refused."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 from torch import Tensor, nn
 
-from operant import Classifier, Samples, Suite, spawn
+from operant import Classifier, Samples, Suite, load_digits, spawn
+from operant.assess import labels_of
+from operant.campaign import Campaign
+from operant.campaign.parts import unguided
 from operant.generate import (
     ClassLikelihood,
     FeatureFuzz,
@@ -22,7 +26,9 @@ from operant.generate import (
     tally,
 )
 from operant.generate.semantic.validity import label_margin
+from operant.networks import LeNet5, fit, fit_cvae, initialise
 from operant.results import load, save
+from operant.retrain import OperationalFinetune
 from operant.testing import LAWS
 
 QUADRANTS = torch.kron(torch.eye(4).view(4, 2, 2), torch.ones(4, 4)).view(4, 64).double()
@@ -607,3 +613,47 @@ def test_validity_refuses_what_cannot_judge():
         Validity(judges=(judge_of(),), likelihood=lambda x: torch.zeros(len(x)))(suite_of(4))
     with pytest.raises(ValueError, match="must have columns valid"):
         tally(suite_of(4))
+
+
+# In a campaign
+
+
+@pytest.mark.slow
+def test_a_campaign_can_use_it_on_seeds_of_its_source(tmp_path):
+    """Images of the source are the training inputs that seeds are drawn from, by use and weakness at those images."""
+    digits = load_digits()
+    start = initialise(lambda: LeNet5(size=8), generator=spawn(0, "weights"))
+    options = {"epochs": 8, "batch_size": 32, "learning_rate": 4e-3, "generator": spawn(0, "fit"), "progress": False}
+    model = Classifier(fit(start, digits.train[:700], **options).module)
+    learned = fit_cvae(digits.train, latent=8, width=12, epochs=15, generator=spawn(0, "source"), progress=False)
+    source = FeatureSource.of(learned)
+    made = source.seeds(200, model=model, generator=spawn(1))
+    noise, rows = spawn(2), torch.arange(600) % len(digits.test)
+    x = digits.test.x[rows] + 0.1 * torch.rand((600, 1, 8, 8), generator=noise)
+    field = Samples(x.clamp(0, 1), digits.test.labels[rows])
+    campaign = Campaign(
+        requirement=0.001,
+        moves={"features": partial(unguided, FeatureFuzz(source=source, budget=8.0, steps=15, trust=True))},
+        rounds=1,
+        labels=120,
+        max_drop=0.2,
+        seeds_per_round=40,
+        cases_per_round=15,
+        chunk=20,
+        dimensions=4,
+        finetune=OperationalFinetune(epochs=1, steps=10, progress=False),
+    )
+    given_ = {"train": made, "clean": digits.train[700:900], "labeller": labels_of(field)}
+    done = campaign(model, field=Samples(field.x, ids=field.ids), folder=tmp_path, **given_)
+    assert done.rounds[-1].attempted == 40
+    chunks = sorted((tmp_path / "round-001" / "suite").glob("chunk-*"))
+    suite = Suite.concat([Suite.open(chunk) for chunk in chunks])
+    assert len(suite) > 0
+    assert bool((suite.prediction != suite.label).all())
+    assert bool((source.latents.rows_of(suite.seed) >= 0).all())
+    known = source.recall(suite.seeds)
+    assert torch.allclose(source.images(known.x, known.labels), suite.seeds.x, atol=1e-5)
+    assert bool((suite["perturbation"] <= 8.0 * (1 + 1e-6)).all())
+    assert bool(((suite["mass"] >= 0) & (suite["mass"] <= 1)).all())
+    again = campaign(model, field=Samples(field.x, ids=field.ids), folder=tmp_path, **given_)
+    assert again.rounds == done.rounds

@@ -4,17 +4,19 @@ import math
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import brier_score_loss
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from operant import Classifier, Samples, spawn
 from operant.networks import LeNet5, initialise
 from operant.results import load, save
-from operant.retrain import Finetune, OperationalFinetune, OperationalRecord, pmi_monitor
+from operant.retrain import Finetune, OperationalFinetune, OperationalRecord, brier_monitor, pmi_monitor
 from operant.retrain._loop import Learner
 from operant.retrain._losses import INNER, one_step
 from operant.retrain._sampling import capped_chances, drawn_rows
@@ -495,6 +497,27 @@ def test_the_monitor_estimates_pmi_with_masses(model):
     mass = torch.rand(40, generator=spawn(3))
     assert pmi_monitor(CASES, mass)(model) == pytest.approx(float(wrong @ mass.double() / mass.double().sum()))
     assert pmi_monitor(CASES, mass * 1e-30)(model) == pytest.approx(pmi_monitor(CASES, mass)(model))
+
+
+def test_the_brier_monitor_is_scikit_learns_and_refuses_to_be_learned_from(model):
+    p = model.probs(CASES.x)
+    mass = torch.rand(40, generator=spawn(3))
+    for weights in (None, mass):
+        one = [brier_score_loss(CASES.labels == c, p[:, c], sample_weight=weights) for c in range(p.shape[1])]
+        assert brier_monitor(CASES, weights)(model) == pytest.approx(sum(one) / 2, abs=1e-6)
+    with pytest.raises(ValueError, match="the monitor"):
+        replace(QUICK, monitor=brier_monitor(TRAIN))(model, **DATA, generator=spawn(0))
+
+
+def test_few_labels_choose_better_by_brier_than_by_counting():
+    """Two models of which one is right more often and as sure as it is right: the chance that fifty labels tell."""
+    rng = np.random.default_rng(0)
+    told = dict.fromkeys(("errors", "brier"), 0)
+    for _ in range(400):
+        better, worse = (rng.beta(a, 1, 50) for a in (12, 8))  # probability of the label, right where above a half
+        told["errors"] += np.mean(better < 0.5) < np.mean(worse < 0.5)
+        told["brier"] += np.mean((1 - better) ** 2) < np.mean((1 - worse) ** 2)
+    assert told["brier"] > told["errors"] + 100
 
 
 @pytest.mark.parametrize(

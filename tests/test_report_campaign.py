@@ -25,6 +25,7 @@ from operant._verdicts import log_files
 from operant._words import percent
 from operant.campaign import Assessed, Decision, Round
 from operant.campaign.folder import RunFolder
+from operant.campaign.guards import LEVEL, TRIED, Guarded, Guards, guards_of
 from operant.campaign.stored import (
     LOOKED_AT,
     About,
@@ -40,6 +41,7 @@ from operant.campaign.stored import (
     map_of,
 )
 from operant.cli_report import add_report
+from operant.defend.evaluate import interval
 from operant.doctor import Finding
 from operant.measure import mc_dropout, pattern, prediction_confidence, variation_ratio_original, with_dropout
 from operant.networks import fit_pca, save_weights
@@ -66,6 +68,7 @@ SECTIONS = [
     "sources",
     "failures",
     "certainty",
+    "defences",
     "retraining",
     "feedback",
     "drift",
@@ -749,7 +752,7 @@ def test_damaged_cases_are_a_finding(folder, tmp_path):
 
 def test_a_report_of_another_format_is_refused(evidence, tmp_path):
     results.save(replace(evidence, version=VERSION + 1), tmp_path / "report.json")
-    with pytest.raises(ValueError, match=r"format 4, this version of Operant knows format 3; write it again"):
+    with pytest.raises(ValueError, match=r"format 5, this version of Operant knows format 4; write it again"):
         load_evidence(tmp_path / "report.json")
     (tmp_path / "report.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a report"):
@@ -860,3 +863,110 @@ def test_about_and_map_say_what_there_is():
     assert about.versions["torch"] == torch.__version__
     kept = map_of(profile(shape), train)
     assert (tuple(kept.train.shape), len(kept.labels)) == ((600, 2), 600)
+
+
+# Defences
+
+
+def blurred(n: int, name: str) -> Samples:
+    """Images of a bright quarter, which says the class, with a little noise."""
+    label = torch.arange(n) % CLASSES
+    x = 0.2 * torch.rand((n, 1, 8, 8), generator=spawn(0, "blurred", name))
+    for row, quarter in enumerate(label.tolist()):
+        x[row, 0, 4 * (quarter // 2) : 4 * (quarter // 2) + 4, 4 * (quarter % 2) : 4 * (quarter % 2) + 4] += 0.6
+    return Samples(x, label)
+
+
+class Brightest(nn.Module):
+    """Says which quarter is the brightest, and how much; a single bright pixel in a corner turns its answer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        means = nn.functional.avg_pool2d(x, 4).flatten(1)
+        fooled = (x[:, :, :1, :1].flatten(1) > 0.97) * torch.tensor([9.0, 0.0, 0.0, 0.0])
+        return 10 * (means + fooled)
+
+
+def fooled(n: int) -> Suite:
+    """Failures by that pixel, two of each seed."""
+    seeds = blurred(n, "fooled")
+    seeds = seeds[seeds.labels > 0]
+    rows = torch.arange(len(seeds)).repeat_interleave(2)
+    x = seeds.x[rows].clone()
+    x[:, :, :1, :1] = 0.98
+    zeros = torch.zeros(len(rows)).long()
+    return Suite.of(x, seeds=seeds, origin=rows, prediction=zeros, method="pixel")
+
+
+def test_guards_are_set_up_by_other_clean_inputs_than_they_are_tried_on():
+    model, clean, failing = Classifier(Brightest()), blurred(2 * TRIED, "clean"), fooled(60)
+    assert bool((model.predict(failing.x) != failing.label).all())
+    kept, again = (guards_of(model, failing, clean, generator=spawn(0)) for _ in range(2))
+    assert kept == again
+    assert (kept.failures, kept.level, kept.reason) == (len(failing), LEVEL, "")
+    told = {guarded.name: guarded for guarded in kept.tried}
+    assert {"feature squeezing", "fewer colours", "JPEG compression", "median filter"} <= set(told)
+    filtered = told["median filter"]
+    assert filtered.stopped == filtered.failures == len(failing)  # no median leaves a single pixel
+    parts = clean.split(fitting=0.5, trying=0.5)
+    for guarded in kept.tried:
+        assert guarded.clean == len(parts["trying"])
+        assert guarded.wrong <= 3 * LEVEL * guarded.clean
+        assert guarded.trials == pytest.approx(guarded.failures / 2)  # two of each seed
+    learned = told["network on logits"]
+    assert 0 < learned.failures < len(failing)  # the other half was learned from
+
+
+def test_guards_are_for_images_and_need_clean_inputs():
+    flat = Classifier(nn.Linear(6, CLASSES), bounds=(-math.inf, math.inf))
+    rows = Samples(torch.randn(60, 6, generator=spawn(1)), torch.arange(60) % CLASSES)
+    suite = Suite.of(rows.x, seeds=rows, origin=torch.arange(60), prediction=(rows.labels + 1) % 4, method="any")
+    kept = guards_of(flat, suite, rows, generator=spawn(0))
+    assert (kept.tried, kept.failures) == ((), 60)
+    assert "for images" in kept.reason
+    few = guards_of(Classifier(Brightest()), fooled(8), blurred(20, "few"), generator=spawn(0))
+    assert few.tried == ()
+    assert "too few to set defences up" in few.reason
+
+
+def guarded(name: str, stopped: int, wrong: int) -> Guarded:
+    return Guarded(name=name, stopped=stopped, failures=100, trials=50.0, wrong=wrong, clean=200)
+
+
+def with_guards(path: Path, *rounds: Guards) -> Evidence:
+    place = campaign_folder(path, more=False)
+    with RunFolder(place, signature=SETTINGS) as run:
+        for number, kept in enumerate(rounds, 1):
+            run.step(f"round-{number:03d}/defences", Guards, lambda kept=kept: kept)
+    return gather(place)
+
+
+def test_a_defence_is_recommended_if_it_stops_most_failures_of_all_rounds(tmp_path):
+    first = Guards(failures=300, tried=(guarded("JPEG", 20, 4), guarded("median", 90, 9)), level=0.05, reason="")
+    second = Guards(failures=100, tried=(guarded("median", 80, 7),), level=0.05, reason="")
+    evidence = with_guards(tmp_path, first, second)
+    known = evidence.defences
+    assert [d.name for d in known.tried] == ["median", "JPEG"]
+    best = known.tried[0]
+    assert (known.failures, best.stopped, best.failures, best.wrong, best.clean) == (400, 170, 200, 16, 400)
+    assert (best.lower, best.upper) == interval(170, 200, 0.95, trials=100)
+    assert best.most_wrong == interval(16, 400, 0.95)[1]
+    assert known.told.startswith("Recommended: median before the model")
+    page = Page(render_page(evidence))
+    for words in (known.told.split(",")[0], "170 of 200", "20 of 100", "5 %"):
+        assert words in page.text.replace("\u00a0", " ")
+    assert "Recommended: median" in markdown(evidence)
+
+
+def test_where_no_guard_is_good_enough_retraining_is_recommended(tmp_path):
+    tried = (guarded("JPEG", 20, 4), guarded("median", 90, 80))  # the better one gets clean inputs wrong
+    evidence = with_guards(tmp_path / "a", Guards(failures=100, tried=tried, level=0.05, reason=""))
+    assert evidence.defences.told.startswith("Recommended: retrain, and do not count on a guard.")
+    none = with_guards(tmp_path / "b", Guards(failures=9, tried=(), level=0.05, reason="They are for images"))
+    assert none.defences.told == "No defence was tried: they are for images."
+    assert "they are for images" in Page(render_page(none)).text
+
+
+def test_a_folder_that_tells_of_no_defences_says_so(tmp_path):
+    evidence = gather(campaign_folder(tmp_path, more=False))
+    assert evidence.defences is None
+    assert "does not tell what defences would do" in Page(render_page(evidence)).text

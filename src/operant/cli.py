@@ -46,6 +46,9 @@ STUDIES = (
     "operational",
     "kuk",
     "rivals",
+    "defences",
+    "enhance",
+    "semantic",
 )  # packages of operant.studies, read when asked for
 
 app = typer.Typer(
@@ -312,6 +315,7 @@ def study(
     ] = None,
     workers: Annotated[int, typer.Option(help="processes, each with one thread")] = 2,
     rivals: Annotated[bool, typer.Option("--rivals", help="for robot: with four more fuzzers to compare with")] = False,
+    kuk: Annotated[Path | None, typer.Option(help="for defences, enhance: a study kuk whose suites to use")] = None,
 ) -> None:
     """Run a paper's experiments again, with a control and intervals, and write a page of tables and pictures."""
     try:
@@ -321,7 +325,9 @@ def study(
         chosen = import_module(f"operant.studies.{name.replace('-', '_')}")
         if rivals and name != "robot":
             raise ValueError(f"--rivals is an option of the study robot, got {name}; leave it out")
-        more = {"rivals": True} if rivals else {}
+        if kuk is not None and name not in ("defences", "enhance"):
+            raise ValueError(f"--kuk is an option of the studies defences and enhance, got {name}; leave it out")
+        more: dict[str, object] = ({"rivals": True} if rivals else {}) | ({"kuk": kuk} if kuk is not None else {})
         page = chosen.run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **more)
     except (ValueError, OSError) as error:
         _cannot_run(error)

@@ -26,6 +26,7 @@ from operant.suite import Suite
 
 HELD = 0.8  # accuracy where the feature says the same as the class, from which the fault is there
 LOST = 0.5  # and accuracy where it says the opposite, up to which it is
+GREY = 0.02  # saturation up to which ink has no hue to keep
 WRAP = 0.8  # hues above this are told as below 0, so that reds have no gap
 
 Measure = Callable[[Tensor], Tensor]
@@ -181,6 +182,23 @@ def coloured(x: Tensor, *, hue: Tensor, saturation: Tensor) -> Tensor:
     return x.amax(1, keepdim=True) * pure.to(x)[:, :, None, None]
 
 
+def _hued(x: Tensor, value: Tensor) -> Tensor:
+    """In this hue, as saturated as before; what was grey becomes plainly coloured."""
+    return coloured(x, hue=value, saturation=_where_coloured(saturation, x, value, 0.9))
+
+
+def _saturated(x: Tensor, value: Tensor) -> Tensor:
+    """So saturated, in the hue as before; what was grey becomes green."""
+    return coloured(x, hue=_where_coloured(hue, x, value, 0.35), saturation=value)
+
+
+def _where_coloured(measure: Measure, x: Tensor, like: Tensor, otherwise: float) -> Tensor:
+    plain = torch.full_like(like, otherwise)
+    if x.shape[1] == 1:
+        return plain
+    return torch.where(saturation(x).to(like) > GREY, measure(x).to(like), plain)
+
+
 def _column(values: Tensor, x: Tensor) -> Tensor:
     return values.to(x).view(-1, 1, 1, 1)
 
@@ -195,22 +213,8 @@ FEATURES = {
         Feature(name="rotation", measure=rotation, impose=_warped("rotation"), low=-25.0, high=25.0),
         Feature(name="brightness", measure=brightness, impose=_lit, low=0.45, high=1.0),
         Feature(name="background", measure=background, impose=_backed, low=0.05, high=0.45),
-        Feature(
-            name="hue",
-            measure=hue,
-            impose=lambda x, value: coloured(x, hue=value, saturation=torch.full_like(value, 0.9)),
-            low=0.05,
-            high=0.55,
-            colour=True,
-        ),
-        Feature(
-            name="saturation",
-            measure=saturation,
-            impose=lambda x, value: coloured(x, hue=torch.full_like(value, 0.35), saturation=value),
-            low=0.15,
-            high=0.85,
-            colour=True,
-        ),
+        Feature(name="hue", measure=hue, impose=_hued, low=0.05, high=0.55, colour=True),
+        Feature(name="saturation", measure=saturation, impose=_saturated, low=0.15, high=0.85, colour=True),
     )
 }
 """Features by name. Light and stroke width are meant for bright strokes on a dark background."""

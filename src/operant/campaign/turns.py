@@ -15,6 +15,7 @@ from torch import Tensor
 from operant.campaign.assessment import Assessed, assess_model, confidence_of, what_it_takes
 from operant.campaign.engine import in_batches, with_smaller_batches
 from operant.campaign.feedback import Decision, allocate, told
+from operant.campaign.guards import Guards, guards_of
 from operant.campaign.hardening import Hardening
 from operant.campaign.parts import Shares
 from operant.campaign.rounds import Delivered, Round
@@ -23,7 +24,7 @@ from operant.campaign.view import View
 from operant.data import Samples
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
-from operant.retrain import OperationalRecord, Retrained, pmi_monitor
+from operant.retrain import OperationalRecord, Retrained, brier_monitor
 from operant.retrain.finetune import Told
 from operant.suite import Suite
 from operant.types import Labeller
@@ -107,6 +108,7 @@ class Turns:
         good = found.operational(self.options.level, self.options.mass_quantile) if len(found) else found
         if len(good):
             self.loop.folder.step(f"{self.loop.place}/patterns", Certainty, partial(self._certainty, good))
+            self.loop.folder.step(f"{self.loop.place}/defences", Guards, partial(self._guards, good))
         chosen = self.loop.choose(partial(self._chosen, good))
         record = self._retrain() if len(chosen) else None
         return self._told(
@@ -119,7 +121,10 @@ class Turns:
             first=self._first(good),
             chosen=len(chosen),
             retraining=record,
-            assessment=self._assess(changed=record is not None and record.best_epoch > 0),
+            assessment=self._assess(
+                changed=record is not None and record.best_epoch > 0,
+                refused=record is not None and not record.best_epoch,
+            ),
         )
 
     def _count(self, good: Suite) -> dict[str, int]:
@@ -224,6 +229,15 @@ class Turns:
 
         return with_smaller_batches(look, self.loop.model.batch_size)[0]
 
+    def _guards(self, good: Suite) -> Guards:
+        """What cheap defences would have stopped; for the report."""
+
+        def look(rows: int) -> Guards:
+            model = in_batches(self.loop.model, rows)
+            return guards_of(model, good, self.loop.guard, generator=self.loop.spawn("defences"))
+
+        return with_smaller_batches(look, self.loop.model.batch_size)[0]
+
     def _chosen(self, good: Suite) -> Suite:
         n = min(len(good), self.options.cases_per_round, self.options.cases - len(self.loop.learned))
         if n == 0:
@@ -244,7 +258,7 @@ class Turns:
         def work(max_drop: float, checkpoint: Path, told: Told) -> Retrained:
             finetune = replace(
                 self.options.finetune,
-                monitor=pmi_monitor(self.labelled) if len(self.labelled) else None,
+                monitor=brier_monitor(self.labelled) if len(self.labelled) else None,
                 max_drop=max_drop,
                 progress=False,
             )
@@ -262,12 +276,16 @@ class Turns:
 
     # Assess
 
-    def _assess(self, *, changed: bool) -> Assessed | None:
-        """Of a model that changed, a bound of its own; of one that did not, more labels if they can show anything."""
+    def _assess(self, *, changed: bool, refused: bool = False) -> Assessed | None:
+        """Of a model that changed, a bound of its own; of one that did not, more labels if they can show anything.
+
+        Where the monitor refused what was learned, labels are bought all the same: it had chosen the present model by
+        those it has, which therefore flatter it, and new ones tell better what the next round is worth.
+        """
         fresh = self._fresh()
         left = min(self.options.labels - len(self.bought), len(fresh))
         budget = self.loop.folder.step(
-            f"{self.loop.place}/budget", Budget, partial(self._budget, left, changed=changed)
+            f"{self.loop.place}/budget", Budget, partial(self._budget, left, changed=changed, refused=refused)
         )
         self.loop.tell("assess", 0, budget.most)
         known = None if changed else self._latest
@@ -294,11 +312,11 @@ class Turns:
         fresh = pool[torch.randperm(len(pool), generator=self.loop.spawn("assessment"))]
         return fresh[~torch.isin(fresh.ids, self.bought)]
 
-    def _budget(self, left: int, *, changed: bool) -> Budget:
+    def _budget(self, left: int, *, changed: bool, refused: bool) -> Budget:
         """Labels of this round's assessment, settled when it begins: the campaign's budget may change in between."""
         options, quiet = self.options, 0 if changed else self._quiet + 1
         last = self.loop.number == options.rounds or len(self.loop.learned) >= options.cases or quiet >= IN_VAIN
-        fewest = max(1, min(50, options.labels // (options.rounds + 1))) if changed else 0
+        fewest = max(1, min(50, options.labels // (options.rounds + 1))) if changed or refused else 0
         return Budget(fewest=fewest, most=left if last else math.ceil(left * ROUND_SHARE))
 
     def _labels(self, most: int, i: int, asked: Samples) -> Tensor:

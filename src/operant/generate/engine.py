@@ -95,7 +95,7 @@ def fuzz(
     """
     model.check(seeds)
     seeds = seeds.to(model.device)
-    chosen = _eligible(model, seeds, goal)
+    chosen = eligible(model, seeds, goal)
     begin = seeds.x if start is None else start(seeds.x)
     x0, y = seeds.x[chosen], seeds.labels[chosen]
     rows = {"x0": x0, "y": y, "x": begin[chosen]}
@@ -204,7 +204,7 @@ def check_steps(steps: int, step_size: float | None = None) -> None:
         raise ValueError(f"step_size must be positive, got {step_size}")
 
 
-def _eligible(model: Classifier, seeds: Samples, goal: Goal) -> Tensor:
+def eligible(model: Classifier, seeds: Samples, goal: Goal) -> Tensor:
     """Rows of the seeds to work on: for a targeted goal, those that are not of the target class already."""
     if goal.target is None:
         return torch.arange(len(seeds))

@@ -332,7 +332,7 @@ def epoch_chart(done: Round, *, width: float = 460, height: float = 190) -> Mark
         width=width,
         height=height,
         title=f"Retraining in round {done.number}",
-        description="The monitor, pmi on labelled field inputs: "
+        description="The monitor, the Brier score of labelled field inputs: "
         + ", ".join(f"{'before' if e == 0 else f'epoch {int(e)}'} {percent(v)}" for e, v in values)
         + f". Kept: {f'epoch {record.best_epoch}' if record.best_epoch else 'the weights from before'}.",
         kind="epochs",

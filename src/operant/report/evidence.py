@@ -18,7 +18,8 @@ from operant.doctor import Finding
 from operant.report.failures import Gallery
 from operant.triage.sampling import ValidShare
 
-VERSION = 3
+VERSION = 4
+WORTH = 0.5  # share of failures that a defence must stop to be recommended
 Points = tuple[tuple[float, float], ...]
 Counts = tuple[tuple[int, ...], ...]
 
@@ -150,6 +151,67 @@ class Certainties:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """What one cheap defence would have stopped, all rounds together, each with the defence of its model.
+
+    Attributes:
+        name: of the defence.
+        stopped, failures: operational failures that it rejects, or reads correctly, of those it was tried on.
+        lower, upper: a 95 % interval for the share of these; failures of one seed count as one.
+        wrong, clean: clean inputs that it rejects, or misreads, of those it was tried on.
+        most_wrong: the upper end of a 95 % interval for the share of these.
+    """
+
+    name: str
+    stopped: int
+    failures: int
+    lower: float
+    upper: float
+    wrong: int
+    clean: int
+    most_wrong: float
+
+    @property
+    def share(self) -> float:
+        return self.stopped / self.failures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defences:
+    """Which defences would have stopped operational failures.
+
+    Attributes:
+        failures: operational failures of the rounds that tell.
+        level: share of clean inputs that each defence was set up to get wrong at most.
+        tried: the most effective first.
+        reason: why none could be tried; empty if some could.
+    """
+
+    failures: int
+    level: float
+    tried: tuple[Stopped, ...]
+    reason: str
+
+    @property
+    def told(self) -> str:
+        """What they mean, in a sentence or two."""
+        if not self.tried:
+            return f"No defence was tried: {self.reason[:1].lower()}{self.reason[1:]}."
+        good = [d for d in self.tried if d.lower > WORTH and d.wrong <= 2 * self.level * d.clean]
+        best = (good or self.tried)[0]
+        told = (
+            f"it stops {best.stopped} of {best.failures} failures, {percent(best.lower)} to {percent(best.upper)} of "
+            f"such, and gets {best.wrong} of {best.clean} clean inputs wrong"
+        )
+        if good:
+            return f"Recommended: {best.name} before the model, the best of {len(self.tried)} tried; {told}."
+        return (
+            f"Recommended: retrain, and do not count on a guard. None of {len(self.tried)} that were tried stops more "
+            f"than {percent(WORTH)} for certain at little cost; nearest comes {best.name}: {told}."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """Everything that a report shows; made by `gather`.
 
@@ -172,6 +234,7 @@ class Evidence:
         gallery: of operational failures.
         valid: whether it shows only those that people called valid.
         certainties: how sure the models were of them; None if that was not kept, or there are none.
+        defences: what cheap ones would have stopped of them; None likewise.
         triage: the share of the campaign's cases that people call valid; None if nobody has judged any.
         compared: rounds whose new inputs were tested for drift.
         findings: where each comes from, and what it says.
@@ -197,6 +260,7 @@ class Evidence:
     gallery: Gallery
     valid: bool = False
     certainties: Certainties | None = None
+    defences: Defences | None = None
     triage: ValidShare | None = None
     compared: tuple[int, ...]
     findings: tuple[tuple[str, Finding], ...]

@@ -18,20 +18,22 @@ from operant import results
 from operant._hashing import bytes_of, fingerprint, hash_of
 from operant.assess import clopper_pearson_interval
 from operant.campaign.folder import CASES, MODEL, RUN, RunFolder, finished
+from operant.campaign.guards import Guarded, Guards
 from operant.campaign.progress import seconds_of
 from operant.campaign.rounds import Round
 from operant.campaign.stored import About, Certainty, Ended, FieldMap, Insight, Known, Seen, flat_codes
+from operant.defend.evaluate import interval
 from operant.doctor import Finding
 from operant.measure.patterns import DEFAULT, PATTERNS, patterns
 from operant.profile import Profile, load_profile
-from operant.report.evidence import Certainties, Change, Counts, Evidence, Map, Points, Prior, Region
+from operant.report.evidence import Certainties, Change, Counts, Defences, Evidence, Map, Points, Prior, Region, Stopped
 from operant.report.failures import LIMIT, Found, Gallery, gallery_of
 from operant.suite import Suite
 from operant.triage.sampling import ValidShare, valid_share
 from operant.triage.verdicts import verdicts_for
 
 SHOWN = 600  # points of a kind on the map
-PRIOR_CONFIDENCE = 0.95
+PRIOR_CONFIDENCE = CONFIDENCE = 0.95
 T = TypeVar("T")
 
 
@@ -73,6 +75,7 @@ def gather(folder: str | Path, *, limit: int = LIMIT, valid: bool = False) -> Ev
         gallery=_gallery(folder, found, about.bounds if about else None, limit=limit, valid=valid),
         valid=valid,
         certainties=_certainties(folder),
+        defences=_defences(folder),
         triage=triage,
         compared=tuple(number_of(place) for place in _places(folder) if finished(place / "drift.json")),
         findings=tuple(findings),
@@ -228,6 +231,31 @@ def _certainties(folder: Path) -> Certainties | None:
         passes=told[-1].passes,
         reason=told[-1].reason,
     )
+
+
+def _defences(folder: Path) -> Defences | None:
+    """Of all rounds together; defences that none of them could try are left out."""
+    kept = [_read(file, Guards) for place in _places(folder) if finished(file := place / "defences.json")]
+    if not kept:
+        return None
+    names = dict.fromkeys(guarded.name for part in kept for guarded in part.tried)
+    tried = [_stopped([g for part in kept for g in part.tried if g.name == name]) for name in names]
+    return Defences(
+        failures=sum(part.failures for part in kept),
+        level=kept[-1].level,
+        tried=tuple(sorted(tried, key=lambda stopped: (-stopped.share, stopped.wrong))),
+        reason="" if tried else kept[-1].reason,
+    )
+
+
+def _stopped(parts: list[Guarded]) -> Stopped:
+    stopped, failures, wrong, clean = (
+        sum(getattr(part, name) for part in parts) for name in ("stopped", "failures", "wrong", "clean")
+    )
+    lower, upper = interval(stopped, failures, CONFIDENCE, trials=sum(part.trials for part in parts))
+    most_wrong = interval(wrong, clean, CONFIDENCE)[1]
+    counts = {"stopped": stopped, "failures": failures, "wrong": wrong, "clean": clean}
+    return Stopped(name=parts[0].name, lower=lower, upper=upper, most_wrong=most_wrong, **counts)
 
 
 # Verdicts

@@ -23,6 +23,7 @@ def markdown(evidence: Evidence) -> str:
         _judged(evidence) if evidence.rounds else "",
         _classes(evidence, evidence.sources) if evidence.sources else "",
         plain(evidence.certainties.told) if evidence.certainties else "",
+        plain(evidence.defences.told) if evidence.defences else "",
         plain(str(evidence.triage)) if evidence.triage else "",
         _drift(evidence),
         _findings(evidence),

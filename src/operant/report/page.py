@@ -19,7 +19,17 @@ from operant._words import at_most, duration, percent
 from operant.campaign.feedback import Decision
 from operant.campaign.progress import STEPS
 from operant.report.charts import Bar, bar_chart, epoch_chart, map_chart, plane_chart, pmi_chart
-from operant.report.evidence import Certainties, Change, Counts, Evidence, Region, Sources, labels_told, stayed
+from operant.report.evidence import (
+    Certainties,
+    Change,
+    Counts,
+    Defences,
+    Evidence,
+    Region,
+    Sources,
+    labels_told,
+    stayed,
+)
 
 PAGE_SIZE = 48  # failures on the page at first, and with each click on "more"; page.js knows it too
 MOST_BARS = 20  # classes or cells that get a bar
@@ -127,6 +137,7 @@ def _charts(evidence: Evidence) -> dict[str, Any]:
         "regions": _by_region(sources.regions) if sources else "",
         "patterns": _patterns(known) if known else "",
         "plane": plane_chart(known, width=480, height=340) if known and known.points else "",
+        "stopped": _stopped(evidence.defences) if evidence.defences else "",
         "epochs": {done.number: epoch_chart(done) for done in evidence.rounds},
     }
 
@@ -156,6 +167,15 @@ def _patterns(known: Certainties) -> Markup:
     }
     bars = [Bar(name=name, value=n / known.looked_at, told=str(n)) for name, n in counts.items()]
     return _top(bars, "Failures by how sure the model was", "bars")
+
+
+def _stopped(known: Defences) -> Markup:
+    """The share of failures that each defence would have stopped."""
+    bars = [
+        Bar(name=d.name, value=d.share, told=f"{d.stopped} of {d.failures}", lower=d.lower, upper=d.upper)
+        for d in known.tried
+    ]
+    return _top(bars, "Operational failures that each defence would have stopped", "bars")
 
 
 def _by_class(evidence: Evidence, sources: Sources) -> Markup:

@@ -4,10 +4,11 @@ from operant.retrain._loop import FinetuneEpoch
 from operant.retrain.distil import DefensiveDistillation, Distilled, LabelSmoothing
 from operant.retrain.finetune import Finetune, FinetuneRecord, Retrained
 from operant.retrain.manifold_mixup import ManifoldMixup
-from operant.retrain.monitor import PmiMonitor, pmi_monitor
+from operant.retrain.monitor import BrierMonitor, PmiMonitor, brier_monitor, pmi_monitor
 from operant.retrain.operational import OperationalEpoch, OperationalFinetune, OperationalRecord, Repaired
 
 __all__ = [
+    "BrierMonitor",
     "DefensiveDistillation",
     "Distilled",
     "Finetune",
@@ -21,5 +22,6 @@ __all__ = [
     "PmiMonitor",
     "Repaired",
     "Retrained",
+    "brier_monitor",
     "pmi_monitor",
 ]

@@ -1,4 +1,4 @@
-"""What to watch while retraining: the estimated probability of misclassification per field input."""
+"""What to watch while retraining: how wrong a model is about labelled field inputs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ class PmiMonitor:
         return float(self.mass @ wrong.cpu().double())  # (1)
 
 
+class BrierMonitor(PmiMonitor):
+    """Brier score of labelled inputs; build one with `brier_monitor`."""
+
+    def __call__(self, model: Classifier) -> float:
+        p = model.probs(self.validation.x).cpu().double()
+        y = torch.nn.functional.one_hot(self.validation.labels.cpu(), p.shape[1])
+        return float(self.mass @ (p - y).square().sum(1)) / 2  # (1)
+
+
 def pmi_monitor(validation: Samples, mass: Tensor | None = None) -> PmiMonitor:
     """A monitor that estimates the probability of misclassification per field input.
 
@@ -49,8 +58,35 @@ def pmi_monitor(validation: Samples, mass: Tensor | None = None) -> PmiMonitor:
     >>> pmi_monitor(field)(Classifier(right)), pmi_monitor(field, torch.tensor([3.0, 1.0]))(Classifier(right))
     (0.5, 0.25)
     """
+    return PmiMonitor(validation=validation, mass=_mass_of(validation, mass))
+
+
+def brier_monitor(validation: Samples, mass: Tensor | None = None) -> BrierMonitor:
+    """A monitor that sees more in few inputs than `pmi_monitor` does: also how sure the model is of each.
+
+        ½ Σ m_i ‖p(x_i) - e(y_i)‖² / Σ m_i        (1)
+
+    p are the model's probabilities, e(y) is 1 for the label and 0 for every other class. It lies between 0 and 1 and
+    equals the share of errors where the model is quite sure of everything. Among the epochs of a retraining, fifty
+    labelled inputs seldom tell which has the smallest pmi by counting errors; by (1) they do so more often.
+
+    Args:
+        validation, mass: as in `pmi_monitor`.
+
+    >>> sure = torch.nn.Linear(2, 2, bias=False)
+    >>> sure.weight.data = 100 * torch.eye(2)
+    >>> field = Samples(torch.tensor([[0.9, 0.1], [0.2, 0.7]]), torch.tensor([0, 0]))
+    >>> brier_monitor(field)(Classifier(sure))
+    0.5
+
+    References:
+        | Verification of forecasts expressed in terms of probability (Brier, 1950)
+    """
+    return BrierMonitor(validation=validation, mass=_mass_of(validation, mass))
+
+
+def _mass_of(validation: Samples, mass: Tensor | None) -> Tensor:
     if len(validation) == 0:
         raise ValueError("there are no validation samples to estimate pmi on; hold some field inputs back")
     _ = validation.labels  # refuses samples without
-    mass = normalised(torch.ones(len(validation)) if mass is None else mass, len(validation), "mass")
-    return PmiMonitor(validation=validation, mass=mass)
+    return normalised(torch.ones(len(validation)) if mass is None else mass, len(validation), "mass")

@@ -96,7 +96,7 @@ class OperationalFinetune:
     The inner loop climbs J also where the pairs are compared by KL; TRADES climbs KL there. One gradient serves both.
 
     Args:
-        monitor: smaller is better, for instance `pmi_monitor`; the error on the validation samples unless given. It
+        monitor: smaller is better, for instance `brier_monitor`; the error on the validation samples unless given. It
             chooses, so what is reported must come from inputs that it has not seen.
         epochs: at most.
         batch_size: rows a step, at most.

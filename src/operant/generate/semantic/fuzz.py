@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.engine import Goal, Rows, advance, check_steps, column, judge, steepest
+from operant.generate.engine import Goal, Rows, advance, check_steps, column, eligible, judge, steepest
 from operant.generate.semantic.source import FeatureSource
 from operant.generate.semantic.validity import Validity
 from operant.model import Classifier
@@ -102,7 +102,7 @@ class FeatureFuzz:
         for anchor in self.anchors:
             self.source.check(anchor)
         seeds = seeds.to(model.device)
-        chosen = self._eligible(model, seeds)
+        chosen = eligible(model, seeds, self._goal)
         latents = self.source.recall(seeds)
         tests, sizes = [seeds.x[:0]], [torch.empty(0)]
         for some in chosen.split(model.batch_size):
@@ -186,14 +186,6 @@ class FeatureFuzz:
         if not early:
             raise ValueError("the source has no dense or convolutional layers; name the layers to move")
         return early
-
-    def _eligible(self, model: Classifier, seeds: Samples) -> Tensor:
-        """Rows of the seeds to work on: for a targeted goal, those that are not of the target class already."""
-        if self.target is None:
-            return torch.arange(len(seeds))
-        if self.target >= model.classes(seeds.x):
-            raise ValueError(f"target must be one of the model's {model.classes(seeds.x)} classes, got {self.target}")
-        return (seeds.labels != self.target).nonzero().flatten().cpu()
 
 
 def _check_quality(source: FeatureSource) -> None:

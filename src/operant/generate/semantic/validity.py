@@ -41,9 +41,10 @@ class Validity:
         judges: classifiers that were trained apart from the model under test, from the source, and from each other.
         likelihood: from images to log-likelihoods ``(N, classes)``: a `ClassLikelihood`, or ``cvae.evidence`` of a
             conditional VAE that is not the source itself.
-        naturalness: from images to p-values, a `Naturalness`. Learned from images of the source it asks whether a test
-            still looks like what the source makes. Learned from real ones it may call every image of a source strange
-            that is smoother than they are, as those of autoencoders; how real they look is part of `Quality`.
+        naturalness: from images to p-values, a `Naturalness` that was fitted on images of the source: it then asks
+            whether a test still looks like what the source makes. Fitted on training data alone it may call every image
+            of a source strange that is smoother than they are, as those of autoencoders; how real a source's images
+            look is part of `Quality`.
         level: smallest p-value of a natural test.
 
     References:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from operant.studies.kuk.models import Ready, check_data, missing, ready
 from operant.studies.kuk.page import write_page
 from operant.studies.kuk.search import CAUSES, Bred, breed, to_explain
 from operant.studies.kuk.settings import PATTERNS, Subject, subjects
+from operant.suite import Suite
 
 __all__ = ["run_study"]
 
@@ -92,7 +94,8 @@ def run_measure(subject: Subject, method: str, data: Path | None, out: Path) -> 
 
     def work() -> Measured:
         given = ready(subject, data, out)
-        return measure(subject, given, dropping(subject, given, out), method)
+        keep = partial(_keep, out / "suites" / subject.name / step_name(method))
+        return measure(subject, given, dropping(subject, given, out), method, keep=keep)
 
     Steps(out / "steps" / subject.name).step(step_name(method), Measured, work)
 
@@ -110,7 +113,15 @@ def run_search(subject: Subject, pattern: str, run: int, cause: str, data: Path 
         start = run * subject.seeds
         seeds = given.seeds[start + first : start + min(first + subject.chunk, n)]
         path = (pattern, f"run-{run}", f"chunk-{chunk}")
-        steps.step(name, Bred, partial(breed, subject, model, seeds, pattern, cause=cause, path=path))
+        keep = partial(_keep, out / "suites" / subject.name / name)
+        work = partial(breed, subject, model, seeds, pattern, cause=cause, path=path, keep=keep)
+        steps.step(name, Bred, work)
+
+
+def _keep(place: Path, suite: Suite) -> None:
+    """Write cases that other studies go on with, before the step that says they are there."""
+    shutil.rmtree(place, ignore_errors=True)  # what a kill left of it
+    suite.save(place)
 
 
 def dropping(subject: Subject, given: Ready, out: Path, *, other: bool = False) -> Classifier:

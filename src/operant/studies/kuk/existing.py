@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -55,10 +56,13 @@ def step_name(method: str) -> str:
     return "measured-" + re.sub(r"[^a-z0-9]+", "-", method.lower())
 
 
-def measure(subject: Subject, given: Ready, dropping: Classifier, method: str) -> Measured:
+def measure(
+    subject: Subject, given: Ready, dropping: Classifier, method: str, *, keep: Callable[[Suite], None]
+) -> Measured:
     """Make the cases of one method with the model as it is, and measure them with dropout; masks are the same for all.
 
-    Dropout changes no prediction of the model as it is, so that attacks meet the same model with it or without.
+    Dropout changes no prediction of the model as it is, so that attacks meet the same model with it or without. All
+    cases are given to ``keep``.
     """
     start = time.process_time()
     seeds = _seeds(subject, given, method)
@@ -66,7 +70,8 @@ def measure(subject: Subject, given: Ready, dropping: Classifier, method: str) -
         cases = judge(given.model, seeds, seeds.x, method=method)
     else:
         generator = spawn(0, "kuk", subject.name, method)
-        cases = _fuzzer(subject, given, method)(given.model, seeds, generator=generator).failures()
+        cases = fuzzer_of(subject, given, method)(given.model, seeds, generator=generator).failures()
+    keep(cases)
     some: Suite = cases[torch.randperm(len(cases), generator=spawn(0, "kuk", "some"))[: subject.inputs]]
     masks = spawn(0, "kuk", subject.name, "masks")
     told = annotate(dropping, some, passes=subject.passes, generator=masks)
@@ -86,7 +91,7 @@ def _seeds(subject: Subject, given: Ready, method: str) -> Samples:
     return given.inputs[:n]
 
 
-def _fuzzer(subject: Subject, given: Ready, method: str) -> Fuzzer:
+def fuzzer_of(subject: Subject, given: Ready, method: str) -> Fuzzer:
     """FGSM and BIM stop at the boundary, as Foolbox's did by default when the paper was written, and C&W has the rest
     of its defaults of that time: five weights from .01 on."""
     if method == "DeepHunter-KMNC":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -68,7 +68,14 @@ class Bred:
 
 
 def breed(
-    subject: Subject, model: Classifier, seeds: Samples, pattern: str, *, cause: str, path: Sequence[str]
+    subject: Subject,
+    model: Classifier,
+    seeds: Samples,
+    pattern: str,
+    *,
+    cause: str,
+    path: Sequence[str],
+    keep: Callable[[Suite], None],
 ) -> Bred:
     """Search from some seeds.
 
@@ -79,11 +86,13 @@ def breed(
         pattern: of Table 5.
         cause: what is changed, out of `CAUSES`, or nothing.
         path: names the random numbers; the same for every cause, so that a search begins with the same populations.
+        keep: is given the cases.
     """
     start = time.process_time()
     suite = fuzz_of(subject, pattern, cause)(model, seeds, generator=spawn(0, "kuk", subject.name, *path))
     columns = {name: torch.as_tensor(suite[name]).double() for name in TOLD}
     seconds = time.process_time() - start
+    keep(suite)
     return Bred(pattern=pattern, label=suite.label, prediction=suite.prediction, **columns, seconds=seconds)
 
 

@@ -142,7 +142,7 @@ def _resnet20() -> Subject:
         screen=10,
         seeds=20,
         chunk=5,
-        explained=10,
+        explained=5,
     )
 
 

@@ -16,7 +16,7 @@ from operant.data import Samples
 from operant.model import Classifier
 from operant.networks import load_weights
 from operant.profile import FittedConditions
-from operant.retrain import pmi_monitor
+from operant.retrain import brier_monitor
 from operant.rng import spawn
 from operant.studies._work import Steps
 from operant.studies.operational.settings import CAMPAIGNS, LABELLED, PGD_LOOP, ROBOT_LOOP, Trial
@@ -189,7 +189,7 @@ class Unit:
         field, options = self.field, self.trial.field.finetune
         lost = field.model.accuracy(field.clean) - model.accuracy(field.clean)
         left = min(max(options.max_drop - lost, 0.0), 1.0)
-        finetune = replace(options, monitor=pmi_monitor(judge), max_drop=left)
+        finetune = replace(options, monitor=brier_monitor(judge), max_drop=left)
         generator = spawn(field.seed, "plain", number)
         return finetune(model, field.train, cases, validation=field.clean, generator=generator).model
 

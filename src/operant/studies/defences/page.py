@@ -1,0 +1,48 @@
+"""The page of the study of defences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from operant.results import write_atomically
+from operant.studies.defences import tables
+from operant.studies.defences.found import Found
+from operant.studies.defences.judging import COMMON, UNCOMMON
+from operant.studies.defences.pictures import draw_success
+
+FEW = 100  # uncommon cases that the study promises for each model
+
+
+def write_page(out: Path, found: Sequence[Found], left_out: Sequence[str], *, scale: str) -> Path:
+    """Write ``defences.md`` and its picture into ``out``."""
+    draw_success(found, out / "defences.svg")
+    sections = [
+        _intro(found, left_out, scale),
+        tables.claims(found),
+        tables.success(found),
+        tables.by_pattern(found),
+        tables.method(found),
+        tables.DIFFERENCES,
+        tables.again(scale),
+    ]
+    path = out / "defences.md"
+    write_atomically(path, "\n".join(sections).encode())
+    return path
+
+
+def _intro(found: Sequence[Found], left_out: Sequence[str], scale: str) -> str:
+    models = "; ".join(
+        f"{f.title}: {f.plan.runs} run{'s' * (f.plan.runs > 1)}, {f.size(COMMON)} common and {f.size(UNCOMMON)} "
+        f"uncommon cases{' (fewer than promised)' if f.size(UNCOMMON) < FEW else ''}"
+        for f in found
+    )
+    without = "".join(f"\n{why}.\n" for why in left_out)
+    return f"""# Defences against common and uncommon data, run again
+
+RQ4 of *Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty* (Zhang et
+al., 2020): do defences that stop what attacks make also stop cases with uncommon patterns of uncertainty? By `operant
+study defences --scale {scale}`. Common data are benign inputs and as many cases of attacks; uncommon data are what
+searches for the patterns LL, HH, LH and HL reached, all four together. {models}. A run has its own seeds, inputs to fit
+on, judged inputs and random numbers; the model is the same.
+{without}"""

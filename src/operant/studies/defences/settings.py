@@ -1,0 +1,209 @@
+"""What the study of defences runs at each scale: the KuK study's models and inputs, with suites that cost less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from operant.studies.kuk.paper import ATTACKS
+from operant.studies.kuk.settings import Subject
+from operant.studies.kuk.settings import subjects as kuk_subjects
+
+CLASSIFIER, MUTATION, DISTILLATION = "binary classifier", "mutation-based", "distillation"
+SMOOTHING, SQUEEZING = "label smoothing", "feature squeezing"
+TRANSFORMS, DEFLECTION = "input transformations", "pixel deflection"
+TABLE_6 = (CLASSIFIER, MUTATION, DISTILLATION, SMOOTHING, SQUEEZING)
+TABLE_7 = (MUTATION, TRANSFORMS, DEFLECTION)
+SHOWN = (("FGSM", "BIM"), ("DeepFool", "C&W"), ("FGSM", "DeepFool"))  # to the binary classifier, by run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One model: what is taken over from the KuK study, and what is fitted.
+
+    Attributes:
+        subject: the KuK study's, whose model, dropout and inputs are used, and its suites where they are at hand.
+        cut: the same, with searches and attacks that cost less, for suites that are not.
+        defences: that are tried.
+        runs: repetitions, each with seeds, inputs and random numbers of its own.
+        seeds: searched from for each pattern, in each run; fewer if ``quota`` cases are reached before.
+        quota: cases of a pattern that are enough in a run.
+        patience: seeds after which a pattern is given up that fewer than a tenth of them reached; none never.
+        attacked, carlini: inputs that attacks start from, all runs together, and of these the ones for C&W.
+        benign: inputs of each run that detectors are fitted and calibrated on.
+        level: the false-positive rate of every detector.
+        mutants, mutation_rates: of mutation-based detection; the first rate is taken that leaves mutants accurate.
+        train, validation: training inputs of each run for distillation and label smoothing, and those that choose the
+            epoch.
+        epochs, learning_rate: of both.
+        from_scratch: whether both begin with new weights, as the paper's did, or with those of the model.
+    """
+
+    subject: Subject
+    cut: Subject
+    defences: tuple[str, ...] = TABLE_6
+    runs: int = 3
+    seeds: int
+    quota: int = 10**6
+    patience: int | None = None
+    attacked: int
+    carlini: int
+    benign: int
+    level: float = 0.05
+    mutants: int
+    mutation_rates: tuple[float, ...]
+    train: int = 0
+    validation: int = 0
+    epochs: int = 0
+    learning_rate: float = 1e-3
+    from_scratch: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.subject.name
+
+    @property
+    def title(self) -> str:
+        return self.subject.title
+
+    @property
+    def repeats(self) -> int:
+        """How many runs of the KuK study one run here takes seeds from."""
+        return -(-self.seeds // self.subject.seeds)
+
+    @property
+    def wide(self) -> Subject:
+        """The KuK study's subject with more seeds at its end: for more runs, and after these for detectors."""
+        searched = self.runs * self.repeats * self.subject.seeds
+        return replace(self.subject, runs=-(-(searched + self.runs * self.benign) // self.subject.seeds))
+
+    def shown(self, run: int) -> tuple[str, ...]:
+        """Attacks that the binary classifier learns from."""
+        return SHOWN[run % len(SHOWN)] if CLASSIFIER in self.defences else ()
+
+    def judged(self, run: int) -> tuple[str, ...]:
+        """Attacks that every defence is judged on."""
+        return tuple(method for method in ATTACKS if method not in self.shown(run))
+
+    def parts(self, run: int) -> list[tuple[int, int, int, int]]:
+        """Chunks of the KuK study's seeds that are searched from: its run, its chunk, first seed and the one after."""
+        size, every = self.subject.chunk, self.subject.seeds
+        own = [
+            (of, chunk, of * every + first, of * every + min(first + size, every))
+            for of in range(run * self.repeats, (run + 1) * self.repeats)
+            for chunk, first in enumerate(range(0, every, size))
+        ]
+        taken, chosen = 0, []
+        for part in own:
+            if taken < self.seeds:
+                chosen.append(part)
+                taken += part[3] - part[2]
+        return chosen
+
+
+def plans(scale: str) -> tuple[Plan, ...]:
+    """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
+    by_name = {subject.name: subject for subject in kuk_subjects(scale)}
+    if scale == "smoke":
+        return (_smoke(by_name["lenet5"]),)
+    return (
+        _lenet5(by_name["lenet5"]),
+        _resnet20(by_name["resnet20"]),
+        _nin(by_name["nin"]),
+        _mobilenet(by_name["mobilenet"]),
+    )
+
+
+def _cut(subject: Subject, *, generations: int, steps: int, population: int = 100, passes: int = 100) -> Subject:
+    """With no more than this of what costs most; where the KuK study has less already, that."""
+    members = min(population, subject.population)
+    return replace(
+        subject,
+        passes=min(passes, subject.passes),
+        generations=min(generations, subject.generations),
+        population=members,
+        tournament=max(1, min(subject.tournament, members // 5)),
+        carlini_steps=min(steps, subject.carlini_steps),
+    )
+
+
+def _lenet5(subject: Subject) -> Plan:
+    return Plan(
+        subject=subject,
+        cut=_cut(subject, generations=20, steps=200),
+        seeds=25,
+        attacked=300,
+        carlini=90,
+        benign=400,
+        mutants=200,
+        mutation_rates=(0.05, 0.02, 0.01),
+        train=20_000,
+        validation=1_000,
+        epochs=4,
+        from_scratch=True,
+    )
+
+
+def _resnet20(subject: Subject) -> Plan:
+    return Plan(
+        subject=subject,
+        cut=_cut(subject, generations=10, steps=100),
+        seeds=15,
+        attacked=180,
+        carlini=45,
+        benign=300,
+        mutants=100,
+        mutation_rates=(0.005, 0.003, 0.001),
+        train=2_000,
+        validation=300,
+        epochs=2,
+        learning_rate=1e-4,
+    )
+
+
+def _nin(subject: Subject) -> Plan:
+    return replace(
+        _resnet20(subject),
+        cut=_cut(subject, generations=8, steps=60),
+        attacked=120,
+        carlini=30,
+        benign=200,
+        mutants=60,
+        mutation_rates=(0.01, 0.005, 0.002),
+        train=1_500,
+    )
+
+
+def _mobilenet(subject: Subject) -> Plan:
+    """One run, as each forward pass takes long, and no more searches than a hundred cases take."""
+    return Plan(
+        subject=subject,
+        cut=_cut(subject, generations=2, steps=40, population=20, passes=40),
+        defences=TABLE_7,
+        runs=1,
+        seeds=100,
+        quota=45,
+        patience=20,
+        attacked=30,
+        carlini=8,
+        benign=90,
+        mutants=30,
+        mutation_rates=(0.005, 0.002, 0.001),
+    )
+
+
+def _smoke(subject: Subject) -> Plan:
+    return Plan(
+        subject=subject,
+        cut=_cut(subject, generations=3, steps=10),
+        defences=(*TABLE_6, TRANSFORMS, DEFLECTION),
+        seeds=4,
+        attacked=30,
+        carlini=9,
+        benign=60,
+        level=0.1,
+        mutants=12,
+        mutation_rates=(0.02, 0.01),
+        train=300,
+        validation=100,
+        epochs=2,
+    )

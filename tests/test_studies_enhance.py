@@ -1,0 +1,157 @@
+"""The study of enhancement: claims follow from numbers, and no case that is learned from judges."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from operant import results
+from operant.cli import app
+from operant.defend import AccuracyChange, Success, TransferCalibration
+from operant.studies._work import Mean, mean
+from operant.studies.defences.fitting import dataset_of
+from operant.studies.defences.suites import Home, attacks_of, given_of
+from operant.studies.enhance import paper, tables
+from operant.studies.enhance.found import Found, change, rate
+from operant.studies.enhance.page import write_page
+from operant.studies.enhance.retraining import Enhanced, cases_of, step_name, test_of
+from operant.studies.enhance.settings import CONTROL, GROUPS, enhancements
+from operant.studies.kuk.paper import ATTACKS
+
+test_of.__test__ = False  # it is no test
+SMALL = {e.name: e for e in enhancements("small")}
+SMOKE = enhancements("smoke")[0]
+
+
+# Made up
+
+
+def enhanced(group: str, gain: float | None, transfer: float = 0.5) -> Enhanced:
+    if gain is None:
+        return Enhanced(group=group, cases=2, accuracy=None, transfer=None, epoch=0, seconds=1.0)
+    numbers = {"before": 0.9, "after": 0.9 + gain, "change": gain, "lower": gain - 0.01, "upper": gain + 0.01}
+    accuracy = AccuracyChange(**numbers, gained=10, lost=10, n=1000, confidence=0.95)
+    k = round(1000 * transfer)
+    told = Success(defence="bim-linf-minimal", kind="all", pattern="all", k=k, n=1000, seeds=1000, lower=0.0, upper=1.0)
+    calibration = TransferCalibration(rates=(told,), mean=transfer, confidence=0.95)
+    return Enhanced(group=group, cases=40, accuracy=accuracy, transfer=calibration, epoch=1, seconds=1.0)
+
+
+def written(
+    out: Path, gains: dict[str, list[float | None]], transfer: dict[str, list[float]] | None = None, name: str = "nin"
+) -> Found:
+    """Groups that are not named gain nothing, nearly, and read half of the attacks."""
+    folder, plan = out / "enhance" / name, SMALL[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    for group in GROUPS:
+        each = gains.get(group, [0.001, 0.0, -0.001])
+        rates = (transfer or {}).get(group, [0.5, 0.51, 0.49])
+        for run, (gain, share) in enumerate(zip(each, rates, strict=True)):
+            results.save(enhanced(group, gain, share), folder / f"{step_name(group, run)}.json")
+    return Found(plan, Home(out))
+
+
+def verdicts(found: Found) -> dict[str, str]:
+    rows = [line.split(" | ") for line in tables.claims([found]).splitlines() if "**" in line and line.startswith("|")]
+    return {cells[0].strip("| "): cells[-1].strip("| *") for cells in rows}
+
+
+def test_something_is_best_only_if_it_leads_all_others() -> None:
+    def lead(lower: float, upper: float) -> Mean:
+        return Mean(value=(lower + upper) / 2, lower=lower, upper=upper, n=3)
+
+    assert tables.best([lead(0.1, 0.2), lead(0.01, 0.5)]) == "held"
+    assert tables.best([lead(0.1, 0.2), lead(-0.1, 0.5)]) == "not decided"
+    assert tables.best([lead(0.1, 0.2), lead(-0.1, 0.5), lead(-0.2, -0.1)]) == "not held"
+
+
+def test_what_the_paper_found_would_be_held(tmp_path: Path) -> None:
+    gains = {"HL": [0.030, 0.031, 0.033], "LL": [0.010, 0.011, 0.012], "DeepFool": [-0.02, -0.021, -0.024]}
+    gains["C&W"] = [-0.03, -0.031, -0.034]
+    told = verdicts(written(tmp_path, gains, {"LH": [0.95, 0.951, 0.952]}))
+    assert set(told.values()) == {"held"}
+    assert len(told) == 8  # of nine rows, two are about the control by the same words
+
+
+def test_the_opposite_would_not_be_held(tmp_path: Path) -> None:
+    gains = {"HL": [-0.030, -0.031, -0.033], "LL": [0.010, 0.011, 0.012], "DeepFool": [0.02, 0.021, 0.024]}
+    gains["C&W"] = [0.03, 0.031, 0.034]
+    told = verdicts(written(tmp_path, gains, {"LH": [0.05, 0.051, 0.052]}))
+    assert set(told.values()) == {"not held"}
+
+
+def test_without_cases_or_without_an_improvement_nothing_is_decided(tmp_path: Path) -> None:
+    found = written(tmp_path, {"HL": [None] * 3, "DeepFool": [0.01, -0.01, 0.0]})
+    told = verdicts(found)
+    assert told["HL data improve accuracy most"] == told["… by 64 %"] == "not decided"
+    assert told["DeepFool data lower accuracy"] == "not decided"
+    assert found.told("HL", change) is None
+    assert found.lead("HL", "LL", change) is None
+    assert "HL" not in found.groups
+    flat = written(tmp_path / "b", {"HL": [0.02, 0.021, 0.022]})
+    assert verdicts(flat)["… by 64 %"] == "not decided"  # LL gains nothing, which nothing can be 64 % more than
+
+
+def test_leads_are_paired_by_run(tmp_path: Path) -> None:
+    found = written(tmp_path, {"HL": [0.01, 0.05, 0.09], CONTROL: [0.0, 0.04, 0.08]})
+    lead = found.lead("HL", CONTROL, change)
+    assert lead.value == pytest.approx(0.01)
+    assert lead.upper - lead.lower < 1e-6
+    assert found.told("LH", rate) == mean([0.5, 0.51, 0.49])
+    assert found.seconds == 3 * len(GROUPS)
+
+
+def test_the_page_has_both_models_and_says_what_is_left_out(tmp_path: Path) -> None:
+    both = [written(tmp_path, {"HL": [None] * 3}, name="lenet5"), written(tmp_path, {})]
+    text = write_page(tmp_path, both, ["something is left out"], scale="small").read_text()
+    for words in (
+        "LeNet-5, MNIST | HL | 2, 2, 2 | left out",
+        "NIN, CIFAR-10 | C&W | 40, 40, 40",
+        "something is left out",
+    ):
+        assert words in text
+    for word in ("nan", "None", "inf"):
+        assert f" {word} " not in text
+    assert "<svg" in (tmp_path / "enhance.svg").read_text()
+
+
+def test_plans_are_those_of_the_study_of_defences() -> None:
+    assert list(SMALL) == ["lenet5", "nin"]
+    assert all(e.plan.runs == 3 for e in SMALL.values())
+    assert paper.LEAD == 1.64
+    assert set(GROUPS) == {"LL", "HH", "LH", "HL", *ATTACKS, CONTROL}
+    for e in SMALL.values():
+        rows = 50_000 - e.validation  # CIFAR-10 has the smaller training set
+        assert e.plan.runs * e.train <= rows
+        assert e.case_rows % 4 == 0
+        assert e.case_rows * 4 == e.train
+
+
+# The study
+
+
+@pytest.mark.slow
+def test_it_runs_and_no_case_that_is_learned_from_judges(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["study", "enhance", "--scale", "smoke", "--out", str(out), "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    page = (out / "enhance.md").read_text()
+    for words in ("What held", "By group of cases", "Transfer calibration by attack", "What was run", "Run it again"):
+        assert words in page
+    home = Home(out)
+    given, test = given_of(SMOKE.plan, None, home), dataset_of(SMOKE.plan.subject, None).test
+    judged = test_of(SMOKE, given, test)
+    used = torch.cat([given.calibration.ids, given.inputs.ids, given.seeds.ids])
+    assert len(judged) == SMOKE.test
+    assert not bool(torch.isin(judged.ids, used).any())
+    for run in range(SMOKE.plan.runs):
+        attacks = attacks_of(SMOKE.plan, given, ATTACKS, run, home).samples()
+        for group in GROUPS:
+            cases = cases_of(SMOKE, given, group, run, home)
+            assert not bool(torch.isin(cases.ids, attacks.ids).any())
+            kept = results.load(out / "enhance" / "lenet5" / f"{step_name(group, run)}.json", Enhanced)
+            assert kept.cases == len(cases) <= SMOKE.cases
+    learned = [e for each in Found(SMOKE, home).runs.values() for e in each if e.accuracy]
+    assert {e.group for e in learned} >= {CONTROL, "FGSM"}
+    assert all(e.accuracy.n == SMOKE.test for e in learned)

@@ -1,0 +1,363 @@
+"""The study of semantic tests: roles share no image, counts are what they say, claims follow from numbers, it runs."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+from operant import Classifier, Samples, Suite, spawn
+from operant.cli import app
+from operant.faults import FEATURES as KNOWN
+from operant.faults import Confirmation, Cue
+from operant.generate import PGD, FeatureSource, Quality, Validity
+from operant.studies.semantic import paper, plain_tables, tables
+from operant.studies.semantic.fields import Field
+from operant.studies.semantic.gallery import CELL, draw_pairs
+from operant.studies.semantic.injected import (
+    ANCHORED,
+    ARMS,
+    FEATURES,
+    PIXELS,
+    SEARCHES,
+    SOUND,
+    Counts,
+    Pairs,
+    Tried,
+    count,
+    rated_tests,
+    right_seeds,
+)
+from operant.studies.semantic.instruments import ANCHORS, JUDGES, Rated
+from operant.studies.semantic.outcome import (
+    all_of,
+    beyond,
+    counts,
+    difference,
+    found,
+    found_by_either,
+    judged,
+    revealing,
+    told,
+)
+from operant.studies.semantic.settings import settings
+from operant.studies.semantic.transfer import HUNTS, WIDE, Hunted, Moved, Robust, Shots, Transferred, moved_of, shots_of
+
+SMOKE = settings("smoke")[0]
+GEOMETRY = {"position", "size", "slant", "rotation", "stroke width"}
+
+
+# What is run
+
+
+def test_small_has_the_faults_that_the_study_promises() -> None:
+    small = settings("small")
+    flaws = [flaw for s in small for flaw in s.flaws]
+    assert len(flaws) >= 8
+    assert sum(flaw.feature in GEOMETRY for flaw in flaws) >= 4
+    assert sum(KNOWN[flaw.feature].colour for flaw in flaws) >= 2
+    assert {s.title for s in small if s.flaws} == {"MNIST", "Fashion-MNIST", "Coloured MNIST"}
+    assert all(len(s.seeds) == 3 for s in small)
+    assert all(sum(n for _, n in s.deal) <= 60_000 for s in small)
+    assert all(s.rated + s.held <= 10_000 for s in small)
+    assert small[-1].hunted >= 100
+    with pytest.raises(ValueError, match="scale must be smoke or small, got 'paper'"):
+        settings("paper")
+
+
+def test_the_papers_numbers_are_its_tables() -> None:
+    assert len(paper.TABLE_2) == 8
+    assert (paper.LEAST, paper.MOST) == (0.09, 0.94)
+    assert all(pixels > features for pixels, features in paper.TABLE_3.values())
+
+
+def test_roles_share_no_image() -> None:
+    field = Field(SMOKE, None)
+    roles = [role for role, _ in SMOKE.deal]
+    assert {"source", "model", "likelihood", *JUDGES, *ANCHORS} == set(roles)
+    ids = torch.cat([field.clean(role).ids for role in (*roles, "rated", "held")])
+    assert len(ids.unique()) == len(ids)
+    with pytest.raises(ValueError, match="there must be images for nobody"):
+        field.clean("nobody")
+
+
+def test_features_say_nothing_of_the_class_unless_they_are_the_faults() -> None:
+    field = Field(SMOKE, None)
+    flaw = SMOKE.flaws[0]
+    neutral, without = field.neutral("source", 1), field.neutral("source", 1, but=flaw.fault)
+    assert torch.equal(neutral.labels, field.clean("source").labels)
+    values = flaw.fault.feature.measure(neutral.x)
+    high = values > values.mean()
+    of_class = [float(high[neutral.labels == c].double().mean()) for c in range(10)]
+    assert all(0.2 < share < 0.8 for share in of_class)
+    assert float(flaw.fault.feature.measure(without.x).std()) < 0.2 * float(values.std())
+    assert not torch.equal(neutral.x, field.neutral("source", 2).x)
+
+
+# Counts and shares
+
+
+def made_suite(margin: list[float], valid: list[float], shift: list[float]) -> Suite:
+    """Bars of class 0, moved to the right by so many pixels, that the model takes for 1 by a margin."""
+    n = len(margin)
+    x0 = torch.zeros(n, 1, 8, 8)
+    x0[:, :, :, 2] = 1.0
+    x = torch.stack([torch.roll(image, int(by), 2) for image, by in zip(x0, shift, strict=True)])
+    seeds = Samples(x0 - torch.arange(n).view(-1, 1, 1, 1) * 1e-6, torch.zeros(n, dtype=torch.int64))
+    columns = {"margin": torch.tensor(margin), "valid": torch.tensor(valid)}
+    said = (torch.tensor(margin) > 0).long()
+    return Suite.of(x, seeds=seeds, origin=torch.arange(n), prediction=said, method="made", columns=columns)
+
+
+def test_a_test_counts_if_it_fails_by_the_margin_and_reveals_if_its_feature_moved() -> None:
+    suite = made_suite([3.0, 3.0, 0.5, 3.0, -1.0], [1, 0, 1, 1, 1], [4, 4, 4, 0, 4])
+    fault = replace(SMOKE.flaws[0], feature="position", classes=(0, 1)).fault
+    cue = Cue(feature="position", classes=(0, 1), means=(-0.2, 0.2), stds=(0.05, 0.05))
+    told_ = count(suite, fault=fault, cue=cue, confidence=1.0)
+    assert told_ == Counts(seeds=5, valid=4, failing=3, valid_failing=2, revealing=2, valid_revealing=1)
+    assert (told_ + told_).seeds == 10
+
+
+def test_without_seeds_there_are_no_tests() -> None:
+    """As from a model that never sees a class."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).double()
+    source, model = FeatureSource(module=Bars().double(), latent=2, classes=4), Classifier(module)
+    instruments = SimpleNamespace(source=source, validity=Validity(judges=(model,)))
+    none = right_seeds(source, (model, model), 3, [1], generator=spawn(0))[:0]
+    suite = rated_tests(instruments, PGD(radius=0.1, target=2), model, none, generator=spawn(0))
+    fault = replace(SMOKE.flaws[0], feature="position", classes=(1, 2)).fault
+    cue = Cue(feature="position", classes=(1, 2), means=(-0.2, 0.2), stds=(0.05, 0.05))
+    assert count(suite, fault=fault, cue=cue, confidence=1.0) == counts_of(0, 0)
+    assert moved_of(Suite.concat([suite, suite]), {"r": model}, 1.0).right == {"r": 0}
+
+
+class Bars(nn.Module):
+    """A bar in a column of its own for each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 64)
+
+    def forward(self, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        bars = torch.nn.functional.one_hot(2 * y, 8).to(z)[:, None, None, :].expand(-1, 1, 8, 8)
+        return (bars + 0.01 * self.fc(z).view(-1, 1, 8, 8)).clamp(0, 1)
+
+
+def counts_of(k: int, n: int) -> Counts:
+    return Counts(seeds=n, valid=n, failing=n, valid_failing=n, revealing=k, valid_revealing=k)
+
+
+def tried_of(shares: dict[str, int]) -> Tried:
+    """Of ten tests each way, so many reveal."""
+    nothing = torch.empty(0)
+    return Tried(
+        faulty=Confirmation(aligned=0.95, opposed=0.05, images=20),
+        sound=Confirmation(aligned=0.9, opposed=0.9, images=20),
+        cue=Cue(feature="background", classes=(3, 8), means=(0.0, 1.0), stds=(0.1, 0.1)),
+        arms={arm: (counts_of(shares.get(arm, 0), 10), counts_of(0, 10)) for arm in ARMS},
+        pairs=Pairs(x0=nothing, x=nothing, label=nothing, prediction=nothing, reveals=nothing),
+        seconds=1.0,
+    )
+
+
+def test_shares_are_of_both_ways_or_of_one() -> None:
+    each = [tried_of({FEATURES: k}) for k in (8, 10)]
+    assert revealing(counts(each, FEATURES), valid=True) == [0.4, 0.5]
+    assert revealing(counts(each, FEATURES, 0), valid=True) == [0.8, 1.0]
+    assert revealing(
+        [Counts(seeds=3, valid=0, failing=2, valid_failing=0, revealing=1, valid_revealing=0)], valid=True
+    ) == [None]
+    assert told([None, None]) == "no tests"
+    assert told([0.5, None]) == "50.0"
+
+
+def test_a_difference_is_taken_seed_by_seed_and_decides() -> None:
+    assert difference([None, 0.4], [0.1, None]) is None
+    assert judged(None) == "nothing to compare **not decided**"
+    value = difference([0.9, 0.8, None], [0.1, 0.1, 0.1])
+    assert value is not None
+    assert (round(value.value, 6), value.n) == (0.75, 2)
+    assert judged(difference([0.9, 0.8, 0.85], [0.1] * 3)).endswith("**held**")
+    assert judged(difference([0.1, 0.12, 0.11], [0.9] * 3)).endswith("**not held**")
+    assert judged(difference([0.1, 0.9, 0.5], [0.4] * 3)).endswith("**not decided**")
+    assert judged(difference([0.9], [0.1])).endswith("**not decided**")
+
+
+def test_all_means_all() -> None:
+    assert all_of([1.0, 1.0, 1.0]) == "100.0 **held**"
+    assert all_of([0.5, 0.52, 0.51]).endswith("**not held**")
+    assert all_of([0.9, 1.0, 1.0]).endswith("**not decided**")
+    assert all_of([1.0, None]).endswith("**not decided**")
+
+
+# Tables
+
+
+def outcome_of(faulty: tuple[int, ...], sound: tuple[int, ...]) -> SimpleNamespace:
+    each = [tried_of({FEATURES: a, ANCHORED: a, SOUND + FEATURES: b}) for a, b in zip(faulty, sound, strict=True)]
+    return SimpleNamespace(setting=SMOKE, tried={SMOKE.flaws[0]: each}, rated=(rated_of(0.95),))
+
+
+def rated_of(consistency: float) -> Rated:
+    quality = Quality(consistency=consistency, accuracy=0.95, frechet=1.0, distance=0.1, variety=0.8, images=100)
+    return Rated(kind="gan", quality=quality, seconds=3.0)
+
+
+def row_with(text: str, *words: str) -> str:
+    rows = [line for line in text.splitlines() if all(word in line for word in words)]
+    assert len(rows) == 1, rows
+    return rows[0]
+
+
+def test_claims_about_faults_follow_from_the_numbers() -> None:
+    row = row_with(tables.claims([outcome_of((9, 8, 10), (1, 0, 1))], None), "| FeatureFuzz |")
+    assert row.count("**held**") == 4
+    row = row_with(tables.claims([outcome_of((0, 1, 0), (9, 8, 10))], None), "| FeatureFuzz |")
+    assert "**not held**" in row.split("|")[3]
+    assert "**held**" not in row
+
+
+def test_table_2_tells_all_and_valid_tests_of_every_search() -> None:
+    text = tables.table_2([outcome_of((9, 8, 10), (1, 0, 1))])
+    name = "Digits: 3 or 8 by background"
+    assert "45.0 [32.6, 57.4]" in row_with(text, name, "3.3 [0.0, 10.5]")
+    assert text.count(f"| {name} | faulty |") == text.count(f"| {name} | sound |") == len(SEARCHES)
+    assert row_with(text, name, "| faulty | FeatureFuzz |").endswith("| 60 | 60 | 60 | 60 | 27 | 27 |")
+    assert "3 of 3" in row_with(text, name, "0 to 1")
+
+
+def shots_made(failing: list[float], valid: list[float], far: list[float]) -> Shots:
+    values = torch.tensor(far).double()
+    return Shots(
+        failing=torch.tensor(failing).double(),
+        valid=torch.tensor(valid).double(),
+        linf=values,
+        l2=10 * values,
+        perturbation=values,
+    )
+
+
+def plain_of(valid_right: int) -> SimpleNamespace:
+    """Three seeds: half of the tests are valid; robust models get all of PGD's right, and none of ours but these."""
+    shots = {name: shots_made([1, 1, 1, 0], [1, 1, 0, 1], [0.2, 0.5, 0.6, 0.1]) for name in HUNTS}
+    shots[WIDE] = shots_made([0, 1, 1, 1], [1, 1, 0, 1], [0.2, 0.5, 0.6, 0.1])
+    hunted = [Hunted(accuracy=0.97, shots=shots, seconds=1.0) for _ in range(3)]
+    ours = {"seeds": 20, "failing": 20, "valid": 10, "right_seeds": {"r": 20}}
+    moved = {name: Moved(**ours, right={"r": 2}, right_valid={"r": valid_right}) for name in SEARCHES}
+
+    def of(seed: int) -> Transferred:
+        pixels = Moved(**ours, right={"r": 18 + seed}, right_valid={"r": 9})
+        return Transferred(
+            moved={"m": moved | {PIXELS: pixels}}, robust={"r": Robust(clean=0.98, pgd=0.9)}, seconds=1.0
+        )
+
+    setting = settings("smoke")[1]
+    return SimpleNamespace(
+        setting=replace(setting, seeds=(0, 1, 2)), hunted=hunted, transferred=[of(i) for i in range(3)], rated=()
+    )
+
+
+def test_shares_of_seeds_and_distances_are_of_failing_tests() -> None:
+    shots = [h.shots[FEATURES] for h in plain_of(0).hunted]
+    assert found(shots, valid=False) == [0.75] * 3
+    assert found(shots, valid=True) == [0.5] * 3
+    wide = [h.shots[WIDE] for h in plain_of(0).hunted]
+    assert found_by_either(shots, wide, valid=True) == [0.75] * 3
+    assert beyond(shots, "linf", 0.3, valid=False) == [2 / 3] * 3
+    assert beyond(shots, "linf", 0.3, valid=True) == [0.5] * 3
+    assert beyond([shots_made([0], [1], [0.9])], "l2", 2.0, valid=True) == [None]
+
+
+def test_transfer_is_claimed_for_all_and_for_valid_tests_apart() -> None:
+    rows = plain_tables.plain_claims(plain_of(10))
+    by = {how: result for _, how, result in rows}
+    told_ = {which: next(by[how] for how in by if f"on {which} feature tests" in how) for which in ("all", "valid")}
+    assert told_["all"].endswith("**held**")
+    assert not told_["valid"].endswith("**held**")  # robust models get all valid ones right
+    assert any("50.0" in how for how in by)
+    text = plain_tables.table_3(plain_of(10))
+    assert "| 60 | 60 | 30 | 10.0" in row_with(text, "| m | FeatureFuzz |")
+
+
+def test_sources_that_fail_are_told_with_numbers() -> None:
+    text = plain_tables.sources([outcome_of((1,), (1,))], [rated_of(0.3)])
+    assert "no source of a few minutes passes" in text
+    assert "in only 30.0% of its images" in text
+    assert row_with(text, "CIFAR-10 |", "gan").endswith("| no |")
+    assert "was not tried" in plain_tables.sources([outcome_of((1,), (1,))], [])
+
+
+# Transfer, judged
+
+
+def flat_model(bias: float) -> Classifier:
+    """Says 1 where there is more ink on the right than on the left, give or take."""
+    linear = nn.Linear(64, 2)
+    side = torch.cat([-torch.ones(8, 4), torch.ones(8, 4)], 1).flatten()
+    linear.weight.data = torch.stack([-side, side])
+    linear.bias.data = torch.tensor([0.0, bias])
+    return Classifier(nn.Sequential(nn.Flatten(), linear), bounds=(-1.0, 1.0))
+
+
+def test_tests_are_shown_to_others_and_judged_again() -> None:
+    suite = made_suite([3.0, 3.0, 0.5], [1, 0, 1], [4, 4, 4])
+    told_ = moved_of(suite, {"fooled": flat_model(0.0), "firm": flat_model(-100.0)}, 1.0)
+    assert (told_.seeds, told_.failing, told_.valid) == (3, 2, 1)
+    assert told_.right == {"fooled": 0, "firm": 2}
+    assert told_.right_valid == {"fooled": 0, "firm": 1}
+    assert told_.right_seeds == {"fooled": 2, "firm": 2}
+    again = shots_of(suite, flat_model(0.0), 1.0)
+    assert again.failing.tolist() == [1, 1, 1]  # by the model that is asked, not by what the suite says
+    assert again.linf.tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+    assert bool(again.perturbation.isnan().all())
+
+
+# The gallery
+
+
+def test_a_sheet_has_seed_and_test_side_by_side(tmp_path: Path) -> None:
+    flaw = SMOKE.flaws[0]
+    pairs = Pairs(
+        x0=torch.zeros(3, 1, 8, 8),
+        x=torch.full((3, 1, 8, 8), 0.5),
+        label=torch.tensor([3, 3, 8]),
+        prediction=torch.tensor([8, 8, 3]),
+        reveals=torch.tensor([True, False, True]),
+    )
+    draw_pairs(pairs, flaw, SMOKE.names, tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.getpixel((CELL // 2, CELL // 2)) == (0, 0, 0)
+        assert sheet.getpixel((CELL + 18 + CELL // 2, CELL // 2)) == (128, 128, 128)
+
+
+# The whole
+
+
+@pytest.mark.slow
+def test_the_study_runs_on_digits_resumes_and_tells(tmp_path: Path) -> None:
+    arguments = ["study", "semantic", "--scale", "smoke", "--out", str(tmp_path), "--workers", "1"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "semantic.md").read_text()
+    for heading in ("What held", "Table 2", "Seeds with a valid test", "Fig. 2", "Table 3", "Sources", "What was run"):
+        assert f"## {heading}" in page
+    assert "Digits: 3 or 8 by background" in page
+    assert "nan" not in page
+    assert "<svg" in (tmp_path / "semantic-distances.svg").read_text()
+    gallery = (tmp_path / "semantic-gallery.md").read_text()
+    sheets = sorted((tmp_path / "semantic-gallery").glob("*.png"))
+    assert all(f"semantic-gallery/{sheet.name}" in gallery or "No valid test" in gallery for sheet in sheets)
+    assert len(sheets) == len(SMOKE.flaws)
+    numbers = json.loads((tmp_path / "semantic.json").read_text())
+    assert len(numbers["faults"]["digits"]) == len(SMOKE.flaws)
+    assert len(numbers["transferred"]) == len(SMOKE.seeds)
+    steps = {file: file.stat().st_mtime_ns for file in tmp_path.glob("**/*.json") if "steps" in file.parts}
+    assert steps
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert all(file.stat().st_mtime_ns == when for file, when in steps.items())
+    assert (tmp_path / "semantic.md").read_text() == page
