@@ -32,7 +32,7 @@ from operant.studies.operational.unit import Point, Points, slug, steps_of
 COLOURS = {
     FULL: "#154360",
     RANDOM_SEEDS: "#7fb3d5",
-    NO_PROFILE: "#5dade2",
+    NO_PROFILE: "#48c9b0",
     NO_NATURALNESS: "#a569bd",
     NO_FEEDBACK: "#2471a3",
     DEEPGINI: "#7d8a6a",
@@ -257,7 +257,7 @@ def _points(told: Mean) -> str:
 
 def draw_curves(told: Sequence[Told], path: Path) -> None:
     """True pmi by round, a line a loop."""
-    figure = Figure(figsize=(4.2 * len(told), 3.6), layout="constrained")
+    figure = Figure(figsize=(4.2 * len(told), 3.9), layout="constrained")
     for ax, t in zip(figure.subplots(1, len(told), squeeze=False)[0], told, strict=True):
         for name in t.trial.variants:
             width = 2.2 if name == FULL else 1.0
@@ -265,5 +265,6 @@ def draw_curves(told: Sequence[Told], path: Path) -> None:
         ax.set(xlabel="round", ylim=(0, None), xticks=range(t.trial.rounds + 1))
         ax.set_title(t.trial.field.title, fontsize=8)
     figure.axes[0].set_ylabel("true pmi, %")
-    figure.axes[0].legend(fontsize=6)
+    lines, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None})
