@@ -25,6 +25,7 @@ from operant.studies.semantic.injected import (
     PIXELS,
     SEARCHES,
     missing,
+    rated_tests,
     right_seeds,
     searches,
     steps_of,
