@@ -45,6 +45,7 @@ from operant.studies.semantic.outcome import (
     revealing,
     told,
 )
+from operant.studies.semantic.robust import fine_tune, worst
 from operant.studies.semantic.settings import settings
 from operant.studies.semantic.transfer import HUNTS, WIDE, Hunted, Moved, Robust, Shots, Transferred, moved_of, shots_of
 
@@ -315,6 +316,22 @@ def test_tests_are_shown_to_others_and_judged_again() -> None:
     assert again.failing.tolist() == [1, 1, 1]  # by the model that is asked, not by what the suite says
     assert again.linf.tolist() == pytest.approx([1, 1, 1], abs=1e-5)
     assert bool(again.perturbation.isnan().all())
+
+
+def test_fine_tuning_meets_the_worst_of_each_neighbourhood() -> None:
+    model = flat_model(0.0)
+    x, y = torch.rand(20, 1, 8, 8, generator=spawn(0)), torch.arange(20) % 2
+    moved = worst(model.unwrap(), x, y, radius=0.1, generator=spawn(1))
+    assert float((moved - x).abs().max()) <= 0.1 + 1e-6
+    assert 0 <= float(moved.min()) <= float(moved.max()) <= 1
+    side = torch.cat([-torch.ones(8, 4), torch.ones(8, 4)], 1) * (1 - 2 * y).view(-1, 1, 1, 1)
+    assert torch.allclose(moved, (x + 0.1 * side).clamp(0, 1), atol=1e-6)  # of a linear model it is known
+    before = {name: values.clone() for name, values in model.unwrap().state_dict().items()}
+    options = {"radius": 0.1, "epochs": 2, "batch_size": 8, "learning_rate": 1e-2}
+    one, two = (fine_tune(model, Samples(x, y), **options, generator=spawn(2)) for _ in range(2))
+    assert torch.equal(one.batched_logits(x), two.batched_logits(x))
+    assert not torch.equal(one.batched_logits(x), model.batched_logits(x))
+    assert all(torch.equal(values, before[name]) for name, values in model.unwrap().state_dict().items())
 
 
 # The gallery

@@ -34,8 +34,8 @@ class Campaign:
     assess. Each assessed model has a bound of its own, from inputs that nothing had seen, the r-th at the level
     α / (r (r + 1)); so whichever round the campaign ends with, its bound holds with the campaign's confidence, for
     inputs that come as the field inputs did, independently of each other and hardly ever the same one twice. Once
-    assessed, labelled inputs serve the next rounds as monitor, and to say where failures come from; they are never
-    learned from.
+    assessed, labelled inputs serve the next rounds as monitor (`brier_monitor`), and to say where failures come from;
+    they are never learned from. A round whose retraining the monitor refuses buys some more of them.
 
     With ``feedback``, the next round's seeds are spread over classes and cells, and over moves, in proportion to what
     those contributed to failures, with a floor of 30 % spread as before (`allocate`).

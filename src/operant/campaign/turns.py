@@ -123,7 +123,7 @@ class Turns:
             retraining=record,
             assessment=self._assess(
                 changed=record is not None and record.best_epoch > 0,
-                refused=record is not None and not record.best_epoch,
+                refused=record is not None and _refused(record),
             ),
         )
 
@@ -279,8 +279,8 @@ class Turns:
     def _assess(self, *, changed: bool, refused: bool = False) -> Assessed | None:
         """Of a model that changed, a bound of its own; of one that did not, more labels if they can show anything.
 
-        Where the monitor refused what was learned, labels are bought all the same: it had chosen the present model by
-        those it has, which therefore flatter it, and new ones tell better what the next round is worth.
+        Where the monitor refused what was learned, labels are bought all the same: by so few it may have been wrong,
+        and the next round is judged by more.
         """
         fresh = self._fresh()
         left = min(self.options.labels - len(self.bought), len(fresh))
@@ -410,6 +410,12 @@ class Turns:
         if best.assessment is None or best.assessment.upper >= last.upper or not other:
             return ""
         return f"The smallest bound, {best.assessment.upper:.2%}, is that of the model after round {best.number}."
+
+
+def _refused(record: OperationalRecord) -> bool:
+    """Whether it was the monitor that saw nothing better, not the guard on clean accuracy or a loss gone astray."""
+    start = record.monitor_before
+    return start is not None and bool(record.history) and all(epoch.monitor >= start for epoch in record.history)
 
 
 def _check_labels(told: Tensor, n: int, classes: int) -> None:

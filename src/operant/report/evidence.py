@@ -157,9 +157,10 @@ class Stopped:
     Attributes:
         name: of the defence.
         stopped, failures: operational failures that it rejects, or reads correctly, of those it was tried on.
-        lower, upper: a 95 % interval for the share of these; failures of one seed count as one.
+        lower, upper: an interval for the share of these, which holds for all defences together with 95 % confidence;
+            failures of one seed count as one within a round.
         wrong, clean: clean inputs that it rejects, or misreads, of those it was tried on.
-        most_wrong: the upper end of a 95 % interval for the share of these.
+        most_wrong: the upper end of such an interval for the share of these; rounds try the same clean inputs.
     """
 
     name: str

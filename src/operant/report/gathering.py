@@ -239,7 +239,8 @@ def _defences(folder: Path) -> Defences | None:
     if not kept:
         return None
     names = dict.fromkeys(guarded.name for part in kept for guarded in part.tried)
-    tried = [_stopped([g for part in kept for g in part.tried if g.name == name]) for name in names]
+    confidence = 1 - (1 - CONFIDENCE) / max(len(names), 1)  # for the best of several
+    tried = [_stopped([g for part in kept for g in part.tried if g.name == name], confidence) for name in names]
     return Defences(
         failures=sum(part.failures for part in kept),
         level=kept[-1].level,
@@ -248,12 +249,12 @@ def _defences(folder: Path) -> Defences | None:
     )
 
 
-def _stopped(parts: list[Guarded]) -> Stopped:
+def _stopped(parts: list[Guarded], confidence: float) -> Stopped:
     stopped, failures, wrong, clean = (
         sum(getattr(part, name) for part in parts) for name in ("stopped", "failures", "wrong", "clean")
     )
-    lower, upper = interval(stopped, failures, CONFIDENCE, trials=sum(part.trials for part in parts))
-    most_wrong = interval(wrong, clean, CONFIDENCE)[1]
+    lower, upper = interval(stopped, failures, confidence, trials=sum(part.trials for part in parts))
+    most_wrong = interval(wrong, clean, confidence, trials=max(part.clean for part in parts))[1]
     counts = {"stopped": stopped, "failures": failures, "wrong": wrong, "clean": clean}
     return Stopped(name=parts[0].name, lower=lower, upper=upper, most_wrong=most_wrong, **counts)
 

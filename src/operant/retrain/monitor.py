@@ -29,8 +29,17 @@ class PmiMonitor:
         return float(self.mass @ wrong.cpu().double())  # (1)
 
 
-class BrierMonitor(PmiMonitor):
-    """Brier score of labelled inputs; build one with `brier_monitor`."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BrierMonitor:
+    """Brier score of labelled inputs; build one with `brier_monitor`.
+
+    Attributes:
+        validation: labelled inputs.
+        mass: how much of field use each of them stands for, summing to 1.
+    """
+
+    validation: Samples
+    mass: Tensor = field(repr=False)
 
     def __call__(self, model: Classifier) -> float:
         p = model.probs(self.validation.x).cpu().double()
@@ -67,8 +76,9 @@ def brier_monitor(validation: Samples, mass: Tensor | None = None) -> BrierMonit
         ½ Σ m_i ‖p(x_i) - e(y_i)‖² / Σ m_i        (1)
 
     p are the model's probabilities, e(y) is 1 for the label and 0 for every other class. It lies between 0 and 1 and
-    equals the share of errors where the model is quite sure of everything. Among the epochs of a retraining, fifty
-    labelled inputs seldom tell which has the smallest pmi by counting errors; by (1) they do so more often.
+    equals the share of errors where the model is quite sure of everything. Few inputs usually tell more by it than by
+    counting errors, since models that err equally often on them still differ. It also rewards being less sure of
+    errors, so it may prefer a model that makes more of them.
 
     Args:
         validation, mass: as in `pmi_monitor`.
@@ -87,6 +97,6 @@ def brier_monitor(validation: Samples, mass: Tensor | None = None) -> BrierMonit
 
 def _mass_of(validation: Samples, mass: Tensor | None) -> Tensor:
     if len(validation) == 0:
-        raise ValueError("there are no validation samples to estimate pmi on; hold some field inputs back")
+        raise ValueError("there are no validation samples to watch; hold some field inputs back")
     _ = validation.labels  # refuses samples without
     return normalised(torch.ones(len(validation)) if mass is None else mass, len(validation), "mass")

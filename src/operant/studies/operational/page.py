@@ -42,6 +42,14 @@ COLOURS = {
     AUGMENTED: "#b7950b",
 }
 SPENT = ("cases", "labels", "seconds")
+WAYS = {"half": 0.5, "three quarters": 0.75}  # of the way from the pmi before to the lowest that any loop ends with
+PARTS = {
+    RANDOM_SEEDS: "seeds by use and weakness",
+    NO_PROFILE: "the profile",
+    NO_NATURALNESS: "naturalness",
+    NO_FEEDBACK: "feedback",
+    DEEPGINI: "choosing cases that cover (DeepGini instead)",
+}
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,10 @@ class Told:
         """pmi by seed and round."""
         return np.array([[p.pmi for p in points] for points in self.loops[name]])
 
-    @cached_property
-    def target(self) -> float:
-        """The pmi that the whole loop has on average when half of its rounds are over."""
-        return float(self.curve(FULL).mean(0)[(self.trial.rounds + 1) // 2])
+    def target(self, way: float) -> float:
+        """The mean pmi after this share of the way from where all begin to the lowest that any loop ends with."""
+        before = float(self.curve(FULL).mean(0)[0])
+        return before - way * (before - min(float(self.curve(name).mean(0)[-1]) for name in self.trial.variants))
 
 
 def write_page(trials: Sequence[Trial], out: Path, *, scale: str) -> str:
@@ -82,7 +90,7 @@ _INTRO = (
     """# Operational testing: fewer tests for the same reliability?
 
 Zhao et al. (2021) hope that testing where use and weakness meet, for failures that are natural, takes "significantly
-fewer test cases" for the same reliability. Here campaigns run against the same loop with one part replaced, by `operant
+fewer test cases" for the same reliability. Here campaigns run against the same loop with parts replaced, by `operant
 study operational --scale {scale}`. *pmi* is the true one, on field inputs that nothing else has seen. No loop is told
 the field's conditions: those that use any have them from unlabelled field inputs (`fit_conditions`, whose CPU time
 counts).
@@ -96,15 +104,19 @@ counts).
 - *{labelled}*: each round learns from as many random field inputs with their true labels. *{augmented}*: each round
   learns from training inputs under newly drawn estimated conditions; nothing is searched or kept.
 
-Every loop has the same rounds and cases a round, the same labels to assess and monitor with, the same retraining and
-the same guard on clean accuracy; the one that learns from labelled inputs pays for those as well. Seeds that do not
+Every loop has at most the same rounds and cases a round, the same labels to assess and monitor with, the same
+retraining and the same guard on clean accuracy; the one that learns from labelled inputs pays for those as well. Where
+rounds find fewer failures than they may learn from, as on USPS, choosing among them changes little. Seeds that do not
 come from the profile cannot be steered by classes and cells either, so there feedback is left with the moves. A
 campaign ends early where two rounds change nothing; the last two loops go on. A first run was stopped after two seeds:
 retraining was watched by counting errors on the labels bought so far, half of all campaigns ended early with most
-labels unspent, and a look at the epochs of eight retrainings showed that the Brier score of the same labels chooses
-better in every one. So `Campaign` now watches that score, and buys labels also after a retraining that was refused;
-then every loop was run afresh. CPU time leaves out the search for the
-attacks' radius and, of a run that was cut off, the round it was in. Intervals are 95 %, over seeds.
+labels unspent, and a look at eight retrainings (MNIST and USPS with seed 1, CIFAR-10 with seed 0, judged by the true
+pmi) showed that the Brier score of the same labels chooses the better epoch more often in every one. So `Campaign` now
+watches that score, and buys labels also after a retraining that it refused; then every loop was run afresh. Those seeds
+are not untouched, in the same way for every loop. The goals were also set afterwards: a first one was read off the
+whole loop's own curve, which favours it. CPU time leaves out the search for the attacks' radius and, of a run that was
+cut off, the round it was in; a campaign's includes what it works out for its report, about half a second a round.
+Intervals are 95 %, over seeds.
 
 ![True pmi by round](operational.svg)
 """.replace("{full}", FULL)
@@ -126,23 +138,28 @@ attacks' radius and, of a run that was cut off, the round it was in. Intervals a
 def _claims(told: Sequence[Told]) -> str:
     """The paper's hope against each other loop, and which parts made no difference."""
     names = [name for name in max((t.trial.variants for t in told), key=len) if name != FULL]
-    rows = [[name, *(_fewer(t, name) if name in t.trial.variants else "" for t in told)] for name in names]
+    rows = [
+        [name, way, *(_fewer(t, name, share) if name in t.trial.variants else "" for t in told)]
+        for name in names
+        for way, share in WAYS.items()
+    ]
     return f"""## Fewer cases for the same reliability?
 
-*Held*: on every seed the whole loop needs fewer cases than this one to reach the pmi below (of five seeds all five
-agree by chance once in 32 times); *not held*: on every seed as many or more; in brackets on how many it needs fewer,
-and the median of its cases divided by theirs where both get there. Labelled inputs count as cases; augmentation has
-none, so that there the line speaks of CPU time.
+Two goals: half, and three quarters, of the way from the pmi before to the lowest that any loop ends with, on average
+over seeds. *Held*: on every seed the whole loop needs fewer cases than this one to get there (of five seeds all five
+agree by chance once in 32 times; of so many lines one may); *not held*: on every seed as many or more; in brackets on
+how many it needs fewer, and the median of its cases divided by theirs where both get there. Labelled inputs count as
+cases; augmentation has none, so that there the line speaks of CPU time.
 
-{table(["against", *(t.trial.field.title for t in told)], rows)}
+{table(["against", "of the way", *(t.trial.field.title for t in told)], rows)}
 {_parts(told)}
 """
 
 
-def _fewer(t: Told, name: str) -> str:
-    what = "seconds" if name == AUGMENTED else "cases"
-    ours = [_or_never(needed(points, t.target, what)) for points in t.loops[FULL]]
-    theirs = [_or_never(needed(points, t.target, what)) for points in t.loops[name]]
+def _fewer(t: Told, name: str, way: float) -> str:
+    what, target = "seconds" if name == AUGMENTED else "cases", t.target(way)
+    ours = [_or_never(needed(points, target, what)) for points in t.loops[FULL]]
+    theirs = [_or_never(needed(points, target, what)) for points in t.loops[name]]
     won = [a < b for a, b in zip(ours, theirs, strict=True)]
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if np.isfinite(a) and np.isfinite(b) and b > 0]
     times = f", {np.median(ratios):.2f} times" if ratios else ", it never gets there" if all(won) else ""
@@ -152,18 +169,17 @@ def _fewer(t: Told, name: str) -> str:
 
 def _parts(told: Sequence[Told]) -> str:
     """Sentences on parts whose removal does not show in the pmi after the last round."""
-    parts = (RANDOM_SEEDS, NO_PROFILE, NO_NATURALNESS, NO_FEEDBACK, DEEPGINI)
     lines = []
     for t in told:
-        same = {name: verdict(_worse(t, name)) for name in parts if name in t.trial.variants}
-        if same and len(seeds_of(t.trial)) > 1:
-            by = {found: [n for n, v in same.items() if v == found] for found in ("held", "not decided", "not held")}
+        found = {part: verdict(_worse(t, name)) for name, part in PARTS.items() if name in t.trial.variants}
+        if found and len(seeds_of(t.trial)) > 1:
+            by = {which: [p for p, v in found.items() if v == which] for which in ("held", "not decided", "not held")}
             lines.append(
-                f"- {t.trial.field.title}: worse after the last round without it: {_names(by['held'])}; "
+                f"- {t.trial.field.title}: helped: {_names(by['held'])}; "
                 f"no difference that {len(seeds_of(t.trial))} seeds can tell: {_names(by['not decided'])}; "
-                f"better without it: {_names(by['not held'])}."
+                f"harmed: {_names(by['not held'])}."
             )
-    return "\n".join(["What helped and what did not, part by part:\n", *lines]) if lines else ""
+    return "\n".join(["What helped and what did not, by pmi after the last round:\n", *lines]) if lines else ""
 
 
 def _names(names: Sequence[str]) -> str:
@@ -180,7 +196,9 @@ def _worse(t: Told, name: str) -> Mean:
 def _field(t: Told) -> str:
     trial, n = t.trial, len(seeds_of(t.trial))
     ends = [[name, *_end(t, name)] for name in trial.variants]
-    needs = [[name, *(_need(t, name, what) for what in SPENT)] for name in trial.variants]
+    needs = [[name, *(_need(t, name, what, way) for way in WAYS.values() for what in SPENT)] for name in trial.variants]
+    goals = " and ".join(f"{100 * t.target(way):.1f} %, {name} of the way" for name, way in WAYS.items())
+    range_ = "; in brackets the least and the most, which hold the median of all seeds with 94 % confidence"
     before = mean(t.curve(FULL)[:, 0])
     return f"""## {trial.field.title}
 
@@ -189,12 +207,10 @@ cases. Before: pmi {_share(before)} %.
 
 After the last round; *worse than the whole loop* by so many points of pmi, paired by seed:
 
-{table(["loop", "cases", "labels", "CPU, s", "pmi, %", "clean, %", "worse than the whole loop", "which"], ends)}
-To reach a pmi of {100 * t.target:.1f} %, where the whole loop is on average after half of its rounds, which favours no
-other (median over seeds, linear between rounds; in brackets the least and the most, which with five seeds hold the
-median of all seeds with 94 % confidence):
+{table(["loop", "rounds", "cases", "labels", "CPU, s", "pmi, %", "clean, %", "worse than the whole loop", ""], ends)}
+To reach a pmi of {goals} (median over seeds, linear between rounds{range_ if n == 5 else ""}):
 
-{table(["loop", "cases", "labels", "CPU, s"], needs)}"""
+{table(["loop", *(f"{what}, {name}" for name in WAYS for what in ("cases", "labels", "CPU s"))], needs)}"""
 
 
 def _end(t: Told, name: str) -> list[object]:
@@ -202,6 +218,7 @@ def _end(t: Told, name: str) -> list[object]:
     worse = _worse(t, name)
     told = ["", ""] if name == FULL else [_points(worse), f"**{verdict(worse)}**" if worse.n > 1 else "one seed"]
     return [
+        f"{np.mean([p.round for p in last]):.1f}",
         f"{np.mean([p.cases for p in last]):.0f}",
         f"{np.mean([p.labels for p in last]):.0f}",
         f"{np.mean([p.seconds for p in last]):.0f}",
@@ -211,9 +228,9 @@ def _end(t: Told, name: str) -> list[object]:
     ]
 
 
-def _need(t: Told, name: str, what: str) -> str:
+def _need(t: Told, name: str, what: str, way: float) -> str:
     """The median of what was spent when the target was reached, and the range; more than all where it never was."""
-    found = sorted(_or_never(needed(points, t.target, what)) for points in t.loops[name])
+    found = sorted(_or_never(needed(points, t.target(way), what)) for points in t.loops[name])
     low, middle, high = (_spent(found[i]) for i in (0, (len(found) - 1) // 2, -1))
     return middle if len(found) == 1 else f"{middle} [{low}, {high}]"
 

@@ -102,7 +102,7 @@ class Setting:
     aimed: int = 0
     bounds: tuple[float, float] = (0.3, 2.0)
     tuned_radius: float = 0.3
-    tuned_epochs: int = 8
+    tuned_epochs: int = 10
     seeds: tuple[int, ...] = (0, 1, 2)
 
     @property

@@ -16,7 +16,6 @@ from operant.generate import PGD, FeatureFuzz, tally
 from operant.generate.engine import Goal
 from operant.model import Classifier
 from operant.networks import load_weights, save_weights
-from operant.retrain import OperationalFinetune
 from operant.studies.robot.known import find_known, known_network
 from operant.studies.semantic.fields import Field, kept_network
 from operant.studies.semantic.injected import (
@@ -31,6 +30,7 @@ from operant.studies.semantic.injected import (
     steps_of,
 )
 from operant.studies.semantic.instruments import Instruments
+from operant.studies.semantic.robust import fine_tune
 from operant.studies.semantic.settings import Setting
 from operant.suite import Suite
 from operant.types import Fuzzer
@@ -228,35 +228,22 @@ def _given(field: Field, kind: str) -> Classifier | None:
 
 
 def tuned_model(field: Field, seed: int, out: Path) -> Classifier:
-    """Another LeNet-5 of the same data, trained on with the worst of one step up the gradient for each image."""
-    path, setting = out / "networks" / f"{field.setting.name}-tuned-{seed}.safetensors", field.setting
+    """Another LeNet-5 of the same data, fine-tuned adversarially."""
+    path, s = out / "networks" / f"{field.setting.name}-tuned-{seed}.safetensors", field.setting
     start = own_model(field, seed, out, second=True)
     if path.exists():
         return Classifier(load_weights(start.unwrap(), path))
-    images = field.clean("model")
-    cut = len(images) // 10
-    train, validation = images[cut:], images[:cut]
-    tune = OperationalFinetune(
-        inner="n-fgsm",
-        radius=setting.tuned_radius,
-        epochs=setting.tuned_epochs,
-        batch_size=setting.batch_size,
-        learning_rate=setting.learning_rate,
-        case_share=0.0,
-        max_drop=0.05,
-        patience=None,
-        must_improve=False,
-        monitor=partial(_broken, setting, validation[:HELD]),
-        progress=False,
+    tuned = fine_tune(
+        start,
+        field.clean("model"),
+        radius=s.tuned_radius,
+        epochs=s.tuned_epochs,
+        batch_size=s.batch_size,
+        learning_rate=s.learning_rate,
+        generator=field.spawn("tuning", seed),
     )
-    tuned = tune(start, train, train[:1], validation=validation, generator=field.spawn("tuning", seed)).model
     save_weights(tuned.unwrap(), path)
     return tuned
-
-
-def _broken(setting: Setting, images: Samples, model: Classifier) -> float:
-    """Share of images that PGD makes the model fail on: what the epoch is chosen by."""
-    return 1 - how_robust(setting, model, images).pgd
 
 
 # Steps
