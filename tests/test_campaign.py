@@ -547,7 +547,7 @@ def test_a_field_that_drifts_is_assessed_anew(tmp_path: Path) -> None:
     assert [r.arrived for r in done.rounds] == [600, 600, 800, 800]
     assert third.attempted == 0
     assert third.assessment is not None
-    late = asking.ids[-sum(r.assessment.labels for r in done.rounds[2:] if r.assessment) :]
+    late = asking.ids[-sum(r.assessment.bought for r in done.rounds[2:] if r.assessment) :]
     assert bool(torch.isin(late, new.ids).all())
     assert len(late) < len(asking.ids)
     why = done.rounds[3].decisions[0].why
