@@ -147,6 +147,7 @@ def test_deepfool_is_foolboxs(lenet, seeds, norm, theirs, generator):
     assert_same_outcome(lenet, seeds, suite, run_foolbox(theirs, lenet, seeds, None), norm)
 
 
+@pytest.mark.slow
 def test_deepfool_is_arts(lenet, seeds, generator):
     some = lenet.correct(seeds)[:20]  # from a misclassified seed ART leaves the wrong class
     suite = DeepFool(overshoot=0.0)(lenet, some, generator=generator)

@@ -846,6 +846,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
+@pytest.mark.slow
 def test_two_workers_and_one_end_the_same(tmp_path: Path, undisturbed: tuple[Path, Delivered]) -> None:
     run(tmp_path, workers=2)
     assert digest(tmp_path) == digest(undisturbed[0])

@@ -139,6 +139,7 @@ def test_the_two_stage_bound_covers() -> None:
     assert 0.8 * sd < float(torch.tensor(errors).mean()) < 1.3 * sd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "missed"), [(30, 0.1), *(pytest.param(100, missed, marks=pytest.mark.slow) for missed in (0.01, 0.05))]
 )
