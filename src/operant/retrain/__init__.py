@@ -4,13 +4,13 @@ from operant.retrain._loop import FinetuneEpoch
 from operant.retrain.distil import DefensiveDistillation, Distilled, LabelSmoothing
 from operant.retrain.finetune import Finetune, FinetuneRecord, Retrained
 from operant.retrain.manifold_mixup import ManifoldMixup
-from operant.retrain.monitor import BrierMonitor, PmiMonitor, brier_monitor, pmi_monitor
+from operant.retrain.monitor import FieldMonitor, brier_monitor, pmi_monitor
 from operant.retrain.operational import OperationalEpoch, OperationalFinetune, OperationalRecord, Repaired
 
 __all__ = [
-    "BrierMonitor",
     "DefensiveDistillation",
     "Distilled",
+    "FieldMonitor",
     "Finetune",
     "FinetuneEpoch",
     "FinetuneRecord",
@@ -19,7 +19,6 @@ __all__ = [
     "OperationalEpoch",
     "OperationalFinetune",
     "OperationalRecord",
-    "PmiMonitor",
     "Repaired",
     "Retrained",
     "brier_monitor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -13,41 +14,36 @@ from operant.seeds.designs import normalised
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PmiMonitor:
-    """Estimated pmi on labelled inputs; build one with `pmi_monitor`.
+class FieldMonitor:
+    """How wrong a model is about labelled inputs; build one with `pmi_monitor` or `brier_monitor`.
 
     Attributes:
         validation: labelled inputs.
         mass: how much of field use each of them stands for, summing to 1.
+        score: from logits and labels to how wrong each answer is.
     """
 
     validation: Samples
     mass: Tensor = field(repr=False)
+    score: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, model: Classifier) -> float:
-        wrong = model.predict(self.validation.x) != self.validation.labels
-        return float(self.mass @ wrong.cpu().double())  # (1)
+        logits = model.batched_logits(self.validation.x).cpu()
+        return float(self.mass @ self.score(logits, self.validation.labels.cpu()).double())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BrierMonitor:
-    """Brier score of labelled inputs; build one with `brier_monitor`.
-
-    Attributes:
-        validation: labelled inputs.
-        mass: how much of field use each of them stands for, summing to 1.
-    """
-
-    validation: Samples
-    mass: Tensor = field(repr=False)
-
-    def __call__(self, model: Classifier) -> float:
-        p = model.probs(self.validation.x).cpu().double()
-        y = torch.nn.functional.one_hot(self.validation.labels.cpu(), p.shape[1])
-        return float(self.mass @ (p - y).square().sum(1)) / 2  # (1)
+def errors(logits: Tensor, labels: Tensor) -> Tensor:
+    """1 for each wrong answer, else 0."""
+    return logits.argmax(1) != labels
 
 
-def pmi_monitor(validation: Samples, mass: Tensor | None = None) -> PmiMonitor:
+def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
+    """Half the squared distance of the probabilities from those of somebody who knows."""
+    p = logits.double().softmax(1)
+    return (p - torch.nn.functional.one_hot(labels, p.shape[1])).square().sum(1) / 2
+
+
+def pmi_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonitor:
     """A monitor that estimates the probability of misclassification per field input.
 
         pmi = Σ m_i [f(x_i) ≠ y_i] / Σ m_i        (1)
@@ -67,10 +63,10 @@ def pmi_monitor(validation: Samples, mass: Tensor | None = None) -> PmiMonitor:
     >>> pmi_monitor(field)(Classifier(right)), pmi_monitor(field, torch.tensor([3.0, 1.0]))(Classifier(right))
     (0.5, 0.25)
     """
-    return PmiMonitor(validation=validation, mass=_mass_of(validation, mass))
+    return FieldMonitor(validation=validation, mass=_mass_of(validation, mass), score=errors)
 
 
-def brier_monitor(validation: Samples, mass: Tensor | None = None) -> BrierMonitor:
+def brier_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonitor:
     """A monitor that sees more in few inputs than `pmi_monitor` does: also how sure the model is of each.
 
         ½ Σ m_i ‖p(x_i) - e(y_i)‖² / Σ m_i        (1)
@@ -92,7 +88,7 @@ def brier_monitor(validation: Samples, mass: Tensor | None = None) -> BrierMonit
     References:
         | Verification of forecasts expressed in terms of probability (Brier, 1950)
     """
-    return BrierMonitor(validation=validation, mass=_mass_of(validation, mass))
+    return FieldMonitor(validation=validation, mass=_mass_of(validation, mass), score=brier_scores)
 
 
 def _mass_of(validation: Samples, mass: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ from operant.retrain.finetune import (
     reason_of,
     watch,
 )
-from operant.retrain.monitor import BrierMonitor, PmiMonitor
+from operant.retrain.monitor import FieldMonitor
 from operant.types import Monitor
 
 
@@ -316,7 +316,7 @@ class OperationalFinetune:
         if len(cases) == 0 and self.case_share != 0:
             raise ValueError("there are no cases to learn from; give some, or set case_share=0 for a control")
         check_data(model, train=train, cases=cases, validation=validation)
-        if isinstance(self.monitor, PmiMonitor | BrierMonitor):
+        if isinstance(self.monitor, FieldMonitor):
             for name, part in (("train", train), ("cases", cases)):
                 check_apart(self.monitor.validation, part, judge="the monitor", learned=name)
         if self.consistency and self.inner == "none" and len(cases):

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from operant import measure, select
 from operant.campaign import Campaign
+from operant.campaign.parts import unguided
 from operant.conditions import Recipe
 from operant.data import Samples
 from operant.generate import PGD, ConditionMove, FOLFuzz, GradientMove
-from operant.measure import Naturalness
 from operant.model import Classifier
 from operant.seeds import draw, margin_risk, risk_of
 from operant.studies.operational.settings import (
@@ -72,10 +72,10 @@ def campaign(name: str, trial: Trial, recipe: Recipe, radius: float) -> Campaign
         NO_NATURALNESS: {"level": ALL, "moves": _unguided(recipe, trial.radius)},
         NO_FEEDBACK: {"feedback": False},
         DEEPGINI: {"choose": least_sure},
-        PGD_LOOP: {**blind, "moves": {"pgd": partial(ignoring, fuzz=PGD(radius=radius))}},
+        PGD_LOOP: {**blind, "moves": {"pgd": partial(unguided, PGD(radius=radius))}},
         ROBOT_LOOP: {
             **blind,
-            "moves": {"fol": partial(ignoring, fuzz=FOLFuzz(radius=radius, rows_per_seed=100))},
+            "moves": {"fol": partial(unguided, FOLFuzz(radius=radius, rows_per_seed=100))},
             "choose": by_fol,
         },
     }
@@ -84,14 +84,9 @@ def campaign(name: str, trial: Trial, recipe: Recipe, radius: float) -> Campaign
 
 def _unguided(recipe: Recipe, radius: float) -> dict[str, Callable[..., Fuzzer]]:
     return {
-        "conditions": partial(ignoring, fuzz=ConditionMove(recipe=recipe, naturalness=None)),
-        "gradient": partial(ignoring, fuzz=PGD(radius=radius, norm="l2", random_start=False)),
+        "conditions": partial(unguided, ConditionMove(recipe=recipe, naturalness=None)),
+        "gradient": partial(unguided, PGD(radius=radius, norm="l2", random_start=False)),
     }
-
-
-def ignoring(naturalness: Naturalness, fuzz: Fuzzer) -> Fuzzer:
-    """A fuzzer that has no use for naturalness."""
-    return fuzz
 
 
 # Where to start from, and what to learn from --------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from operant.generate import PGD, FeatureFuzz, tally
 from operant.generate.engine import Goal
 from operant.model import Classifier
 from operant.networks import load_weights, save_weights
+from operant.rng import spawn
 from operant.studies.robot.known import find_known, known_network
 from operant.studies.semantic.fields import Field, kept_network
 from operant.studies.semantic.injected import (
@@ -195,7 +196,7 @@ def _right(model: Classifier, x: Tensor, y: Tensor) -> int:
 
 def how_robust(setting: Setting, model: Classifier, held: Samples) -> Robust:
     attack = PGD(radius=setting.radius, steps=setting.pgd_steps, stop_early=True)
-    cases = attack(model, held, generator=torch.Generator().manual_seed(0))
+    cases = attack(model, held, generator=spawn(0, "semantic", "robust"))
     return Robust(clean=model.accuracy(held), pgd=1 - len(cases.failures()) / len(held))
 
 
