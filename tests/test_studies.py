@@ -107,7 +107,10 @@ def test_rivals_change_nothing_that_a_folder_is_known_by() -> None:
 def test_what_cannot_be_studied_is_refused_with_a_sentence(tmp_path: Path) -> None:
     for arguments, words in (
         (["study", "robt"], "there is no study named robt"),
-        (["study", "seeds", "--rivals", "--out", str(tmp_path / "a")], "--rivals is an option of the study robot"),
+        (
+            ["study", "seeds", "--rivals", "--out", str(tmp_path / "a")],
+            "--rivals is an option of robot alone, not of seeds",
+        ),
         (["study", "robot", "--scale", "tiny", "--out", str(tmp_path / "a")], "scale must be smoke, small or paper"),
         (["study", "robot", "--workers", "1", "--out", str(tmp_path / "b")], "needs mnist"),
         (["study", "robot", "--data", str(tmp_path), "--workers", "1", "--out", str(tmp_path / "c")], "no mnist under"),

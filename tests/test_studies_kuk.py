@@ -208,16 +208,40 @@ def test_what_cannot_be_studied_is_told_with_a_sentence(tmp_path: Path) -> None:
         assert words in " ".join(done.output.split())
 
 
+def write_nin(path: Path, *, width: int) -> None:
+    """Untrained weights, and what tells of them."""
+    save_weights(NIN(width=width, batch_norm=True), path)
+    trained = TrainedNIN(
+        accuracy=0.5, recipe=NINRecipe(width=width), channels=3, classes=10, mean=(0.5,) * 3, std=(0.2,) * 3,
+        train_images=9, test_images=9, data="", history=(),
+    )  # fmt: skip
+    results.save(trained, path.with_suffix(".json"))
+
+
 def test_models_without_weights_are_left_out_and_nin_is_found_once_it_is_there(tmp_path: Path) -> None:
     by_name = {s.name: s for s in subjects("small")}
     assert "operant train-nin" in models.missing(by_name["nin"], tmp_path, tmp_path)
     assert "imagenet-500.npz" in models.missing(by_name["mobilenet"], tmp_path, tmp_path)
     assert models.missing(by_name["lenet5"], tmp_path, tmp_path) == ""
-    save_weights(NIN(width=6, batch_norm=True), tmp_path / "nin.safetensors")
-    trained = TrainedNIN(
-        accuracy=0.5, recipe=NINRecipe(width=6), channels=3, classes=10, mean=(0.5,) * 3, std=(0.2,) * 3,
-        train_images=9, test_images=9, data="", history=(),
-    )  # fmt: skip
-    results.save(trained, tmp_path / "nin.json")
+    write_nin(tmp_path / "nin.safetensors", width=6)
     assert models.missing(by_name["nin"], None, tmp_path) == ""
     assert models.find_nin(tmp_path / "elsewhere", tmp_path) == tmp_path / "nin.safetensors"
+
+
+def test_weights_are_taken_into_the_studys_folder_once(tmp_path: Path) -> None:
+    first, second, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(ValueError, match="as `operant train-nin` writes them"):
+        models.take_nin(first, out)
+    for i, path in enumerate((first, second)):
+        write_nin(path, width=6 + i)
+    models.take_nin(None, out)
+    assert models.find_nin(out, None) is None
+    models.take_nin(first, out)
+    models.take_nin(first, out)
+    found = models.find_nin(out, None)
+    assert found is not None
+    assert found.read_bytes() == first.read_bytes()
+    with pytest.raises(ValueError, match="begun with other weights"):
+        models.take_nin(second, out)
+    assert found.read_bytes() == first.read_bytes()

@@ -150,10 +150,14 @@ def outcome(covered: dict[str, list[float]]) -> Outcome:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ([0.60, 0.61, 0.62], [0.5, 0.5, 0.5], "beats random: 22.0 "),
+        ([0.60, 0.61, 0.62], [0.5, 0.5, 0.5], "beats random: lead 22.0 "),
         ([0.40, 0.41, 0.39], [0.60, 0.61, 0.62], "loses to random: .*Reason found: with .second. it beats it"),
         ([0.40, 0.41, 0.39], [0.45, 0.46, 0.44], "loses to random: .*second. helps, by 10.0 .* not enough"),
-        ([0.40, 0.41, 0.39], [0.40, 0.40, 0.40], "loses to random: .*the reason is not found"),
+        (
+            [0.40, 0.41, 0.39],
+            [0.40, 0.40, 0.40],
+            "loses to random: .*reason is not found. They differ by 25.0% at most",
+        ),
         ([0.40, 0.50, 0.70], [0.60, 0.61, 0.62], r"not beat random \(not decided\).*it beats it, though"),
     ],
 )

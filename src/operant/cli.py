@@ -51,6 +51,8 @@ STUDIES = (
     "semantic",
 )  # packages of operant.studies, read when asked for
 
+OPTIONS = {"rivals": ("robot",), "kuk": ("defences", "enhance"), "weights": ("kuk", "defences", "enhance")}
+
 app = typer.Typer(
     help="Tests and hardens deep-learning classifiers for the way they will be used.",
     no_args_is_help=True,
@@ -316,6 +318,9 @@ def study(
     workers: Annotated[int, typer.Option(help="processes, each with one thread")] = 2,
     rivals: Annotated[bool, typer.Option("--rivals", help="for robot: with four more fuzzers to compare with")] = False,
     kuk: Annotated[Path | None, typer.Option(help="for defences, enhance: a study kuk whose suites to use")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="for kuk, defences, enhance: NIN's, as `operant train-nin` wrote them")
+    ] = None,
 ) -> None:
     """Run a paper's experiments again, with a control and intervals, and write a page of tables and pictures."""
     try:
@@ -323,11 +328,11 @@ def study(
             raise ValueError(f"there is no study named {name}; there are: {', '.join(STUDIES)}")
         folder = Path(f"operant-study-{name}-{scale}") if out is None else out
         chosen = import_module(f"operant.studies.{name.replace('-', '_')}")
-        if rivals and name != "robot":
-            raise ValueError(f"--rivals is an option of the study robot, got {name}; leave it out")
-        if kuk is not None and name not in ("defences", "enhance"):
-            raise ValueError(f"--kuk is an option of the studies defences and enhance, got {name}; leave it out")
-        more: dict[str, object] = ({"rivals": True} if rivals else {}) | ({"kuk": kuk} if kuk is not None else {})
+        more = {key: value for key, value in (("rivals", rivals), ("kuk", kuk), ("weights", weights)) if value}
+        for option in more:
+            if name not in OPTIONS[option]:
+                takes = ", ".join(OPTIONS[option])
+                raise ValueError(f"--{option} is an option of {takes} alone, not of {name}; leave it out")
         page = chosen.run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **more)
     except (ValueError, OSError) as error:
         _cannot_run(error)

@@ -117,7 +117,8 @@ def pmi_chart(evidence: Evidence, *, width: float, height: float) -> Markup:
     frame = Frame(x=(-0.4, rows + beside), y=(0, ticks[-1]), left=50, top=20, width=inner, height=height - 62)
     few = last <= 8 and (width > 500 or last <= 3)
     newest = max((done.number for done in rounds if _seen(done)), default=0)
-    marks = [_round(frame, done, few=few, told=few or done.number == newest) for done in rounds]
+    required = frame.down(evidence.requirement)
+    marks = [_round(frame, done, required, few=few, told=few or done.number == newest) for done in rounds]
     return drawing(
         joined([*_against(frame, ticks, evidence.requirement), *_paths(frame, rounds), *marks]),
         width=width,
@@ -164,8 +165,8 @@ def _against(frame: Frame, ticks: Sequence[float], required: float) -> list[Mark
     return [_grid(frame, free), *bare, *axis, line(frame.left, y, right, y, "required"), number]
 
 
-def _round(frame: Frame, done: Round, *, few: bool, told: bool) -> Markup:
-    """A round's mark: few rounds have room for words, and the newest for its numbers."""
+def _round(frame: Frame, done: Round, required: float, *, few: bool, told: bool) -> Markup:
+    """A round's mark: few rounds have room for words, and the newest for its numbers, off the requirement's line."""
     x, bottom = frame.across(done.number), frame.top + frame.height
     name = text(x, bottom + 20, f"round {done.number}" if few else str(done.number), "tick", "middle")
     if done.drifted:
@@ -180,8 +181,9 @@ def _round(frame: Frame, done: Round, *, few: bool, told: bool) -> Markup:
     mark = line(x, pmi, x, upper, "range") + line(x - 9, upper, x + 9, upper, "cap")
     mark += circle(x, pmi, 5 if same else 5.5, "hollow" if same else "point")
     if told:
-        lowest = min(max(pmi + 4, upper + 20), bottom - 4)  # beside the dot, below the bound, above the axis
-        mark += text(x + 14, min(upper + 4, lowest - 16), f"≤ {at_most(known.upper)}", "value")
+        beside = upper if abs(upper - required) > 10 else required + 10 if upper >= required else required - 10
+        lowest = min(max(pmi + 4, beside + 20), bottom - 4)  # beside the dot, below the bound, above the axis
+        mark += text(x + 14, min(beside + 4, lowest - 16), f"≤ {at_most(known.upper)}", "value")
         mark += text(x + 14, lowest, percent(known.pmi), "value strong")
     return name + mark
 

@@ -15,7 +15,7 @@ from operant.studies.defences.judging import run_judging
 from operant.studies.defences.page import write_page
 from operant.studies.defences.settings import Plan, plans
 from operant.studies.defences.suites import Home
-from operant.studies.kuk.models import check_data
+from operant.studies.kuk.models import check_data, take_nin
 from operant.studies.kuk.paper import ATTACKS
 from operant.studies.kuk.settings import PATTERNS
 
@@ -25,23 +25,32 @@ Units = list[tuple[str, Callable[[], None]]]
 
 
 def run_study(
-    out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console, kuk: Path | None = None
+    out: str | Path,
+    *,
+    data: Path | None,
+    scale: str,
+    workers: int,
+    console: Console,
+    kuk: Path | None = None,
+    weights: Path | None = None,
 ) -> Path:
     """Run what is not there yet, then write the page and its picture.
 
     Args:
         out: the folder of this study at this scale; run again, it goes on where it stopped. It may hold the KuK study
-            too, whose dropout, weights and suites are then used, and NIN's weights as ``nin.safetensors``.
+            too, whose dropout, weights and suites are then used.
         data: where MNIST, CIFAR-10, ResNet-20's weights, and if there are any imagenet-500 and MobileNet's are.
         scale: ``smoke`` or ``small``.
         workers: processes, each with one thread.
         console: where to tell what happens.
         kuk: the folder of a KuK study, or of another one with its suites.
+        weights: NIN's, from ``operant train-nin``; they are copied to ``out``.
     """
     home, every = Home(Path(out), kuk), plans(scale)
     check_data(tuple(plan.subject for plan in every), data)
     suites.check_home(home, scale)
     sign_folder(home.out / "defences", scale=scale, plans=every)
+    take_nin(weights, home.out)
     left_out = [why for plan in every if (why := suites.left_out(plan, data, home))]
     for why in left_out:
         console.print(why, highlight=False, markup=False)

@@ -14,29 +14,38 @@ from operant.studies.enhance.found import Found
 from operant.studies.enhance.page import write_page
 from operant.studies.enhance.retraining import run_retraining
 from operant.studies.enhance.settings import enhancements
-from operant.studies.kuk.models import check_data
+from operant.studies.kuk.models import check_data, take_nin
 
 __all__ = ["run_study"]
 
 
 def run_study(
-    out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console, kuk: Path | None = None
+    out: str | Path,
+    *,
+    data: Path | None,
+    scale: str,
+    workers: int,
+    console: Console,
+    kuk: Path | None = None,
+    weights: Path | None = None,
 ) -> Path:
     """Run what is not there yet, then write the page and its picture.
 
     Args:
         out: the folder of this study at this scale; run again, it goes on where it stopped. It may hold the studies of
-            KuK and of defences too, whose suites are then used, and NIN's weights as ``nin.safetensors``.
+            KuK and of defences too, whose suites are then used.
         data: where MNIST and CIFAR-10 are.
         scale: ``smoke`` or ``small``.
         workers: processes, each with one thread.
         console: where to tell what happens.
         kuk: the folder of another study with suites.
+        weights: NIN's, from ``operant train-nin``; they are copied to ``out``.
     """
     home, every = Home(Path(out), kuk), enhancements(scale)
     check_data(tuple(e.plan.subject for e in every), data)
     check_home(home, scale)
     sign_folder(home.out / "enhance", scale=scale, enhancements=every)
+    take_nin(weights, home.out)
     missing = [why for e in every if (why := left_out(e.plan, data, home))]
     for why in missing:
         console.print(why, highlight=False, markup=False)

@@ -15,7 +15,7 @@ from operant.studies._work import Steps, run_units, sign_folder
 from operant.studies.kuk.dropout import Dropout, choose
 from operant.studies.kuk.existing import METHODS, Measured, measure, step_name
 from operant.studies.kuk.found import Found, search_name
-from operant.studies.kuk.models import Ready, check_data, missing, ready
+from operant.studies.kuk.models import Ready, check_data, missing, ready, take_nin
 from operant.studies.kuk.page import write_page
 from operant.studies.kuk.search import CAUSES, Bred, breed, to_explain
 from operant.studies.kuk.settings import PATTERNS, Subject, subjects
@@ -26,23 +26,26 @@ __all__ = ["run_study"]
 Units = list[tuple[str, Callable[[], None]]]
 
 
-def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
+def run_study(
+    out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console, weights: Path | None = None
+) -> Path:
     """Run what is not there yet, then write the page, its pictures and the numbers behind it.
 
     First dropout is chosen and frozen for each model; then everything runs that the paper's tables need; then, for each
     cell of Table 5 that is off by more than 15 points, the experiments that change a suspected cause.
 
     Args:
-        out: the folder of this study at this scale; run again, it goes on where it stopped. NIN's weights may lie there
-            as ``nin.safetensors``, from ``operant train-nin``.
+        out: the folder of this study at this scale; run again, it goes on where it stopped.
         data: where MNIST, CIFAR-10, ResNet-20's weights, and if there are any imagenet-500 and MobileNet's are.
         scale: ``smoke`` or ``small``.
         workers: processes, each with one thread.
         console: where to tell what happens.
+        weights: NIN's, from ``operant train-nin``; they are copied to ``out``. Without any, NIN is left out.
     """
     out, every = Path(out), subjects(scale)
     check_data(every, data)
     sign_folder(out, scale=scale, subjects=every)
+    take_nin(weights, out)
     left_out = [why for s in every if (why := missing(s, data, out))]
     for why in left_out:
         console.print(why, highlight=False, markup=False)

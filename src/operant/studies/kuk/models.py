@@ -49,7 +49,7 @@ def missing(subject: Subject, data: Path | None, out: Path) -> str:
     if subject.name == "nin" and find_nin(out, data) is None:
         return (
             f"{subject.title}, is left out, for want of weights: `operant train-nin --data DATA --out {NIN_FILE}` "
-            "makes them; put both files that it writes into the study's folder, and run it again"
+            f"makes them; run the study again with --weights {NIN_FILE}"
         )
     if subject.name == "mobilenet" and (_find(data, IMAGES) is None or _find(data, MOBILENET_FILE) is None):
         return f"{subject.title}, is left out: {IMAGES} or {MOBILENET_FILE} is not in the data folder"
@@ -70,6 +70,22 @@ def find_nin(out: Path, data: Path | None) -> Path | None:
     """NIN's weights: in the study's folder, in the data folder, or in ``weights`` below that."""
     places = [out / NIN_FILE, *([data / NIN_FILE, data / "weights" / NIN_FILE] if data else [])]
     return next((place for place in places if place.exists() and place.with_suffix(".json").exists()), None)
+
+
+def take_nin(weights: Path | None, out: Path) -> None:
+    """Copy the weights that the user names, and what tells of them, into the study's folder, where they stay."""
+    if weights is None:
+        return
+    if not weights.exists() or not weights.with_suffix(".json").exists():
+        raise ValueError(f"{weights} and a JSON file beside it must be there, as `operant train-nin` writes them")
+    results.load(weights.with_suffix(".json"), TrainedNIN)
+    for source in (weights.with_suffix(".json"), weights):
+        content, target = source.read_bytes(), (out / NIN_FILE).with_suffix(source.suffix)
+        if target.exists() and target.read_bytes() != content:
+            raise ValueError(
+                f"{out} was begun with other weights than {weights}; leave --weights out, or name a new --out"
+            )
+        results.write_atomically(target, content)
 
 
 @lru_cache(maxsize=1)

@@ -67,6 +67,7 @@ WEIGHTS = {  # of DeepXplore: of the model that is to deviate, and of neurons
     "λ1 = 3, λ2 = 10": (3.0, 10.0),
     "λ1 = 0, λ2 = 10": (0.0, 10.0),
 }
+FREE = {f"{name}, anywhere": WEIGHTS[name] for name in ("λ1 = 1, λ2 = 0.1", "λ1 = 3, λ2 = 10")}
 BALLS = {"dlfuzz": 0.1, "dlfuzz-near": 0.02}  # relative L2; the second is the released program's
 STEPS: dict[str, dict[str, Any]] = {  # of DLFuzz
     "rare neurons": {},
@@ -105,7 +106,7 @@ def _xplore(constraint: str) -> Contest:
         key=f"deepxplore-{constraint}",
         title=f"DeepXplore, {constraint}",
         criterion="neuron coverage, threshold .5, mean of the three models",
-        arms=_alike(WEIGHTS, "random direction"),
+        arms=(*_alike(WEIGHTS, "random direction"), *_alike(FREE, "random direction, anywhere")),
     )
 
 
@@ -178,7 +179,7 @@ class Known:
         others: that DeepXplore compares with.
         ranges: of the model's neurons, from training inputs.
         move: by how much one mutation of TensorFuzz moves the logits, median.
-        numel: values of an input.
+        numel, size: values of an input; its height and width.
     """
 
     setting: Setting
@@ -186,6 +187,7 @@ class Known:
     ranges: Ranges
     move: float
     numel: int
+    size: tuple[int, int]
 
     def kmnc(self, k: int) -> Any:
         """A criterion as searches take it."""
@@ -206,9 +208,13 @@ def build(contest: str, known: Known) -> dict[str, Explorer]:
 
 
 def _xplorers(constraint: str, known: Known) -> dict[str, Explorer]:
-    start = DeepXplore(others=known.others, constraint=constraint, rows_per_seed=known.setting.rows)
-    arms = {name: replace(start, weight_diff=one, weight_coverage=two) for name, (one, two) in WEIGHTS.items()}
-    return {**arms, "random direction": replace(start, direction="random")}
+    bound = DeepXplore(others=known.others, constraint=constraint, rows_per_seed=known.setting.rows)
+    free = replace(bound, constraint="occlusion", size=known.size)  # the rectangle is the whole image
+    arms: dict[str, Explorer] = {}
+    for start, weights, chance in ((bound, WEIGHTS, "random direction"), (free, FREE, "random direction, anywhere")):
+        arms |= {name: replace(start, weight_diff=one, weight_coverage=two) for name, (one, two) in weights.items()}
+        arms[chance] = replace(start, direction="random")
+    return arms
 
 
 def _climbers(radius: float, known: Known) -> dict[str, Explorer]:

@@ -91,6 +91,7 @@ def learn(setting: Setting, data: Path | None, field: Field, out: Path) -> tuple
         ranges=fit_ranges(field.model, field.train[: setting.profiled]),
         move=logit_move(field.model, seeds, setting.noise, generator=generator),
         numel=seeds.x[0].numel(),
+        size=(seeds.x.shape[2], seeds.x.shape[3]),
     )
     return known, seeds
 

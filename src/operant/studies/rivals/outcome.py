@@ -84,7 +84,7 @@ def told(outcome: Outcome, contest: Contest) -> str:
     """In a sentence: does the rival beat random mutation as published, and if not, what changes that."""
     first, *rest = contest.arms
     lead = outcome.lead(contest, first)
-    begin = f"{contest.title} ({first.name}) {BEATS[verdict(lead)]}: {lead} % more covered"
+    begin = f"{contest.title} ({first.name}) {BEATS[verdict(lead)]}: lead {lead} %"
     if verdict(lead) == "held":
         return f"{begin}."
     helps = [arm for arm in rest if outcome.change(contest, arm).lower > 0]
@@ -101,4 +101,5 @@ def told(outcome: Outcome, contest: Contest) -> str:
     if better:
         names = ", ".join(f"*{arm.name}*" for arm in better)
         return f"{begin}. With {names} it beats it, though the difference that this makes is not decided."
-    return f"{begin}. Nothing that was changed decides it: the reason is not found."
+    apart = max(abs(lead.lower), abs(lead.upper))
+    return f"{begin}. Nothing that was changed helps: the reason is not found. They differ by {apart:.1%} at most."

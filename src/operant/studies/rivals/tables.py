@@ -108,9 +108,10 @@ METHOD = f"""
 - A row is one input passed through one model, forward or forward and backward. A lead is taken after as many rows as
   both searches have spent: DeepXplore leaves a seed whose case is found. Where there are several random searches, the
   best counts, chosen by the very numbers that are reported.
-- DeepXplore compares the model with two LeNet-5 of the same data: for MNIST those of the other two seeds. λ1 = 1 and
+- DeepXplore compares the model with two LeNet-5 of the same data: for MNIST those of two other seeds. λ1 = 1 and
   λ2 = 0.1 are what the released program is usually run with, λ1 = 3 and λ2 = 10 our defaults for three models. Its
-  control is the same steps in random directions.
+  control is the same steps in random directions. *Anywhere* lifts the constraint: every pixel may change by itself, in
+  the search and in its control.
 - DLFuzz is in balls of {BALLS["dlfuzz"]:g} and {BALLS["dlfuzz-near"]:g} of the seed's length; the second is the
   released program's. Its control is random steps in the same ball, of the same length and of two others.
 - DeepHunter's control mutates any input alike and keeps all. *Any input alike* and *no guidance* take away one of its
