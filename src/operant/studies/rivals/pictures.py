@@ -35,22 +35,21 @@ def draw_curves(outcome: Outcome, path: Path) -> None:
 
 
 def _panel(ax: Any, outcome: Outcome, contest: Contest) -> None:
-    each = outcome.curves[contest.key]
-    shared = len({arm.controls for arm in contest.arms}) == 1
+    each, drawn = outcome.curves[contest.key], set[str]()
     for number, arm in enumerate(contest.arms):
         colour = COLOURS[number % len(COLOURS)]
         _line(ax, [curves[arm.name] for curves in each], colour, "-", label=arm.name, band=number == 0)
-        if not shared or number == 0:
-            for name in arm.controls:
+        for name in arm.controls:  # grey those of the first arm, others in the colour of an arm that has to beat them
+            if name not in drawn:
                 first = number == 0 and name == arm.controls[0]
-                label = name if shared else None
-                _line(ax, [c[name] for c in each], CHANCE if shared else colour, "--", label=label, band=first)
+                _line(ax, [c[name] for c in each], colour if number else CHANCE, "--", label=name, band=first)
+                drawn.add(name)
     if max(curve.coverage[-1] for curves in each for curve in curves.values()) > 1:
         ax.set_yscale("log")
     ax.set_title(f"{contest.title}\n{contest.criterion}", fontsize=7)
     ax.set_xlabel("model rows for each input", fontsize=7)
     ax.tick_params(which="both", labelsize=7)
-    ax.legend(fontsize=5.5)
+    ax.legend(fontsize=5, ncols=1 + (len(contest.names) > 8))
 
 
 def _line(ax: Any, curves: Sequence[Curve], colour: str, style: str, *, label: str | None, band: bool) -> None:
