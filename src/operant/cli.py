@@ -18,6 +18,7 @@ from operant import results
 from operant._importing import build_module
 from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliability, field_bound, labels_of, plan
 from operant.campaign.building import read_samples
+from operant.campaign.engine import WorkerDied
 from operant.cli_campaign import add_commands
 from operant.cli_report import add_report
 from operant.cli_train import add_train
@@ -334,7 +335,7 @@ def study(
                 takes = ", ".join(OPTIONS[option])
                 raise ValueError(f"--{option} is an option of {takes} alone, not of {name}; leave it out")
         page = chosen.run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **more)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, WorkerDied) as error:
         _cannot_run(error)
     except KeyboardInterrupt:
         _stopped(folder)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import torch
 from rich.console import Console
 from scipy.stats import t as student
 
 from operant import results
-from operant.campaign.engine import one_thread
+from operant.campaign.engine import pool
 
 T = TypeVar("T")
 
@@ -46,29 +43,14 @@ class Steps:
 
 def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, console: Console) -> None:
     """Run named pieces of work, each one-threaded, in this process or in as many others as there are workers."""
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
     start = time.monotonic()
+    for count, (number, _) in enumerate(pool(workers)(_do, [work for _, work in units]), 1):
+        spent = (time.monotonic() - start) / 60
+        console.print(f"[{count}/{len(units)}] {units[number][0]}, {spent:.1f} min", highlight=False)
 
-    def tell(count: int, name: str) -> None:
-        console.print(f"[{count}/{len(units)}] {name}, {(time.monotonic() - start) / 60:.1f} min", highlight=False)
 
-    if workers == 1:
-        with one_thread():
-            for count, (name, work) in enumerate(units, 1):
-                work()
-                tell(count, name)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        waiting = {pool.submit(work): name for name, work in units}
-        try:
-            for count, finished in enumerate(as_completed(waiting), 1):
-                finished.result()
-                tell(count, waiting[finished])
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # what has begun is finished, the rest is not begun
-            raise
+def _do(work: Callable[[], None]) -> None:
+    work()
 
 
 @dataclass(frozen=True, kw_only=True)
