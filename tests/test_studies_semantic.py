@@ -75,6 +75,8 @@ def test_the_papers_numbers_are_its_tables() -> None:
     assert len(paper.TABLE_2) == 8
     assert (paper.LEAST, paper.MOST) == (0.09, 0.94)
     assert all(pixels > features for pixels, features in paper.TABLE_3.values())
+    assert [sum(both[i] for both in paper.TABLE_2.values()) for i in (0, 1)] == [407, 299]
+    assert [sum(both[i] for both in paper.TABLE_3.values()) for i in (0, 1)] == [177, 98]
 
 
 def test_roles_share_no_image() -> None:
@@ -187,6 +189,10 @@ def test_a_difference_is_taken_seed_by_seed_and_decides() -> None:
     assert judged(difference([0.1, 0.12, 0.11], [0.9] * 3)).endswith("**not held**")
     assert judged(difference([0.1, 0.9, 0.5], [0.4] * 3)).endswith("**not decided**")
     assert judged(difference([0.9], [0.1])).endswith("**not decided**")
+    assert judged(difference([1.0] * 3, [0.09] * 3)).endswith("**not decided**")
+    assert judged(difference([1.0] * 3, [0.09] * 3), tests=60).endswith("**held**")
+    assert judged(difference([0.0] * 3, [0.09] * 3), tests=400).endswith("**not held**")
+    assert judged(difference([0.1] * 3, [0.09] * 3), tests=60).endswith("**not decided**")
 
 
 def test_all_means_all() -> None:
@@ -378,3 +384,5 @@ def test_the_study_runs_on_digits_resumes_and_tells(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert all(file.stat().st_mtime_ns == when for file, when in steps.items())
     assert (tmp_path / "semantic.md").read_text() == page
+    next(tmp_path.glob("steps/*/hunted.json")).unlink()  # as if it had been stopped there
+    assert CliRunner().invoke(app, arguments).exit_code == 0

@@ -37,7 +37,7 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
     if scale != "smoke" and data is not None and natural.available(data):
         units += [(f"CIFAR-10, {kind}", partial(natural.run, data, out, kind)) for kind in natural.STEPS]
     run_units(units, workers=workers, console=console)
-    good = [s for s in chosen if Instruments(Field(s, data), out / "instruments").source is not None]
+    good = [s for s in chosen if Instruments(Field(s, data), out / "instruments").rated[-1].passed]
     work = [
         (f"{s.title}, seed {seed}", partial(injected.run if s.flaws else transfer.run, s, data, out, seed))
         for s in good

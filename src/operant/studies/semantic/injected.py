@@ -115,8 +115,7 @@ def attempt(field: Field, instruments: Instruments, flaw: Flaw, seed: int, folde
     sound = kept_network(field, folder, name, field.neutral("model", seed))
     held = field.neutral("held", seed, but=fault)
     clean = confirm(fault, sound, held, generator=field.spawn("confirm", flaw.name, seed))
-    suites = _suites(field, instruments, fault, faulty.model, flaw.name, seed)
-    suites |= {SOUND + name: both for name, both in _suites(field, instruments, fault, sound, flaw.name, seed).items()}
+    suites = _suites(field, instruments, fault, {"": faulty.model, SOUND: sound}, flaw.name, seed)
     told = partial(count, fault=fault, cue=faulty.cue, confidence=setting.confidence)
     return Tried(
         faulty=faulty.confirmation,
@@ -137,19 +136,23 @@ def faulty_model(field: Field, fault: Fault, name: str, seed: int) -> Faulty:
 
 
 def _suites(
-    field: Field, instruments: Instruments, fault: Fault, model: Classifier, name: str, seed: int
+    field: Field, instruments: Instruments, fault: Fault, models: dict[str, Classifier], name: str, seed: int
 ) -> dict[str, tuple[Suite, Suite]]:
-    """By search, rated tests from the first class to the second, and back; all searches have the same seeds."""
+    """By model and search, rated tests from the first class to the second, and back; all have the same seeds.
+
+    Seeds are right for both models: a sound one alone would take those whose feature is past the midpoint already.
+    """
     source, (first, second) = instruments.source, fault.classes
     assert source is not None  # else the data set would have been left out
-    found: dict[str, list[Suite]] = {name: [] for name in SEARCHES}
+    found: dict[str, list[Suite]] = {arm: [] for arm in ARMS}
     for label, target in ((first, second), (second, first)):
-        generator, seen_by = field.spawn("seeds", name, seed, label), (model, *instruments.anchors)
+        generator, seen_by = field.spawn("seeds", name, seed, label), (*models.values(), *instruments.anchors)
         seeds = right_seeds(source, seen_by, field.setting.tests, [label], generator=generator)
         for search, fuzzer in searches(field.setting, instruments, target).items():
-            generator = field.spawn(search, name, seed, label)
-            found[search].append(rated_tests(instruments, fuzzer, model, seeds, generator=generator))
-    return {search: (a, b) for search, (a, b) in found.items()}
+            for whose, model in models.items():
+                generator = field.spawn(search, name, seed, label)
+                found[whose + search].append(rated_tests(instruments, fuzzer, model, seeds, generator=generator))
+    return {arm: (a, b) for arm, (a, b) in found.items()}
 
 
 def rated_tests(

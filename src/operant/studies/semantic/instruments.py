@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Instruments:
     def source(self) -> FeatureSource | None:
         """The first that passes; None if none does. Rated by an anchor, which judges no test."""
         last = self.rated[-1]
-        return self._rating(FeatureSource.of(self._learned(last.kind))) if last.passed else None
+        return replace(FeatureSource.of(self._learned(last.kind)), quality=last.quality) if last.passed else None
 
     def _rate(self, kind: str) -> Rated:
         start = time.process_time()

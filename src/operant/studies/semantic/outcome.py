@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -123,12 +123,20 @@ def difference(first: Sequence[float | None], second: Sequence[float | None]) ->
     return mean(a - b for a, b in pairs) if pairs else None
 
 
-def judged(value: Mean | None) -> str:
-    """A difference that the paper says is positive, with what became of it."""
+def judged(value: Mean | None, *, tests: int = 0) -> str:
+    """A difference that the paper says is positive, with what became of it.
+
+    Where all seeds agree, their spread says nothing; 1 / √tests, which no share of so many tests is likely to miss by,
+    stands for half the interval.
+    """
     if value is None:
         return "nothing to compare **not decided**"
     if value.n < 2:
         return f"{100 * value.value:.1f} **not decided**"
+    if value.upper - value.lower < 1e-9:
+        if not tests:
+            return f"{value} **not decided**"
+        value = replace(value, lower=value.value - tests**-0.5, upper=value.value + tests**-0.5)
     return f"{value} **{verdict(value)}**"
 
 

@@ -98,11 +98,13 @@ What differs:
 - Data and models are small: LeNet-5, trained here. One source serves all faults and seeds of a data set. It is trained
   on images in which every feature of the data set's faults has one of two values, whatever the class. The sound model
   and all judges learn from such images too, the faulty model from such images in which one feature decides between two
-  classes. Repetitions differ in models and seeds, not in the source and the judges.
+  classes. Repetitions differ in first weights, batches, values of features and seeds, not in the images that
+  models learn from, the source and the judges.
 - Source, models, judges, likelihoods and anchors learn from different images. The source is rated by an anchor, which
   judges no test.
 - What a test reveals is computed from the image, not read by eye. A share is of tests that fail by the margin.
-- Seeds must show their class to the anchors as well as to the model; the paper asks the model alone.
+- Seeds must show their class to the anchors as well as to the model, for faults to the faulty and the sound one; the
+  paper asks the model alone.
 - *Anchored* is not the paper's: two other classifiers must go on seeing the label, so that the model is wrong alone.
 - The budget on features is fixed, and margins are in logits.
 - Set after looking at trials, whose models and seeds were others, but whose images were of the same data sets: layers,
@@ -111,8 +113,8 @@ What differs:
   features by itself; the classes of the fault of brightness, which was hardly confirmed with others; and how models
   are fine-tuned, since one step up the gradient left them open to PGD.
 - PGD starts at the same generated seeds, in a ball of the usual radius, and stops at the margin. Naturalness, which
-  knows the source's images, refuses most of its noise, so that few of its tests are valid. All of them are counted
-  beside. Noise can move a feature as it is measured: grey pixels on the right move the centre of the ink to the right.
+  knows the source's images, may refuse its noise: compare its valid tests with all of them, which are counted beside.
+  Noise can move a feature as it is measured: grey pixels on the right move the centre of the ink to the right.
 - Robust models are the given weights, if they are in the data folder, and a second LeNet-5 that is fine-tuned
   adversarially for each repetition.
 - Validity is a filter, not people.

@@ -22,5 +22,4 @@ TABLE_3 = {  # accuracy of robust classifiers in percent: pixel perturbations, t
     ("ResNet50", "Wong et al."): (32, 22),
 }
 
-BEYOND = 1.0  # Figure 2: the share of tests that lie beyond a usual bound on pixels, by either norm
 VALID_SEEDS = 0.7  # not the paper's: the share of seeds that must give a valid test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +37,7 @@ from operant.studies.semantic.settings import Setting
 from operant.suite import Suite
 from operant.types import Fuzzer
 
-OWN, GIVEN = "LeNet-5, trained here", "given weights"
+OWN, GIVEN, ROBUST = "LeNet-5, trained here", "plain LeNet-5, given weights", "robust LeNet-5, given weights"
 TUNED = "LeNet-5, fine-tuned here"
 WIDE = "anchored, one layer more"
 HUNTS = (FEATURES, ANCHORED, WIDE, PIXELS)
@@ -83,7 +84,9 @@ def hunt(field: Field, instruments: Instruments, seed: int, out: Path) -> Hunted
     shots = {}
     for name, fuzzer in hunting(setting, instruments).items():
         suite = instruments.validity(fuzzer(model, seeds, generator=field.spawn("hunt", name, seed)))
-        path = suite.save(out / "suites" / f"{setting.name}-{seed}-{name}")
+        path = out / "suites" / f"{setting.name}-{seed}-{name}"
+        shutil.rmtree(path, ignore_errors=True)  # of a run that was stopped here
+        suite.save(path)
         shots[name] = shots_of(Suite.open(path), own_model(field, seed, out), setting.confidence)
     accuracy = model.accuracy(field.clean("held"))
     return Hunted(accuracy=accuracy, shots=shots, seconds=time.process_time() - start)
@@ -218,7 +221,7 @@ def plain_models(field: Field, seed: int, out: Path) -> list[tuple[str, Classifi
 def robust_models(field: Field, seed: int, out: Path) -> dict[str, Classifier]:
     """Adversarially trained models: the given one if it is there, and one fine-tuned here for each seed."""
     given = _given(field, "robust")
-    return ({GIVEN: given} if given else {}) | {TUNED: tuned_model(field, seed, out)}
+    return ({ROBUST: given} if given else {}) | {TUNED: tuned_model(field, seed, out)}
 
 
 def _given(field: Field, kind: str) -> Classifier | None:
