@@ -472,7 +472,7 @@ def test_people_who_differ_are_told(folder) -> None:
     (found,) = agreement(folder)
     assert (found.people, found.both, found.same, found.rows) == (("ann", "bob"), 3, 2, (1,))
     assert found.kappa == pytest.approx(0.4)
-    assert "agree on 2 of 3 cases (Cohen's kappa 0.40)" in str(found)
+    assert str(found) == "ann and bob agree on 2 of 3 cases (Cohen's kappa 0.40); they differ on rows 1"
 
 
 # The page's questions -------------------------------------------------------------------------------------------------
@@ -507,7 +507,10 @@ def test_lists_are_ordered_filtered_and_stay_as_they_are(folder) -> None:
     assert rows(show="todo") == [row for row in range(60) if row not in (3, 4, 9)]
     assert rows(show="done") == [3, 4, 9]
     assert rows(show="invalid") == rows(tag="dark") == [4]
+    assert rows(tag="dark", by="bob") == [4]  # whose own it is not, but who has judged the case
+    assert rows(tag="dark", by="cid") == []
     assert rows(show="differ") == rows(show="differ", by="bob") == [4, 9]
+    assert rows(show="differ", by="cid") == [4, 9]  # who may settle it
     assert desk.arrange(Asked({"order": "suite"}))["first"] == 0
     assert desk.arrange(Asked({"order": "suite", "show": "done"}))["done"] == 3
 
@@ -1041,6 +1044,7 @@ def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> 
     [
         (["none"], "there is no folder none"),
         (["."], "holds nothing to judge"),
+        (["to_label", "--csv", "a.csv"], "to_label holds inputs to label and no cases"),
         (["suite", "--of", "some"], "of must be one of failures, all"),
         (["suite", "--by", "a,b"], "a name must be words"),
         (["suite", "--bounds", "1", "0"], "bounds must be two finite numbers"),
@@ -1048,6 +1052,8 @@ def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> 
 )
 def test_the_command_says_why_it_cannot(folder, monkeypatch, arguments, sentence) -> None:
     monkeypatch.chdir(folder.parent)
+    (folder.parent / "to_label").mkdir()
+    (folder.parent / "to_label" / ("labels.csv" if "to_label" in arguments else "other")).touch()
     done = run(*arguments)
     assert done.exit_code == 2
     assert sentence in done.stderr.replace("\n", " ")

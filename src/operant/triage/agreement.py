@@ -14,6 +14,8 @@ import numpy.typing as npt
 from operant._verdicts import VERDICTS
 from operant.triage.verdicts import read_verdicts
 
+NAMED = 20  # rows named in a sentence
+
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
@@ -35,7 +37,9 @@ class Agreement:
 
     def __str__(self) -> str:
         told = "cannot be told" if math.isnan(self.kappa) else f"{self.kappa:.2f}"
-        return f"{' and '.join(self.people)} agree on {self.same} of {self.both} cases (Cohen's kappa {told})"
+        named = ", ".join(map(str, self.rows[:NAMED])) + (", …" if len(self.rows) > NAMED else "")
+        differ = f"; they differ on rows {named}" if self.rows else ""
+        return f"{' and '.join(self.people)} agree on {self.same} of {self.both} cases (Cohen's kappa {told}){differ}"
 
 
 def cohens_kappa(a: Sequence[int] | npt.NDArray[np.int8], b: Sequence[int] | npt.NDArray[np.int8]) -> float:

@@ -15,7 +15,7 @@ const KEYS = {
     ["z", "undo", undo],
     ["→ j", "next", () => move(1)],
     ["← k", "back", () => move(-1)],
-    ["n", "next that is not marked", () => trying(nextOpen)],
+    ["n", "next that is not marked", () => trying(arrangeAnew)],
   ],
   more: [
     ["t", "tag what changed, Enter adds it", focusTag],
@@ -36,9 +36,9 @@ function keysNow() {
   return [...digits, ...KEYS.both, ...KEYS.last];
 }
 
-async function nextOpen() {
-  await queue; // so that the server knows which these are
-  await arrange();
+async function arrangeAnew(options) {
+  await queue; // so that the server knows what is marked
+  await arrange(options);
 }
 
 function toggleDifference() {
@@ -157,7 +157,7 @@ function listen() {
     if (event.target.id === "factor") return draw();
     root.classList.toggle("blind", blind());
     event.target.blur(); // keys mark again
-    trying(() => arrange());
+    trying(() => arrangeAnew({ keep: event.target.id === "blind" }));
   });
   $("strip").addEventListener("click", (event) => {
     const button = event.target.closest("button");
@@ -200,7 +200,10 @@ async function become(name) {
 
 async function begin() {
   history.replaceState(null, "", location.pathname); // the token is in a cookie now
-  if (matchMedia("(max-width: 44rem)").matches) document.querySelector(".filters").open = false;
+  const narrow = matchMedia("(max-width: 44rem)"); // as in page.css
+  const fold = () => (document.querySelector(".filters").open = !narrow.matches);
+  narrow.addEventListener("change", fold);
+  fold();
   about = await ask("api/about");
   setUp();
   $("key-list").replaceChildren(

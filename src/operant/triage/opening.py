@@ -59,6 +59,8 @@ def suite_in(place: Path) -> Path:
     for folder in (place, place / "cases"):
         if (folder / "manifest.json").is_file():
             return folder
+    if (labels := labels_in(place)) is not None:
+        raise ValueError(f"{place} holds inputs to label and no cases; the table of their labels is {labels / TABLE}")
     if not place.is_dir():
         raise ValueError(f"there is no folder {place}; name a suite, a campaign's folder, or a folder to label")
     raise ValueError(

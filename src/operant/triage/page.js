@@ -321,9 +321,10 @@ function drawAgreement() {
   const pairs = state.agreement.map(({ people, both, same, kappa }) =>
     pair(people.join(" and "), `${same} of ${both}, κ ${kappa === null ? "–" : kappa.toFixed(2)}`)
   );
-  const differ = state.agreement.some(({ both, same, people }) => same < both && people.includes(who));
-  const look = make("button", { type: "button", className: "quiet", textContent: "Look at where you differ", hidden: !differ });
+  const differ = state.agreement.some(({ both, same }) => same < both);
+  const look = make("button", { type: "button", className: "quiet", textContent: "Look at where people differ", hidden: !differ });
   look.addEventListener("click", () => {
+    for (const name of ["label", "prediction", "method", "tag-filter"]) $(name).value = "";
     $("order").value = "suite";
     $("show").value = "differ";
     trying(arrange);

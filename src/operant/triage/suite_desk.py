@@ -35,7 +35,6 @@ from operant.triage.verdicts import Verdicts, checked_words
 SHOWS = ("all", "todo", "done", *VERDICTS, "differ")
 FIRST = ("naturalness", "mass")  # what is told of a case before other columns
 OURS = ("verdict", "verdict_by", "verdict_at", "tags")
-DIFFERENCES = 200  # told at most
 MOST_TAGS = 200  # offered
 
 
@@ -150,7 +149,8 @@ class SuiteDesk:
         if method := asked.text("method"):
             kept &= self.suite.method == method
         if tag := asked.text("tag"):
-            tagged = [said.row for said in self.verdicts.everything() if said.by == by and tag in said.tags]
+            mine = self._mine(by) > 0  # others are heard where one has spoken
+            tagged = [s.row for s in self.verdicts.everything() if tag in s.tags and (s.by == by or mine[s.row])]
             kept &= np.isin(np.arange(len(kept)), tagged)
         return kept & self._judged(asked.text("show", "all"), by)
 
@@ -159,8 +159,8 @@ class SuiteDesk:
             raise ValueError(f"show must be one of {', '.join(SHOWS)}, got {show!r:.40}")
         mine = self._mine(by)
         if show == "differ":
-            others = [codes for name, codes in self.verdicts.people().items() if name != by]
-            return np.any([(mine > 0) & (codes > 0) & (codes != mine) for codes in [mine, *others]], axis=0)
+            every = np.stack([mine, *self.verdicts.people().values()])
+            return np.sum([(every == code).any(0) for code in (1, 2, 3)], axis=0) > 1
         if show in VERDICTS:
             return mine == 1 + VERDICTS.index(show)
         return {"all": mine >= 0, "todo": mine == 0, "done": mine > 0}[show]
@@ -250,7 +250,7 @@ class SuiteDesk:
             "agreement": [
                 {
                     "people": pair.people, "both": pair.both, "same": pair.same,
-                    "kappa": None if math.isnan(pair.kappa) else pair.kappa, "rows": pair.rows[:DIFFERENCES],
+                    "kappa": None if math.isnan(pair.kappa) else pair.kappa,
                 }
                 for pair in agreements(self.verdicts.people())
             ],
