@@ -353,6 +353,10 @@ def test_everything_is_within_reach_at_every_width(pages, folder) -> None:
             buttons[0].click()
             settled(page)
             marked(page, f"{n + 1} of 80 marked")
+        page.set_viewport_size({"width": 844, "height": 390})  # a phone on its side
+        assert page.evaluate("document.documentElement.scrollWidth") <= 844
+        bottom = [page.locator(what).first.bounding_box() for what in ("#pictures img", "#verdicts")]
+        assert bottom[0]["y"] + bottom[0]["height"] <= bottom[1]["y"] < bottom[1]["y"] + bottom[1]["height"] <= 390
 
 
 def test_tables_are_judged_by_the_values_that_changed(pages, tmp_path) -> None:

@@ -200,9 +200,9 @@ async function become(name) {
 
 async function begin() {
   history.replaceState(null, "", location.pathname); // the token is in a cookie now
-  const narrow = matchMedia("(max-width: 44rem)"); // as in page.css
-  const fold = () => (document.querySelector(".filters").open = !narrow.matches);
-  narrow.addEventListener("change", fold);
+  const phone = matchMedia("(max-width: 44rem), (max-height: 32rem)"); // as in page.css
+  const fold = () => (document.querySelector(".filters").open = !phone.matches);
+  phone.addEventListener("change", fold);
   fold();
   about = await ask("api/about");
   setUp();
