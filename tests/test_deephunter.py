@@ -168,6 +168,12 @@ def test_an_image_without_a_valid_mutant_is_passed_over(generator):
     assert bool((made.which >= len(PIXEL)).all())
 
 
+def test_a_search_in_which_no_input_has_a_valid_mutant_ends(generator):
+    model, x = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), torch.zeros(2, 1, 4, 4)
+    with pytest.raises(ValueError, match="must have valid mutants, and 2[0-9] times in a row one had none"):
+        DeepHunter(alpha=0.0, beta=1e-9, tries=1)(model, Samples(x, model.predict(x)), generator=generator)
+
+
 # The transformations
 
 
@@ -386,6 +392,8 @@ def test_criteria_without_ranges_or_for_another_model_are_refused(toy, lenet, di
         DeepHunter(criterion=SNAC)(model, seeds, generator=generator)
     with pytest.raises(ValueError, match="one that gives a NoneType"):
         DeepHunter(criterion=lambda model, x: None)(model, seeds, generator=generator)
+    with pytest.raises(ValueError, match="profiled ranges, got one that gives a KMNC without them"):
+        DeepHunter(criterion=lambda model, x: KMNC(ranges=None))(model, seeds, generator=generator)
     with pytest.raises(ValueError, match="no layer named"):
         DeepHunter(criterion=lambda m, x: neuron_coverage(lenet, digits28.test.x))(model, seeds, generator=generator)
 

@@ -15,7 +15,7 @@ from operant.studies import rivals
 from operant.studies.operational_fuzz import fields
 from operant.studies.operational_fuzz.finding import Found
 from operant.studies.rivals import curves, finding, models
-from operant.studies.rivals.contests import CONTESTS, Arm, Contest, PartedHunter, build, logit_move
+from operant.studies.rivals.contests import CONTESTS, WHY, Arm, Contest, PartedHunter, build, logit_move
 from operant.studies.rivals.curves import Curve, Curves
 from operant.studies.rivals.finding import arm_names
 from operant.studies.rivals.outcome import Outcome, pair, told
@@ -150,20 +150,39 @@ def outcome(covered: dict[str, list[float]]) -> Outcome:
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        ([0.60, 0.61, 0.62], [0.5, 0.5, 0.5], "beats random: lead 22.0 "),
-        ([0.40, 0.41, 0.39], [0.60, 0.61, 0.62], "loses to random: .*Reason found: with .second. it beats it"),
-        ([0.40, 0.41, 0.39], [0.45, 0.46, 0.44], "loses to random: .*second. helps, by 10.0 .* not enough"),
+        ([0.600, 0.601, 0.602], [0.5, 0.5, 0.5], r"beats random: lead 20.2 \S+ \S+ %\.$"),
+        ([0.57, 0.61, 0.64], [0.5, 0.5, 0.5], "beats random: lead .* though not once all 7 answers are allowed for"),
+        (
+            [0.400, 0.401, 0.399],
+            [0.600, 0.601, 0.602],
+            r"loses to random: .*second., by 40.2 \S+ \S+ points, which beats random. Reason found: it is so\.",
+        ),
+        (
+            [0.40, 0.41, 0.39],
+            [0.45, 0.48, 0.44],
+            r"loses to random: .*second., by 11.3 \S+ \S+ points. A hint at the reason: it is so\.",
+        ),
         (
             [0.40, 0.41, 0.39],
             [0.40, 0.40, 0.40],
             "loses to random: .*reason is not found. They differ by 25.0% at most",
         ),
-        ([0.40, 0.50, 0.70], [0.60, 0.61, 0.62], r"not beat random \(not decided\).*it beats it, though"),
+        ([0.40, 0.50, 0.70], [0.60, 0.61, 0.62], r"not beat random \(not decided\).*beats random, but .* not found"),
     ],
 )
-def test_a_reason_is_told_only_if_changing_it_changes_the_verdict(first, second, words) -> None:
+def test_a_reason_is_told_only_if_changing_it_changes_the_lead(first, second, words, monkeypatch) -> None:
+    monkeypatch.setitem(WHY, "second", "it is so")
     o = outcome({"random": [0.5] * 3, "first": first, "second": second, "third": [0.3, 0.31, 0.3]})
-    assert re.search(words, told(o, ONE)), told(o, ONE)
+    assert re.search(words, told(o, ONE, models=1)), told(o, ONE, models=1)
+
+
+def test_a_change_that_explains_nothing_gives_no_reason() -> None:
+    o = outcome({"random": [0.5] * 3, "first": [0.4, 0.41, 0.39], "second": [0.6, 0.61, 0.62], "third": [0.3] * 3})
+    assert told(o, ONE, models=1).endswith("What that says of the reason is open.")
+
+
+def test_reasons_are_of_searches_that_there_are() -> None:
+    assert set(WHY) <= {arm.name for contest in CONTESTS for arm in contest.arms[1:]}
 
 
 def test_curves_round_trip(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from operant.generate.engine import Goal, Rows, judge
 from operant.model import Classifier
 from operant.suite import Suite
 
+PATIENCE = 10  # rounds of the queue without any mutant before a search gives up
+
 
 class Memory(Protocol):
     """What has been covered: `Coverage` or `NeighbourCoverage`."""
@@ -130,11 +132,18 @@ class Search:
         """Take inputs from the queue, mutate them and look at the mutants, many at once, until the budget is spent."""
         seconds = math.inf if options.seconds_per_seed is None else options.seconds_per_seed * self.seeds
         at_once = self.seeds if options.at_once is None else options.at_once
+        idle = 0  # inputs taken in a row that had no mutant
         while (left := options.rows_per_seed * self.seeds - self.spent[-1]) > 0:
             if time.process_time() - self.started >= seconds:
                 break
             places = self.method.select(self.queue, min(at_once, left))
             mutants = self.method.mutate(self.queue, places)
+            idle = 0 if len(mutants["x"]) else idle + len(places)
+            if idle > PATIENCE * len(self.queue):
+                raise ValueError(
+                    f"inputs must have valid mutants, and {idle} times in a row one had none; allow larger changes, or "
+                    "give other seeds"
+                )
             if len(mutants["x"]):
                 self._note(mutants)
 

@@ -268,8 +268,8 @@ def _criterion(options: DeepHunter | MetamorphicMutation, model: Classifier, x: 
         criterion = options.criterion(model, x)
     except TypeError as error:
         raise ValueError(_form(f"one that cannot be called so ({error})")) from error
-    if not hasattr(criterion, "hits"):
-        raise ValueError(_form(f"one that gives a {type(criterion).__name__}"))
+    if not (hasattr(criterion, "hits") and hasattr(criterion, "neurons")):  # which ranges know, and None does not
+        raise ValueError(_form(f"one that gives a {type(criterion).__name__} without them"))
     return criterion
 
 

@@ -95,6 +95,17 @@ REACHES = {  # TensorFuzz's thresholds, in what one mutation moves the logits by
 }
 ALIKE = ("threshold 1", "half a mutation")  # at which any input is also taken alike
 EVERY = 10**9  # inputs that are recent: all of them
+WHY = {  # what it means that a change helps, where it changes little enough to tell
+    "λ1 = 3, λ2 = 10": "at λ1 = 1 the two others outweigh the model that is to deviate, and at λ2 = 0.1 neurons hardly "
+    "count",
+    "neurons count 20 times": "labels outweigh neurons in its steps",
+    "steps four times as long": "these are short for the ball",
+    "any input alike": "taking inputs in turn, with a probability that fades, costs coverage",
+    COARSE: f"with {SECTIONS} sections nearly every mutant covers something new, so that guidance has little to choose "
+    "from",
+    "half a mutation, any input alike": "at threshold 1 nearly every mutant is kept (*covered* is close to inputs "
+    "times rows), which leaves no choice; where there is one, preferring recent inputs costs coverage",
+}
 
 
 def _alike(names: Mapping[str, object], *controls: str) -> tuple[Arm, ...]:

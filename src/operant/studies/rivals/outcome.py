@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from scipy.stats import t as student
+
 from operant.studies._work import Mean, mean, verdict
 from operant.studies.operational_fuzz.finding import Found
 from operant.studies.operational_fuzz.finding_judge import Facts as Judged
-from operant.studies.rivals.contests import CONTESTS, Arm, Contest
+from operant.studies.rivals.contests import CONTESTS, WHY, Arm, Contest
 from operant.studies.rivals.curves import Curve, Facts, load_curves, load_facts
 from operant.studies.rivals.finding import load_found, load_judge
 from operant.studies.rivals.settings import Setting
@@ -80,26 +83,60 @@ def pair(curves: dict[str, Curve], arm: Arm) -> Pair:
     return Pair(rows=rows, start=best.coverage[0], covered=ours.at(rows), control=best.at(rows))
 
 
-def told(outcome: Outcome, contest: Contest) -> str:
-    """In a sentence: does the rival beat random mutation as published, and if not, what changes that."""
+def widened(repetitions: int, among: int) -> float:
+    """How many times as wide a 95 % t-interval must be for this many to hold at once (Bonferroni).
+
+    >>> round(widened(8, 14), 1)
+    1.8
+    """
+    if repetitions < 2:
+        return math.inf
+    return float(student.ppf(1 - 0.025 / among, repetitions - 1) / student.ppf(0.975, repetitions - 1))
+
+
+def firm(difference: Mean, among: int) -> bool:
+    """Whether a difference is decided though this many were looked at."""
+    half = (difference.upper - difference.lower) / 2
+    return verdict(difference) != "not decided" and abs(difference.value) > half * widened(difference.n, among)
+
+
+def told(outcome: Outcome, contest: Contest, *, models: int) -> str:
+    """In a sentence: does the rival beat random mutation as published, and if not, what changes that.
+
+    Args:
+        models: how many the page tells of: each has as many answers, and as many changes that were looked at.
+    """
     first, *rest = contest.arms
-    lead = outcome.lead(contest, first)
+    lead, answers = outcome.lead(contest, first), models * len(CONTESTS)
     begin = f"{contest.title} ({first.name}) {BEATS[verdict(lead)]}: lead {lead} %"
+    if verdict(lead) != "not decided" and not firm(lead, answers):
+        begin += f", though not once all {answers} answers are allowed for"
     if verdict(lead) == "held":
         return f"{begin}."
-    helps = [arm for arm in rest if outcome.change(contest, arm).lower > 0]
-    cures = [arm for arm in helps if verdict(outcome.lead(contest, arm)) == "held"]
-    if cures:
-        best = max(cures, key=lambda arm: outcome.lead(contest, arm).value)
-        also = ", ".join(f"*{arm.name}*" for arm in cures if arm != best)
-        also = f" (so does {also})" if also else ""
-        return f"{begin}. Reason found: with *{best.name}* it beats it, {outcome.lead(contest, best)} %{also}."
-    if helps:
-        best = max(helps, key=lambda arm: outcome.change(contest, arm).value)
-        return f"{begin}. *{best.name}* helps, by {outcome.change(contest, best)} points, but is not enough to beat it."
+    changes = {arm: change for arm in rest if (change := outcome.change(contest, arm)).lower > 0}
+    if changes:
+        each = "; ".join(_helps(arm, change, outcome.lead(contest, arm)) for arm, change in changes.items())
+        return f"{begin}. What helps: {each}. {_reason(changes, models)}"
     better = [arm for arm in rest if verdict(outcome.lead(contest, arm)) == "held"]
     if better:
         names = ", ".join(f"*{arm.name}*" for arm in better)
-        return f"{begin}. With {names} it beats it, though the difference that this makes is not decided."
+        return (
+            f"{begin}. With {names} it beats random, but the difference that this makes is not decided: the reason is "
+            "not found."
+        )
     apart = max(abs(lead.lower), abs(lead.upper))
     return f"{begin}. Nothing that was changed helps: the reason is not found. They differ by {apart:.1%} at most."
+
+
+def _helps(arm: Arm, change: Mean, lead: Mean) -> str:
+    return f"*{arm.name}*, by {change} points" + (", which beats random" if verdict(lead) == "held" else "")
+
+
+def _reason(changes: dict[Arm, Mean], models: int) -> str:
+    """What the changes that help say of the cause; those that many looks may explain are a hint."""
+    among = models * sum(len(contest.arms) - 1 for contest in CONTESTS)
+    sure = [arm for arm, change in changes.items() if firm(change, among)]
+    why = "; ".join(WHY[arm.name] for arm in sure or changes if arm.name in WHY)
+    if not why:
+        return "What that says of the reason is open."
+    return f"{'Reason found' if sure else 'A hint at the reason'}: {why}."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from operant.studies._work import mean, table
 from operant.studies.robot.found import MEASURES, Found, label
-from operant.studies.robot.rivals import BALL, ROWS
+from operant.studies.robot.rivals import BALL, rows_of
 from operant.studies.robot.unit import FEW, OnAdapt
 
 PAPER_IV = {
@@ -53,11 +53,12 @@ def pools(found: Sequence[Found]) -> str:
                 rows.append([label(f.setting), rival, strategy, n, *cells])
     if not rows:
         return ""
+    budget = " and ".join(sorted({f"{rows_of(f.setting)}" for f in found if f.setting.rivals}))
     text = f"""### Cases of the rivals to choose from
 
 The pool is what each rival found in the race; the largest share of it is chosen, or all of it where it has fewer than
 {FEW} cases. DeepXplore (occlusion, two more LeNet-5 to compare with), DeepHunter (neuron coverage) and TensorFuzz (in
-the ball of the attacks) have {ROWS} model rows a seed, DLFuzz as many as ADAPT, in a ball of {BALL} of the seed's
+the ball of the attacks) have {budget} model rows a seed, DLFuzz as many as ADAPT, in a ball of {BALL} of the seed's
 length. Cases may lie outside the ball that FOL is told for.
 
 """

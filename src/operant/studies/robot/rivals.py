@@ -14,6 +14,11 @@ ROWS = 100  # model rows a seed, for all but DLFuzz, which has as many as ADAPT
 CHUNK = 64  # seeds between two looks at the clock; what DeepHunter and TensorFuzz have covered is shared by as many
 
 
+def rows_of(setting: Setting) -> int:
+    """Model rows a seed for all but DLFuzz: never more than that has."""
+    return min(ROWS, setting.adapt_rows)
+
+
 def make_rival(name: str, setting: Setting, others: Callable[[], tuple[Classifier, ...]]) -> tuple[Fuzzer, int]:
     """A rival, and how many seeds it works on between two looks at the clock.
 
@@ -22,7 +27,7 @@ def make_rival(name: str, setting: Setting, others: Callable[[], tuple[Classifie
         setting: of the study.
         others: gives the models that DeepXplore compares with.
     """
-    rows = min(ROWS, setting.adapt_rows)
+    rows = rows_of(setting)
     if name == "deepxplore":
         return DeepXplore(others=others(), constraint="occlusion", rows_per_seed=rows), CHUNK
     if name == "dlfuzz":
