@@ -46,7 +46,7 @@ def semantic_vs_single(module: nn.Module, train: Samples, what: str, *, theirs: 
 
 def source_of(train: Samples) -> FeatureSource:
     """A conditional VAE that has seen little: speed does not depend on how good it is."""
-    few = train[:1500]
+    few = train[:5000]
     return FeatureSource.of(fit_cvae(few, epochs=10, width=16, generator=spawn(0, "source"), progress=False))
 
 
