@@ -16,7 +16,7 @@ from operant.cli import app
 from operant.faults import FEATURES as KNOWN
 from operant.faults import Confirmation, Cue
 from operant.generate import PGD, FeatureSource, Quality, Validity
-from operant.studies.semantic import paper, plain_tables, tables
+from operant.studies.semantic import claims, paper, plain_tables, tables
 from operant.studies.semantic.fields import Field
 from operant.studies.semantic.gallery import CELL, draw_pairs
 from operant.studies.semantic.injected import (
@@ -36,17 +36,21 @@ from operant.studies.semantic.injected import (
 from operant.studies.semantic.instruments import ANCHORS, JUDGES, Rated
 from operant.studies.semantic.outcome import (
     all_of,
+    at_least,
     beyond,
     counts,
     difference,
     found,
     found_by_either,
     judged,
+    pooled,
     revealing,
+    shares,
     told,
 )
 from operant.studies.semantic.robust import fine_tune, worst
 from operant.studies.semantic.settings import settings
+from operant.studies.semantic.summary import summary
 from operant.studies.semantic.transfer import HUNTS, WIDE, Hunted, Moved, Robust, Shots, Transferred, moved_of, shots_of
 
 SMOKE = settings("smoke")[0]
@@ -176,30 +180,43 @@ def test_shares_are_of_both_ways_or_of_one() -> None:
         [Counts(seeds=3, valid=0, failing=2, valid_failing=0, revealing=1, valid_revealing=0)], valid=True
     ) == [None]
     assert told([None, None]) == "no tests"
-    assert told([0.5, None]) == "50.0"
+    assert told([0.5, None]) == "50.0 (1 of 2 repetitions)"
+    assert told([1.0, 1.0]) == "100.0"  # no interval where all agree
 
 
 def test_a_difference_is_taken_seed_by_seed_and_decides() -> None:
     assert difference([None, 0.4], [0.1, None]) is None
-    assert judged(None) == "nothing to compare **not decided**"
+    assert judged([None], [0.1]).verdict == "not decided"
     value = difference([0.9, 0.8, None], [0.1, 0.1, 0.1])
     assert value is not None
     assert (round(value.value, 6), value.n) == (0.75, 2)
-    assert judged(difference([0.9, 0.8, 0.85], [0.1] * 3)).endswith("**held**")
-    assert judged(difference([0.1, 0.12, 0.11], [0.9] * 3)).endswith("**not held**")
-    assert judged(difference([0.1, 0.9, 0.5], [0.4] * 3)).endswith("**not decided**")
-    assert judged(difference([0.9], [0.1])).endswith("**not decided**")
-    assert judged(difference([1.0] * 3, [0.09] * 3)).endswith("**not decided**")
-    assert judged(difference([1.0] * 3, [0.09] * 3), tests=60).endswith("**held**")
-    assert judged(difference([0.0] * 3, [0.09] * 3), tests=400).endswith("**not held**")
-    assert judged(difference([0.1] * 3, [0.09] * 3), tests=60).endswith("**not decided**")
+    assert judged([0.9, 0.8, 0.85], [0.1] * 3).verdict == "held"
+    assert judged([0.1, 0.12, 0.11], [0.9] * 3).verdict == "not held"
+    assert judged([0.1, 0.9, 0.5], [0.4] * 3).verdict == "not decided"
+    assert judged([0.9], [0.1]).verdict == "not decided"
+    assert judged([0.9, None, None], [0.1, 0.1, 0.1]).text == "80.0 (1 of 3 repetitions)"
+    assert judged([1.0] * 3, [0.09] * 3).verdict == "not decided"
+    assert judged([1.0] * 3, [0.09] * 3, tests=60).verdict == "held"
+    assert judged([0.0] * 3, [0.09] * 3, tests=400).verdict == "not held"
+    assert judged([0.1] * 3, [0.09] * 3, tests=60).verdict == "not decided"
+
+
+def test_intervals_end_where_shares_and_differences_do() -> None:
+    assert str(judged([1.0, 0.9, 0.7], [0.0] * 3)) == "**held** 86.7 [48.7, 100.0]"
+    assert judged([0.0, 0.9, 0.1], [1.0, 0.9, 0.9]).text.startswith("-60.0 [-100.0,")
+    assert str(at_least([1.0, 0.9, 0.9], 0.7)) == "**held** 93.3 [79.0, 100.0]"
+    assert at_least([0.6, 0.7, 0.8], 0.7).verdict == "not decided"
+    assert at_least([0.5, 0.52, 0.51], 0.7).verdict == "not held"
+    assert at_least([0.9, None], 0.7).verdict == "not decided"
+    assert at_least([1.0] * 3, 0.7, tests=100).text == "100.0 [90.0, 100.0]"
+    assert at_least([None], 0.7).verdict == "not decided"
 
 
 def test_all_means_all() -> None:
-    assert all_of([1.0, 1.0, 1.0]) == "100.0 **held**"
-    assert all_of([0.5, 0.52, 0.51]).endswith("**not held**")
-    assert all_of([0.9, 1.0, 1.0]).endswith("**not decided**")
-    assert all_of([1.0, None]).endswith("**not decided**")
+    assert str(all_of([torch.ones(20), torch.ones(20)])) == "**held** 40 of 40, 100.0 [91.2, 100.0]"
+    assert all_of([torch.ones(200), torch.tensor([1.0, 0.0])]).verdict == "not held"
+    assert all_of([torch.empty(0)]).verdict == "not decided"
+    assert pooled([torch.ones(3), torch.zeros(1)]) == "3 of 4, 75.0 [19.4, 99.4]"
 
 
 # Tables
@@ -222,9 +239,9 @@ def row_with(text: str, *words: str) -> str:
 
 
 def test_claims_about_faults_follow_from_the_numbers() -> None:
-    row = row_with(tables.claims([outcome_of((9, 8, 10), (1, 0, 1))], None), "| FeatureFuzz |")
+    row = row_with(claims.claims([outcome_of((9, 8, 10), (1, 0, 1))], None), "| FeatureFuzz |")
     assert row.count("**held**") == 4
-    row = row_with(tables.claims([outcome_of((0, 1, 0), (9, 8, 10))], None), "| FeatureFuzz |")
+    row = row_with(claims.claims([outcome_of((0, 1, 0), (9, 8, 10))], None), "| FeatureFuzz |")
     assert "**not held**" in row.split("|")[3]
     assert "**held**" not in row
 
@@ -271,24 +288,42 @@ def plain_of(valid_right: int) -> SimpleNamespace:
 
 def test_shares_of_seeds_and_distances_are_of_failing_tests() -> None:
     shots = [h.shots[FEATURES] for h in plain_of(0).hunted]
-    assert found(shots, valid=False) == [0.75] * 3
-    assert found(shots, valid=True) == [0.5] * 3
+    assert shares(found(shots, valid=False)) == [0.75] * 3
+    assert shares(found(shots, valid=True)) == [0.5] * 3
     wide = [h.shots[WIDE] for h in plain_of(0).hunted]
-    assert found_by_either(shots, wide, valid=True) == [0.75] * 3
-    assert beyond(shots, "linf", 0.3, valid=False) == [2 / 3] * 3
-    assert beyond(shots, "linf", 0.3, valid=True) == [0.5] * 3
-    assert beyond([shots_made([0], [1], [0.9])], "l2", 2.0, valid=True) == [None]
+    assert shares(found_by_either(shots, wide, valid=True)) == [0.75] * 3
+    assert shares(beyond(shots, "linf", 0.3, valid=False)) == [2 / 3] * 3
+    assert shares(beyond(shots, "linf", 0.3, valid=True)) == [0.5] * 3
+    assert shares(beyond([shots_made([0], [1], [0.9])], "l2", 2.0, valid=True)) == [None]
 
 
 def test_transfer_is_claimed_for_all_and_for_valid_tests_apart() -> None:
-    rows = plain_tables.plain_claims(plain_of(10))
-    by = {how: result for _, how, result in rows}
-    told_ = {which: next(by[how] for how in by if f"on {which} feature tests" in how) for which in ("all", "valid")}
-    assert told_["all"].endswith("**held**")
-    assert not told_["valid"].endswith("**held**")  # robust models get all valid ones right
-    assert any("50.0" in how for how in by)
+    rows = claims.transfer_findings(plain_of(10))
+    assert len(rows) == 2
+    assert all(row[3].verdict == "held" for row in rows)
+    assert all(row[4].verdict != "held" for row in rows)  # robust models get all valid ones right
     text = plain_tables.table_3(plain_of(10))
     assert "| 60 | 60 | 30 | 10.0" in row_with(text, "| m | FeatureFuzz |")
+
+
+def test_shares_of_seeds_are_told_by_repetitions_and_as_one() -> None:
+    text = claims.claims([], plain_of(10))
+    assert "Faults on purpose" not in text
+    assert row_with(text, "| both anchored searches").endswith("| 9 of 12, 75.0 [42.8, 94.5] |")
+    assert row_with(text, "| 0.3 in L-infinity").count("**not held**") == 2
+    assert "| 6 of 12, 50.0 [21.1, 78.9] |" in row_with(plain_tables.seeds_found(plain_of(10)), "| FeatureFuzz |")
+
+
+def test_the_summary_follows_from_the_numbers() -> None:
+    good, bad = (outcome_of(faulty, (1, 0, 1)) for faulty in ((9, 8, 10), (1, 1, 0)))
+    text = " ".join(summary([good], plain_of(10)).split())
+    assert "Of valid tests, 45.0 % reveal the fault; with a sound model, 3.3 % seem to" in text
+    assert "More than with the sound model: held for 1 of 1;" in text
+    assert "exceed it for 0 of 1" in text
+    assert "get 100.0 % of valid feature tests right" in text
+    assert "held in 0 of 2 comparisons" in text
+    assert "held for 0 of 1, not decided for Digits: 3 or 8 by background" in " ".join(summary([bad], None).split())
+    assert all(len(line) <= 120 for line in summary([good], plain_of(10)).splitlines())
 
 
 def test_sources_that_fail_are_told_with_numbers() -> None:
@@ -367,7 +402,16 @@ def test_the_study_runs_on_digits_resumes_and_tells(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     page = (tmp_path / "semantic.md").read_text()
-    for heading in ("What held", "Table 2", "Seeds with a valid test", "Fig. 2", "Table 3", "Sources", "What was run"):
+    for heading in (
+        "In short",
+        "What held",
+        "Table 2",
+        "Seeds with a valid test",
+        "Fig. 2",
+        "Table 3",
+        "Sources",
+        "What was run",
+    ):
         assert f"## {heading}" in page
     assert "Digits: 3 or 8 by background" in page
     assert "nan" not in page

@@ -36,9 +36,10 @@ def _intro() -> str:
     return f"""# Seeds and tests, by fault
 
 Tests of the [study of semantic tests](semantic.md): pairs seed => test from models that were given a fault. Below each
-pair, the class that was asked for and what the model says of the test. A star: the test reveals the fault, as its
-feature is computed. Nothing is chosen by eye: the first {SHOWN} tests of each direction, from the anchored search with
-the first seed, that are valid and fail by the margin; the upper rows start at the first class, the lower at the second.
+seed, the class that was asked for; below each test, what the model says of it. A star: the test reveals the fault, as
+its feature is computed. Nothing is chosen by eye: the first {SHOWN} tests of each direction, from the anchored search
+in the first repetition, that are valid and fail by the margin; the upper row starts at the first class, the lower at
+the second.
 """
 
 
@@ -66,5 +67,6 @@ def draw_pairs(pairs: Pairs, flaw: Flaw, names: Sequence[str], path: Path) -> No
             drawn = Image.fromarray(image).convert("RGB").resize((CELL, CELL), Image.Resampling.NEAREST)
             sheet.paste(drawn, (at, top))
         pen.text((left + CELL + 3, top + CELL // 2 - 5), "=>", fill="black")
-        pen.text((left + 2, top + CELL), f"{names[label]}: {names[said]}{' *' if reveals else ''}", fill="black")
+        pen.text((left + 2, top + CELL), names[label], fill="black")
+        pen.text((left + CELL + ARROW + 2, top + CELL), names[said] + (" *" if reveals else ""), fill="black")
     sheet.save(path, optimize=True)

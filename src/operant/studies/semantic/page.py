@@ -13,12 +13,14 @@ from torch import Tensor
 from operant.results import write_atomically
 from operant.studies._work import table
 from operant.studies.semantic import plain_tables, tables
+from operant.studies.semantic.claims import claims
 from operant.studies.semantic.gallery import write_gallery
 from operant.studies.semantic.instruments import Rated
 from operant.studies.semantic.natural import load_rated
 from operant.studies.semantic.outcome import Outcome
 from operant.studies.semantic.pictures import draw_distances
 from operant.studies.semantic.settings import Setting
+from operant.studies.semantic.summary import summary
 
 
 def write_page(out: Path, chosen: Sequence[Setting], data: Path | None, *, scale: str) -> Path:
@@ -28,13 +30,14 @@ def write_page(out: Path, chosen: Sequence[Setting], data: Path | None, *, scale
     faults = [o for o in tested if o.setting.flaws]
     plain = next((o for o in tested if not o.setting.flaws), None)
     natural = load_rated(out)
-    sections = [_intro(every, scale), tables.claims(faults, plain)]
+    sections = [_intro(every, scale), summary(faults, plain), claims(faults, plain)]
     if faults:
         write_gallery(out, faults)
         sections.append(tables.table_2(faults))
     if plain is not None:
         draw_distances(plain, out / "semantic-distances.svg")
-        sections += [plain_tables.seeds_found(plain), plain_tables.distances(plain), plain_tables.table_3(plain)]
+        sections += [plain_tables.seeds_found(plain), plain_tables.parts_of_validity(plain)]
+        sections += [plain_tables.distances(plain), plain_tables.table_3(plain)]
     sections += [
         plain_tables.sources(every, natural),
         _method(every, scale, plain_tables.seconds(faults, plain, natural)),
@@ -57,10 +60,12 @@ def _intro(every: Sequence[Outcome], scale: str) -> str:
     return f"""# Semantic tests, run again
 
 The experiments of *Exposing Previously Undetectable Faults in Deep Neural Networks* (Dunn et al., 2021), Tables 2 and 3
-and Figure 2, by `operant study semantic --scale {scale}`, on {titles}, with {n} faults on purpose. Where the paper has
-BigGAN and ImageNet, small generators are trained here. Tests are counted twice: all, and those that are *valid*,
-because independent classifiers still see the label, the label's class explains the image best, and it looks like what
-the source makes.
+and Figure 2, by `operant study semantic --scale {scale}`, with {n} faults on purpose, on:
+{titles}.
+Where the paper has BigGAN and ImageNet, small generators are trained here. Tests are counted twice: all, and those that
+are *valid*, because independent classifiers still see the label, the label's class explains the image best, and it
+looks like what the source makes. A *sound* model is one without the fault; an *anchored* search lets other classifiers
+hold the label. *Seeds* are images that tests start from; all is done in repetitions, each with models of its own.
 {gallery}{left_out}"""
 
 
@@ -81,7 +86,7 @@ def _method(every: Sequence[Outcome], scale: str, seconds: float) -> str:
     return f"""## What was run
 
 {table(columns, rows)}{METHOD}
-CPU time of sources, models and tests: {seconds / 60:.0f} minutes. To run it again:
+CPU time of sources, models and tests, without judges: {seconds / 60:.0f} minutes. To run it again:
 
 ```text
 operant study semantic --data DATA --scale {scale}
@@ -95,11 +100,11 @@ outputs of early layers; tests are targeted and confident; a fault is confirmed 
 
 What differs:
 
-- Data and models are small: LeNet-5, trained here. One source serves all faults and seeds of a data set. It is trained
-  on images in which every feature of the data set's faults has one of two values, whatever the class. The sound model
-  and all judges learn from such images too, the faulty model from such images in which one feature decides between two
-  classes. Repetitions differ in first weights, batches, values of features and seeds, not in the images that
-  models learn from, the source and the judges.
+- Data and models are small: LeNet-5, trained here. One source serves all faults and repetitions of a data set. It is
+  trained on images in which every feature of the data set's faults has one of two values, whatever the class. The sound
+  model and all judges learn from such images too, the faulty model from such images in which one feature decides
+  between two classes. Repetitions differ in first weights, batches, values of features and seeds, not in the images
+  that models learn from, the source and the judges.
 - Source, models, judges, likelihoods and anchors learn from different images. The source is rated by an anchor, which
   judges no test.
 - What a test reveals is computed from the image, not read by eye. A share is of tests that fail by the margin.
@@ -117,7 +122,7 @@ What differs:
   Noise can move a feature as it is measured: grey pixels on the right move the centre of the ink to the right.
 - Robust models are the given weights, if they are in the data folder, and a second LeNet-5 that is fine-tuned
   adversarially for each repetition.
-- Validity is a filter, not people.
+- Validity is a filter, not people; how often it is wrong was not measured.
 """
 
 

@@ -1,14 +1,14 @@
-"""Claims, and Table 2: faults on purpose, the paper's numbers beside ours."""
+"""Table 2: faults on purpose, the paper's numbers beside ours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from operant.studies._work import mean, table
+from operant.studies._work import table
 from operant.studies.semantic import paper
-from operant.studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SEARCHES, SOUND, Counts, Tried
-from operant.studies.semantic.outcome import Outcome, counts, difference, judged, of_seeds, revealing, told
-from operant.studies.semantic.plain_tables import TITLES, plain_claims
+from operant.studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SEARCHES, SOUND, Counts
+from operant.studies.semantic.outcome import Outcome, counts, revealing, told
+from operant.studies.semantic.plain_tables import TITLES
 from operant.studies.semantic.settings import Flaw, Setting
 
 
@@ -17,69 +17,18 @@ def fault_name(setting: Setting, flaw: Flaw) -> str:
     return f"{setting.title}: {first} or {second} by {flaw.feature}"
 
 
-# Claims
-
-
-def claims(outcomes: Sequence[Outcome], plain: Outcome | None) -> str:
-    """The paper's claims, and the ones that this study must decide."""
-    text = f"""## What held
-
-*Held*: the 95 % t-interval over seeds lies above 0; *not held*: below; *not decided*: it holds 0, or there
-is nothing to compare. Where all seeds agree, 1 / √tests stands for half the interval; without it, for transfer, nothing
-is decided. A claim about all tests is held if it is so of every one in every seed, not held if the interval of the
-share ends below 100 %. Differences in percentage points. With so many rows at 95 % a few would come out by chance
-alone.
-
-Faults on purpose: by how much the share of valid tests that reveal the fault exceeds the same share for a model without
-the fault, and the paper's lowest share, {100 * paper.LEAST:.0f} %. Against PGD twice: the share of seeds that give a
-valid test which reveals it, and the share of all failing tests that do, valid or not.
-
-"""
-    columns = ["fault", "search", "more than without the fault", f"at least {100 * paper.LEAST:.0f} %"]
-    columns += ["more than PGD, valid, of seeds", "more than PGD, of all tests"]
-    text += table(columns, _fault_claims(outcomes)) + "\nThe model without a fault on purpose:\n\n"
-    return text + table(["claim", "measured", "result"], plain_claims(plain))
-
-
-def _fault_claims(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    rows = []
-    for o in outcomes:
-        for flaw, each in o.tried.items():
-            for search in (FEATURES, ANCHORED):
-                there = sum(t.faulty.confirmed for t in each)
-                name = f"{fault_name(o.setting, flaw)} (confirmed in {there} of {len(each)})"
-                rows.append([name, TITLES[search], *_fault_verdicts(each, search)])
-    return rows
-
-
-def _fault_verdicts(each: Sequence[Tried], search: str) -> tuple[str, ...]:
-    """What one search showed of one fault; where all seeds agree, as many tests as both shares have stand for them."""
-    ours, pixels, sound = (counts(each, arm) for arm in (search, PIXELS, SOUND + search))
-    valid, n, chance, other = revealing(ours, valid=True), summed(ours), summed(sound), summed(pixels)
-    least: list[float | None] = [paper.LEAST] * len(each)
-    both = min(n.valid_failing, chance.valid_failing)
-    everything = difference(revealing(ours, valid=False), revealing(pixels, valid=False))
-    return (
-        judged(difference(valid, revealing(sound, valid=True)), tests=both),
-        judged(difference(valid, least), tests=n.valid_failing),
-        judged(difference(of_seeds(ours), of_seeds(pixels)), tests=n.seeds),
-        judged(everything, tests=min(n.failing, other.failing)),
-    )
-
-
-# Table 2
-
-
 def table_2(outcomes: Sequence[Outcome]) -> str:
     low, high = 100 * paper.LEAST, 100 * paper.MOST
     text = f"""## Table 2: faults on purpose
 
 Each row is a fault: a model was trained to tell two classes by a feature that should not matter. Tests start at an
 image of one class and aim at the other, both ways; both models and all searches have the same seeds, target and margin.
-Numbers are percentages of the tests that fail by the margin, means over seeds with 95 % t-intervals: how many of them
-reveal the fault, because the feature moved towards the other class, across the midpoint or by a standard deviation.
-*Sound*: the same search on a model of the same data without the fault. The paper has {low:.0f} to {high:.0f} % by fault
-and direction, read by eye, without asking whether tests are valid.
+Numbers are percentages of the tests that fail by the margin, means over repetitions with 95 % t-intervals: how many of
+them reveal the fault, because the feature moved towards the other class, across the midpoint or by a standard
+deviation. Without brackets: all repetitions agree; *1 of 3 repetitions*: the others have no such test.
+*Sound*: the same search on a model of the same data without the fault, which says how often the feature moves so
+anyway. The paper has {low:.0f} to {high:.0f} % by fault and direction, read by eye, without asking whether tests are
+valid, and with no sound model beside.
 
 """
     columns = ["fault", *(f"{TITLES[name]}, valid tests" for name in (FEATURES, ANCHORED))]
@@ -131,7 +80,7 @@ class, and where it says the opposite. Low and high are the mean of the feature 
     for o in outcomes:
         for flaw, each in o.tried.items():
             cells = [
-                mean(getattr(getattr(t, of), where) for t in each).share
+                told([getattr(getattr(t, of), where) for t in each])
                 for of in ("faulty", "sound")
                 for where in ("aligned", "opposed")
             ]
@@ -154,7 +103,7 @@ def _all_counts(outcomes: Sequence[Outcome]) -> str:
     text = """
 ### Counts, of all and of valid tests
 
-All seeds and both directions together. *Valid*: tests that show their label, failing or not.
+All repetitions and both directions together. *Valid*: tests that show their label, failing or not.
 
 """
     rows = []

@@ -84,12 +84,16 @@ def hunt(field: Field, instruments: Instruments, seed: int, out: Path) -> Hunted
     shots = {}
     for name, fuzzer in hunting(setting, instruments).items():
         suite = instruments.validity(fuzzer(model, seeds, generator=field.spawn("hunt", name, seed)))
-        path = out / "suites" / f"{setting.name}-{seed}-{name}"
+        path = suite_folder(setting, out, seed, name)
         shutil.rmtree(path, ignore_errors=True)  # of a run that was stopped here
         suite.save(path)
         shots[name] = shots_of(Suite.open(path), own_model(field, seed, out), setting.confidence)
     accuracy = model.accuracy(field.clean("held"))
     return Hunted(accuracy=accuracy, shots=shots, seconds=time.process_time() - start)
+
+
+def suite_folder(setting: Setting, out: Path, seed: int, search: str) -> Path:
+    return out / "suites" / f"{setting.name}-{seed}-{search}"
 
 
 def hunting(setting: Setting, instruments: Instruments) -> dict[str, Fuzzer]:
