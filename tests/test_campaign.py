@@ -224,6 +224,7 @@ def test_a_watcher_hears_of_every_step(tmp_path: Path) -> None:
     assert all(0 <= e.done <= e.total for e in events)
 
 
+@pytest.mark.slow
 def test_breeding_for_a_pattern_is_a_move(tmp_path: Path) -> None:
     """Of a model with dropout: what is bred and fails is rated like any other case; how sure the model was is kept."""
     fuzz = UncertaintyFuzz(pattern="HH", radius=0.2, population=8, generations=2, tournament=3, passes=8)
@@ -855,6 +856,7 @@ def test_two_workers_and_one_end_the_same(tmp_path: Path, undisturbed: tuple[Pat
 # Kills ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_campaign_killed_at_chosen_moments_ends_the_same(tmp_path: Path) -> None:
     told = kill(tmp_path, chosen=3, timed=0)
     assert told["kills"] == 3

@@ -665,6 +665,7 @@ def test_descriptions_hold_no_places_in_memory_and_see_inside() -> None:
 # Kills ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_moment_and_gone_on_with_ends_the_same(script: dict[str, Any]) -> None:
     """Kills one after the other in one folder, each a few moments further; then one kill in each of many folders."""
     assert len(script["digests"]) > 5

@@ -266,6 +266,7 @@ def test_a_check_that_is_refused_is_not_lost(pytester):
     assert told.status == "not shown"
 
 
+@pytest.mark.slow
 def test_checks_arrive_from_the_processes_of_xdist(pytester):
     """The same checks, in the same order, whoever ran the tests; without torch, so that processes start quickly."""
     pytester.makepyfile(

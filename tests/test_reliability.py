@@ -294,6 +294,7 @@ for i, name in enumerate(names[mine::2]):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_lose_none_of_their_labels(tmp_path) -> None:
     ask = LabelFolder(folder=tmp_path / "to_label", classes=2)
     with pytest.raises(LabelsMissing):

@@ -197,6 +197,7 @@ def words(file: Path) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_killed_with_sigkill_while_writing(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     script = [sys.executable, str(Path(__file__).resolve()), str(file)]
