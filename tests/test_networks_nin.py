@@ -25,7 +25,17 @@ from operant.model import Classifier
 from operant.networks.nin import NIN
 from operant.networks.training import initialise
 from operant.networks.weights import load_weights, save_weights
-from operant.studies.train_nin import MEAN, STD, NINRecipe, TrainedNIN, augment, train_nin
+from operant.studies.train_nin import (
+    MEAN,
+    STD,
+    NINRecipe,
+    TrainedNIN,
+    _side_by_side,
+    _State,
+    _step,
+    augment,
+    train_nin,
+)
 
 PLACES = ["conv1", "mlp1a", "mlp1b", "pool1", "conv2", "mlp2a", "mlp2b", "pool2", "conv3", "mlp3a"]
 
@@ -232,8 +242,9 @@ def test_the_rate_rises_and_falls_once():
         ({"minutes": 0.0}, "minutes and learning_rate must be positive, got 0.0 and 0.1"),
         ({"learning_rate": math.nan}, "got 120.0 and nan"),
         ({"rise": 1.0}, "rise must be a share between 0 and 1, got 1.0"),
-        ({"batch_size": 1}, "batch_size must be at least 2, shift and hole at least 0, got 1, 4 and 8"),
-        ({"hole": -1}, "got 128, 4 and -1"),
+        ({"batch_size": 3}, "parts must be at least 1 and batch_size at least 2 for each of them, got 2 and 3"),
+        ({"parts": 0}, "got 0 and 128"),
+        ({"hole": -1}, "shift and hole must be at least 0, got 4 and -1"),
     ],
 )
 def test_wrong_recipes_are_refused(options, sentence):
@@ -241,7 +252,7 @@ def test_wrong_recipes_are_refused(options, sentence):
         NINRecipe(**options)
 
 
-RECIPE = NINRecipe(minutes=1.0, width=12, batch_size=32, shift=1, hole=2, learning_rate=0.05)
+RECIPE = NINRecipe(minutes=1.0, width=12, batch_size=32, shift=1, hole=2, parts=1, learning_rate=0.05)
 QUIET = Console(quiet=True)
 
 
@@ -315,6 +326,35 @@ def test_a_stopped_training_goes_on_to_the_same_weights(trained, tmp_path, stop_
     first, second = load_file(out), load_file(again)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_parts_of_a_batch_side_by_side_give_the_same_weights_every_time(tmp_path):
+    threads = torch.get_num_threads()
+    recipe = replace(RECIPE, parts=3, dropout=0.0)
+    data = stripes(160, 0), stripes(90, 1)
+    files = [tmp_path / f"{i}.safetensors" for i in range(2)]
+    first, second = (train_nin(*data, out, recipe=recipe, console=QUIET, clock=ticks(seconds=1.0)) for out in files)
+    assert first == second
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert first.accuracy > 0.8
+    assert torch.get_num_threads() == threads
+
+
+def test_a_step_of_parts_follows_the_mean_gradient_of_the_batch(tmp_path):
+    """On a batch made of one half twice, a part is normalised as the whole is, so both give one gradient."""
+    half = stripes(12, 0)
+    both = Samples(torch.cat([half.x, half.x]), torch.cat([half.labels, half.labels]))
+    weights = []
+    for parts in (1, 2):
+        recipe = replace(RECIPE, parts=parts, dropout=0.0)
+        state = _State(recipe, both, {}, path=tmp_path / "none")
+        with _side_by_side(parts) as compute:
+            loss, hits = _step(state, compute, both.x, both.labels, 0.1)
+        weights.append((loss, hits, *state.learner.parameters()))
+    assert weights[0][0] == pytest.approx(weights[1][0], rel=1e-5)
+    assert weights[0][1] == weights[1][1]
+    for whole, dealt in zip(weights[0][2:], weights[1][2:], strict=True):
+        torch.testing.assert_close(whole, dealt, rtol=1e-3, atol=1e-5)
 
 
 def test_a_finished_training_is_not_repeated(trained):
