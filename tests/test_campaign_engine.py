@@ -295,6 +295,7 @@ def test_serial_computes_on_one_thread_and_puts_it_back() -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_pool_gives_what_serial_gives(two: Engine) -> None:
     assert sorted(two(math.factorial, range(7))) == list(serial(math.factorial, range(7)))
     assert list(two(math.factorial, [])) == []

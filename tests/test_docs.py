@@ -26,6 +26,7 @@ from operant.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = ("docs/how-to/semantic.md", "docs/how-to/other-libraries.md", "docs/how-to/operational.md")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"(?ms)^```python\n(.*?)^```$")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -44,7 +45,13 @@ def blocks(page: Path) -> list[str]:
 # Code
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
+def with_code() -> list:
+    """Pages with code; those that take long are left to the slow suite."""
+    slow = {page: [pytest.mark.slow] for page in LONG}
+    return [pytest.param(p, id=name_of(p), marks=slow.get(name_of(p), [])) for p in PAGES if blocks(p)]
+
+
+@pytest.mark.parametrize("page", with_code())
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}

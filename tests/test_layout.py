@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ ORDER = [
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
 
 
+@cache
 def modules(root: Path) -> dict[str, ast.Module]:
     """Every source file by its path below the root, parsed; the package's own front page is exempt."""
     files = sorted(file for file in root.rglob("*.py") if file != root / "__init__.py")

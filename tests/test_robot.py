@@ -343,6 +343,7 @@ def test_same_seed_same_rounds(tmp_path, undisturbed):
     assert same_weights(again.model, undisturbed.model)
 
 
+@pytest.mark.slow
 def test_two_workers_and_one_end_the_same(tmp_path):
     """Also what is judged in chunks: attacks on test samples, and after every epoch on validation samples."""
     digests = set()

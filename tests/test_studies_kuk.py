@@ -131,6 +131,7 @@ def found(study: Path) -> Found:
     return Found(SMOKE, study / "steps")
 
 
+@pytest.mark.slow
 def test_the_page_answers_every_question(study: Path, found: Found) -> None:
     page = (study / "kuk.md").read_text()
     for words in ("Where dropout sits", "RQ1", "RQ2", "RQ3", "what may cause them", "What was run"):
@@ -152,6 +153,7 @@ def test_the_page_answers_every_question(study: Path, found: Found) -> None:
     assert len(numbers["lenet5/kuk-LL-run0-0"]["pcs"]) == SMOKE.chunk
 
 
+@pytest.mark.slow
 def test_areas_are_those_of_characterise(study: Path, found: Found) -> None:
     """The page's numbers come from stored columns; made anew from the suites they are the same."""
     given = models.ready(SMOKE, None, study)
@@ -168,6 +170,7 @@ def test_areas_are_those_of_characterise(study: Path, found: Found) -> None:
     assert lead.value == pytest.approx(areas["pcs"].value - areas["vro"].value, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_what_decides_dropout_is_never_seen_again(study: Path) -> None:
     given = models.ready(SMOKE, None, study)
     parts = [given.calibration, given.inputs, given.seeds]
@@ -178,6 +181,7 @@ def test_what_decides_dropout_is_never_seen_again(study: Path) -> None:
     assert all(given.model.accuracy(part) == 1 for part in parts)
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_stopped(study: Path) -> None:
     page, place = (study / "kuk.md").read_text(), study / "steps" / "lenet5"
     lost = [place / f"{name}.json" for name in (search_name("LL", 1, "", 1), step_name("DeepFool"))]

@@ -41,6 +41,7 @@ def out(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_page_tells_every_search_and_every_verdict(out: Path) -> None:
     page = write_page(out, [SETTING], scale="smoke").read_text()
     for contest in CONTESTS:
@@ -58,6 +59,7 @@ def test_the_page_tells_every_search_and_every_verdict(out: Path) -> None:
         assert picture in page
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(out: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in out.glob("steps/*/*.json")}
     assert len(before) == 1 + len(CONTESTS) + 1 + len(arm_names(SETTING))
@@ -66,6 +68,7 @@ def test_what_is_done_is_not_done_again(out: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in out.glob("steps/*/*.json")} == before
 
 
+@pytest.mark.slow
 def test_a_contest_held_again_is_the_same_and_spends_no_more_than_it_may(out: Path) -> None:
     field = curves.make_field(FIELD, None, 0, out / "networks")
     known, seeds = curves.learn(SETTING, None, field, out)
@@ -83,6 +86,7 @@ def test_a_contest_held_again_is_the_same_and_spends_no_more_than_it_may(out: Pa
     }
 
 
+@pytest.mark.slow
 def test_failures_are_counted_as_the_search_finds_them(out: Path) -> None:
     found = finding.load_found(SETTING, out, 0)
     assert tuple(found) == arm_names(SETTING)

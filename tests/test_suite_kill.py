@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from operant.data import Samples
@@ -111,6 +112,7 @@ def check(folder: Path, said: list[str], seen: int) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_a_killed_writer_loses_no_finished_shard(tmp_path: Path) -> None:
     chance, folder = random.Random(20), tmp_path / "suite"
     said: list[str] = []
