@@ -75,6 +75,7 @@ def test_radius_and_bounds_are_in_input_units():
     assert 0.2 < float(b.distances("linf").max()) <= 1.6 + 1e-6
 
 
+@pytest.mark.slow
 def test_rand_breaks_some_and_a_seed_that_withstands_is_its_own_case():
     model = linear()
     seeds = images(model)[:2]

@@ -460,6 +460,7 @@ assert {d} > 32 or kde.leave_out().isfinite().all()
 
 
 @pytest.mark.parametrize(("d", "each"), [(32, False), (64, True), pytest.param(784, False, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_ten_thousand_rows_take_less_than_a_gibibyte(d: int, each: bool) -> None:
     run = subprocess.run([sys.executable, "-c", PROBE.format(d=d, each=each)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -177,6 +177,7 @@ def test_gradient_loss_and_logits_come_from_one_pass() -> None:
 # A trained network
 
 
+@pytest.mark.slow
 def test_losses_on_a_trained_network_agree_with_plain_autograd(lenet: Classifier, digits28) -> None:
     """In double precision on every row; in single precision but for rows on which a kink of the network flips."""
     x0, y, radius = digits28.train.x[:1024], digits28.train.labels[:1024], 0.3
