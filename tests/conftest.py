@@ -1,6 +1,7 @@
 """What every test shares. The first lines must run before torch is imported."""
 
 import os
+import signal
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -14,6 +15,7 @@ from operant import Classifier, load_digits, spawn
 from operant.networks import LeNet5, fit, initialise
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C, and tests press it
 
 # The same examples and first weights in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 settings.register_profile("same", derandomize=True, print_blob=True, deadline=None)  # a busy machine is slow
