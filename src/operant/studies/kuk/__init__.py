@@ -17,7 +17,7 @@ from operant.studies.kuk.existing import METHODS, Measured, measure, step_name
 from operant.studies.kuk.found import Found, search_name
 from operant.studies.kuk.models import Ready, check_data, missing, ready, take_nin
 from operant.studies.kuk.page import write_page
-from operant.studies.kuk.search import CAUSES, Bred, breed, to_explain
+from operant.studies.kuk.search import Bred, breed, changes, to_explain
 from operant.studies.kuk.settings import PATTERNS, Subject, subjects
 from operant.suite import Suite
 
@@ -75,10 +75,11 @@ def _tables(chosen: list[Subject], data: Path | None, out: Path) -> Units:
 def _causes(chosen: list[Subject], data: Path | None, out: Path) -> Units:
     units: Units = []
     for s in reversed(chosen):
-        for pattern in to_explain(s, Found(s, out / "steps").searches()):
+        found = Found(s, out / "steps")
+        for pattern in to_explain(s, found.searches()):
             units += [
                 (f"{s.title}: {pattern}, {cause}", partial(run_search, s, pattern, 0, cause, data, out))
-                for cause in CAUSES
+                for cause in changes(s, found.dropout)
             ]
     return units
 
@@ -112,7 +113,7 @@ def run_search(subject: Subject, pattern: str, run: int, cause: str, data: Path 
         if steps.done(name):
             continue
         given = given or ready(subject, data, out)
-        model = dropping(subject, given, out, other=cause == "other dropout")
+        model = dropping(subject, given, out, cause=cause)
         start = run * subject.seeds
         seeds = given.seeds[start + first : start + min(first + subject.chunk, n)]
         path = (pattern, f"run-{run}", f"chunk-{chunk}")
@@ -127,8 +128,7 @@ def _keep(place: Path, suite: Suite) -> None:
     suite.save(place)
 
 
-def dropping(subject: Subject, given: Ready, out: Path, *, other: bool = False) -> Classifier:
-    """The model with the dropout that was chosen, or with the one that came second."""
-    known = Found(subject, out / "steps").dropout
-    place = known.other if other else known.chosen
+def dropping(subject: Subject, given: Ready, out: Path, *, cause: str = "") -> Classifier:
+    """The model with the dropout that was chosen, or with what an experiment has instead."""
+    place = Found(subject, out / "steps").dropout.place(cause, subject.places[-1])
     return with_dropout(given.model, before=place.before, rate=place.rate)

@@ -60,6 +60,16 @@ class Dropout:
     accuracy: float
     seconds: float
 
+    def place(self, cause: str, early: tuple[str, ...]) -> Tried:
+        """What an experiment changes the chosen one to, if that is what it changes.
+
+        Args:
+            cause: the experiment's name, or nothing.
+            early: the places that data meet first.
+        """
+        at_first = min((t for t in self.tried if t.before == early), key=lambda t: t.off)
+        return at_first if cause.startswith("early") else self.other if cause == "other dropout" else self.chosen
+
 
 def choose(subject: Subject, given: Ready) -> Dropout:
     """Try everything and take what is nearest."""

@@ -15,6 +15,7 @@ from operant.generate import UncertaintyFuzz
 from operant.model import Classifier
 from operant.rng import spawn
 from operant.studies.kuk import paper
+from operant.studies.kuk.dropout import Dropout
 from operant.studies.kuk.settings import PATTERNS, Subject
 from operant.suite import Suite
 
@@ -26,6 +27,8 @@ CAUSES = {
     "few passes": f"T = {FEW} in search and judgement",
     "values mutated": "the mutation rate counts single values, not images",
     "other dropout": "dropout at the places that came second",
+    "early dropout": "dropout before the first of the layers that were tried, at the rate that is nearest there",
+    "early and fresh": "early dropout with fresh masks",
 }
 
 
@@ -108,6 +111,7 @@ def fuzz_of(subject: Subject, pattern: str, cause: str) -> UncertaintyFuzz:
     )
     changes = {
         "fresh masks": replace(fuzz, fresh_masks=True),
+        "early and fresh": replace(fuzz, fresh_masks=True),
         "few passes": replace(fuzz, passes=min(FEW, max(2, subject.passes // 2)), screen=None),
         "values mutated": replace(fuzz, mutated="values"),
     }
@@ -136,3 +140,9 @@ def gap(subject: Subject, bred: Bred) -> float:
 def to_explain(subject: Subject, found: dict[str, Bred]) -> list[str]:
     """Patterns for which we differ from the paper by more than can be let stand."""
     return [p for p in PATTERNS if p in found and abs(gap(subject, found[p])) > GAP]
+
+
+def changes(subject: Subject, dropout: Dropout) -> list[str]:
+    """Causes to try; not the early places where they are the ones chosen, or the second."""
+    known = subject.places[-1] in (dropout.chosen.before, dropout.other.before)
+    return [cause for cause in CAUSES if not (known and cause == "early dropout")]

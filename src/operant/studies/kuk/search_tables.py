@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scipy.stats import binomtest
 from torch import Tensor
 
 from operant.studies._work import table
@@ -68,36 +69,24 @@ def _by_kind(f: Found) -> list[list[object]]:
 
 
 def causes(found: Sequence[Found]) -> str:
-    rows = []
-    for f in found:
-        main = f.searches()
-        for pattern in to_explain(f.subject, main):
-            same = _first(main[pattern], f.subject.explained)
-            for cause, by_pattern in f.causes().items():
-                if pattern in by_pattern:
-                    rows.append(_cause_row(f, pattern, cause, same, by_pattern[pattern]))
+    each = [(f, pattern) for f in found for pattern in to_explain(f.subject, f.searches())]
+    rows = [row for f, pattern in each for row in _cause_rows(f, pattern)]
     head = f"## Differences of more than {100 * GAP:.0f} points, and what may cause them\n\n"
     if not rows:
         return head + "There is none.\n"
-    columns = [
-        "model",
-        "pattern",
-        "paper, %",
-        "changed",
-        "reached, %",
-        "as it is",
-        "confirmed, %",
-        "as it is",
-        "of the gap",
-    ]
     means = "\n".join(f"- *{name}*: {what}." for name, what in CAUSES.items())
     text = f"""One thing is changed at a time, with the first seeds ({_seeds(found)}), and the same searches
-*as they are* stand beside it. *Of the gap*: the share of the difference between the paper's count and the one reached
-here that the change makes up for; below 0 it goes the other way.
+*as they are* stand beside it; p is that of McNemar's exact test that a change does nothing to the count reached.
 
 {means}
 
+What comes nearest to the paper's count of seeds that reach a pattern:
+
+{table(["model", "pattern", "paper, %", "as it is", "nearest with", "reached, %"], [_nearest(*of) for of in each])}
+Everything that was tried:
+
 """
+    columns = ["model", "pattern", "paper, %", "changed", "reached, %", "as it is", "p", "confirmed, %", "as it is"]
     return head + text + table(columns, rows)
 
 
@@ -105,16 +94,43 @@ def _seeds(found: Sequence[Found]) -> str:
     return "; ".join(f"{f.subject.title}: {f.subject.explained}" for f in found)
 
 
-def _first(bred: Bred, n: int) -> tuple[float, float]:
-    return float(bred.reached[:n].mean()), float(bred.confirmed[:n].mean())
+def _tried(f: Found, pattern: str) -> dict[str, Bred]:
+    """The experiments on one cell of Table 5."""
+    return {cause: of[pattern] for cause, of in f.causes().items() if pattern in of}
 
 
-def _cause_row(f: Found, pattern: str, cause: str, same: tuple[float, float], changed: Bred) -> list[object]:
-    known, (reached, confirmed) = paper.reached(f.subject.name, pattern), same
-    now, sure = float(changed.reached.mean()), float(changed.confirmed.mean())
-    part = f"{100 * (now - reached) / (known - reached):.0f} %" if abs(known - reached) > 0.05 else "no gap"
-    shares = [f"{100 * value:.0f}" for value in (now, reached, sure, confirmed)]
-    return [f.subject.title, pattern, f"{100 * known:.0f}", cause, *shares, part]
+def _nearest(f: Found, pattern: str) -> list[object]:
+    known, n = paper.reached(f.subject.name, pattern), f.subject.explained
+    same = float(f.searches()[pattern].reached[:n].mean())
+    now = {"nothing changed": same} | {cause: float(b.reached.mean()) for cause, b in _tried(f, pattern).items()}
+    best = min(now, key=lambda cause: abs(now[cause] - known))
+    return [f.subject.title, pattern, *_percent(known, same), best, *_percent(now[best])]
+
+
+def _cause_rows(f: Found, pattern: str) -> list[list[object]]:
+    rows: list[list[object]] = []
+    known, main = paper.reached(f.subject.name, pattern), f.searches()[pattern]
+    for cause, bred in _tried(f, pattern).items():
+        same = [values[: len(bred.label)] for values in (main.reached, main.confirmed)]
+        shares = _percent(*(float(of.mean()) for of in (bred.reached, same[0], bred.confirmed, same[1])))
+        p = f"{mcnemar(bred.reached, same[0]):.2g}"
+        rows.append([f.subject.title, pattern, *_percent(known), cause, *shares[:2], p, *shares[2:]])
+    return rows
+
+
+def _percent(*shares: float) -> list[str]:
+    return [f"{100 * share:.0f}" for share in shares]
+
+
+def mcnemar(first: Tensor, second: Tensor) -> float:
+    """Two-sided p that the same seeds reach as often in both, exact: of seeds that differ, either way is as likely.
+
+    >>> from torch import tensor
+    >>> mcnemar(tensor([1, 1, 1, 1, 1]), tensor([0, 0, 0, 0, 1]))
+    0.125
+    """
+    more, fewer = int((first > second).sum()), int((first < second).sum())
+    return float(binomtest(more, more + fewer).pvalue) if more + fewer else 1.0
 
 
 # What was run
