@@ -189,6 +189,23 @@ def test_columns_tell_the_truth(model, seeds, pattern, more):
     assert bool((suite["generation"][~reached] == fuzz.generations).all())
 
 
+def test_a_screen_asks_the_fittest_candidates_for_all_passes(model, seeds, monkeypatch):
+    """Three of a seed and generation at most; whoever is taken met the objective in all passes."""
+    asked, plain = [], uncertainty._vro
+
+    def watched(model, x, prediction, passes, masks):
+        asked.append((passes, len(x)))
+        return plain(model, x, prediction, passes, masks)
+
+    monkeypatch.setattr(uncertainty, "_vro", watched)
+    easy = Thresholds(low_pcs=0.5, high_pcs=0.5, low_vro=0.95, high_vro=0.95)
+    fuzz = UncertaintyFuzz(pattern="LL", **{**SMALL, "passes": 20}, screen=5, thresholds=easy)
+    suite = fuzz(model, seeds, generator=spawn(0))
+    screened, whole = ([n for passes, n in asked[:-1] if passes == wanted] for wanted in (5, 20))
+    assert max(screened) > 3 * len(seeds) >= max(whole) > len(seeds)
+    assert bool((suite["reached"] > 0).any())
+
+
 def test_vro_of_the_last_look_is_by_other_masks(model, seeds):
     suite = UncertaintyFuzz(pattern="HH", **{**SMALL, "passes": 20})(model, seeds, generator=spawn(0))
     masks = int(torch.randint(2**62, (1 + len(seeds),), generator=spawn(0))[0])

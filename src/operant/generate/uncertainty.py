@@ -22,6 +22,7 @@ from operant.rng import spawn
 from operant.suite import Suite
 
 AT_ONCE = 2**25  # values of members in play together
+CANDIDATES = 3  # of a seed and generation, who met the objective in the screen's passes and are asked for all of them
 KEPT = ("reached", "generation", "vro_search")  # what is told of a seed's search
 
 Name = tuple[int, str | int]
@@ -70,7 +71,8 @@ class UncertaintyFuzz:
         tournament: members that a parent is the fittest of.
         elites: fittest members that live on.
         passes: T of VRO; the paper takes 50 for MNIST and 100 for larger images.
-        screen: passes in the search, if fewer; who meets the objective in these must meet it in all.
+        screen: passes in the search, if fewer; of who meets the objective in these, the fittest three of a generation
+            are asked for all, in which they must meet it too.
         fresh_masks: new masks in every generation, and elites asked again, instead of the same ones all along.
         thresholds: p and v are the lower thresholds where the pattern says L and the upper ones where it says H.
 
@@ -224,10 +226,12 @@ class UncertaintyFuzz:
         """With the fittest member of each seed that meets the objective, in all passes; else whatever comes first."""
         pcs, wrong, vro = rows["pcs"], _wrong(rows), rows["vro"].clone()
         met = self.aim.met(pcs, wrong, vro)
+        fitness = self._fitness(rows).masked_fill(~met, -math.inf)
         if self.screen is not None:
+            met &= fitness.argsort(dim=1, descending=True, stable=True).argsort(dim=1) < CANDIDATES
             vro[met] = _vro(model, rows["x"][met], rows["prediction"][met], self.passes, masks)
             met &= self.aim.met(pcs, wrong, vro)
-        best = self._fitness(rows).masked_fill(~met, -math.inf).argmax(1)
+        best = fitness.masked_fill(~met, -math.inf).argmax(1)
         each = torch.arange(len(best), device=best.device)
         return rows | {"reached": met.any(1), "case": rows["x"][each, best], "vro_search": vro[each, best]}
 

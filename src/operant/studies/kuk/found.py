@@ -54,10 +54,11 @@ class Found:
         parts = [self._chunks(pattern, run, "") for run in range(self.subject.runs)]
         return [joined(chunks) for chunks in parts if chunks]
 
-    def causes(self) -> dict[str, dict[str, Bred]]:
-        """By cause and pattern, the experiments that were run."""
-        found = {cause: self.searches(cause) for cause in CAUSES}
-        return {cause: of for cause, of in found.items() if of}
+    def experiments(self, pattern: str) -> dict[str, Bred]:
+        """By cause, those on one pattern that are finished."""
+        chunks = -(-self.subject.explained // self.subject.chunk)
+        found = {cause: self._chunks(pattern, 0, cause) for cause in CAUSES}
+        return {cause: joined(parts) for cause, parts in found.items() if len(parts) == chunks}
 
     def areas(self, method: str) -> dict[str, AUC]:
         """AUC of each measure, the method's cases against benign inputs; none where there are too few cases."""

@@ -22,13 +22,13 @@ from operant.suite import Suite
 GAP = 0.15  # a difference from the paper that asks for a cause
 FEW = 10  # passes of an experiment
 TOLD = ("pcs", "vro", "vro_search", "reached", "confirmed", "generation")
-CAUSES = {
+CAUSES = {  # in the order in which they are tried
     "fresh masks": "new masks in every generation, as a program draws them that leaves dropout on",
-    "few passes": f"T = {FEW} in search and judgement",
-    "values mutated": "the mutation rate counts single values, not images",
-    "other dropout": "dropout at the places that came second",
     "early dropout": "dropout before the first of the layers that were tried, at the rate that is nearest there",
     "early and fresh": "early dropout with fresh masks",
+    "values mutated": "the mutation rate counts single values, not images",
+    "other dropout": "dropout at the places that came second",
+    "few passes": f"T = {FEW} in search and judgement",
 }
 
 
@@ -142,7 +142,19 @@ def to_explain(subject: Subject, found: dict[str, Bred]) -> list[str]:
     return [p for p in PATTERNS if p in found and abs(gap(subject, found[p])) > GAP]
 
 
-def changes(subject: Subject, dropout: Dropout) -> list[str]:
-    """Causes to try; not the early places where they are the ones chosen, or the second."""
-    known = subject.places[-1] in (dropout.chosen.before, dropout.other.before)
-    return [cause for cause in CAUSES if not (known and cause == "early dropout")]
+def next_change(subject: Subject, dropout: Dropout, pattern: str, found: dict[str, Bred]) -> str | None:
+    """The first suspected cause that was not tried; none once one brings the count near the paper's.
+
+    Args:
+        subject: whose dropout may already be the early one, or that come second; then it is no change.
+        dropout: what was chosen.
+        pattern: of Table 5.
+        found: experiments so far, by cause.
+    """
+    known = paper.reached(subject.name, pattern)
+    if any(abs(float(bred.reached.mean()) - known) <= GAP for bred in found.values()):
+        return None
+    early = subject.places[-1]
+    same = {"early dropout": early in (dropout.chosen.before, dropout.other.before)}
+    same["early and fresh"] = early == dropout.chosen.before
+    return next((cause for cause in CAUSES if cause not in found and not same.get(cause)), None)

@@ -75,12 +75,15 @@ def causes(found: Sequence[Found]) -> str:
     if not rows:
         return head + "There is none.\n"
     means = "\n".join(f"- *{name}*: {what}." for name, what in CAUSES.items())
-    text = f"""One thing is changed at a time, with the first seeds ({_seeds(found)}), and the same searches
-*as they are* stand beside it; p is that of McNemar's exact test that a change does nothing to the count reached.
+    text = f"""One suspected cause after the other is changed, until the count of seeds that reach a pattern comes
+within {100 * GAP:.0f} points of the paper's or none is left. That is a search of its own: that a change brings the
+count near makes it a cause that suffices, not the paper's. Experiments have the first seeds ({_seeds(found)}), and
+the same searches *as they are* stand beside them; p is that of McNemar's exact test that a change does nothing to the
+count.
 
 {means}
 
-What comes nearest to the paper's count of seeds that reach a pattern:
+What comes nearest to the paper's count:
 
 {table(["model", "pattern", "paper, %", "as it is", "nearest with", "reached, %"], [_nearest(*of) for of in each])}
 Everything that was tried:
@@ -94,15 +97,10 @@ def _seeds(found: Sequence[Found]) -> str:
     return "; ".join(f"{f.subject.title}: {f.subject.explained}" for f in found)
 
 
-def _tried(f: Found, pattern: str) -> dict[str, Bred]:
-    """The experiments on one cell of Table 5."""
-    return {cause: of[pattern] for cause, of in f.causes().items() if pattern in of}
-
-
 def _nearest(f: Found, pattern: str) -> list[object]:
     known, n = paper.reached(f.subject.name, pattern), f.subject.explained
     same = float(f.searches()[pattern].reached[:n].mean())
-    now = {"nothing changed": same} | {cause: float(b.reached.mean()) for cause, b in _tried(f, pattern).items()}
+    now = {"nothing changed": same} | {cause: float(b.reached.mean()) for cause, b in f.experiments(pattern).items()}
     best = min(now, key=lambda cause: abs(now[cause] - known))
     return [f.subject.title, pattern, *_percent(known, same), best, *_percent(now[best])]
 
@@ -110,7 +108,7 @@ def _nearest(f: Found, pattern: str) -> list[object]:
 def _cause_rows(f: Found, pattern: str) -> list[list[object]]:
     rows: list[list[object]] = []
     known, main = paper.reached(f.subject.name, pattern), f.searches()[pattern]
-    for cause, bred in _tried(f, pattern).items():
+    for cause, bred in f.experiments(pattern).items():
         same = [values[: len(bred.label)] for values in (main.reached, main.confirmed)]
         shares = _percent(*(float(of.mean()) for of in (bred.reached, same[0], bred.confirmed, same[1])))
         p = f"{mcnemar(bred.reached, same[0]):.2g}"

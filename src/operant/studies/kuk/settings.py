@@ -164,8 +164,8 @@ def _mobilenet() -> Subject:
         passes=100,
         screen=10,
         seeds=10,
-        chunk=1,
-        explained=3,
+        chunk=2,
+        explained=4,
         batch_size=16,
     )
 
