@@ -26,6 +26,7 @@ CAUSES = {  # in the order in which they are tried
     "fresh masks": "new masks in every generation, as a program draws them that leaves dropout on",
     "early dropout": "dropout before the first of the layers that were tried, at the rate that is nearest there",
     "early and fresh": "early dropout with fresh masks",
+    "small tournaments": "a parent is the fitter of two members, not the fittest of a fifth of all",
     "values mutated": "the mutation rate counts single values, not images",
     "other dropout": "dropout at the places that came second",
     "few passes": f"T = {FEW} in search and judgement",
@@ -113,6 +114,7 @@ def fuzz_of(subject: Subject, pattern: str, cause: str) -> UncertaintyFuzz:
         "fresh masks": replace(fuzz, fresh_masks=True),
         "early and fresh": replace(fuzz, fresh_masks=True),
         "few passes": replace(fuzz, passes=min(FEW, max(2, subject.passes // 2)), screen=None),
+        "small tournaments": replace(fuzz, tournament=2),
         "values mutated": replace(fuzz, mutated="values"),
     }
     return changes.get(cause, fuzz)
@@ -131,10 +133,8 @@ def share(of: Tensor) -> Interval:
 
 
 def gap(subject: Subject, bred: Bred) -> float:
-    """By how much we differ from the paper, by whichever count differs more."""
-    known = paper.reached(subject.name, bred.pattern)
-    both = [float(values.mean()) - known for values in (bred.reached, bred.confirmed)]
-    return max(both, key=abs)
+    """By how much the count that was reached in the search differs from the paper's."""
+    return float(bred.reached.mean()) - paper.reached(subject.name, bred.pattern)
 
 
 def to_explain(subject: Subject, found: dict[str, Bred]) -> list[str]:

@@ -21,9 +21,11 @@ def rq3(found: Sequence[Found]) -> str:
     columns = ["model", "pattern", "seeds", "paper, %", "reached, %", "confirmed, %", "difference", "each run"]
     text = """## RQ3: searches for uncommon patterns (Table 5, Fig. 3)
 
-The share of seeds from which a pattern was reached. *Reached*: by the dropout masks of the search; *confirmed*: with
-fresh ones too, which is what counts. Clopper-Pearson intervals at 95 %. The difference from the paper, in points, is
-that of the count that differs more. HL must be adversarial, LH benign. *Each run*: reached / confirmed, other seeds.
+The share of seeds from which a pattern was reached. *Reached*: by the dropout masks of the search, which is what the
+paper counts as far as it tells; *confirmed*: with fresh ones too, which is what a case is worth. Clopper-Pearson
+intervals at 95 %. The difference from the paper is in points. Where fewer are confirmed than reached, the experiment is
+in the table: the same cases, judged by other masks. HL must be adversarial, LH benign. *Each run*: reached / confirmed,
+other seeds.
 
 """
     parts = [text + table(columns, rows), "The same by kind, with mean PCS / VRO of the cases that were reached:\n"]
