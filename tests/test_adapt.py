@@ -434,6 +434,7 @@ def test_it_raises_its_coverage_faster_than_random_mutation(lenet, seeds, ours, 
     assert len(ours.suite) > len(theirs.suite)
 
 
+@pytest.mark.slow
 def test_strategies_beat_neurons_chosen_at_random(lenet, seeds, ours, monkeypatch):
     draws = spawn(0, "neurons")
 

@@ -38,6 +38,7 @@ def test_it_breaks_what_pgd_breaks(lenet, seeds, norm, radius):
     assert float(autoattack.distances(norm).max()) <= radius + 1e-6
 
 
+@pytest.mark.slow
 def test_cases_are_those_of_autoattack_itself(lenet, seeds):
     class Bare(nn.Module):
         def forward(self, x):

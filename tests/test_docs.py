@@ -26,7 +26,10 @@ from operant.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LONG = [f"docs/how-to/{page}.md" for page in ("semantic", "other-libraries", "operational", "harden", "defend")]
+LONG = [
+    f"docs/how-to/{page}.md"
+    for page in ("semantic", "other-libraries", "operational", "harden", "defend", "rivals", "synthesise", "measure")
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"(?ms)^```python\n(.*?)^```$")
 LINK = re.compile(r"\]\(([^)\s]+)\)")

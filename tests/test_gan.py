@@ -40,6 +40,7 @@ def test_images_have_the_shape_asked_for_and_stay_in_bounds(channels, size, boun
     assert bounds[0] <= float(x.min()) < float(x.max()) <= bounds[1]
 
 
+@pytest.mark.slow
 def test_it_learns_the_classes_it_is_asked_for():
     gan = learned(bars(), epochs=30, batch_size=32, width=16)
     x, y = made(gan)

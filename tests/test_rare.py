@@ -96,6 +96,7 @@ def test_both_agree_with_a_million_plain_samples(method, x0):
     assert torch.allclose(told.log_p.mean(), torch.tensor(1e-3).double().log(), atol=0.25)  # natural logarithms
 
 
+@pytest.mark.slow
 @METHODS
 def test_one_in_a_million_is_found_within_a_factor_of_two(method):
     model, n = plane(1e-6, CORNER, seed=1), 10
