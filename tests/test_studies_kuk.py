@@ -116,16 +116,25 @@ def test_a_gap_is_that_of_what_was_reached() -> None:
 
 
 def test_causes_are_changed_one_after_the_other_until_one_suffices() -> None:
-    first, second = (Tried(before=(name,), rate=0.1, benign=0, attacks={}, off=0) for name in ("fc3", "fc2"))
-    dropout = Dropout(chosen=first, other=second, tried=(first, second), accuracy=1, seconds=0)
+    def tried(before: str, rate: float, off: float) -> Tried:
+        return Tried(before=(before,), rate=rate, benign=0, attacks={}, off=off)
+
+    every = (tried("fc3", 0.1, 0), tried("fc3", 0.5, 3), tried("fc3", 0.2, 4), tried("fc2", 0.1, 1))
+    every += (tried("conv2", 0.2, 2), tried("conv2", 0.1, 1))
+    dropout = Dropout(chosen=every[0], other=every[3], tried=every, accuracy=1, seconds=0)
     far, near = bred("LL", [0] * 10, [0] * 10), bred("LL", [1] * 7 + [0] * 3, [0] * 10)  # the paper has 71 %
-    tried: dict[str, Bred] = {}
-    while cause := next_change(SMOKE, dropout, "LL", tried):
-        tried[cause] = far
-    assert list(tried) == list(CAUSES)
+    known: dict[str, Bred] = {}
+    while cause := next_change(SMOKE, dropout, "LL", known):
+        known[cause] = far
+    assert list(known) == list(CAUSES)
     assert next_change(SMOKE, dropout, "LL", {"fresh masks": near}) is None
-    early = replace(dropout, other=replace(second, before=SMOKE.places[-1]))
-    assert next_change(SMOKE, early, "LL", {"fresh masks": far}) == "early and fresh"
+    places = {cause: dropout.place(cause, ("conv2",)) for cause in CAUSES}
+    assert places["stronger dropout"] == every[2]
+    assert places["early dropout"] == places["early and fresh"] == every[5]
+    assert places["fresh masks"] == every[0]
+    second = replace(dropout, other=every[5])  # the early one is tried as the second then, and with fresh masks
+    assert (second.place("early dropout", ("conv2",)), second.place("early and fresh", ("conv2",))) == (None, every[5])
+    assert replace(dropout, chosen=every[1]).place("stronger dropout", ("conv2",)) is None
 
 
 # The study

@@ -132,5 +132,6 @@ def _keep(place: Path, suite: Suite) -> None:
 
 def dropping(subject: Subject, given: Ready, out: Path, *, cause: str = "") -> Classifier:
     """The model with the dropout that was chosen, or with what an experiment has instead."""
-    place = Found(subject, out / "steps").dropout.place(cause, subject.places[-1])
+    known = Found(subject, out / "steps").dropout
+    place = known.place(cause, subject.places[-1]) or known.chosen
     return with_dropout(given.model, before=place.before, rate=place.rate)

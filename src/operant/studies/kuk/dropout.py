@@ -60,15 +60,24 @@ class Dropout:
     accuracy: float
     seconds: float
 
-    def place(self, cause: str, early: tuple[str, ...]) -> Tried:
-        """What an experiment changes the chosen one to, if that is what it changes.
+    def place(self, cause: str, early: tuple[str, ...]) -> Tried | None:
+        """What an experiment has for the chosen one, which is kept if it changes other things; none where that is no
+        change, or was not tried.
 
         Args:
             cause: the experiment's name, or nothing.
             early: the places that data meet first.
         """
-        at_first = min((t for t in self.tried if t.before == early), key=lambda t: t.off)
-        return at_first if cause.startswith("early") else self.other if cause == "other dropout" else self.chosen
+        if cause == "other dropout":
+            return self.other
+        if cause == "stronger dropout":
+            higher = [t for t in self.tried if t.before == self.chosen.before and t.rate > self.chosen.rate]
+            return min(higher, key=lambda t: t.rate, default=None)
+        if cause not in ("early dropout", "early and fresh"):
+            return self.chosen
+        known = (self.chosen.before, self.other.before)[: 2 if cause == "early dropout" else 1]
+        there = [t for t in self.tried if t.before == early not in known]
+        return min(there, key=lambda t: t.off, default=None)
 
 
 def choose(subject: Subject, given: Ready) -> Dropout:

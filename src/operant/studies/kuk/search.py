@@ -24,6 +24,7 @@ FEW = 10  # passes of an experiment
 TOLD = ("pcs", "vro", "vro_search", "reached", "confirmed", "generation")
 CAUSES = {  # in the order in which they are tried
     "fresh masks": "new masks in every generation, as a program draws them that leaves dropout on",
+    "stronger dropout": "the next higher rate that was tried at the same places",
     "early dropout": "dropout before the first of the layers that were tried, at the rate that is nearest there",
     "early and fresh": "early dropout with fresh masks",
     "small tournaments": "a parent is the fitter of two members, not the fittest of a fifth of all",
@@ -146,15 +147,13 @@ def next_change(subject: Subject, dropout: Dropout, pattern: str, found: dict[st
     """The first suspected cause that was not tried; none once one brings the count near the paper's.
 
     Args:
-        subject: whose dropout may already be the early one, or that come second; then it is no change.
-        dropout: what was chosen.
+        subject: whose table it is.
+        dropout: what was chosen, and what else was tried.
         pattern: of Table 5.
         found: experiments so far, by cause.
     """
     known = paper.reached(subject.name, pattern)
     if any(abs(float(bred.reached.mean()) - known) <= GAP for bred in found.values()):
         return None
-    early = subject.places[-1]
-    same = {"early dropout": early in (dropout.chosen.before, dropout.other.before)}
-    same["early and fresh"] = early == dropout.chosen.before
-    return next((cause for cause in CAUSES if cause not in found and not same.get(cause)), None)
+    left = [cause for cause in CAUSES if cause not in found and dropout.place(cause, subject.places[-1])]
+    return left[0] if left else None

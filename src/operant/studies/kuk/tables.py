@@ -23,18 +23,19 @@ def dropout(found: Sequence[Found]) -> str:
     for f in found:
         wanted = [f"{paper.mean_of(f.subject.name, name, 'vro'):.3f}" for name in ("benign", *ATTACKS)]
         rows.append([f.subject.title, "paper", "not said", *wanted])
-        roles = {"chosen": "", "second": "other dropout", "early": "early dropout"}
+        roles = {"chosen": "", "second": "other dropout", "stronger": "stronger dropout", "early": "early dropout"}
         for role, cause in roles.items():
-            tried = f.dropout.place(cause, f.subject.places[-1])
-            rows.append(["", role, str(tried), f"{tried.benign:.3f}", *_attacks(tried)])
+            if tried := f.dropout.place(cause, f.subject.places[-1]):
+                rows.append(["", role, str(tried), f"{tried.benign:.3f}", *_attacks(tried)])
     columns = ["model", "", "share dropped, where", "benign VRO", *ATTACKS]
     text = f"""## Where dropout sits
 
 The paper does not say where dropout sits or how strong it is, and every VRO depends on it. Of the placements and rates
 that were tried, the one is taken whose mean VRO of benign inputs and of BIM and FGSM cases comes nearest to Table 4, on
 inputs that nothing else uses; of those within {NEAR} of the nearest, the one whose passes cost least. *Second* is the
-nearest with dropout elsewhere, *early* the nearest before the first of the layers that were tried; both are for
-experiments. Models were trained without dropout, and what they predict without it does not change.
+nearest with dropout elsewhere, *stronger* the next higher rate, *early* the nearest before the first of the layers that
+were tried; these are for experiments. NIN was trained with a little dropout, the other models without; what a model
+predicts without it does not change.
 
 """
     return text + table(columns, rows) + "\nAll that was tried:\n\n" + _tried(found)
