@@ -56,9 +56,8 @@ class UncertaintyFuzz:
     case follows by the fresh ones; ``generation``, when the search ended. Misclassified seeds are skipped.
 
     The paper says neither how large tournaments are nor whether the fittest live on, nor whether its mutation rate
-    counts images or values, and its program is not public. The defaults, 20, one and images, are a choice: a public
-    program for another purpose with the same two rates has them. Seeds have their own streams of random numbers, and do
-    not see each other.
+    counts images or values, and its program is not public. The defaults, 20, one and images, are a choice. Seeds have
+    their own streams of random numbers, and do not see each other.
 
     Args:
         pattern: ``"LL"``, ``"HH"``, ``"HL"`` (adversarial) or ``"LH"`` (benign).
@@ -197,7 +196,8 @@ class UncertaintyFuzz:
         unknown = torch.full(x.shape[:2], torch.nan, dtype=torch.float64, device=x.device)
         nobody = torch.full(x.shape[:2], -1, device=x.device)
         parents = nobody[:, None, self.elites :].repeat(1, 2, 1)
-        return rows | {"x": x, "pcs": unknown, "vro": unknown, "prediction": nobody, "parents": parents}
+        known = {"pcs": unknown, "vro": unknown, "vro_all": unknown, "prediction": nobody}
+        return rows | known | {"x": x, "parents": parents}
 
     def _looked_at(self, model: Classifier, rows: Rows, streams: list[torch.Generator], masks: Name) -> Rows:
         """The same members with what is known of them, and who will be parents: which ranks among the fittest."""
@@ -208,7 +208,7 @@ class UncertaintyFuzz:
         parents = torch.stack([self._ranks(streams[row]) for row in rows["stream"].tolist()]).to(pcs.device)
         rows = rows | {"pcs": pcs, "prediction": prediction, "parents": parents}
         if self.fresh_masks:
-            rows["vro"] = torch.full_like(rows["vro"], torch.nan)
+            rows["vro"] = rows["vro_all"] = torch.full_like(rows["vro"], torch.nan)
         return rows | {"vro": self._vro_where_needed(model, rows, masks)}
 
     def _vro_where_needed(self, model: Classifier, rows: Rows, masks: Name) -> Tensor:
@@ -224,16 +224,18 @@ class UncertaintyFuzz:
 
     def _with_the_best(self, model: Classifier, rows: Rows, masks: Name) -> Rows:
         """With the fittest member of each seed that meets the objective, in all passes; else whatever comes first."""
-        pcs, wrong, vro = rows["pcs"], _wrong(rows), rows["vro"].clone()
+        pcs, wrong, vro = rows["pcs"], _wrong(rows), rows["vro"]
         met = self.aim.met(pcs, wrong, vro)
         fitness = self._fitness(rows).masked_fill(~met, -math.inf)
         if self.screen is not None:
             met &= fitness.argsort(dim=1, descending=True, stable=True).argsort(dim=1) < CANDIDATES
-            vro[met] = _vro(model, rows["x"][met], rows["prediction"][met], self.passes, masks)
+            vro, ask = rows["vro_all"].clone(), met & rows["vro_all"].isnan()
+            vro[ask] = _vro(model, rows["x"][ask], rows["prediction"][ask], self.passes, masks)
             met &= self.aim.met(pcs, wrong, vro)
         best = fitness.masked_fill(~met, -math.inf).argmax(1)
         each = torch.arange(len(best), device=best.device)
-        return rows | {"reached": met.any(1), "case": rows["x"][each, best], "vro_search": vro[each, best]}
+        told = {"reached": met.any(1), "case": rows["x"][each, best], "vro_search": vro[each, best]}
+        return rows | told | {"vro_all": vro}
 
     def _with_the_best_of_failed(self, model: Classifier, rows: Rows, masks: Name) -> Rows:
         """Seeds that did not reach the objective give the member of their last population that is nearest to it."""
@@ -270,7 +272,7 @@ class UncertaintyFuzz:
     def _bred(self, rows: Rows, streams: list[torch.Generator], bounds: tuple[float, float]) -> Rows:
         """The next generation: elites, of whom all stays known, and children; one seed at a time to draw numbers."""
         order = self._order(rows)
-        elite, names = order[:, : self.elites], ("pcs", "vro", "prediction")
+        elite, names = order[:, : self.elites], ("pcs", "vro", "vro_all", "prediction")
         kept = {name: rows[name].gather(1, elite) for name in names}
         x = torch.empty_like(rows["x"])
         for row, stream in enumerate(rows["stream"].tolist()):
@@ -279,7 +281,7 @@ class UncertaintyFuzz:
             u = torch.rand(first.shape, generator=streams[stream]).to(x.device)
             children = self._mutated(torch.where(u < self.crossover, first, second), streams[stream])
             x[row] = torch.cat([old[elite[row]], self._projected(children, x0, bounds)])
-        unknown = {"pcs": torch.nan, "vro": torch.nan, "prediction": -1}
+        unknown = dict.fromkeys(names, torch.nan) | {"prediction": -1}
         new = {name: kept[name].new_full((len(x), x.shape[1] - self.elites), unknown[name]) for name in names}
         return rows | {"x": x} | {name: torch.cat([kept[name], new[name]], 1) for name in names}
 

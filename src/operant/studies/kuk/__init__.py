@@ -12,12 +12,13 @@ from rich.console import Console
 from operant.measure import with_dropout
 from operant.model import Classifier
 from operant.studies._work import Steps, run_units, sign_folder
+from operant.studies.kuk.causes import next_change
 from operant.studies.kuk.dropout import Dropout, choose
 from operant.studies.kuk.existing import METHODS, Measured, measure, step_name
 from operant.studies.kuk.found import Found, search_name
 from operant.studies.kuk.models import Ready, check_data, missing, ready, take_nin
 from operant.studies.kuk.page import write_page
-from operant.studies.kuk.search import Bred, breed, next_change, to_explain
+from operant.studies.kuk.search import Bred, breed, to_explain
 from operant.studies.kuk.settings import PATTERNS, Subject, subjects
 from operant.suite import Suite
 
@@ -120,7 +121,7 @@ def run_search(subject: Subject, pattern: str, run: int, cause: str, data: Path 
 def run_causes(subject: Subject, pattern: str, data: Path | None, out: Path) -> None:
     """Experiments on one cell of Table 5, until one tells why it differs or none is left."""
     found = Found(subject, out / "steps")
-    while cause := next_change(subject, found.dropout, pattern, found.experiments(pattern)):
+    while cause := next_change(found, pattern):
         run_search(subject, pattern, 0, cause, data, out)
 
 
@@ -132,6 +133,6 @@ def _keep(place: Path, suite: Suite) -> None:
 
 def dropping(subject: Subject, given: Ready, out: Path, *, cause: str = "") -> Classifier:
     """The model with the dropout that was chosen, or with what an experiment has instead."""
-    known = Found(subject, out / "steps").dropout
-    place = known.place(cause, subject.places[-1]) or known.chosen
+    place = Found(subject, out / "steps").dropout.place(cause, subject.places[-1])
+    assert place is not None  # else it would not be tried
     return with_dropout(given.model, before=place.before, rate=place.rate)

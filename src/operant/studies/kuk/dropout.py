@@ -49,7 +49,7 @@ class Dropout:
 
     Attributes:
         chosen: used from here on.
-        other: the nearest with other places, for an experiment.
+        other: chosen by the same rule among other places, for an experiment.
         accuracy: of the model, without dropout as always.
         seconds: of CPU time.
     """
@@ -70,9 +70,11 @@ class Dropout:
         """
         if cause == "other dropout":
             return self.other
+        same = [t for t in self.tried if t.before == self.chosen.before]
         if cause == "stronger dropout":
-            higher = [t for t in self.tried if t.before == self.chosen.before and t.rate > self.chosen.rate]
-            return min(higher, key=lambda t: t.rate, default=None)
+            return min((t for t in same if t.rate > self.chosen.rate), key=lambda t: t.rate, default=None)
+        if cause == "weaker dropout":
+            return max((t for t in same if t.rate < self.chosen.rate), key=lambda t: t.rate, default=None)
         if cause not in ("early dropout", "early and fresh"):
             return self.chosen
         known = (self.chosen.before, self.other.before)[: 2 if cause == "early dropout" else 1]

@@ -18,12 +18,13 @@ from operant.measure.patterns import MEASURES
 from operant.model import Classifier
 from operant.rng import spawn
 from operant.studies.kuk.models import Ready
+from operant.studies.kuk.paper import TOOLS
 from operant.studies.kuk.settings import Subject
 from operant.suite import Suite
 from operant.types import Fuzzer
 
 FIXED = ("FGSM, fixed radius", "BIM, fixed radius")
-METHODS = ("benign", "BIM", "C&W", "DeepFool", "FGSM", *FIXED, "DeepHunter-KMNC", "DeepHunter-NC", "TensorFuzz")
+METHODS = ("benign", "BIM", "C&W", "DeepFool", "FGSM", *FIXED, *TOOLS)
 NOISE_RADIUS = 0.3  # of TensorFuzz: that of the searches
 
 
@@ -86,8 +87,7 @@ def measure(
 
 
 def _seeds(subject: Subject, given: Ready, method: str) -> Samples:
-    tools = ("DeepHunter-KMNC", "DeepHunter-NC", "TensorFuzz")
-    n = subject.carlini if method == "C&W" else subject.fuzzed if method in tools else subject.inputs
+    n = subject.carlini if method == "C&W" else subject.fuzzed if method in TOOLS else subject.inputs
     return given.inputs[:n]
 
 

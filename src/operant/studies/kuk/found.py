@@ -54,11 +54,19 @@ class Found:
         parts = [self._chunks(pattern, run, "") for run in range(self.subject.runs)]
         return [joined(chunks) for chunks in parts if chunks]
 
+    def as_it_is(self, pattern: str) -> Bred | None:
+        """The main search from the seeds that experiments have; None if it is not finished."""
+        parts = self._chunks(pattern, 0, "")[: self._experiment_chunks]
+        return joined(parts) if len(parts) == self._experiment_chunks else None
+
     def experiments(self, pattern: str) -> dict[str, Bred]:
         """By cause, those on one pattern that are finished."""
-        chunks = -(-self.subject.explained // self.subject.chunk)
         found = {cause: self._chunks(pattern, 0, cause) for cause in CAUSES}
-        return {cause: joined(parts) for cause, parts in found.items() if len(parts) == chunks}
+        return {cause: joined(parts) for cause, parts in found.items() if len(parts) == self._experiment_chunks}
+
+    @property
+    def _experiment_chunks(self) -> int:
+        return -(-self.subject.explained // self.subject.chunk)
 
     def areas(self, method: str) -> dict[str, AUC]:
         """AUC of each measure, the method's cases against benign inputs; none where there are too few cases."""

@@ -32,7 +32,7 @@ class Ready:
         calibration: for dropout alone.
         inputs: of RQ1 and RQ2.
         seeds: of the searches, all runs together; none of the inputs.
-        train: what coverage learns the ranges of neurons from.
+        train: what coverage learns the ranges of neurons from; without training inputs, those that nothing else uses.
         accuracy: on test inputs.
     """
 
@@ -104,7 +104,7 @@ def ready(subject: Subject, data: Path | None, out: Path) -> Ready:
         calibration=right[:first],
         inputs=right[first:second],
         seeds=right[second:third],
-        train=train[:2_000] if len(train) else right[:first],
+        train=train[:2_000] if len(train) else shuffled[~torch.isin(shuffled.ids, right[:third].ids)],
         accuracy=len(right) / len(some),
     )
 

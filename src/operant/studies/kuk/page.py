@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from operant.results import write_atomically
-from operant.studies.kuk import search_tables, tables
+from operant.studies.kuk import causes, search_tables, tables
 from operant.studies.kuk.found import Found
 from operant.studies.kuk.pictures import draw_means, draw_planes
 
@@ -25,7 +25,7 @@ def write_page(out: Path, found: Sequence[Found], left_out: Sequence[str], *, sc
         tables.rq1(found),
         tables.rq2(found),
         search_tables.rq3(found),
-        search_tables.causes(found),
+        causes.causes(found),
         search_tables.method(found),
     ]
     _write_numbers(out)
@@ -40,9 +40,15 @@ def _intro(found: Sequence[Found], left_out: Sequence[str], scale: str) -> str:
     return f"""# KuK, run again
 
 The experiments of *Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty*
-(Zhang et al., 2020), RQ1 to RQ3, by `operant study kuk --scale {scale}`, on {models}. PCS is by how much the predicted
-class leads the next one, VRO the share of T passes with dropout that say something else than the model without it; a
-case is adversarial if the model does not give it its seed's label, else benign. No program of the paper is public.
+(Zhang et al., 2020), RQ1 to RQ3, by `operant study kuk --scale {scale}`, on {models}. No program of the paper is
+public.
+
+- *PCS*, how decided a model is: by how much the predicted class leads the next one. Below .3 is low, above .7 high.
+- *VRO*, how unstable it is: the share of T passes with dropout that say something else than the model without it. Each
+  pass drops by another *mask*. Below .4 is low, above .6 high.
+- Patterns are two letters, PCS first: *LL* undecided, yet stable; *HH* decided, yet unstable; *HL* as inputs are that
+  the model reads well; *LH* as cases of attacks are.
+- A case is *adversarial* if the model does not give it its seed's label, else *benign*.
 {without}"""
 
 

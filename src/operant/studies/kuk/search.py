@@ -15,23 +15,26 @@ from operant.generate import UncertaintyFuzz
 from operant.model import Classifier
 from operant.rng import spawn
 from operant.studies.kuk import paper
-from operant.studies.kuk.dropout import Dropout
 from operant.studies.kuk.settings import PATTERNS, Subject
 from operant.suite import Suite
 
 GAP = 0.15  # a difference from the paper that asks for a cause
-FEW = 10  # passes of an experiment
 TOLD = ("pcs", "vro", "vro_search", "reached", "confirmed", "generation")
-CAUSES = {  # in the order in which they are tried
-    "fresh masks": "new masks in every generation, as a program draws them that leaves dropout on",
+WIDER, FEW = 3, 10  # times as many passes in the screen, and passes at most, of experiments
+CAUSES = {  # of differences, in the order in which they are tried
+    "wider screen": f"{WIDER} times as many passes in the search, where it has few",
+    "fresh masks": "new masks in every generation, as a program draws them that leaves dropout on; more members have "
+    "luck then, so look at what is confirmed",
     "stronger dropout": "the next higher rate that was tried at the same places",
+    "weaker dropout": "the next lower rate",
     "early dropout": "dropout before the first of the layers that were tried, at the rate that is nearest there",
     "early and fresh": "early dropout with fresh masks",
     "small tournaments": "a parent is the fitter of two members, not the fittest of a fifth of all",
     "values mutated": "the mutation rate counts single values, not images",
     "other dropout": "dropout at the places that came second",
-    "few passes": f"T = {FEW} in search and judgement",
+    "few passes": "T = {few} in search and judgement",
 }
+ADDING = ("wider screen", "fresh masks", "early and fresh")  # what can but add; tried where the paper reached more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +115,19 @@ def fuzz_of(subject: Subject, pattern: str, cause: str) -> UncertaintyFuzz:
         screen=subject.screen,
     )
     changes = {
+        "wider screen": replace(fuzz, screen=min(WIDER * (subject.screen or 1), subject.passes)),
         "fresh masks": replace(fuzz, fresh_masks=True),
         "early and fresh": replace(fuzz, fresh_masks=True),
-        "few passes": replace(fuzz, passes=min(FEW, max(2, subject.passes // 2)), screen=None),
         "small tournaments": replace(fuzz, tournament=2),
         "values mutated": replace(fuzz, mutated="values"),
+        "few passes": replace(fuzz, passes=few(subject), screen=None),
     }
     return changes.get(cause, fuzz)
+
+
+def few(subject: Subject) -> int:
+    """Passes of the experiment with few of them."""
+    return min(FEW, max(2, subject.passes // 2))
 
 
 def joined(parts: Sequence[Bred]) -> Bred:
@@ -133,6 +142,12 @@ def share(of: Tensor) -> Interval:
     return clopper_pearson_interval(int(of.sum()), len(of), confidence=0.95)
 
 
+def percent(of: Tensor) -> str:
+    """How often, in percent, with its interval."""
+    interval = share(of)
+    return f"{100 * float(of.mean()):.0f} [{100 * interval.lower:.0f}, {100 * interval.upper:.0f}]"
+
+
 def gap(subject: Subject, bred: Bred) -> float:
     """By how much the count that was reached in the search differs from the paper's."""
     return float(bred.reached.mean()) - paper.reached(subject.name, bred.pattern)
@@ -141,19 +156,3 @@ def gap(subject: Subject, bred: Bred) -> float:
 def to_explain(subject: Subject, found: dict[str, Bred]) -> list[str]:
     """Patterns for which we differ from the paper by more than can be let stand."""
     return [p for p in PATTERNS if p in found and abs(gap(subject, found[p])) > GAP]
-
-
-def next_change(subject: Subject, dropout: Dropout, pattern: str, found: dict[str, Bred]) -> str | None:
-    """The first suspected cause that was not tried; none once one brings the count near the paper's.
-
-    Args:
-        subject: whose table it is.
-        dropout: what was chosen, and what else was tried.
-        pattern: of Table 5.
-        found: experiments so far, by cause.
-    """
-    known = paper.reached(subject.name, pattern)
-    if any(abs(float(bred.reached.mean()) - known) <= GAP for bred in found.values()):
-        return None
-    left = [cause for cause in CAUSES if cause not in found and dropout.place(cause, subject.places[-1])]
-    return left[0] if left else None

@@ -142,7 +142,7 @@ def _resnet20() -> Subject:
         screen=10,
         seeds=20,
         chunk=5,
-        explained=5,
+        explained=10,
     )
 
 
@@ -165,7 +165,7 @@ def _mobilenet() -> Subject:
         screen=10,
         seeds=10,
         chunk=2,
-        explained=4,
+        explained=6,
         batch_size=16,
     )
 

@@ -23,7 +23,8 @@ def dropout(found: Sequence[Found]) -> str:
     for f in found:
         wanted = [f"{paper.mean_of(f.subject.name, name, 'vro'):.3f}" for name in ("benign", *ATTACKS)]
         rows.append([f.subject.title, "paper", "not said", *wanted])
-        roles = {"chosen": "", "second": "other dropout", "stronger": "stronger dropout", "early": "early dropout"}
+        roles = {"chosen": "", "second": "other dropout"}
+        roles |= {role: f"{role} dropout" for role in ("stronger", "weaker", "early")}
         for role, cause in roles.items():
             if tried := f.dropout.place(cause, f.subject.places[-1]):
                 rows.append(["", role, str(tried), f"{tried.benign:.3f}", *_attacks(tried)])
@@ -32,13 +33,13 @@ def dropout(found: Sequence[Found]) -> str:
 
 The paper does not say where dropout sits or how strong it is, and every VRO depends on it. Of the placements and rates
 that were tried, the one is taken whose mean VRO of benign inputs and of BIM and FGSM cases comes nearest to Table 4, on
-inputs that nothing else uses; of those within {NEAR} of the nearest, the one whose passes cost least. *Second* is the
-nearest with dropout elsewhere, *stronger* the next higher rate, *early* the nearest before the first of the layers that
-were tried; these are for experiments. NIN was trained with a little dropout, the other models without; what a model
-predicts without it does not change.
+inputs that nothing else uses; of those within {NEAR} of the nearest, the one whose passes cost least. *Second* is
+chosen by the same rule among other places; *stronger* and *weaker* are the next rates; *early* is the nearest before
+the first of the layers that were tried. These are for experiments, and left out where they were not tried or are
+the second one. What a model predicts without dropout does not change.
 
 """
-    return text + table(columns, rows) + "\nAll that was tried:\n\n" + _tried(found)
+    return text + table(columns, rows) + "\nThe six nearest of each model:\n\n" + _tried(found)
 
 
 def _tried(found: Sequence[Found]) -> str:
@@ -48,7 +49,7 @@ def _tried(found: Sequence[Found]) -> str:
         for tried in sorted(f.dropout.tried, key=lambda t: t.off)[:6]
     ]
     columns = ["model", "share dropped, where", "benign VRO", *ATTACKS, "mean distance"]
-    return table(columns, rows) + "\n(The six nearest of each model; all are in `kuk.json`.)\n"
+    return table(columns, rows) + "\n(All that was tried is in `kuk.json`.)\n"
 
 
 def _attacks(tried: Tried) -> list[str]:
@@ -69,8 +70,10 @@ def rq1(found: Sequence[Found]) -> str:
                 rows.append([f.subject.title, method, len(f.measured[method].values["pcs"]), *cells])
     text = """## RQ1: which measure tells adversarial from benign (Table 3)
 
-AUC-ROC in percent, with DeLong's 95 % interval; in brackets the paper's. FGSM and BIM stop at the boundary, as those of
-the paper did (Foolbox's defaults of the time); at a fixed radius they go on, and PCS may then tell nothing.
+AUC-ROC in percent, with DeLong's 95 % interval, which knows of other cases but not of other dropout masks; in brackets
+the paper's. VR is the share of passes that do not say what most say, PE the entropy of their mean, MI what is left of
+it without the mean of their entropies. FGSM and BIM stop at the boundary, as those of the paper did (Foolbox's
+defaults of the time); at a fixed radius they go on, and PCS may then tell nothing.
 
 """
     return text + table(["model", "attack", "cases", *(TITLES[name] for name in MEASURES)], rows) + "\n" + order(found)
@@ -115,10 +118,14 @@ def rq2(found: Sequence[Found]) -> str:
     columns = ["model", "method", "seeds", "found", "PCS", "paper", "VRO", "paper", *PATTERNS, "none"]
     text = """## RQ2: what known methods find (Table 4)
 
-Mean / variance of PCS and of VRO, the paper's beside ours, and the share of cases in percent that follow each pattern
-(first letter PCS, second VRO). What known methods leave empty is what KuK is for.
+Mean / variance of PCS and of VRO, the paper's beside ours, and the share of cases in percent that follow each pattern.
+Of very many cases, as many are measured as there are benign inputs. What the methods leave empty is what KuK is for;
+but mind that an attack at a fixed radius may fill HL, wrong as if it were right, which the paper calls uncommon because
+its attacks stop at the boundary. In the row of benign inputs HL is as it should be.
 
 ![Mean PCS and VRO of each method](kuk-means.svg)
+
+*Filled: here; hollow: the paper's; squares: fixed radius.*
 
 """
     return text + table(columns, rows)
