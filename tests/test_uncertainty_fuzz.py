@@ -169,6 +169,8 @@ def test_members_start_in_the_whole_ball_and_stay_in_it(model, seeds):
     assert float(suite.distances("linf").max()) <= 0.25 + 1e-6
     assert float(suite.distances("linf").min()) > 0.2  # 64 values with noise
     assert bool(((suite.x >= 0) & (suite.x <= 1)).all())
+    small = replace(fuzz, noise=0.1, mutation=0.0)(model, seeds, generator=spawn(0))
+    assert 0.05 < float(small.distances("linf").min()) <= float(small.distances("linf").max()) <= 0.1 + 1e-6
 
 
 # What the search is after --------------------------------------------------------------------------------------------
@@ -183,6 +185,8 @@ def test_columns_tell_the_truth(model, seeds, pattern, more):
     assert len(suite) == suite.attempted == len(seeds)  # one case a seed, reached or not
     assert torch.equal(suite["pcs"].float(), prediction_confidence(model.probs(suite.x)))
     assert bool(fuzz.aim.met(suite["pcs"], wrong, suite["vro_search"])[reached].all())
+    if "screen" not in more:  # else one may have met it that was not among the three to be asked
+        assert not bool(fuzz.aim.met(suite["pcs"], wrong, suite["vro_search"])[~reached].any())
     assert torch.equal(confirmed, reached & fuzz.aim.met(suite["pcs"], wrong, suite["vro"]))
     assert suite["pattern"].tolist() == patterns(suite["pcs"], suite["vro"], CLOSE).tolist()
     assert set(suite["aim"].tolist()) == {pattern}
@@ -302,6 +306,8 @@ def test_a_model_without_dropout_is_refused(seeds):
         ({"tournament": 100}, "from 1 to 99 members"),
         ({"elites": 100}, "elites must be from 0 to 99"),
         ({"passes": 1}, "passes must be at least 2"),
+        ({"noise": 0.4}, "noise must be above 0 and at most the radius 0.3"),
+        ({"noise": 0.0}, "noise must be above 0"),
         ({"screen": 51}, "screen must be from 2 to the 50 passes"),
     ],
 )

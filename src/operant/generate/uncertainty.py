@@ -61,11 +61,13 @@ class UncertaintyFuzz:
 
     Args:
         pattern: ``"LL"``, ``"HH"``, ``"HL"`` (adversarial) or ``"LH"`` (benign).
-        radius: of the ball around each seed in L∞, and largest noise, in input units.
+        radius: of the ball around each seed in L∞, in input units.
+        noise: largest change of a value by noise, of first members and mutants; the radius unless given, for the paper
+            names no other number.
         population: members of a seed.
         generations: how many after the first, at most.
         crossover: chance of a value to come from the first parent.
-        mutation: chance to be mutated, by white noise, uniform up to the radius and cut where it leaves the ball.
+        mutation: chance to be mutated, by white noise, uniform and cut where it leaves the ball.
         mutated: what that is the chance of: ``"images"``, in which all values then change, or single ``"values"``.
         tournament: members that a parent is the fittest of.
         elites: fittest members that live on.
@@ -83,6 +85,7 @@ class UncertaintyFuzz:
 
     pattern: str
     radius: float = 0.3
+    noise: float | None = None
     population: int = 100
     generations: int = 50
     crossover: float = 0.5
@@ -100,6 +103,8 @@ class UncertaintyFuzz:
         _ = self.aim
         check_ball(self.radius, self.norm)
         check_passes(self.passes)
+        if self.noise is not None and not 0 < self.noise <= self.radius:
+            raise ValueError(f"noise must be above 0 and at most the radius {self.radius}, got {self.noise}")
         if self.population < 2 or self.generations < 1:
             raise ValueError(
                 "a population needs at least 2 members and 1 generation, "
@@ -302,7 +307,8 @@ class UncertaintyFuzz:
         return children
 
     def _noise(self, like: Tensor, stream: torch.Generator) -> Tensor:
-        return self.radius * (2 * torch.rand(like.shape, generator=stream, dtype=torch.float32) - 1).to(like)
+        u = torch.rand(like.shape, generator=stream, dtype=torch.float32)
+        return (self.noise or self.radius) * (2 * u - 1).to(like)
 
     def _projected(self, x: Tensor, x0: Tensor, bounds: tuple[float, float]) -> Tensor:
         return project(x, x0[None], x.new_full((1,), self.radius), self.norm, bounds)

@@ -10,7 +10,7 @@ from torch import Tensor
 from operant.studies._work import table
 from operant.studies.kuk import paper
 from operant.studies.kuk.found import Found
-from operant.studies.kuk.search import ADDING, CAUSES, GAP, Bred, few, gap, percent, to_explain
+from operant.studies.kuk.search import ADDING, CAUSES, GAP, LESSENING, Bred, few, gap, percent, to_explain
 
 
 def next_change(f: Found, pattern: str) -> str | None:
@@ -19,8 +19,8 @@ def next_change(f: Found, pattern: str) -> str | None:
     same, tried = f.as_it_is(pattern), f.experiments(pattern)
     if same is None or any(_near(f, bred) for bred in (same, *tried.values())):
         return None
-    fewer = gap(f.subject, same) < 0
-    left = [c for c in CAUSES if c not in tried and (fewer or c not in ADDING) and _is_change(f, c)]
+    useless = LESSENING if gap(f.subject, same) < 0 else ADDING
+    left = [c for c in CAUSES if c not in tried and c not in useless and _is_change(f, c)]
     return left[0] if left else None
 
 
@@ -47,9 +47,9 @@ def causes(found: Sequence[Found]) -> str:
     nearest = table(columns, [_nearest(*of) for of in each])
     text = f"""One suspected cause after the other is changed, until the count of seeds that reach a pattern comes
 within {100 * GAP:.0f} points of the paper's or none is left. That is a search of its own: a change that brings the
-count near is a cause that suffices, not necessarily the paper's. What can but add is tried only where the paper reached
-more. Experiments have the first seeds of the first run ({_seeds(found)}), and the same searches *as they are*
-stand beside them. Intervals are Clopper-Pearson's at 95 %. p is that of McNemar's exact test that a change does
+count near is a cause that suffices, not necessarily the paper's. What can but add, or but lessen, is tried only where
+that could help. Experiments have the first seeds of the first run ({_seeds(found)}), and the same searches
+*as they are* stand beside them. Intervals are Clopper-Pearson's at 95 %. p is that of McNemar's exact test that a change does
 nothing, for each test alone; with n seeds it cannot be below 2 / 2^n.
 
 {means.format(few=" or ".join(str(n) for n in dict.fromkeys(few(f.subject) for f in found)))}

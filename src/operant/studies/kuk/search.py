@@ -25,6 +25,8 @@ CAUSES = {  # of differences, in the order in which they are tried
     "wider screen": f"{WIDER} times as many passes in the search, where it has few",
     "fresh masks": "new masks in every generation, as a program draws them that leaves dropout on; more members have "
     "luck then, so look at what is confirmed",
+    "small noise": "first members and mutants have noise up to a third of the radius, not all of it",
+    "faint noise": "up to a tenth",
     "stronger dropout": "the next higher rate that was tried at the same places",
     "weaker dropout": "the next lower rate",
     "early dropout": "dropout before the first of the layers that were tried, at the rate that is nearest there",
@@ -34,7 +36,8 @@ CAUSES = {  # of differences, in the order in which they are tried
     "other dropout": "dropout at the places that came second",
     "few passes": "T = {few} in search and judgement",
 }
-ADDING = ("wider screen", "fresh masks", "early and fresh")  # what can but add; tried where the paper reached more
+ADDING = ("wider screen", "fresh masks", "early and fresh")  # tried only where the paper reached more
+LESSENING = ("small noise", "faint noise", "small tournaments")  # only where it reached less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +121,8 @@ def fuzz_of(subject: Subject, pattern: str, cause: str) -> UncertaintyFuzz:
         "wider screen": replace(fuzz, screen=min(WIDER * (subject.screen or 1), subject.passes)),
         "fresh masks": replace(fuzz, fresh_masks=True),
         "early and fresh": replace(fuzz, fresh_masks=True),
+        "small noise": replace(fuzz, noise=fuzz.radius / 3),
+        "faint noise": replace(fuzz, noise=fuzz.radius / 10),
         "small tournaments": replace(fuzz, tournament=2),
         "values mutated": replace(fuzz, mutated="values"),
         "few passes": replace(fuzz, passes=few(subject), screen=None),

@@ -81,7 +81,8 @@ METHOD = """
   200 seeds for each search. What the table above has less of is smaller here; T is the paper's.
 - Searches have the paper's options: crossover .5, mutation .005, radius .3 in L-infinity, its thresholds; its 100
   members and 50 generations unless the table says otherwise. It does not say how large tournaments are (a fifth of the
-  members here), nor whether the fittest live on (one does), nor what the mutation rate counts (images here).
+  members here), nor whether the fittest live on (one does), what the mutation rate counts (images here), or how much
+  noise first members and mutants have (up to the radius here).
 - A search sees the same masks from start to end. **Screened searches are not the paper's**: fitness has few passes, the
   three fittest that meet the objective in these are asked for all T, and a seed leaves with one that meets it there.
   Populations come to fit the few masks, so that fewer seeds reach the pattern; *wider screen* above tells how much that

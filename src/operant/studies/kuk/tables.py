@@ -39,7 +39,19 @@ the first of the layers that were tried. These are for experiments, and left out
 the second one. What a model predicts without dropout does not change.
 
 """
-    return text + table(columns, rows) + "\nThe six nearest of each model:\n\n" + _tried(found)
+    edges = "".join(f"The rate chosen for {f.subject.title} is {_edge(f)} that was tried.\n" for f in found if _edge(f))
+    return (
+        text
+        + table(columns, rows)
+        + (f"\n{edges}" if edges else "")
+        + "\nThe six nearest of each model:\n\n"
+        + _tried(found)
+    )
+
+
+def _edge(f: Found) -> str:
+    ends = {min(f.subject.rates): "the lowest", max(f.subject.rates): "the highest"}
+    return ends.get(f.dropout.chosen.rate, "")
 
 
 def _tried(found: Sequence[Found]) -> str:
