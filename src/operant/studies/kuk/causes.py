@@ -49,8 +49,8 @@ def causes(found: Sequence[Found]) -> str:
 within {100 * GAP:.0f} points of the paper's or none is left. That is a search of its own: a change that brings the
 count near is a cause that suffices, not necessarily the paper's. What can but add, or but lessen, is tried only where
 that could help. Experiments have the first seeds of the first run ({_seeds(found)}), and the same searches
-*as they are* stand beside them. Intervals are Clopper-Pearson's at 95 %. p is that of McNemar's exact test that a change does
-nothing, for each test alone; with n seeds it cannot be below 2 / 2^n.
+*as they are* stand beside them. Intervals are Clopper-Pearson's at 95 %. p is that of McNemar's exact test that a
+change does nothing, for each test alone; with n seeds it cannot be below 2 / 2^n.
 
 {means.format(few=" or ".join(str(n) for n in dict.fromkeys(few(f.subject) for f in found)))}
 
