@@ -357,6 +357,21 @@ def test_a_step_of_parts_follows_the_mean_gradient_of_the_batch(tmp_path):
         torch.testing.assert_close(whole, dealt, rtol=1e-3, atol=1e-5)
 
 
+def test_a_step_in_half_the_bits_follows_nearly_the_same_gradient_and_keeps_weights_whole(tmp_path):
+    batch, moved = stripes(24, 0), []
+    for bfloat16 in (False, True):
+        recipe = replace(RECIPE, dropout=0.0, bfloat16=bfloat16)
+        state = _State(recipe, batch, {}, path=tmp_path / "none")
+        before = [p.detach().clone() for p in state.learner.parameters()]
+        with _side_by_side(1) as compute:
+            _step(state, compute, batch.x, batch.labels, 0.1)
+        after = list(state.learner.parameters())
+        assert all(p.dtype == torch.float32 for p in after)
+        moved.append(torch.cat([(p - b).detach().flatten() for p, b in zip(after, before, strict=True)]))
+    assert not torch.equal(*moved)
+    assert torch.cosine_similarity(*moved, dim=0) > 0.95
+
+
 def test_a_finished_training_is_not_repeated(trained):
     out, told = trained
     stopped = ticks(seconds=1.0, stop_after=0)
@@ -413,13 +428,25 @@ def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(app, tmp_pa
     y = np.arange(40) % 10
     np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     out = tmp_path / "nin.safetensors"
-    words = ["train-nin", "--data", str(tmp_path), "--out", str(out), "--minutes", "0.0001", "--width", "6"]
+    words = [
+        "train-nin",
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(out),
+        "--minutes",
+        "0.0001",
+        "--width",
+        "6",
+        "--bfloat16",
+    ]
     for _ in range(2):  # the second time it is finished
         ended = CliRunner().invoke(app, words)
         assert ended.exit_code == 0, ended.output
         assert "NIN of width 6 is right about" in ended.output
     told = results.load(out.with_suffix(".json"), TrainedNIN)
     assert (told.train_images, told.classes, told.mean, told.std) == (40, 10, MEAN, STD)
+    assert (told.recipe.width, told.recipe.bfloat16) == (6, True)
 
 
 def test_the_command_says_why_it_cannot_run(app, tmp_path):

@@ -314,3 +314,13 @@ def test_a_model_without_dropout_is_refused(seeds):
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         UncertaintyFuzz(**{"pattern": "LL", **options})
+
+
+def test_children_take_whole_pixels_from_their_parents() -> None:
+    fuzz = UncertaintyFuzz(pattern="LL", crossover=0.3)
+    dark, light = torch.zeros(40, 3, 8, 8), torch.ones(40, 3, 8, 8)
+    crossed = fuzz._crossed(dark, light, spawn(0))
+    assert torch.equal(crossed, crossed[:, :1].expand_as(crossed))
+    assert float(crossed.mean()) == pytest.approx(0.7, abs=0.04)
+    rows = fuzz._crossed(dark.flatten(1), light.flatten(1), spawn(0))  # a table has no pixels: value by value
+    assert not torch.equal(rows.view_as(dark)[:, 0], rows.view_as(dark)[:, 1])

@@ -26,6 +26,10 @@ def train_nin_command(
     out: Annotated[Path, typer.Option(help="safetensors file to write; named again, the training goes on")],
     minutes: Annotated[float, typer.Option(help="time to train; evaluation comes on top")] = NINRecipe.minutes,
     width: Annotated[int, typer.Option(help="channels of the widest layers; 192 in the paper")] = NINRecipe.width,
+    bfloat16: Annotated[
+        bool,
+        typer.Option("--bfloat16", help="convolutions in half the bits: about twice as fast if the CPU knows them"),
+    ] = NINRecipe.bfloat16,
     seed: Annotated[int, typer.Option(help="of everything random")] = NINRecipe.seed,
 ) -> None:
     """Train NIN on CIFAR-10 and write its weights, and accuracy and recipe to a JSON file beside them.
@@ -34,7 +38,7 @@ def train_nin_command(
     """
     try:
         images = load("cifar10", data)
-        recipe = NINRecipe(minutes=minutes, width=width, seed=seed)
+        recipe = NINRecipe(minutes=minutes, width=width, bfloat16=bfloat16, seed=seed)
         told = Console(stderr=True, highlight=False)
         trained = train_nin(images.train, images.test, out, recipe=recipe, console=told)
     except (ValueError, OSError) as error:

@@ -79,7 +79,7 @@ class Size:
     rounds: int = 3
     seeds_per_round: int = 200
     cases_per_round: int = 100
-    labels: int = 500
+    labels: int = 800
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ class UncertaintyFuzz:
 
     A case is adversarial (AE) if the model does not give it its seed's label, else benign (BE). The first members are
     the seed with noise. Fitness follows the paper's piecewise equations, `Aim.fitness`. Each child has two parents, the
-    fittest of a tournament and the fittest of another one among the rest, takes each value from the first with the
+    fittest of a tournament and the fittest of another one among the rest, takes each pixel from the first with the
     chance ``crossover``, and may be mutated by noise. A seed leaves with its fittest member that meets the objective as
     soon as there is one.
 
@@ -56,8 +56,10 @@ class UncertaintyFuzz:
     case follows by the fresh ones; ``generation``, when the search ended. Misclassified seeds are skipped.
 
     The paper says neither how large tournaments are nor whether the fittest live on, nor whether its mutation rate
-    counts images or values, and its program is not public. The defaults, 20, one and images, are a choice. Seeds have
-    their own streams of random numbers, and do not see each other.
+    counts images or values, and its program is not public. The defaults, 20, one and images, are a choice. So are
+    these: its crossover rate of .5 is read as the chance of each pixel; a pair of parents, never the same member twice,
+    has one child; of members that are equally fit, the one comes first that meets more of the objective's conditions.
+    Seeds have their own streams of random numbers, and do not see each other.
 
     Args:
         pattern: ``"LL"``, ``"HH"``, ``"HL"`` (adversarial) or ``"LH"`` (benign).
@@ -66,7 +68,8 @@ class UncertaintyFuzz:
             names no other number.
         population: members of a seed.
         generations: how many after the first, at most.
-        crossover: chance of a value to come from the first parent.
+        crossover: chance of a pixel, with all its channels, to come from the first parent; of a value where inputs are
+            no images.
         mutation: chance to be mutated, by white noise, uniform and cut where it leaves the ball.
         mutated: what that is the chance of: ``"images"``, in which all values then change, or single ``"values"``.
         tournament: members that a parent is the fittest of.
@@ -283,12 +286,17 @@ class UncertaintyFuzz:
         for row, stream in enumerate(rows["stream"].tolist()):
             old, x0 = rows["x"][row], rows["x0"][row]
             first, second = (old[order[row, ranks]] for ranks in rows["parents"][row])
-            u = torch.rand(first.shape, generator=streams[stream]).to(x.device)
-            children = self._mutated(torch.where(u < self.crossover, first, second), streams[stream])
+            children = self._mutated(self._crossed(first, second, streams[stream]), streams[stream])
             x[row] = torch.cat([old[elite[row]], self._projected(children, x0, bounds)])
         unknown = dict.fromkeys(names, torch.nan) | {"prediction": -1}
         new = {name: kept[name].new_full((len(x), x.shape[1] - self.elites), unknown[name]) for name in names}
         return rows | {"x": x} | {name: torch.cat([kept[name], new[name]], 1) for name in names}
+
+    def _crossed(self, first: Tensor, second: Tensor, stream: torch.Generator) -> Tensor:
+        """Pixels of two parents, exchanged; the channels of an image's pixel stay together."""
+        shape = (len(first), 1, *first.shape[2:]) if first.ndim == 4 else first.shape
+        u = torch.rand(shape, generator=stream).to(first.device)
+        return torch.where(u < self.crossover, first, second)
 
     def _order(self, rows: Rows) -> Tensor:
         """Members from the fittest on; of equals, who meets more conditions; last, whose VRO is not known."""

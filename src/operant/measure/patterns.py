@@ -108,8 +108,8 @@ def auc(score: Tensor, adversarial: Tensor, *, confidence: float = 0.95) -> AUC:
     symmetric on the scale of log odds, so that it stays within 0 and 1. Where the two kinds do not overlap, (2) is 0
     and says nothing; there the interval is Newcombe's (2006, method 5).
 
-    It tells what other cases might give, not other masks; and it takes cases for independent, so that cases of one seed
-    in both kinds make it somewhat too wide.
+    It tells what other cases might give, not other masks; and it takes cases for independent. Where cases of one seed
+    are in both kinds and their scores rise and fall together, it is somewhat too wide.
 
     Args:
         score: ``(N,)``, high for adversarial.
@@ -234,7 +234,7 @@ class Characterised:
 
 def characterise(
     suites: Suite | Sequence[Suite],
-    model: Classifier | None,
+    model: Classifier | None = None,
     *,
     passes: int = 50,
     thresholds: Thresholds = DEFAULT,

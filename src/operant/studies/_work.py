@@ -55,7 +55,7 @@ def _do(work: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """A mean over few repetitions, and the 95 % t-interval for what it would be over many."""
+    """A mean over few repetitions, and the t-interval for what it would be over many, at 95 % unless said otherwise."""
 
     value: float
     lower: float
@@ -76,7 +76,7 @@ class Mean:
         return f"{self.value:.2f} [{self.lower:.2f}, {self.upper:.2f}]"
 
 
-def mean(values: Iterable[float]) -> Mean:
+def mean(values: Iterable[float], *, confidence: float = 0.95) -> Mean:
     """Of independent repetitions; with one alone the interval is everything.
 
     >>> str(mean([0.1, 0.2, 0.3]))
@@ -87,13 +87,13 @@ def mean(values: Iterable[float]) -> Mean:
         raise ValueError("there is nothing to take the mean of; run the study to its end first")
     if len(x) < 2:
         return Mean(value=float(x.mean()), lower=-np.inf, upper=np.inf, n=len(x))
-    half = float(student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    half = float(student.ppf((1 + confidence) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
     return Mean(value=float(x.mean()), lower=float(x.mean()) - half, upper=float(x.mean()) + half, n=len(x))
 
 
 def verdict(difference: Mean) -> str:
     """What a difference that a paper says is positive turned out to be."""
-    if difference.lower == difference.upper:  # so few repetitions that agree by chance say nothing
+    if difference.upper - difference.lower < 1e-9:  # so few repetitions that agree by chance say nothing
         return "not decided"
     if difference.lower > 0:
         return "held"

@@ -48,7 +48,7 @@ def run_study(
     """
     home, every = Home(Path(out), kuk), plans(scale)
     check_data(tuple(plan.subject for plan in every), data)
-    suites.check_home(home, scale)
+    suites.check_home(home, scale, weights)
     sign_folder(home.out / "defences", scale=scale, plans=every)
     take_nin(weights, home.out)
     left_out = [why for plan in every if (why := suites.left_out(plan, data, home))]

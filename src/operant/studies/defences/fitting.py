@@ -29,10 +29,8 @@ from operant.studies.defences.suites import Home, attacks_of, benign_of
 from operant.studies.kuk.models import Ready
 from operant.studies.kuk.settings import Subject
 
-TRIED_MUTANTS, TRIED_INPUTS = 6, 80  # that tell whether a rate leaves mutants accurate
 CROPS, QUALITY, BITS = 5, 75, 3  # of the input transformations
 TEMPERATURE, SMOOTHED = 20.0, 0.1
-MAX_DROP = 0.05  # in clean accuracy, beyond which a retrained model is not taken
 
 
 def fitted(plan: Plan, given: Ready, defence: str, run: int, data: Path | None, home: Home) -> tuple[Defence, str]:
@@ -45,7 +43,7 @@ def fitted(plan: Plan, given: Ready, defence: str, run: int, data: Path | None, 
         cases = shown.samples()
         return fit_logit_detector(given.model, benign, cases, level=plan.level, generator=generator), told
     if defence == s.MUTATION:
-        return _mutation(plan, given.model, benign, generator)
+        return _mutation(plan, given.model, benign, run)
     if defence == s.SQUEEZING:
         return fit_feature_squeezing(given.model, benign, level=plan.level), ""
     if defence in (s.DISTILLATION, s.SMOOTHING):
@@ -64,37 +62,39 @@ def dataset_of(subject: Subject, data: Path | None) -> Dataset:
     return load_digits(size=28) if subject.dataset == "digits" else load(subject.dataset, data or Path())
 
 
-def _mutation(plan: Plan, model: Classifier, benign: Samples, generator: torch.Generator) -> tuple[Defence, str]:
-    """With the largest rate that leaves enough mutants accurate, by a small trial."""
-    rate = plan.mutation_rates[-1]
-    for tried in plan.mutation_rates[:-1]:
+def training_of(subject: Subject, data: Path | None, rows: slice) -> Samples:
+    """Some training inputs, of an order of chance, so that any part of them has all classes."""
+    every = dataset_of(subject, data).train
+    return every[torch.randperm(len(every), generator=spawn(0, "defences", subject.name, "training"))[rows]]
+
+
+def _mutation(plan: Plan, model: Classifier, benign: Samples, run: int) -> tuple[Defence, str]:
+    """With the first rate that leaves enough mutants accurate."""
+    for rate in plan.mutation_rates:
+        generator = spawn(0, "defences", plan.name, s.MUTATION, run, str(rate))
+        options = {"rate": rate, "mutants": plan.mutants, "level": plan.level}
         try:
-            draw = spawn(0, "defences", plan.name, "rate", str(tried))
-            some = benign[:TRIED_INPUTS]
-            fit_mutation_detector(model, some, rate=tried, mutants=TRIED_MUTANTS, level=0.2, generator=draw)
-        except ValueError:
+            detector = fit_mutation_detector(model, benign, **options, generator=generator)  # type: ignore[arg-type]
+        except ValueError as error:
+            if "lower the rate" not in str(error) or rate == plan.mutation_rates[-1]:
+                raise
             continue
-        rate = tried
-        break
-    options = {"rate": rate, "mutants": plan.mutants, "level": plan.level}
-    detector = fit_mutation_detector(model, benign, **options, generator=generator)  # type: ignore[arg-type]
-    return detector, f"rate {rate:g}, {plan.mutants} mutants"
+        return detector, f"rate {rate:g}, {plan.mutants} mutants"
+    raise AssertionError("there is always a last rate")
 
 
 def _retrained(
     plan: Plan, model: Classifier, defence: str, run: int, data: Path | None, generator: torch.Generator
 ) -> tuple[Defence, str]:
-    every = dataset_of(plan.subject, data).train
-    train, validation = every[run * plan.train : (run + 1) * plan.train], every[len(every) - plan.validation :]
+    train = training_of(plan.subject, data, slice(run * plan.train, (run + 1) * plan.train))
+    validation = training_of(plan.subject, data, slice(-plan.validation, None))
     start = model.rewrap(initialise(LeNet5, generator=generator)) if plan.from_scratch else None
-    options = {"epochs": plan.epochs, "learning_rate": plan.learning_rate, "max_drop": MAX_DROP, "progress": False}
+    options = {"epochs": plan.epochs, "learning_rate": plan.learning_rate, "max_drop": 1.0, "progress": False}
     roles = {"validation": validation, "start": start, "generator": generator}
     if defence == s.SMOOTHING:
-        smoothed = LabelSmoothing(share=SMOOTHED, **options)(model, train, **roles)  # type: ignore[arg-type]
-        return smoothed.model, _told(smoothed.record.best_epoch)
-    distilled = DefensiveDistillation(temperature=TEMPERATURE, **options)(model, train, **roles)  # type: ignore[arg-type]
-    return distilled.model, _told(distilled.record.best_epoch)
-
-
-def _told(epoch: int) -> str:
-    return f"epoch {epoch}" if epoch else "not accurate enough, so that the model stayed as it was"
+        guard = LabelSmoothing(share=SMOOTHED, **options)(model, train, **roles).model  # type: ignore[arg-type]
+    else:
+        distil = DefensiveDistillation(temperature=TEMPERATURE, **options)  # type: ignore[arg-type]
+        guard = distil(model, train, **roles).model  # type: ignore[arg-type]
+    before, after = (each.accuracy(validation) for each in (model, guard))
+    return guard, f"{100 * before:.1f} → {100 * after:.1f} % of {len(validation)} inputs that chose the epoch"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +14,11 @@ from operant.defend import DefenceTable, Success, evaluate_defences
 from operant.studies._work import Steps
 from operant.studies.defences.fitting import fitted
 from operant.studies.defences.settings import Plan
-from operant.studies.defences.suites import Home, all_uncommon_of, common_of, given_of
+from operant.studies.defences.suites import Home, all_uncommon_of, common_of, given_of, noise_of
+from operant.studies.kuk.models import Ready
 from operant.suite import Suite
 
-COMMON, UNCOMMON, CONFIRMED = "common", "uncommon", "confirmed"
+COMMON, UNCOMMON, CONFIRMED, NOISE = "common", "uncommon", "confirmed", "noise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,27 +27,21 @@ class Tried:
 
     Attributes:
         defence: its name.
-        common: on benign inputs and on attacks that nothing was fitted on.
-        confirmed: on uncommon cases whose pattern holds with fresh masks too; None if there are none.
-        unconfirmed: on the other uncommon cases.
+        tables: by data, those that have cases: common ones, uncommon ones, of these the ones whose pattern is confirmed
+            with fresh masks, and the control, noise that nobody bred.
         note: what there is to say of the fit.
         seconds: of CPU time.
     """
 
     defence: str
-    common: DefenceTable
-    confirmed: DefenceTable | None
-    unconfirmed: DefenceTable | None
+    tables: dict[str, DefenceTable]
     note: str
     seconds: float
 
-    def count(self, data: str, kind: str = "all", pattern: str = "all") -> tuple[int, int]:
-        """Successes, and cases, of common, uncommon or confirmed data."""
-        uncommon = (self.confirmed,) if data == CONFIRMED else (self.confirmed, self.unconfirmed)
-        rows: list[Success] = []
-        for table in (self.common,) if data == COMMON else uncommon:
-            rows += [row for row in table.rows if (row.kind, row.pattern) == (kind, pattern)] if table else []
-        return sum(row.k for row in rows), sum(row.n for row in rows)
+    def row(self, data: str, kind: str = "all", pattern: str = "all") -> Success | None:
+        """Successes among cases of a kind and pattern; None if there are none."""
+        rows = self.tables[data].rows if data in self.tables else ()
+        return next((row for row in rows if (row.kind, row.pattern) == (kind, pattern)), None)
 
 
 def tried_name(defence: str, run: int) -> str:
@@ -69,20 +63,18 @@ def _tried(plan: Plan, defence: str, run: int, data: Path | None, home: Home) ->
     start = time.process_time()
     given = given_of(plan, data, home)
     guard, note = fitted(plan, given, defence, run, data, home)
-    tables = [
-        evaluate_defences(suite, {defence: guard}) if len(suite) else None for suite in _suites(plan, run, data, home)
-    ]
-    common, confirmed, unconfirmed = tables
-    assert common is not None  # there is always some
-    seconds = time.process_time() - start
-    told = {"common": common, "confirmed": confirmed, "unconfirmed": unconfirmed}
-    return Tried(defence=defence, **told, note=note, seconds=seconds)  # type: ignore[arg-type]
+    suites = _suites(plan, run, given, home)
+    told = {name: evaluate_defences(suite, {defence: guard}) for name, suite in suites.items() if len(suite)}
+    return Tried(defence=defence, tables=told, note=note, seconds=time.process_time() - start)
 
 
-def _suites(plan: Plan, run: int, data: Path | None, home: Home) -> Iterator[Suite]:
-    """Common data, and uncommon cases that are confirmed, and those that are not."""
-    yield common_of(plan, given_of(plan, data, home), run, home)
+def _suites(plan: Plan, run: int, given: Ready, home: Home) -> dict[str, Suite]:
+    """What a defence is judged on."""
     uncommon = all_uncommon_of(plan, run, home)
     confirmed = torch.as_tensor(uncommon["confirmed"]) > 0 if len(uncommon) else torch.zeros(0, dtype=torch.bool)
-    for rows in (confirmed, ~confirmed):
-        yield uncommon[rows]
+    return {
+        COMMON: common_of(plan, given, run, home),
+        UNCOMMON: uncommon,
+        CONFIRMED: uncommon[confirmed],
+        NOISE: noise_of(plan, given, run),
+    }

@@ -34,15 +34,17 @@ def write_page(out: Path, found: Sequence[Found], left_out: Sequence[str], *, sc
 def _intro(found: Sequence[Found], left_out: Sequence[str], scale: str) -> str:
     models = "; ".join(
         f"{f.title}: {f.plan.runs} run{'s' * (f.plan.runs > 1)}, {f.size(COMMON)} common and {f.size(UNCOMMON)} "
-        f"uncommon cases{' (fewer than promised)' if f.size(UNCOMMON) < FEW else ''}"
+        f"uncommon cases{f' (fewer than {FEW})' if f.size(UNCOMMON) < FEW else ''}"
         for f in found
     )
     without = "".join(f"\n{why}.\n" for why in left_out)
     return f"""# Defences against common and uncommon data, run again
 
 RQ4 of *Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty* (Zhang et
-al., 2020): do defences that stop what attacks make also stop cases with uncommon patterns of uncertainty? By `operant
-study defences --scale {scale}`. Common data are benign inputs and as many cases of attacks; uncommon data are what
-searches for the patterns LL, HH, LH and HL reached, all four together. {models}. A run has its own seeds, inputs to fit
-on, judged inputs and random numbers; the model is the same.
+al., 2020), by `operant study defences --scale {scale}`: do defences that succeed on what attacks make also succeed on
+cases with uncommon patterns of uncertainty? Common data are benign inputs and as many cases of attacks; uncommon data
+are what searches for the patterns LL, HH, LH and HL reached, all four together. What the patterns are, [the study of
+KuK](kuk.md) tells; what the defences do, [the page on defences](../how-to/defend.md).
+
+{models}. A run has its own seeds, inputs to fit on, judged inputs and random numbers; the model is the same.
 {without}"""

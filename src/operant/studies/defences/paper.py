@@ -5,7 +5,7 @@ from __future__ import annotations
 from operant.studies.defences import settings as s
 
 AVERAGE, LARGEST = 0.35, 0.79  # by how much success falls: the abstract, and Zhang (2020), section 2.3
-COMMON = 18_000
+STOPPED = 0.9  # of common data, by all defences on the three smaller models but one
 
 TABLES: dict[str, dict[str, tuple[float, float]]] = {
     "nin": {
@@ -34,10 +34,13 @@ TABLES: dict[str, dict[str, tuple[float, float]]] = {
 UNCOMMON = {"nin": 615, "resnet20": 552, "lenet5": 491, "mobilenet": 395}
 
 
-def drops() -> list[float]:
-    """By how much success falls in each cell of both tables.
+def drops() -> dict[str, list[float]]:
+    """By how much success falls, in each cell of both tables, by model.
 
-    >>> print(f"{sum(drops()) / len(drops()):.3f} {max(drops()):.3f}")
-    0.380 0.920
+    The abstract's average comes near the mean over models of their cells.
+
+    >>> means = [sum(cells) / len(cells) for cells in drops().values()]
+    >>> print(f"{sum(means) / len(means):.3f} {max(max(cells) for cells in drops().values()):.3f}")
+    0.357 0.920
     """
-    return [common - uncommon for rows in TABLES.values() for common, uncommon in rows.values()]
+    return {name: [common - uncommon for common, uncommon in rows.values()] for name, rows in TABLES.items()}

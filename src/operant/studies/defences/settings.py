@@ -1,4 +1,4 @@
-"""What the study of defences runs at each scale: the KuK study's models and inputs, with suites that cost less."""
+"""What the study of defences runs at each scale: the KuK study's models, inputs and searches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Plan:
 
     Attributes:
         subject: the KuK study's, whose model, dropout and inputs are used, and its suites where they are at hand.
-        cut: the same, with searches and attacks that cost less, for suites that are not.
+        cut: the same, for suites that are not; where a pass takes long, with searches that cost less.
         defences: that are tried.
         runs: repetitions, each with seeds, inputs and random numbers of its own.
         seeds: searched from for each pattern, in each run; fewer if ``quota`` cases are reached before.
@@ -113,30 +113,17 @@ def plans(scale: str) -> tuple[Plan, ...]:
     )
 
 
-def _cut(subject: Subject, *, generations: int, steps: int, population: int = 100, passes: int = 100) -> Subject:
-    """With no more than this of what costs most; where the KuK study has less already, that."""
-    members = min(population, subject.population)
-    return replace(
-        subject,
-        passes=min(passes, subject.passes),
-        generations=min(generations, subject.generations),
-        population=members,
-        tournament=max(1, min(subject.tournament, members // 5)),
-        carlini_steps=min(steps, subject.carlini_steps),
-    )
-
-
 def _lenet5(subject: Subject) -> Plan:
     return Plan(
         subject=subject,
-        cut=_cut(subject, generations=20, steps=200),
-        seeds=25,
+        cut=subject,
+        seeds=50,
         attacked=300,
         carlini=90,
         benign=400,
         mutants=200,
         mutation_rates=(0.05, 0.02, 0.01),
-        train=20_000,
+        train=18_000,
         validation=1_000,
         epochs=4,
         from_scratch=True,
@@ -146,15 +133,15 @@ def _lenet5(subject: Subject) -> Plan:
 def _resnet20(subject: Subject) -> Plan:
     return Plan(
         subject=subject,
-        cut=_cut(subject, generations=10, steps=100),
+        cut=subject,
         seeds=15,
         attacked=180,
         carlini=45,
         benign=300,
         mutants=100,
         mutation_rates=(0.005, 0.003, 0.001),
-        train=2_000,
-        validation=300,
+        train=6_000,
+        validation=1_000,
         epochs=2,
         learning_rate=1e-4,
     )
@@ -163,38 +150,37 @@ def _resnet20(subject: Subject) -> Plan:
 def _nin(subject: Subject) -> Plan:
     return replace(
         _resnet20(subject),
-        cut=_cut(subject, generations=8, steps=60),
         attacked=120,
         carlini=30,
         benign=200,
         mutants=60,
-        mutation_rates=(0.01, 0.005, 0.002),
-        train=1_500,
+        mutation_rates=(0.01, 0.005, 0.002, 0.001),
+        train=5_000,
     )
 
 
 def _mobilenet(subject: Subject) -> Plan:
-    """One run, as each forward pass takes long, and no more searches than a hundred cases take."""
+    """One run, as each forward pass takes long, and no more searches for a pattern than it takes to have enough."""
     return Plan(
         subject=subject,
-        cut=_cut(subject, generations=2, steps=40, population=20, passes=40),
+        cut=replace(subject, generations=2, population=20, tournament=4, passes=40, carlini_steps=40),
         defences=TABLE_7,
         runs=1,
         seeds=100,
-        quota=45,
+        quota=60,
         patience=20,
         attacked=30,
         carlini=8,
         benign=90,
         mutants=30,
-        mutation_rates=(0.005, 0.002, 0.001),
+        mutation_rates=(0.0005, 0.0002, 0.0001),
     )
 
 
 def _smoke(subject: Subject) -> Plan:
     return Plan(
         subject=subject,
-        cut=_cut(subject, generations=3, steps=10),
+        cut=replace(subject, carlini_steps=10),
         defences=(*TABLE_6, TRANSFORMS, DEFLECTION),
         seeds=4,
         attacked=30,

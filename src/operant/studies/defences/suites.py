@@ -14,13 +14,13 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.generate.engine import judge
-from operant.rng import spawn
+from operant.rng import spawn, uniform_like
 from operant.studies import kuk
 from operant.studies._work import Steps
 from operant.studies.defences.settings import Plan
 from operant.studies.kuk.existing import fuzzer_of, step_name
 from operant.studies.kuk.found import search_name
-from operant.studies.kuk.models import Ready, missing, ready
+from operant.studies.kuk.models import Ready, find_nin, missing, ready
 from operant.studies.kuk.search import fuzz_of
 from operant.studies.kuk.settings import PATTERNS, Subject, subjects
 from operant.suite import Suite
@@ -66,8 +66,11 @@ class Home:
         return float(sum(json.loads(marker.read_bytes())["value"]["seconds"] for marker in markers))
 
 
-def check_home(home: Home, scale: str) -> None:
-    """Refuse suites of a KuK study whose models or inputs may be others."""
+def check_home(home: Home, scale: str, weights: Path | None = None) -> None:
+    """Refuse suites of a KuK study whose models or inputs may be others, or whose NIN is not the one that is named."""
+    known = find_nin(home.kuk, None) if home.kuk is not None else None
+    if known is not None and weights is not None and weights.exists() and known.read_bytes() != weights.read_bytes():
+        raise ValueError(f"{home.kuk} has other weights of NIN than {weights}; leave one of --kuk and --weights out")
     if home.kuk is not None and not (home.kuk / "steps").is_dir():
         raise ValueError(f"{home.kuk} holds no study whose suites could be used; leave --kuk out, or run `study kuk`")
     for folder in filter(None, (home.kuk, home.out)):
@@ -207,6 +210,17 @@ def searched(plan: Plan, home: Home) -> int:
 
 def all_uncommon_of(plan: Plan, run: int, home: Home) -> Suite:
     return Suite.concat([uncommon_of(plan, pattern, run, home) for pattern in PATTERNS])
+
+
+def noise_of(plan: Plan, given: Ready, run: int) -> Suite:
+    """The control: seeds of the searches with noise of the searches' strength, which nobody bred; four of a seed."""
+    parts = plan.parts(run)
+    seeds = given.seeds[parts[0][2] : parts[0][2] + plan.seeds]
+    origin = torch.arange(len(seeds)).repeat_interleave(len(PATTERNS))
+    radius, (low, high) = fuzz_of(plan.cut, PATTERNS[0], "").radius, given.model.bounds
+    noise = uniform_like(seeds.x[origin], -radius, radius, generator=spawn(0, "defences", plan.name, "noise", run))
+    x = (seeds.x[origin] + noise).clamp(low, high)
+    return judge(given.model, seeds, x, origin=origin, method="noise")
 
 
 def _open(plan: Plan, name: str, home: Home) -> Suite:

@@ -43,7 +43,7 @@ def run_study(
     """
     home, every = Home(Path(out), kuk), enhancements(scale)
     check_data(tuple(e.plan.subject for e in every), data)
-    check_home(home, scale)
+    check_home(home, scale, weights)
     sign_folder(home.out / "enhance", scale=scale, enhancements=every)
     take_nin(weights, home.out)
     missing = [why for e in every if (why := left_out(e.plan, data, home))]

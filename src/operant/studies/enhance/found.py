@@ -38,24 +38,31 @@ class Found:
         return self.plan.title
 
     @cached_property
-    def runs(self) -> dict[str, list[Enhanced]]:
-        """By group, in the order of runs."""
+    def runs(self) -> dict[str, dict[int, Enhanced]]:
+        """By group, those that are finished by their number."""
         folder = self.home.out / "enhance" / self.plan.name
         count = range(self.plan.plan.runs)
-        places = {group: [folder / f"{step_name(group, run)}.json" for run in count] for group in GROUPS}
-        found = {group: [results.load(p, Enhanced) for p in every if p.exists()] for group, every in places.items()}
+        places = {group: {run: folder / f"{step_name(group, run)}.json" for run in count} for group in GROUPS}
+        found = {
+            group: {run: results.load(p, Enhanced) for run, p in every.items() if p.exists()}
+            for group, every in places.items()
+        }
         return {group: each for group, each in found.items() if each}
+
+    def values(self, group: str, of: Quantity) -> dict[int, float]:
+        """By run; none of a group that was left out."""
+        return {run: value for run, e in self.runs.get(group, {}).items() if (value := of(e)) is not None}
 
     def told(self, group: str, of: Quantity) -> Mean | None:
         """Mean over runs; None where the group was left out."""
-        values = [value for e in self.runs.get(group, []) if (value := of(e)) is not None]
-        return mean(values) if values else None
+        values = self.values(group, of)
+        return mean(values.values()) if values else None
 
-    def lead(self, first: str, second: str, of: Quantity) -> Mean | None:
+    def lead(self, first: str, second: str, of: Quantity, *, confidence: float = 0.95) -> Mean | None:
         """By how much one group exceeds another, run by run; None where one of them was left out."""
-        pairs = [(of(a), of(b)) for a, b in zip(self.runs.get(first, []), self.runs.get(second, []), strict=False)]
-        differences = [a - b for a, b in pairs if a is not None and b is not None]
-        return mean(differences) if differences else None
+        high, low = self.values(first, of), self.values(second, of)
+        differences = [high[run] - low[run] for run in high if run in low]
+        return mean(differences, confidence=confidence) if differences else None
 
     @property
     def groups(self) -> list[str]:
@@ -64,4 +71,4 @@ class Found:
 
     @property
     def seconds(self) -> float:
-        return sum(e.seconds for each in self.runs.values() for e in each)
+        return sum(e.seconds for each in self.runs.values() for e in each.values())

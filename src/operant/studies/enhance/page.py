@@ -19,8 +19,9 @@ def write_page(out: Path, found: Sequence[Found], left_out: Sequence[str], *, sc
 
 Section 2.4 of *Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems* (Zhang, 2020): a model
 is retrained with cases of one pattern of uncertainty, or of one attack. Which of them raise its accuracy, and which
-make it read attacks on the old model correctly? By `operant study enhance --scale {scale}`, on
-{"; ".join(f.title for f in found)}.
+make it read attacks on the old model correctly? Measured by `operant study enhance --scale {scale}`, on
+{"; ".join(f.title for f in found)}. What the patterns are, [the study of KuK](kuk.md) tells; retraining is by [manifold
+mixup](../how-to/defend.md#what-retraining-brought).
 {without}"""
     sections = [intro, tables.claims(found), tables.groups(found), tables.by_attack(found), tables.method(found)]
     path = out / "enhance.md"

@@ -22,7 +22,7 @@ def draw_groups(found: Sequence[Found], path: Path) -> None:
         for ax, (of, title) in zip(line, panels, strict=True):
             for y, group in enumerate(names):
                 colour = "#566573" if group == CONTROL else "#c0392b" if group in PATTERNS else "#2471a3"
-                values = [100 * value for e in f.runs[group] if (value := of(e)) is not None]
+                values = [100 * value for value in f.values(group, of).values()]
                 ax.plot(values, [y] * len(values), "o", color=colour, markersize=3, alpha=0.5)
                 if values:
                     ax.plot([sum(values) / len(values)], [y], "|", color=colour, markersize=14, markeredgewidth=2)

@@ -15,7 +15,7 @@ from operant.defend import AccuracyChange, TransferCalibration, accuracy_change,
 from operant.retrain import ManifoldMixup
 from operant.rng import spawn
 from operant.studies._work import Steps
-from operant.studies.defences.fitting import dataset_of
+from operant.studies.defences.fitting import dataset_of, training_of
 from operant.studies.defences.suites import Home, attacks_of, folds, given_of, uncommon_of
 from operant.studies.enhance.settings import CONTROL, GROUPS, Enhancement
 from operant.studies.kuk.models import Ready
@@ -64,9 +64,9 @@ def run_retraining(plan: Enhancement, run: int, data: Path | None, home: Home) -
 
 def _enhanced(plan: Enhancement, group: str, run: int, data: Path | None, home: Home) -> Enhanced:
     start = time.process_time()
-    given, every = given_of(plan.plan, data, home), dataset_of(plan.plan.subject, data)
+    given, subject = given_of(plan.plan, data, home), plan.plan.subject
     cases = cases_of(plan, given, group, run, home)
-    if group != CONTROL and len(cases) < FEW:
+    if len(cases) < FEW:
         seconds = time.process_time() - start
         return Enhanced(group=group, cases=len(cases), accuracy=None, transfer=None, epoch=0, seconds=seconds)
     mixup = ManifoldMixup(
@@ -77,19 +77,18 @@ def _enhanced(plan: Enhancement, group: str, run: int, data: Path | None, home: 
         max_drop=1.0,  # a loss of accuracy is what is asked for here, so nothing guards it
         progress=False,
     )
-    last = every.train[len(every.train) - plan.validation :]
     trained = mixup(
         given.model,
-        every.train[run * plan.train : (run + 1) * plan.train],
+        training_of(subject, data, slice(run * plan.train, (run + 1) * plan.train)),
         _repeated(cases, plan.case_rows),
-        validation=last,
+        validation=training_of(subject, data, slice(-plan.validation, None)),
         generator=spawn(0, "enhance", plan.name, "retrain", run),  # the same for all groups
     )
     attacks = attacks_of(plan.plan, given, ATTACKS, run, home)
     return Enhanced(
         group=group,
         cases=len(cases),
-        accuracy=accuracy_change(given.model, trained.model, test_of(plan, given, every.test)),
+        accuracy=accuracy_change(given.model, trained.model, test_of(plan, given, run, data)),
         transfer=transfer_calibration_rate(trained.model, attacks) if len(attacks) else None,
         epoch=trained.record.best_epoch,
         seconds=time.process_time() - start,
@@ -97,25 +96,29 @@ def _enhanced(plan: Enhancement, group: str, run: int, data: Path | None, home: 
 
 
 def cases_of(plan: Enhancement, given: Ready, group: str, run: int, home: Home) -> Samples:
-    """Cases of a group to learn from: by a pattern, of all searches; by an attack, of seeds that judge nothing."""
+    """Cases of a group to learn from: by a pattern, of all searches; by an attack, of seeds that judge nothing; as a
+    control, the seeds of the searches as they are."""
+    draw = spawn(0, "enhance", plan.name, "cases", run, group)
     if group == CONTROL:
-        return given.inputs[:0]
+        parts = [given.seeds[first:after] for of in range(plan.plan.runs) for _, _, first, after in plan.plan.parts(of)]
+        seeds = Samples.concat(parts)
+        return seeds[torch.randperm(len(seeds), generator=draw)[: plan.cases]]
     if group in PATTERNS:
         suite = Suite.concat([uncommon_of(plan.plan, group, of, home) for of in range(plan.plan.runs)])
     else:
         others = [fold for fold in range(folds(plan.plan)) if fold != run]
         suite = Suite.concat([attacks_of(plan.plan, given, [group], fold, home) for fold in others])
-    draw = spawn(0, "enhance", plan.name, "cases", run, group)
     some: Suite = suite[torch.randperm(len(suite), generator=draw)[: plan.cases]]
     return some.samples()
 
 
-def test_of(plan: Enhancement, given: Ready, test: Samples) -> Samples:
-    """Test inputs that decided nothing and from which no case starts."""
+def test_of(plan: Enhancement, given: Ready, run: int, data: Path | None) -> Samples:
+    """Test inputs of one run, that decided nothing and from which no case starts."""
+    test = dataset_of(plan.plan.subject, data).test
     used = torch.cat([part.ids for part in (given.calibration, given.inputs, given.seeds)])
-    return test[~torch.isin(test.ids, used)][: plan.test]
+    return test[~torch.isin(test.ids, used)][run :: plan.plan.runs][: plan.test]
 
 
 def _repeated(cases: Samples, rows: int) -> Samples:
     """The same cases again and again, until there are so many rows; of more than that, the first."""
-    return cases[torch.arange(rows) % len(cases)] if len(cases) else cases
+    return cases[torch.arange(rows) % len(cases)]

@@ -24,7 +24,7 @@ class Enhancement:
         case_rows: rows of cases in an epoch; cases are repeated until there are so many, each time mixed anew.
         train: training inputs of each run, beside the cases.
         validation: training inputs that choose the epoch, in no run's training.
-        test: inputs that tell accuracy; none of them is a seed of any case.
+        test: inputs that tell accuracy in each run; none of them is a seed of any case, or of another run.
         epochs, learning_rate: of retraining.
     """
 
@@ -63,7 +63,7 @@ def _lenet5(plan: Plan) -> Enhancement:
         case_rows=2_000,
         train=8_000,
         validation=1_000,
-        test=5_000,
+        test=2_000,
         epochs=3,
         learning_rate=5e-4,
     )
@@ -74,12 +74,12 @@ def _nin(plan: Plan) -> Enhancement:
         plan=plan,
         layers=("input", "pool1", "pool2"),
         cases=40,
-        case_rows=400,
-        train=1_600,
-        validation=400,
-        test=2_000,
+        case_rows=1_000,
+        train=4_000,
+        validation=1_000,
+        test=1_500,
         epochs=2,
-        learning_rate=1e-4,
+        learning_rate=2e-4,
     )
 
 
@@ -91,7 +91,7 @@ def _smoke(plan: Plan) -> Enhancement:
         case_rows=32,
         train=128,
         validation=60,
-        test=60,
+        test=20,
         epochs=1,
         learning_rate=5e-4,
     )

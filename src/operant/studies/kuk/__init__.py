@@ -18,7 +18,7 @@ from operant.studies.kuk.existing import METHODS, Measured, measure, step_name
 from operant.studies.kuk.found import Found, search_name
 from operant.studies.kuk.models import Ready, check_data, missing, ready, take_nin
 from operant.studies.kuk.page import write_page
-from operant.studies.kuk.search import Bred, breed, to_explain
+from operant.studies.kuk.search import CONTROL, Bred, breed, to_explain
 from operant.studies.kuk.settings import PATTERNS, Subject, subjects
 from operant.suite import Suite
 
@@ -32,9 +32,9 @@ def run_study(
 ) -> Path:
     """Run what is not there yet, then write the page, its pictures and the numbers behind it.
 
-    First dropout is chosen and frozen for each model; then everything runs that the paper's tables need; then, for each
-    cell of Table 5 that is off by more than 15 points, experiments that change one suspected cause after the other,
-    until one brings it within these 15 points.
+    First dropout is chosen and frozen for each model; then everything runs that the paper's tables need, and searches
+    without selection as a control; then, for each cell of Table 5 that is off by more than 15 points, experiments that
+    change one suspected cause after the other, until one brings it within these 15 points by more than chance.
 
     Args:
         out: the folder of this study at this scale; run again, it goes on where it stopped.
@@ -68,6 +68,9 @@ def _tables(chosen: list[Subject], data: Path | None, out: Path) -> Units:
             for run in range(s.runs):
                 name = f"{s.title}: search for {pattern}, run {run}"
                 units.append((name, partial(run_search, s, pattern, run, "", data, out)))
+            if s.controlled:
+                name = f"{s.title}: control of {pattern}"
+                units.append((name, partial(run_search, s, pattern, 0, CONTROL, data, out)))
         units += [(f"{s.title}: {method}", partial(run_measure, s, method, data, out)) for method in METHODS]
     return units
 
@@ -101,17 +104,16 @@ def run_measure(subject: Subject, method: str, data: Path | None, out: Path) -> 
 
 
 def run_search(subject: Subject, pattern: str, run: int, cause: str, data: Path | None, out: Path) -> None:
-    """The searches of one run for one pattern, a chunk of seeds at a time; of an experiment, its first chunks."""
+    """The searches of one run for one pattern, a chunk of seeds at a time."""
     steps, given = Steps(out / "steps" / subject.name), None
-    n = subject.explained if cause else subject.seeds
-    for chunk, first in enumerate(range(0, n, subject.chunk)):
+    for chunk, first in enumerate(range(0, subject.seeds, subject.chunk)):
         name = search_name(pattern, run, cause, chunk)
         if steps.done(name):
             continue
         given = given or ready(subject, data, out)
         model = dropping(subject, given, out, cause=cause)
         start = run * subject.seeds
-        seeds = given.seeds[start + first : start + min(first + subject.chunk, n)]
+        seeds = given.seeds[start + first : start + min(first + subject.chunk, subject.seeds)]
         path = (pattern, f"run-{run}", f"chunk-{chunk}")
         keep = partial(_keep, out / "suites" / subject.name / name)
         work = partial(breed, subject, model, seeds, pattern, cause=cause, path=path, keep=keep)

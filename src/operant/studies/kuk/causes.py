@@ -3,25 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from scipy.stats import binomtest
 from torch import Tensor
 
 from operant.studies._work import table
 from operant.studies.kuk import paper
 from operant.studies.kuk.found import Found
-from operant.studies.kuk.search import ADDING, CAUSES, GAP, LESSENING, Bred, few, gap, percent, to_explain
+from operant.studies.kuk.search import CAUSES, GAP, Bred, few, gap, mcnemar, p_of_gap, percent, to_explain
+
+LEVEL = 0.05  # of the tests that a change does nothing
+STRENGTHS = {  # of noise, by the experiment that has them
+    "": "all of it",
+    "a third of the noise": "a third",
+    "a sixth of the noise": "a sixth",
+    "a tenth of the noise": "a tenth",
+    "a twentieth of the noise": "a twentieth",
+}
 
 
 def next_change(f: Found, pattern: str) -> str | None:
-    """The first suspected cause that was not tried; none once a change brings the count near the paper's, or if the
-    seeds of experiments show no difference that could be told from one."""
-    same, tried = f.as_it_is(pattern), f.experiments(pattern)
-    if same is None or any(_near(f, bred) for bred in (same, *tried.values())):
+    """The first suspected cause that was not tried; none where there is no difference, or once a change explains it."""
+    if pattern not in to_explain(f.subject, f.searches()) or f.as_it_is(pattern) is None or explanation(f, pattern):
         return None
-    useless = LESSENING if gap(f.subject, same) < 0 else ADDING
-    left = [c for c in CAUSES if c not in tried and c not in useless and _is_change(f, c)]
-    return left[0] if left else None
+    tried = f.experiments(pattern)
+    return next((cause for cause in CAUSES if cause not in tried and _is_change(f, cause)), None)
+
+
+def explanation(f: Found, pattern: str) -> str | None:
+    """The change that brings the count near the paper's and is unlikely to be chance, or two strengths of noise that
+    the paper's count lies between."""
+    return _sufficient(f, pattern) or _between(f, pattern)
+
+
+def _sufficient(f: Found, pattern: str) -> str | None:
+    """Of several changes that suffice the nearest."""
+    same = f.as_it_is(pattern)
+    found = {
+        c: bred for c, bred in f.experiments(pattern).items() if same and _near(f, bred) and _p(bred, same) < LEVEL
+    }
+    return min(found, key=lambda cause: abs(gap(f.subject, found[cause])), default=None)
+
+
+def _between(f: Found, pattern: str) -> str | None:
+    """The two strengths of noise next to each other of which one reaches more than the paper and the other less, if
+    that difference is unlikely to be chance: some strength between them would reach as many."""
+    known = f.experiments(pattern)
+    tried = {name: known.get(cause) if cause else f.as_it_is(pattern) for cause, name in STRENGTHS.items()}
+    there = [(name, bred) for name, bred in tried.items() if bred is not None]
+    for (more, first), (less, second) in pairwise(there):
+        if gap(f.subject, first) * gap(f.subject, second) < 0 and _p(first, second) < LEVEL:
+            return f"noise between {more} and {less}"
+    return None
 
 
 def _is_change(f: Found, cause: str) -> bool:
@@ -31,6 +64,10 @@ def _is_change(f: Found, cause: str) -> bool:
 
 def _near(f: Found, bred: Bred) -> bool:
     return abs(gap(f.subject, bred)) <= GAP
+
+
+def _p(bred: Bred, same: Bred) -> float:
+    return mcnemar(bred.reached, same.reached)
 
 
 # The section of the page
@@ -43,67 +80,79 @@ def causes(found: Sequence[Found]) -> str:
         return head + "There is none.\n"
     rows = [row for f, pattern in each for row in _experiment_rows(f, pattern)]
     means = "\n".join(f"- *{name}*: {what}." for name, what in CAUSES.items())
-    columns = ["model", "pattern", "paper, %", "as it is, %", "nearest with", "reached, %", ""]
+    columns = ["model", "pattern", "paper, %", "as it is, %", "nearest with", "reached, %", "p", "verdict"]
     nearest = table(columns, [_nearest(*of) for of in each])
-    text = f"""One suspected cause after the other is changed, until the count of seeds that reach a pattern comes
-within {100 * GAP:.0f} points of the paper's or none is left. That is a search of its own: a change that brings the
-count near is a cause that suffices, not necessarily the paper's. What can but add, or but lessen, is tried only where
-that could help. Experiments have the first seeds of the first run ({_seeds(found)}), and the same searches
-*as they are* stand beside them. Intervals are Clopper-Pearson's at 95 %. p is that of McNemar's exact test that a
-change does nothing, for each test alone; with n seeds it cannot be below 2 / 2^n.
+    text = f"""One suspected cause after the other is changed, the likeliest by our trials first, until one *explains*
+the difference: it brings the share of seeds that reach the pattern within {100 * GAP:.0f} points of the paper's, and
+the change is unlikely to be chance (McNemar's exact test on the same seeds, p below {LEVEL}). Two strengths of noise
+explain it, too, if one reaches more than the paper and the next one less, by the same test; this second rule was added
+after HL of ResNet-20 had missed the first by a few points with a sixth of the noise. What explains suffices for its
+cell, and that is all: it need not be what the paper did, which had one program, and may take other patterns away
+from the paper's shares; the second table tells what it did where it was tried. With up to {len(CAUSES)} changes for a
+difference, one in twenty passes the test by chance alone; some that stand early in the list were added after others had
+been tried. Experiments have the seeds of the first run ({_seeds(found)}), whose searches *as they are* stand beside
+them. Intervals are Clopper-Pearson's at 95 %; they and the tests take seeds for independent, although those of a chunk
+share their dropout masks.
 
 {means.format(few=" or ".join(str(n) for n in dict.fromkeys(few(f.subject) for f in found)))}
 
-What comes nearest to the paper's count:
+What comes nearest to the paper's share:
 
 {nearest}
 """
-    columns = ["model", "pattern", "paper, %", "changed", "reached, %", "as it is", "p", "confirmed, %", "as it is"]
+    columns = ["model", "pattern", "paper, %", "changed", "reached, %", "as it is, %", "p"]
+    columns += ["confirmed, %", "as it is, %"]
     return head + text + (f"Everything that was tried:\n\n{table(columns, rows)}" if rows else "")
 
 
 def _seeds(found: Sequence[Found]) -> str:
-    return "; ".join(f"{f.subject.title}: {f.subject.explained}" for f in found)
+    return "; ".join(f"{f.subject.title}: {f.subject.seeds}" for f in found)
 
 
 def _nearest(f: Found, pattern: str) -> list[object]:
-    """One difference, the change that came nearest, and whether that is near enough."""
-    known, same, tried = paper.reached(f.subject.name, pattern), f.as_it_is(pattern), f.experiments(pattern)
-    row: list[object] = [f.subject.title, pattern, f"{100 * known:.3g}"]
-    if same is None:
-        return [*row, "", "", "", "not tried yet"]
-    row.append(percent(same.reached))
-    if _near(f, same):
-        return [*row, "", "", "these seeds show no such difference"]
-    best = min(tried, key=lambda cause: abs(gap(f.subject, tried[cause])), default=None)
-    if best is None:
-        return [*row, "", "", "not tried yet"]
-    left = "not all tried yet" if next_change(f, pattern) else "**not explained**"
-    verdict = f"within {100 * GAP:.0f} points" if _near(f, tried[best]) else left
-    return [*row, best, percent(tried[best].reached), verdict]
+    """One difference, the change that explains it or comes nearest, and whether that suffices."""
+    known, same, best = paper.reached(f.subject.name, pattern), f.as_it_is(pattern), _best(f, pattern)
+    row = [f.subject.title, pattern, f"{100 * known:.3g}", percent(same.reached) if same else ""]
+    if same is None or best is None:
+        return [*row, "", "", "", state(f, pattern)]
+    tried = f.experiments(pattern)[best]
+    if abs(gap(f.subject, tried)) >= abs(gap(f.subject, same)):
+        return [*row, "none helped", "", "", state(f, pattern)]
+    return [*row, best, percent(tried.reached), f"{_p(tried, same):.2g}", state(f, pattern)]
+
+
+def _best(f: Found, pattern: str) -> str | None:
+    """The change that explains a difference, or else comes nearest."""
+    tried = f.experiments(pattern)
+    return _sufficient(f, pattern) or min(tried, key=lambda cause: abs(gap(f.subject, tried[cause])), default=None)
+
+
+def state(f: Found, pattern: str) -> str:
+    """What has become of a difference, in a few words."""
+    if cause := explanation(f, pattern):
+        return f"explained by *{cause}*"
+    best = _best(f, pattern)
+    if best is None or f.as_it_is(pattern) is None:
+        return "no cause tried yet"
+    if next_change(f, pattern):
+        return "not all causes tried yet"
+    near = _near(f, f.experiments(pattern)[best])
+    told = "**near, but may be chance**" if near else "**not explained**"
+    p = p_of_gap(f.subject, f.searches()[pattern])
+    return told if p < LEVEL else f"{told}; the difference itself may be chance (p = {p:.2g})"
 
 
 def _experiment_rows(f: Found, pattern: str) -> list[list[object]]:
-    rows: list[list[object]] = []
     same = f.as_it_is(pattern)
-    for cause, bred in f.experiments(pattern).items() if same else ():
-        assert same is not None
-        row = [f.subject.title, pattern, f"{100 * paper.reached(f.subject.name, pattern):.3g}", cause]
-        counts = [percent(bred.reached), _percent(same.reached), f"{mcnemar(bred.reached, same.reached):.2g}"]
-        rows.append([*row, *counts, _percent(bred.confirmed), _percent(same.confirmed)])
+    if same is None:
+        return []
+    head = [f.subject.title, pattern, f"{100 * paper.reached(f.subject.name, pattern):.3g}"]
+    rows: list[list[object]] = []
+    for cause, bred in f.experiments(pattern).items():
+        counts = [percent(bred.reached), _percent(same.reached), f"{_p(bred, same):.2g}"]
+        rows.append([*head, cause, *counts, _percent(bred.confirmed), _percent(same.confirmed)])
     return rows
 
 
 def _percent(of: Tensor) -> str:
     return f"{100 * float(of.mean()):.0f}"
-
-
-def mcnemar(first: Tensor, second: Tensor) -> float:
-    """Two-sided p that the same seeds reach as often in both, exact: of seeds that differ, either way is as likely.
-
-    >>> from torch import tensor
-    >>> mcnemar(tensor([1, 1, 1, 1, 1]), tensor([0, 0, 0, 0, 1]))
-    0.125
-    """
-    more, fewer = int((first > second).sum()), int((first < second).sum())
-    return float(binomtest(more, more + fewer).pvalue) if more + fewer else 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor
 
 from operant import results
-from operant.measure.patterns import AUC, MEASURES, auc, auc_difference, toward_adversarial
+from operant.measure.patterns import AUC, MEASURES, auc, auc_difference, patterns, toward_adversarial
 from operant.studies.kuk.dropout import Dropout
 from operant.studies.kuk.existing import METHODS, Measured, step_name
-from operant.studies.kuk.search import CAUSES, Bred, joined
+from operant.studies.kuk.search import CAUSES, CONTROL, Bred, joined
 from operant.studies.kuk.settings import PATTERNS, Subject
 
 
@@ -55,18 +56,21 @@ class Found:
         return [joined(chunks) for chunks in parts if chunks]
 
     def as_it_is(self, pattern: str) -> Bred | None:
-        """The main search from the seeds that experiments have; None if it is not finished."""
-        parts = self._chunks(pattern, 0, "")[: self._experiment_chunks]
-        return joined(parts) if len(parts) == self._experiment_chunks else None
+        """The main search from the seeds that controls and experiments have; None if it is not finished."""
+        return self._first_run(pattern, "")
+
+    def control(self, pattern: str) -> Bred | None:
+        """The same without selection."""
+        return self._first_run(pattern, CONTROL)
 
     def experiments(self, pattern: str) -> dict[str, Bred]:
         """By cause, those on one pattern that are finished."""
-        found = {cause: self._chunks(pattern, 0, cause) for cause in CAUSES}
-        return {cause: joined(parts) for cause, parts in found.items() if len(parts) == self._experiment_chunks}
+        found = {cause: self._first_run(pattern, cause) for cause in CAUSES}
+        return {cause: bred for cause, bred in found.items() if bred is not None}
 
-    @property
-    def _experiment_chunks(self) -> int:
-        return -(-self.subject.explained // self.subject.chunk)
+    def _first_run(self, pattern: str, cause: str) -> Bred | None:
+        parts = self._chunks(pattern, 0, cause)
+        return joined(parts) if len(parts) == -(-self.subject.seeds // self.subject.chunk) else None
 
     def areas(self, method: str) -> dict[str, AUC]:
         """AUC of each measure, the method's cases against benign inputs; none where there are too few cases."""
@@ -76,16 +80,21 @@ class Found:
         values, adversarial = kinds
         return {name: auc(values[name], adversarial) for name in MEASURES}
 
-    def lead(self, method: str, first: str, second: str) -> AUC | None:
-        """By how much one measure's area exceeds another's."""
+    def leads(self, method: str, first: str, others: Sequence[str]) -> dict[str, AUC]:
+        """By how much one measure's area exceeds those of others; none where there are too few cases."""
         kinds = self._against_benign(method)
-        return auc_difference(kinds[0][first], kinds[0][second], kinds[1]) if kinds else None
+        return {name: auc_difference(kinds[0][first], kinds[0][name], kinds[1]) for name in others} if kinds else {}
+
+    def patterns(self, method: str) -> list[str]:
+        """That a method's cases follow; empty words for none."""
+        values = self.measured[method].values
+        return [str(name) for name in patterns(values["pcs"], values["vro"])]
 
     @property
     def seconds(self) -> float:
         """CPU time of everything."""
         total = self.dropout.seconds + sum(m.seconds for m in self.measured.values())
-        for cause in ("", *CAUSES):
+        for cause in ("", CONTROL, *CAUSES):
             total += sum(bred.seconds for bred in self.searches(cause).values())
         return total
 
@@ -104,8 +113,7 @@ class Found:
         return [part for run in runs for part in self._chunks(pattern, run, cause)]
 
     def _chunks(self, pattern: str, run: int, cause: str) -> list[Bred]:
-        n = self.subject.explained if cause else self.subject.seeds
-        numbers = range(-(-n // self.subject.chunk))
+        numbers = range(-(-self.subject.seeds // self.subject.chunk))
         places = [self._path(search_name(pattern, run, cause, i)) for i in numbers]
         return [results.load(path, Bred) for path in places if path.exists()]
 

@@ -13,6 +13,7 @@ from operant.results import write_atomically
 from operant.studies.kuk import causes, search_tables, tables
 from operant.studies.kuk.found import Found
 from operant.studies.kuk.pictures import draw_means, draw_planes
+from operant.studies.kuk.summary import summary
 
 
 def write_page(out: Path, found: Sequence[Found], left_out: Sequence[str], *, scale: str) -> Path:
@@ -21,6 +22,7 @@ def write_page(out: Path, found: Sequence[Found], left_out: Sequence[str], *, sc
     draw_planes(found, out)
     sections = [
         _intro(found, left_out, scale),
+        summary(found),
         tables.dropout(found),
         tables.rq1(found),
         tables.rq2(found),
@@ -46,8 +48,8 @@ public.
 - *PCS*, how decided a model is: by how much the predicted class leads the next one. Below .3 is low, above .7 high.
 - *VRO*, how unstable it is: the share of T passes with dropout that say something else than the model without it. Each
   pass drops by another *mask*. Below .4 is low, above .6 high.
-- Patterns are two letters, PCS first: *LL* undecided, yet stable; *HH* decided, yet unstable; *HL* as inputs are that
-  the model reads well; *LH* as cases of attacks are.
+- Patterns are two letters, PCS first: *LL* undecided, yet stable; *HH* decided, yet unstable; *HL* decided and stable,
+  as a model is of inputs that it reads well; *LH* undecided and unstable, as it is of most attacks.
 - A case is *adversarial* if the model does not give it its seed's label, else *benign*.
 {without}"""
 
@@ -65,7 +67,7 @@ def _value(file: Path) -> Any:
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict) and value.keys() == {"tensor"}:
-            return [round(number, 4) for number in tensors[value["tensor"]].tolist()]
+            return [round(number, 6) for number in tensors[value["tensor"]].tolist()]
         return {name: plain(v) for name, v in value.items()} if isinstance(value, dict) else value
 
     return plain(page["value"])

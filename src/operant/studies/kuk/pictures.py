@@ -63,7 +63,9 @@ def draw_means(found: Sequence[Found], path: Path) -> None:
         ax.set(title=f.subject.title, xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="mean PCS")
         ax.title.set_fontsize(9)
     axes[0].set_ylabel("mean VRO")
-    axes[-1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    if any(f.measured for f in found):
+        most = max(zip(axes, found, strict=True), key=lambda pair: len(pair[1].measured))[0]
+        axes[-1].legend(*most.get_legend_handles_labels(), fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _save(figure, path)
 
 

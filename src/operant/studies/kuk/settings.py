@@ -27,9 +27,9 @@ class Subject:
         radius: of the same attacks where it is fixed.
         passes: T of VRO, the paper's.
         screen: passes in the search, if fewer.
-        seeds, runs: of each search, and how many with other seeds.
+        seeds, runs: of each search, and how many with other seeds; experiments have those of the first.
+        controlled: whether the same is run without selection, which takes as long as a search that fails.
         chunk: seeds of a chunk, after which work is on disk.
-        explained: seeds of the experiments that look for causes, whole chunks of the first run's.
         population, generations, tournament: of the searches.
         batch_size: rows computed at once.
     """
@@ -54,8 +54,8 @@ class Subject:
     screen: int | None = None
     seeds: int
     runs: int = 1
+    controlled: bool = True
     chunk: int
-    explained: int
     population: int = 100
     generations: int = 50
     tournament: int = 20
@@ -91,7 +91,6 @@ def _lenet5() -> Subject:
         seeds=50,
         runs=3,
         chunk=25,
-        explained=25,
     )
 
 
@@ -142,7 +141,6 @@ def _resnet20() -> Subject:
         screen=10,
         seeds=20,
         chunk=5,
-        explained=10,
     )
 
 
@@ -164,8 +162,8 @@ def _mobilenet() -> Subject:
         passes=100,
         screen=10,
         seeds=10,
+        controlled=False,
         chunk=2,
-        explained=6,
         batch_size=16,
     )
 
@@ -192,7 +190,6 @@ def _smoke() -> Subject:
         seeds=4,
         runs=2,
         chunk=2,
-        explained=2,
         population=20,
         generations=3,
         tournament=4,
