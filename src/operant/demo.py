@@ -123,7 +123,7 @@ def run_demo(
     *,
     seed: int = 0,
     requirement: float = 0.15,
-    size: Size = Size(),  # noqa: B008  # frozen
+    size: Size = Size(),  # frozen
     console: Console | None = None,
 ) -> Demo:
     """Train a LeNet-5 on clean digits, harden it for digits that a meter-reading camera sends, and report.

@@ -113,7 +113,7 @@ def judge(
     method: str,
     origin: Tensor | None = None,
     skipped: int = 0,
-    goal: Goal = Goal(),  # noqa: B008  # frozen
+    goal: Goal = Goal(),  # frozen
 ) -> Suite:
     """A suite of these cases with what the model says of them; the column ``margin`` tells how firmly it says so.
 
