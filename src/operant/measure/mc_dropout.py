@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -274,13 +275,22 @@ class _Survey(TorchFunctionMode):
 
 
 def _places(model: Classifier, x: Tensor) -> list[Place]:
-    """Where the dropouts of a pass find the rows: the dimension that grows when a row is added."""
-    shapes = []
-    for rows in (MIN_ROWS, MIN_ROWS + 1):
-        with _Survey() as survey:
-            model.logits(x[torch.arange(rows, device=x.device) % len(x)])
-        shapes.append([dropout.shape for dropout in survey.met])
-    return [Place.of(few, more) for few, more in zip(*shapes, strict=False)]
+    """Where the dropouts of a pass find the rows: the dimension that grows when a row is added.
+
+    Asked once for inputs of a shape, as it takes two passes; searches ask thousands of times.
+    """
+    known = SURVEYED.setdefault(model, {})
+    if x.shape[1:] not in known:
+        shapes = []
+        for rows in (MIN_ROWS, MIN_ROWS + 1):
+            with _Survey() as survey:
+                model.logits(x[torch.arange(rows, device=x.device) % len(x)])
+            shapes.append([dropout.shape for dropout in survey.met])
+        known[x.shape[1:]] = [Place.of(few, more) for few, more in zip(*shapes, strict=False)]
+    return known[x.shape[1:]]
+
+
+SURVEYED: WeakKeyDictionary[Classifier, dict[torch.Size, list[Place]]] = WeakKeyDictionary()
 
 
 def with_dropout(model: Classifier, *, before: Sequence[str], rate: float) -> Classifier:
