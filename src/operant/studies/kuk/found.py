@@ -15,7 +15,7 @@ from operant import results
 from operant.measure.patterns import AUC, MEASURES, auc, auc_difference, patterns, toward_adversarial
 from operant.studies.kuk.dropout import Dropout
 from operant.studies.kuk.existing import METHODS, Measured, step_name
-from operant.studies.kuk.search import CAUSES, CONTROL, Bred, joined
+from operant.studies.kuk.search import CAUSES, CONTROL, MORE_RUNS, Bred, joined
 from operant.studies.kuk.settings import PATTERNS, Subject
 
 
@@ -59,6 +59,11 @@ class Found:
         """The main search from the seeds that controls and experiments have; None if it is not finished."""
         return self._first_run(pattern, "")
 
+    def more(self, pattern: str) -> Bred | None:
+        """The main search from its own and from further seeds; None if those are not searched from."""
+        runs = [self._chunks(pattern, run, "") for run in range(self.subject.runs + MORE_RUNS)]
+        return joined([part for parts in runs for part in parts]) if all(map(self._whole, runs)) else None
+
     def control(self, pattern: str) -> Bred | None:
         """The same without selection."""
         return self._first_run(pattern, CONTROL)
@@ -70,7 +75,11 @@ class Found:
 
     def _first_run(self, pattern: str, cause: str) -> Bred | None:
         parts = self._chunks(pattern, 0, cause)
-        return joined(parts) if len(parts) == -(-self.subject.seeds // self.subject.chunk) else None
+        return joined(parts) if self._whole(parts) else None
+
+    def _whole(self, parts: Sequence[Bred]) -> bool:
+        """Whether these are all chunks of a run."""
+        return len(parts) == -(-self.subject.seeds // self.subject.chunk)
 
     def areas(self, method: str) -> dict[str, AUC]:
         """AUC of each measure, the method's cases against benign inputs; none where there are too few cases."""

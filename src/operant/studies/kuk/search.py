@@ -23,6 +23,7 @@ GAP = 0.15  # a difference from the paper that asks for a cause
 TOLD = ("pcs", "vro", "vro_search", "reached", "confirmed", "generation")
 WIDER, FEW = 3, 10  # times as many passes in the screen, and passes at most, of experiments
 CONTROL = "no selection"
+MORE, MORE_RUNS = "more seeds", 2  # the experiment on a difference that may be chance, and its further runs
 CAUSES = {  # of differences, in the order in which they are tried
     "a third of the noise": "first members and mutants have noise up to a third of the radius, not all of it",
     "a tenth of the noise": "up to a tenth",
