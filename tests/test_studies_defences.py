@@ -42,7 +42,7 @@ def test_every_cell_of_both_tables_is_tried_and_known() -> None:
         assert plan.defences == (TABLE_7 if name == "mobilenet" else TABLE_6)
         assert set(paper.TABLES[name]) == set(plan.defences)
         assert plan.runs == (1 if name == "mobilenet" else 3)
-        assert plan.runs * plan.seeds * len(PATTERNS) >= 150  # so that a hundred can be reached
+        assert plan.runs * plan.seeds * len(PATTERNS) >= 120  # so that a hundred can be reached
 
 
 @pytest.mark.parametrize("plan", [*SMALL.values(), SMOKE], ids=lambda plan: plan.title)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from operant.generate import UncertaintyFuzz
 from operant.studies.kuk.paper import ATTACKS
+from operant.studies.kuk.search import fuzz_of
 from operant.studies.kuk.settings import Subject
 from operant.studies.kuk.settings import subjects as kuk_subjects
 
@@ -23,6 +25,7 @@ class Plan:
     Attributes:
         subject: the KuK study's, whose model, dropout and inputs are used, and its suites where they are at hand.
         cut: the same, for suites that are not; where a pass takes long, with searches that cost less.
+        changes: what such searches for a pattern have otherwise than the KuK study's: one of its experiments.
         defences: that are tried.
         runs: repetitions, each with seeds, inputs and random numbers of its own.
         seeds: searched from for each pattern, in each run; fewer if ``quota`` cases are reached before.
@@ -40,6 +43,7 @@ class Plan:
 
     subject: Subject
     cut: Subject
+    changes: dict[str, str] = field(default_factory=dict)
     defences: tuple[str, ...] = TABLE_6
     runs: int = 3
     seeds: int
@@ -56,6 +60,10 @@ class Plan:
     epochs: int = 0
     learning_rate: float = 1e-3
     from_scratch: bool = False
+
+    def fuzz(self, pattern: str) -> UncertaintyFuzz:
+        """The search for a pattern, where its suite is not at hand."""
+        return fuzz_of(self.cut, pattern, self.changes.get(pattern, ""))
 
     @property
     def name(self) -> str:
@@ -150,6 +158,7 @@ def _resnet20(subject: Subject) -> Plan:
 def _nin(subject: Subject) -> Plan:
     return replace(
         _resnet20(subject),
+        seeds=10,
         attacked=120,
         carlini=30,
         benign=200,
@@ -160,15 +169,19 @@ def _nin(subject: Subject) -> Plan:
 
 
 def _mobilenet(subject: Subject) -> Plan:
-    """One run, as each forward pass takes long, and no more searches for a pattern than it takes to have enough."""
+    """One run, as each forward pass takes long, and no more searches for a pattern than it takes to have enough.
+
+    LH cases are benign, and with all of the noise hardly an image is read correctly any more.
+    """
     return Plan(
         subject=subject,
-        cut=replace(subject, generations=2, population=20, tournament=4, passes=40, carlini_steps=40),
+        cut=replace(subject, generations=10, population=50, tournament=10, passes=40, carlini_steps=40),
+        changes={"LH": "a third of the noise"},
         defences=TABLE_7,
         runs=1,
         seeds=100,
         quota=60,
-        patience=20,
+        patience=10,
         attacked=30,
         carlini=8,
         benign=90,

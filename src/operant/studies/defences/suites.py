@@ -21,7 +21,6 @@ from operant.studies.defences.settings import Plan
 from operant.studies.kuk.existing import fuzzer_of, step_name
 from operant.studies.kuk.found import search_name
 from operant.studies.kuk.models import Ready, find_nin, missing, ready
-from operant.studies.kuk.search import fuzz_of
 from operant.studies.kuk.settings import PATTERNS, Subject, subjects
 from operant.suite import Suite
 
@@ -116,7 +115,7 @@ def run_search(plan: Plan, pattern: str, run: int, data: Path | None, home: Home
             given = given_of(plan, data, home)
             model = kuk.dropping(plan.subject, given, home.of(plan.subject))
             generator = spawn(0, "kuk", plan.name, pattern, f"run-{of}", f"chunk-{chunk}")
-            return fuzz_of(plan.cut, pattern, "")(model, given.seeds[first:after], generator=generator)
+            return plan.fuzz(pattern)(model, given.seeds[first:after], generator=generator)
 
         _make(plan, search_name(pattern, of, "", chunk), home, work)
 
@@ -213,14 +212,14 @@ def all_uncommon_of(plan: Plan, run: int, home: Home) -> Suite:
 
 
 def noise_of(plan: Plan, given: Ready, run: int) -> Suite:
-    """The control: seeds of the searches with noise of the searches' strength, which nobody bred; four of a seed."""
+    """The control: seeds of the searches, for each pattern with noise of its search's strength, which nobody bred."""
     parts = plan.parts(run)
     seeds = given.seeds[parts[0][2] : parts[0][2] + plan.seeds]
     origin = torch.arange(len(seeds)).repeat_interleave(len(PATTERNS))
-    radius, (low, high) = fuzz_of(plan.cut, PATTERNS[0], "").radius, given.model.bounds
-    noise = uniform_like(seeds.x[origin], -radius, radius, generator=spawn(0, "defences", plan.name, "noise", run))
-    x = (seeds.x[origin] + noise).clamp(low, high)
-    return judge(given.model, seeds, x, origin=origin, method="noise")
+    noise = uniform_like(seeds.x[origin], -1, 1, generator=spawn(0, "defences", plan.name, "noise", run))
+    most = torch.tensor([fuzz.noise or fuzz.radius for fuzz in map(plan.fuzz, PATTERNS)]).repeat(len(seeds))
+    x = seeds.x[origin] + most.view(-1, *[1] * (noise.ndim - 1)) * noise
+    return judge(given.model, seeds, x.clamp(*given.model.bounds), origin=origin, method="noise")
 
 
 def _open(plan: Plan, name: str, home: Home) -> Suite:

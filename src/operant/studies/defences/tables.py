@@ -237,6 +237,7 @@ def _searches(found: Sequence[Found]) -> str:
     for f in found:
         c, s = f.plan.cut, f.plan.subject
         sizes = [f"{of.population}, {of.generations}, {of.screen or 'all'} of {of.passes}" for of in (s, c)]
+        sizes[1] += "".join(f"; {pattern}: {change}" for pattern, change in f.plan.changes.items())
         rows.append([f.title, sizes[0], "the same" if sizes[0] == sizes[1] else sizes[1], f.plan.mutants])
     columns = ["model", "members, generations, passes of the KuK study's searches", "of those made here", "mutants"]
     return "Searches; those of the KuK study are taken where its folder is at hand:\n\n" + table(columns, rows)

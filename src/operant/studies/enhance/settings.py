@@ -75,7 +75,7 @@ def _nin(plan: Plan) -> Enhancement:
         layers=("input", "pool1", "pool2"),
         cases=40,
         case_rows=1_000,
-        train=4_000,
+        train=2_000,
         validation=1_000,
         test=1_500,
         epochs=2,
