@@ -133,7 +133,8 @@ def _lenet5(subject: Subject) -> Plan:
         mutation_rates=(0.05, 0.02, 0.01),
         train=18_000,
         validation=1_000,
-        epochs=4,
+        epochs=8,
+        learning_rate=3e-3,
         from_scratch=True,
     )
 

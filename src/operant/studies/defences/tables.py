@@ -270,6 +270,9 @@ DIFFERENCES = """## What differs from the paper
   leaves them nearer to the model that was attacked and makes both defences weaker.
 - The paper does not say which input transformations it has: here the mean of three bits, JPEG and five crops.
 - A run has seeds, inputs and random numbers of its own; the weights of the model are the same in all.
+- Set after a first look at LeNet-5: how many inputs detectors are fitted on, for the binary classifier needs many, and
+  how long its new networks learn, for distilled ones had lost accuracy. Set after a first look at MobileNet: how long
+  searches go on, and that those for LH have less noise, for there were too few cases.
 - MobileNet is v2, the paper's is v1; LeNet-5 is trained here; NIN has half the width and batch norm.
 """
 
