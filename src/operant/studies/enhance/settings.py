@@ -77,7 +77,7 @@ def _nin(plan: Plan) -> Enhancement:
         case_rows=1_000,
         train=2_000,
         validation=1_000,
-        test=1_500,
+        test=2_500,
         epochs=2,
         learning_rate=2e-4,
     )
