@@ -246,11 +246,18 @@ def test_up_to_is_held_if_one_is_for_certain_and_not_if_none_can_be() -> None:
 # What is fitted
 
 
-@pytest.mark.parametrize("plan", SMALL.values(), ids=lambda plan: plan.title)
-def test_no_training_input_of_any_run_chooses_the_epoch(plan: Plan) -> None:
-    if plan.train:
+def test_no_training_input_of_any_run_chooses_the_epoch() -> None:
+    for plan in [plan for plan in SMALL.values() if plan.train]:
         rows = {"mnist": 60_000, "cifar10": 20_000}[plan.subject.dataset]  # of the smaller CIFAR-10 that is at hand
         assert plan.runs * plan.train + plan.validation <= rows
+
+
+def test_cases_of_another_search_are_not_taken_for_those_of_the_kuk_study() -> None:
+    assert suites.suite_name(SMALL["nin"], "LH", 1, 2) == search_name("LH", 1, "", 2)
+    plan = SMALL["mobilenet"]
+    assert suites.suite_name(plan, "LH", 1, 2) == f"own-{search_name('LH', 1, '', 2)}"
+    assert plan.fuzz("LH").noise == pytest.approx(0.1)
+    assert plan.fuzz("HL").noise is None
 
 
 def test_mutants_have_the_first_rate_that_leaves_them_accurate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +379,8 @@ def test_it_runs_goes_on_and_takes_suites_that_are_there(tmp_path: Path) -> None
         assert not bool(torch.isin(suites.benign_of(SMOKE, given, run).ids, torch.cat([judged, shown.seed])).any())
         assert int((common.prediction != common.label).sum()) * 2 == len(common)
         assert bool((torch.as_tensor(uncommon["reached"]) == 1).all())
-        noise = suites.noise_of(SMOKE, given, run)
+        noise = suites.noise_of(SMOKE, given, run, home)
+        assert len(noise) == SMOKE.draws * SMOKE.seeds * len(PATTERNS)
         assert set(noise.seed.tolist()) >= set(uncommon.seed.tolist())
         assert 0.2 < float(noise.distances("linf").min()) <= float(noise.distances("linf").max()) <= 0.3 + 1e-6
     place = out / "defences" / "lenet5"

@@ -14,7 +14,7 @@ from operant.studies.defences.suites import Home, attacks_of, given_of
 from operant.studies.enhance import tables
 from operant.studies.enhance.found import Found, change, rate
 from operant.studies.enhance.page import write_page
-from operant.studies.enhance.retraining import Enhanced, cases_of, step_name, test_of
+from operant.studies.enhance.retraining import Enhanced, cases_of, searched_from, step_name, test_of
 from operant.studies.enhance.settings import CONTROL, GROUPS, enhancements
 from operant.studies.kuk.models import Ready
 from operant.studies.kuk.paper import ATTACKS
@@ -125,15 +125,14 @@ def test_plans_are_those_of_the_study_of_defences() -> None:
     for e in SMALL.values():
         rows = {"mnist": 60_000, "cifar10": 20_000}[e.plan.subject.dataset]  # of the smaller CIFAR-10 that is at hand
         assert e.plan.runs * e.train + e.validation <= rows
-        assert e.case_rows % 4 == 0
-        assert e.case_rows * 4 == e.train
+        assert e.plan.runs * e.test <= 10_000 - e.plan.attacked - e.plan.runs * e.plan.seeds
 
 
 # The study
 
 
 def _used(given: Ready) -> tuple[Samples, ...]:
-    return given.calibration, given.inputs, given.seeds
+    return given.inputs[: SMOKE.plan.attacked], searched_from(SMOKE, given)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from operant.studies._work import run_units, sign_folder
+from operant.studies._work import run_units
 from operant.studies.defences import suites
 from operant.studies.defences.found import Found
 from operant.studies.defences.judging import run_judging
@@ -49,7 +49,7 @@ def run_study(
     home, every = Home(Path(out), kuk), plans(scale)
     check_data(tuple(plan.subject for plan in every), data)
     suites.check_home(home, scale, weights)
-    sign_folder(home.out / "defences", scale=scale, plans=every)
+    suites.sign(home, scale)
     take_nin(weights, home.out)
     left_out = [why for plan in every if (why := suites.left_out(plan, data, home))]
     for why in left_out:

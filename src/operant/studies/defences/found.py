@@ -15,6 +15,8 @@ from operant.studies.defences.judging import COMMON, UNCOMMON, Tried, tried_name
 from operant.studies.defences.settings import Plan
 from operant.studies.defences.suites import Home
 
+LEAST = 5  # cases of a kind below which its share in a run is not told
+
 
 @dataclass(frozen=True)
 class Found:
@@ -53,17 +55,14 @@ class Found:
         first = next(iter(self.tried), None)
         return self.pooled(first, data, kind)[1] if first else 0
 
-    def success(self, defence: str, data: str) -> Mean:
+    def success(self, defence: str, data: str, *, confidence: float = 0.95) -> Mean:
         """Mean over runs; of a single run, or where runs agree to the last case, with the interval of the cases."""
         rows = self.rows(defence, data).values()
-        told = mean(row.value for row in rows)
+        told = mean((row.value for row in rows), confidence=confidence)
         if len(rows) > 1 and told.upper - told.lower > 1e-9:
             return told
         k, n, seeds = self.pooled(defence, data)
-        lower, upper = interval(k, n, 0.95, trials=seeds)
-        if len(rows) == 1:
-            (row,) = rows
-            lower, upper = row.lower, row.upper  # which knows how many cases each seed has
+        lower, upper = interval(k, n, confidence, trials=seeds)
         return Mean(value=k / n, lower=lower, upper=upper, n=len(rows))
 
     def falls(self, defence: str, kind: str = "all", data: str = COMMON) -> dict[int, float]:
@@ -72,16 +71,19 @@ class Found:
         return {run: high[run].value - low[run].value for run in high if run in low}
 
     def even_falls(self, defence: str, data: str = COMMON) -> dict[int, float]:
-        """The same with benign and adversarial cases counted alike, of runs where both data have both kinds."""
-        benign, adversarial = (self.falls(defence, kind, data) for kind in ("benign", "adversarial"))
-        return {run: (benign[run] + adversarial[run]) / 2 for run in benign if run in adversarial}
+        """The same with benign and adversarial cases counted alike, of runs where both data have enough of both."""
+        kinds = ("benign", "adversarial")
+        benign, adversarial = (self.falls(defence, kind, data) for kind in kinds)
+        rows = [self.rows(defence, of, kind) for of in (data, UNCOMMON) for kind in kinds]
+        enough = [run for run in benign if all(run in each and each[run].n >= LEAST for each in rows)]
+        return {run: (benign[run] + adversarial[run]) / 2 for run in enough}
 
     def fall(self, defence: str, *, confidence: float = 0.95) -> Mean:
         """Mean over runs; of a single run, with Newcombe's interval for a difference of shares."""
         each = self.falls(defence)
         if self.plan.runs > 1:
             return mean(each.values(), confidence=confidence)
-        high, low = (self.success(defence, of) for of in (COMMON, UNCOMMON))
+        high, low = (self.success(defence, of, confidence=confidence) for of in (COMMON, UNCOMMON))
         value = high.value - low.value
         below = math.hypot(high.value - high.lower, low.upper - low.value)
         above = math.hypot(high.upper - high.value, low.value - low.lower)

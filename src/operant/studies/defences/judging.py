@@ -76,5 +76,5 @@ def _suites(plan: Plan, run: int, given: Ready, home: Home) -> dict[str, Suite]:
         COMMON: common_of(plan, given, run, home),
         UNCOMMON: uncommon,
         CONFIRMED: uncommon[confirmed],
-        NOISE: noise_of(plan, given, run),
+        NOISE: noise_of(plan, given, run, home),
     }

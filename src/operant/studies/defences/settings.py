@@ -33,6 +33,7 @@ class Plan:
         patience: seeds after which a pattern is given up that fewer than a tenth of them reached; none never.
         attacked, carlini: inputs that attacks start from, all runs together, and of these the ones for C&W.
         benign: inputs of each run that detectors are fitted and calibrated on.
+        draws: of noise, for the control, from each seed of each search.
         level: the false-positive rate of every detector.
         mutants, mutation_rates: of mutation-based detection; the first rate is taken that leaves mutants accurate.
         train, validation: training inputs of each run for distillation and label smoothing, and those that choose the
@@ -52,6 +53,7 @@ class Plan:
     attacked: int
     carlini: int
     benign: int
+    draws: int = 5
     level: float = 0.05
     mutants: int
     mutation_rates: tuple[float, ...]
@@ -129,6 +131,7 @@ def _lenet5(subject: Subject) -> Plan:
         attacked=900,
         carlini=90,
         benign=1_200,
+        draws=20,
         mutants=200,
         mutation_rates=(0.05, 0.02, 0.01),
         train=18_000,
@@ -185,6 +188,7 @@ def _mobilenet(subject: Subject) -> Plan:
         attacked=30,
         carlini=8,
         benign=90,
+        draws=1,
         mutants=30,
         mutation_rates=(0.0005, 0.0002, 0.0001),
     )

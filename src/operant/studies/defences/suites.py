@@ -16,11 +16,12 @@ from operant.data import Samples
 from operant.generate.engine import judge
 from operant.rng import spawn, uniform_like
 from operant.studies import kuk
-from operant.studies._work import Steps
-from operant.studies.defences.settings import Plan
+from operant.studies._work import Steps, sign_folder
+from operant.studies.defences.settings import Plan, plans
 from operant.studies.kuk.existing import fuzzer_of, step_name
 from operant.studies.kuk.found import search_name
 from operant.studies.kuk.models import Ready, find_nin, missing, ready
+from operant.studies.kuk.search import fuzz_of
 from operant.studies.kuk.settings import PATTERNS, Subject, subjects
 from operant.suite import Suite
 
@@ -47,8 +48,9 @@ class Home:
 
     def of(self, subject: Subject) -> Path:
         """The folder that holds a model's dropout, and its weights."""
-        there = self.kuk is not None and (self.kuk / "steps" / subject.name / "dropout.json").exists()
-        return self.kuk if there and self.kuk is not None else self.out
+        if self.kuk is not None and (self.kuk / "steps" / subject.name / "dropout.json").exists():
+            return self.kuk
+        return self.out
 
     def kept(self, plan: Plan, name: str) -> Path | None:
         """A finished suite; what was made here is marked so, and what the KuK study made has a step of its name."""
@@ -76,6 +78,12 @@ def check_home(home: Home, scale: str, weights: Path | None = None) -> None:
         sign = folder / "study.json"
         if sign.exists() and json.loads(sign.read_bytes()).get("subjects") != str(subjects(scale)):
             raise ValueError(f"{folder} holds a KuK study of another scale or of other settings; run that one again")
+
+
+def sign(home: Home, scale: str) -> None:
+    """Mark the folder as one of these models and these suites, which it shares with other studies; refuse another's."""
+    sign_folder(home.out, scale=scale, subjects=subjects(scale))
+    sign_folder(home.out / "defences", scale=scale, plans=plans(scale))
 
 
 def left_out(plan: Plan, data: Path | None, home: Home) -> str:
@@ -117,7 +125,13 @@ def run_search(plan: Plan, pattern: str, run: int, data: Path | None, home: Home
             generator = spawn(0, "kuk", plan.name, pattern, f"run-{of}", f"chunk-{chunk}")
             return plan.fuzz(pattern)(model, given.seeds[first:after], generator=generator)
 
-        _make(plan, search_name(pattern, of, "", chunk), home, work)
+        _make(plan, suite_name(plan, pattern, of, chunk), home, work)
+
+
+def suite_name(plan: Plan, pattern: str, run: int, chunk: int) -> str:
+    """Of cases bred from a chunk of the KuK study's seeds: as there, if the search is the same."""
+    name = search_name(pattern, run, "", chunk)
+    return name if plan.fuzz(pattern) == fuzz_of(plan.subject, pattern, "") else f"own-{name}"
 
 
 def _make(plan: Plan, name: str, home: Home, work: Callable[[], Suite]) -> None:
@@ -180,7 +194,7 @@ def common_of(plan: Plan, given: Ready, run: int, home: Home) -> Suite:
 def uncommon_of(plan: Plan, pattern: str, run: int, home: Home) -> Suite:
     """Cases that reached a pattern by the masks of the search, which their column ``vro`` then tells."""
     chosen = wanted(plan, pattern, run, home)
-    suite = Suite.concat([_open(plan, search_name(pattern, of, "", chunk), home) for of, chunk, _, _ in chosen])
+    suite = Suite.concat([_open(plan, suite_name(plan, pattern, of, chunk), home) for of, chunk, _, _ in chosen])
     reached = _only(suite, torch.as_tensor(suite["reached"]) > 0)
     return reached.with_columns(vro=reached["vro_search"])
 
@@ -194,7 +208,7 @@ def wanted(plan: Plan, pattern: str, run: int, home: Home) -> Iterator[tuple[int
             return
         yield part
         if plan.patience is not None or plan.quota < plan.seeds:
-            place = home.kept(plan, search_name(pattern, part[0], "", part[1]))
+            place = home.kept(plan, suite_name(plan, pattern, part[0], part[1]))
             if place is None:
                 return
             reached += int(torch.as_tensor(Suite.open(place)["reached"]).sum())
@@ -211,15 +225,18 @@ def all_uncommon_of(plan: Plan, run: int, home: Home) -> Suite:
     return Suite.concat([uncommon_of(plan, pattern, run, home) for pattern in PATTERNS])
 
 
-def noise_of(plan: Plan, given: Ready, run: int) -> Suite:
-    """The control: seeds of the searches, for each pattern with noise of its search's strength, which nobody bred."""
-    parts = plan.parts(run)
-    seeds = given.seeds[parts[0][2] : parts[0][2] + plan.seeds]
-    origin = torch.arange(len(seeds)).repeat_interleave(len(PATTERNS))
-    noise = uniform_like(seeds.x[origin], -1, 1, generator=spawn(0, "defences", plan.name, "noise", run))
-    most = torch.tensor([fuzz.noise or fuzz.radius for fuzz in map(plan.fuzz, PATTERNS)]).repeat(len(seeds))
-    x = seeds.x[origin] + most.view(-1, *[1] * (noise.ndim - 1)) * noise
-    return judge(given.model, seeds, x.clamp(*given.model.bounds), origin=origin, method="noise")
+def noise_of(plan: Plan, given: Ready, run: int, home: Home) -> Suite:
+    """The control: the seeds of each search with noise of its strength, which nobody bred."""
+    origin, most = [], []
+    for pattern in PATTERNS:
+        fuzz = plan.fuzz(pattern)
+        for _, _, first, after in wanted(plan, pattern, run, home):
+            origin.append(torch.arange(first, after).repeat_interleave(plan.draws))
+            most.append(torch.full((len(origin[-1]),), fuzz.noise or fuzz.radius))
+    rows = torch.cat(origin)
+    x0, generator = given.seeds.x[rows], spawn(0, "defences", plan.name, "noise", run)
+    noise = torch.cat(most).view(-1, *[1] * (x0.ndim - 1)) * uniform_like(x0, -1, 1, generator=generator)
+    return judge(given.model, given.seeds, (x0 + noise).clamp(*given.model.bounds), origin=rows, method="noise")
 
 
 def _open(plan: Plan, name: str, home: Home) -> Suite:

@@ -78,9 +78,11 @@ def _even(found: Sequence[Found]) -> list[list[object]]:
         (COMMON, "success is lower on uncommon data, kinds counted alike"),
         (NOISE, "control: it is lower than on noise that was not bred, kinds counted alike"),
     ):
-        falls = run_means([[f.even_falls(d, data) for d in f.tried] for f in several])
-        told: list[object] = [mean(falls), _bold(mean(falls))] if falls else ["a kind is missing", f"**{OPEN}**"]
-        rows.append([claim, f"mean over {len(several)} models", "-", *told])
+        cells = [[f.even_falls(d, data) for d in f.tried] for f in several]
+        there = [model for model in cells if all(len(cell) > 1 for cell in model)]
+        falls = run_means(there)
+        told: list[object] = [mean(falls), _bold(mean(falls))] if falls else ["too few of a kind", f"**{OPEN}**"]
+        rows.append([claim, f"mean over {len(there)} models", "-", *told])
     return rows if several else []
 
 

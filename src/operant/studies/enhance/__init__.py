@@ -9,7 +9,7 @@ from rich.console import Console
 
 from operant.studies._work import run_units, sign_folder
 from operant.studies.defences import suite_units
-from operant.studies.defences.suites import Home, check_home, left_out
+from operant.studies.defences.suites import Home, check_home, left_out, sign
 from operant.studies.enhance.found import Found
 from operant.studies.enhance.page import write_page
 from operant.studies.enhance.retraining import run_retraining
@@ -44,6 +44,7 @@ def run_study(
     home, every = Home(Path(out), kuk), enhancements(scale)
     check_data(tuple(e.plan.subject for e in every), data)
     check_home(home, scale, weights)
+    sign(home, scale)
     sign_folder(home.out / "enhance", scale=scale, enhancements=every)
     take_nin(weights, home.out)
     missing = [why for e in every if (why := left_out(e.plan, data, home))]

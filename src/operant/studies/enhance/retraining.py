@@ -100,8 +100,7 @@ def cases_of(plan: Enhancement, given: Ready, group: str, run: int, home: Home) 
     control, the seeds of the searches as they are."""
     draw = spawn(0, "enhance", plan.name, "cases", run, group)
     if group == CONTROL:
-        parts = [given.seeds[first:after] for of in range(plan.plan.runs) for _, _, first, after in plan.plan.parts(of)]
-        seeds = Samples.concat(parts)
+        seeds = searched_from(plan, given)
         return seeds[torch.randperm(len(seeds), generator=draw)[: plan.cases]]
     if group in PATTERNS:
         suite = Suite.concat([uncommon_of(plan.plan, group, of, home) for of in range(plan.plan.runs)])
@@ -113,10 +112,16 @@ def cases_of(plan: Enhancement, given: Ready, group: str, run: int, home: Home) 
 
 
 def test_of(plan: Enhancement, given: Ready, run: int, data: Path | None) -> Samples:
-    """Test inputs of one run, that decided nothing and from which no case starts."""
+    """Test inputs of one run from which no case starts."""
     test = dataset_of(plan.plan.subject, data).test
-    used = torch.cat([part.ids for part in (given.calibration, given.inputs, given.seeds)])
+    used = torch.cat([given.inputs[: plan.plan.attacked].ids, searched_from(plan, given).ids])
     return test[~torch.isin(test.ids, used)][run :: plan.plan.runs][: plan.test]
+
+
+def searched_from(plan: Enhancement, given: Ready) -> Samples:
+    """Seeds of all searches."""
+    parts = [part for run in range(plan.plan.runs) for part in plan.plan.parts(run)]
+    return Samples.concat([given.seeds[first:after] for _, _, first, after in parts])
 
 
 def _repeated(cases: Samples, rows: int) -> Samples:
