@@ -408,6 +408,29 @@ def test_a_model_is_prepared_before_its_passes_are_watched() -> None:
     assert Counted.calls == before + 1
 
 
+def test_where_dropouts_find_the_rows_is_asked_once_for_each_shape() -> None:
+    """The second call makes fewer passes by the two that asked, and says what a model that asks again says."""
+    passes: list[int] = []
+
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            passes.append(len(x))
+            return self.layer(F.dropout(x.flatten(1)[:, :4], 0.5))
+
+    model = Classifier(Counted(), strict=True)
+    x, counts, said = torch.rand(20, 4, generator=spawn(0)), [], []
+    for given in (x, x, x[:, :, None].expand(-1, -1, 2)):
+        passes.clear()
+        said.append(mc_dropout(model, given, passes=5, generator=spawn(1)).probs)
+        counts.append(len(passes))
+    assert counts[0] == counts[2] == counts[1] + 2
+    assert torch.equal(said[0], said[1])
+
+
 def test_in_place_work_before_the_first_dropout_is_fine() -> None:
     layers = [nn.Linear(6, 12), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(12, 12), nn.ReLU(inplace=True)]
     model, x = Classifier(nn.Sequential(*layers, nn.Linear(12, 4)), strict=True), inputs(40)

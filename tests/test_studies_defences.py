@@ -16,6 +16,7 @@ from operant.cli import app
 from operant.data import Samples
 from operant.defend import DefenceTable, Success
 from operant.defend.evaluate import KINDS, interval
+from operant.defend.mutation import InaccurateMutants
 from operant.studies import defences
 from operant.studies._work import Mean
 from operant.studies.defences import fitting, paper, suites, tables
@@ -266,14 +267,14 @@ def test_mutants_have_the_first_rate_that_leaves_them_accurate(monkeypatch: pyte
     def fit(model: object, benign: object, *, rate: float, **options: object) -> str:
         asked.append(rate)
         if rate > 0.01:
-            raise ValueError("only 3 of 30 mutants are accurate; lower the rate")
+            raise InaccurateMutants("only 3 of 30 are accurate")
         return f"detector {rate}"
 
     monkeypatch.setattr(fitting, "fit_mutation_detector", fit)
     plan = replace(SMOKE, mutation_rates=(0.05, 0.02, 0.01, 0.001))
     assert fitting._mutation(plan, None, None, 0) == ("detector 0.01", "rate 0.01, 12 mutants")
     assert asked == [0.05, 0.02, 0.01]
-    with pytest.raises(ValueError, match="lower the rate"):
+    with pytest.raises(InaccurateMutants):
         fitting._mutation(replace(plan, mutation_rates=(0.05, 0.02)), None, None, 0)
 
 

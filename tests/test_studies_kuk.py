@@ -209,14 +209,23 @@ def test_where_no_change_comes_nearer_that_is_told(noted) -> None:
         found = noted(5, cause)
     told = "**not explained**"
     assert f"| 50 [19, 81] | none helped |  |  | {told} |" in causes([found])
-    assert f"LL 50 % (paper 71 %), {told}." in summary([found])
+    assert f"LL 50 [19, 81] % (50 %), the paper's 71 %: {told}." in summary([found])
 
 
 def test_the_summary_says_what_is_within_what_is_open_and_what_is_explained(noted) -> None:
-    assert "LL 80 % (paper 71 %), within." in summary([noted(8)])
-    assert "LL 0 % (paper 71 %), no cause tried yet." in summary([noted(0)])
+    assert "LL 80 [44, 97] % (80 %), the paper's 71 %: within." in summary([noted(8)])
+    assert "LL 0 [0, 31] % (0 %), the paper's 71 %: no cause tried yet." in summary([noted(0)])
     assert "not all causes tried yet." in summary([noted(1, "a third of the noise")])
-    assert "LL 0 % (paper 71 %), explained by *fresh masks*." in summary([noted(7, "fresh masks")])
+    assert "the paper's 71 %: explained by *fresh masks*." in summary([noted(7, "fresh masks")])
+
+
+def test_seeds_tell_which_patterns_are_harder(noted, tmp_path: Path) -> None:
+    found = noted(9)
+    assert "LL and HH |  |" in summary([found])  # other patterns are not there yet
+    for pattern, reached in {"HH": 9, "LH": 1, "HL": 0}.items():
+        counts = [1.0] * reached + [0.0] * (10 - reached)
+        results.save(bred(pattern, counts, counts), tmp_path / "lenet5" / f"{search_name(pattern, 0, '', 0)}.json")
+    assert "harder to reach than LL and HH | 85.0 [" in summary([found])
 
 
 def test_claims_follow_from_what_was_measured(noted, tmp_path: Path) -> None:
@@ -241,7 +250,7 @@ def test_claims_follow_from_what_was_measured(noted, tmp_path: Path) -> None:
         "| RQ1: PCS tells adversarial from benign best | **not decided** 2 of 2 |",  # VRO is as good
         "| RQ2: most benign inputs are HL | 100 [94, 100] % **held** |",
         "| RQ2: most cases of an attack are LH | **held** 1, **not held** 1 of 2 |",
-        "| RQ2: testing tools find LH less often than attacks | 0 % [0, 6] of 60 and 50 % [37, 63] of 120 **held** |",
+        "other cases than attacks: LH less often | 0 % [0, 6] of 60 and 50 % [37, 63] of 120 **held** |",
         "| RQ3: most LL cases are benign | 56 [21, 86] % of 9 **not decided** |",
         "one with no selection | **held** 1 of 1 |",
     ):
@@ -400,16 +409,22 @@ def test_weights_are_taken_into_the_studys_folder_once(tmp_path: Path) -> None:
     first, second, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "out"
     out.mkdir()
     with pytest.raises(ValueError, match="as `operant train-nin` writes them"):
-        models.take_nin(first, out)
+        models.take_nin(first, out, None)
     for i, path in enumerate((first, second)):
         write_nin(path, width=6 + i)
-    models.take_nin(None, out)
+    models.take_nin(None, out, tmp_path)
     assert models.find_nin(out, None) is None
-    models.take_nin(first, out)
-    models.take_nin(first, out)
+    models.take_nin(first, out, None)
+    models.take_nin(first, out, None)
     found = models.find_nin(out, None)
     assert found is not None
     assert found.read_bytes() == first.read_bytes()
+    write_nin(tmp_path / "nin.safetensors", width=8)
+    models.take_nin(None, out, tmp_path)  # what is there stays
+    other = tmp_path / "other"
+    other.mkdir()
+    models.take_nin(None, other, tmp_path)  # what lies with the data is taken, too
+    assert (other / "nin.safetensors").read_bytes() == (tmp_path / "nin.safetensors").read_bytes()
     with pytest.raises(ValueError, match="begun with other weights"):
-        models.take_nin(second, out)
+        models.take_nin(second, out, None)
     assert found.read_bytes() == first.read_bytes()

@@ -20,6 +20,10 @@ from operant.rng import spawn
 TRIES = 5  # mutants made for each one that is kept, at most
 
 
+class InaccurateMutants(ValueError):
+    """Too few mutants read benign inputs as the network does."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verdicts:
     """What the mutants said of each input.
@@ -158,7 +162,7 @@ def fit_mutation_detector(
         if len(numbers) == mutants:
             break
     else:
-        raise ValueError(
+        raise InaccurateMutants(
             f"only {len(numbers)} of {TRIES * mutants} mutants read at least {min_accuracy:.0%} of the benign inputs "
             f"as the network does, and {mutants} are needed; lower the rate ({rate}) or min_accuracy"
         )

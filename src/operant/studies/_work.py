@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -89,6 +89,11 @@ def mean(values: Iterable[float], *, confidence: float = 0.95) -> Mean:
         return Mean(value=float(x.mean()), lower=-np.inf, upper=np.inf, n=len(x))
     half = float(student.ppf((1 + confidence) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
     return Mean(value=float(x.mean()), lower=float(x.mean()) - half, upper=float(x.mean()) + half, n=len(x))
+
+
+def less(value: Mean, by: float) -> Mean:
+    """The same, moved: by how much something exceeds what was claimed of it."""
+    return replace(value, value=value.value - by, lower=value.lower - by, upper=value.upper - by)
 
 
 def verdict(difference: Mean) -> str:

@@ -50,7 +50,7 @@ def run_study(
     check_data(tuple(plan.subject for plan in every), data)
     suites.check_home(home, scale, weights)
     suites.sign(home, scale)
-    take_nin(weights, home.out)
+    take_nin(weights, home.out, data)
     left_out = [why for plan in every if (why := suites.left_out(plan, data, home))]
     for why in left_out:
         console.print(why, highlight=False, markup=False)

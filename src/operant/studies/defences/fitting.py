@@ -19,6 +19,7 @@ from operant.defend import (
     fit_mutation_detector,
 )
 from operant.defend._common import Transform
+from operant.defend.mutation import InaccurateMutants
 from operant.model import Classifier
 from operant.networks import LeNet5, initialise
 from operant.retrain import DefensiveDistillation, LabelSmoothing
@@ -75,8 +76,8 @@ def _mutation(plan: Plan, model: Classifier, benign: Samples, run: int) -> tuple
         options = {"rate": rate, "mutants": plan.mutants, "level": plan.level}
         try:
             detector = fit_mutation_detector(model, benign, **options, generator=generator)  # type: ignore[arg-type]
-        except ValueError as error:
-            if "lower the rate" not in str(error) or rate == plan.mutation_rates[-1]:
+        except InaccurateMutants:
+            if rate == plan.mutation_rates[-1]:
                 raise
             continue
         return detector, f"rate {rate:g}, {plan.mutants} mutants"

@@ -107,8 +107,8 @@ def average(found: Sequence[Found]) -> Mean | None:
     for f in found:
         cells = [f.fall(d) for d in f.tried if f.falls(d)] if f.plan.runs == 1 else []
         if cells:
-            value, lower, upper = (_mean(getattr(cell, name) for cell in cells) for name in ("value", "lower", "upper"))
-            parts.append((1, Mean(value=value, lower=lower, upper=upper, n=1)))
+            ends = {name: plain_mean(getattr(cell, name) for cell in cells) for name in ("value", "lower", "upper")}
+            parts.append((1, Mean(**ends, n=1)))
     return _together(parts) if parts else None
 
 
@@ -116,10 +116,10 @@ def run_means(models: Sequence[Sequence[dict[int, float]]]) -> list[float]:
     """The mean over models of the mean over their cells, for each run that all cells have."""
     cells = [cell for model in models for cell in model]
     runs = set.intersection(*(set(cell) for cell in cells)) if cells else set()
-    return [_mean(_mean(cell[run] for cell in model) for model in models) for run in sorted(runs)]
+    return [plain_mean(plain_mean(cell[run] for cell in model) for model in models) for run in sorted(runs)]
 
 
-def _mean(values: Iterable[float]) -> float:
+def plain_mean(values: Iterable[float]) -> float:
     each = list(values)
     return sum(each) / len(each)
 

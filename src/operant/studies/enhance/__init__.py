@@ -46,7 +46,7 @@ def run_study(
     check_home(home, scale, weights)
     sign(home, scale)
     sign_folder(home.out / "enhance", scale=scale, enhancements=every)
-    take_nin(weights, home.out)
+    take_nin(weights, home.out, data)
     missing = [why for e in every if (why := left_out(e.plan, data, home))]
     for why in missing:
         console.print(why, highlight=False, markup=False)

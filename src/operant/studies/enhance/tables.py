@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from operant.studies._work import Mean, mean, table, verdict
+from operant.studies._work import Mean, less, mean, table, verdict
 from operant.studies.enhance import paper
 from operant.studies.enhance.found import Found, Quantity, change, rate
 from operant.studies.enhance.settings import CONTROL
@@ -59,8 +59,7 @@ def _transfer(f: Found) -> list[list[object]]:
     claim = f"… with a transfer calibration rate of {100 * paper.RATE:.1f} %"
     if own is None:
         return [*rows, _row(claim, f, None)]
-    less = replace(own, value=own.value - paper.RATE, lower=own.lower - paper.RATE, upper=own.upper - paper.RATE)
-    return [*rows, [claim, f.title, own.share, f"**{verdict(less)}**"]]
+    return [*rows, [claim, f.title, own.share, f"**{verdict(less(own, paper.RATE))}**"]]
 
 
 def _row(claim: str, f: Found, value: Mean | None, *, sign: int = 1) -> list[object]:
@@ -200,8 +199,8 @@ DIFFERENCES = """
   while the others judge transfer. Groups with few distinct cases repeat them more often.
 - The paper does not say how many cases, epochs or layers it has, nor which three attacks its mean is over; here it is
   over four. It retrains with the whole training set, here with a part of it, so that changes are small.
-- Test inputs leave out all that the suites started from, which the model gets right: accuracy on them is a little lower
-  than on the whole test set, and a loss on what was left out would not be seen.
+- Test inputs leave out all that cases start from, which the model gets right: accuracy on the others is lower than on
+  the whole test set, and since a loss on what was left out is not seen, changes of all groups are a little too high.
 - Training and validation inputs are ones that the models may have learned from before.
 """
 
@@ -210,7 +209,7 @@ def again(scale: str) -> str:
     return f"""
 ## Run it again
 
-`operant study enhance --scale {scale} --data DATA --out OUT`. Named again, it goes on where it stopped. In the folder
-of `operant study defences` the suites are used that are there; `--kuk DIR` names the folder of a KuK study whose suites
-are used, too.
+`operant study enhance --scale {scale} --data DATA --weights nin.safetensors --out OUT`. Named again, it goes on where
+it stopped. In the folder of `operant study defences` the suites are used that are there; `--kuk DIR` names the folder
+of a KuK study whose suites are used, too.
 """

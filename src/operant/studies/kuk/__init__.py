@@ -49,7 +49,7 @@ def run_study(
     out, every = Path(out), subjects(scale)
     check_data(every, data)
     sign_folder(out, scale=scale, subjects=every)
-    take_nin(weights, out)
+    take_nin(weights, out, data)
     left_out = [why for s in every if (why := missing(s, data, out))]
     for why in left_out:
         console.print(why, highlight=False, markup=False)

@@ -101,19 +101,20 @@ def causes(found: Sequence[Found]) -> str:
     means = "\n".join(f"- *{name}*: {what}." for name, what in CAUSES.items())
     columns = ["model", "pattern", "paper, %", "as it is, %", "nearest with", "reached, %", "p", "verdict"]
     nearest = table(columns, [_nearest(*of) for of in each])
-    text = f"""One suspected cause after the other is changed, the likeliest by our trials first, until one *explains*
-the difference: it brings the share of seeds that reach the pattern within {100 * GAP:.0f} points of the paper's, and
-the change is unlikely to be chance (McNemar's exact test on the same seeds, p below {LEVEL}). Two strengths of noise
-explain it, too, if one reaches more than the paper and the next one less, by the same test. Where the difference itself
-may be chance, *{MORE}* come first: the same search in {MORE_RUNS} further runs with other seeds, counted together with
-the first; p is then that of Fisher's test of what is left. These two rules were added when numbers were known: the
-first after HL of ResNet-20 had missed by a few points with a sixth of the noise, the second when LH of ResNet-20 was
-off by little more than {100 * GAP:.0f} points. What explains suffices for its cell, and that is all: it need not be
-what the paper did, which had one program, and may take other patterns away from the paper's shares; the second table
-tells what it did where it was tried. With up to {len(CAUSES)} changes for a difference, one in twenty passes the test
-by chance alone; some that stand early in the list were added after others had been tried. Experiments have the seeds of
-the first run ({_seeds(found)}), whose searches *as they are* stand beside them. Intervals are Clopper-Pearson's at
-95 %; they and the tests take seeds for independent, although those of a chunk share their dropout masks.
+    text = f"""One suspected cause after the other is changed (by *early and fresh* two at once), the likeliest by our
+trials first, until one *explains* the difference: it brings the share of seeds that reach the pattern within
+{100 * GAP:.0f} points of the paper's, and the change is unlikely to be chance (McNemar's exact test on the same seeds,
+p below {LEVEL}). Two strengths of noise explain it, too, if one reaches more than the paper and the next one less, by
+the same test. Where the difference itself may be chance, *{MORE}* come first: the same search in {MORE_RUNS} further
+runs with other seeds, counted together with the first; p is then that of Fisher's test of what is left. These two
+rules were added when numbers were known: the first after HL of ResNet-20 had missed by a few points with a sixth of
+the noise, the second when LH of ResNet-20 was off by little more than {100 * GAP:.0f} points. What explains suffices
+for its cell, and that is all: it need not be what the paper did, which had one program, and may take other patterns
+away from the paper's shares; the second table tells what it did where it was tried. With up to {len(CAUSES)} changes
+for a difference, one in twenty passes the test by chance alone; some that stand early in the list were added after
+others had been tried. Experiments have the seeds of the first run ({_seeds(found)}), whose searches *as they are*
+stand beside them. Intervals are Clopper-Pearson's at 95 %; they and the tests take seeds for independent, although
+those of a chunk share their dropout masks.
 
 {means.format(few=" or ".join(str(n) for n in dict.fromkeys(few(f.subject) for f in found)))}
 
@@ -123,7 +124,7 @@ What comes nearest to the paper's share:
 """
     columns = ["model", "pattern", "paper, %", "changed", "reached, %", "as it is, %", "p"]
     columns += ["confirmed, %", "as it is, %"]
-    return head + text + (f"Everything that was tried:\n\n{table(columns, rows)}" if rows else "")
+    return head + text + (f"Everything that was tried from all these seeds:\n\n{table(columns, rows)}" if rows else "")
 
 
 def _seeds(found: Sequence[Found]) -> str:

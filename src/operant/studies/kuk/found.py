@@ -105,7 +105,8 @@ class Found:
         total = self.dropout.seconds + sum(m.seconds for m in self.measured.values())
         for cause in ("", CONTROL, *CAUSES):
             total += sum(bred.seconds for bred in self.searches(cause).values())
-        return total
+        further = range(self.subject.runs, self.subject.runs + MORE_RUNS)
+        return total + sum(b.seconds for p in PATTERNS for run in further for b in self._chunks(p, run, ""))
 
     def _against_benign(self, method: str) -> tuple[dict[str, Tensor], Tensor] | None:
         benign, other = self.measured.get("benign"), self.measured.get(method)

@@ -72,9 +72,11 @@ def find_nin(out: Path, data: Path | None) -> Path | None:
     return next((place for place in places if place.exists() and place.with_suffix(".json").exists()), None)
 
 
-def take_nin(weights: Path | None, out: Path) -> None:
-    """Copy the weights that the user names, and what tells of them, into the study's folder, where they stay."""
-    if weights is None:
+def take_nin(weights: Path | None, out: Path, data: Path | None) -> None:
+    """Copy the weights that the user names, or that lie in the data folder, and what tells of them, into the study's
+    folder, where they stay."""
+    weights = weights or find_nin(out, data)
+    if weights is None or weights.parent == out:
         return
     if not weights.exists() or not weights.with_suffix(".json").exists():
         raise ValueError(f"{weights} and a JSON file beside it must be there, as `operant train-nin` writes them")

@@ -99,11 +99,12 @@ def method(found: Sequence[Found]) -> str:
 METHOD = """
 - The paper has 9 000 benign inputs, attacks from all of them, 500 seeds and 5 000 iterations for the testing tools, T
   of 50 for MNIST and 100 elsewhere, and 200 seeds for each search, of 100 members and 50 generations; the tables above
-  say what is smaller here. Three models have one run of each search.
+  say what is smaller here.
 - Searches have the paper's other options: crossover .5, mutation .005, radius .3 in L-infinity, its thresholds. It does
   not say how large tournaments are (a fifth of the members here), whether the fittest live on (one does), what the
-  mutation rate counts (images here), how much noise first members and mutants have (up to the radius here), or what
-  exactly the crossover rate is the chance of (each pixel here).
+  mutation rate counts (images here), or what exactly the crossover rate is the chance of (each pixel here). "For the
+  mutation process, the radius of L∞ is set as 0.3" is read as the radius of the ball and as the most that noise changes
+  a value by. The experiments with less noise read it as that of the ball alone: of first members it says nothing.
 - A search sees the same masks from start to end. **Screened searches are not the paper's**: fitness has few passes, the
   three fittest that meet the objective in these are asked for all T, and a seed leaves with one that meets it there.
   Populations may come to fit the few masks; the experiment *wider screen* tells where that matters.
@@ -115,7 +116,7 @@ METHOD = """
 NOTES = {
     "lenet5": "LeNet-5 is trained here, which the CPU hours leave out.",
     "nin": "NIN has half the paper's width, and batch norm; [its weights](nin.safetensors), made by `operant "
-    "train-nin`, are right about 88.7 % of all test images, and are given with `--weights nin.safetensors`.",
+    "train-nin`, are given with `--weights nin.safetensors`; `nin.json` beside them tells how they were made.",
     "resnet20": "ResNet-20 has given weights.",
     "mobilenet": "MobileNet is v2, on 500 natural images of which a part is used for each purpose; the paper's is v1. "
     "Dropout was tried in its last layers alone: before that, one generation of one seed takes minutes.",

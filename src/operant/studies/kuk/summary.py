@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from operant.defend.evaluate import interval
-from operant.studies._work import table
+from operant.studies._work import mean, table, verdict
 from operant.studies.kuk import paper
 from operant.studies.kuk.causes import LEVEL, state
 from operant.studies.kuk.found import Found
@@ -28,12 +28,16 @@ def summary(found: Sequence[Found]) -> str:
 
 {table(["claim", *(f.subject.title for f in found)], claims)}
 Counts are over attacks, or over patterns. A claim about most cases is held if the 95 % interval of the share lies above
-one half, and not held if below. *Less often*: these intervals do not meet, each as wide as if every seed had one case.
-*More often*: McNemar's test on the same seeds, at {LEVEL}. With so many tests a few come out by chance alone, and tests
-of searches take seeds for independent, although those of a chunk share their dropout masks.
+one half, and not held if below. *Less often* is our test of the paper's word that tools generate different cases: the
+intervals do not meet, each as wide as if every seed that was tried had one case (where few seeds have most cases it
+should be wider). *Harder*: by how many points LL and HH were reached more often, the mean over seeds with a 95 %
+t-interval. *More often*: McNemar's test on the same seeds, at {LEVEL}. With so many tests a few come out by chance
+alone, and tests of searches take seeds for independent, although those of a chunk share their dropout masks.
 
-Table 5, the share of seeds from which a pattern was reached: within {100 * GAP:.0f} points of the paper's, or the
-change that explains the difference. Each is for its own cell: whether one change explains a whole model was not tested.
+Table 5, the share of seeds from which a pattern was reached, with its 95 % interval, in brackets what was confirmed
+with fresh masks: within {100 * GAP:.0f} points of the paper's, or the change that explains the difference. Each is for
+its own cell: whether one change explains a whole model was not tested. A share that is within is left at that, however
+few seeds it has, while one that is not gets experiments; the intervals tell how much that means.
 
 {cells}
 """
@@ -82,6 +86,16 @@ def _ll_is_benign(f: Found) -> str:
     return f"{percent(of)} % of {len(of)} **{_most(of)}**" if len(of) else "none reached"
 
 
+def _opposite_is_harder(f: Found) -> str:
+    """Whether a seed reaches LL and HH more often than LH and HL, which are the opposite of what data are."""
+    bred = {pattern: f.as_it_is(pattern) for pattern in PATTERNS}
+    reached = {pattern: each.reached for pattern, each in bred.items() if each}
+    if len(reached) < len(PATTERNS):
+        return ""
+    lead = mean((0.5 * (reached["LL"] + reached["HH"] - reached["LH"] - reached["HL"])).tolist())
+    return f"{lead} **{verdict(lead)}**"
+
+
 def _selection_pays(f: Found) -> str:
     both = [(f.as_it_is(pattern), f.control(pattern)) for pattern in PATTERNS]
     return _tally(
@@ -96,8 +110,9 @@ CLAIMS: dict[str, Callable[[Found], str]] = {
     "RQ1: VRO is the best of the Bayesian measures": partial(_first, "vro"),
     "RQ2: most benign inputs are HL": _benign_is_hl,
     "RQ2: most cases of an attack are LH": _attacks_are_lh,
-    "RQ2: testing tools find LH less often than attacks": _tools_differ,
+    "RQ2: testing tools find other cases than attacks: LH less often": _tools_differ,
     "RQ3: most LL cases are benign": _ll_is_benign,
+    "RQ3: benign LH and adversarial HL are harder to reach than LL and HH": _opposite_is_harder,
     f"Control: a search reaches a pattern more often than one with {CONTROL}": _selection_pays,
 }
 
@@ -134,5 +149,6 @@ def _cells(f: Found) -> str:
 
 def _cell(f: Found, pattern: str) -> str:
     bred = f.searches()[pattern]
-    told = f"{100 * float(bred.reached.mean()):.0f} % (paper {100 * paper.reached(f.subject.name, pattern):.3g} %)"
-    return f"{told}, {'within' if abs(gap(f.subject, bred)) <= GAP else state(f, pattern)}"
+    told = f"{percent(bred.reached)} % ({100 * float(bred.confirmed.mean()):.0f} %)"
+    told += f", the paper's {100 * paper.reached(f.subject.name, pattern):.3g} %"
+    return f"{told}: {'within' if abs(gap(f.subject, bred)) <= GAP else state(f, pattern)}"
