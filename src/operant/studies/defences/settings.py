@@ -146,7 +146,7 @@ def _resnet20(subject: Subject) -> Plan:
     return Plan(
         subject=subject,
         cut=subject,
-        seeds=15,
+        seeds=10,
         attacked=300,
         carlini=45,
         benign=600,
@@ -162,11 +162,10 @@ def _resnet20(subject: Subject) -> Plan:
 def _nin(subject: Subject) -> Plan:
     return replace(
         _resnet20(subject),
-        seeds=10,
         attacked=200,
         carlini=30,
         mutants=60,
-        mutation_rates=(0.01, 0.005, 0.002, 0.001),
+        mutation_rates=(0.005, 0.002, 0.001),
         train=5_000,
     )
 
@@ -183,7 +182,7 @@ def _mobilenet(subject: Subject) -> Plan:
         defences=TABLE_7,
         runs=1,
         seeds=100,
-        quota=60,
+        quota=52,
         patience=10,
         attacked=30,
         carlini=8,
