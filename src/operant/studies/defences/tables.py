@@ -258,6 +258,8 @@ DIFFERENCES = """## What differs from the paper
   attacks and all defences are judged on the other ones, of other seeds, so that nothing is fitted on what judges it.
   Thresholds come from benign inputs that no case starts from.
 - Every detector is calibrated to one false-positive rate, the binary classifier too, which has a threshold of its own.
+  It learns from a few hundred cases where the paper has thousands: where it misses most attacks already, it cannot fall
+  far.
 - Distillation and label smoothing train a new network in the paper. Here LeNet-5 does so with fewer inputs; ResNet-20
   and NIN train on from their own weights with a few thousand inputs that they may have learned from before, which
   leaves them nearer to the model that was attacked and may make both defences weaker.

@@ -79,7 +79,7 @@ def _nin(plan: Plan) -> Enhancement:
         validation=1_000,
         test=2_500,
         epochs=2,
-        learning_rate=2e-4,
+        learning_rate=5e-5,
     )
 
 
