@@ -70,11 +70,11 @@ class Found:
         high, low = (self.rows(defence, of, kind) for of in (data, UNCOMMON))
         return {run: high[run].value - low[run].value for run in high if run in low}
 
-    def even_falls(self, defence: str, data: str = COMMON) -> dict[int, float]:
+    def even_falls(self, defence: str) -> dict[int, float]:
         """The same with benign and adversarial cases counted alike, of runs where both data have enough of both."""
         kinds = ("benign", "adversarial")
-        benign, adversarial = (self.falls(defence, kind, data) for kind in kinds)
-        rows = [self.rows(defence, of, kind) for of in (data, UNCOMMON) for kind in kinds]
+        benign, adversarial = (self.falls(defence, kind) for kind in kinds)
+        rows = [self.rows(defence, of, kind) for of in (COMMON, UNCOMMON) for kind in kinds]
         enough = [run for run in benign if all(run in each and each[run].n >= LEAST for each in rows)]
         return {run: (benign[run] + adversarial[run]) / 2 for run in enough}
 

@@ -24,7 +24,7 @@ KINDS = ("benign", "adversarial")
 
 def claims(found: Sequence[Found]) -> str:
     """What the papers say, and whether it held here."""
-    rows = [*_headline(found), *_even(found), *_common(found), *_detectors(found)]
+    rows = [*_headline(found), *_even(found), *_control(found), *_common(found), *_detectors(found)]
     rows += [_cell(f, defence) for f in found for defence in f.tried]
     text = f"""## What held
 
@@ -72,19 +72,24 @@ def _headline(found: Sequence[Found]) -> list[list[object]]:
 
 
 def _even(found: Sequence[Found]) -> list[list[object]]:
-    """The same with kinds counted alike, against common data and against the control, on models with several runs."""
-    several = [f for f in found if f.plan.runs > 1 and f.tried]
+    """The same with kinds counted alike, on models with several runs that have enough of both."""
+    cells = [[f.even_falls(d) for d in f.tried] for f in found if f.plan.runs > 1 and f.tried]
+    there = [model for model in cells if all(len(cell) > 1 for cell in model)]
+    falls = mean(run_means(there)) if there else None
+    told: list[object] = [falls, _bold(falls)] if falls else ["too few of a kind", f"**{OPEN}**"]
+    claim = "success is lower on uncommon data, kinds counted alike"
+    return [[claim, f"mean over {len(there)} models", "-", *told]] if cells else []
+
+
+def _control(found: Sequence[Found]) -> list[list[object]]:
+    """Whether defences do worse on bred cases than on noise of the same strength, mean over those of a model."""
     rows: list[list[object]] = []
-    for data, claim in (
-        (COMMON, "success is lower on uncommon data, kinds counted alike"),
-        (NOISE, "control: it is lower than on noise that was not bred, kinds counted alike"),
-    ):
-        cells = [[f.even_falls(d, data) for d in f.tried] for f in several]
-        there = [model for model in cells if all(len(cell) > 1 for cell in model)]
-        falls = run_means(there)
-        told: list[object] = [mean(falls), _bold(mean(falls))] if falls else ["too few of a kind", f"**{OPEN}**"]
-        rows.append([claim, f"mean over {len(there)} models", "-", *told])
-    return rows if several else []
+    for f in found:
+        falls = run_means([[f.falls(d, data=NOISE) for d in f.tried]]) if f.plan.runs > 1 and f.tried else []
+        if falls:
+            claim = "control: success is lower on uncommon data than on noise that was not bred"
+            rows.append([claim, f.title, "-", mean(falls), _bold(mean(falls))])
+    return rows
 
 
 def _up_to(cells: Sequence[Mean], by: float) -> str:
