@@ -147,7 +147,7 @@ def test_where_runs_agree_to_the_last_case_the_interval_is_that_of_the_cases(tmp
 
 
 def test_kinds_counted_alike_do_not_depend_on_how_many_there_are(tmp_path: Path) -> None:
-    for run, (benign, adversarial) in enumerate(((100, 10), (10, 100))):
+    for run, (benign, adversarial) in enumerate(((100, 10), (10, 100), (100, 4))):  # of the last, too few
         tables = {
             data: told(
                 MUTATION, {("benign", "all"): (k * benign // 10, benign), ("adversarial", "all"): (m, adversarial)}
@@ -159,7 +159,7 @@ def test_kinds_counted_alike_do_not_depend_on_how_many_there_are(tmp_path: Path)
         results.save(Tried(defence=MUTATION, tables=tables, note="", seconds=0.0), place)
     found = Found(SMALL["lenet5"], Home(tmp_path))
     assert found.even_falls(MUTATION) == pytest.approx({0: 0.5, 1: 0.5})
-    assert found.even_falls(MUTATION, NOISE) == {}
+    assert found.falls(MUTATION, data=NOISE) == {}
 
 
 def test_falls_are_means_over_runs_and_of_one_run_newcombes(tmp_path: Path) -> None:
@@ -175,6 +175,9 @@ def test_falls_are_means_over_runs_and_of_one_run_newcombes(tmp_path: Path) -> N
     assert fall.value == pytest.approx(0.3)
     assert fall.lower == pytest.approx(0.3 - math.hypot(0.95 - l1, u2 - 0.65))
     assert fall.upper == pytest.approx(0.3 + math.hypot(u1 - 0.95, 0.65 - l2))
+    wide = mobile.fall(MUTATION, confidence=0.99)
+    assert wide.lower < fall.lower
+    assert wide.upper > fall.upper
     exact = clopper_pearson_interval(130, 200, confidence=0.95)
     assert mobile.success(MUTATION, UNCOMMON).lower == pytest.approx(exact.lower)
 
