@@ -183,7 +183,7 @@ def _mobilenet(subject: Subject) -> Plan:
         runs=1,
         seeds=100,
         quota=52,
-        patience=10,
+        patience=6,
         attacked=30,
         carlini=8,
         benign=90,
