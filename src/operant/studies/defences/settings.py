@@ -30,7 +30,7 @@ class Plan:
         runs: repetitions, each with seeds, inputs and random numbers of its own.
         seeds: searched from for each pattern, in each run; fewer if ``quota`` cases are reached before.
         quota: cases of a pattern that are enough in a run.
-        patience: seeds after which a pattern is given up that fewer than a tenth of them reached; none never.
+        patience: seeds after which a pattern is given up that fewer than a quarter of them reached; none never.
         attacked, carlini: inputs that attacks start from, all runs together, and of these the ones for C&W.
         benign: inputs of each run that detectors are fitted and calibrated on.
         draws: of noise, for the control, from each seed of each search.

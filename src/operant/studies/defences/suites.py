@@ -204,7 +204,7 @@ def wanted(plan: Plan, pattern: str, run: int, home: Home) -> Iterator[tuple[int
     or too few come to go on."""
     seeds, reached = 0, 0
     for part in plan.parts(run):
-        if reached >= plan.quota or (plan.patience is not None and seeds >= plan.patience and reached < seeds / 10):
+        if reached >= plan.quota or (plan.patience is not None and seeds >= plan.patience and reached < seeds / 4):
             return
         yield part
         if plan.patience is not None or plan.quota < plan.seeds:
