@@ -73,7 +73,7 @@ def test_what_the_paper_found_would_be_held(tmp_path: Path) -> None:
     gains["C&W"] = [-0.03, -0.031, -0.034]
     told = verdicts(written(tmp_path, gains, {"LH": [0.95, 0.951, 0.952]}))
     assert set(told.values()) == {"held"}
-    assert len(told) == 10
+    assert len(told) == 11
 
 
 def test_the_opposite_would_not_be_held(tmp_path: Path) -> None:
@@ -86,13 +86,15 @@ def test_the_opposite_would_not_be_held(tmp_path: Path) -> None:
 def test_without_cases_or_without_an_improvement_nothing_is_decided(tmp_path: Path) -> None:
     found = written(tmp_path, {"HL": [None] * 3, "DeepFool": [0.01, -0.01, 0.0]})
     told = verdicts(found)
-    assert told["HL data improve accuracy most"] == told["… by 64 %"] == "not decided"
+    assert told["HL data improve accuracy"] == told["… most of all groups"] == told["… by 64 %"] == "not decided"
     assert told["DeepFool data lower accuracy"] == "not decided"
     assert found.told("HL", change) is None
     assert found.lead("HL", "LL", change) is None
     assert "HL" not in found.groups
     flat = written(tmp_path / "b", {"HL": [0.02, 0.021, 0.022]})
     assert verdicts(flat)["… by 64 %"] == "not decided"  # LL gains nothing, which nothing can be 64 % more than
+    loss = written(tmp_path / "c", {"LL": [-0.02, -0.021, -0.022]})
+    assert verdicts(loss)["… by 64 %"] == "not held"
 
 
 def test_leads_are_paired_by_run(tmp_path: Path) -> None:

@@ -35,9 +35,10 @@ have other training and test inputs, but share cases of a pattern: intervals do 
 
 def _accuracy(f: Found) -> list[list[object]]:
     first, second = paper.BEST_ACCURACY, paper.SECOND
-    rows = [_best_row(f, f"{first} data improve accuracy most", first, change, f.groups)]
+    rows = [_row(f"{first} data improve accuracy", f, f.told(first, change))]
+    rows.append(_best_row(f, "… most of all groups", first, change, f.groups))
     lead = f.lead(first, second, change)
-    rows.append(_row(f"{first} data improve it more than {second} data", f, lead))
+    rows.append(_row(f"… more than {second} data", f, lead))
     rows.append(_ratio(f))
     for group in paper.NEGATIVE:
         own = f.told(group, change)
@@ -99,7 +100,8 @@ def _ratio(f: Found) -> list[object]:
     if first is None or second is None:
         return [claim, f.title, "too few cases", f"**{OPEN}**"]
     if not second.lower > 0:
-        return [claim, f.title, f"{paper.SECOND} data: {second}, no improvement to compare with", f"**{OPEN}**"]
+        word = NOT_HELD if second.upper < 0 else OPEN
+        return [claim, f.title, f"{paper.SECOND} data: {second}, no improvement to compare with", f"**{word}**"]
     high, low = (f.values(group, change) for group in (paper.BEST_ACCURACY, paper.SECOND))
     more = mean(high[run] - paper.LEAD * low[run] for run in high if run in low)
     told = f"{100 * (first.value / second.value - 1):.0f} %"
