@@ -347,8 +347,8 @@ def test_searches_stop_when_there_are_enough_cases_or_too_few_come(tmp_path: Pat
 
     assert taken(plan) == [4, 4]
     assert taken(replace(plan, quota=3)) == [2, 4]
-    assert taken(replace(plan, quota=3, patience=4)) == [2, 2]
-    assert taken(replace(plan, patience=6)) == [4, 4]  # two of six is a quarter and more
+    assert taken(replace(plan, quota=3, limits={"HH": 4})) == [2, 2]
+    assert taken(replace(plan, limits={"HH": 6})) == [4, 3]
     assert len(suites.uncommon_of(replace(plan, quota=3), "LL", 0, home)) == 3
     assert suites.uncommon_of(plan, "HH", 0, home)["vro"].tolist() == pytest.approx([0.1, 0.9] * 2)
 

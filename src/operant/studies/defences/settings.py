@@ -30,7 +30,7 @@ class Plan:
         runs: repetitions, each with seeds, inputs and random numbers of its own.
         seeds: searched from for each pattern, in each run; fewer if ``quota`` cases are reached before.
         quota: cases of a pattern that are enough in a run.
-        patience: seeds after which a pattern is given up that fewer than a quarter of them reached; none never.
+        limits: seeds at most, of patterns whose searches take long.
         attacked, carlini: inputs that attacks start from, all runs together, and of these the ones for C&W.
         benign: inputs of each run that detectors are fitted and calibrated on.
         draws: of noise, for the control, from each seed of each search.
@@ -49,7 +49,7 @@ class Plan:
     runs: int = 3
     seeds: int
     quota: int = 10**6
-    patience: int | None = None
+    limits: dict[str, int] = field(default_factory=dict)
     attacked: int
     carlini: int
     benign: int
@@ -183,7 +183,7 @@ def _mobilenet(subject: Subject) -> Plan:
         runs=1,
         seeds=100,
         quota=52,
-        patience=6,
+        limits={"LL": 6, "HH": 6},
         attacked=30,
         carlini=8,
         benign=90,

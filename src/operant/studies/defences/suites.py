@@ -200,19 +200,19 @@ def uncommon_of(plan: Plan, pattern: str, run: int, home: Home) -> Suite:
 
 
 def wanted(plan: Plan, pattern: str, run: int, home: Home) -> Iterator[tuple[int, int, int, int]]:
-    """Chunks to search from, one after the other, each only once the one before is there: until there are enough cases,
-    or too few come to go on."""
+    """Chunks to search from, one after the other until there are enough cases; where that is asked, each only once the
+    one before is there."""
     seeds, reached = 0, 0
     for part in plan.parts(run):
-        if reached >= plan.quota or (plan.patience is not None and seeds >= plan.patience and reached < seeds / 4):
+        if reached >= plan.quota or seeds >= plan.limits.get(pattern, plan.seeds):
             return
         yield part
-        if plan.patience is not None or plan.quota < plan.seeds:
+        seeds += part[3] - part[2]
+        if plan.quota < plan.seeds:
             place = home.kept(plan, suite_name(plan, pattern, part[0], part[1]))
             if place is None:
                 return
             reached += int(torch.as_tensor(Suite.open(place)["reached"]).sum())
-            seeds += part[3] - part[2]
 
 
 def searched(plan: Plan, home: Home) -> int:

@@ -255,8 +255,8 @@ def _notes(found: Sequence[Found]) -> str:
 DIFFERENCES = """## What differs from the paper
 
 - Patterns are pooled: a run has the cases of all four, one of a seed and pattern. Where a pass takes long, searches
-  that were made here have fewer members and generations; a pattern is searched for until it has enough cases, and
-  given up if fewer than a quarter of the first seeds reach it; its cases are then mostly of the easier ones.
+  that were made here have fewer members and generations; a pattern is searched for until it has enough cases, and LL
+  and HH from few seeds, for they take longest: most cases are then of the two others.
 - Common data are half benign; how many of the uncommon cases are, the table above tells. A defence that is better on
   one kind than on the other gains or loses by that alone: look at the table by kind.
 - The paper fits and judges on cases of the same attacks, as far as it says. Here the binary classifier learns from two
