@@ -52,6 +52,6 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/.made
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[flows,vision,attacks,art,triage]'
+$(VENV)/.dev: pyproject.toml studies/pyproject.toml constraints.txt | $(VENV)/.made
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[flows,vision,attacks,art,triage]' --editable studies
 	@touch $@ $(VENV)/.core

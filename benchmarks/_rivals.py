@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import _timing
 from operant import Classifier, Samples, spawn
-from operant.generate._mutations import AFFINE, NAMES, RANGES, change_pixels, turn
-from operant.generate.deephunter import DeepHunter
-from operant.generate.tensorfuzz import TensorFuzz
+from operant.generate.baselines._mutations import AFFINE, NAMES, RANGES, change_pixels, turn
+from operant.generate.baselines.deephunter import DeepHunter
+from operant.generate.baselines.tensorfuzz import TensorFuzz
 from operant.measure import KMNC, fit_ranges
 
 AGREE = 0.3  # by which share the two may differ in what they cover; from run to run TensorFuzz alone differs by a fifth

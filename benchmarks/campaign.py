@@ -27,14 +27,14 @@ from scipy.stats import binom, t
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, load_digits, spawn
-from operant.assess import clopper_pearson_interval, labels_of
-from operant.campaign import Campaign, Delivered
+from operant.assess import clopper_pearson_interval
+from operant.campaign import Campaign, CampaignResult
 from operant.conditions import Recipe, apply, normal, uniform
-from operant.data import load
+from operant.data import labels_of, load
 from operant.generate import ConditionMove, GradientMove
 from operant.networks import LeNet5, fit, initialise
 from operant.retrain import OperationalFinetune
-from operant.studies.seeds.settings import Sources, setting_of
+from operant_studies.seeds.settings import Sources, setting_of
 
 TRAIN, CLEAN, TRUTH = 600, 200, 50_000
 LIGHT = Recipe(severities={"brightness": normal(0.15), "gaussian_noise": uniform(0.0, 0.25)})
@@ -127,7 +127,7 @@ def bounds(n: int) -> dict[str, float]:
     return ratios
 
 
-def run(campaign: Campaign, field: Field, seed: int, *path: str) -> Delivered:
+def run(campaign: Campaign, field: Field, seed: int, *path: str) -> CampaignResult:
     """One campaign with a model and a field of its own."""
     inputs = field.draw(1000, spawn(seed, *path, "field"))
     with TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
 # A field that drifts --------------------------------------------------------------------------------------------------
 
 
-def drifting(data: Path) -> Delivered:
+def drifting(data: Path) -> CampaignResult:
     """MNIST under conditions; from round 2 on USPS arrives."""
     mnist, usps = load("mnist", data), Sources(setting_of("small"), data).other
     train, clean = mnist.train[:4000], mnist.train[4000:5000]

@@ -41,7 +41,7 @@ from operant.assess import estimators as of
 from operant.assess.bounds import clopper_pearson, confidence_sequence, log_winnings
 from operant.networks import ResNet20, load_weights
 from operant.seeds import Draw, combine, draw
-from operant.studies.robot.known import find_known, known_network
+from operant_studies.robot.known import find_known, known_network
 
 TAIL = 0.05
 LABELS = 300

@@ -18,7 +18,7 @@ from torch import Tensor
 from operant import Samples, spawn
 from operant.conditions import Recipe, apply, fixed
 from operant.profile import drift
-from operant.studies.seeds.settings import Sources, setting_of
+from operant_studies.seeds.settings import Sources, setting_of
 
 N = 500
 ZIPF = 1 / torch.arange(1, 11, dtype=torch.float64)

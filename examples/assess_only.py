@@ -3,8 +3,8 @@
 from torch import nn
 
 from operant import Classifier, Samples, load_digits, spawn
-from operant.assess import assess_reliability, labels_of, plan
-from operant.data import content_ids
+from operant.assess import assess_reliability, plan
+from operant.data import content_ids, labels_of
 from operant.networks import fit, initialise
 from operant.profile import fit_profile
 

@@ -10,9 +10,9 @@ from functools import partial
 from torch import nn
 
 from operant import Classifier, Samples, load_digits, spawn
-from operant.assess import labels_of
 from operant.campaign import Campaign
 from operant.conditions import Recipe, apply, normal, uniform
+from operant.data import labels_of
 from operant.generate import ConditionMove, GradientMove
 from operant.networks import fit, initialise
 from operant.report import write_report

@@ -10,8 +10,8 @@ from torch import nn
 
 from operant import Classifier, Samples, spawn
 from operant.generate import _strategies
-from operant.generate._strategies import BOUND, FEATURES, Strategies, breed, fixed_features, parents_of
-from operant.generate.adapt import ADAPT, Hunt, Network, RandomMutation, Reading, neuron_coverage
+from operant.generate.baselines._strategies import BOUND, FEATURES, Strategies, breed, fixed_features, parents_of
+from operant.generate.baselines.adapt import ADAPT, Hunt, Network, RandomMutation, Reading, neuron_coverage
 from operant.generate.engine import project
 from operant.measure import KMNC, NBC, NC, TKNC, Coverage, find_neurons, fit_ranges
 from operant.testing import LAWS, toy_classifier, toy_seeds
@@ -149,7 +149,9 @@ def test_the_budget_is_kept_and_used_up(rows, trials):
     for fuzzer, extra in ((replace(QUICK, rows_per_seed=rows, trials=trials), 1), (RandomMutation(radius=0.2), 0)):
         fuzzer = replace(fuzzer, rows_per_seed=rows, trials=trials)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("operant.generate.adapt.fixed_features", lambda *_: torch.zeros(3, 8, dtype=torch.int64))
+            patch.setattr(
+                "operant.generate.baselines.adapt.fixed_features", lambda *_: torch.zeros(3, 8, dtype=torch.int64)
+            )
             patch.setattr(Network, "_pass", lambda self, x: passed.append(len(x)) or whole(self, x))
             found = fuzzer.explore(model, seeds, generator=spawn(rows))
         assert sum(passed) == 2 * int(found.rows[-1])

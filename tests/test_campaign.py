@@ -26,10 +26,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, load_digits, results, spawn
-from operant.assess import LabelsMissing, labels_of
 from operant.campaign import (
     Campaign,
-    Delivered,
+    CampaignResult,
     Event,
     Round,
     allocate,
@@ -39,11 +38,12 @@ from operant.campaign import (
     turns,
     view,
 )
-from operant.campaign.assessment import Assessed, assess_model, labels_needed, what_it_takes
+from operant.campaign.assessment import SequentialAssessment, assess_model, labels_needed, what_it_takes
+from operant.campaign.choosing import unguided
 from operant.campaign.feedback import FLOOR, reweighted
-from operant.campaign.folder import Damaged, RunFolder
-from operant.campaign.parts import unguided
-from operant.campaign.stored import LOOKED_AT, Certainty, Ended
+from operant.campaign.records import LOOKED_AT, Certainty, StopRecord
+from operant.data import LabelsMissing, labels_of
+from operant.execution.run_folder import Damaged, RunFolder
 from operant.generate import GradientMove, UncertaintyFuzz
 from operant.measure import Naturalness, with_dropout
 from operant.networks import fit, initialise, load_weights
@@ -100,7 +100,9 @@ def unlabelled(samples: Samples) -> Samples:
     return Samples(samples.x, ids=samples.ids)
 
 
-def run(folder: Path, labelled: Samples | None = None, *, workers: int = 1, seed: int = 0, **changes: Any) -> Delivered:
+def run(
+    folder: Path, labelled: Samples | None = None, *, workers: int = 1, seed: int = 0, **changes: Any
+) -> CampaignResult:
     """A campaign that costs a second; changes are of its options, or of what it is called with."""
     labelled = field() if labelled is None else labelled
     given_ = {"field": unlabelled(labelled), "labeller": labels_of(labelled), "train": train(), "clean": clean()}
@@ -135,7 +137,7 @@ def _fitted_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Delivered]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CampaignResult]:
     folder = tmp_path_factory.mktemp("undisturbed")
     return folder, run(folder)
 
@@ -163,7 +165,7 @@ class Asking:
 # What happened --------------------------------------------------------------------------------------------------------
 
 
-def test_rounds_tell_what_happened(undisturbed: tuple[Path, Delivered]) -> None:
+def test_rounds_tell_what_happened(undisturbed: tuple[Path, CampaignResult]) -> None:
     folder, done = undisturbed
     first, *later = done.rounds
     assert [r.number for r in done.rounds] == [0, 1, 2]
@@ -194,11 +196,11 @@ def test_rounds_tell_what_happened(undisturbed: tuple[Path, Delivered]) -> None:
     assert str(done).count("\n") == 4
 
 
-def test_what_is_told_of_the_last_model_is_true(undisturbed: tuple[Path, Delivered]) -> None:
+def test_what_is_told_of_the_last_model_is_true(undisturbed: tuple[Path, CampaignResult]) -> None:
     """Its failures are those of the delivered weights on inputs whose labels stand in the folder."""
     folder, done = undisturbed
     last = max(r.number for r in done.rounds if r.assessment)
-    known = [results.load(f, turns.Known) for f in sorted((folder / f"round-{last:03d}").glob("labels-*.json"))]
+    known = [results.load(f, turns.LabelBatch) for f in sorted((folder / f"round-{last:03d}").glob("labels-*.json"))]
     ids, told = torch.cat([k.ids for k in known]), torch.cat([k.labels for k in known])
     everything = field()
     rows = torch.stack([(everything.ids == i).nonzero()[0, 0] for i in ids])
@@ -207,7 +209,7 @@ def test_what_is_told_of_the_last_model_is_true(undisturbed: tuple[Path, Deliver
     assert len(ids) == done.assessment.labels
 
 
-def test_the_model_that_came_stays_as_it_is(undisturbed: tuple[Path, Delivered]) -> None:
+def test_the_model_that_came_stays_as_it_is(undisturbed: tuple[Path, CampaignResult]) -> None:
     start = initialise(network, generator=spawn(0, "weights"))
     again = Classifier(fit(start, train(), epochs=6, generator=spawn(0, "fit"), progress=False).module)
     assert same_weights(model(), again)
@@ -249,7 +251,7 @@ def test_breeding_for_a_pattern_is_a_move(tmp_path: Path) -> None:
     assert (kept.failures, len(kept.vro), kept.reason) == (last.operational, min(last.operational, LOOKED_AT), "")
 
 
-def test_without_dropout_how_decided_the_model_was_is_kept(undisturbed: tuple[Path, Delivered]) -> None:
+def test_without_dropout_how_decided_the_model_was_is_kept(undisturbed: tuple[Path, CampaignResult]) -> None:
     folder, done = undisturbed
     for each in done.rounds[1:]:
         kept = results.load(folder / f"round-{each.number:03d}" / "patterns.json", Certainty)
@@ -322,7 +324,7 @@ def test_a_round_whose_retraining_was_refused_buys_labels_for_the_next(tmp_path:
         known = each.labels
 
 
-def test_an_earlier_smaller_bound_is_told(undisturbed: tuple[Path, Delivered]) -> None:
+def test_an_earlier_smaller_bound_is_told(undisturbed: tuple[Path, CampaignResult]) -> None:
     done = undisturbed[1]
     bounds = {r.number: r.assessment.upper for r in done.rounds if r.assessment}
     best = min(bounds, key=bounds.__getitem__)
@@ -342,13 +344,13 @@ def test_a_smaller_budget_does_not_forget_finished_rounds(tmp_path: Path) -> Non
 
 def test_how_it_ended_is_told_until_it_goes_on(tmp_path: Path) -> None:
     run(tmp_path, rounds=1)
-    first = results.load(tmp_path / "ended.json", Ended)
+    first = results.load(tmp_path / "ended.json", StopRecord)
     assert (first.why, first.last, first.rounds) == ("All rounds are spent after round 1.", 1, 1)
     with pytest.raises(LabelsMissing):
         run(tmp_path, rounds=2, labels=1000, labeller=Asking(field(), batches=0))
     assert not (tmp_path / "ended.json").exists()  # it is under way
     done = run(tmp_path, rounds=2, labels=1000)
-    ended = results.load(tmp_path / "ended.json", Ended)
+    ended = results.load(tmp_path / "ended.json", StopRecord)
     assert (ended.met, ended.last, ended.rounds) == (done.met, done.rounds[-1].number, 2)
     assert done.reason.startswith(ended.why[:-1])
     assert done.reason.endswith(ended.advice)
@@ -366,14 +368,14 @@ def test_labels_that_are_none_are_refused_and_can_be_mended(tmp_path: Path, told
     assert run(tmp_path, rounds=1).rounds == run(tmp_path / "other", rounds=1).rounds
 
 
-def test_what_a_campaign_hands_back_lies_in_its_folder(undisturbed: tuple[Path, Delivered]) -> None:
+def test_what_a_campaign_hands_back_lies_in_its_folder(undisturbed: tuple[Path, CampaignResult]) -> None:
     folder, done = undisturbed
     kept = model().rewrap(load_weights(model().unwrap(), folder / "model.safetensors"))
     assert same_weights(kept, done.model)
     assert Suite.open(folder / "cases").digest() == done.suite.digest()
 
 
-def test_yields_count_seeds_on_which_a_move_came_first(undisturbed: tuple[Path, Delivered]) -> None:
+def test_yields_count_seeds_on_which_a_move_came_first(undisturbed: tuple[Path, CampaignResult]) -> None:
     folder, done = undisturbed
     for r in done.rounds[1:]:
         chunks = sorted((folder / f"round-{r.number:03d}" / "suite").glob("chunk-*"))
@@ -403,7 +405,7 @@ def test_a_field_without_an_input_to_assess_ends_with_that(tmp_path: Path) -> No
 
 
 def test_what_it_would_take_is_said_in_labels_of_the_bound_in_use() -> None:
-    few = Assessed(labels=100, failures=2, upper=0.09, confidence=0.975, reason="")
+    few = SequentialAssessment(labels=100, failures=2, upper=0.09, confidence=0.975, reason="")
     needed = labels_needed(0.02, 0.05, 0.975)
     assert f"about {needed} labels" in what_it_takes(few, 0.05)
     assert assessment.confidence_sequence(round(0.02 * needed), needed, confidence=0.975).upper <= 0.05
@@ -472,7 +474,7 @@ def test_labels_are_never_overspent(tmp_path: Path) -> None:
     assert len(asking.ids) == done.labels <= 33
 
 
-def test_the_field_may_come_back_in_another_order(tmp_path: Path, undisturbed: tuple[Path, Delivered]) -> None:
+def test_the_field_may_come_back_in_another_order(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
     """Or in another order from the start: ids alone decide what is done with an input."""
     with pytest.raises(LabelsMissing):
         run(tmp_path, labeller=Asking(field(), batches=7))
@@ -490,7 +492,7 @@ def test_field_inputs_that_are_gone_are_told(tmp_path: Path) -> None:
 # Labels that are not there yet ----------------------------------------------------------------------------------------
 
 
-def test_missing_labels_stop_it_and_it_goes_on(tmp_path: Path, undisturbed: tuple[Path, Delivered]) -> None:
+def test_missing_labels_stop_it_and_it_goes_on(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
     asked = []
     for batches in (0, 1, 6, 10**9):
         asking = Asking(field(), batches=batches)
@@ -584,7 +586,7 @@ def test_drift_can_be_noticed_in_every_round(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(view, "drift", looked)
     with RunFolder(tmp_path, signature={}) as opened:
-        seen = view.View(lambda _: field(), model(), train().ids, opened, seed=0, dimensions=4, follow=True)
+        seen = view.FieldState(lambda _: field(), model(), train().ids, opened, seed=0, dimensions=4, follow=True)
         seen.reference = field()
         for number in range(1, 9):
             assert seen._compare(f"round-{number:03d}", number, field()) == ""
@@ -604,7 +606,7 @@ def test_more_of_the_same_joins_the_field(tmp_path: Path) -> None:
 # Feedback -------------------------------------------------------------------------------------------------------------
 
 
-def test_feedback_decides_and_tells(undisturbed: tuple[Path, Delivered]) -> None:
+def test_feedback_decides_and_tells(undisturbed: tuple[Path, CampaignResult]) -> None:
     rounds = undisturbed[1].rounds
     assert [d.what for d in rounds[1].decisions] == ["seeds by class", "seeds by cell"]
     assert [d.what for d in rounds[2].decisions] == ["seeds by class", "seeds by cell", "moves"]
@@ -700,7 +702,7 @@ ZEROS = torch.zeros(200, dtype=torch.int64)  # what a model says, which is wrong
 PATHS = 500
 
 
-def simulated(pmi: float, generator: torch.Generator, **options: Any) -> Assessed:
+def simulated(pmi: float, generator: torch.Generator, **options: Any) -> SequentialAssessment:
     wrong = (torch.rand(200, generator=generator) < pmi).long()
 
     def ask(i: int, asked: Samples) -> Tensor:
@@ -778,7 +780,7 @@ def test_no_labels_say_nothing() -> None:
 # The folder -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_campaign_is_read_again(tmp_path: Path, undisturbed: tuple[Path, Delivered]) -> None:
+def test_a_finished_campaign_is_read_again(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
     shutil.copytree(undisturbed[0], tmp_path / "copy")
     asking = Asking(field())
     again = run(tmp_path / "copy", labeller=asking)
@@ -789,7 +791,7 @@ def test_a_finished_campaign_is_read_again(tmp_path: Path, undisturbed: tuple[Pa
     assert digest(tmp_path / "copy") == digest(undisturbed[0])
 
 
-def test_other_settings_are_refused_by_name(tmp_path: Path, undisturbed: tuple[Path, Delivered]) -> None:
+def test_other_settings_are_refused_by_name(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
     shutil.copytree(undisturbed[0], tmp_path / "copy")
     with pytest.raises(ValueError, match=r"holds a run with other settings: chunk .15 -> 10.; seed .0 -> 1."):
         run(tmp_path / "copy", chunk=10, seed=1)
@@ -848,7 +850,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_workers_and_one_end_the_same(tmp_path: Path, undisturbed: tuple[Path, Delivered]) -> None:
+def test_two_workers_and_one_end_the_same(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
     run(tmp_path, workers=2)
     assert digest(tmp_path) == digest(undisturbed[0])
 

@@ -17,21 +17,32 @@ from torch import nn
 from typer.testing import CliRunner
 
 from operant import Classifier, Samples, spawn
-from operant._hashing import described
-from operant.assess import LabelFolder, LabelsMissing
-from operant.assess.labels import name_of
 from operant.campaign import building, initial
-from operant.campaign.assessment import Assessed
-from operant.campaign.building import build
+from operant.campaign.assessment import SequentialAssessment
+from operant.campaign.build import build
+from operant.campaign.campaign import Campaign
 from operant.campaign.config import TABLES, load_config
-from operant.campaign.engine import Event, Interrupted
-from operant.campaign.folder import RunFolder, signature_of
-from operant.campaign.loop import Campaign
-from operant.campaign.progress import Bar, Lines, Seen, event_json, result_json, seconds_of, told_times, watching
-from operant.campaign.rounds import Delivered, Round
+from operant.campaign.progress import (
+    ProgressBar,
+    ProgressLines,
+    ProgressState,
+    event_json,
+    result_json,
+    seconds_of,
+    show_progress,
+    told_times,
+)
+from operant.campaign.result import CampaignResult, Round
 from operant.cli_campaign import add_commands
 from operant.conditions import CONDITIONS, Recipe, fixed, half_normal, normal, uniform
+from operant.data import LabelFolder, LabelsMissing
+from operant.data.labels import name_of
+from operant.execution.events import Event
+from operant.execution.interrupt import Interrupted
+from operant.execution.run_folder import RunFolder
+from operant.execution.signature import signature_of
 from operant.generate import PGD
+from operant.model.hashing import described
 from operant.networks import load_weights, save_weights
 from operant.networks.weights import conversion
 from operant.profile import FittedConditions
@@ -82,7 +93,7 @@ def breaks(asked):
 
 
 def later(asked):
-    from operant.assess import LabelsMissing
+    from operant.data import LabelsMissing
 
     raise LabelsMissing("come back tomorrow")
 """
@@ -513,7 +524,7 @@ def pictures(folder):
             pixels = np.full((8, 8), 20 * i + (5 if "tue" in day else 0), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / day / (f"Img_{i}.png" if i else f"only in {day[-3:]}.bmp"))
 
-    def labelled(*rows: str) -> building.Ready:
+    def labelled(*rows: str) -> building.CampaignJob:
         (folder / "labels.csv").write_text("\n".join(["name,label", *rows]))
         start = SHORT.replace('"field.npz"', '["field/mon", "field/tue"]')
         return build(configured(folder, "[labels]\nfile = 'labels.csv'", start=start))
@@ -829,7 +840,7 @@ def test_what_a_rounds_line_has_told_is_not_told_again():
 
 def lines_told(events: list[Event]) -> list[str]:
     out, clock = StringIO(), iter(range(0, 1000, 10))
-    lines = Lines(console=Console(file=out, width=40), seen=Seen(clock=lambda: next(clock)))
+    lines = ProgressLines(console=Console(file=out, width=40), seen=ProgressState(clock=lambda: next(clock)))
     for event in events:
         lines(event)
     return out.getvalue().splitlines()
@@ -853,8 +864,8 @@ def test_times_are_summed_over_rounds_and_told_by_step():
 
 def test_on_a_terminal_there_is_a_bar_and_what_is_done_stays():
     out = StringIO()
-    with watching(Console(file=out, force_terminal=True, width=150, highlight=False)) as watch:
-        assert isinstance(watch, Bar)
+    with show_progress(Console(file=out, force_terminal=True, width=150, highlight=False)) as watch:
+        assert isinstance(watch, ProgressBar)
         for event in EVENTS:
             watch(event)
             watch.progress.refresh()
@@ -868,12 +879,12 @@ def test_on_a_terminal_there_is_a_bar_and_what_is_done_stays():
 
 def test_json_is_one_object_a_line_and_quiet_is_nothing():
     out = StringIO()
-    with watching(Console(file=out, width=20), as_json=True) as watch:
+    with show_progress(Console(file=out, width=20), as_json=True) as watch:
         for event in EVENTS:
             watch(event)
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [event_json(event) for event in EVENTS]
     out = StringIO()
-    with watching(Console(file=out), quiet=True) as watch:
+    with show_progress(Console(file=out), quiet=True) as watch:
         watch(EVENTS[0])
     assert out.getvalue() == ""
 
@@ -884,11 +895,11 @@ def test_json_is_one_object_a_line_and_quiet_is_nothing():
 ROUND = Event(step="round", done=0, total=5, told={"round": "round 0: clean [99%]"})
 
 
-def delivered(*, met: bool, rounds: int = 2) -> Delivered:
-    assessed = Assessed(labels=100, failures=1, upper=0.04, confidence=0.975, reason="")
+def delivered(*, met: bool, rounds: int = 2) -> CampaignResult:
+    assessed = SequentialAssessment(labels=100, failures=1, upper=0.04, confidence=0.975, reason="")
     told = [Round(number=i, arrived=40, clean=0.9, assessment=assessed if i == 0 else None) for i in range(rounds)]
     model = Classifier(nn.Linear(64, 3))
-    return Delivered(model=model, met=met, reason="It ended.", assessment=assessed, suite=None, rounds=tuple(told))
+    return CampaignResult(model=model, met=met, reason="It ended.", assessment=assessed, suite=None, rounds=tuple(told))
 
 
 @pytest.fixture
@@ -906,7 +917,7 @@ def ending(folder, monkeypatch):
                 begun.deliver(end.model, end.suite)
             return end
 
-        monkeypatch.setattr(building.Ready, "run", campaign)
+        monkeypatch.setattr(building.CampaignJob, "run", campaign)
         return runner.invoke(app, ["run", str(folder / "operant.toml"), *options])
 
     return run
@@ -947,7 +958,7 @@ def test_missing_labels_are_told_with_the_round_and_how_many_it_may_take(folder,
             watch(event)
         raise LabelsMissing("write them into labels.csv")
 
-    monkeypatch.setattr(building.Ready, "run", campaign)
+    monkeypatch.setattr(building.CampaignJob, "run", campaign)
     done = runner.invoke(app, ["run", str(folder)])
     told = (
         "labels needed: write them into labels.csv. Round 0, assessing: 25 of at most 400 labels are there. Labels are"

@@ -18,20 +18,12 @@ import pytest
 import torch
 
 from operant import Classifier, load_digits, spawn
-from operant.campaign.engine import (
-    Engine,
-    Event,
-    Interrupted,
-    WorkerDied,
-    in_batches,
-    one_thread,
-    patient,
-    pool,
-    run_chunks,
-    serial,
-    with_smaller_batches,
-)
-from operant.campaign.folder import DiskFull, RunFolder
+from operant.execution.chunks import run_chunks
+from operant.execution.engines import Engine, WorkerDied, one_thread, pool, serial
+from operant.execution.events import Event
+from operant.execution.interrupt import Interrupted, defer_interrupt
+from operant.execution.memory import in_batches, with_smaller_batches
+from operant.execution.run_folder import DiskFull, RunFolder
 from operant.generate import PGD
 from operant.networks import LeNet5, initialise
 from operant.suite import Suite
@@ -272,7 +264,7 @@ def test_handlers_are_left_alone_where_they_are_not_ours(tmp_path: Path, expecte
     assert found == [expected]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with patient() as asked:
+        with defer_interrupt() as asked:
             signal.raise_signal(signal.SIGINT)
             assert not asked()
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -27,18 +27,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, load_digits, spawn
-from operant._hashing import described, fingerprint, hash_of
 from operant.campaign import folder as module
-from operant.campaign.engine import in_batches, run_chunks
-from operant.campaign.folder import (
-    Damaged,
-    DiskFull,
-    Holder,
-    RunFolder,
-    signature_of,
-    take_lock,
-)
+from operant.execution.chunks import run_chunks
+from operant.execution.lock import Holder, take_lock
+from operant.execution.memory import in_batches
+from operant.execution.run_folder import Damaged, DiskFull, RunFolder
+from operant.execution.signature import signature_of
 from operant.generate import PGD
+from operant.model.hashing import described, fingerprint, hash_of
 from operant.networks import LeNet5, fit, initialise
 from operant.results import TEMPORARY
 from operant.retrain import Finetune

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from operant import load_digits, results, spawn
 from operant.__main__ import main
 from operant.assess import Assessment
-from operant.assess.labels import name_of
 from operant.cli import app
+from operant.data.labels import name_of
 from operant.networks import fit, save_weights
 
 MODULE = """

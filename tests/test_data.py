@@ -17,7 +17,7 @@ from scipy.io import savemat
 
 from operant import data, formats
 from operant.data import Samples, content_ids, load, load_digits, samples_from_folder, samples_from_npz
-from operant.formats import read_cifar_binary, read_cifar_python, read_idx, read_image_folder, read_npz, read_svhn
+from operant.data.formats import read_cifar_binary, read_cifar_python, read_idx, read_image_folder, read_npz, read_svhn
 
 SHAPES = [(5,), (1, 8, 8), (3, 4, 4)]
 quick = settings(max_examples=25)

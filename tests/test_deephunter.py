@@ -11,9 +11,9 @@ from torch import nn
 from operant import Classifier, Samples, spawn
 from operant.conditions import operations
 from operant.generate import _guided
-from operant.generate._guided import Queue
-from operant.generate._mutations import AFFINE, NAMES, PIXEL, RANGES, Lineage, Mutation, transform
-from operant.generate.deephunter import DeepHunter, MetamorphicMutation, Turns, neuron_coverage
+from operant.generate.baselines._guided import Queue
+from operant.generate.baselines._mutations import AFFINE, NAMES, PIXEL, RANGES, Lineage, Mutation, transform
+from operant.generate.baselines.deephunter import DeepHunter, MetamorphicMutation, StrategyChain, neuron_coverage
 from operant.measure import KMNC, NBC, SNAC, TKNC, Coverage, find_neurons, fit_ranges
 from operant.testing import LAWS, toy_classifier, toy_seeds
 
@@ -234,7 +234,7 @@ def test_values_that_a_transformation_leaves_alone_stay_exactly(generator):
     gamma=st.sampled_from([1.0, 5.0]),
 )
 def test_inputs_are_taken_in_turn_with_fading_probability(seed, sizes, gamma):
-    turns, draws = Turns(gamma=gamma, p_min=0.3, generator=spawn(seed)), spawn(seed)
+    turns, draws = StrategyChain(gamma=gamma, p_min=0.3, generator=spawn(seed)), spawn(seed)
     queue, taken, place = Queue({"x": torch.zeros(2, 1)}), [0, 0], 0
     for more, n in sizes:
         queue.append({"x": torch.zeros(more, 1)})

@@ -10,8 +10,8 @@ from torch import nn
 
 from operant import Classifier, Samples, spawn
 from operant.generate import deepxplore
-from operant.generate.adapt import Network
-from operant.generate.deepxplore import DeepXplore, _Search
+from operant.generate.baselines.adapt import Network
+from operant.generate.baselines.deepxplore import DeepXplore, _Search
 from operant.rng import normal_like
 from operant.testing import LAWS, toy_classifier, toy_seeds
 

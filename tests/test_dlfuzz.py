@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from operant import Samples, spawn
 from operant.generate import dlfuzz
-from operant.generate.adapt import Hunt, Network, RandomMutation
-from operant.generate.dlfuzz import NEAR, STRATEGIES, DLFuzz, draw
+from operant.generate.baselines.adapt import Hunt, Network, RandomMutation
+from operant.generate.baselines.dlfuzz import NEAR, STRATEGIES, DLFuzz, draw
 from operant.generate.engine import project
 from operant.testing import LAWS, toy_classifier, toy_seeds
 

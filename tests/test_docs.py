@@ -147,7 +147,7 @@ def test_every_finding_of_the_doctor_has_a_paragraph():
 
 def finding_names() -> set[str]:
     """What the doctor's source gives its findings as names: the first argument of _error and _warning."""
-    tree = ast.parse(Path(operant.doctor.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(operant.model.doctor.__file__).read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     made = [call for call in calls if {"_error", "_warning"} & {getattr(n, "id", "") for n in ast.walk(call.func)}]
     return {ast.literal_eval(call.args[0]) for call in made}

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from operant.data import Samples
-from operant.doctor import Finding, at_chance, examine, foreign_labels
 from operant.generate import PGD, DeepFool
 from operant.model import Classifier
+from operant.model.doctor import Finding, at_chance, examine, foreign_labels
 
 CLASSES = 4
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, spawn
-from operant.faults import (
+from operant.generate.semantic.faults import (
     FEATURES,
     Confirmation,
     Cue,

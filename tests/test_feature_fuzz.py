@@ -11,9 +11,9 @@ from scipy.linalg import sqrtm
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, load_digits, spawn
-from operant.assess import labels_of
 from operant.campaign import Campaign
-from operant.campaign.parts import unguided
+from operant.campaign.choosing import unguided
+from operant.data import labels_of
 from operant.generate import (
     ClassLikelihood,
     FeatureFuzz,

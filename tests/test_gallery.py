@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from operant import Samples, Suite, spawn
-from operant._drawing import BRIGHTER, CLIPPED, DARKER, FACTORS, UNCHANGED, colours
 from operant.report import write_gallery
 from operant.report.gallery import _factor
+from operant.suite.drawing import BRIGHTER, CLIPPED, DARKER, FACTORS, UNCHANGED, colours
 
 VOID = {"meta", "img", "link", "br"}
 NASTY = """</style><script src='https://example.org/x.js'>alert("1")</script><img src=x onerror=alert(1)>&lt;"""

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from operant import Classifier, Samples, spawn
-from operant.campaign.engine import Engine, Interrupted, serial
-from operant.campaign.folder import RunFolder
-from operant.campaign.hardening import Fuzzing, Hardening, InMemory, Spread
+from operant.execution.engines import Engine, serial
+from operant.execution.interrupt import Interrupted
+from operant.execution.rounds import Fuzzing, InMemory, RoundState, Spread
+from operant.execution.run_folder import RunFolder
 from operant.generate import PGD
 
 SOME = Samples(torch.rand(70, 3, generator=spawn(0, "some")), torch.arange(70) % 2)
@@ -46,8 +47,8 @@ def pressing(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple
         yield i, work(item)
 
 
-def loop(run: RunFolder, engine: Engine) -> Hardening:
-    return Hardening(run, model(), guard=SOME[:5], max_drop=1.0, seed=0, engine=engine, watch=lambda event: None)
+def loop(run: RunFolder, engine: Engine) -> RoundState:
+    return RoundState(run, model(), guard=SOME[:5], max_drop=1.0, seed=0, engine=engine, watch=lambda event: None)
 
 
 @pytest.mark.parametrize("engine", [serial, backwards])

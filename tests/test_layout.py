@@ -11,18 +11,22 @@ SOURCE = Path(__file__).parents[1] / "src" / "operant"
 
 # What may import what: a module imports from its own line and from the lines above it.
 ORDER = [
-    "types rng results  _words",
-    "model data suite  formats doctor _shards _verdicts _fast _hashing _drawing",
+    "types rng results formatting checks",
+    "data model suite",
     "networks density conditions measure",
     "profile",
     "seeds",
     "generate",
-    "select faults",
+    "select",
     "retrain",
     "defend",
     "assess",
-    "campaign robot report studies testing checks pytest_plugin demo triage "
-    "cli cli_campaign cli_report cli_train cli_triage  _importing",
+    "execution",
+    "campaign robot",
+    "triage",
+    "report",
+    "testing pytest_plugin demo",
+    "cli",
     "__main__",
 ]
 RANK = {name: rank for rank, line in enumerate(ORDER) for name in line.split()}
@@ -117,7 +121,7 @@ def test_every_line_of_the_order_is_met_once() -> None:
         ("data.py", "try:\n    import operant.cli\nexcept ImportError:\n    pass", "data must not import cli"),
         ("data.py", "if TYPE_CHECKING:\n    x = 1\nelse:\n    import operant.cli", "data must not import cli"),
         ("data.py", "class A:\n    import operant.cli", "data must not import cli"),
-        ("_fast.py", "from operant.networks import LeNet5", "_fast must not import networks"),
+        ("model/fast.py", "from operant.networks import LeNet5", "model must not import networks"),
         ("cli.py", "from operant import Classifier", "imports from the package's front page"),
         ("cli.py", "import operant", "imports from the package's front page"),
         ("cli.py", "from operant import data, Classifier", "imports from the package's front page"),
@@ -137,7 +141,7 @@ def test_a_wrong_import_is_found(tmp_path: Path, path: str, source: str, sentenc
     ("path", "source"),
     [
         ("data.py", "from operant.rng import mix\nfrom operant.model import Classifier\nimport operant.suite"),
-        ("model.py", "def f():\n    from operant.doctor import examine"),
+        ("model.py", "def f():\n    from operant.model.doctor import examine"),
         ("types.py", "if TYPE_CHECKING:\n    from operant.data import Samples"),
         ("types.py", "import typing\nif typing.TYPE_CHECKING:\n    from operant.data import Samples"),
         ("networks/a.py", "from . import b\nfrom .b import c\nfrom ..data import Samples\nfrom .. import data"),
@@ -272,7 +276,7 @@ def test_pickles_are_taken_apart_in_one_place_only() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom) and "pickletools" in ast.unparse(node)
     }
-    assert users <= {"formats.py"}
+    assert users <= {"data/formats.py"}
 
 
 @pytest.mark.parametrize(

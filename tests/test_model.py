@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from operant._fast import fold_batch_norm
 from operant.data import Samples
 from operant.model import Classifier, copy_module, value_and_gradient
+from operant.model.fast import fold_batch_norm
 
 
 def draw(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -403,11 +403,11 @@ def test_a_plain_pair_is_folded() -> None:
 
 
 def test_a_view_that_channels_last_cannot_give_falls_back_to_the_plain_layout() -> None:
-    class View(Pair):
+    class FieldState(Pair):
         def forward(self, x: Tensor) -> Tensor:
             return self.fc(self.body(x).view(x.size(0), 36, 3).mean(1))
 
-    module, x = draw(View()).eval(), inputs(20, 3, 6, 6)
+    module, x = draw(FieldState()).eval(), inputs(20, 3, 6, 6)
     model = Classifier(module)
     assert torch.allclose(model.logits(x), module(x), atol=1e-5)
     assert model.notes[0].startswith("batch norm folded, channels last: not used, the module refuses it (view size")

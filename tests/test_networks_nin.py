@@ -25,7 +25,7 @@ from operant.model import Classifier
 from operant.networks.nin import NIN
 from operant.networks.training import initialise
 from operant.networks.weights import load_weights, save_weights
-from operant.studies.train_nin import (
+from operant_studies.train_nin import (
     MEAN,
     STD,
     NINRecipe,

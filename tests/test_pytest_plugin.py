@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from operant import Samples, results
-from operant._words import at_most
 from operant.assess import plan
 from operant.checks import Check, Refused, listening
 from operant.data import content_ids
+from operant.formatting import at_most
 from operant.report.checks import Checks, write_checks
 from operant.testing import assert_reliable, toy_classifier, toy_seeds
 

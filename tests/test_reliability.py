@@ -9,17 +9,9 @@ import torch
 from scipy.stats import binom
 
 from operant import Classifier, Samples, load_digits, results, spawn
-from operant.assess import (
-    Assessment,
-    LabelFolder,
-    LabelsMissing,
-    assess_reliability,
-    clopper_pearson,
-    labels_of,
-    plan,
-)
-from operant.assess.labels import name_of
-from operant.data import content_ids
+from operant.assess import Assessment, assess_reliability, clopper_pearson, plan
+from operant.data import LabelFolder, LabelsMissing, content_ids, labels_of
+from operant.data.labels import name_of
 from operant.networks import LeNet5, fit, initialise
 from operant.profile import Profile, fit_profile
 
@@ -279,7 +271,7 @@ import sys
 from pathlib import Path
 import torch
 from operant import Samples
-from operant.assess import LabelFolder, LabelsMissing
+from operant.data import LabelFolder, LabelsMissing
 ask, mine = LabelFolder(folder=Path(sys.argv[1]), classes=2), int(sys.argv[2])
 names = list(ask.read())
 print("ready", flush=True)

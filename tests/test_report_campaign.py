@@ -21,20 +21,16 @@ from torch import nn
 from typer.testing import CliRunner
 
 from operant import Classifier, Samples, Suite, results, spawn
-from operant._verdicts import log_files
-from operant._words import percent
-from operant.campaign import Assessed, Decision, Round
-from operant.campaign.folder import RunFolder
-from operant.campaign.guards import LEVEL, TRIED, Guarded, Guards, guards_of
-from operant.campaign.stored import (
+from operant.campaign import Decision, Round, SequentialAssessment
+from operant.campaign.observers.defences import LEVEL, TRIED, DefenceTrial, DefenceTrials, guards_of
+from operant.campaign.records import (
     LOOKED_AT,
     About,
     Certainty,
-    Ended,
+    FieldIds,
     FieldMap,
     Insight,
-    Known,
-    Seen,
+    StopRecord,
     about_of,
     certainty_of,
     insight_of,
@@ -42,8 +38,11 @@ from operant.campaign.stored import (
 )
 from operant.cli_report import add_report
 from operant.defend.evaluate import interval
-from operant.doctor import Finding
+from operant.execution.rounds import LabelBatch
+from operant.execution.run_folder import RunFolder
+from operant.formatting import percent
 from operant.measure import mc_dropout, pattern, prediction_confidence, variation_ratio_original, with_dropout
+from operant.model.doctor import Finding
 from operant.networks import fit_pca, save_weights
 from operant.profile import Profile, fit_profile
 from operant.report import Evidence, gather, load_evidence, write_report
@@ -54,6 +53,7 @@ from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import matrix, render_page
 from operant.retrain import OperationalEpoch, OperationalRecord
+from operant.suite.verdicts import log_files
 from operant.triage import open_desk
 from operant.triage.asking import Asked
 
@@ -119,8 +119,8 @@ def failures(n: int, shape: tuple[int, ...] = (1, 8, 8), *, move: str = "gradien
     )
 
 
-def assessed(upper: float = 0.2, failing: int = 3) -> Assessed:
-    return Assessed(labels=20, failures=failing, upper=upper, confidence=0.99, reason="enough")
+def assessed(upper: float = 0.2, failing: int = 3) -> SequentialAssessment:
+    return SequentialAssessment(labels=20, failures=failing, upper=upper, confidence=0.99, reason="enough")
 
 
 def record(best: int = 1) -> OperationalRecord:
@@ -132,9 +132,11 @@ def record(best: int = 1) -> OperationalRecord:
 
 
 def begin(run: RunFolder, shape: tuple[int, ...], upper: float) -> None:
-    run.step("round-000/field", Seen, lambda: Seen(ids=torch.arange(80)))
+    run.step("round-000/field", FieldIds, lambda: FieldIds(ids=torch.arange(80)))
     run.kept("round-000/profile.json", lambda: profile(shape), save=Profile.save, load=Path)
-    run.step("round-000/labels-000", Known, lambda: Known(ids=torch.arange(20), labels=torch.arange(20) % CLASSES))
+    run.step(
+        "round-000/labels-000", LabelBatch, lambda: LabelBatch(ids=torch.arange(20), labels=torch.arange(20) % CLASSES)
+    )
     first = Round(number=0, arrived=80, clean=0.9, assessment=assessed(upper))
     run.step("round-000/round", Round, lambda: first)
 
@@ -144,7 +146,9 @@ def go_on(run: RunFolder, found: Suite, upper: float, *, drifted: str = "") -> N
     run.suite("round-001/suite/chunk-0000", lambda: found)
     run.suite("round-001/cases", lambda: found[: min(5, len(found))])
     run.kept("round-001/weights.safetensors", lambda: model.unwrap(), save=save_weights, load=Path)
-    run.step("round-001/labels-000", Known, lambda: Known(ids=torch.arange(20, 40), labels=torch.arange(20) % 3))
+    run.step(
+        "round-001/labels-000", LabelBatch, lambda: LabelBatch(ids=torch.arange(20, 40), labels=torch.arange(20) % 3)
+    )
     decision = Decision(what="seeds by class", before="1 25%, 2 25%", after="2 40%, 1 20%, …", why="3 of 20 fail")
     second = Round(
         number=1, arrived=80, drifted=drifted, decisions=(decision,), attempted=12, found=len(found),
@@ -423,7 +427,7 @@ def test_junit_counts_its_cases(evidence):
 
 @pytest.mark.parametrize("rounds", [1, 4, 30])
 def test_any_number_of_rounds_is_drawn_also_without_labels(rounds):
-    nothing = Assessed(labels=0, failures=0, upper=1.0, confidence=0.99, reason="no label is left")
+    nothing = SequentialAssessment(labels=0, failures=0, upper=1.0, confidence=0.99, reason="no label is left")
     told = tuple(
         Round(number=i, arrived=80, clean=0.9, assessment=(assessed(0.5 / (i + 1)), None, nothing)[i % 3])
         for i in range(rounds)
@@ -440,7 +444,7 @@ def unchanged(place: Path, *, failing: int = 4, best: int = 0, bought: int = 5) 
     with RunFolder(place, signature=SETTINGS) as run:
         labelled, clean = inputs(bought, (1, 8, 8), "more"), inputs(40, (1, 8, 8), "clean")
         old, parts = classifier((1, 8, 8), 1), profile((1, 8, 8))
-        known = Known(ids=torch.arange(40, 40 + bought), labels=labelled.labels)
+        known = LabelBatch(ids=torch.arange(40, 40 + bought), labels=labelled.labels)
         kept = insight_of(old, old, labelled, clean, profile=parts, centres=parts.codes[:5].double())
         all_of_them = replace(assessed(0.1, failing), labels=20 + bought, before=20)
         done = Round(
@@ -449,7 +453,7 @@ def unchanged(place: Path, *, failing: int = 4, best: int = 0, bought: int = 5) 
         )  # fmt: skip
         run.suite("round-002/suite/chunk-0000", lambda: failures(16))
         run.suite("round-002/cases", lambda: failures(16)[:7])
-        run.step("round-002/labels-000", Known, lambda: known)
+        run.step("round-002/labels-000", LabelBatch, lambda: known)
         run.step("round-002/round", Round, lambda: done)
         run.step("round-002/insight", Insight, lambda: kept)
     return place
@@ -506,7 +510,7 @@ def test_confusion_before_is_told_where_the_model_changed(quiet, evidence):
 # How it ended, and what the verdict is about
 
 
-ENDED = Ended(
+ENDED = StopRecord(
     met=False,
     why="All labels are spent after round 1.",
     advice="To meet it: more labels. The last one was not kept.",
@@ -545,7 +549,7 @@ def test_an_end_that_was_gone_on_from_is_none(folder, tmp_path):
     place = end(shutil.copytree(folder, tmp_path / "run"))
     assert gather(place).ended is not None
     with RunFolder(place, signature=SETTINGS) as run:
-        run.step("round-002/field", Seen, lambda: Seen(ids=torch.arange(80)))
+        run.step("round-002/field", FieldIds, lambda: FieldIds(ids=torch.arange(80)))
     assert gather(place).ended is None
     further = gather(unchanged(place))
     assert (further.under_way, further.ended, further.why) == ("", None, "")
@@ -928,21 +932,21 @@ def test_guards_are_for_images_and_need_clean_inputs():
     assert "too few to set defences up" in few.reason
 
 
-def guarded(name: str, stopped: int, wrong: int) -> Guarded:
-    return Guarded(name=name, stopped=stopped, failures=100, trials=50.0, wrong=wrong, clean=200)
+def guarded(name: str, stopped: int, wrong: int) -> DefenceTrial:
+    return DefenceTrial(name=name, stopped=stopped, failures=100, trials=50.0, wrong=wrong, clean=200)
 
 
-def with_guards(path: Path, *rounds: Guards) -> Evidence:
+def with_guards(path: Path, *rounds: DefenceTrials) -> Evidence:
     place = campaign_folder(path, more=False)
     with RunFolder(place, signature=SETTINGS) as run:
         for number, kept in enumerate(rounds, 1):
-            run.step(f"round-{number:03d}/defences", Guards, lambda kept=kept: kept)
+            run.step(f"round-{number:03d}/defences", DefenceTrials, lambda kept=kept: kept)
     return gather(place)
 
 
 def test_a_defence_is_recommended_if_it_stops_most_failures_of_all_rounds(tmp_path):
-    first = Guards(failures=300, tried=(guarded("JPEG", 20, 4), guarded("median", 90, 9)), level=0.05, reason="")
-    second = Guards(failures=100, tried=(guarded("median", 80, 7),), level=0.05, reason="")
+    first = DefenceTrials(failures=300, tried=(guarded("JPEG", 20, 4), guarded("median", 90, 9)), level=0.05, reason="")
+    second = DefenceTrials(failures=100, tried=(guarded("median", 80, 7),), level=0.05, reason="")
     evidence = with_guards(tmp_path, first, second)
     known = evidence.defences
     assert [d.name for d in known.tried] == ["median", "JPEG"]
@@ -960,9 +964,9 @@ def test_a_defence_is_recommended_if_it_stops_most_failures_of_all_rounds(tmp_pa
 
 def test_where_no_guard_is_good_enough_retraining_is_recommended(tmp_path):
     tried = (guarded("JPEG", 20, 4), guarded("median", 90, 80))  # the better one gets clean inputs wrong
-    evidence = with_guards(tmp_path / "a", Guards(failures=100, tried=tried, level=0.05, reason=""))
+    evidence = with_guards(tmp_path / "a", DefenceTrials(failures=100, tried=tried, level=0.05, reason=""))
     assert evidence.defences.told.startswith("Recommended: retrain, and do not count on a guard.")
-    none = with_guards(tmp_path / "b", Guards(failures=9, tried=(), level=0.05, reason="They are for images"))
+    none = with_guards(tmp_path / "b", DefenceTrials(failures=9, tried=(), level=0.05, reason="They are for images"))
     assert none.defences.told == "No defence was tried: they are for images."
     assert "they are for images" in Page(render_page(none)).text
 

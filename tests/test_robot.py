@@ -24,13 +24,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, spawn
-from operant.campaign.folder import RunFolder
+from operant.execution.run_folder import RunFolder
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.generate.engine import judge
 from operant.networks import load_weights
 from operant.results import load, save
 from operant.retrain import Finetune
-from operant.robot import Hardened, RobOT, Round
+from operant.robot import RobOT, RobotResult, Round
 from operant.select import km_st
 
 
@@ -75,12 +75,12 @@ QUICK = replace(ENDLESS, fuzz=PGD(radius=0.3, steps=2), value="margin")  # for r
 NOTHING = "found no failure"
 
 
-def run(loop: RobOT, folder: Path, *, at: float = 0.3, train: Samples = TRAIN, **options) -> Hardened:
+def run(loop: RobOT, folder: Path, *, at: float = 0.3, train: Samples = TRAIN, **options) -> RobotResult:
     model = options.pop("model") if "model" in options else boundary(at)
     return loop(model, train, **{**ROLES, "folder": folder, **options})
 
 
-def quick(folder: Path, *, rounds: int = 2, **options) -> Hardened:
+def quick(folder: Path, *, rounds: int = 2, **options) -> RobotResult:
     return run(replace(QUICK, rounds=rounds), folder, model=boundary(0.4, dropout=0.1), **options)
 
 
@@ -94,7 +94,7 @@ def same_weights(a: Classifier, b: Classifier) -> bool:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Hardened:
+def undisturbed(tmp_path_factory) -> RobotResult:
     """Two rounds, each of which changed the weights."""
     folder = tmp_path_factory.mktemp("robot") / "undisturbed"
     hardened = quick(folder)

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from operant import results
 from operant.cli import app
 from operant.networks import save_weights
-from operant.studies._work import Mean, Steps, mean, run_units, sign_folder, table, verdict
-from operant.studies.robot.known import NAMES, Known, find_known, judge_known, known_network
-from operant.studies.robot.rivals import make_rival
-from operant.studies.robot.settings import RIVALS, settings
-from operant.studies.robot.unit import spread
+from operant_studies.robot.known import NAMES, Known, find_known, judge_known, known_network
+from operant_studies.robot.rivals import make_rival
+from operant_studies.robot.settings import RIVALS, settings
+from operant_studies.robot.unit import spread
+from operant_studies.shared import Mean, Steps, mean, run_units, sign_folder, table, verdict
 
 
 @pytest.fixture(scope="module")

@@ -17,18 +17,18 @@ from operant.data import Samples
 from operant.defend import DefenceTable, Success
 from operant.defend.evaluate import KINDS, interval
 from operant.defend.mutation import InaccurateMutants
-from operant.studies import defences
-from operant.studies._work import Mean
-from operant.studies.defences import fitting, paper, suites, tables
-from operant.studies.defences.found import Found, average
-from operant.studies.defences.judging import COMMON, CONFIRMED, NOISE, UNCOMMON, Tried, tried_name
-from operant.studies.defences.page import write_page
-from operant.studies.defences.settings import CLASSIFIER, MUTATION, SQUEEZING, TABLE_6, TABLE_7, Plan, plans
-from operant.studies.defences.suites import Home, Made
-from operant.studies.kuk.found import search_name
-from operant.studies.kuk.models import ready
-from operant.studies.kuk.paper import ATTACKS
-from operant.studies.kuk.settings import PATTERNS, subjects
+from operant_studies import defences
+from operant_studies.defences import fitting, paper, suites, tables
+from operant_studies.defences.found import Found, average
+from operant_studies.defences.judging import COMMON, CONFIRMED, NOISE, UNCOMMON, Tried, tried_name
+from operant_studies.defences.page import write_page
+from operant_studies.defences.settings import CLASSIFIER, MUTATION, SQUEEZING, TABLE_6, TABLE_7, Plan, plans
+from operant_studies.defences.suites import Home, Made
+from operant_studies.kuk.found import search_name
+from operant_studies.kuk.models import ready
+from operant_studies.kuk.paper import ATTACKS
+from operant_studies.kuk.settings import PATTERNS, subjects
+from operant_studies.shared import Mean
 
 SMALL = {plan.name: plan for plan in plans("small")}
 SMOKE = plans("smoke")[0]

@@ -9,15 +9,15 @@ from typer.testing import CliRunner
 from operant import Samples, results
 from operant.cli import app
 from operant.defend import AccuracyChange, Success, TransferCalibration
-from operant.studies._work import Mean, mean
-from operant.studies.defences.suites import Home, attacks_of, given_of
-from operant.studies.enhance import tables
-from operant.studies.enhance.found import Found, change, rate
-from operant.studies.enhance.page import write_page
-from operant.studies.enhance.retraining import Enhanced, cases_of, searched_from, step_name, test_of
-from operant.studies.enhance.settings import CONTROL, GROUPS, enhancements
-from operant.studies.kuk.models import Ready
-from operant.studies.kuk.paper import ATTACKS
+from operant_studies.defences.suites import Home, attacks_of, given_of
+from operant_studies.enhance import tables
+from operant_studies.enhance.found import Found, change, rate
+from operant_studies.enhance.page import write_page
+from operant_studies.enhance.retraining import Enhanced, cases_of, searched_from, step_name, test_of
+from operant_studies.enhance.settings import CONTROL, GROUPS, enhancements
+from operant_studies.kuk.models import Ready
+from operant_studies.kuk.paper import ATTACKS
+from operant_studies.shared import Mean, mean
 
 test_of.__test__ = False  # it is no test
 SMALL = {e.name: e for e in enhancements("small")}

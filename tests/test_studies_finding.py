@@ -8,13 +8,13 @@ import torch
 
 from operant import results, spawn
 from operant.generate import FGSM
-from operant.studies.operational_fuzz import finding
-from operant.studies.operational_fuzz.fields import make_field
-from operant.studies.operational_fuzz.finding import Arm, Found, RandomConditions, arm_names, hunt, hunted
-from operant.studies.operational_fuzz.finding_judge import Judge
-from operant.studies.operational_fuzz.finding_tables import PICTURE, section
-from operant.studies.operational_fuzz.instruments import Instruments
-from operant.studies.operational_fuzz.settings import settings
+from operant_studies.operational_fuzz import finding
+from operant_studies.operational_fuzz.fields import make_field
+from operant_studies.operational_fuzz.finding import Arm, Found, RandomConditions, arm_names, hunt, hunted
+from operant_studies.operational_fuzz.finding_judge import Judge
+from operant_studies.operational_fuzz.finding_tables import PICTURE, section
+from operant_studies.operational_fuzz.instruments import Instruments
+from operant_studies.operational_fuzz.settings import settings
 
 SETTING = replace(settings("smoke")[0], seeds=(0,), train=300, hunted=20, genetic=1, radii=(0.1,))
 

@@ -16,16 +16,16 @@ from operant.generate.engine import judge
 from operant.measure import annotate, characterise
 from operant.measure.patterns import MEASURES
 from operant.networks import NIN, LeNet5, MobileNetV2, ResNet20, save_weights
-from operant.studies import kuk
-from operant.studies.kuk import models, paper
-from operant.studies.kuk.causes import causes, explanation, next_change
-from operant.studies.kuk.dropout import NEAR, Dropout, Tried, nearest
-from operant.studies.kuk.existing import METHODS, Measured, step_name
-from operant.studies.kuk.found import Found, search_name
-from operant.studies.kuk.search import CAUSES, CONTROL, MORE, Bred, fuzz_of, gap, joined, mcnemar, to_explain
-from operant.studies.kuk.settings import PATTERNS, subjects
-from operant.studies.kuk.summary import summary
-from operant.studies.train_nin import NINRecipe, TrainedNIN
+from operant_studies import kuk
+from operant_studies.kuk import models, paper
+from operant_studies.kuk.causes import causes, explanation, next_change
+from operant_studies.kuk.dropout import NEAR, Dropout, Tried, nearest
+from operant_studies.kuk.existing import METHODS, Measured, step_name
+from operant_studies.kuk.found import Found, search_name
+from operant_studies.kuk.search import CAUSES, CONTROL, MORE, Bred, fuzz_of, gap, joined, mcnemar, to_explain
+from operant_studies.kuk.settings import PATTERNS, subjects
+from operant_studies.kuk.summary import summary
+from operant_studies.train_nin import NINRecipe, TrainedNIN
 
 SMOKE = subjects("smoke")[0]
 

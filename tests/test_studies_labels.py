@@ -9,11 +9,11 @@ from PIL import Image
 
 from operant import spawn
 from operant.conditions import apply
-from operant.studies.operational_fuzz import labels
-from operant.studies.operational_fuzz.reading import READ, Reading
-from operant.studies.operational_fuzz.settings import settings
-from operant.studies.operational_fuzz.sheets import draw_sheet, fingerprint, names_of
-from operant.studies.operational_fuzz.validity import Cases, Judged
+from operant_studies.operational_fuzz import labels
+from operant_studies.operational_fuzz.reading import READ, Reading
+from operant_studies.operational_fuzz.settings import settings
+from operant_studies.operational_fuzz.sheets import draw_sheet, fingerprint, names_of
+from operant_studies.operational_fuzz.validity import Cases, Judged
 
 SETTING = settings("smoke")[0]
 

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from operant import load_digits, results, spawn
 from operant.campaign import Campaign
-from operant.campaign.folder import signature_of
 from operant.conditions import Recipe, normal
-from operant.studies import operational
-from operant.studies.operational import page, unit
-from operant.studies.operational.settings import (
+from operant.execution.signature import signature_of
+from operant_studies import operational
+from operant_studies.operational import page, unit
+from operant_studies.operational.settings import (
     AUGMENTED,
     CAMPAIGNS,
     FULL,
@@ -23,7 +23,7 @@ from operant.studies.operational.settings import (
     ROBOT_LOOP,
     trials,
 )
-from operant.studies.operational.variants import any_of, anywhere, campaign, weak
+from operant_studies.operational.variants import any_of, anywhere, campaign, weak
 
 TRIAL = trials("smoke")[0]
 RECIPE = Recipe(severities={"rotation": normal(10)})

@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from operant.studies import reliability
+from operant_studies import reliability
 
 
 def test_the_study_runs_on_the_digits_and_reads_what_is_there(tmp_path) -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operant import results
-from operant.studies.operational_fuzz.fields import make_field
-from operant.studies.operational_fuzz.instruments import Instruments
-from operant.studies.operational_fuzz.repair import (
+from operant_studies.operational_fuzz.fields import make_field
+from operant_studies.operational_fuzz.instruments import Instruments
+from operant_studies.operational_fuzz.repair import (
     AUGMENTED,
     CONTROL,
     DECLARED,
@@ -25,8 +25,8 @@ from operant.studies.operational_fuzz.repair import (
     names,
     steps_of,
 )
-from operant.studies.operational_fuzz.repair_tables import cases_needed, crossing, section
-from operant.studies.operational_fuzz.settings import settings
+from operant_studies.operational_fuzz.repair_tables import cases_needed, crossing, section
+from operant_studies.operational_fuzz.settings import settings
 
 SETTING = settings("smoke")[0]
 SIZES = [10, 100, 1000]

@@ -9,18 +9,18 @@ import torch
 from rich.console import Console
 
 from operant import results, spawn
-from operant.generate import DeepHunter
+from operant.generate.baselines import DeepHunter
 from operant.networks import fit
-from operant.studies import rivals
-from operant.studies.operational_fuzz import fields
-from operant.studies.operational_fuzz.finding import Found
-from operant.studies.rivals import curves, finding, models
-from operant.studies.rivals.contests import CONTESTS, WHY, Arm, Contest, PartedHunter, build, logit_move
-from operant.studies.rivals.curves import Curve, Curves
-from operant.studies.rivals.finding import arm_names
-from operant.studies.rivals.outcome import Outcome, pair, told
-from operant.studies.rivals.page import write_page
-from operant.studies.rivals.settings import settings
+from operant_studies import rivals
+from operant_studies.operational_fuzz import fields
+from operant_studies.operational_fuzz.finding import Found
+from operant_studies.rivals import curves, finding, models
+from operant_studies.rivals.contests import CONTESTS, WHY, Arm, Contest, PartedHunter, build, logit_move
+from operant_studies.rivals.curves import Curve, Curves
+from operant_studies.rivals.finding import arm_names
+from operant_studies.rivals.outcome import Outcome, pair, told
+from operant_studies.rivals.page import write_page
+from operant_studies.rivals.settings import settings
 
 SMOKE = settings("smoke")[0]
 FIELD = replace(SMOKE.field, seeds=(0,), train=300, truth=200, hunted=20, genetic=1, radii=(0.1, 0.3))

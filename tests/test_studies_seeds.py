@@ -15,12 +15,11 @@ from operant import Samples, results, spawn
 from operant.assess.estimators import estimate
 from operant.cli import app
 from operant.seeds import draw
-from operant.studies._work import Mean
-from operant.studies.seeds.claims import ten_times
-from operant.studies.seeds.outcome import Outcome, Tried, ratio_of_rmse
-from operant.studies.seeds.settings import SETUPS, Sources, setting_of
-from operant.studies.seeds.setups import make_setup
-from operant.studies.seeds.trials import (
+from operant_studies.seeds.claims import ten_times
+from operant_studies.seeds.outcome import Outcome, Tried, ratio_of_rmse
+from operant_studies.seeds.settings import SETUPS, Sources, setting_of
+from operant_studies.seeds.setups import make_setup
+from operant_studies.seeds.trials import (
     DEFAULT,
     DESIGNS,
     ONCE,
@@ -36,6 +35,7 @@ from operant.studies.seeds.trials import (
     run_trials,
     top,
 )
+from operant_studies.shared import Mean
 
 SMOKE = ["study", "seeds", "--scale", "smoke", "--workers", "1"]
 

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from operant import Classifier, Samples, Suite, spawn
 from operant.cli import app
-from operant.faults import FEATURES as KNOWN
-from operant.faults import Confirmation, Cue
 from operant.generate import PGD, FeatureSource, Quality, Validity
-from operant.studies.semantic import claims, paper, plain_tables, tables
-from operant.studies.semantic.fields import Field
-from operant.studies.semantic.gallery import CELL, draw_pairs
-from operant.studies.semantic.injected import (
+from operant.generate.semantic.faults import FEATURES as KNOWN
+from operant.generate.semantic.faults import Confirmation, Cue
+from operant_studies.semantic import claims, paper, plain_tables, tables
+from operant_studies.semantic.fields import Field
+from operant_studies.semantic.gallery import CELL, draw_pairs
+from operant_studies.semantic.injected import (
     ANCHORED,
     ARMS,
     FEATURES,
@@ -33,8 +33,8 @@ from operant.studies.semantic.injected import (
     rated_tests,
     right_seeds,
 )
-from operant.studies.semantic.instruments import ANCHORS, JUDGES, Rated
-from operant.studies.semantic.outcome import (
+from operant_studies.semantic.instruments import ANCHORS, JUDGES, Rated
+from operant_studies.semantic.outcome import (
     all_of,
     at_least,
     beyond,
@@ -48,10 +48,10 @@ from operant.studies.semantic.outcome import (
     shares,
     told,
 )
-from operant.studies.semantic.robust import fine_tune, worst
-from operant.studies.semantic.settings import settings
-from operant.studies.semantic.summary import summary
-from operant.studies.semantic.transfer import HUNTS, WIDE, Hunted, Moved, Robust, Shots, Transferred, moved_of, shots_of
+from operant_studies.semantic.robust import fine_tune, worst
+from operant_studies.semantic.settings import settings
+from operant_studies.semantic.summary import summary
+from operant_studies.semantic.transfer import HUNTS, WIDE, Hunted, Moved, Robust, Shots, Transferred, moved_of, shots_of
 
 SMOKE = settings("smoke")[0]
 GEOMETRY = {"position", "size", "slant", "rotation", "stroke width"}

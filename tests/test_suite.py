@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from operant import _shards, results, suite
-from operant._shards import Rows, read_file
 from operant.data import Samples
 from operant.rng import spawn
 from operant.suite import Suite, add_columns
+from operant.suite.shards import Rows, read_file
 
 SHAPES = [(3,), (1, 2, 2), (2, 3, 1, 2)]
 TYPES = [torch.float16, torch.float32, torch.float64]

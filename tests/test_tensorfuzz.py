@@ -11,8 +11,8 @@ from torch import nn
 
 from operant import Classifier, Samples, spawn
 from operant.generate import _guided
-from operant.generate._guided import Queue
-from operant.generate.tensorfuzz import NoiseMutation, TensorFuzz, recently
+from operant.generate.baselines._guided import Queue
+from operant.generate.baselines.tensorfuzz import NoiseMutation, TensorFuzz, recently
 from operant.rng import normal_like
 from operant.testing import LAWS, toy_classifier, toy_seeds
 

@@ -34,12 +34,12 @@ from typer.testing import CliRunner
 
 import operant
 from operant import Samples, Suite, results, samples_from_folder, spawn
-from operant._verdicts import VERDICTS, log_files, together
-from operant.assess import LabelFolder, LabelsMissing
-from operant.campaign.folder import RunFolder
-from operant.campaign.stored import About
+from operant.campaign.records import About
 from operant.cli import app as command_line
+from operant.data import LabelFolder, LabelsMissing
+from operant.execution.run_folder import RunFolder
 from operant.suite import add_columns, open_known
+from operant.suite.verdicts import VERDICTS, log_files, together
 from operant.triage import (
     Plan,
     Verdicts,

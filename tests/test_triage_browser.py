@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from operant import Classifier, Samples, Suite, load_digits, spawn
-from operant.assess import LabelFolder, LabelsMissing
-from operant.assess.labels import name_of
 from operant.campaign import Campaign
+from operant.data import LabelFolder, LabelsMissing
+from operant.data.labels import name_of
 from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.retrain import OperationalFinetune

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
         samples_from_npz,
         samples_from_pictures,
     )
-    from operant.doctor import Finding
     from operant.model import Classifier
+    from operant.model.doctor import Finding
     from operant.rng import spawn
     from operant.suite import Suite, add_columns
     from operant.types import Density, Fuzzer, Labeller, Monitor, Score

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from operant._words import at_most, percent
+from operant.formatting import at_most, percent
 
 MOST = 3  # classes named in a sentence
 

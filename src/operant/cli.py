@@ -15,19 +15,19 @@ from rich.markup import escape
 from torch import nn
 
 from operant import results
-from operant._importing import build_module
-from operant.assess import Assessment, LabelFolder, LabelsMissing, assess_reliability, field_bound, labels_of, plan
-from operant.campaign.building import read_samples
-from operant.campaign.engine import WorkerDied
+from operant.assess import Assessment, assess_reliability, field_bound, plan
+from operant.campaign.build import read_samples
 from operant.cli_campaign import add_commands
 from operant.cli_report import add_report
 from operant.cli_train import add_train
 from operant.cli_triage import add_triage
-from operant.data import Samples, content_ids
+from operant.data import LabelFolder, LabelsMissing, Samples, content_ids, labels_of
 from operant.demo import run_demo
-from operant.doctor import Finding
+from operant.execution.engines import WorkerDied
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.model import Classifier
+from operant.model.doctor import Finding
+from operant.model.importing import build_module
 from operant.networks import load_weights, save_weights
 from operant.profile import fit_profile
 from operant.retrain import Finetune
@@ -50,7 +50,7 @@ STUDIES = (
     "defences",
     "enhance",
     "semantic",
-)  # packages of operant.studies, read when asked for
+)  # packages of operant_studies, read when asked for
 
 OPTIONS = {"rivals": ("robot",), "kuk": ("defences", "enhance"), "weights": ("kuk", "defences", "enhance")}
 
@@ -328,7 +328,7 @@ def study(
         if name not in STUDIES:
             raise ValueError(f"there is no study named {name}; there are: {', '.join(STUDIES)}")
         folder = Path(f"operant-study-{name}-{scale}") if out is None else out
-        chosen = import_module(f"operant.studies.{name.replace('-', '_')}")
+        chosen = import_module(f"operant_studies.{name.replace('-', '_')}")
         more = {key: value for key, value in (("rivals", rivals), ("kuk", kuk), ("weights", weights)) if value}
         for option in more:
             if name not in OPTIONS[option]:

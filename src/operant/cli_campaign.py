@@ -11,14 +11,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from operant.assess import LabelsMissing
-from operant.campaign.building import Ready, build
+from operant.campaign.build import CampaignJob, build
 from operant.campaign.config import load_config
-from operant.campaign.engine import Event, Interrupted
-from operant.campaign.folder import RunFolder
-from operant.campaign.initial import NAME, Found, write_example
-from operant.campaign.progress import name_of_step, print_json, result_json, seconds_of, told_times, watching
-from operant.campaign.rounds import Delivered
+from operant.campaign.init import NAME, Found, write_example
+from operant.campaign.progress import name_of_step, print_json, result_json, seconds_of, show_progress, told_times
+from operant.campaign.result import CampaignResult
+from operant.data import LabelsMissing
+from operant.execution.events import Event
+from operant.execution.interrupt import Interrupted
+from operant.execution.run_folder import RunFolder
 from operant.networks.weights import conversion
 from operant.report import write_report
 
@@ -108,7 +109,7 @@ def _places(folder: Path, voice: Voice) -> dict[str, Path]:
     return {name: place for name, place in places.items() if place.exists()}
 
 
-def _see_the_doctor(ready: Ready, voice: Voice) -> None:
+def _see_the_doctor(ready: CampaignJob, voice: Voice) -> None:
     """Refuse what would make every result meaningless, and tell what could."""
     findings = ready.model.doctor(ready.clean)
     for finding in findings:
@@ -117,10 +118,10 @@ def _see_the_doctor(ready: Ready, voice: Voice) -> None:
         raise ValueError("the doctor found errors that would make every result meaningless; mend them first")
 
 
-def _run(ready: Ready, voice: Voice) -> Delivered:
+def _run(ready: CampaignJob, voice: Voice) -> CampaignResult:
     """Run the campaign; where labels are missing, say how far the round is, and how many more there may be."""
     last: list[Event] = []
-    with watching(voice.out, quiet=voice.quiet, as_json=voice.as_json) as watch:
+    with show_progress(voice.out, quiet=voice.quiet, as_json=voice.as_json) as watch:
 
         def seen(event: Event) -> None:
             last[:] = [event]
@@ -174,7 +175,7 @@ class Voice:
             Console(stderr=True, highlight=False).print(f"[{colour}]{what}:[/] {escape(why)}", soft_wrap=True)
         raise typer.Exit(code)
 
-    def result(self, delivered: Delivered, places: dict[str, Path], seconds: dict[str, float]) -> None:
+    def result(self, delivered: CampaignResult, places: dict[str, Path], seconds: dict[str, float]) -> None:
         """What the campaign has come to, where it is, and how long it took."""
         if self.as_json:
             more = {name: str(place) for name, place in places.items()}

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from operant.data import load
-from operant.studies.train_nin import NINRecipe, train_nin
+from operant_studies.train_nin import NINRecipe, train_nin
 
 CANNOT_RUN = 2
 STOPPED = 130

@@ -17,12 +17,11 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from operant.assess import labels_of
-from operant.campaign import Assessed, Campaign, Delivered
-from operant.campaign.engine import one_thread
-from operant.campaign.progress import watching
+from operant.campaign import Campaign, CampaignResult, SequentialAssessment
+from operant.campaign.progress import show_progress
 from operant.conditions import Recipe, apply, half_normal, normal, uniform
-from operant.data import Samples, load_digits
+from operant.data import Samples, labels_of, load_digits
+from operant.execution.engines import one_thread
 from operant.generate import ConditionMove, GradientMove
 from operant.model import Classifier
 from operant.networks import LeNet5, fit, initialise
@@ -99,8 +98,8 @@ class Demo:
     requirement: float
     met: bool
     reason: str
-    before: Assessed
-    after: Assessed
+    before: SequentialAssessment
+    after: SequentialAssessment
     true_before: float
     true_after: float
     labels: int
@@ -266,7 +265,7 @@ def _harden(
     seed: int,
     requirement: float,
     size: Size,
-) -> Delivered:
+) -> CampaignResult:
     campaign = Campaign(
         requirement=requirement,
         moves={
@@ -281,7 +280,7 @@ def _harden(
         cases_per_round=size.cases_per_round,
         finetune=OperationalFinetune(epochs=4, steps=60, patience=None, progress=False),
     )
-    with watching(console) as watch:
+    with show_progress(console) as watch:
         return campaign(
             model,
             train=world.train,

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from operant.assess import Rate, Robustness, attack_cases, empirical_robustness
 from operant.assess.robustness import MODES
-from operant.campaign.engine import pool
-from operant.campaign.folder import RunFolder, signature_of
-from operant.campaign.hardening import Fuzzing, Hardening, InMemory, Spread
 from operant.data import Samples
+from operant.execution.engines import pool
+from operant.execution.rounds import Fuzzing, InMemory, RoundState, Spread
+from operant.execution.run_folder import RunFolder
+from operant.execution.signature import signature_of
 from operant.model import Classifier
 from operant.retrain import Finetune, FinetuneRecord, Retrained
 from operant.retrain.finetune import Told
@@ -29,7 +30,7 @@ FREE = ("rounds", "requirement")  # options that decide only when to stop
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class RobotRound:
     """One turn of the loop, and how robust the model was after it; round 0 is the model as it came.
 
     Attributes:
@@ -57,13 +58,13 @@ class Round:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hardened:
+class RobotResult:
     """The model after the last round, whether it meets the requirement, and how it came about."""
 
     model: Classifier = field(repr=False)
     met: bool
     reason: str
-    rounds: tuple[Round, ...]
+    rounds: tuple[RobotRound, ...]
 
     def __str__(self) -> str:
         lines = [f"{self.reason}.", "round  found  chosen  clean   adaptive [95 %]          static [95 %]"]
@@ -86,7 +87,7 @@ class RobOT:
 
         while ER(f, D_v, ATT) < r:   D ← D ∪ select(fuzz(f, D));   f ← retrain(f, D)        (1)
 
-    A configuration of the campaign's loop (`operant.campaign.hardening`), with other seeds, another choice and another
+    A configuration of the campaign's loop (`operant.execution.rounds`), with other seeds, another choice and another
     judge: every finished chunk, epoch and round is on disk before the next begins, and called again with the same
     folder, the loop goes on where it stopped and ends with the same rounds. Each round fuzzes other training inputs,
     drawn at random. The epoch is chosen on the validation samples, the requirement is checked on the test samples, and
@@ -142,7 +143,7 @@ class RobOT:
         seed: int = 0,
         workers: int = 1,
         console: Console | None = None,
-    ) -> Hardened:
+    ) -> RobotResult:
         """Run the loop, or go on with it.
 
         Args:
@@ -162,7 +163,7 @@ class RobOT:
         for role, samples in judges.items():  # before there is a folder
             _check_right(model, role, samples)
         with RunFolder(folder, signature=signature) as run:
-            loop = Hardening(
+            loop = RoundState(
                 run,
                 model,
                 guard=validation,
@@ -171,46 +172,50 @@ class RobOT:
                 engine=pool(workers),
                 watch=lambda event: None,
             )
-            return _Turns(self, _Judge(self, loop, judges), loop, train, console or Console(quiet=True)).run()
+            return _RobotRun(
+                self, _RobustnessJudge(self, loop, judges), loop, train, console or Console(quiet=True)
+            ).run()
 
 
-class _Turns:
+class _RobotRun:
     """A run of Algorithm 1."""
 
-    def __init__(self, options: RobOT, judge: _Judge, loop: Hardening, train: Samples, console: Console) -> None:
+    def __init__(
+        self, options: RobOT, judge: _RobustnessJudge, loop: RoundState, train: Samples, console: Console
+    ) -> None:
         self.options, self.judge, self.loop = options, judge, loop
         self.train, self.console = train, console
 
-    def run(self) -> Hardened:
-        rounds: list[Round] = []
+    def run(self) -> RobotResult:
+        rounds: list[RobotRound] = []
         number = 0
         while number <= self.options.rounds or self.loop.folder.has(f"round-{number:03d}/round"):
             self.loop.begin(number)
-            done, _ = self.loop.turn(Round, partial(self._round, number))
+            done, _ = self.loop.turn(RobotRound, partial(self._round, number))
             rounds.append(done)
             self._tell(done)
             if done.robustness.value >= self.options.requirement:
                 return self._end(rounds, met=True, reason=f"The requirement was met after round {number}")
             if number and done.found == 0:
-                return self._end(rounds, met=False, reason=f"Round {number} found no failure to learn from")
+                return self._end(rounds, met=False, reason=f"RobotRound {number} found no failure to learn from")
             number += 1
         return self._end(rounds, met=False, reason=f"The budget is spent after round {number - 1}")
 
-    def _end(self, rounds: list[Round], *, met: bool, reason: str) -> Hardened:
+    def _end(self, rounds: list[RobotRound], *, met: bool, reason: str) -> RobotResult:
         value, wanted = rounds[-1].robustness.value, self.options.requirement
         told = f"{reason}: {self.options.mode} robustness {value:.1%}, required {wanted:.1%}"
-        return Hardened(model=self.loop.model, met=met, reason=told, rounds=tuple(rounds))
+        return RobotResult(model=self.loop.model, met=met, reason=told, rounds=tuple(rounds))
 
     # One round
 
-    def _round(self, number: int) -> Round:
+    def _round(self, number: int) -> RobotRound:
         if number == 0:
-            return Round(number=0, robustness=self.judge.of_round())
+            return RobotRound(number=0, robustness=self.judge.of_round())
         found = self.loop.generate(self.options.fuzz, self._seeds(number), chunk=self.options.chunk)
         failures = found.failures()
         chosen = self.loop.choose(partial(self._choose, failures, number)) if len(failures) else failures
         record = self._retrain(number) if len(chosen) else None
-        return Round(
+        return RobotRound(
             number=number,
             found=len(failures),
             attempted=found.attempted,
@@ -261,7 +266,7 @@ class _Turns:
 
         return self.loop.retrain(FinetuneRecord, self.options.finetune.epochs, work)
 
-    def _tell(self, done: Round) -> None:
+    def _tell(self, done: RobotRound) -> None:
         rate, wanted = done.robustness.value, self.options.requirement
         work = f"{done.found} failures of {done.attempted} seeds, {done.chosen} chosen, " if done.number else ""
         self.console.print(
@@ -274,10 +279,10 @@ class _Turns:
             self.console.print(f"  {done.retraining.reason}", highlight=False, soft_wrap=True)
 
 
-class _Judge:
+class _RobustnessJudge:
     """How robust a model is: attacks on samples by their role, a chunk of them at a time, wherever the loop's are."""
 
-    def __init__(self, options: RobOT, loop: Hardening, roles: Mapping[str, Samples]) -> None:
+    def __init__(self, options: RobOT, loop: RoundState, roles: Mapping[str, Samples]) -> None:
         self.options, self.loop, self.roles = options, loop, roles
         self.static = {role: self._static_cases(role) for role in roles}
 

@@ -36,7 +36,6 @@ from operant.assess.estimators import (
     rao_hartley_cochran,
     stratified,
 )
-from operant.assess.labels import LabelFolder, LabelsMissing, labels_of
 from operant.assess.rare import RareFailures, last_particle, splitting
 from operant.assess.reliability import Assessment, Part, Plan, assess_reliability, field_bound, plan
 from operant.assess.robustness import Rate, Robustness, attack_cases, empirical_robustness
@@ -49,8 +48,6 @@ __all__ = [
     "CellRates",
     "Estimate",
     "Interval",
-    "LabelFolder",
-    "LabelsMissing",
     "Local",
     "Part",
     "PartialPrior",
@@ -76,7 +73,6 @@ __all__ = [
     "hansen_hurwitz",
     "horvitz_thompson",
     "kernel_masses",
-    "labels_of",
     "last_particle",
     "local_failures",
     "lure",

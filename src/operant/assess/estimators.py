@@ -35,7 +35,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from operant.assess.bounds import STRATIFIED, check_confidence, clopper_pearson, stratified_bound
-from operant.doctor import Finding
+from operant.model.doctor import Finding
 from operant.seeds.designs import Draw, normalised
 
 LARGEST_SHARE = 0.1  # of the estimate, that one input may count for under a normal bound

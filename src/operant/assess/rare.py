@@ -26,9 +26,9 @@ from torch import Tensor
 
 from operant.assess.bounds import check_confidence
 from operant.data import Samples
-from operant.doctor import Finding
 from operant.generate.engine import Goal, check_ball, column
 from operant.model import Classifier
+from operant.model.doctor import Finding
 from operant.rng import spawn
 
 ASSUMPTION = "conditional on mixing: the walk is taken to make copied particles independent of their originals"

@@ -14,8 +14,8 @@ from torch import Tensor
 from operant.assess.bounds import check_confidence, clopper_pearson
 from operant.assess.estimators import TERMS, estimate
 from operant.data import Samples, content_ids
-from operant.doctor import Finding
 from operant.model import Classifier
+from operant.model.doctor import Finding
 from operant.profile import Profile
 from operant.seeds import Draw, combine, draw, margin_risk, risk_of
 from operant.seeds.designs import normalised

@@ -1,21 +1,23 @@
 """The campaign: rounds of the five steps in one folder, until the requirement holds."""
 
-from operant.campaign.assessment import Assessed, confidence_of
-from operant.campaign.engine import Engine, Event, Interrupted, Watch, pool, serial
+from operant.campaign.assessment import SequentialAssessment, confidence_of
+from operant.campaign.campaign import Campaign
 from operant.campaign.feedback import Decision, allocate
-from operant.campaign.loop import Campaign
-from operant.campaign.rounds import Delivered, Round
+from operant.campaign.result import CampaignResult, Round
+from operant.execution.engines import Engine, pool, serial
+from operant.execution.events import Event, EventHandler
+from operant.execution.interrupt import Interrupted
 
 __all__ = [
-    "Assessed",
     "Campaign",
+    "CampaignResult",
     "Decision",
-    "Delivered",
     "Engine",
     "Event",
+    "EventHandler",
     "Interrupted",
     "Round",
-    "Watch",
+    "SequentialAssessment",
     "allocate",
     "confidence_of",
     "pool",

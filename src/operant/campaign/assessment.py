@@ -17,7 +17,7 @@ MANY = 1 << 30  # labels, of which nobody has more
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assessed:
+class SequentialAssessment:
     """What labels said of a model.
 
     Attributes:
@@ -72,8 +72,8 @@ def assess_model(
     batch: int,
     fewest: int,
     most: int,
-    known: Assessed | None = None,
-) -> Assessed:
+    known: SequentialAssessment | None = None,
+) -> SequentialAssessment:
     """Buy labels batch by batch until the bound meets the requirement, or more would be in vain.
 
     The bound is a confidence sequence: it holds at whichever look one stops, and can be gone on with later. No more are
@@ -102,7 +102,7 @@ def assess_model(
         labels += len(asked)
         bound = confidence_sequence(failures, labels, confidence=confidence).upper
         reason = _enough(labels, failures, bound, requirement, confidence, most)
-    return Assessed(
+    return SequentialAssessment(
         labels=labels,
         failures=failures,
         before=before,
@@ -123,7 +123,7 @@ def _enough(labels: int, failures: int, bound: float, requirement: float, confid
     return ""
 
 
-def what_it_takes(assessed: Assessed, requirement: float) -> str:
+def what_it_takes(assessed: SequentialAssessment, requirement: float) -> str:
     """To meet the requirement, in a sentence."""
     if assessed.labels == 0:
         return "field inputs to assess with, and labels for them; there were none"

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from operant._words import duration
-from operant.campaign.engine import Event, Watch
-from operant.campaign.rounds import Delivered, Round
+from operant.campaign.result import CampaignResult, Round
+from operant.execution.events import Event, EventHandler
+from operant.formatting import duration
 
 STEPS = {
     "profile": "learning what the field is like",
@@ -40,7 +40,7 @@ FILES = {
 
 
 @contextmanager
-def watching(console: Console, *, quiet: bool = False, as_json: bool = False) -> Iterator[Watch]:
+def show_progress(console: Console, *, quiet: bool = False, as_json: bool = False) -> Iterator[EventHandler]:
     """Something to give a campaign as its ``watch``, for as long as it runs.
 
     Args:
@@ -54,16 +54,16 @@ def watching(console: Console, *, quiet: bool = False, as_json: bool = False) ->
         yield lambda event: None
     elif console.is_terminal:
         with _progress(console) as progress:
-            yield Bar(progress=progress)
+            yield ProgressBar(progress=progress)
     else:
-        yield Lines(console=console)
+        yield ProgressLines(console=console)
 
 
 # For people
 
 
 @dataclass(kw_only=True)
-class Seen:
+class ProgressState:
     """What earlier events said: the present step, when it began and with how much done, and the last assessment."""
 
     clock: Callable[[], float] = time.monotonic
@@ -97,11 +97,11 @@ class Seen:
 
 
 @dataclass(kw_only=True)
-class Lines:
+class ProgressLines:
     """A line for every chunk, retraining, assessment and round; how reliable the model is, is said when it is news."""
 
     console: Console
-    seen: Seen = field(default_factory=Seen)
+    seen: ProgressState = field(default_factory=ProgressState)
     said: str = ""
 
     def __call__(self, event: Event) -> None:
@@ -119,11 +119,11 @@ class Lines:
 
 
 @dataclass(kw_only=True)
-class Bar:
+class ProgressBar:
     """One bar for the present step; what is done stands in lines above it."""
 
     progress: Progress
-    seen: Seen = field(default_factory=Seen)
+    seen: ProgressState = field(default_factory=ProgressState)
     task: TaskID | None = None
 
     def __call__(self, event: Event) -> None:
@@ -198,7 +198,7 @@ def event_json(event: Event) -> dict[str, Any]:
     return {"step": event.step, "done": event.done, "total": event.total, "told": told}
 
 
-def result_json(delivered: Delivered, **more: Any) -> dict[str, Any]:
+def result_json(delivered: CampaignResult, **more: Any) -> dict[str, Any]:
     """What a campaign handed back, as plain values."""
     last = delivered.assessment
     told = {"met": delivered.met, "reason": delivered.reason, "pmi": last.pmi, "upper": last.upper}

@@ -1,12 +1,8 @@
 """Step 3: from seeds to cases."""
 
-from operant.generate.adapt import ADAPT, RandomMutation
 from operant.generate.adapters import from_art, from_autoattack, from_foolbox
 from operant.generate.carlini_wagner import CarliniWagner
 from operant.generate.deepfool import DeepFool
-from operant.generate.deephunter import DeepHunter, MetamorphicMutation
-from operant.generate.deepxplore import DeepXplore
-from operant.generate.dlfuzz import DLFuzz
 from operant.generate.fol_fuzz import FOLFuzz
 from operant.generate.gradient_sign import BIM, FGSM, PGD
 from operant.generate.operational import ConditionMove, GeneticMove, GradientMove, OperationalFuzz, hda, replay
@@ -22,33 +18,24 @@ from operant.generate.semantic import (
     from_biggan,
     tally,
 )
-from operant.generate.tensorfuzz import NoiseMutation, TensorFuzz
 from operant.generate.uncertainty import UncertaintyFuzz
 
 __all__ = [
-    "ADAPT",
     "BIM",
     "FGSM",
     "PGD",
     "CarliniWagner",
     "ClassLikelihood",
     "ConditionMove",
-    "DLFuzz",
     "DeepFool",
-    "DeepHunter",
-    "DeepXplore",
     "FOLFuzz",
     "FeatureFuzz",
     "FeatureSource",
     "GeneticMove",
     "GradientMove",
-    "MetamorphicMutation",
-    "NoiseMutation",
     "OperationalFuzz",
     "Quality",
-    "RandomMutation",
     "Tally",
-    "TensorFuzz",
     "UncertaintyFuzz",
     "Validity",
     "fit_class_likelihood",

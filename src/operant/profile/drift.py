@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from operant.data import Samples
-from operant.doctor import Finding
 from operant.model import Classifier
+from operant.model.doctor import Finding
 
 TESTS = 3  # that can raise the alarm; each at its share of the level
 FEWEST = 20  # inputs a side; with fewer, only a change of nearly everything would be noticed

@@ -14,8 +14,8 @@ from rich.progress import Progress
 
 from operant.conditions import Recipe
 from operant.data import Samples
-from operant.doctor import Finding
 from operant.model import slack_of
+from operant.model.doctor import Finding
 from operant.profile._appearance import FEWEST_PIXELS, Array
 from operant.profile._matching import Trial, Unknown, prepared, searched, shuffled, wide_slopes
 

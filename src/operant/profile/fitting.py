@@ -15,8 +15,8 @@ from torch import Tensor
 from operant import results
 from operant.data import Samples
 from operant.density import KDE, Flow, Mixture, fit_kde
-from operant.doctor import Finding
 from operant.model import Classifier
+from operant.model.doctor import Finding
 from operant.networks import PCA, VAE, Flat, fit_pca
 from operant.profile._cells import box_mass, nearest_mass
 from operant.profile.label_shift import Priors, shares_of

@@ -15,8 +15,8 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from operant.data import Samples
-from operant.doctor import Finding
 from operant.model import Classifier
+from operant.model.doctor import Finding
 
 Array = NDArray[np.float64]
 TINY = 1e-6  # a prior below this is called 0: expectation-maximisation only ever comes near it

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from operant.data import Samples
-from operant.doctor import Finding
+from operant.model.doctor import Finding
 from operant.networks import PCA, fit_pca
 from operant.profile.fitting import Features, with_priors
 from operant.profile.label_shift import Priors

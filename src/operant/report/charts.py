@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from operant._words import at_most, percent
-from operant.campaign.assessment import Assessed
-from operant.campaign.rounds import Round
+from operant.campaign.assessment import SequentialAssessment
+from operant.campaign.result import Round
+from operant.formatting import at_most, percent
 from operant.measure.patterns import DEFAULT
 from operant.report.evidence import Certainties, Evidence, Map, Points, labels_told, stayed
 
@@ -101,7 +101,7 @@ def scale(most: float, lines: int = 4) -> list[float]:
 # pmi over the rounds
 
 
-def _seen(done: Round) -> Assessed | None:
+def _seen(done: Round) -> SequentialAssessment | None:
     """What labels said of a round's model, if there were any."""
     return done.assessment if done.assessment and done.assessment.labels else None
 

@@ -12,8 +12,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from operant import results
-from operant._words import at_most, percent
 from operant.checks import Check, Refused
+from operant.formatting import at_most, percent
 from operant.report.junit import clean
 from operant.report.markdown import plain
 

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 from operant import results
-from operant._words import at_most, percent
-from operant.campaign.assessment import Assessed, what_it_takes
-from operant.campaign.rounds import Round
-from operant.campaign.stored import About, Ended
-from operant.doctor import Finding
+from operant.campaign.assessment import SequentialAssessment, what_it_takes
+from operant.campaign.records import About, StopRecord
+from operant.campaign.result import Round
+from operant.formatting import at_most, percent
+from operant.model.doctor import Finding
 from operant.report.failures import Gallery
 from operant.triage.sampling import ValidShare
 
@@ -254,7 +254,7 @@ class Evidence:
     labels: int
     seconds: dict[str, float]
     about: About | None
-    ended: Ended | None = None
+    ended: StopRecord | None = None
     priors: tuple[Prior, ...]
     map: Map | None
     changes: tuple[Change, ...]
@@ -268,7 +268,7 @@ class Evidence:
     hashes: tuple[tuple[str, str], ...]
 
     @cached_property
-    def latest(self) -> Assessed | None:
+    def latest(self) -> SequentialAssessment | None:
         """What was last said of the present model in the present field; None if nothing was."""
         for done in reversed(self.rounds):
             if done.assessment is not None or done.drifted:
@@ -387,10 +387,10 @@ def present(rounds: Sequence[Round]) -> list[int]:
     return [done.number for done in rounds[first:]]
 
 
-def labels_told(assessed: Assessed) -> str:
+def labels_told(assessed: SequentialAssessment) -> str:
     """Failures of labels, and how many of the labels are new.
 
-    >>> labels_told(Assessed(labels=150, failures=9, before=125, upper=0.1, confidence=0.95, reason=""))
+    >>> labels_told(SequentialAssessment(labels=150, failures=9, before=125, upper=0.1, confidence=0.95, reason=""))
     '9 of 150, 25 new'
     """
     return f"{assessed.failures} of {assessed.labels}{f', {assessed.bought} new' if assessed.before else ''}"

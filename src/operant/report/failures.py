@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from operant._drawing import is_picture
-from operant._shards import Rows
 from operant.report.gallery import LARGEST_CHANGES, _factor, _pictures
 from operant.suite import Pool, Suite
+from operant.suite.drawing import is_picture
+from operant.suite.shards import Rows
 
 LIMIT = 1000  # failures shown
 ROOM = 6_000_000  # characters of pictures

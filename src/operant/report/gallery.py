@@ -16,9 +16,9 @@ from jinja2 import Environment, StrictUndefined, Template
 from PIL import Image
 from torch import Tensor
 
-from operant._drawing import CLIPPED, FACTORS, SMALL, Pixels, Values, colours, is_picture, shades
 from operant.results import write_atomically
 from operant.suite import Suite
+from operant.suite.drawing import CLIPPED, FACTORS, SMALL, Pixels, Values, colours, is_picture, shades
 
 LARGEST_CHANGES = 5  # told of a case that is not a picture
 

@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from operant import results
-from operant._hashing import bytes_of, fingerprint, hash_of
 from operant.assess import clopper_pearson_interval
-from operant.campaign.folder import CASES, MODEL, RUN, RunFolder, finished
-from operant.campaign.guards import Guarded, Guards
+from operant.campaign.observers.defences import DefenceTrial, DefenceTrials
 from operant.campaign.progress import seconds_of
-from operant.campaign.rounds import Round
-from operant.campaign.stored import About, Certainty, Ended, FieldMap, Insight, Known, Seen, flat_codes
+from operant.campaign.records import About, Certainty, FieldIds, FieldMap, Insight, StopRecord, flat_codes
+from operant.campaign.result import Round
 from operant.defend.evaluate import interval
-from operant.doctor import Finding
+from operant.execution.rounds import LabelBatch
+from operant.execution.run_folder import CASES, MODEL, RUN, RunFolder, finished
 from operant.measure.patterns import DEFAULT, PATTERNS, patterns
+from operant.model.doctor import Finding
+from operant.model.hashing import bytes_of, fingerprint, hash_of
 from operant.profile import Profile, load_profile
 from operant.report.evidence import Certainties, Change, Counts, Defences, Evidence, Map, Points, Prior, Region, Stopped
 from operant.report.failures import LIMIT, Found, Gallery, gallery_of
@@ -148,11 +149,11 @@ def _seconds(folder: Path) -> dict[str, float]:
     return seconds_of(times) | ({"round": rounds} if rounds else {})
 
 
-def _ended(folder: Path, rounds: tuple[Round, ...]) -> Ended | None:
+def _ended(folder: Path, rounds: tuple[Round, ...]) -> StopRecord | None:
     """How the campaign ended; None if it did not, or if it has gone on since, so that there is more than was told."""
     if not finished(folder / "ended.json") or _under_way(folder):
         return None
-    ended = _read(folder / "ended.json", Ended)
+    ended = _read(folder / "ended.json", StopRecord)
     return ended if rounds and rounds[-1].number == ended.last else None
 
 
@@ -165,7 +166,7 @@ def _labels(folder: Path) -> dict[int, Tensor]:
     for place in _places(folder):
         files = [file for file in sorted(place.glob("labels-*.json")) if finished(file)]
         if files:
-            bought[number_of(place)] = torch.cat([_read(file, Known).labels for file in files])
+            bought[number_of(place)] = torch.cat([_read(file, LabelBatch).labels for file in files])
     return bought
 
 
@@ -235,7 +236,7 @@ def _certainties(folder: Path) -> Certainties | None:
 
 def _defences(folder: Path) -> Defences | None:
     """Of all rounds together; defences that none of them could try are left out."""
-    kept = [_read(file, Guards) for place in _places(folder) if finished(file := place / "defences.json")]
+    kept = [_read(file, DefenceTrials) for place in _places(folder) if finished(file := place / "defences.json")]
     if not kept:
         return None
     names = dict.fromkeys(guarded.name for part in kept for guarded in part.tried)
@@ -249,7 +250,7 @@ def _defences(folder: Path) -> Defences | None:
     )
 
 
-def _stopped(parts: list[Guarded], confidence: float) -> Stopped:
+def _stopped(parts: list[DefenceTrial], confidence: float) -> Stopped:
     stopped, failures, wrong, clean = (
         sum(getattr(part, name) for part in parts) for name in ("stopped", "failures", "wrong", "clean")
     )
@@ -416,7 +417,7 @@ def _hashes(folder: Path, settings: dict[str, str], found: list[Found]) -> tuple
     for place in _places(folder):
         weights, seen = place / "weights.safetensors", place / "field.json"
         if number_of(place) == 0 and finished(seen):
-            told.append(("field inputs of round 0", hash_of(bytes_of(_read(seen, Seen).ids))))
+            told.append(("field inputs of round 0", hash_of(bytes_of(_read(seen, FieldIds).ids))))
         if finished(weights):
             told.append((f"weights after round {number_of(place)}", fingerprint(weights)))
     if finished(weights := folder / f"{MODEL}.safetensors"):

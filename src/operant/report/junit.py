@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from operant._words import percent
-from operant.campaign.rounds import Round
+from operant.campaign.result import Round
+from operant.formatting import percent
 from operant.report.evidence import Evidence, stayed
 
 NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

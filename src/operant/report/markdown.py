@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from operant._words import at_most, percent
-from operant.campaign.rounds import Round
+from operant.campaign.result import Round
+from operant.formatting import at_most, percent
 from operant.report.evidence import Evidence, Sources, labels_told, stayed
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@<>-])")

@@ -14,10 +14,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from operant._drawing import SMALL, is_picture
-from operant._words import at_most, duration, percent
 from operant.campaign.feedback import Decision
 from operant.campaign.progress import STEPS
+from operant.formatting import at_most, duration, percent
 from operant.report.charts import Bar, bar_chart, epoch_chart, map_chart, plane_chart, pmi_chart
 from operant.report.evidence import (
     Certainties,
@@ -30,6 +29,7 @@ from operant.report.evidence import (
     labels_told,
     stayed,
 )
+from operant.suite.drawing import SMALL, is_picture
 
 PAGE_SIZE = 48  # failures on the page at first, and with each click on "more"; page.js knows it too
 MOST_BARS = 20  # classes or cells that get a bar

@@ -13,13 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from operant._hashing import described, tensors_of
-from operant._shards import digest
 from operant.data import Samples
 from operant.model import Classifier, copy_module
+from operant.model.hashing import described, tensors_of
 from operant.results import write_atomically
 from operant.retrain._loop import FinetuneEpoch, Learner
 from operant.rng import put_streams, streams_now
+from operant.suite.shards import digest
 
 KIND = "operant retraining, format 1"
 

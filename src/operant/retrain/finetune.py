@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from operant._hashing import described
 from operant.data import Samples
 from operant.model import Classifier
+from operant.model.hashing import described
 from operant.retrain._checkpoint import Checkpoint, belonging
 from operant.retrain._loop import Diverged, FinetuneEpoch, Learner, Training, check_training, passes, shuffled
 from operant.types import Monitor

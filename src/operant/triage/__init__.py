@@ -1,6 +1,6 @@
 """What people say about generated cases: a page to say it on, and what it comes to."""
 
-from operant._verdicts import Judgement
+from operant.suite.verdicts import Judgement
 from operant.triage.agreement import Agreement, agreement, cohens_kappa
 from operant.triage.export import export_csv, export_pictures
 from operant.triage.opening import open_desk

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from operant._verdicts import VERDICTS
+from operant.suite.verdicts import VERDICTS
 from operant.triage.verdicts import read_verdicts
 
 NAMED = 20  # rows named in a sentence

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from operant._drawing import is_picture, pair_of, png, range_of, shades, unit
-from operant._verdicts import VERDICTS, Judgement, columns_of
 from operant.results import write_atomically
 from operant.suite import Suite
+from operant.suite.drawing import is_picture, pair_of, png, range_of, shades, unit
+from operant.suite.verdicts import VERDICTS, Judgement, columns_of
 from operant.triage.verdicts import read_verdicts
 
 TABLE = "labels.csv"

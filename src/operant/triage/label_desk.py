@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from operant.assess.labels import CLASSES, TABLE, LabelFolder
-from operant.formats import read_npz
+from operant.data.formats import read_npz
+from operant.data.labels import CLASSES, TABLE, LabelFolder
 from operant.triage.asking import Asked, Lists, Unknown
 
 VALUES = 40  # told of an input that is no picture

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from operant import results
-from operant.assess.labels import TABLE
-from operant.campaign.stored import About
+from operant.campaign.records import About
+from operant.data.labels import TABLE
 from operant.triage.label_desk import LabelDesk
 from operant.triage.sampling import Plan
 from operant.triage.suite_desk import SuiteDesk

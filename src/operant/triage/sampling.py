@@ -13,13 +13,13 @@ from scipy.special import betaln, gammaln
 from scipy.stats import hypergeom
 from torch import Tensor
 
-from operant._verdicts import Known, Reader
-from operant._words import percent
 from operant.assess.bounds import Interval, check_confidence
 from operant.data import Samples
+from operant.formatting import percent
 from operant.rng import spawn
 from operant.seeds import draw
-from operant.suite import Suite, open_known
+from operant.suite import Suite, open_with_known_cases
+from operant.suite.verdicts import KnownCases, Reader
 
 POPULATIONS = ("failures", "all")
 
@@ -135,7 +135,7 @@ def valid_share(path: str | Path, *, confidence: float = 0.95) -> ValidShare | N
         path: the suite's folder.
         confidence: of the interval.
     """
-    suite, known = open_known(path)
+    suite, known = open_with_known_cases(path)
     for sentence in suite.refused:
         warnings.warn(f"left out: {sentence}", stacklevel=2)
     reader, verdicts = Reader(Path(path)), np.asarray(suite.columns.get("verdict", ""))
@@ -151,7 +151,7 @@ def valid_share(path: str | Path, *, confidence: float = 0.95) -> ValidShare | N
 def latest_plan(path: str | Path) -> Plan:
     """The plan that a suite is judged by; the usual one if nobody has begun. Only logs are read."""
     reader = Reader(Path(path))
-    reader.news(Known(parts=(), keys=lambda _: []))
+    reader.news(KnownCases(parts=(), keys=lambda _: []))
     return plan_of(reader.plan)
 
 

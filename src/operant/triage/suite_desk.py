@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant._drawing import (
+from operant.suite import open_with_known_cases
+from operant.suite.drawing import (
     FACTORS,
     SMALL,
     WHATS,
@@ -24,8 +25,7 @@ from operant._drawing import (
     pair_of,
     range_of,
 )
-from operant._verdicts import VERDICTS, Judgement
-from operant.suite import open_known
+from operant.suite.verdicts import VERDICTS, Judgement
 from operant.triage.agreement import agreements
 from operant.triage.asking import Asked, Lists, Rows, Unknown
 from operant.triage.export import csv_of
@@ -61,7 +61,7 @@ class SuiteDesk:
         blind: bool = False,
     ) -> None:
         self.path, self.blind = Path(path), blind
-        self.suite, known = open_known(self.path)
+        self.suite, known = open_with_known_cases(self.path)
         self.by = checked_words(by, "name")
         self.classes = classes
         self.pictured = is_picture(tuple(self.suite.rows.shape))

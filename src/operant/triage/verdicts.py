@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from operant._verdicts import (
+from operant.execution.run_folder import RUN
+from operant.suite import Suite, open_with_known_cases
+from operant.suite.verdicts import (
     VERDICTS,
     Judgement,
-    Known,
+    KnownCases,
     Reader,
     beside,
     header_of,
@@ -29,8 +31,6 @@ from operant._verdicts import (
     newest,
     together,
 )
-from operant.campaign.folder import RUN
-from operant.suite import Suite, open_known
 
 LONGEST = 60  # characters of a name or tag
 MOST_TAGS = 20
@@ -42,7 +42,7 @@ def read_verdicts(path: str | Path) -> list[Judgement]:
 
     `Suite.open` tells what they say together, in columns.
     """
-    _, known = open_known(path)
+    _, known = open_with_known_cases(path)
     said = newest(Reader(Path(path)).news(known))
     return [said[key] for key in sorted(said) if said[key].verdict or said[key].tags]
 
@@ -74,7 +74,7 @@ class Verdicts:
         plan: which sample is to be judged, told to whoever reads the log; as it was unless given.
     """
 
-    def __init__(self, path: Path, suite: Suite, known: Known, *, plan: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, suite: Suite, known: KnownCases, *, plan: dict[str, Any] | None = None) -> None:
         self.path, self.suite = path, suite
         self.said: dict[tuple[int, str], Judgement] = {}
         self.codes: dict[str, Codes] = {}  # by person: 0 where nothing is said, else 1 + the place in VERDICTS

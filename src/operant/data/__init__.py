@@ -1,0 +1,27 @@
+"""Inputs with labels and ids, where they come from, and who labels them."""
+
+from operant.data.labels import LabelFolder, LabelsMissing, labels_of
+from operant.data.samples import Samples, content_ids, row_index
+from operant.data.sources import (
+    Dataset,
+    load,
+    load_digits,
+    samples_from_folder,
+    samples_from_npz,
+    samples_from_pictures,
+)
+
+__all__ = [
+    "Dataset",
+    "LabelFolder",
+    "LabelsMissing",
+    "Samples",
+    "content_ids",
+    "labels_of",
+    "load",
+    "load_digits",
+    "row_index",
+    "samples_from_folder",
+    "samples_from_npz",
+    "samples_from_pictures",
+]

@@ -1,0 +1,396 @@
+"""A classifier as Operant sees it: logits from inputs, knowing its own input range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from operant.data import Samples
+from operant.model.fast import FastCopy, fast_copies
+from operant.rng import spawn, uniform_like
+
+if TYPE_CHECKING:
+    from operant.model.doctor import Finding
+
+MIN_ROWS = 16  # below this many rows CPU kernels round differently, so smaller batches are padded
+PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
+
+
+class NotLogits(ValueError):
+    """The module returned something other than logits ``(N, classes)``."""
+
+
+class Classifier:
+    """Any module that returns logits, with what is needed to test it.
+
+    Everything outside lives in input units, within ``bounds``; normalisation happens in here. The user's module is
+    copied, never touched; the copy is frozen and in evaluation mode.
+
+    Args:
+        module: takes ``(N, *shape)``, returns logits ``(N, classes)``.
+        bounds: smallest and largest value an input may have.
+        mean, std: what the module expects subtracted and divided by: a number, or one value per channel (the first
+            dimension of an input).
+        batch_size: rows computed at once.
+        strict: run the module exactly as it is, without the rearrangements that `notes` reports.
+
+    >>> model = Classifier(nn.Linear(4, 3))
+    >>> model.predict(torch.rand(5, 4)).shape
+    torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        bounds: tuple[float, float] = (0.0, 1.0),
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        batch_size: int = 256,
+        strict: bool = False,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+        if not bounds[0] < bounds[1]:
+            raise ValueError(f"bounds must be (low, high) with low < high, got {bounds}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if mean is not None and not bool(torch.as_tensor(mean).isfinite().all()):
+            raise ValueError(f"mean must be finite, got {mean}")
+        if std is not None and not bool(((v := torch.as_tensor(std)).isfinite() & (v > 0)).all()):
+            raise ValueError(f"std must be positive, got {std}")
+        self.bounds = (float(bounds[0]), float(bounds[1]))
+        self.batch_size = batch_size
+        self.strict = strict
+        self._mean, self._std = mean, std
+        self._trainable = {name for name, p in module.named_parameters() if p.requires_grad}
+        self._plain = copy_module(module).eval().requires_grad_(False)
+        self._run: nn.Module | None = self._plain if strict else None  # chosen on the first real batch
+        self._channels_last = False
+        self._classes: int | None = None
+        self.notes: tuple[str, ...] = ("strict: the module runs as it is" if strict else "not run yet",)
+
+    def __repr__(self) -> str:
+        return f"Classifier({type(self._plain).__name__}, bounds={self.bounds}, batch_size={self.batch_size})"
+
+    # What it computes
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits ``(N, classes)`` of one batch, differentiable in ``x``."""
+        self.prepare(x)
+        return self._forward(self._run, x, channels_last=self._channels_last)  # type: ignore[arg-type]
+
+    def prepare(self, x: Tensor) -> None:
+        """Choose how the module is run, which takes a few passes, unless that is done; `logits` does so by itself.
+
+        For code that watches the module's passes and wants to see none but those it asks for.
+        """
+        if self._run is None:
+            self._choose(x.detach())
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Predicted classes ``(N,)``, computed in batches, on the device of ``x``."""
+        return self.batched_logits(x).argmax(1)
+
+    def probs(self, x: Tensor) -> Tensor:
+        """Class probabilities ``(N, classes)``, computed in batches, on the device of ``x``."""
+        return self.batched_logits(x).softmax(1)
+
+    def batched_logits(self, x: Tensor) -> Tensor:
+        """Logits of any number of inputs, without gradients; bad inputs and bad outputs are refused."""
+        self.check_inputs(x)
+        with torch.no_grad():
+            logits = torch.cat([self.logits(part) for part in x.split(self.batch_size)])
+        if not bool(torch.isfinite(logits).all()):
+            bad = int((~torch.isfinite(logits)).any(1).sum())
+            raise ValueError(f"the module returned NaN or infinite logits for {bad} of {len(x)} inputs; run doctor()")
+        return logits.to(x.device)
+
+    def features(self, x: Tensor, *, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Outputs of the named submodules, row by row, computed in batches without gradients.
+
+        Taken from an unfolded copy, so a layer means what the user's code says. A submodule that runs more than once
+        in a pass gives its last output.
+        """
+        self.check_inputs(x)
+        if isinstance(layers, str):
+            raise ValueError(f"layers must be several names, got the single string {layers!r}; write [{layers!r}]")
+        modules = dict(self._plain.named_modules())
+        if unknown := [name for name in layers if name not in modules]:
+            raise ValueError(f"no layer named {', '.join(unknown)}; this model has {', '.join(self.layers)}")
+        taps: dict[str, Tensor] = {}
+
+        def tap(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+            return lambda _module, _inputs, output: taps.__setitem__(name, _tapped(name, output))
+
+        handles = [modules[name].register_forward_hook(tap(name)) for name in layers]
+        parts: dict[str, list[Tensor]] = {name: [] for name in layers}
+        try:
+            with torch.no_grad():
+                for part in x.split(self.batch_size):
+                    self._forward(self._plain, part)
+                    for name in layers:
+                        if name not in taps:
+                            raise ValueError(f"layer {name} was not run by the module's forward pass; choose another")
+                        if len(taps[name]) != max(len(part), MIN_ROWS):
+                            raise ValueError(
+                                f"layer {name} must give one output per input, got {len(taps[name])} for "
+                                f"{max(len(part), MIN_ROWS)} inputs; choose another"
+                            )
+                        parts[name].append(taps.pop(name)[: len(part)].to(x.device))
+        finally:
+            for handle in handles:
+                handle.remove()
+        return {name: torch.cat(values) for name, values in parts.items()}
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the submodules that `features` can tap."""
+        return tuple(name for name, _ in self._plain.named_modules() if name)
+
+    def classes(self, x: Tensor) -> int:
+        """How many classes the module tells apart, found by running a few rows of ``x``."""
+        if self._classes is None:
+            with torch.no_grad():
+                self.logits(x[:MIN_ROWS])
+        assert self._classes is not None
+        return self._classes
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether images are computed with their channels last; settled by `prepare` or the first batch."""
+        return self._channels_last
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module computes; inputs from elsewhere are moved there and answers moved back."""
+        return next((t.device for t in chain(self._plain.parameters(), self._plain.buffers())), torch.device("cpu"))
+
+    # What it hands out
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """From input units to what the bare module expects."""
+        if self._mean is not None:
+            x = x - self._per_channel(self._mean, x)
+        if self._std is not None:
+            x = x / self._per_channel(self._std, x)
+        return x
+
+    def unwrap(self) -> nn.Module:
+        """A copy of the user's module to train: unfolded, the parameters trainable that were so when it came.
+
+        If every parameter came frozen, all are made trainable. Feed it `normalise(x)`.
+        """
+        module = copy_module(self._plain)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in self._trainable or not self._trainable)
+        return module
+
+    def rewrap(self, module: nn.Module) -> Classifier:
+        """A classifier for another module (a retrained copy, say) with this one's range, normalisation and settings."""
+        return Classifier(
+            module,
+            bounds=self.bounds,
+            mean=self._mean,
+            std=self._std,
+            batch_size=self.batch_size,
+            strict=self.strict,
+        )
+
+    # What it refuses
+
+    def check_inputs(self, x: Tensor) -> None:
+        """Refuse inputs that are empty, NaN or outside `bounds`."""
+        if x.numel() == 0:
+            raise ValueError("there are no inputs; give at least one row")
+        low, high = (float(v) for v in torch.aminmax(x.detach()))
+        if not (low == low and high == high):
+            raise ValueError(
+                f"inputs contain NaN in {int(x.flatten(1).isnan().any(1).sum())} of {len(x)} rows; remove them"
+            )
+        slack = slack_of(self.bounds)
+        if low < self.bounds[0] - slack or high > self.bounds[1] + slack:
+            raise ValueError(
+                f"inputs must lie within bounds {self.bounds}, got values from {low:.4g} to {high:.4g}; "
+                "rescale them, or give Classifier the bounds of your data"
+            )
+
+    def check(self, samples: Samples) -> None:
+        """Refuse samples that tests cannot start from: bad inputs, missing labels, labels outside the classes."""
+        self.check_inputs(samples.x)
+        try:
+            with torch.no_grad():
+                self.logits(samples.x[:MIN_ROWS])
+        except NotLogits:
+            raise
+        except Exception as error:  # the user's code may raise anything
+            raise ValueError(
+                f"the module must run on the inputs, and on shape {tuple(samples.shape)} of {samples.x.dtype} it fails "
+                f"({type(error).__name__}: {_first_line(error)}); give the shape and type that it was trained on"
+            ) from error
+        classes = self.classes(samples.x)
+        if int(samples.labels.max()) >= classes:
+            raise ValueError(
+                f"labels must be below the model's {classes} classes, got {int(samples.labels.max())}; "
+                "check the label encoding"
+            )
+
+    def correct(self, samples: Samples) -> Samples:
+        """Those of the samples that the model classifies correctly: what most tests should start from."""
+        self.check(samples)
+        return samples[self.predict(samples.x) == samples.labels]
+
+    def accuracy(self, samples: Samples) -> float:
+        """The share of the samples that the model classifies correctly."""
+        self.check(samples)
+        return float((self.predict(samples.x) == samples.labels).double().mean())
+
+    def doctor(self, samples: Samples) -> tuple[Finding, ...]:
+        """Look for the mistakes that make test results meaningless; see `operant.model.doctor`."""
+        from operant.model.doctor import examine
+
+        return examine(self, samples)
+
+    # How it computes
+
+    def _forward(self, module: nn.Module, x: Tensor, *, rows: int = MIN_ROWS, channels_last: bool = False) -> Tensor:
+        """Logits of ``x``, computed in a batch of at least ``rows``."""
+        n = len(x)
+        if n == 0:
+            raise ValueError("there are no inputs; give at least one row")
+        z = self.normalise(x.to(self.device))
+        if n < rows:
+            z = torch.cat([z, z[:1].detach().expand(rows - n, *z.shape[1:])])
+        if channels_last and z.ndim == 4:
+            z = z.contiguous(memory_format=torch.channels_last)
+        if z is x:
+            z = z.clone()  # the module may work on its input in place
+        logits = _checked_logits(module(z), len(z))
+        self._classes = logits.shape[1]
+        return logits[:n]
+
+    def _choose(self, x: Tensor) -> None:
+        """Take the fastest copy that computes the module's logits, as far as the first real batch can tell."""
+        x = x[:PROBE_ROWS]
+        with torch.no_grad():
+            self._forward(self._plain, x)  # what the module itself refuses is the user's to see
+            notes: list[str] = []
+            for copy in fast_copies(self._plain, images=x.ndim == 4):
+                if refusal := self._refusal(copy, x):
+                    notes.append(f"{copy.name}: not used, {refusal}")
+                    continue
+                self._run, self._channels_last = copy.module, copy.channels_last
+                self.notes = (*notes, f"{copy.name}: in use", *copy.notes)
+                return
+
+    def _refusal(self, copy: FastCopy, x: Tensor) -> str | None:
+        """Why a copy cannot stand for the module, if so.
+
+        A batch may say little (an empty image, a network whose answer hardly varies), so noise is tried as well, and
+        the copy is made once more in double precision, where what is not rounding is a difference.
+        """
+        if copy.module is self._plain:
+            return None
+        try:
+            if not self._agree(copy, self._plain, x, tolerance=1e-4):
+                return "its logits differ from the module's"
+        except Exception as error:  # the user's code may raise anything
+            return f"the module refuses it ({_first_line(error)})"
+        try:
+            plain = copy_module(self._plain).double()
+            double = next(c for c in fast_copies(plain, images=x.ndim == 4) if c.name == copy.name)
+            same = self._agree(double, plain, self._probe(x).double(), tolerance=1e-9)
+        except Exception:  # no double precision here, or noise makes no sense to it: the batch has to do
+            return None
+        return None if same else "its logits differ from the module's in double precision"
+
+    def _agree(self, copy: FastCopy, plain: nn.Module, x: Tensor, *, tolerance: float) -> bool:
+        a = self._forward(plain, x, rows=1)
+        b = self._forward(copy.module, x, rows=1, channels_last=copy.channels_last)
+        scale = 1 + float(a[a.isfinite()].abs().amax()) if bool(a.isfinite().any()) else 1.0
+        return torch.allclose(a, b, rtol=10 * tolerance, atol=tolerance * scale, equal_nan=True)
+
+    def _probe(self, x: Tensor) -> Tensor:
+        """A few real inputs and as many of noise."""
+        low, high = (b if math.isfinite(b) else math.copysign(1.0, b) for b in self.bounds)
+        return torch.cat([x[:4], uniform_like(x[:4], low, high, generator=spawn(0, "probe"))])
+
+    @staticmethod
+    def _per_channel(value: float | Sequence[float], x: Tensor) -> Tensor:
+        v = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+        if v.ndim == 0:
+            return v
+        if v.ndim != 1 or len(v) != x.shape[1]:
+            raise ValueError(f"mean and std must be a number or one value per channel ({x.shape[1]}), got {value}")
+        return v.view(-1, *[1] * (x.ndim - 2))
+
+
+def slack_of(bounds: tuple[float, float]) -> float:
+    """By how much rounding may carry an input out of bounds."""
+    width = bounds[1] - bounds[0]
+    return 1e-6 * width if math.isfinite(width) else 0.0
+
+
+def value_and_gradient(objective: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The objective's value per row and its gradient at each row of ``x``.
+
+    >>> v, g = value_and_gradient(lambda z: (z**2).sum(1), torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
+    >>> v.tolist(), g.tolist()
+    ([5.0, 9.0], [[2.0, 4.0], [6.0, 0.0]])
+    """
+    with torch.enable_grad():
+        z = x.detach().requires_grad_()
+        values = objective(z)
+        if not values.requires_grad:  # a constant
+            return values, torch.zeros_like(x)
+        (gradient,) = torch.autograd.grad(values.sum(), z, allow_unused=True, materialize_grads=True)
+    return values.detach(), gradient
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """A deep copy that also works after a forward pass has left non-leaf tensors in the module."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for value in _tensors(vars(part)):
+            if not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return deepcopy(module, memo)
+
+
+def _tensors(nest: Any) -> Iterator[Tensor]:
+    """All tensors in a nest of dicts, lists, tuples and sets."""
+    waiting, seen = [nest], set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(value.values() if isinstance(value, Mapping) else value)
+
+
+def _tapped(name: str, output: Any) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise ValueError(f"layer {name} returns a {type(output).__name__}, not a tensor; choose a layer inside it")
+    return output.clone()  # a later layer may work in place
+
+
+def _checked_logits(logits: Any, n: int) -> Tensor:
+    if not isinstance(logits, Tensor):
+        raise NotLogits(f"the module must return logits (N, classes), got a {type(logits).__name__}; wrap it")
+    if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2 or not logits.is_floating_point():
+        raise NotLogits(
+            f"the module must return floating-point logits (N, classes), two classes at least, got {logits.dtype} of "
+            f"shape {tuple(logits.shape)} for {n} inputs; wrap it"
+        )
+    return logits
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

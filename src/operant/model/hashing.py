@@ -1,0 +1,114 @@
+"""Hashes of models, samples, settings and files: the same whenever what they stand for is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from operant.data import Samples
+from operant.model.classifier import Classifier
+
+
+def described(value: object) -> str:
+    """A value as text; what is too long to print, as its hash. How progress is shown does not count."""
+    if (parts := _contents(value)) is not None:
+        return hash_of(*parts)
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = [f"{f.name}={described(getattr(value, f.name))}" for f in fields(value) if f.name != "progress"]
+        return f"{type(value).__qualname__}({', '.join(inner)})"
+    if isinstance(value, partial):
+        inner = [*map(described, value.args), *(f"{name}={described(v)}" for name, v in value.keywords.items())]
+        return f"{described(value.func)}({', '.join(inner)})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {described(v)}" for name, v in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(described, value)) + "]"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return str(value.__qualname__)  # not its module, which has another name where it is the script
+    return without_places(repr(value))
+
+
+def _contents(value: object) -> list[bytes] | None:
+    """The bytes of something that has too many to print; None for anything else."""
+    if isinstance(value, Classifier):
+        settings = repr((value.bounds, value._mean, value._std, value.strict))
+        return [settings.encode(), *_module_content(value.unwrap())]
+    if isinstance(value, nn.Module):
+        return _module_content(value)
+    if isinstance(value, Samples):
+        return [bytes_of(part) for part in (value.x, value.ids, value.y) if part is not None]
+    if isinstance(value, Tensor):
+        return [f"{value.dtype} {tuple(value.shape)}".encode(), bytes_of(value)]
+    if isinstance(value, np.ndarray):
+        return [f"{value.dtype} {value.shape}".encode(), value.tobytes()]
+    return None
+
+
+def _module_content(module: nn.Module) -> list[bytes]:
+    """Everything that decides what a module computes and learns, as far as one can see from outside."""
+    learned = [name for name, p in module.named_parameters() if p.requires_grad]
+    weights = [part for name, v in tensors_of(module).items() for part in (name.encode(), bytes_of(v))]
+    return [repr(learned).encode(), without_places(repr(module)).encode(), *weights]
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, also those buffers that a state dict leaves out."""
+    return dict(chain(module.named_parameters(), module.named_buffers()))
+
+
+def without_places(text: str) -> str:
+    """Functions and objects without where in memory they are.
+
+    >>> without_places("<function f at 0x7f3a>")
+    '<function f>'
+    """
+    return re.sub(r" at 0x\w+", "", text)
+
+
+def bytes_of(values: Tensor) -> bytes:
+    """The content of a tensor, wherever it is."""
+    return values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def hash_of(*parts: bytes) -> str:
+    """A short hash of several pieces, each with its length, so that none runs into the next.
+
+    >>> hash_of(b"ab", b"c") == hash_of(b"a", b"bc")
+    False
+    """
+    total = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little"))
+        total.update(part)
+    return total.hexdigest()
+
+
+def fingerprint(file: Path) -> str:
+    """A hash of a file's content; the words in the header of a safetensors file, written in any order, are sorted."""
+    total = hashlib.blake2b(digest_size=16)
+    with open(file, "rb") as opened:
+        if file.suffix == ".safetensors":
+            total.update(_header(opened))
+        while block := opened.read(1 << 20):
+            total.update(block)
+    return total.hexdigest()
+
+
+def _header(opened: BinaryIO) -> bytes:
+    size = int.from_bytes(opened.read(8), "little")
+    try:
+        return json.dumps(json.loads(opened.read(min(size, 1 << 26))), sort_keys=True).encode()
+    except (ValueError, RecursionError):  # not a safetensors file: all of it counts as it is
+        opened.seek(0)
+        return b""

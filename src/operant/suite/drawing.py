@@ -1,0 +1,102 @@
+"""Cases as pictures and as values, one row at a time; and the pixels that galleries and reports draw with, too."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from operant.suite.suite import Suite
+
+FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # by which differences may be multiplied
+CLIPPED = 0.05  # share of the pixels whose change may be too large to be told apart
+UNCHANGED, DARKER, BRIGHTER = np.array([[235, 235, 235], [33, 102, 172], [178, 24, 43]], dtype=np.float64)
+SMALL = 64  # pictures up to this size are enlarged pixel by pixel
+WHATS = ("seed", "case", "difference")
+LOOKED_AT = 256  # rows that tell the range of values where nobody does
+CHANGES = 12  # values told of a case that is no picture
+
+Values = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.uint8]
+
+
+def is_picture(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def shades(unit: Values) -> Pixels:
+    """Values in 0..1 as pixels."""
+    pixels: Pixels = np.rint(255 * unit.clip(0, 1)).astype(np.uint8)
+    return pixels
+
+
+def colours(change: Values) -> Pixels:
+    """Changes in -1..1: of one channel from blue over grey to red, of three as colours around a middle grey."""
+    change = change.clip(-1, 1)
+    if change.shape[-1] == 3:
+        return shades((1 + change) / 2)
+    end = np.where(change > 0, BRIGHTER, DARKER)
+    pixels: Pixels = np.rint(UNCHANGED + np.abs(change) * (end - UNCHANGED)).astype(np.uint8)
+    return pixels
+
+
+def range_of(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """The bounds given; or from 0 to 1 if the values of some cases lie there; or their smallest and largest value."""
+    if bounds is not None:
+        if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1]) and bounds[0] < bounds[1]):
+            raise ValueError(f"bounds must be two finite numbers, the smaller first, got {bounds}")
+        return bounds
+    n = len(suite)
+    if n == 0:
+        return (0.0, 1.0)
+    some = suite.rows.take(torch.linspace(0, n - 1, min(n, LOOKED_AT)).long()).double().nan_to_num(0)
+    low, high = float(some.min()), float(some.max())
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, max(high, low + 1e-6))
+
+
+def pair_of(suite: Suite, row: int) -> tuple[Tensor, Tensor]:
+    """The seed and the case of a row; only these are read."""
+    at = torch.tensor([row])
+    return suite.pool.take(suite.seed[at])[0], suite.rows.take(at)[0]
+
+
+def unit(x: Tensor, bounds: tuple[float, float]) -> Values:
+    """An input brought from bounds to 0..1, channels last; what lies beyond is drawn as the nearest that does not."""
+    low, high = bounds
+    values: Values = ((x.double().nan_to_num(0) - low) / (high - low)).movedim(0, -1).numpy()
+    return values
+
+
+def draw_row(suite: Suite, row: int, what: str, bounds: tuple[float, float], factor: int) -> bytes:
+    """Seed, case or amplified difference of a row as a PNG file."""
+    seed, case = (unit(x, bounds) for x in pair_of(suite, row))
+    if what == "difference":
+        return png(colours(factor * (case - seed)))
+    return png(shades(seed if what == "seed" else case))
+
+
+def png(pixels: Pixels) -> bytes:
+    """A picture (height, width, channels) as a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def factor_of(seed: Tensor, case: Tensor, bounds: tuple[float, float]) -> int:
+    """The largest factor with which nearly all of a difference can still be shown."""
+    change = 0.99 * float(np.quantile(np.abs(unit(case, bounds) - unit(seed, bounds)), 1 - CLIPPED))
+    return max((factor for factor in FACTORS if factor * change <= 1), default=1)
+
+
+def changes_of(seed: Tensor, case: Tensor) -> list[tuple[str, str, str]]:
+    """The values that changed most, largest change first: which, in the seed, in the case."""
+    before, after = seed.flatten().double(), case.flatten().double()
+    places = (after - before).abs().nan_to_num(math.inf).topk(min(CHANGES, len(before))).indices.tolist()
+    told = [(f"value {i}", f"{float(before[i]):.4g}", f"{float(after[i]):.4g}") for i in places]
+    return [(name, a, b) for name, a, b in told if a != b]

@@ -1,0 +1,485 @@
+"""Cases as columns, in memory and on disk."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from operant.data import Samples, row_index
+from operant.results import write_atomically
+from operant.suite.shards import FORMAT, Column, Rows, Strings, digest, numbered, pack, read_file, unpack, write_next
+from operant.suite.verdicts import KnownCases, Part, Reader, columns_of, keys_of, newest
+
+ROWS_PER_SHARD = 4096
+ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The seeds of a suite, each once, in the order of their ids; their inputs may still be on disk."""
+
+    rows: Rows
+    label: Tensor
+    ids: Tensor
+
+    @staticmethod
+    def of(rows: Rows, label: Tensor, ids: Tensor) -> Pool:
+        """Each seed once, as it first came; two different inputs with one id are refused."""
+        once, inverse = ids.unique(return_inverse=True)
+        if torch.equal(once, ids):
+            return Pool(rows, label, ids)
+        first = torch.full_like(once, len(ids)).scatter_reduce(0, inverse, torch.arange(len(ids)), "amin")
+        again = (first[inverse] != torch.arange(len(ids))).nonzero().flatten()
+        for some in again.split(ROWS_PER_SHARD):
+            here, there = rows.take(some).float(), rows.take(first[inverse][some]).float()
+            differ = ~torch.isclose(here, there, rtol=0, atol=0, equal_nan=True).flatten(1).all(1)
+            if bool(differ.any()):
+                raise ValueError(f"two different seeds have the id {int(ids[some][differ][0])}; give each its own id")
+        return Pool(rows.choose(first), label[first], once)
+
+    def take(self, ids: Tensor) -> Tensor:
+        """The input with each of these ids, row by row."""
+        return self.rows.take(torch.searchsorted(self.ids, ids))
+
+    def only(self, ids: Tensor) -> Pool:
+        """The seeds with these ids."""
+        kept = torch.isin(self.ids, ids).nonzero().flatten()
+        return Pool(Rows([self.rows.take(kept)]), self.label[kept], self.ids[kept])
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Suite:
+    """Generated cases, one a row.
+
+    Build one with `Suite.of`; read one with `Suite.open`. A case carries its seed's label and id; each seed's input is
+    kept once. Further columns hold one float or short string a row: ``suite["fol"]``.
+
+    Attributes:
+        label: what the case should be, from its seed.
+        seed: the id of the seed a case came from.
+        prediction: what the model said in the fuzzer's final pass.
+        method: how the case was made.
+        columns: further columns by name.
+        attempted: seeds the fuzzer worked on; choosing rows leaves it as it is.
+        skipped: seeds it did not (a targeted attack skips seeds of the target class).
+        refused: damaged files that `open` left out, a sentence each.
+    """
+
+    rows: Rows
+    label: Tensor
+    seed: Tensor
+    prediction: Tensor
+    method: Strings
+    pool: Pool
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    attempted: int = 0
+    skipped: int = 0
+    refused: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        x: Tensor,
+        *,
+        seeds: Samples,
+        origin: Tensor,
+        prediction: Tensor,
+        method: str | Sequence[str] | Strings,
+        columns: Mapping[str, Any] | None = None,
+        skipped: int = 0,
+    ) -> Suite:
+        """A suite from cases and the rows of ``seeds`` they started from.
+
+        Args:
+            x: cases ``(N, *shape)``.
+            seeds: labelled seeds.
+            origin: for each case, its seed's row in ``seeds``.
+            prediction: the model's answer for each case.
+            method: one word for all cases, or one each.
+            columns: further columns, one value a case.
+            skipped: how many of the seeds were not worked on.
+        """
+        n = len(x)
+        methods = np.array([method] * n if isinstance(method, str) else method, dtype=np.str_)
+        if x.shape[1:] != seeds.shape or not len(origin) == len(prediction) == len(methods) == n:
+            raise ValueError(
+                f"cases, origins, predictions and methods must match: got {tuple(x.shape)}, {len(origin)}, "
+                f"{len(prediction)} and {len(methods)} for seeds of shape {tuple(seeds.shape)}"
+            )
+        origin = _row_numbers(origin.cpu(), len(seeds))
+        used = origin.unique()
+        label, ids = seeds.labels.cpu(), seeds.ids.cpu()
+        return Suite(
+            rows=Rows([x.detach().cpu().contiguous()]),
+            label=label[origin],
+            seed=ids[origin],
+            prediction=prediction.cpu().long(),
+            method=methods,
+            pool=Pool.of(Rows([seeds.x.detach().cpu()[used]]), label[used], ids[used]),
+            columns=_checked(columns or {}, n),
+            attempted=len(seeds) - skipped,
+            skipped=skipped,
+        )
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __repr__(self) -> str:
+        columns = f", columns {', '.join(self.columns)}" if self.columns else ""
+        failing = int((self.prediction != self.label).sum())
+        return f"Suite({len(self)} cases from {len(self.pool.ids)} seeds, {failing} failures{columns})"
+
+    def __getitem__(self, key: Any) -> Any:
+        """A column by name, or the suite of the rows chosen by slice, mask or positions."""
+        if isinstance(key, str):
+            if key not in self.columns:
+                raise KeyError(f"no column named {key}; this suite has {', '.join(self.columns) or 'none'}")
+            return self.columns[key]
+        rows = _row_numbers(row_index(key, len(self)).cpu(), len(self))
+        return replace(
+            self,
+            rows=Rows([self.rows.take(rows)]),
+            label=self.label[rows],
+            seed=self.seed[rows],
+            prediction=self.prediction[rows],
+            method=self.method[rows.numpy()],
+            columns={name: _part(values, rows) for name, values in self.columns.items()},
+            pool=self.pool.only(self.seed[rows]),
+        )
+
+    @property
+    def x(self) -> Tensor:
+        """The cases ``(N, *shape)``; read from disk when first asked for."""
+        return self.rows.all()
+
+    @property
+    def x0(self) -> Tensor:
+        """Each case's seed, row by row."""
+        return self.pool.take(self.seed)
+
+    @property
+    def seeds(self) -> Samples:
+        """The seeds, each once, in the order of their ids."""
+        return Samples(self.pool.rows.all(), self.pool.label, self.pool.ids)
+
+    def failures(self) -> Suite:
+        """The cases that the model got wrong."""
+        failing: Suite = self[self.prediction != self.label]
+        return failing
+
+    def operational(self, level: float = 0.05, mass_quantile: float = 0.1) -> Suite:
+        """The operational failures, natural and where use is dense, ranked by mass times naturalness.
+
+        Args:
+            level: smallest ``naturalness``, a p-value.
+            mass_quantile: smallest ``quantile``, the share of field inputs that lie where use is no denser.
+        """
+        if not (0 < level < 1 and 0 <= mass_quantile < 1):
+            raise ValueError(
+                f"level must lie between 0 and 1 and mass_quantile in [0, 1), got {level} and {mass_quantile}"
+            )
+        if missing := [name for name in ("naturalness", "quantile", "mass") if name not in self.columns]:
+            raise ValueError(
+                f"operational failures are told by columns that this suite lacks: {', '.join(missing)}; "
+                "OperationalFuzz gives them, or with_columns"
+            )
+        failing = self.failures()
+        if len(failing) == 0:
+            raise ValueError(f"there must be failures to choose from, got none in {len(self)} cases; search longer")
+        kept = failing[(failing["naturalness"] >= level) & (failing["quantile"] >= mass_quantile)]
+        ranked: Suite = kept[(kept["mass"] * kept["naturalness"]).argsort(descending=True, stable=True)]
+        return ranked
+
+    def valid(self) -> Suite:
+        """The cases that people called valid, and nobody invalid: what ``operant triage`` is for."""
+        if "verdict" not in self.columns:
+            raise ValueError("nobody has judged these cases; `operant triage` opens a page to do so")
+        valid: Suite = self[self["verdict"] == "valid"]
+        return valid
+
+    def samples(self) -> Samples:
+        """The cases as labelled inputs, to retrain with."""
+        return Samples(self.x, self.label)
+
+    def distances(self, norm: str) -> Tensor:
+        """How far each case is from its seed, in ``"linf"`` or ``"l2"``."""
+        if norm not in ("linf", "l2"):
+            raise ValueError(f'norm must be "linf" or "l2", got {norm!r}')
+        difference = (self.x - self.x0).flatten(1)
+        return difference.abs().amax(1) if norm == "linf" else difference.norm(dim=1)
+
+    def with_columns(self, /, **columns: Any) -> Suite:
+        """The same suite with further columns (a name that exists is replaced)."""
+        return replace(self, columns={**self.columns, **_checked(columns, len(self))})
+
+    @staticmethod
+    def concat(suites: Sequence[Suite]) -> Suite:
+        """All rows in order. A column some suite lacks is filled there with NaN, or with the empty string.
+
+        Suites without rows have no say in which columns there are, unless none has rows.
+        """
+        if not suites:
+            raise ValueError("nothing to join: concat needs at least one suite")
+        if len({s.rows.shape for s in suites}) > 1:
+            raise ValueError(f"suites must share one input shape, got {[tuple(s.rows.shape) for s in suites]}")
+        telling = [s for s in suites if len(s)] or suites
+        names = dict.fromkeys(name for s in telling for name in s.columns)
+        pools = [s.pool for s in suites]
+        return Suite(
+            rows=Rows.join([s.rows for s in suites]),
+            label=torch.cat([s.label for s in suites]),
+            seed=torch.cat([s.seed for s in suites]),
+            prediction=torch.cat([s.prediction for s in suites]),
+            method=np.concatenate([s.method for s in suites]),
+            pool=Pool.of(
+                Rows.join([p.rows for p in pools]),
+                torch.cat([p.label for p in pools]),
+                torch.cat([p.ids for p in pools]),
+            ),
+            columns={name: _joined(name, telling) for name in names},
+            attempted=sum(s.attempted for s in suites),
+            skipped=sum(s.skipped for s in suites),
+            refused=tuple(sentence for s in suites for sentence in s.refused),
+        )
+
+    def digest(self) -> str:
+        """A hash of everything in the suite: equal digests, equal suites, bit for bit."""
+        tensors, words = self._packed()
+        return digest(tensors, json.dumps(words, sort_keys=True))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the suite to a new folder, in shards of a few thousand rows."""
+        path = Path(path)
+        if path.exists() and any(path.iterdir()):
+            raise ValueError(f"{path} already holds files; choose a new folder, or use append_to")
+        for start in range(0, max(len(self), 1), ROWS_PER_SHARD):
+            part: Suite = self[start : start + ROWS_PER_SHARD]
+            (part if start == 0 else replace(part, attempted=0, skipped=0)).append_to(path)
+        return path
+
+    def append_to(self, path: str | Path) -> Path:
+        """Add these rows to a suite on disk as one shard: there whole once this returns, absent before."""
+        path = Path(path)
+        path.mkdir(parents=True, exist_ok=True)
+        shape = list(self.rows.shape)
+        if not (path / "manifest.json").exists():
+            write_atomically(path / "manifest.json", json.dumps({"suite": FORMAT, "shape": shape}).encode() + b"\n")
+        if (known := _manifest(path)) != shape:
+            raise ValueError(f"{path} holds cases of shape {tuple(known)}, these have {tuple(shape)}")
+        return write_next(path, "shard", *self._packed())
+
+    @staticmethod
+    def open(path: str | Path) -> Suite:
+        """Read a suite; the inputs themselves stay on disk until they are asked for.
+
+        A damaged or foreign file is left out with a warning that names it, and stands in `refused`. A suite of which
+        no shard was finished yet is empty. What people said with ``operant triage`` stands in the columns ``verdict``
+        (``"disputed"`` where one says valid and another invalid), ``verdict_by``, ``verdict_at`` and ``tags``.
+        """
+        _, suite = _open(Path(path))
+        for sentence in suite.refused:
+            warnings.warn(f"left out: {sentence}", stacklevel=2)
+        return suite
+
+    def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {"x": self.x, "label": self.label, "seed": self.seed, "prediction": self.prediction}
+        tensors |= {"seeds.x": self.pool.rows.all(), "seeds.y": self.pool.label, "seeds.ids": self.pool.ids}
+        columns, vocabulary = pack({"method": self.method, **self.columns})
+        words = {"vocabulary": vocabulary, "attempted": self.attempted, "skipped": self.skipped}
+        return tensors | columns, words
+
+
+def add_columns(path: str | Path, /, **columns: Any) -> None:
+    """Give a suite on disk further columns, one value for each row that `Suite.open` shows; the newest wins.
+
+    They go to one file beside the shards: there whole once this returns, absent before. No file is ever rewritten.
+    """
+    shards, suite = _open(Path(path))
+    tensors, vocabulary = pack(_checked(columns, len(suite)))
+    covered = [[shard.file.name, shard.digest, len(shard.suite)] for shard in shards]
+    write_next(Path(path), "columns", tensors, {"vocabulary": vocabulary, "shards": covered})
+
+
+def open_with_known_cases(path: str | Path) -> tuple[Suite, KnownCases]:
+    """A suite, and its rows as logs of verdicts know them: for whoever reads such logs, or adds to them."""
+    shards, suite = _open(Path(path))
+    return suite, _known(shards, suite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shard:
+    file: Path
+    digest: str
+    suite: Suite
+
+
+def _open(path: Path) -> tuple[list[_Shard], Suite]:
+    """The readable shards of a folder, and the suite they make together."""
+    shape = _manifest(path)
+    if not numbered(path, "shard"):
+        return [], _empty(shape)
+    refused: list[str] = []
+    shards = _with_sidecars(path, _shards(path, shape, refused), refused)
+    if not shards:
+        raise ValueError(f"{path} has no readable shard: {'; '.join(refused)}")
+    shards, suite = _fitted(shards, refused)
+    return shards, _judged(path, shards, replace(suite, refused=tuple(refused)))
+
+
+def _judged(path: Path, shards: list[_Shard], suite: Suite) -> Suite:
+    """The suite with what people said about its cases, if they did; no case is lost where a word of it is damaged."""
+    reader = Reader(path)
+    said = newest(reader.news(_known(shards, suite)))
+    for sentence in reader.refused:
+        warnings.warn(f"left out: {sentence}", stacklevel=4)
+    return suite.with_columns(**columns_of(said.values(), len(suite))) if said else suite
+
+
+def _known(shards: list[_Shard], suite: Suite) -> KnownCases:
+    parts: list[Part] = [(shard.file.name, shard.digest, len(shard.suite)) for shard in shards]
+    return KnownCases(parts=parts, keys=keys_of(suite.rows, suite.seed))
+
+
+def _shards(path: Path, shape: list[int], refused: list[str]) -> list[_Shard]:
+    """Every readable shard; what could not be read is told in ``refused``."""
+    shards = []
+    for file in numbered(path, "shard").values():
+        try:
+            tensors, words, known = read_file(file, "shard")
+            if list(tensors["x"].shape[1:]) != shape:
+                raise ValueError(f"{file} does not hold cases of shape {tuple(shape)}; move it elsewhere")
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            shards.append(_Shard(file=file, digest=known, suite=_unpacked(tensors, words)))
+    return shards
+
+
+def _unpacked(tensors: dict[str, Tensor], words: dict[str, Any]) -> Suite:
+    columns = unpack(tensors, words["vocabulary"])
+    return Suite(
+        rows=Rows([tensors["x"]]),
+        label=tensors["label"],
+        seed=tensors["seed"],
+        prediction=tensors["prediction"],
+        method=np.asarray(columns.pop("method")),
+        pool=Pool(Rows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"]),
+        columns=columns,
+        attempted=words["attempted"],
+        skipped=words["skipped"],
+    )
+
+
+def _with_sidecars(path: Path, shards: list[_Shard], refused: list[str]) -> list[_Shard]:
+    """The shards with the columns that were added later, oldest first; a damaged sidecar leaves the older values."""
+    known = {(shard.file.name, shard.digest): shard for shard in shards}
+    for file in numbered(path, "columns").values():
+        try:
+            tensors, words, _ = read_file(file, "columns")
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        columns, start = unpack(tensors, words["vocabulary"]), 0
+        for name, of, n in words["shards"]:
+            if shard := known.get((name, of)):
+                part = {column: values[start : start + n] for column, values in columns.items()}
+                known[name, of] = replace(shard, suite=shard.suite.with_columns(**part))
+            start += n
+    return list(known.values())
+
+
+def _fitted(shards: list[_Shard], refused: list[str]) -> tuple[list[_Shard], Suite]:
+    """All shards as one suite; if they contradict each other, those that fit the ones before them."""
+    try:
+        return shards, Suite.concat([shard.suite for shard in shards])
+    except ValueError:
+        kept, suite = shards[:1], shards[0].suite
+    for shard in shards[1:]:
+        try:
+            suite = Suite.concat([suite, shard.suite])
+            kept.append(shard)
+        except ValueError as error:
+            refused.append(f"{shard.file} does not fit the shards before it ({error}); move it elsewhere")
+    return kept, suite
+
+
+def _empty(shape: list[int]) -> Suite:
+    nothing, none = Rows([torch.empty(0, *shape)]), torch.empty(0, dtype=torch.int64)
+    return Suite(
+        rows=nothing,
+        label=none,
+        seed=none,
+        prediction=none,
+        method=np.array([], dtype=np.str_),
+        pool=Pool(nothing, none, none),
+    )
+
+
+def _manifest(path: Path) -> list[int]:
+    """The shape of one case, as the manifest tells it."""
+    file = path / "manifest.json"
+    if not file.exists():
+        raise ValueError(f"{path} is not a suite: it has no manifest.json; give the folder that Suite.save wrote")
+    try:
+        page = json.loads(file.read_bytes())
+        if page["suite"] != FORMAT:
+            raise ValueError
+        return [int(size) for size in page["shape"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ValueError(f"{file} is not the manifest of a format-{FORMAT} suite; move the folder elsewhere") from None
+
+
+def _row_numbers(rows: Tensor, n: int) -> Tensor:
+    """Positions counted from the start; positions outside the ``n`` rows are refused."""
+    if rows.dtype == torch.bool or rows.is_floating_point():
+        raise ValueError(f"row numbers must be integers, got {rows.dtype}")
+    return torch.arange(n)[rows.long()]
+
+
+def _part(values: Column, rows: Tensor) -> Column:
+    return values[rows] if isinstance(values, Tensor) else values[rows.numpy()]
+
+
+def _checked(columns: Mapping[str, Any], n: int) -> dict[str, Column]:
+    """Columns of ``n`` values: strings and float32 as they are, every other number as float64.
+
+    Half precision is widened here because torch widens its NaNs to other bits at other places of a tensor.
+    """
+    if taken := [name for name in columns if name in ATTRIBUTES]:
+        raise ValueError(f"a column cannot be named {', '.join(taken)}: every suite has that already; rename it")
+    return {name: _column(name, values, n) for name, values in columns.items()}
+
+
+def _column(name: str, values: Any, n: int) -> Column:
+    array = values.detach().cpu() if isinstance(values, Tensor) else np.asarray(values)
+    if array.shape != (n,):
+        raise ValueError(f"column {name} must hold one value for each of {n} rows, got shape {tuple(array.shape)}")
+    if isinstance(array, Tensor):
+        if array.is_complex():
+            raise ValueError(f"column {name} must hold numbers or strings, got {array.dtype}")
+        return array if array.dtype == torch.float32 else array.double()
+    if array.dtype.kind in "US":
+        return array.astype(np.str_)
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"column {name} must hold numbers or strings, got {array.dtype}")
+    return torch.as_tensor(array if array.dtype == np.float32 else array.astype(np.float64))
+
+
+def _joined(name: str, suites: Sequence[Suite]) -> Column:
+    known = [s.columns[name] for s in suites if name in s.columns]
+    numbers = [values for values in known if isinstance(values, Tensor)]
+    if not any(len(s) for s in suites):
+        return known[0]
+    if 0 < len(numbers) < len(known):
+        raise ValueError(f"column {name} holds numbers in one suite and strings in another; rename one of them")
+    if numbers:
+        missing = torch.full((1,), torch.nan)
+        return torch.cat([torch.as_tensor(s.columns.get(name, missing.repeat(len(s)))) for s in suites])
+    return np.concatenate([np.asarray(s.columns.get(name, np.full(len(s), ""))) for s in suites])

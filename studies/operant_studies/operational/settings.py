@@ -1,0 +1,54 @@
+"""What the headline study runs at each scale: fields, budgets, and which parts of the loop are replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.settings import settings as fields
+
+FULL = "the whole loop"
+RANDOM_SEEDS, NO_PROFILE = "random seeds", "no profile"
+NO_NATURALNESS, NO_FEEDBACK, DEEPGINI = "no naturalness", "no feedback", "DeepGini selection"
+PGD_LOOP, ROBOT_LOOP = "PGD", "FOL-Fuzz + BE-ST"
+LABELLED, AUGMENTED = "random field inputs, labelled", "augmentation, no cases"
+CAMPAIGNS = (FULL, RANDOM_SEEDS, NO_PROFILE, NO_NATURALNESS, NO_FEEDBACK, DEEPGINI, PGD_LOOP, ROBOT_LOOP)
+VARIANTS = (*CAMPAIGNS, LABELLED, AUGMENTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One field and what every loop may spend in it.
+
+    Attributes:
+        field: where inputs come from, and how every loop retrains.
+        variants: the loops that are run.
+        rounds: of each.
+        seeds_per_round, cases_per_round: seeds to fuzz, and cases to learn from.
+        labels_per_round: field inputs labelled to assess with, and from then on the monitor's.
+        radius: of the gradient move, in L2.
+    """
+
+    field: Setting
+    variants: tuple[str, ...] = VARIANTS
+    rounds: int = 5
+    seeds_per_round: int = 300
+    cases_per_round: int = 60
+    labels_per_round: int = 50
+    radius: float = 1.0
+
+
+def trials(scale: str) -> tuple[Trial, ...]:
+    """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
+    known = {field.name: field for field in fields(scale)}
+    if scale == "smoke":
+        return (Trial(field=known["digits"], rounds=2, seeds_per_round=30, cases_per_round=10, labels_per_round=20),)
+    cifar = Trial(
+        field=known["outdoors"], variants=(FULL, AUGMENTED, LABELLED), rounds=4, seeds_per_round=200, radius=0.5
+    )
+    return Trial(field=known["zipf"]), Trial(field=known["usps"]), cifar
+
+
+def seeds_of(trial: Trial) -> tuple[int, ...]:
+    """Five for small networks, one for CIFAR-10, where a loop takes most of an hour."""
+    return trial.field.seeds[:1] if trial.field.dataset == "cifar10" else trial.field.seeds

@@ -1,0 +1,264 @@
+"""Repair: true pmi after retraining with n cases, by where the cases come from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from operant import measure, select
+from operant.conditions import Recipe
+from operant.data import Samples
+from operant.generate import PGD, ConditionMove, FOLFuzz, OperationalFuzz
+from operant.model import Classifier
+from operant.profile import estimate_priors
+from operant.retrain import Repaired, pmi_monitor
+from operant.rng import spawn
+from operant.suite import Suite
+from operant.types import Fuzzer
+from operant_studies.operational_fuzz.fields import Field, make_field, under
+from operant_studies.operational_fuzz.instruments import Instruments
+from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.shared import Steps
+
+DECLARED, UNDECLARED, ROUNDS = "OperationalFuzz, declared", "OperationalFuzz, undeclared", "the same, in rounds"
+RANDOM, PGD_CASES, FOL_CASES = "random conditions", "PGD", "FOL-Fuzz + BE-ST"
+GINI, LABELLED = "DeepGini", "labelled at random"
+SIZED = (DECLARED, UNDECLARED, ROUNDS, RANDOM, PGD_CASES, FOL_CASES, GINI, LABELLED)
+AUGMENTED, CONTROL = "augmentation, no cases", "clean control"
+SPREAD = 0.1  # of the seeds, whatever the estimated priors say
+PILOT = 300  # cases with which the radius of attacks is chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One retraining.
+
+    Attributes:
+        arm: where the cases came from.
+        n: how many cases were asked for; 0 where there are none.
+        cases: how many there were.
+        pmi, clean: error on the field's true inputs, accuracy on clean ones, of the retrained model.
+        monitor: what the monitor said of it.
+        epoch: that was kept; 0 if the original weights were.
+        seconds: CPU time to make and choose the cases.
+    """
+
+    arm: str
+    n: int
+    cases: int
+    pmi: float
+    clean: float
+    monitor: float
+    epoch: int
+    seconds: float
+
+
+def units(settings: Sequence[Setting], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
+    """A piece of work a field and seed; first seeds first."""
+    pairs = [(setting, seed) for setting in settings if setting.sizes for seed in setting.seeds]
+    return [
+        (f"repair of {setting.name}, seed {seed}", partial(run_unit, setting, data, seed, out))
+        for setting, seed in sorted(pairs, key=lambda pair: pair[1])
+    ]
+
+
+def run_unit(setting: Setting, data: Path | None, seed: int, out: Path) -> None:
+    """A function of its own so that another process can be asked for it."""
+    steps = steps_of(setting, seed, out)
+    if all(steps.done(name) for name in names(setting)):
+        return
+    field = make_field(setting, data, seed, out / "networks")
+    Unit(field, Instruments(field, out / "instruments"), steps, out / "steps").run()
+
+
+def steps_of(setting: Setting, seed: int, out: Path) -> Steps:
+    return Steps(out / "steps" / f"repair-{setting.name}-{seed}")
+
+
+def sized_arms(setting: Setting) -> tuple[str, ...]:
+    """The arms that are tried with every number of cases."""
+    return tuple(arm for arm in SIZED if setting.rounds or arm != ROUNDS)
+
+
+def names(setting: Setting) -> dict[str, tuple[str, int]]:
+    """The steps of a unit, and the arm and number of cases of each."""
+    sized = [(arm, n) for n in setting.sizes for arm in sized_arms(setting)]
+    arms = [("before", 0), (CONTROL, 0), (AUGMENTED, 0), *sized]
+    return {f"{arm.replace(' ', '-').replace(',', '')}-{n}": (arm, n) for arm, n in arms}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One field with one seed; what is finished is read, not done again."""
+
+    field: Field
+    instruments: Instruments
+    steps: Steps
+    folder: Path
+
+    def run(self) -> None:
+        for name, (arm, n) in names(self.setting).items():
+            self.steps.step(name, Outcome, partial(self.outcome, arm, n))
+
+    @property
+    def setting(self) -> Setting:
+        return self.field.setting
+
+    def outcome(self, arm: str, n: int) -> Outcome:
+        if arm == "before":
+            return self._judged(self.field.model, arm=arm, n=0, cases=0, epoch=0, seconds=0.0)
+        start = time.process_time()
+        cases = self._cases(arm, n)
+        seconds = time.process_time() - start
+        repaired = self._retrained(cases, control=arm == CONTROL)
+        epoch = repaired.record.best_epoch
+        return self._judged(repaired.model, arm=arm, n=n, cases=len(cases), epoch=epoch, seconds=seconds)
+
+    def _judged(self, model: Classifier, *, arm: str, n: int, cases: int, epoch: int, seconds: float) -> Outcome:
+        return Outcome(
+            arm=arm,
+            n=n,
+            cases=cases,
+            pmi=1 - model.accuracy(self.field.truth),
+            clean=model.accuracy(self.field.clean_test),
+            monitor=pmi_monitor(self.field.watched)(model),
+            epoch=epoch,
+            seconds=seconds,
+        )
+
+    def _retrained(self, cases: Samples, *, control: bool = False) -> Repaired:
+        """Every arm in the same way, from the original weights, the epoch chosen by the same monitor."""
+        finetune = replace(self.setting.finetune, monitor=pmi_monitor(self.field.watched))
+        if control:
+            finetune = replace(finetune, case_share=0.0, must_improve=False)
+        generator = spawn(self.field.seed, self.setting.name, "retraining")
+        return finetune(self.field.model, self.field.train, cases, validation=self.field.clean, generator=generator)
+
+    # Where cases come from
+
+    def _cases(self, arm: str, n: int) -> Samples:
+        generator = spawn(self.field.seed, self.setting.name, arm, n)
+        if arm == CONTROL:
+            return self.field.train[:0]
+        if arm == DECLARED:
+            return self._failures(self.field.model, self.setting.declared, n, generator)
+        fitted = self.instruments.conditions.recipe
+        if arm == UNDECLARED:
+            return self._failures(self.field.model, fitted, n, generator)
+        if arm == ROUNDS:
+            return self._in_rounds(fitted, n, generator)
+        if arm in (RANDOM, AUGMENTED):
+            n = n or round(self._rows * (self.setting.finetune.case_share or 0.0))
+            return under(fitted, self._seeds(fitted, n, generator), generator=generator)
+        if arm in (PGD_CASES, FOL_CASES):
+            return self._attacked(arm, self.radius, n, generator)
+        return self._labelled(arm, n, generator)
+
+    @property
+    def _rows(self) -> int:
+        """Rows that a retraining learns from."""
+        f = self.setting.finetune
+        return f.epochs * (f.steps or 1) * f.batch_size
+
+    def _failures(self, model: Classifier, recipe: Recipe, n: int, generator: torch.Generator) -> Samples:
+        """n operational failures of a model, drawn from those that conditions lead to; fewer if it fails too rarely.
+
+        Seeds are drawn as the field has their classes and severities as the recipe has them, so the failures already
+        come as often as the field meets their like; to weigh them by their cells' masses would count that twice.
+        """
+        guide = self.instruments
+        move = ConditionMove(recipe=recipe, naturalness=guide.naturalness)
+        moves: dict[str, Fuzzer] = {"conditions": move}
+        fuzz = OperationalFuzz(moves=moves, naturalness=guide.naturalness, profile=guide.profile, per_seed=1)
+        found = [self.field.train[:0]]
+        for _ in range(10):
+            seeds = self._seeds(recipe, max(100, 2 * n), generator)
+            suite = fuzz(model, seeds, generator=generator)
+            found.append(suite.operational().samples() if len(suite) else self.field.train[:0])
+            if sum(len(part) for part in found) >= n:
+                break
+        cases = Samples.concat(found)
+        return cases[torch.randperm(len(cases), generator=generator)[:n]]
+
+    def _in_rounds(self, recipe: Recipe, n: int, generator: torch.Generator) -> Samples:
+        """As many cases in several rounds, each from failures of the model that the rounds before led to."""
+        model, cases = self.field.model, self.field.train[:0]
+        for r in range(self.setting.rounds):
+            more = n * (r + 1) // self.setting.rounds - len(cases)
+            cases = Samples.concat([cases, self._failures(model, recipe, more, generator)])
+            if r + 1 < self.setting.rounds:
+                model = self._retrained(cases).model
+        return cases
+
+    def _seeds(self, recipe: Recipe, n: int, generator: torch.Generator) -> Samples:
+        """Training inputs, drawn as the field is estimated to have their classes."""
+        labels = self.field.train.labels
+        priors = self._declared_priors if recipe is self.setting.declared else self._fitted_priors
+        chances = (priors / torch.bincount(labels, minlength=len(priors)))[labels]
+        return self.field.train[torch.multinomial(chances, n, replacement=True, generator=generator)]
+
+    @cached_property
+    def _declared_priors(self) -> Tensor:
+        return self._priors(self.setting.declared)
+
+    @cached_property
+    def _fitted_priors(self) -> Tensor:
+        return self._priors(self.instruments.conditions.recipe)
+
+    def _priors(self, recipe: Recipe) -> Tensor:
+        """Of the classes in the field, from the model's answers on it and on clean inputs under the recipe."""
+        generator = spawn(self.field.seed, "priors")
+        clean = under(recipe, Samples.concat([self.field.clean] * 4), generator=generator)
+        fitted = estimate_priors(self.field.model, clean, self.field.seen, resamples=20, generator=generator)
+        values = torch.as_tensor(fitted.values, dtype=torch.float64)
+        return (1 - SPREAD) * values + SPREAD / len(values)
+
+    def _attacked(self, arm: str, radius: float, n: int, generator: torch.Generator) -> Samples:
+        """Cases of an attack from random training inputs; of FOL-Fuzz's, those that BE-ST chooses."""
+        rows = torch.randperm(len(self.field.train), generator=generator)
+        model, seeds = self.field.model, self.field.train
+        if arm == PGD_CASES:
+            return PGD(radius=radius)(model, seeds[rows[:n]], generator=generator).samples()
+        fuzz = FOLFuzz(radius=radius, rows_per_seed=100)
+        cases = fuzz(model, seeds[rows[: max(100, n // 2)]], generator=generator)
+        if len(cases) <= n:
+            return cases.samples()
+        chosen: Suite = cases[select.be_st(cases["fol"], n, generator=generator)]
+        return chosen.samples()
+
+    @cached_property
+    def radius(self) -> float:
+        """Of three, the one whose PGD cases retrain best by the monitor; found once a field, with its first seed."""
+        pilot = Steps(self.folder / f"pilot-{self.setting.name}").step("radius", Radius, self._pilot)
+        return pilot.value
+
+    def _pilot(self) -> Radius:
+        told = {}
+        for radius in self.setting.radii:
+            generator = spawn(self.setting.seeds[0], self.setting.name, "pilot")
+            cases = self._attacked(PGD_CASES, radius, min(PILOT, max(self.setting.sizes)), generator)
+            told[radius] = pmi_monitor(self.field.watched)(self._retrained(cases).model)
+        return Radius(value=min(told, key=lambda radius: told[radius]), monitors=tuple(told.values()))
+
+    def _labelled(self, arm: str, n: int, generator: torch.Generator) -> Samples:
+        """Field inputs whose labels are paid for: at random, or those the model is least sure of."""
+        pool = Samples.concat([self.field.seen, self.field.judging])
+        n = min(n, len(pool))
+        if arm == LABELLED:
+            return pool[torch.randperm(len(pool), generator=generator)[:n]]
+        impurity = measure.gini(self.field.model.probs(pool.x))
+        return pool[select.gini(impurity, n, generator=generator)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Radius:
+    """The radius of attacks that was chosen, and what the monitor said of every one that was tried."""
+
+    value: float
+    monitors: tuple[float, ...]

@@ -1,0 +1,236 @@
+"""The cases whose labels are looked at, and the reference network that judges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from operant.conditions import Recipe, apply
+from operant.data import Dataset, Samples, load, load_digits
+from operant.generate import OperationalFuzz
+from operant.model import Classifier
+from operant.networks import ResNet20, fit, initialise, load_weights
+from operant.rng import normal_like, spawn
+from operant.suite import Suite
+from operant_studies.operational_fuzz.fields import CIFAR_MEAN, CIFAR_STD, Field, under
+from operant_studies.operational_fuzz.finding import make_moves, recipe_of
+from operant_studies.operational_fuzz.instruments import Instruments
+from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.robot.known import known_network
+from operant_studies.robot.settings import find_weights
+
+CASES = 100  # of a field, at most
+AGREED = 0.9  # share of people who must have given a CIFAR-10 image its label
+OTHERS = 5  # images that the conditions of a case are applied to as well
+MOVES = ("conditions", "gradient")
+SEEDS = {"mnist": 1_200, "cifar10": 400, "digits": 100}  # that cases are made from; and again until there are enough
+TAUGHT = {"mnist": 20_000, "cifar10": 8_000, "digits": 400}  # images that the reference learns from, thrice each
+EPOCHS = {"mnist": 3, "cifar10": 1, "digits": 2}
+RATE = {"mnist": 1e-3, "cifar10": 3e-4, "digits": 2e-3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cases:
+    """Operational failures, drawn at random from those that were accepted.
+
+    Attributes:
+        seeds: how many inputs the search began with.
+        looked_at, ambiguous: how many inputs there were to choose seeds from, and how many of them were dropped since
+            people do not agree on their class.
+        accepted: operational failures in all.
+        x, x0: cases and their seeds.
+        label, prediction: of the seeds' classes, and what the model says of the cases.
+        conditions: whether a case was made by conditions; else by gradients.
+        values, noise: severities, one column for each condition of the recipe, and what names their random numbers.
+        recipe: that the search was given.
+    """
+
+    seeds: int
+    looked_at: int
+    ambiguous: int
+    accepted: int
+    x: Tensor
+    x0: Tensor
+    label: Tensor
+    prediction: Tensor
+    conditions: Tensor
+    values: Tensor
+    noise: Tensor
+    recipe: Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What the reference says.
+
+    Attributes:
+        model_error, reference_error: on field inputs, of the model and of the reference.
+        wrong: whether the reference misreads each case.
+        equal: the share that it misreads of other images at the severity of each case.
+        seeds_wrong: whether it misreads the case's seed.
+        field_failures: how many of the field inputs the model misreads.
+        field_wrong: the share that the reference misreads of those, whose labels are true.
+    """
+
+    model_error: float
+    reference_error: float
+    wrong: Tensor
+    equal: Tensor
+    seeds_wrong: Tensor
+    field_failures: int
+    field_wrong: float
+
+
+# Cases ----------------------------------------------------------------------------------------------------------------
+
+
+def make_cases(field: Field, instruments: Instruments, data: Path | None) -> Cases:
+    """Search for operational failures with both fast moves, and draw some of what was accepted."""
+    agreed, ambiguous = seeds_of(field, data)
+    right = field.model.correct(agreed)
+    recipe = recipe_of(field, instruments)
+    accepted, used = _accepted(fuzz(field.setting, recipe, instruments), field, right)
+    rows = torch.randperm(len(accepted), generator=spawn(field.seed, "labels", "drawn"))[:CASES]
+    chosen = accepted[rows.sort().values]
+    return Cases(
+        seeds=used,
+        looked_at=len(agreed) + ambiguous,
+        ambiguous=ambiguous,
+        accepted=len(accepted),
+        x=chosen.x,
+        x0=chosen.x0,
+        label=chosen.label,
+        prediction=chosen.prediction,
+        conditions=torch.from_numpy(np.asarray(chosen["move"]) == "conditions"),
+        values=torch.stack([_column(chosen, name) for name in recipe.names], 1),
+        noise=_column(chosen, "noise_seed").long(),
+        recipe=recipe,
+    )
+
+
+def _accepted(search: OperationalFuzz, field: Field, right: Samples) -> tuple[Suite, int]:
+    """What a search accepts, and from how many seeds: portion after portion until there are enough."""
+    order = torch.randperm(len(right), generator=spawn(field.seed, "labels"))
+    found: list[Suite] = []
+    used = 0
+    for i, some in enumerate(order.split(SEEDS[field.setting.dataset])):
+        path = ("fuzz", i) if i else ("fuzz",)
+        found.append(search(field.model, right[some], generator=spawn(field.seed, "labels", *path)).operational())
+        used += len(some)
+        if sum(map(len, found)) >= CASES:
+            break
+    return Suite.concat(found), used
+
+
+def fuzz(setting: Setting, recipe: Recipe, instruments: Instruments) -> OperationalFuzz:
+    naturalness = instruments.naturalness
+    moves = make_moves(setting, recipe, naturalness)
+    return OperationalFuzz(
+        moves={name: moves[name] for name in MOVES}, naturalness=naturalness, profile=instruments.profile
+    )
+
+
+def _column(suite: Suite, name: str) -> Tensor:
+    """A column of numbers, 0 where a move did not fill it."""
+    if name not in suite.columns:
+        return torch.zeros(len(suite), dtype=torch.float64)
+    return torch.as_tensor(suite[name]).double().nan_to_num(0.0)
+
+
+def seeds_of(field: Field, data: Path | None) -> tuple[Samples, int]:
+    """Inputs to make cases from; of CIFAR-10 test images on whose class people agreed, and how many were dropped."""
+    if field.setting.dataset != "cifar10":
+        return field.train, 0
+    assert data is not None
+    test = load("cifar10", data).test
+    with np.load(data / "cifar10h.npz") as file:
+        counts = torch.from_numpy(file["counts"]).double()
+    share = counts[torch.arange(len(test)), test.labels] / counts.sum(1)
+    agreed = test[share >= AGREED]
+    return agreed, len(test) - len(agreed)
+
+
+# The reference --------------------------------------------------------------------------------------------------------
+
+
+def reference(field: Field, recipe: Recipe, data: Path | None) -> Classifier:
+    """A network that learned from images no case is made of: as they are, under the recipe, and under the widest."""
+    name = field.setting.dataset
+    known = load_digits(size=28) if name == "digits" else _loaded(name, data)
+    images = known.train if name == "cifar10" else known.train[~torch.isin(known.train.ids, field.train.ids)]
+    images = images[torch.randperm(len(images), generator=spawn(field.seed, "reference"))[: TAUGHT[name]]]
+    harder = [
+        under(r, images, generator=spawn(field.seed, "reference", which))
+        for which, r in (("recipe", recipe), ("widest", field.setting.widest))
+    ]
+    mean, std = (CIFAR_MEAN, CIFAR_STD) if name == "cifar10" else (None, None)
+    fitted = fit(
+        _start(field, data),
+        Samples.concat([images, *harder]),
+        epochs=EPOCHS[name],
+        learning_rate=RATE[name],
+        mean=mean,
+        std=std,
+        generator=spawn(field.seed, "reference", "training"),
+        progress=False,
+    )
+    return Classifier(fitted.module, mean=mean, std=std)
+
+
+def _start(field: Field, data: Path | None) -> nn.Module:
+    """ResNet-20 with known weights; else a network with more channels than the model's, from nothing."""
+    if field.setting.dataset != "cifar10":
+        return initialise(known_network, generator=spawn(field.seed, "reference", "weights"))
+    assert data is not None
+    weights = find_weights(data)
+    assert weights is not None
+    return load_weights(ResNet20(), weights)
+
+
+def _loaded(name: str, data: Path | None) -> Dataset:
+    assert data is not None
+    return load(name, data)
+
+
+def judge(field: Field, cases: Cases, network: Classifier, data: Path | None) -> Judged:
+    """What the reference says of cases, of other images at equal severity, and of field inputs."""
+    truth = field.truth[:4_000]
+    failing = truth[field.model.predict(truth.x) != truth.labels]
+    equal = torch.where(
+        cases.conditions, _equal_conditions(field, cases, network, data), _equal_noise(field, cases, network)
+    )
+    return Judged(
+        model_error=1 - field.model.accuracy(truth),
+        reference_error=1 - network.accuracy(truth),
+        wrong=network.predict(cases.x) != cases.label,
+        equal=equal,
+        seeds_wrong=network.predict(cases.x0) != cases.label,
+        field_failures=len(failing),
+        field_wrong=1 - network.accuracy(failing) if len(failing) else 0.0,
+    )
+
+
+def _equal_conditions(field: Field, cases: Cases, network: Classifier, data: Path | None) -> Tensor:
+    """The share misread of other images of each case's class, under the conditions of the case."""
+    pool, _ = seeds_of(field, data)
+    generator = spawn(field.seed, "labels", "others")
+    same = (pool.labels == cases.label[:, None]).double()
+    rows = torch.multinomial(same, OTHERS, replacement=True, generator=generator).flatten()
+    each = torch.arange(len(cases.label)).repeat_interleave(OTHERS)
+    drawn = replace(cases.recipe.neutral(len(each)), values=cases.values[each], seeds=cases.noise[each])
+    wrong = network.predict(apply(pool.x[rows], drawn)) != cases.label[each]
+    return wrong.double().view(-1, OTHERS).mean(1)
+
+
+def _equal_noise(field: Field, cases: Cases, network: Classifier) -> Tensor:
+    """The share misread of each case's seed under noise that moves it as far."""
+    noise = normal_like(cases.x.repeat_interleave(OTHERS, 0), generator=spawn(field.seed, "labels", "noise"))
+    far = (cases.x - cases.x0).flatten(1).norm(dim=1).repeat_interleave(OTHERS)
+    noise *= (far / noise.flatten(1).norm(dim=1)).view(-1, 1, 1, 1)
+    x = (cases.x0.repeat_interleave(OTHERS, 0) + noise).clamp(0, 1)
+    wrong = network.predict(x) != cases.label.repeat_interleave(OTHERS)
+    return wrong.double().view(-1, OTHERS).mean(1)

@@ -1,0 +1,272 @@
+"""What is compared: each rival as published and with one thing changed, and random mutation at the same settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.generate.baselines import (
+    DeepHunter,
+    DeepXplore,
+    DLFuzz,
+    MetamorphicMutation,
+    NoiseMutation,
+    RandomMutation,
+    TensorFuzz,
+)
+from operant.generate.baselines._guided import Method, uniformly
+from operant.generate.baselines.adapt import Exploration
+from operant.measure import KMNC
+from operant.measure.coverage import Criterion, Ranges
+from operant.model import Classifier
+from operant.rng import normal_like
+from operant_studies.rivals.settings import Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A search, and random ones at its settings, of which the best is what it has to beat."""
+
+    name: str
+    controls: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """A rival on its own criterion: first as published, or our default; then with what may be to blame changed."""
+
+    key: str
+    title: str
+    criterion: str
+    arms: tuple[Arm, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all searches, without repeats."""
+        return tuple(dict.fromkeys(name for arm in self.arms for name in (arm.name, *arm.controls)))
+
+
+class Explorer(Protocol):
+    """A search that tells how its coverage grew."""
+
+    def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration: ...
+
+
+# What there is --------------------------------------------------------------------------------------------------------
+
+WEIGHTS = {  # of DeepXplore: of the model that is to deviate, and of neurons
+    "λ1 = 1, λ2 = 0.1": (1.0, 0.1),
+    "λ1 = 3, λ2 = 0.1": (3.0, 0.1),
+    "λ1 = 1, λ2 = 10": (1.0, 10.0),
+    "λ1 = 3, λ2 = 10": (3.0, 10.0),
+    "λ1 = 0, λ2 = 10": (0.0, 10.0),
+}
+FREE = {f"{name}, anywhere": WEIGHTS[name] for name in ("λ1 = 1, λ2 = 0.1", "λ1 = 3, λ2 = 10")}
+BALLS = {"dlfuzz": 0.1, "dlfuzz-near": 0.02}  # relative L2; the second is the released program's
+STEPS: dict[str, dict[str, Any]] = {  # of DLFuzz
+    "rare neurons": {},
+    "often covered neurons": {"strategy": "often"},
+    "neurons of large weight": {"strategy": "weight"},
+    "neurons near the threshold": {"strategy": "threshold"},
+    "neurons count 20 times": {"weight": 10.0},
+    "labels alone": {"weight": 0.0},
+    "steps four times as long": {"step": 0.08},
+}
+LENGTHS = {"random steps, half as long": 0.5, "random steps": 1.0, "random steps, four times as long": 4.0}
+HUNTS: dict[str, dict[str, Any]] = {
+    "as published": {},
+    "any input alike": {"fading": False},
+    "no guidance": {"guided": False},
+}
+SECTIONS = 1_000  # of KMNC, as published
+COARSE = "100 sections"
+REACHES = {  # TensorFuzz's thresholds, in what one mutation moves the logits by; None for its default
+    "threshold 1": None,
+    "a quarter of a mutation": 0.25,
+    "half a mutation": 0.5,
+    "a whole mutation": 1.0,
+    "twice a mutation": 2.0,
+}
+ALIKE = ("threshold 1", "half a mutation")  # at which any input is also taken alike
+EVERY = 10**9  # inputs that are recent: all of them
+WHY = {  # what it means that a change helps, where it changes little enough to tell
+    "λ1 = 3, λ2 = 10": "at λ1 = 1 the two others outweigh the model that is to deviate, and at λ2 = 0.1 neurons hardly "
+    "count",
+    "neurons count 20 times": "labels outweigh neurons in its steps",
+    "steps four times as long": "these are short for the ball",
+    "any input alike": "taking inputs in turn, with a probability that fades, costs coverage",
+    COARSE: f"with {SECTIONS} sections nearly every mutant covers something new, so that guidance has little to choose "
+    "from",
+    "half a mutation, any input alike": "at threshold 1 nearly every mutant is kept (*covered* is close to inputs "
+    "times rows), which leaves no choice; where there is one, preferring recent inputs costs coverage",
+}
+
+
+def _alike(names: Mapping[str, object], *controls: str) -> tuple[Arm, ...]:
+    return tuple(Arm(name=name, controls=controls) for name in names)
+
+
+def _xplore(constraint: str) -> Contest:
+    return Contest(
+        key=f"deepxplore-{constraint}",
+        title=f"DeepXplore, {constraint}",
+        criterion="neuron coverage, threshold .5, mean of the three models",
+        arms=(*_alike(WEIGHTS, "random direction"), *_alike(FREE, "random direction, anywhere")),
+    )
+
+
+def _hunter(key: str, title: str, criterion: str, *more: Arm) -> Contest:
+    return Contest(key=key, title=title, criterion=criterion, arms=(*_alike(HUNTS, "random mutation"), *more))
+
+
+NEAR = ("rare neurons", "neurons count 20 times", "steps four times as long")
+CONTESTS = (
+    _xplore("occlusion"),
+    _xplore("light"),
+    Contest(
+        key="dlfuzz",
+        title="DLFuzz, ball of .1",
+        criterion="neuron coverage of a seed's inputs, threshold .5",
+        arms=_alike(STEPS, *LENGTHS),
+    ),
+    Contest(
+        key="dlfuzz-near",
+        title="DLFuzz, ball of .02",
+        criterion="neuron coverage of a seed's inputs, threshold .5",
+        arms=_alike({name: STEPS[name] for name in NEAR}, *LENGTHS),
+    ),
+    _hunter(
+        "deephunter-kmnc",
+        "DeepHunter, KMNC",
+        f"KMNC, {SECTIONS} sections",
+        Arm(name=COARSE, controls=(f"random mutation, {COARSE}",)),
+        Arm(name=f"{COARSE}, any input alike", controls=(f"random mutation, {COARSE}",)),
+    ),
+    _hunter("deephunter-nc", "DeepHunter, NC", "neuron coverage, threshold .75"),
+    Contest(
+        key="tensorfuzz",
+        title="TensorFuzz",
+        criterion="points whose logits are farther than the threshold from all others",
+        arms=(
+            *(Arm(name=name, controls=(f"noise, {name}",)) for name in REACHES),
+            *(Arm(name=f"{name}, any input alike", controls=(f"noise, {name}",)) for name in ALIKE),
+        ),
+    ),
+)
+
+
+# How it is searched ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartedHunter(DeepHunter):
+    """DeepHunter with its two ideas apart, to see which of them does what.
+
+    Args:
+        fading: whether inputs are taken in turn, with a probability that fades; else each is as likely as any other.
+        guided: whether an input must cover something new to join the queue.
+    """
+
+    fading: bool = True
+    guided: bool = True
+
+    def method(self, model: Classifier, x: Tensor, generator: torch.Generator) -> Method:
+        whole = replace(DeepHunter.method(self, model, x, generator), guided=self.guided)
+        return whole if self.fading else replace(whole, select=lambda queue, n: uniformly(queue, n, generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What searches are built from.
+
+    Attributes:
+        setting: of the study.
+        others: that DeepXplore compares with.
+        ranges: of the model's neurons, from training inputs.
+        move: by how much one mutation of TensorFuzz moves the logits, median.
+        numel, size: values of an input; its height and width.
+    """
+
+    setting: Setting
+    others: tuple[Classifier, Classifier]
+    ranges: Ranges
+    move: float
+    numel: int
+    size: tuple[int, int]
+
+    def kmnc(self, k: int) -> Any:
+        """A criterion as searches take it."""
+
+        def criterion(_model: Classifier, _x: Tensor) -> Criterion:
+            return KMNC(ranges=self.ranges, k=k)
+
+        return criterion
+
+
+def build(contest: str, known: Known) -> dict[str, Explorer]:
+    """All searches of a contest by name."""
+    if contest.startswith("deepxplore"):
+        return _xplorers(contest.removeprefix("deepxplore-"), known)
+    if contest.startswith("dlfuzz"):
+        return _climbers(BALLS[contest], known)
+    return _tensors(known) if contest == "tensorfuzz" else _hunters(contest, known)
+
+
+def _xplorers(constraint: str, known: Known) -> dict[str, Explorer]:
+    bound = DeepXplore(others=known.others, constraint=constraint, rows_per_seed=known.setting.rows)
+    free = replace(bound, constraint="occlusion", size=known.size)  # the rectangle is the whole image
+    arms: dict[str, Explorer] = {}
+    for start, weights, chance in ((bound, WEIGHTS, "random direction"), (free, FREE, "random direction, anywhere")):
+        arms |= {name: replace(start, weight_diff=one, weight_coverage=two) for name, (one, two) in weights.items()}
+        arms[chance] = replace(start, direction="random")
+    return arms
+
+
+def _climbers(radius: float, known: Known) -> dict[str, Explorer]:
+    start = DLFuzz(radius=radius, rows_per_seed=known.setting.rows)
+    arms: dict[str, Explorer] = {name: replace(start, **changed) for name, changed in STEPS.items()}
+    length = start.step * math.sqrt(known.numel)
+    for name, times in LENGTHS.items():
+        arms[name] = RandomMutation(
+            radius=radius, norm=start.norm, rows_per_seed=start.rows_per_seed, step_size=times * length
+        )
+    return arms
+
+
+def _hunters(contest: str, known: Known) -> dict[str, Explorer]:
+    rows, kmnc = known.setting.rows, contest == "deephunter-kmnc"
+    whole, chance = PartedHunter(rows_per_seed=rows), MetamorphicMutation(rows_per_seed=rows)
+    if kmnc:
+        fine = known.kmnc(SECTIONS)
+        whole, chance = replace(whole, criterion=fine), replace(chance, criterion=fine)
+    arms: dict[str, Explorer] = {name: replace(whole, **changed) for name, changed in HUNTS.items()}
+    arms["random mutation"] = chance
+    if kmnc:
+        coarse = known.kmnc(int(COARSE.split()[0]))
+        arms[COARSE] = replace(whole, criterion=coarse)
+        arms[f"{COARSE}, any input alike"] = replace(whole, criterion=coarse, fading=False)
+        arms[f"random mutation, {COARSE}"] = replace(chance, criterion=coarse)
+    return arms
+
+
+def _tensors(known: Known) -> dict[str, Explorer]:
+    std, rows = known.setting.noise, known.setting.rows
+    arms: dict[str, Explorer] = {}
+    for name, times in REACHES.items():
+        threshold = 1.0 if times is None else times * known.move
+        whole = TensorFuzz(radius=3 * std, std=std, threshold=threshold, rows_per_seed=rows)
+        arms |= {name: whole, f"{name}, any input alike": replace(whole, recent=EVERY)}
+        arms[f"noise, {name}"] = NoiseMutation(radius=3 * std, std=std, threshold=threshold, rows_per_seed=rows)
+    return arms
+
+
+def logit_move(model: Classifier, seeds: Samples, std: float, *, generator: torch.Generator) -> float:
+    """By how much noise of this standard deviation moves the logits, in L2, median over the seeds."""
+    moved = (seeds.x + std * normal_like(seeds.x, generator=generator)).clamp(*model.bounds)
+    return float((model.batched_logits(moved) - model.batched_logits(seeds.x)).norm(dim=1).median())

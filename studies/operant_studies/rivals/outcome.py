@@ -1,0 +1,142 @@
+"""What the study has found, read from disk: leads over random mutation, and what may be said of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from scipy.stats import t as student
+
+from operant_studies.operational_fuzz.finding import Found
+from operant_studies.operational_fuzz.finding_judge import Facts as Judged
+from operant_studies.rivals.contests import CONTESTS, WHY, Arm, Contest
+from operant_studies.rivals.curves import Curve, Facts, load_curves, load_facts
+from operant_studies.rivals.finding import load_found, load_judge
+from operant_studies.rivals.settings import Setting
+from operant_studies.shared import Mean, mean, verdict
+
+BEATS = {"held": "beats random", "not held": "loses to random", "not decided": "does not beat random (not decided)"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One model, over its seeds."""
+
+    setting: Setting
+    out: Path
+
+    @cached_property
+    def curves(self) -> dict[str, list[dict[str, Curve]]]:
+        """By contest, for each seed, by search."""
+        return {c.key: [load_curves(self.setting, self.out, seed, c.key) for seed in self.seeds] for c in CONTESTS}
+
+    @cached_property
+    def facts(self) -> list[Facts]:
+        return [load_facts(self.setting, self.out, seed) for seed in self.seeds]
+
+    @cached_property
+    def found(self) -> dict[str, list[Found]]:
+        each = [load_found(self.setting, self.out, seed) for seed in self.seeds]
+        return {name: [found[name] for found in each] for name in each[0]}
+
+    @cached_property
+    def judged(self) -> list[Judged]:
+        return [load_judge(self.setting, self.out, seed) for seed in self.seeds]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.setting.seeds
+
+    def pairs(self, contest: Contest, arm: Arm) -> list[Pair]:
+        return [pair(curves, arm) for curves in self.curves[contest.key]]
+
+    def lead(self, contest: Contest, arm: Arm) -> Mean:
+        """How much more the arm covered than random mutation, as a share of what that covered."""
+        return mean(p.lead for p in self.pairs(contest, arm))
+
+    def change(self, contest: Contest, arm: Arm) -> Mean:
+        """By how much what the arm changes moves the lead, seed by seed."""
+        both = zip(self.pairs(contest, arm), self.pairs(contest, contest.arms[0]), strict=True)
+        return mean(a.lead - b.lead for a, b in both)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """An arm and the best of its controls after equally many model rows: as many as both have spent."""
+
+    rows: float
+    start: float
+    covered: float
+    control: float
+
+    @property
+    def lead(self) -> float:
+        return self.covered / self.control - 1
+
+
+def pair(curves: dict[str, Curve], arm: Arm) -> Pair:
+    ours = curves[arm.name]
+    best = max((curves[name] for name in arm.controls), key=lambda c: c.at(min(ours.rows[-1], c.rows[-1])))
+    rows = min(ours.rows[-1], best.rows[-1])
+    return Pair(rows=rows, start=best.coverage[0], covered=ours.at(rows), control=best.at(rows))
+
+
+def widened(repetitions: int, among: int) -> float:
+    """How many times as wide a 95 % t-interval must be for this many to hold at once (Bonferroni).
+
+    >>> round(widened(8, 14), 1)
+    1.8
+    """
+    if repetitions < 2:
+        return math.inf
+    return float(student.ppf(1 - 0.025 / among, repetitions - 1) / student.ppf(0.975, repetitions - 1))
+
+
+def firm(difference: Mean, among: int) -> bool:
+    """Whether a difference is decided though this many were looked at."""
+    half = (difference.upper - difference.lower) / 2
+    return verdict(difference) != "not decided" and abs(difference.value) > half * widened(difference.n, among)
+
+
+def told(outcome: Outcome, contest: Contest, *, models: int) -> str:
+    """In a sentence: does the rival beat random mutation as published, and if not, what changes that.
+
+    Args:
+        models: how many the page tells of: each has as many answers, and as many changes that were looked at.
+    """
+    first, *rest = contest.arms
+    lead, answers = outcome.lead(contest, first), models * len(CONTESTS)
+    begin = f"{contest.title} ({first.name}) {BEATS[verdict(lead)]}: lead {lead} %"
+    if verdict(lead) != "not decided" and not firm(lead, answers):
+        begin += f", though not once all {answers} answers are allowed for"
+    if verdict(lead) == "held":
+        return f"{begin}."
+    changes = {arm: change for arm in rest if (change := outcome.change(contest, arm)).lower > 0}
+    if changes:
+        each = "; ".join(_helps(arm, change, outcome.lead(contest, arm)) for arm, change in changes.items())
+        return f"{begin}. What helps: {each}. {_reason(changes, models)}"
+    better = [arm for arm in rest if verdict(outcome.lead(contest, arm)) == "held"]
+    if better:
+        names = ", ".join(f"*{arm.name}*" for arm in better)
+        return (
+            f"{begin}. With {names} it beats random, but the difference that this makes is not decided: the reason is "
+            "not found."
+        )
+    apart = max(abs(lead.lower), abs(lead.upper))
+    return f"{begin}. Nothing that was changed helps: the reason is not found. They differ by {apart:.1%} at most."
+
+
+def _helps(arm: Arm, change: Mean, lead: Mean) -> str:
+    return f"*{arm.name}*, by {change} points" + (", which beats random" if verdict(lead) == "held" else "")
+
+
+def _reason(changes: dict[Arm, Mean], models: int) -> str:
+    """What the changes that help say of the cause; those that many looks may explain are a hint."""
+    among = models * sum(len(contest.arms) - 1 for contest in CONTESTS)
+    sure = [arm for arm, change in changes.items() if firm(change, among)]
+    why = "; ".join(WHY[arm.name] for arm in sure or changes if arm.name in WHY)
+    if not why:
+        return "What that says of the reason is open."
+    return f"{'Reason found' if sure else 'A hint at the reason'}: {why}."

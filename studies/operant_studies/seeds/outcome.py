@@ -1,0 +1,115 @@
+"""What one set-up with one network came to, read from its finished steps, with intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from operant import results
+from operant_studies.seeds.settings import SETUPS, Setting
+from operant_studies.seeds.trials import Arm, Facts, Trials, grid, resampled, root_mean_square
+from operant_studies.seeds.unit import Unit
+from operant_studies.seeds.weighting import Weighed
+from operant_studies.shared import Mean, mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One arm: values by repetition, and the facts that they are held against."""
+
+    arm: Arm
+    found: Tensor
+    failures: Tensor
+    errors: Tensor
+    facts: Facts
+
+    @cached_property
+    def mass(self) -> Mean:
+        return mean(self.found.tolist())
+
+    @property
+    def gain(self) -> Mean:
+        """Failing mass found, in multiples of simple random sampling's."""
+        return _scaled(self.mass, 1 / self.facts.simple_found)
+
+    @cached_property
+    def rmse(self) -> Mean:
+        """Of the estimate."""
+        return root_mean_square(self.errors)
+
+    @property
+    def loss(self) -> Mean:
+        """The RMSE in multiples of simple random sampling's."""
+        return _scaled(self.rmse, 1 / self.facts.simple_rmse)
+
+    @property
+    def estimates(self) -> bool:
+        return not bool(self.errors.isnan().any())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished unit."""
+
+    setting: Setting
+    name: str
+    kind: str
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        return f"{SETUPS[self.name]}, {self.kind} network"
+
+    @cached_property
+    def unit(self) -> Unit:
+        return Unit(self.setting, self.name, self.kind, None, self.folder)
+
+    @cached_property
+    def facts(self) -> Facts:
+        return self._read("facts", Facts)
+
+    @cached_property
+    def tried(self) -> dict[Arm, Tried]:
+        """Every arm but the fresh one."""
+        return {t.arm: t for name in self.unit.batches() for t in self._of(self._read(name, Trials))}
+
+    @cached_property
+    def best(self) -> Tried:
+        """The best of the grid, in repetitions that did not choose it."""
+        return self._of(self._read("fresh", Trials))[0]
+
+    @cached_property
+    def grid(self) -> list[Tried]:
+        """All arms it was chosen from."""
+        return [self.tried[arm] for score in self.setting.scores for arm in grid(self.setting, score)]
+
+    @cached_property
+    def weighed(self) -> list[Weighed]:
+        """A result a seed; none where all masses are equal."""
+        seeds = self.setting.seeds if self.unit.weighted else ()
+        return [self._read(f"weighed-{seed}", Weighed) for seed in seeds]
+
+    def _of(self, trials: Trials) -> list[Tried]:
+        rows = zip(trials.arms, trials.found, trials.failures, trials.estimates - self.facts.pmi, strict=True)
+        return [Tried(arm, found, failures, errors, self.facts) for arm, found, failures, errors in rows]
+
+    def _read(self, name: str, kind: type[T]) -> T:
+        return results.load(self.unit.steps.folder / f"{name}.json", kind)
+
+
+def _scaled(value: Mean, factor: float) -> Mean:
+    return Mean(value=factor * value.value, lower=factor * value.lower, upper=factor * value.upper, n=value.n)
+
+
+def ratio_of_rmse(a: Tried, b: Tried) -> Mean:
+    """RMSE of a in multiples of b's, with a bootstrap over the repetitions of both."""
+    again = resampled(a.errors) / resampled(b.errors, "other")
+    low, high = again.quantile(torch.tensor([0.025, 0.975], dtype=again.dtype)).tolist()
+    return Mean(value=a.rmse.value / b.rmse.value, lower=low, upper=high, n=len(a.errors))

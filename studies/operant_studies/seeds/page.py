@@ -1,0 +1,69 @@
+"""The page of the study of seeds: claims with their verdicts, tables, pictures, and a file of all numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from operant.results import write_atomically
+from operant_studies.seeds import tables
+from operant_studies.seeds.claims import claims
+from operant_studies.seeds.outcome import Outcome, Tried
+from operant_studies.seeds.pictures import draw_designs, draw_weightings
+from operant_studies.seeds.settings import SETUPS, Setting
+
+
+def write_page(out: Path, setting: Setting, *, scale: str) -> Path:
+    """Write ``seeds.md`` with its pictures, and ``seeds.json`` with every arm's numbers, into ``out``."""
+    outcomes = [Outcome(setting, name, kind, out / "steps") for name in SETUPS for kind in setting.networks]
+    draw_designs(outcomes, out / "seeds-designs.svg")
+    draw_weightings(outcomes, out / "seeds-weightings.svg")
+    sections = [
+        _intro(setting, scale),
+        claims(outcomes),
+        tables.possible(outcomes),
+        tables.default(outcomes),
+        tables.weightings(outcomes),
+        tables.rankings(outcomes),
+        tables.designs(outcomes),
+        tables.method(outcomes),
+    ]
+    _write_numbers(outcomes, out)
+    path = out / "seeds.md"
+    write_atomically(path, "\n".join(sections).encode())
+    return path
+
+
+def _intro(setting: Setting, scale: str) -> str:
+    return f"""# Seeds: does the profile matter?
+
+Step 2 draws seeds where use and weakness meet: by the profile's mass and by a guess of risk. This page asks what that
+finds, and what it costs the estimate of the probability of misclassification (*pmi*), by `operant study seeds --scale
+{scale}`. Every design draws n = {setting.draws} inputs and is repeated {setting.repetitions} times; intervals are 95 %,
+over these repetitions. *Failing mass found* is the profile's mass of the distinct failing inputs drawn.
+
+![Failing mass found and RMSE of the estimate, by design](seeds-designs.svg)
+"""
+
+
+def _write_numbers(outcomes: Sequence[Outcome], out: Path) -> None:
+    numbers = {
+        f"{o.name}-{o.kind}": {
+            "facts": asdict(o.facts),
+            "arms": [_numbers(t) for t in o.tried.values()],
+            "best, fresh": _numbers(o.best),
+            "weightings": [{"truth": w.truth, "ways": [asdict(way) for way in w.ways]} for w in o.weighed],
+        }
+        for o in outcomes
+    }
+    write_atomically(out / "seeds.json", json.dumps(numbers, indent=1).encode() + b"\n")
+
+
+def _numbers(t: Tried) -> dict[str, object]:
+    told: dict[str, object] = {**asdict(t.arm), "failures": float(t.failures.mean())}
+    values = {"found": t.mass, "found / simple": t.gain}
+    if t.estimates:
+        values |= {"rmse": t.rmse, "rmse / simple": t.loss}
+    return told | {name: [v.value, v.lower, v.upper] for name, v in values.items()}

@@ -1,0 +1,145 @@
+"""What the study of seeds runs at each scale, and from which data and networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from torch.nn.functional import interpolate, pad
+
+from operant.conditions import Recipe, apply, normal, uniform
+from operant.data import Dataset, Samples, load, load_digits
+from operant.model import Classifier
+from operant.networks import LeNet5, fit, initialise, load_weights
+from operant.rng import spawn
+from operant_studies.robot.known import find_known, known_network
+
+SETUPS = {
+    "usps-field": "USPS, field pool",
+    "usps-pool": "USPS, labelled pool",
+    "zipf-field": "Zipf and conditions, field pool",
+    "zipf-pool": "Zipf and conditions, broad pool",
+}
+STAND_IN = Recipe(severities={"shift_x": normal(0.12), "contrast": uniform(-0.9, -0.1), "blur": uniform(0.2, 0.6)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One scale of the study.
+
+    Attributes:
+        dataset: ``"mnist"``, with USPS beside it, or the embedded ``"digits"``.
+        networks: to be tested.
+        layer: of them, whose values are the features.
+        pool, field, fresh: inputs of a pool that is made, field inputs a profile is fitted on, and field inputs that
+            tell what is true.
+        draws, repetitions: of every design.
+        dimensions: of the codes.
+        seeds: of field, pool and fresh inputs where weightings are judged; draws use the first.
+        scores, powers, defensives: the grid.
+        references: training inputs that DSA compares with.
+    """
+
+    dataset: str = "mnist"
+    networks: tuple[str, ...] = ("plain", "robust")
+    layer: str = "relu3"
+    pool: int = 10_000
+    field: int = 6_000
+    fresh: int = 40_000
+    draws: int = 200
+    repetitions: int = 100
+    dimensions: int = 32
+    seeds: tuple[int, ...] = (0, 1, 2)
+    scores: tuple[str, ...] = ("margin", "gini", "entropy", "gradient", "dsa")
+    powers: tuple[float, ...] = (0.5, 1.0, 2.0)
+    defensives: tuple[float, ...] = (0.2, 0.1)
+    references: int = 5_000
+
+
+def setting_of(scale: str) -> Setting:
+    """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
+    if scale == "small":
+        return Setting()
+    if scale != "smoke":
+        raise ValueError(f"scale must be smoke or small, got {scale!r}")
+    return Setting(
+        dataset="digits",
+        networks=("plain",),
+        layer="relu_fc2",
+        pool=600,
+        field=500,
+        fresh=1_000,
+        draws=40,
+        repetitions=8,
+        dimensions=8,
+        seeds=(0, 1),
+        scores=("margin", "dsa"),
+        powers=(1.0, 2.0),
+        defensives=(0.2,),
+        references=400,
+    )
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The data of a setting, read when asked for."""
+
+    setting: Setting
+    data: Path | None
+
+    @cached_property
+    def known(self) -> Dataset:
+        """What the networks learned from, and images like it that they did not see."""
+        return load_digits() if self.setting.dataset == "digits" else load("mnist", self._folder)
+
+    @cached_property
+    def other(self) -> Dataset:
+        """Another source of the same classes, in the frame of the first: USPS."""
+        if self.setting.dataset == "digits":
+            return Dataset(
+                train=_changed(self.known.train, "train"),
+                test=_changed(self.known.test, "test"),
+                classes=self.known.classes,
+            )
+        usps = load("usps", self._folder)
+        return Dataset(train=framed(usps.train), test=framed(usps.test), classes=usps.classes)
+
+    def network(self, kind: str) -> Classifier:
+        if self.setting.dataset == "digits":
+            return _digits_network()
+        return Classifier(load_weights(known_network(), find_known(self._folder)[kind]))
+
+    def check(self) -> None:
+        """Refuse a folder in which something is missing, before hours are spent."""
+        if self.setting.dataset == "digits":
+            return
+        _ = self.known, self.other
+        if not find_known(self._folder):
+            raise ValueError(
+                f"the study needs the weights mnist_lenet5_plain.safetensors and mnist_lenet5_robust.safetensors in "
+                f"{self._folder} or in weights below it; put them there"
+            )
+
+    @property
+    def _folder(self) -> Path:
+        if self.data is None:
+            raise ValueError("the study needs mnist and usps; name the folder they lie in with --data")
+        return self.data
+
+
+@cache
+def _digits_network() -> Classifier:
+    start = initialise(lambda: LeNet5(size=8), generator=spawn(0, "weights"))
+    few, generator = load_digits().train[:500], spawn(0, "training")
+    return Classifier(fit(start, few, epochs=8, learning_rate=4e-3, generator=generator, progress=False).module)
+
+
+def framed(samples: Samples) -> Samples:
+    """USPS's 16 x 16 pixels enlarged to 20 x 20, in the middle of 28 x 28, as MNIST's digits are."""
+    x = interpolate(samples.x, size=(20, 20), mode="bilinear", align_corners=False).clamp(0, 1)
+    return Samples(pad(x, (4, 4, 4, 4)), samples.y)
+
+
+def _changed(samples: Samples, name: str) -> Samples:
+    return Samples(apply(samples.x, STAND_IN.draw(len(samples), generator=spawn(0, "other", name))), samples.y)

@@ -1,0 +1,84 @@
+"""The four set-ups: a pool to draw seeds from, and the field it is drawn for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from operant.conditions import Recipe, apply, normal, uniform
+from operant.data import Samples
+from operant.rng import spawn
+from operant_studies.seeds.settings import Setting, Sources
+
+FIELD = Recipe(severities={"rotation": normal(12), "blur": uniform(0, 1.3), "brightness": normal(0.15)})
+BROAD = Recipe(severities={"rotation": uniform(-40, 40), "blur": uniform(0, 2), "brightness": uniform(-0.4, 0.4)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A pool, and where it is not itself field data, what is known of the field.
+
+    Attributes:
+        pool: labelled inputs to draw from.
+        field: inputs that a profile of the field can be fitted on (their labels are not looked at); None if the pool
+            is a sample from the field, whose inputs have the same mass.
+        fresh: labelled field inputs that tell what is true; nothing else sees them.
+    """
+
+    pool: Samples
+    field: Samples | None = None
+    fresh: Samples | None = None
+
+
+def make_setup(name: str, sources: Sources, seed: int) -> Setup:
+    """One of `SETUPS`; another seed draws other field inputs, and other conditions."""
+    return SETUP_OF[name](sources.setting, sources, seed)
+
+
+def _usps_field(setting: Setting, sources: Sources, seed: int) -> Setup:
+    return Setup(pool=Samples.concat([sources.other.train, sources.other.test]))
+
+
+def _usps_pool(setting: Setting, sources: Sources, seed: int) -> Setup:
+    """A profile has seen some of USPS's training images; all of USPS is the truth."""
+    train = sources.other.train
+    rows = torch.randperm(len(train), generator=spawn(seed, "usps"))[: setting.field]
+    return Setup(
+        pool=sources.known.test[: setting.pool],
+        field=train[rows],
+        fresh=Samples.concat([train, sources.other.test]),
+    )
+
+
+def _zipf_field(setting: Setting, sources: Sources, seed: int) -> Setup:
+    return Setup(pool=_in_field(sources.known.test, setting.pool, spawn(seed, "zipf", "pool")))
+
+
+def _zipf_pool(setting: Setting, sources: Sources, seed: int) -> Setup:
+    """The profile's inputs come from training images, the pool and the truth from test images, each with its own
+    conditions."""
+    test = sources.known.test
+    broad = test[: setting.pool]
+    drawn = BROAD.draw(len(broad), generator=spawn(seed, "zipf", "broad"))
+    return Setup(
+        pool=Samples(apply(broad.x, drawn), broad.y),
+        field=_in_field(sources.known.train, setting.field, spawn(seed, "zipf", "field")),
+        fresh=_in_field(test, setting.fresh, spawn(seed, "zipf", "fresh")),
+    )
+
+
+SETUP_OF = {"usps-field": _usps_field, "usps-pool": _usps_pool, "zipf-field": _zipf_field, "zipf-pool": _zipf_pool}
+
+
+def _in_field(samples: Samples, n: int, generator: torch.Generator) -> Samples:
+    """n images, class c with a frequency of 1 / (c + 1) by Zipf's law, under the field's conditions."""
+    rows = torch.multinomial(zipf_chances(samples.labels), n, replacement=True, generator=generator)
+    drawn = FIELD.draw(n, generator=generator)
+    parts = [apply(samples.x[rows[some]], drawn[some]) for some in torch.arange(n).split(5_000)]
+    return Samples(torch.cat(parts), samples.labels[rows])
+
+
+def zipf_chances(y: Tensor) -> Tensor:
+    return (1 / (1 + y.double())) / torch.bincount(y)[y]

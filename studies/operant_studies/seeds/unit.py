@@ -1,0 +1,154 @@
+"""One set-up with one network: masses, risks, draws. Every step is on disk before the next begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from operant.measure import fit_dsa
+from operant.model import Classifier
+from operant.rng import spawn
+from operant.seeds import entropy_risk, gini_risk, gradient_risk, margin_risk, risk_of, surprise_risk
+from operant.types import Score
+from operant_studies.seeds.settings import Setting, Sources
+from operant_studies.seeds.setups import Setup, make_setup
+from operant_studies.seeds.trials import (
+    DEFAULT,
+    ONCE,
+    OPERATIONAL,
+    SIMPLE,
+    Arm,
+    Facts,
+    Trials,
+    deepest,
+    facts_of,
+    grid,
+    root_mean_square,
+    run_trials,
+    top,
+)
+from operant_studies.seeds.weighting import Weighed, weigh
+from operant_studies.shared import Steps
+
+SCORES: dict[str, Score] = {
+    "margin": margin_risk,
+    "gini": gini_risk,
+    "entropy": entropy_risk,
+    "gradient": gradient_risk,
+}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Work that needs nothing from other units; what is finished is read, not done again."""
+
+    setting: Setting
+    setup_name: str
+    kind: str
+    data: Path | None
+    folder: Path
+
+    def run(self) -> None:
+        steps, setting = self.steps, self.setting
+        if self.weighted:
+            for seed in setting.seeds:
+                self.weighed(seed)
+        steps.step("facts", Facts, lambda: facts_of(self.failed, self.mass, self.risks, setting.draws))
+        for name, arms in self.batches().items():
+            steps.step(name, Trials, partial(self._tried, arms, "first"))
+        steps.step("fresh", Trials, lambda: self._tried([best_arm(self)], "fresh"))
+
+    def batches(self) -> dict[str, list[Arm]]:
+        """The arms, a list a step."""
+        setting = self.setting
+        batches = {"baselines": [SIMPLE, OPERATIONAL, *([ONCE] if self.weighted else [])]}
+        for score in setting.scores:
+            batches[f"with-{score}"] = [*grid(setting, score), deepest(score), top(score)]
+            if self.weighted:
+                batches[f"without-{score}"] = [*grid(setting, score, profile=False), top(score, profile=False)]
+        return batches
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the pool's inputs differ in mass."""
+        return self.setup_name.endswith("-pool")
+
+    @property
+    def steps(self) -> Steps:
+        return Steps(self.folder / f"{self.setup_name}-{self.kind}")
+
+    def weighed(self, seed: int) -> Weighed:
+        def work() -> Weighed:
+            setup = self.setup if seed == self.setting.seeds[0] else make_setup(self.setup_name, self.sources, seed)
+            return weigh(self.model, setup, self.setting, seed)
+
+        return self.steps.step(f"weighed-{seed}", Weighed, work)
+
+    @cached_property
+    def sources(self) -> Sources:
+        return Sources(self.setting, self.data)
+
+    @cached_property
+    def model(self) -> Classifier:
+        return self.sources.network(self.kind)
+
+    @cached_property
+    def setup(self) -> Setup:
+        return make_setup(self.setup_name, self.sources, self.setting.seeds[0])
+
+    @cached_property
+    def failed(self) -> Tensor:
+        return (self.model.predict(self.setup.pool.x) != self.setup.pool.labels).double()
+
+    @cached_property
+    def mass(self) -> Tensor:
+        if self.weighted:
+            return self.weighed(self.setting.seeds[0]).mass
+        return torch.full((len(self.setup.pool),), 1 / len(self.setup.pool), dtype=torch.float64)
+
+    @cached_property
+    def risks(self) -> dict[str, Tensor]:
+        setting, train = self.setting, self.sources.known.train
+        generator = spawn(0, "dsa")
+        dsa = fit_dsa(self.model, train, layers=[setting.layer], references=setting.references, generator=generator)
+        scores = {**SCORES, "dsa": surprise_risk(dsa)}
+        return {name: risk_of(self.model, self.setup.pool, scores[name]) for name in setting.scores}
+
+    def _tried(self, arms: list[Arm], series: str) -> Trials:
+        setting = self.setting
+        return run_trials(
+            arms,
+            self.setup.pool,
+            self.failed,
+            self.mass,
+            self.risks,
+            draws=setting.draws,
+            repetitions=setting.repetitions,
+            path=(self.setup_name, self.kind, series),
+        )
+
+
+def best_arm(unit: Unit) -> Arm:
+    """Of the grid with the profile, what found most among those that estimated no worse than simple sampling.
+
+    No worse with the whole interval, for that is what it will be judged by.
+    """
+    facts = unit.steps.step("facts", Facts, _missing)
+    best, most = DEFAULT, -1.0
+    for score in unit.setting.scores:
+        trials = unit.steps.step(f"with-{score}", Trials, _missing)
+        rows = zip(trials.arms, trials.found.mean(1).tolist(), trials.estimates - facts.pmi, strict=True)
+        for arm, found, errors in rows:
+            known = arm in grid(unit.setting, score)
+            if known and found > most and root_mean_square(errors).upper <= facts.simple_rmse:
+                best, most = arm, found
+    return best
+
+
+def _missing() -> NoReturn:
+    raise AssertionError("this step comes before")

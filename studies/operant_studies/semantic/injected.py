@@ -1,0 +1,229 @@
+"""Faults on purpose (Table 2): do tests reveal them, beside a sound model, and beside PGD?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.generate import PGD, FeatureFuzz, FeatureSource
+from operant.generate.engine import judge
+from operant.generate.semantic.faults import Confirmation, Cue, Fault, Faulty, confirm, inject, reveals
+from operant.model import Classifier
+from operant.suite import Suite
+from operant.types import Fuzzer
+from operant_studies.semantic.fields import Field, kept_network
+from operant_studies.semantic.instruments import Instruments
+from operant_studies.semantic.settings import Flaw, Setting
+from operant_studies.shared import Steps
+
+FEATURES, ANCHORED, PIXELS = "features", "anchored", "pgd"
+SEARCHES = (FEATURES, ANCHORED, PIXELS)
+SOUND = "sound, "  # before the name of a search: the same on the model without the fault
+ARMS = (*SEARCHES, *(SOUND + name for name in SEARCHES))
+DRAWS = 20  # images that are made for each seed that is needed
+SHOWN = 6  # pairs of each direction that the gallery has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Tests of one search in one direction of a fault.
+
+    Attributes:
+        seeds: that were worked on, one test each.
+        valid: tests that show their label, failing or not.
+        failing, valid_failing: those that the model takes for the target by the margin asked for; and valid ones.
+        revealing, valid_revealing: of these, the tests that reveal the fault.
+    """
+
+    seeds: int
+    valid: int
+    failing: int
+    valid_failing: int
+    revealing: int
+    valid_revealing: int
+
+    def __add__(self, other: Counts) -> Counts:
+        names = self.__dataclass_fields__
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Seeds with the valid tests made of them, for the gallery: the first ones of each direction, as they come."""
+
+    x0: Tensor
+    x: Tensor
+    label: Tensor
+    prediction: Tensor
+    reveals: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A fault with one seed.
+
+    Attributes:
+        faulty, sound: whether the model that was given the fault has it, and the one that was not.
+        cue: what the fault makes of the two classes.
+        arms: by search, from the first class and from the second.
+        pairs: valid tests of the anchored search.
+        seconds: of CPU time.
+    """
+
+    faulty: Confirmation
+    sound: Confirmation
+    cue: Cue
+    arms: dict[str, tuple[Counts, Counts]]
+    pairs: Pairs
+    seconds: float
+
+
+def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
+    """All faults of a data set with one seed; those that are done stay."""
+    steps, field = steps_of(setting, out, seed), Field(setting, data)
+    instruments = Instruments(field, out / "instruments")
+    for flaw in setting.flaws:
+        steps.step(flaw.name, Tried, partial(attempt, field, instruments, flaw, seed, out / "networks"))
+
+
+def steps_of(setting: Setting, out: Path, seed: int) -> Steps:
+    return Steps(out / "steps" / f"{setting.name}-{seed}")
+
+
+def load_tried(setting: Setting, out: Path, seed: int, flaw: Flaw) -> Tried:
+    return steps_of(setting, out, seed).step(flaw.name, Tried, missing)
+
+
+def missing() -> NoReturn:
+    raise ValueError("there is nothing to tell yet; run the study to its end first")
+
+
+def attempt(field: Field, instruments: Instruments, flaw: Flaw, seed: int, folder: Path) -> Tried:
+    """Inject one fault, and test the faulty and the sound model both ways."""
+    start = time.process_time()
+    fault, setting = flaw.fault, field.setting
+    faulty = faulty_model(field, fault, flaw.name, seed)
+    name = f"{setting.name}-sound-{seed}"
+    sound = kept_network(field, folder, name, field.neutral("model", seed))
+    held = field.neutral("held", seed, but=fault)
+    clean = confirm(fault, sound, held, generator=field.spawn("confirm", flaw.name, seed))
+    suites = _suites(field, instruments, fault, {"": faulty.model, SOUND: sound}, flaw.name, seed)
+    told = partial(count, fault=fault, cue=faulty.cue, confidence=setting.confidence)
+    return Tried(
+        faulty=faulty.confirmation,
+        sound=clean,
+        cue=faulty.cue,
+        arms={name: (told(a), told(b)) for name, (a, b) in suites.items()},
+        pairs=_pairs(suites[ANCHORED], fault, faulty.cue, setting.confidence),
+        seconds=time.process_time() - start,
+    )
+
+
+def faulty_model(field: Field, fault: Fault, name: str, seed: int) -> Faulty:
+    """A LeNet-5 with the fault; all other features say nothing of the class."""
+    train, held = (field.neutral(role, seed, but=fault) for role in ("model", "held"))
+    generator = field.spawn("fault", name, seed)
+    options = field.training | {"generator": generator, "progress": False}
+    return inject(fault, field.network("fault", name, seed), train, held, **options)  # type: ignore[arg-type]
+
+
+def _suites(
+    field: Field, instruments: Instruments, fault: Fault, models: dict[str, Classifier], name: str, seed: int
+) -> dict[str, tuple[Suite, Suite]]:
+    """By model and search, rated tests from the first class to the second, and back; all have the same seeds.
+
+    Seeds are right for both models: a sound one alone would take those whose feature is past the midpoint already.
+    """
+    source, (first, second) = instruments.source, fault.classes
+    assert source is not None  # else the data set would have been left out
+    found: dict[str, list[Suite]] = {arm: [] for arm in ARMS}
+    for label, target in ((first, second), (second, first)):
+        generator, seen_by = field.spawn("seeds", name, seed, label), (*models.values(), *instruments.anchors)
+        seeds = right_seeds(source, seen_by, field.setting.tests, [label], generator=generator)
+        for search, fuzzer in searches(field.setting, instruments, target).items():
+            for whose, model in models.items():
+                generator = field.spawn(search, name, seed, label)
+                found[whose + search].append(rated_tests(instruments, fuzzer, model, seeds, generator=generator))
+    return {arm: (a, b) for arm, (a, b) in found.items()}
+
+
+def rated_tests(
+    instruments: Instruments, fuzzer: Fuzzer, model: Classifier, seeds: Samples, *, generator: torch.Generator
+) -> Suite:
+    """Tests from these seeds with what is said of their validity; none where there are no seeds."""
+    if len(seeds):
+        return instruments.validity(fuzzer(model, seeds, generator=generator))
+    assert instruments.source is not None
+    one = instruments.source.seeds(1, generator=generator)
+    nothing = judge(model, one, one.x[:0], method="none", origin=torch.arange(0), skipped=1)
+    return instruments.validity(nothing)
+
+
+def right_seeds(
+    source: FeatureSource,
+    seen_by: Sequence[Classifier],
+    n: int,
+    labels: Sequence[int] | None = None,
+    *,
+    generator: torch.Generator,
+) -> Samples:
+    """So many images, of some classes, that show them to the model and to the anchors; fewer if hardly any do."""
+    made = source.seeds(DRAWS * n, labels=labels, generator=generator)
+    seen = torch.stack([model.predict(made.x) == made.labels for model in seen_by]).all(0)
+    return made[seen][:n]
+
+
+def searches(setting: Setting, instruments: Instruments, target: int | None) -> dict[str, Fuzzer]:
+    """The searches that are compared: same seeds, same target, same margin."""
+    assert instruments.source is not None
+    features = FeatureFuzz(
+        source=instruments.source,
+        budget=setting.budget,
+        layers=setting.layers,
+        steps=setting.steps,
+        confidence=setting.confidence,
+        target=target,
+    )
+    pixels = PGD(
+        radius=setting.radius,
+        steps=setting.pgd_steps,
+        confidence=setting.confidence,
+        target=target,
+        random_start=False,  # noise would be part of every test
+        stop_early=True,
+    )
+    anchored = replace(features, anchors=instruments.anchors, hold=setting.hold)
+    return {FEATURES: features, ANCHORED: anchored, PIXELS: pixels}
+
+
+def count(suite: Suite, *, fault: Fault, cue: Cue, confidence: float) -> Counts:
+    """What a rated suite of one direction comes to."""
+    failing, valid = suite["margin"] > confidence, suite["valid"] == 1
+    shows = reveals(suite, fault.feature, cue) & failing
+    return Counts(
+        seeds=suite.attempted,
+        valid=int(valid.sum()),
+        failing=int(failing.sum()),
+        valid_failing=int((failing & valid).sum()),
+        revealing=int(shows.sum()),
+        valid_revealing=int((shows & valid).sum()),
+    )
+
+
+def _pairs(both: tuple[Suite, Suite], fault: Fault, cue: Cue, confidence: float) -> Pairs:
+    rows = [suite[(suite["margin"] > confidence) & (suite["valid"] == 1)][:SHOWN] for suite in both]
+    return Pairs(
+        x0=torch.cat([suite.x0 for suite in rows]),
+        x=torch.cat([suite.x for suite in rows]),
+        label=torch.cat([suite.label for suite in rows]),
+        prediction=torch.cat([suite.prediction for suite in rows]),
+        reveals=torch.cat([reveals(suite, fault.feature, cue) for suite in rows]),
+    )
