@@ -974,7 +974,7 @@ def with_moments() -> None:
     os.fsync = lambda _: moment("writing")  # what was written outlives a process anyway
     hardening.Fuzzing.__call__ = around("chunk", hardening.Fuzzing.__call__)  # type: ignore[method-assign]
     GradientMove.__call__ = around("chunk", GradientMove.__call__)  # type: ignore[method-assign]
-    training.Learner.descend = around("retraining", training.Learner.descend)  # type: ignore[method-assign]
+    training.TrainableModel.descend = around("retraining", training.TrainableModel.descend)  # type: ignore[method-assign]
     view.fit_naturalness = around("profile", view.fit_naturalness)
     view.fit_profile = around("profile", view.fit_profile)
 

@@ -14,7 +14,7 @@ from operant.generate import PGD
 from operant.networks import LeNet5, ResNet20, initialise
 from operant.results import load, save
 from operant.retrain import Finetune, FinetuneEpoch, FinetuneRecord
-from operant.retrain.finetune import _best
+from operant.retrain._judge import EpochJudge, best_of
 
 QUICK = Finetune(epochs=3, batch_size=32, progress=False)
 
@@ -205,23 +205,24 @@ def test_without_a_monitor_it_is_the_error(model):
     assert now == kept.accuracy == max(e.accuracy for e in tuned.record.history)
 
 
-def epoch(number: int, monitor: float, accuracy: float) -> FinetuneEpoch:
-    return FinetuneEpoch(epoch=number, loss=1.0, monitor=monitor, accuracy=accuracy)
-
-
 @pytest.mark.parametrize(
     ("history", "best"),
     [
-        ([epoch(1, 0.3, 0.95), epoch(2, 0.2, 0.95)], 2),
-        ([epoch(1, 0.2, 0.95), epoch(2, 0.2, 0.95)], 1),  # the earlier
-        ([epoch(1, 0.2, 0.95), epoch(2, 0.2, 0.96)], 2),  # the more accurate
-        ([epoch(1, 0.2, 0.95), epoch(2, 0.0, 0.89)], 1),  # too inaccurate
-        ([epoch(1, 0.2, 0.80), epoch(2, 0.0, 0.89)], None),
+        ([(0.3, 0.95), (0.2, 0.95)], 2),
+        ([(0.2, 0.95), (0.2, 0.95)], 1),  # the earlier
+        ([(0.2, 0.95), (0.2, 0.96)], 2),  # the more accurate
+        ([(0.2, 0.95), (0.0, 0.89)], 1),  # too inaccurate
+        ([(0.2, 0.80), (0.0, 0.89)], None),
         ([], None),
     ],
 )
 def test_the_best_epoch(history, best):
-    found = _best(history, 0.9)
+    judge = EpochJudge(validation=VALIDATION, monitor=None, max_drop=0.05, accuracy_before=0.95)
+    epochs: list[FinetuneEpoch] = []
+    for number, (monitor, accuracy) in enumerate(history, 1):
+        kept, why = judge.decide(accuracy, monitor, epochs)
+        epochs.append(FinetuneEpoch(epoch=number, loss=1.0, monitor=monitor, accuracy=accuracy, kept=kept, why=why))
+    found = best_of(epochs)
     assert (found and found.epoch) == best
 
 

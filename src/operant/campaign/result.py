@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operant.campaign.assessment import SequentialAssessment
 from operant.campaign.feedback import Decision
 from operant.model import Classifier
-from operant.retrain import OperationalRecord
+from operant.retrain import FinetuneRecord
 from operant.suite import Suite
 
 
@@ -43,7 +43,7 @@ class Round:
     first: dict[str, int] = field(default_factory=dict)
     chosen: int = 0
     cases: int = 0
-    retraining: OperationalRecord | None = None
+    retraining: FinetuneRecord | None = None
     clean: float
     assessment: SequentialAssessment | None = None
 

@@ -24,8 +24,7 @@ from operant.execution.memory import in_batches, with_smaller_batches
 from operant.execution.rounds import LabelBatch, RoundState
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
-from operant.retrain import OperationalRecord, Retrained, brier_monitor
-from operant.retrain.finetune import Told
+from operant.retrain import FinetuneRecord, OnEpoch, Retrained, brier_monitor
 from operant.suite import Suite
 from operant.types import Labeller
 
@@ -125,7 +124,7 @@ class CampaignRun:
             retraining=record,
             assessment=self._assess(
                 changed=record is not None and record.best_epoch > 0,
-                refused=record is not None and _refused(record),
+                refused=record is not None and record.refused_by_monitor,
             ),
         )
 
@@ -256,25 +255,21 @@ class CampaignRun:
         kept: Suite = good[rows.sort().values]
         return kept
 
-    def _retrain(self) -> OperationalRecord:
-        def work(max_drop: float, checkpoint: Path, told: Told) -> Retrained:
-            finetune = replace(
-                self.options.finetune,
-                monitor=brier_monitor(self.labelled) if len(self.labelled) else None,
-                max_drop=max_drop,
-                progress=False,
-            )
-            return finetune(
+    def _retrain(self) -> FinetuneRecord:
+        def work(max_drop: float, checkpoint: Path, on_epoch: OnEpoch) -> Retrained:
+            return replace(self.options.finetune, progress=False)(
                 self.loop.model,
                 self.train,
                 self.loop.learned,
                 validation=self.loop.guard,
+                monitor=brier_monitor(self.labelled) if len(self.labelled) else None,
+                max_drop=max_drop,
                 generator=self.loop.spawn("retrain"),
                 checkpoint=checkpoint,
-                told=told,
+                on_epoch=on_epoch,
             )
 
-        return self.loop.retrain(OperationalRecord, self.options.finetune.epochs, work)
+        return self.loop.retrain(FinetuneRecord, self.options.finetune.epochs, work)
 
     # Assess
 
@@ -412,12 +407,6 @@ class CampaignRun:
         if best.assessment is None or best.assessment.upper >= last.upper or not other:
             return ""
         return f"The smallest bound, {best.assessment.upper:.2%}, is that of the model after round {best.number}."
-
-
-def _refused(record: OperationalRecord) -> bool:
-    """Whether it was the monitor that saw nothing better, not the guard on clean accuracy or a loss gone astray."""
-    start = record.monitor_before
-    return start is not None and bool(record.history) and all(epoch.monitor >= start for epoch in record.history)
 
 
 def _check_labels(told: Tensor, n: int, classes: int) -> None:

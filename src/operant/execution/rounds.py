@@ -20,8 +20,7 @@ from operant.execution.interrupt import Interrupted, defer_interrupt
 from operant.execution.memory import in_batches, with_smaller_batches
 from operant.execution.run_folder import RunFolder, gone
 from operant.model import Classifier
-from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrained
-from operant.retrain.finetune import Told
+from operant.retrain import FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
@@ -173,7 +172,7 @@ class RoundState:
             self._learn(chosen)
         return chosen
 
-    def retrain(self, kind: type[F], epochs: int, work: Callable[[float, Path, Told], Retrained]) -> F:
+    def retrain(self, kind: type[F], epochs: int, work: Callable[[float, Path, OnEpoch], Retrained]) -> F:
         """Train on from the present weights.
 
         Args:
