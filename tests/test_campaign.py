@@ -48,8 +48,7 @@ from operant.generate import GradientMove, UncertaintyFuzz
 from operant.measure import Naturalness, with_dropout
 from operant.networks import fit, initialise, load_weights
 from operant.results import TEMPORARY
-from operant.retrain import OperationalFinetune
-from operant.retrain import _loop as training
+from operant.retrain import OperationalFinetune, training
 
 digits = cache(load_digits)
 

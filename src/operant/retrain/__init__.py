@@ -1,6 +1,5 @@
 """Step 4: from a model and chosen cases to a better model."""
 
-from operant.retrain._loop import TrainableModel, TrainingOptions
 from operant.retrain.distil import DefensiveDistillation, Distilled
 from operant.retrain.finetune import Finetune
 from operant.retrain.losses import CrossEntropy, LabelSmoothing, Loss, TrainingBatch
@@ -8,6 +7,7 @@ from operant.retrain.manifold_mixup import ManifoldMixup
 from operant.retrain.monitor import FieldMonitor, brier_monitor, pmi_monitor
 from operant.retrain.operational import OperationalFinetune
 from operant.retrain.retrainer import FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained, Retrainer
+from operant.retrain.training import TrainableModel, TrainingOptions
 
 __all__ = [
     "CrossEntropy",

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from operant.model import Classifier, copy_module
 from operant.model.hashing import described, tensors_of
 from operant.results import write_atomically
-from operant.retrain._loop import TrainableModel, TrainingOptions
 from operant.retrain.retrainer import FinetuneEpoch
+from operant.retrain.training import TrainableModel, TrainingOptions
 from operant.rng import put_streams, streams_now
 from operant.suite.shards import digest
 

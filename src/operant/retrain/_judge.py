@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from operant.data import Samples
 from operant.model import Classifier
-from operant.retrain._loop import TrainingDiverged
 from operant.retrain.retrainer import FinetuneEpoch, OnEpoch
+from operant.retrain.training import TrainingDiverged
 from operant.types import Monitor
 
 

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
 from operant.model import Classifier
-from operant.retrain._loop import TrainableModel, TrainingOptions
+from operant.retrain._run import TrainingRun, check_data
 from operant.retrain._sampling import every_row
-from operant.retrain._training import Training, check_data
 from operant.retrain.losses import TrainingBatch
 from operant.retrain.retrainer import FinetuneRecord, OnEpoch, Retrained
+from operant.retrain.training import TrainableModel, TrainingOptions
 from operant.types import Monitor
 
 
@@ -93,7 +93,7 @@ class DefensiveDistillation(TrainingOptions):
         def stage(targets: Tensor) -> partial[Retrained]:
             loss = _TemperedLoss(temperature=self.temperature, targets=targets)
             return partial(
-                Training(options=self, loss=loss, rate=lambda step, steps: self.learning_rate),
+                TrainingRun(options=self, loss=loss, rate=lambda step, steps: self.learning_rate),
                 model,
                 rows,
                 start=start,

@@ -9,11 +9,11 @@ import torch
 
 from operant.data import Samples
 from operant.model import Classifier
-from operant.retrain._loop import TrainingOptions
+from operant.retrain._run import TrainingRun, check_data
 from operant.retrain._sampling import every_row
-from operant.retrain._training import Training, check_data
 from operant.retrain.losses import CrossEntropy, Loss
 from operant.retrain.retrainer import OnEpoch, Retrained
+from operant.retrain.training import TrainingOptions
 from operant.types import Monitor
 
 
@@ -70,7 +70,7 @@ class Finetune(TrainingOptions):
                 from scratch (default: the model's).
         """
         check_data(model, train=train, cases=cases, validation=validation, monitor=monitor)
-        return Training(options=self, loss=self.loss, rate=self._rate)(
+        return TrainingRun(options=self, loss=self.loss, rate=self._rate)(
             model,
             every_row(train, cases),
             start=start,

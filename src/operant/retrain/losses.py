@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from operant.model import Classifier, value_and_gradient
-from operant.retrain._loop import TrainableModel
+from operant.retrain.training import TrainableModel
 from operant.rng import uniform_like
 
 INNER = {  # noise and step size in radii, and whether the result is clamped to the ball
@@ -42,7 +42,7 @@ class Loss(Protocol):
     """Returns the loss of one batch, a scalar that can be differentiated; any function with this signature is a loss.
 
     Use a frozen dataclass for a loss with options. Draw random numbers only from ``generator``, so that an interrupted
-    training resumes identically.
+    training resumes identically. If the loss has a method ``check`` (`ModelCheck`), it is called before training.
 
     >>> def squared_error(model, batch, *, generator):
     ...     p = model.logits(batch.x).softmax(1)
@@ -54,7 +54,7 @@ class Loss(Protocol):
 
 @runtime_checkable
 class ModelCheck(Protocol):
-    """Optional method of a loss: called once before training, raises ValueError if the loss cannot be used."""
+    """Optional method of a loss: raises ValueError if the loss cannot be used with a model and inputs like ``x``."""
 
     def check(self, model: Classifier, x: Tensor) -> None: ...
 

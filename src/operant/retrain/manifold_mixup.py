@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from operant.model import MIN_ROWS, Classifier
-from operant.retrain._loop import TrainableModel
 from operant.retrain.losses import TrainingBatch
+from operant.retrain.training import TrainableModel
 
 INPUT = "input"
 MIXES = ("all", "cases", "across")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.model import Classifier
-from operant.retrain._loop import TrainableModel, TrainingOptions
+from operant.retrain._run import TrainingRun, check_data
 from operant.retrain._sampling import EpochRows, chances_of
-from operant.retrain._training import Training, check_data
 from operant.retrain.losses import INNER, CrossEntropy, TrainingBatch, adversarial_loss, consistent_loss
 from operant.retrain.retrainer import OnEpoch, Retrained
+from operant.retrain.training import TrainableModel, TrainingOptions
 from operant.types import Monitor
 
 
@@ -118,7 +118,7 @@ class OperationalFinetune(TrainingOptions):
             raise ValueError("there are no cases to learn from; give some, or set case_share=0 for a control")
         check_data(model, train=train, cases=cases, validation=validation, monitor=monitor)
         self._check_seeds(model, cases, seeds)
-        return Training(
+        return TrainingRun(
             options=self,
             loss=self._loss,
             rate=self._rate,

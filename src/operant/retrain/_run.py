@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,17 +14,17 @@ from operant.data import Samples
 from operant.model import Classifier, copy_module
 from operant.retrain._checkpoint import Checkpoint
 from operant.retrain._judge import EpochJudge, best_of, keep_best, monitor_value
-from operant.retrain._loop import TrainableModel, TrainingOptions, average_in, run_epochs
 from operant.retrain._sampling import EpochRows
 from operant.retrain.losses import Loss, ModelCheck
 from operant.retrain.monitor import FieldMonitor
-from operant.retrain.retrainer import FinetuneRecord, OnEpoch, Retrained
+from operant.retrain.retrainer import FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained
+from operant.retrain.training import TrainableModel, TrainingOptions, average_in, run_epochs
 from operant.types import Monitor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """How a retrainer trains.
+class TrainingRun:
+    """Runs the epochs of a retrainer and returns the best model.
 
     Args:
         options: part of what identifies a checkpoint.
@@ -69,39 +69,37 @@ class Training:
         begin.prepare(validation.x)
         if isinstance(self.loss, ModelCheck):
             self.loss.check(begin, rows.train.x)
-        before = model.accuracy(validation)
-        judge = EpochJudge(
-            validation=validation,
-            monitor=monitor,
-            max_drop=options.max_drop,
-            accuracy_before=before,
-            monitor_before=monitor_value(monitor, model, before) if self.must_improve else None,
-            patience=self.patience,
-        )
+        judge = self._judge(model, validation, monitor, options.max_drop)
         trainable = TrainableModel(begin, optimiser=options.optimiser, learning_rate=options.learning_rate)
-        saved = Checkpoint(
-            checkpoint,
-            options,
-            {
-                "model": model,
-                "start": start,
-                "train": rows.train,
-                "cases": rows.cases,
-                "validation": validation,
-                "weights or seeds": (*rows.chances, rows.seeds),
-                "monitor": monitor,
-                "generator": generator.get_state(),
-                **(identity or {}),
-            },
-            trainable=trainable,
-            average=copy_module(trainable.module) if self.ema else None,
-            generator=generator,
-        )
+        inputs = {
+            "model": model,
+            "start": start,
+            "train": rows.train,
+            "cases": rows.cases,
+            "validation": validation,
+            "weights or seeds": (*rows.chances, rows.seeds),
+            "monitor": monitor,
+            "generator": generator.get_state(),
+            **(identity or {}),
+        }
+        average = copy_module(trainable.module) if self.ema else None
+        saved = Checkpoint(checkpoint, options, inputs, trainable=trainable, average=average, generator=generator)
         kept, problem = keep_best(
             self._epochs(saved, rows), judge, saved.history, kept=saved.kept, save=saved.write, on_epoch=on_epoch
         )
-        record = _record(rows, judge, saved, problem, epochs=options.epochs)
+        record = _record(rows, judge, saved.history, problem, epochs=options.epochs)
         return Retrained(model=model if kept is None else kept, record=record)
+
+    def _judge(self, model: Classifier, validation: Samples, monitor: Monitor | None, max_drop: float) -> EpochJudge:
+        accuracy = model.accuracy(validation)
+        return EpochJudge(
+            validation=validation,
+            monitor=monitor,
+            max_drop=max_drop,
+            accuracy_before=accuracy,
+            monitor_before=monitor_value(monitor, model, accuracy) if self.must_improve else None,
+            patience=self.patience,
+        )
 
     def _epochs(self, saved: Checkpoint, rows: EpochRows) -> Generator[tuple[float, Classifier]]:
         options, model, average, generator = self.options, saved.trainable, saved.average, saved.generator
@@ -128,8 +126,9 @@ class Training:
         )
 
 
-def _record(rows: EpochRows, judge: EpochJudge, saved: Checkpoint, problem: str, *, epochs: int) -> FinetuneRecord:
-    history = tuple(saved.history)
+def _record(
+    rows: EpochRows, judge: EpochJudge, history: Sequence[FinetuneEpoch], problem: str, *, epochs: int
+) -> FinetuneRecord:
     best, stopped = best_of(history), not problem and len(history) < epochs
     early = f"; stopped after epoch {len(history)}, when the monitor no longer fell" if stopped else ""
     return FinetuneRecord(
@@ -138,7 +137,7 @@ def _record(rows: EpochRows, judge: EpochJudge, saved: Checkpoint, problem: str,
         n_train=len(rows.train),
         n_cases=len(rows.cases),
         accuracy_before=judge.accuracy_before,
-        history=history,
+        history=tuple(history),
         monitor_before=judge.monitor_before,
         train_rows=rows.counts[0],
         case_rows=rows.counts[1],
