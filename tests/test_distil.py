@@ -83,7 +83,7 @@ class SoftCrossEntropy(nn.Module):
 
 
 def test_a_student_at_temperature_one_is_that_of_art():
-    """One batch an epoch, so that the order of rows is no matter; ART has no temperature."""
+    """One batch per epoch, so that the order of rows does not matter; ART has no temperature."""
     student = nn.Sequential(copy_module(network("student")), nn.Softmax(1))
     wrapped = [
         PyTorchClassifier(
@@ -192,7 +192,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("after", [2, 4])
-def test_a_distillation_that_is_killed_goes_on(tmp_path, after):
+def test_a_killed_distillation_resumes(tmp_path, after):
     """In the teacher's turn, or in the student's."""
     distil = DefensiveDistillation(**QUICK)
     inputs = {"validation": VALIDATION, "start": Classifier(network("fresh"))}
@@ -216,7 +216,7 @@ def test_a_distillation_that_is_killed_goes_on(tmp_path, after):
         )
 
 
-# Refusals
+# Rejected arguments
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_distillation_that_is_killed_goes_on(tmp_path, after):
         ),
     ],
 )
-def test_bad_settings_are_refused(make, sentence):
+def test_bad_settings_are_rejected(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)

@@ -162,7 +162,7 @@ class Killed(Exception):
     pass
 
 
-def test_a_retraining_that_is_killed_goes_on(tmp_path):
+def test_a_killed_retraining_resumes(tmp_path):
     settings = replace(QUICK, loss=ManifoldMixup(layers=("input", "1"), mix="across"))
     inputs = {"validation": VALIDATION, "checkpoint": tmp_path / "state"}
     whole = settings(MODEL, TRAIN, CASES, validation=VALIDATION, monitor=Last(), generator=spawn(3))
@@ -200,7 +200,7 @@ def test_the_guard_keeps_the_original():
     assert "original weights were kept" in tuned.record.reason
 
 
-# Refusals
+# Rejected arguments
 
 
 def at(layer: str) -> Finetune:
@@ -243,7 +243,7 @@ class Twice(nn.Module):
         ),
     ],
 )
-def test_bad_settings_are_refused(make, sentence):
+def test_bad_settings_are_rejected(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)

@@ -1,4 +1,4 @@
-"""Operational fine-tuning: how rows are drawn, which epoch is kept, when it is plain fine-tuning, what is refused."""
+"""Operational fine-tuning: how rows are drawn, which epoch is kept, when it is plain fine-tuning, what is rejected."""
 
 import math
 from collections import Counter
@@ -32,7 +32,7 @@ def same_weights(a: Classifier, b: Classifier) -> bool:
 
 
 def blobs(n: int, *, seed: str) -> Samples:
-    """Two clouds in the plane, the labels told apart by the first coordinate."""
+    """Two clouds in the plane, separated by the first coordinate."""
     y = torch.arange(n) % 2
     x = torch.randn(n, 2, generator=spawn(0, seed)) * 0.1 + torch.stack([0.2 + 0.6 * y, torch.full((n,), 0.5)], 1)
     return Samples(x.clamp(0, 1), y)
@@ -380,7 +380,7 @@ def test_one_step_raises_the_loss_and_stays_where_it_should(inner):
 # Which epoch
 
 
-def test_the_monitor_chooses_and_each_epoch_says_why(model):
+def test_the_monitor_chooses_and_each_epoch_records_why(model):
     tune = replace(QUICK, epochs=4, must_improve=True, patience=None)
     record = tune(model, **DATA, monitor=returning(0.4, 0.5, 0.2, 0.3, 0.1), generator=spawn(0)).record
     assert (record.monitor_before, record.best_epoch, record.stopped_early) == (0.4, 4, False)
@@ -418,6 +418,12 @@ def test_if_the_monitor_never_falls_the_original_weights_stay(model):
         assert tuned.record.reason.startswith(expected)
 
 
+def test_an_infinite_monitor_is_no_improvement_over_an_infinite_one(model):
+    tuned = replace(QUICK, must_improve=True)(model, **DATA, monitor=lambda _: math.inf, generator=spawn(0))
+    assert tuned.model is model
+    assert (tuned.record.best_epoch, [e.kept for e in tuned.record.history]) == (0, [False] * 3)
+
+
 def test_without_a_monitor_it_is_the_error_on_the_validation_samples(model):
     record = QUICK(model, **DATA, generator=spawn(0)).record
     assert [e.monitor for e in record.history] == [1 - e.accuracy for e in record.history]
@@ -438,7 +444,7 @@ def test_the_guard_keeps_the_original_weights(model):
     assert tune(model, **wrong, monitor=falling(), max_drop=1, generator=spawn(0)).record.best_epoch > 0
 
 
-def test_if_the_loss_is_no_number_the_original_weights_stay(model):
+def test_if_the_loss_is_not_finite_the_original_weights_stay(model):
     tune = replace(QUICK, learning_rate=1e37, optimiser="sgd", slow_start=0, decay_to=1)
     tuned = tune(model, **DATA, generator=spawn(0))
     assert tuned.model is model
@@ -478,7 +484,7 @@ def test_same_generator_same_bits_and_nothing_else_moves(model):
 
 
 def test_it_learns_where_the_weight_is(model):
-    """Two groups of cases that contradict each other: the one with the weight has its way."""
+    """Two groups of cases that contradict each other: the model learns the one with the weight."""
     x = torch.tensor([[0.5, 0.05]]) + 0.02 * torch.rand(60, 2, generator=spawn(1))
     cases = Samples(x, torch.arange(60) % 2)
     for side in (0, 1):
@@ -501,7 +507,7 @@ def test_the_monitor_estimates_pmi_with_masses(model):
     assert pmi_monitor(CASES, mass * 1e-30)(model) == pytest.approx(pmi_monitor(CASES, mass)(model))
 
 
-def test_the_brier_monitor_is_scikit_learns_and_refuses_to_be_learned_from(model):
+def test_the_brier_monitor_is_scikit_learns_and_rejects_learned_inputs(model):
     p = model.probs(CASES.x)
     mass = torch.rand(40, generator=spawn(3))
     for weights in (None, mass):
@@ -512,15 +518,15 @@ def test_the_brier_monitor_is_scikit_learns_and_refuses_to_be_learned_from(model
 
 
 def test_few_labels_choose_better_by_brier_than_by_counting():
-    """Two models that err on 10 % and 15 % of the same inputs: how often fifty labels tell which; a tie tells half."""
+    """Two models with error rates of 10 % and 15 %: how often fifty labels choose the better; a tie counts half."""
     rng, z = np.random.default_rng(0), norm.ppf([0.9, 0.85])
-    told = dict.fromkeys(("errors", "brier"), 0.0)
+    correct = dict.fromkeys(("errors", "brier"), 0.0)
     for _ in range(1000):
         leads = 2 * (z[:, None] + 0.8 * rng.normal(size=50) + 0.6 * rng.normal(size=(2, 50)))  # log-odds of the label
         for name, scores in (("errors", leads < 0), ("brier", expit(-leads) ** 2)):
             better, worse = scores.mean(1)
-            told[name] += float(better < worse) + 0.5 * float(better == worse)
-    assert told["brier"] > told["errors"] + 30
+            correct[name] += float(better < worse) + 0.5 * float(better == worse)
+    assert correct["brier"] > correct["errors"] + 30
 
 
 @pytest.mark.parametrize(
@@ -533,7 +539,7 @@ def test_few_labels_choose_better_by_brier_than_by_counting():
         (CASES, -torch.ones(40), "got 40 of 40 that are negative, NaN or infinite"),
     ],
 )
-def test_bad_masses_of_the_monitor_are_refused(samples, mass, sentence):
+def test_bad_masses_of_the_monitor_are_rejected(samples, mass, sentence):
     with pytest.raises(ValueError) as error:
         pmi_monitor(samples, mass)
     assert sentence in str(error.value)
@@ -552,7 +558,7 @@ def test_the_record_prints_and_comes_back_from_disk(model, tmp_path):
     assert "The monitor was 0.5 before. Epoch 2 had the lowest monitor (0.3)" in text
 
 
-# Refusals
+# Rejected arguments
 
 
 @pytest.mark.parametrize(
@@ -578,7 +584,7 @@ def test_the_record_prints_and_comes_back_from_disk(model, tmp_path):
         ({"ema": 1.0}, "ema must be from 0 to below 1, got 1.0"),
     ],
 )
-def test_bad_options_are_refused(options, sentence):
+def test_bad_options_are_rejected(options, sentence):
     with pytest.raises(ValueError) as error:
         OperationalFinetune(**options)
     assert sentence in str(error.value)
@@ -600,13 +606,13 @@ def test_bad_options_are_refused(options, sentence):
         ({"validation": TRAIN[:30]}, "got 30 of 30 that are in train too"),
     ],
 )
-def test_bad_data_are_refused(model, change, sentence):
+def test_bad_data_are_rejected(model, change, sentence):
     with pytest.raises(ValueError) as error:
         QUICK(model, **(DATA | change), generator=spawn(0))
     assert sentence in str(error.value)
 
 
-def test_a_monitor_that_has_seen_what_is_learned_is_refused(model):
+def test_a_monitor_that_uses_learned_inputs_is_rejected(model):
     for samples, sentence in (
         (TRAIN[:7], "the monitor must hold no input that is learned from, got 7 of 7 that are in train too"),
         (Samples.concat([blobs(5, seed="other"), CASES[:2]]), "got 2 of 7 that are in cases too"),
@@ -616,7 +622,7 @@ def test_a_monitor_that_has_seen_what_is_learned_is_refused(model):
         assert sentence in str(error.value)
 
 
-def test_a_monitor_that_says_nan_is_refused(model):
+def test_a_monitor_that_returns_nan_is_rejected(model):
     for improve in (True, False):
         with pytest.raises(ValueError, match="the monitor must return a number, got NaN"):
             replace(QUICK, must_improve=improve)(model, **DATA, monitor=lambda _: math.nan, generator=spawn(0))

@@ -1,4 +1,4 @@
-"""A retraining that is killed and gone on with ends as if it had not been: weights, record and random streams.
+"""A retraining that is killed and resumed ends the same: weights, record and random streams.
 
 Run as a script this file is a retraining that is killed while it writes its state for the third time.
 """
@@ -160,11 +160,11 @@ def deaths(name: str, file: Path) -> Iterator[None]:
                     return
 
 
-# Killed and gone on with ----------------------------------------------------------------------------------------------
+# Killed and resumed --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_killed_at_any_moment_and_gone_on_with_it_ends_the_same(name: str, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_resumed_it_ends_the_same(name: str, tmp_path: Path) -> None:
     file, kills = tmp_path / "state.safetensors", 0
     for _ in deaths(name, file):
         kills += 1
@@ -242,7 +242,7 @@ def test_the_file_changes_nothing_and_the_streams_stay_as_they_are(tmp_path: Pat
     assert all(torch.equal(values, before[name]) for name, values in streams_now().items())
 
 
-def test_streams_go_on_where_they_were() -> None:
+def test_streams_resume_where_they_were() -> None:
     def drawn() -> list[float]:
         numbers = np.random.standard_normal(3).tolist()  # noqa: NPY002
         return [*numbers, *torch.rand(5).tolist(), *torch.randn(3).tolist()]
@@ -257,7 +257,7 @@ def test_streams_go_on_where_they_were() -> None:
         assert drawn() == expected
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Rejected files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -274,16 +274,16 @@ def test_no_byte_of_the_file_can_change_unnoticed(left: Path) -> None:
     step = len(whole) // 40
     for i in [*range(0, 40, 3), *range(40, len(whole), step), len(whole) - 1]:
         left.write_bytes(whole[:i] + bytes([whole[i] ^ 0x11]) + whole[i + 1 :])
-        assert_refused(left)
+        assert_rejected(left)
     for n in [0, 1, 7, 8, 100, len(whole) // 2, len(whole) - 1]:
         left.write_bytes(whole[:n])
-        assert_refused(left)
+        assert_rejected(left)
     left.write_bytes(whole)
     generator = spawn(5)
     assert same(tune("sgd averaged", generator, checkpoint=left), generator, "sgd averaged")
 
 
-def assert_refused(file: Path) -> None:
+def assert_rejected(file: Path) -> None:
     generator, content = spawn(5), file.read_bytes()
     with pytest.raises(ValueError) as error:
         tune("sgd averaged", generator, checkpoint=file)
@@ -293,7 +293,7 @@ def assert_refused(file: Path) -> None:
     assert file.read_bytes() == content
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     save_file(start().unwrap().state_dict(), file)
     with pytest.raises(ValueError, match="weights.safetensors is not the state of a retraining"):
@@ -325,7 +325,7 @@ def less_dropout() -> nn.Module:
         ({}, {"generator": spawn(6)}, "generator"),
     ],
 )
-def test_the_file_of_another_retraining_is_refused(
+def test_the_file_of_another_retraining_is_rejected(
     left: Path, options: dict[str, Any], change: dict[str, Any], names: str
 ) -> None:
     content = left.read_bytes()
@@ -363,24 +363,24 @@ def plain(generator: torch.Generator, **options: Any) -> Retrained:
 
 @pytest.mark.parametrize("at", range(1, 5))
 @pytest.mark.parametrize("after", [False, True])
-def test_plain_finetuning_too_goes_on_after_its_last_epoch(at: int, after: bool, tmp_path: Path) -> None:
-    expected, heard = plain(spawn(5)), []
+def test_plain_finetuning_resumes_after_its_last_epoch(at: int, after: bool, tmp_path: Path) -> None:
+    expected, epochs = plain(spawn(5)), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "write", dying(Checkpoint.write, at, after=after))
         with pytest.raises(Killed):
-            plain(spawn(5), checkpoint=tmp_path / "state", on_epoch=heard.append)
-    done = plain(spawn(5), checkpoint=tmp_path / "state", on_epoch=heard.append)
+            plain(spawn(5), checkpoint=tmp_path / "state", on_epoch=epochs.append)
+    done = plain(spawn(5), checkpoint=tmp_path / "state", on_epoch=epochs.append)
     assert done.record == expected.record
     assert torch.equal(parameters(done.model), parameters(expected.model))
-    unheard = at if after else None  # interrupted after the write, before the callback
-    assert [e.epoch for e in heard] == [e for e in range(1, 5) if e != unheard]
+    skipped = at if after else None  # interrupted after the write, before the callback
+    assert [e.epoch for e in epochs] == [e for e in range(1, 5) if e != skipped]
 
 
 def parameters(model: Classifier) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.unwrap().parameters()])
 
 
-def test_plain_finetuning_refuses_the_state_of_another(tmp_path: Path) -> None:
+def test_plain_finetuning_rejects_the_state_of_another(tmp_path: Path) -> None:
     plain(spawn(5), checkpoint=tmp_path / "state")
     with pytest.raises(ValueError, match="another retraining, which differs in generator"):
         plain(spawn(6), checkpoint=tmp_path / "state")
