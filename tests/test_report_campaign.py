@@ -52,7 +52,7 @@ from operant.report.failures import LARGEST, Found, Gallery, gallery_of
 from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import matrix, render_page
-from operant.retrain import OperationalEpoch, OperationalRecord
+from operant.retrain import FinetuneEpoch, FinetuneRecord
 from operant.suite.verdicts import log_files
 from operant.triage import open_desk
 from operant.triage.asking import Asked
@@ -123,9 +123,9 @@ def assessed(upper: float = 0.2, failing: int = 3) -> SequentialAssessment:
     return SequentialAssessment(labels=20, failures=failing, upper=upper, confidence=0.99, reason="enough")
 
 
-def record(best: int = 1) -> OperationalRecord:
-    epochs = [OperationalEpoch(epoch=i, loss=0.5, accuracy=0.9, monitor=0.2 / i, kept=True, why="") for i in (1, 2)]
-    return OperationalRecord(
+def record(best: int = 1) -> FinetuneRecord:
+    epochs = [FinetuneEpoch(epoch=i, loss=0.5, accuracy=0.9, monitor=0.2 / i, kept=True, why="") for i in (1, 2)]
+    return FinetuneRecord(
         best_epoch=best, reason="epoch 1 was best", n_train=80, n_cases=5, accuracy_before=0.9, history=tuple(epochs),
         monitor_before=0.3, train_rows=80, case_rows=20, effective_cases=5.0, stopped_early=False,
     )  # fmt: skip

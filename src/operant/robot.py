@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +19,7 @@ from operant.execution.rounds import Fuzzing, InMemory, RoundState, Spread
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.model import Classifier
-from operant.retrain import Finetune, FinetuneRecord, Retrained
-from operant.retrain.finetune import Told
+from operant.retrain import Finetune, FinetuneRecord, OnEpoch, Retrained
 from operant.rng import spawn
 from operant.select import be_st
 from operant.suite import Suite
@@ -252,16 +251,17 @@ class _RobotRun:
         return chosen
 
     def _retrain(self, number: int) -> FinetuneRecord:
-        def work(max_drop: float, checkpoint: Path, told: Told) -> Retrained:
-            return replace(self.options.finetune, max_drop=max_drop)(
+        def work(max_drop: float, checkpoint: Path, on_epoch: OnEpoch) -> Retrained:
+            return self.options.finetune(
                 self.loop.model,
                 self.train,
                 self.loop.learned,
                 validation=self.loop.guard,
                 monitor=self.judge.monitor,
+                max_drop=max_drop,
                 generator=spawn(self.loop.seed, number, "finetune"),
                 checkpoint=checkpoint,
-                told=told,
+                on_epoch=on_epoch,
             )
 
         return self.loop.retrain(FinetuneRecord, self.options.finetune.epochs, work)

@@ -22,7 +22,7 @@ from operant.defend._common import Transform
 from operant.defend.mutation import InaccurateMutants
 from operant.model import Classifier
 from operant.networks import LeNet5, initialise
-from operant.retrain import DefensiveDistillation, LabelSmoothing
+from operant.retrain import DefensiveDistillation, Finetune, LabelSmoothing
 from operant.rng import spawn
 from operant_studies.defences import settings as s
 from operant_studies.defences.settings import Plan
@@ -93,9 +93,10 @@ def _retrained(
     options = {"epochs": plan.epochs, "learning_rate": plan.learning_rate, "max_drop": 1.0, "progress": False}
     roles = {"validation": validation, "start": start, "generator": generator}
     if defence == s.SMOOTHING:
-        guard = LabelSmoothing(share=SMOOTHED, **options)(model, train, **roles).model  # type: ignore[arg-type]
+        smooth = Finetune(loss=LabelSmoothing(share=SMOOTHED), **options)  # type: ignore[arg-type]
+        guard = smooth(model, train, train[:0], **roles).model  # type: ignore[arg-type]
     else:
         distil = DefensiveDistillation(temperature=TEMPERATURE, **options)  # type: ignore[arg-type]
-        guard = distil(model, train, **roles).model  # type: ignore[arg-type]
+        guard = distil(model, train, train[:0], **roles).model  # type: ignore[arg-type]
     before, after = (each.accuracy(validation) for each in (model, guard))
     return guard, f"{100 * before:.1f} → {100 * after:.1f} % of {len(validation)} inputs that chose the epoch"

@@ -12,7 +12,7 @@ import torch
 
 from operant.data import Samples
 from operant.defend import AccuracyChange, TransferCalibration, accuracy_change, transfer_calibration_rate
-from operant.retrain import ManifoldMixup
+from operant.retrain import Finetune, ManifoldMixup
 from operant.rng import spawn
 from operant.suite import Suite
 from operant_studies.defences.fitting import dataset_of, training_of
@@ -69,9 +69,8 @@ def _enhanced(plan: Enhancement, group: str, run: int, data: Path | None, home: 
     if len(cases) < FEW:
         seconds = time.process_time() - start
         return Enhanced(group=group, cases=len(cases), accuracy=None, transfer=None, epoch=0, seconds=seconds)
-    mixup = ManifoldMixup(
-        layers=plan.layers,
-        mix="cases",
+    mixup = Finetune(
+        loss=ManifoldMixup(layers=plan.layers, mix="cases"),
         epochs=plan.epochs,
         learning_rate=plan.learning_rate,
         max_drop=1.0,  # a loss of accuracy is what is asked for here, so nothing guards it
