@@ -168,7 +168,7 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
         ("users_code:softmaxed --data data.npz --weights net.safetensors", "does not hold the weights"),
         ("users_code:Net --data data.npz --bounds 1 0", "low < high, got (1.0, 0.0)"),
         ("users_code:Net --data data.npz --std 0", "std must be positive, got 0.0"),
-        ("users_code:Net --data data.npz --mean 1;2", "--mean must be a number, or numbers with commas"),
+        ("users_code:Net --data data.npz --mean 1;2", "--mean must be a number, or numbers separated by commas"),
     ],
 )
 def test_what_cannot_run_says_why_in_one_sentence(
@@ -209,7 +209,7 @@ def test_stopped_while_it_loads_it_says_so_and_no_more(
     monkeypatch.setitem(sys.modules, "operant.cli", Stopped("operant.cli"))
     with pytest.raises(SystemExit) as ended:
         main()
-    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped as asked\n")
+    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped\n")
 
 
 def test_help_names_the_commands() -> None:
@@ -234,8 +234,8 @@ def test_assess_tells_by_exit_code_whether_a_requirement_is_met(digits: Path) ->
     between = f"{(told.pmi + told.claim) / 2:.4f}"
     unclear = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement {between}".split())
     assert unclear.exit_code == 2, unclear.output
-    assert "cannot be told yet" in unclear.output
-    assert "labels are too few" in unclear.output or "gather more field inputs" in unclear.output
+    assert "undecided" in unclear.output
+    assert "labels are too few" in unclear.output or "collect more field inputs" in unclear.output
 
 
 def test_looks_share_the_allowed_error(digits: Path) -> None:
@@ -284,7 +284,7 @@ def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:
         ("--field nothing.npz --requirement 0.1", "there is no nothing.npz"),
         ("--field field.npz --requirement 0.1 --confidence 1", "confidence must"),
         ("--field field.npz --requirement 0.1 --trained-on field.npz", "were learned from"),
-        ("--field field.npz --requirement 0.1 --labels 5000", "are left to draw from: --labels must be at most"),
+        ("--field field.npz --requirement 0.1 --labels 5000", "remain: --labels must be at most"),
         ("--field field.npz --requirement 0.1 --out net.safetensors", "File exists"),
         ("--field wide.npz --requirement 0.1 --labels 20", "cannot run"),
     ],
@@ -372,4 +372,4 @@ def test_ctrl_c_says_that_nothing_is_lost(digits: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("operant.robot.RobOT.__call__", interrupted)
     done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
     assert done.exit_code == 130
-    assert "the same command goes on from there" in " ".join(done.output.split())
+    assert "To resume: run the same command again (folder run)" in " ".join(done.output.split())
