@@ -48,8 +48,8 @@ def missing(subject: Subject, data: Path | None, out: Path) -> str:
     """Why a model cannot be studied here, in a sentence; empty if it can."""
     if subject.name == "nin" and find_nin(out, data) is None:
         return (
-            f"{subject.title}, is left out, for want of weights: `python -m operant_studies.train_nin --data DATA --out {NIN_FILE}` "
-            f"makes them; run the study again with --weights {NIN_FILE}"
+            f"{subject.title}, is left out for lack of weights: `python -m operant_studies.train_nin --data DATA --out "
+            f"{NIN_FILE}` makes them; run the study again with --weights {NIN_FILE}"
         )
     if subject.name == "mobilenet" and (_find(data, IMAGES) is None or _find(data, MOBILENET_FILE) is None):
         return f"{subject.title}, is left out: {IMAGES} or {MOBILENET_FILE} is not in the data folder"
