@@ -707,7 +707,7 @@ def test_weights_of_torch_save_are_told_with_how_to_convert_them(folder, name):
     assert "converted" not in initial.example(initial.look(folder))  # there are others
     (folder / "net.safetensors").unlink()
     done = runner.invoke(app, ["init", str(folder)])
-    assert f"[model] weights: {name} found, which must be converted" in done.stdout
+    assert f"[model] weights: found {name}; convert it" in done.stdout
     text = (folder / "operant.toml").read_text()
     converted = name.replace(weights.suffix, ".safetensors")
     line = f'save_weights(module, "{converted}")'
