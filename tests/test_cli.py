@@ -1,24 +1,31 @@
 """The command line: findings, notes and exit codes, and one sentence where it cannot run."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+import typer.main
 from PIL import Image
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner, Result
 
+import operant
 from operant import load_digits, results, spawn
 from operant.__main__ import main
 from operant.assess import Assessment
+from operant.campaign.init import NAME
 from operant.cli import app
 from operant.data.labels import name_of
 from operant.networks import fit, save_weights
+from operant.report.failures import LIMIT
 
 MODULE = """
 from torch import nn
@@ -168,7 +175,7 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
         ("users_code:softmaxed --data data.npz --weights net.safetensors", "does not hold the weights"),
         ("users_code:Net --data data.npz --bounds 1 0", "low < high, got (1.0, 0.0)"),
         ("users_code:Net --data data.npz --std 0", "std must be positive, got 0.0"),
-        ("users_code:Net --data data.npz --mean 1;2", "--mean must be a number, or numbers with commas"),
+        ("users_code:Net --data data.npz --mean 1;2", "--mean must be a number, or numbers separated by commas"),
     ],
 )
 def test_what_cannot_run_says_why_in_one_sentence(
@@ -209,13 +216,59 @@ def test_stopped_while_it_loads_it_says_so_and_no_more(
     monkeypatch.setitem(sys.modules, "operant.cli", Stopped("operant.cli"))
     with pytest.raises(SystemExit) as ended:
         main()
-    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped as asked\n")
+    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped\n")
 
 
-def test_help_names_the_commands() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    assert "doctor" in result.stdout
+# Start-up
+
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "pydantic", "matplotlib")
+SEE_IMPORTS = f"""
+import runpy, sys
+sys.argv = ["operant", *sys.argv[1:]]
+try:
+    runpy.run_module("operant", run_name="__main__")
+except SystemExit as end:
+    own = [name for name in sys.modules if name.startswith("operant.") and not name.startswith("operant.cli")]
+    heavy = [name for name in {HEAVY} if name in sys.modules]
+    if "typer._adapters" in sys.modules:  # some versions of Typer use pydantic themselves
+        heavy.remove("pydantic")
+    print("exit code", end.code, "imported", own + heavy)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ("--help", 0, "doctor"),
+        ("--version", 0, f"operant {operant.__version__}"),
+        ("asess", 2, "Did you mean 'assess'?"),
+        *((f"{command} --help", 0, "Usage:") for command in typer.main.get_command(app).commands),
+    ],
+)
+def test_help_version_and_mistyped_commands_import_nothing_heavy(arguments: str, code: int, text: str) -> None:
+    command = [sys.executable, "-c", SEE_IMPORTS, *arguments.split()]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert text in " ".join((ended.stdout + ended.stderr).split())
+    assert f"exit code {code} imported []" in ended.stdout
+
+
+def test_help_groups_the_commands() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    words = ["Start", "demo", "init", "doctor", "Campaign", "run", "report", "triage", "Measure", "assess", "robot"]
+    found = [re.search(rf"(?m)^(╭─|│) {word} ", shown) for word in [*words, "Research", "study"]]
+    assert all(found)
+    assert (starts := [match.start() for match in found if match]) == sorted(starts)
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    """The command line repeats them, since importing them takes long."""
+    defaults = {
+        f"{name} {parameter.name}": parameter.default
+        for name, command in typer.main.get_command(app).commands.items()
+        for parameter in command.params
+    }
+    assert defaults["report limit"] == LIMIT
+    assert defaults["run config"] == Path(NAME)
 
 
 # operant assess
@@ -234,8 +287,8 @@ def test_assess_tells_by_exit_code_whether_a_requirement_is_met(digits: Path) ->
     between = f"{(told.pmi + told.claim) / 2:.4f}"
     unclear = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement {between}".split())
     assert unclear.exit_code == 2, unclear.output
-    assert "cannot be told yet" in unclear.output
-    assert "labels are too few" in unclear.output or "gather more field inputs" in unclear.output
+    assert "undecided" in unclear.output
+    assert "labels are too few" in unclear.output or "collect more field inputs" in unclear.output
 
 
 def test_looks_share_the_allowed_error(digits: Path) -> None:
@@ -284,7 +337,7 @@ def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:
         ("--field nothing.npz --requirement 0.1", "there is no nothing.npz"),
         ("--field field.npz --requirement 0.1 --confidence 1", "confidence must"),
         ("--field field.npz --requirement 0.1 --trained-on field.npz", "were learned from"),
-        ("--field field.npz --requirement 0.1 --labels 5000", "are left to draw from: --labels must be at most"),
+        ("--field field.npz --requirement 0.1 --labels 5000", "remain: --labels must be at most"),
         ("--field field.npz --requirement 0.1 --out net.safetensors", "File exists"),
         ("--field wide.npz --requirement 0.1 --labels 20", "cannot run"),
     ],
@@ -372,4 +425,86 @@ def test_ctrl_c_says_that_nothing_is_lost(digits: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("operant.robot.RobOT.__call__", interrupted)
     done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
     assert done.exit_code == 130
-    assert "the same command goes on from there" in " ".join(done.output.split())
+    assert "To resume: run the same command again (folder run)" in " ".join(done.output.split())
+
+
+# operant study
+
+
+def tiny_study(out: Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
+    """A study of another package."""
+    if scale == "stopped":
+        raise KeyboardInterrupt
+    return out / f"{scale}-{workers}.md"
+
+
+def weighed_study(out: Path, *, weights: Path | None = None, **_: object) -> Path:
+    return out / str(weights)
+
+
+@pytest.fixture
+def own_studies(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """Studies that are installed in place of ours."""
+    studies = [
+        EntryPoint("tiny", f"{__name__}:tiny_study", "operant.studies"),
+        EntryPoint("weighed", f"{__name__}:weighed_study", "operant.studies"),
+        EntryPoint("broken", "a_package_nobody_has:run_study", "operant.studies"),
+    ]
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this_module())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: studies)
+    return studies
+
+
+def _this_module() -> ModuleType:
+    module = ModuleType(__name__)
+    vars(module).update(globals())
+    return module
+
+
+def study(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["study", *arguments])
+    assert "Traceback" not in done.output
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_studies_of_other_packages_run(own_studies: list[EntryPoint]) -> None:
+    assert study() == (0, "broken tiny weighed")
+    assert study("tiny", "--scale", "smoke", "--out", "there") == (0, "there/smoke-2.md")
+    assert study("weighed", "--weights", "w") == (0, "operant-study-weighed-small/w")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("tinny", "there is no study named tinny; choose one of broken, tiny, weighed"),
+        ("broken", "the study broken cannot be imported from a_package_nobody_has:run_study: No module named"),
+        ("tiny --weights w", "--weights is an option of weighed alone, not of tiny; leave it out"),
+    ],
+)
+def test_a_study_that_cannot_run_says_why(own_studies: list[EntryPoint], arguments: str, message: str) -> None:
+    code, output = study(*arguments.split())
+    assert code == 2
+    assert f"cannot run: {message}" in output
+
+
+def test_options_that_no_study_accepts_are_rejected(own_studies: list[EntryPoint]) -> None:
+    own_studies[:] = own_studies[:1]
+    assert "--rivals is not an option of tiny; leave it out" in study("tiny", "--rivals")[1]
+
+
+def test_a_stopped_study_says_how_to_resume(own_studies: list[EntryPoint]) -> None:
+    code, output = study("tiny", "--scale", "stopped")
+    assert code == 130
+    assert output == (
+        "stopped: finished work is kept. To resume: run the same command again (folder operant-study-tiny-stopped)"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["robot"]])
+def test_without_studies_the_command_says_how_to_install_them(
+    own_studies: list[EntryPoint], arguments: list[str]
+) -> None:
+    own_studies.clear()
+    code, output = study(*arguments)
+    assert code == 2
+    assert "no studies are installed; run `pip install -e studies` in a clone" in output

@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -36,7 +35,7 @@ from operant.campaign.records import (
     insight_of,
     map_of,
 )
-from operant.cli_report import add_report
+from operant.cli import app
 from operant.defend.evaluate import interval
 from operant.execution.rounds import LabelBatch
 from operant.execution.run_folder import RunFolder
@@ -340,9 +339,7 @@ def test_without_verdicts_there_is_nothing_to_choose_by(folder, judged):
     open_desk(judged, by="ann").undo(Asked({}))
     with pytest.raises(ValueError, match="nobody has judged the cases"):
         write_report(judged, valid=True)
-    app = typer.Typer()
-    add_report(app)
-    done = CliRunner().invoke(app, [str(judged), "--valid"])
+    done = CliRunner().invoke(app, ["report", str(judged), "--valid"])
     assert done.exit_code == 2
     assert "run `operant triage" in done.stderr.replace("\n", " ")
 
@@ -784,9 +781,6 @@ def test_where_a_report_goes(folder, tmp_path):
 
 
 def test_the_command(folder, tmp_path):
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_report(app)
     done = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "out"), "--limit", "3"])
     assert done.exit_code == 0
     assert "Not met:" in done.output

@@ -24,17 +24,9 @@ from operant.campaign.config import Config
 from operant.campaign.field import FEWEST
 from operant.campaign.result import CampaignResult
 from operant.conditions import Recipe
-from operant.data import (
-    LabelFolder,
-    LabelsMissing,
-    Samples,
-    labels_of,
-    samples_from_folder,
-    samples_from_npz,
-    samples_from_pictures,
-)
-from operant.data.formats import PICTURES, pictures_in, read_npz
+from operant.data import LabelFolder, LabelsMissing, Samples, labels_of, read_samples
 from operant.data.labels import name_of
+from operant.data.reading import picture_files
 from operant.execution.events import EventHandler
 from operant.execution.run_folder import RunFolder, make_folder
 from operant.generate import ConditionMove, GeneticMove, GradientMove, UncertaintyFuzz
@@ -201,13 +193,13 @@ def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samp
     """Training and clean samples, and the function that gives field inputs; all checked against the model."""
     table, read = config.data, partial(read_samples, size=config.data.size)
     with _told_of("data", "train"):
-        train = _labelled(_like(model, read(_existing(config.path(table.train)), part="train")))
+        train = _labelled(model.match_dtype(read(_existing(config.path(table.train)), part="train")))
         model.check(train)
     with _told_of("data", "clean"):
         if table.clean is None:
             train, clean = _held_out(train, table.clean_share, notes)
         else:
-            clean = _labelled(_like(model, read(_existing(config.path(table.clean)))))
+            clean = _labelled(model.match_dtype(read(_existing(config.path(table.clean)))))
         _same_shape(clean, train)
         model.check(clean)
     patterns = tuple(str(config.path(p)) for p in ([table.field] if isinstance(table.field, str) else table.field))
@@ -249,11 +241,11 @@ class Field:
     def __call__(self, number: int) -> Samples:
         with _told_of("data", "field"):
             files = self.files()
-            parts = [_like(self.model, read_samples(p, size=self.size, part="field")) for p in files]
+            parts = [self.model.match_dtype(read_samples(p, size=self.size, part="field")) for p in files]
             for file, part in zip(files, parts, strict=True):
                 _same_shape(part, self.train)
                 if file.is_dir():
-                    self.names.update(zip(part.ids.tolist(), _picture_files(file), strict=True))
+                    self.names.update(zip(part.ids.tolist(), picture_files(file), strict=True))
             everything = Samples.concat([Samples(part.x, ids=part.ids) for part in parts])  # labels are the labeller's
             self.model.check_inputs(everything.x)
             if bool(torch.isin(everything.ids, torch.cat([self.train.ids, self.clean.ids])).all()):
@@ -269,39 +261,6 @@ class Field:
                 raise ValueError(f"there is no {pattern}; put inputs from use there, or name another place")
             found += [file for match in matches for file in (sorted(match.glob("*.npz")) or [match])]
         return list(dict.fromkeys(found))
-
-
-def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
-    """Samples from an npz file with x and y, or with those of a part; or from pictures, in one folder a class or loose.
-
-    Args:
-        path: the file or folder.
-        size: height and width to bring pictures to.
-        part: ``"train"``, ``"test"`` or ``"field"``, for which x_test will do where there is no x_field.
-    """
-    if not path.is_dir():
-        if path.suffix != ".npz":
-            raise ValueError(f"{path} must be an npz file, or a folder of pictures; write it with numpy.savez")
-        fallback = part == "field" and not {"x", "x_field"} & set(read_npz(path))
-        return samples_from_npz(path, part="test" if fallback else part)
-    return samples_from_pictures(path, size=size) if _loose(path) else samples_from_folder(path, size=size)
-
-
-def _loose(path: Path) -> bool:
-    """Whether a folder holds pictures itself, and not one folder a class."""
-    return any(f.suffix.lower() in PICTURES for f in path.iterdir())
-
-
-def _picture_files(path: Path) -> list[Path]:
-    """The pictures of a folder in the order in which they are read."""
-    classes = [path] if _loose(path) else sorted(f for f in path.iterdir() if f.is_dir() and f.name[0] != ".")
-    return [file for folder in classes for file in pictures_in(folder)]
-
-
-def _like(model: Classifier, samples: Samples) -> Samples:
-    """In the number type of the module."""
-    kinds = [p.dtype for p in model.unwrap().parameters() if p.is_floating_point()]
-    return replace(samples, x=samples.x.to(kinds[0])) if kinds else samples
 
 
 def _labelled(samples: Samples) -> Samples:

@@ -44,7 +44,7 @@ def run_study(
         workers: processes, each with one thread.
         console: where to tell what happens.
         kuk: the folder of a KuK study, or of another one with its suites.
-        weights: NIN's, from ``operant train-nin``; they are copied to ``out``.
+        weights: NIN's, from ``python -m operant_studies.train_nin``; they are copied to ``out``.
     """
     home, every = Home(Path(out), kuk), plans(scale)
     check_data(tuple(plan.subject for plan in every), data)

@@ -39,7 +39,7 @@ def run_study(
         workers: processes, each with one thread.
         console: where to tell what happens.
         kuk: the folder of another study with suites.
-        weights: NIN's, from ``operant train-nin``; they are copied to ``out``.
+        weights: NIN's, from ``python -m operant_studies.train_nin``; they are copied to ``out``.
     """
     home, every = Home(Path(out), kuk), enhancements(scale)
     check_data(tuple(e.plan.subject for e in every), data)

@@ -44,7 +44,8 @@ def run_study(
         scale: ``smoke`` or ``small``.
         workers: processes, each with one thread.
         console: where to tell what happens.
-        weights: NIN's, from ``operant train-nin``; they are copied to ``out``. Without any, NIN is left out.
+        weights: NIN's, from ``python -m operant_studies.train_nin``; they are copied to ``out``. Without any, NIN is
+            left out.
     """
     out, every = Path(out), subjects(scale)
     check_data(every, data)

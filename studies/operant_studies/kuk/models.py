@@ -19,7 +19,7 @@ from operant_studies.kuk.settings import Subject
 from operant_studies.robot.settings import find_weights
 from operant_studies.train_nin import MEAN, STD, TrainedNIN
 
-NIN_FILE = "nin.safetensors"  # with the JSON file that `operant train-nin` writes beside it
+NIN_FILE = "nin.safetensors"  # with the JSON file that `python -m operant_studies.train_nin` writes beside it
 MOBILENET_FILE = "imagenet_mobilenet_v2_1.0_224.safetensors"
 IMAGES, SIZE = "imagenet-500.npz", 224
 
@@ -48,8 +48,8 @@ def missing(subject: Subject, data: Path | None, out: Path) -> str:
     """Why a model cannot be studied here, in a sentence; empty if it can."""
     if subject.name == "nin" and find_nin(out, data) is None:
         return (
-            f"{subject.title}, is left out, for want of weights: `operant train-nin --data DATA --out {NIN_FILE}` "
-            f"makes them; run the study again with --weights {NIN_FILE}"
+            f"{subject.title}, is left out for lack of weights: `python -m operant_studies.train_nin --data DATA --out "
+            f"{NIN_FILE}` makes them; run the study again with --weights {NIN_FILE}"
         )
     if subject.name == "mobilenet" and (_find(data, IMAGES) is None or _find(data, MOBILENET_FILE) is None):
         return f"{subject.title}, is left out: {IMAGES} or {MOBILENET_FILE} is not in the data folder"
@@ -79,7 +79,9 @@ def take_nin(weights: Path | None, out: Path, data: Path | None) -> None:
     if weights is None or weights.parent == out:
         return
     if not weights.exists() or not weights.with_suffix(".json").exists():
-        raise ValueError(f"{weights} and a JSON file beside it must be there, as `operant train-nin` writes them")
+        raise ValueError(
+            f"{weights} and a JSON file beside it must be there, as `python -m operant_studies.train_nin` writes them"
+        )
     results.load(weights.with_suffix(".json"), TrainedNIN)
     for source in (weights.with_suffix(".json"), weights):
         content, target = source.read_bytes(), (out / NIN_FILE).with_suffix(source.suffix)

@@ -115,8 +115,9 @@ METHOD = """
 
 NOTES = {
     "lenet5": "LeNet-5 is trained here, which the CPU hours leave out.",
-    "nin": "NIN has half the paper's width, and batch norm; [its weights](nin.safetensors), made by `operant "
-    "train-nin`, are given with `--weights nin.safetensors`; `nin.json` beside them tells how they were made.",
+    "nin": "NIN has half the paper's width, and batch norm; [its weights](nin.safetensors), made by `python "
+    "-m operant_studies.train_nin`, are given with `--weights nin.safetensors`; `nin.json` beside them tells how they "
+    "were made.",
     "resnet20": "ResNet-20 has given weights.",
     "mobilenet": "MobileNet is v2, on 500 natural images of which a part is used for each purpose; the paper's is v1. "
     "Dropout was tried in its last layers alone: before that, one generation of one seed takes minutes.",

@@ -95,7 +95,7 @@ def _lenet5() -> Subject:
 
 
 def _nin() -> Subject:
-    """With the weights that ``operant train-nin`` wrote."""
+    """With the weights that ``python -m operant_studies.train_nin`` wrote."""
     return replace(
         _resnet20(),
         name="nin",
