@@ -31,7 +31,7 @@ class ModelTable(Table):
     """The classifier to test and harden."""
 
     module: str
-    """builds the torch module when called without arguments, as "package.module:callable" or "file.py:callable" names it"""
+    """builds the torch module without arguments, as "package.module:callable" or "file.py:callable" names it"""
     weights: str | None = None
     """safetensors file with its weights"""
     bounds: Pair = (0.0, 1.0)
@@ -232,7 +232,9 @@ class RetrainTable(Table):
     @model_validator(mode="after")
     def _either(self) -> RetrainTable:
         if self.method is not None and (others := self.model_fields_set - {"method"}):
-            raise ValueError(f"method replaces the other keys, got {', '.join(sorted(others))} too; set them in {self.method}")
+            raise ValueError(
+                f"method replaces the other keys, got {', '.join(sorted(others))} too; set them in {self.method}"
+            )
         return self
 
 

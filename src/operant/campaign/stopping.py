@@ -73,7 +73,7 @@ def _sentence(reason: StopReason, last: Round) -> str:
     n = last.number
     sentences = {
         "requirement met": f"The requirement was met after round {n}",
-        "field changed": f"Stopped in round {n} because the field has changed: {last.drift.summary if last.drift else ''}",
+        "field changed": f"Stopped in round {n} because the field has changed",
         "labels spent": f"All labels are spent after round {n}",
         "field assessed": f"All field inputs are labelled after round {n}",
         "cases spent": f"All cases are spent after round {n}",

@@ -11,7 +11,7 @@ import typer
 from operant.cli.output import exit_on_error, print_line
 
 if TYPE_CHECKING:
-    from operant.campaign.init import Found
+    from operant.campaign.init import FolderContents
 
 
 def init(
@@ -25,7 +25,7 @@ def init(
     print_line(f"wrote {path}\n{_next_steps(path, found)}")
 
 
-def _next_steps(path: Path, found: Found) -> str:
+def _next_steps(path: Path, found: FolderContents) -> str:
     """What was found, and what the user has to fill in."""
     from operant.networks.weights import conversion
 

@@ -11,7 +11,7 @@ from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, pr
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob
-    from operant.campaign.result import CampaignResult
+    from operant.campaign.records import CampaignResult
     from operant.execution.events import Event
 
 
@@ -60,7 +60,7 @@ def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
     """Run the campaign with its progress shown; missing labels are reported with the state of the round."""
     from rich.console import Console
 
-    from operant.campaign.progress import name_of_step, show_progress
+    from operant.campaign.progress import show_progress, step_title
     from operant.data import LabelsMissing
 
     last: list[Event] = []
@@ -71,10 +71,10 @@ def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
             show(event)
 
         try:
-            return job.run(watch=on_event)
+            return job.run(on_event=on_event)
         except LabelsMissing as missing:
             options = job.campaign
-            state = [f"{name_of_step(e.step).capitalize()}: {e.done} of at most {e.total} labels. " for e in last]
+            state = [f"{step_title(e).capitalize()}: {e.done} of at most {e.total} labels. " for e in last]
             raise LabelsMissing(
                 f"{missing}. {''.join(state)}Labels are requested in batches of {options.label_batch}, at most "
                 f"{options.labels} in all rounds ([budget] label_batch and labels)"
@@ -83,11 +83,11 @@ def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
 
 def _print_result(result: CampaignResult, folder: Path, output: Output) -> None:
     """Print what the campaign achieved, where its files are, and how long it took."""
-    from operant.campaign.progress import result_json, seconds_of, told_times
+    from operant.campaign.progress import describe_times, result_json, seconds_by_step
     from operant.execution.run_folder import RunFolder
 
     paths = _output_paths(folder, output)
-    seconds = seconds_of(RunFolder(folder).times())
+    seconds = seconds_by_step(RunFolder(folder).times())
     if output.as_json:
         output.json(**result_json(result, **{name: str(path) for name, path in paths.items()}, seconds=seconds))
         return
@@ -96,7 +96,7 @@ def _print_result(result: CampaignResult, folder: Path, output: Output) -> None:
     print_line(str(result), label=label, colour=colour)
     lines = ["The initial model was good enough: nothing was searched or retrained."] if already else []
     lines += [f"{name}: {path}" for name, path in paths.items()]
-    lines += [f"time: {told_times(seconds)}"] if seconds else []
+    lines += [f"time: {describe_times(seconds)}"] if seconds else []
     print_line("\n".join(lines))
 
 

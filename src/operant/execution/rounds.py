@@ -220,8 +220,8 @@ class RoundState:
             with closing_results(self.engine(ChunkPrediction(self.model), items)) as finished:
                 for number, labels in finished:
                     i = todo[number]
-                    batch = partial(PredictionBatch, ids=parts[i].ids.cpu(), predictions=labels)
-                    self.step(names[i], PredictionBatch, batch)
+                    work = partial(PredictionBatch, ids=parts[i].ids.cpu(), predictions=labels)
+                    self.step(names[i], PredictionBatch, work)
         if interrupted():
             raise Interrupted(f"finished predictions of {self.name} are saved in {self.folder.path}")
         found = [torch.empty(0, dtype=torch.int64)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,7 +44,7 @@ class ObservedRound:
     clean: Samples
     field: FieldState
     spawn: Callable[[str], torch.Generator]
-    load_failures: Callable[[], Suite | None] = field(repr=False)
+    load_failures: Callable[[], Suite | None]
 
     @cached_property
     def failures(self) -> Suite | None:

@@ -193,6 +193,6 @@ def _summary(values: Mapping[str, Any]) -> str:
     if good:
         return f"Recommended: {best['name']} before the model, the best of {len(tried)} defences tried; {effect}."
     return (
-        f"Recommended: retrain, and do not rely on a defence. None of the {len(tried)} tried is shown to stop more than "
+        f"Recommended: retrain, and do not rely on a defence. None of {len(tried)} tried is shown to stop more than "
         f"{percent(WORTHWHILE)} of the failures at little cost; the closest is {best['name']}: {effect}."
     )

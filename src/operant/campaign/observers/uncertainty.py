@@ -62,9 +62,7 @@ class UncertaintyOfFailures:
             vro = torch.as_tensor(annotate(seen.before, some, passes=self.passes, generator=generator)["vro"])
         except ValueError as error:  # the model has no dropout, or none that masks can be given to
             reason = str(error)
-        return Uncertainty(
-            failures=len(seen.failures), pcs=pcs.cpu(), vro=vro.cpu(), passes=self.passes, reason=reason
-        )
+        return Uncertainty(failures=len(seen.failures), pcs=pcs.cpu(), vro=vro.cpu(), passes=self.passes, reason=reason)
 
     def section(
         self, records: Mapping[int, Uncertainty], *, rounds: Sequence[Round], classes: Sequence[str]
