@@ -397,7 +397,7 @@ def test_the_exit_code_of_robot_says_whether_the_requirement_is_met_and_robot_re
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("--requirement 1.5", "requirement must be a share of inputs from 0 to 1"),
+        ("--requirement 1.5", "requirement must be a share from 0 to 1"),
         ("--requirement 0.5 --train nowhere.npz", "there is no nowhere.npz"),
         ("--requirement 0.5 --test unlabelled.npz", "unlabelled.npz holds no labels"),
         ("--requirement 0.5 --radius -1", "radius must be positive"),

@@ -11,7 +11,7 @@ from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, pr
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob
-    from operant.campaign.result import CampaignResult
+    from operant.campaign.records import CampaignResult
     from operant.execution.events import Event
 
 
@@ -71,7 +71,7 @@ def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
             show(event)
 
         try:
-            return job.run(watch=on_event)
+            return job.run(on_event=on_event)
         except LabelsMissing as missing:
             options = job.campaign
             state = [f"{name_of_step(e.step).capitalize()}: {e.done} of at most {e.total} labels. " for e in last]
