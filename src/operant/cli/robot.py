@@ -65,7 +65,8 @@ def robot(
             rounds=rounds,
             seeds_per_round=seeds_per_round,
             cases_per_round=cases_per_round,
-            finetune=Finetune(epochs=epochs, learning_rate=learning_rate, max_drop=max_drop),
+            max_drop=max_drop,
+            retrainer=Finetune(epochs=epochs, learning_rate=learning_rate),
         )
         result = loop(
             classifier,

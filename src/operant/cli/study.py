@@ -63,7 +63,7 @@ def _load(name: str | None, studies: Mapping[str, EntryPoint]) -> Callable[..., 
     """The function that runs a study."""
     if not studies:
         raise ValueError("no studies are installed; run `pip install -e studies` in a clone of the Operant repository")
-    if name not in studies:
+    if name is None or name not in studies:
         raise ValueError(f"there is no study named {name}; choose one of {', '.join(studies)}")
     try:
         run_study: Callable[..., Path] = studies[name].load()
