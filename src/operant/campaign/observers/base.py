@@ -20,7 +20,7 @@ from operant.model import Classifier
 from operant.suite import Suite
 
 MAX_POINTS = 600  # points of one kind in a chart
-Points = list[tuple[float, float]]
+Points = list[list[float]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,7 +119,7 @@ def chart_points(parts: Sequence[Tensor]) -> Points:
     if not parts:
         return []
     rows = torch.cat([part.double() for part in parts])
-    return [(round(x, 3), round(y, 3)) for x, y in rows[evenly(len(rows), MAX_POINTS)].tolist()]
+    return [[round(x, 3), round(y, 3)] for x, y in rows[evenly(len(rows), MAX_POINTS)].tolist()]
 
 
 def flat_codes(codes: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ def matrix(counts: Tensor, classes: Sequence[str], name: str) -> dict[str, Any]:
     """A confusion matrix for the report; with too many classes, the pairs that are confused most often."""
     names = [_class_name(c, classes) for c in range(len(counts))]
     rows = counts.tolist()
-    wrong = [(names[t], names[p], n) for t, row in enumerate(rows) for p, n in enumerate(row) if t != p and n]
+    wrong = [[names[t], names[p], n] for t, row in enumerate(rows) for p, n in enumerate(row) if t != p and n]
     large = len(rows) > MAX_MATRIX_CLASSES
     return {
         "name": name[0].upper() + name[1:],

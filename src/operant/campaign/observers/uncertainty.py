@@ -81,7 +81,7 @@ class UncertaintyOfFailures:
             "unconfident": int((pcs < DEFAULT.low_pcs).sum()),
             "patterns": {name: which.count(name) for name in (*PATTERNS, "")} if which else {},
             "points": chart_points([torch.stack([pcs, vro], 1)]) if which else [],
-            "cuts": {"pcs": (DEFAULT.low_pcs, DEFAULT.high_pcs), "vro": (DEFAULT.low_vro, DEFAULT.high_vro)},
+            "cuts": {"pcs": [DEFAULT.low_pcs, DEFAULT.high_pcs], "vro": [DEFAULT.low_vro, DEFAULT.high_vro]},
             "passes": used[-1].passes,
             "reason": used[-1].reason,
         }
