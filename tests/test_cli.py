@@ -155,7 +155,7 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
         ("raising:Net --data data.npz", "importing raising failed: ZeroDivisionError: division by zero"),
         ("users_code:Nets --data data.npz", "users_code has no Nets; it has Net, Builders, softmaxed"),
         ("users_code:Builders.other --data data.npz", "users_code has no Builders.other; it has net"),
-        ("users_code:settings --data data.npz", "users_code:settings must be something to call"),
+        ("users_code:settings --data data.npz", "users_code:settings must be a callable"),
         ("users_code:broken --data data.npz", "KeyError: 'no such layer'"),
         ("users_code:needs --data data.npz", "must build the model without arguments, but TypeError"),
         ("users_code:number --data data.npz", "users_code:number() must return a torch.nn.Module, got int"),

@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
-from operant import data, formats
-from operant.data import Samples, content_ids, load, load_digits, samples_from_folder, samples_from_npz
+from operant.data import (
+    Samples,
+    content_ids,
+    formats,
+    load,
+    load_digits,
+    samples_from_folder,
+    samples_from_npz,
+    sources,
+)
 from operant.data.formats import read_cifar_binary, read_cifar_python, read_idx, read_image_folder, read_npz, read_svhn
 
 SHAPES = [(5,), (1, 8, 8), (3, 4, 4)]
@@ -316,8 +324,8 @@ def test_load_reads_idx(tmp_path, name, folder, compress):
 
 
 def test_fashion_mnist_is_found_where_debian_puts_it(tmp_path, monkeypatch):
-    assert Path("/usr/share/datasets/fashion-mnist") == data.DEBIAN_FASHION_MNIST
-    monkeypatch.setattr(data, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    assert Path("/usr/share/datasets/fashion-mnist") == sources.DEBIAN_FASHION_MNIST
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
     write_idx_set(tmp_path / "debian", compress=True)
     assert_grey_set(load("fashion-mnist", tmp_path / "empty"))
 
@@ -714,7 +722,7 @@ def test_folders_without_classes_or_pictures_are_refused(tmp_path):
     ],
 )
 def test_load_says_where_it_looked(tmp_path, monkeypatch, name, files):
-    monkeypatch.setattr(data, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
     with pytest.raises(FileNotFoundError) as caught:
         load(name, tmp_path / "data")
     for file in files:
@@ -736,7 +744,7 @@ def test_load_refuses_half_a_set(tmp_path):
 @pytest.mark.parametrize(("asked", "there"), [("mnist", "fashion-mnist"), ("fashion-mnist", "mnist")])
 def test_load_notices_the_other_set_behind_the_same_file_names(tmp_path, monkeypatch, asked, there):
     monkeypatch.setitem(GREY, "train", RNG.integers(0, 256, (16, 28, 28), dtype=np.uint8))
-    monkeypatch.setitem(LABELS, "train", np.array(data.OPENINGS[there]))
+    monkeypatch.setitem(LABELS, "train", np.array(sources.OPENINGS[there]))
     write_idx_set(tmp_path)
     assert_grey_set(load(there, tmp_path))
     with pytest.raises(ValueError, match=f"holds {there}, not {asked}"):

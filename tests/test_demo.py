@@ -12,18 +12,18 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from operant import Classifier, cli
-from operant.demo import CAMERA, OURS, WIDEST, Demo, Size, make_world, meter_priors, run_demo, snippet
+from operant.demo import CAMERA, OURS, WIDEST, DemoResult, DemoSize, make_world, meter_priors, run_demo, snippet
 from operant.networks import LeNet5, load_weights
 from operant.report import load_evidence
 from operant.results import TEMPORARY, load
 
-SMALL = Size(
+SMALL = DemoSize(
     epochs=2, field=620, truth=400, simulated=100, rounds=1, seeds_per_round=30, cases_per_round=10, labels=100
 )
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory) -> tuple[Path, Demo, str]:
+def ran(tmp_path_factory) -> tuple[Path, DemoResult, str]:
     """A small demo: its folder, its result, and what it printed."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     text = io.StringIO()
@@ -80,14 +80,14 @@ def test_the_truth_is_that_of_the_weights(ran) -> None:
     weights = sorted((out / "run").glob("round-*/weights.safetensors"))
     assert weights, "the first retraining is expected to help"
     model = Classifier(load_weights(LeNet5(), weights[-1]))
-    if load(out / "demo.json", Demo).after.before == 0:
+    if load(out / "demo.json", DemoResult).after.before == 0:
         assert result.true_after == pytest.approx(1 - model.accuracy(truth))
     assert 0.1 < result.true_before < 0.9
 
 
 def test_the_result_and_the_report_agree(ran) -> None:
     out, result, _ = ran
-    assert load(out / "demo.json", Demo) == result
+    assert load(out / "demo.json", DemoResult) == result
     evidence = load_evidence(out / "report.json")
     assert evidence.met == result.met
     assert evidence.latest == result.after
@@ -198,7 +198,7 @@ def test_the_command_tells_in_a_sentence_why_it_cannot_run(tmp_path) -> None:
 def test_the_whole_demo_runs(tmp_path) -> None:
     result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "out")])
     assert result.exit_code == 0
-    demo = load(tmp_path / "out" / "demo.json", Demo)
+    demo = load(tmp_path / "out" / "demo.json", DemoResult)
     assert demo.true_after < 0.6 * demo.true_before
     assert demo.after.upper >= demo.true_after  # as 95 of 100 would
     assert demo.labels <= 500

@@ -227,7 +227,7 @@ def test_a_distillation_that_is_killed_goes_on(tmp_path, after):
             lambda: LabelSmoothing()(
                 MODEL, TRAIN, validation=VALIDATION, start=Classifier(nn.Linear(5, 3)), generator=spawn(0)
             ),
-            "the module must run on the inputs",
+            "the module fails on inputs of shape",
         ),
     ],
 )

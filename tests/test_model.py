@@ -410,7 +410,7 @@ def test_a_view_that_channels_last_cannot_give_falls_back_to_the_plain_layout() 
     module, x = draw(FieldState()).eval(), inputs(20, 3, 6, 6)
     model = Classifier(module)
     assert torch.allclose(model.logits(x), module(x), atol=1e-5)
-    assert model.notes[0].startswith("batch norm folded, channels last: not used, the module refuses it (view size")
+    assert model.notes[0].startswith("batch norm folded, channels last: not used, it fails (view size")
     assert model.notes[1:] == ("batch norm folded: in use", "1 of 1 batch norms folded")
 
 
@@ -447,7 +447,7 @@ def test_strict_runs_the_module_as_it_is() -> None:
     module, x = convnet().eval(), inputs(32, 3, 9, 9)
     model = Classifier(module, strict=True)
     assert torch.equal(model.logits(x), module(x))
-    assert model.notes == ("strict: the module runs as it is",)
+    assert model.notes == ("strict: the module runs unchanged",)
 
 
 # Copies

@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from operant import Samples, results
 from operant.assess import plan
-from operant.checks import Check, Refused, listening
+from operant.checks import Check, InvalidCheck, subscribed
 from operant.data import content_ids
 from operant.formatting import at_most
 from operant.report.checks import Checks, write_checks
@@ -45,7 +45,7 @@ def wrong(k: int) -> Samples:
 def test_it_passes_just_where_the_exact_test_does(k, pmi, confidence):
     """So few failures must be as unlikely as 1 - confidence if pmi were just what may not be exceeded."""
     found = []
-    with listening(found.append):
+    with subscribed(found.append):
         try:
             assert_reliable(MODEL, wrong(k), pmi=pmi, confidence=confidence)
             passed = True
@@ -64,7 +64,7 @@ def test_the_message_tells_what_one_needs_to_know():
     assert "not shown" in told
     assert "at most 2 % with 0.95 confidence" in told
     assert "The estimate is 1 %, the bound 2.57 %: 3 of 300" in told
-    assert f"about {needed} labels would show it, {needed - 300} more" in told
+    assert f"about {needed} labels would prove the requirement: {needed - 300} more" in told
     names = {["cat", "dog", "owl", "emu"][c] for c in wrong(3).labels[:3].tolist()}
     assert all(name in told.partition("Worst classes: ")[2] for name in names)
 
@@ -76,7 +76,7 @@ def test_a_model_that_is_too_bad_is_not_sent_for_labels():
 
 def test_a_large_estimate_from_a_few_labels_condemns_nobody():
     """One of ten wrong says little: pmi may well be below 6 %."""
-    with pytest.raises(AssertionError, match="not shown.*If the estimate is right, no number.*more would tell"):
+    with pytest.raises(AssertionError, match="not shown.*If the estimate is right, no number.*label more to decide"):
         assert_reliable(MODEL, wrong(1)[:10], pmi=0.06)
 
 
@@ -85,7 +85,7 @@ def test_a_large_estimate_from_a_few_labels_condemns_nobody():
 def test_it_is_not_met_just_where_the_exact_test_the_other_way_says_so(k, pmi, confidence):
     """So many failures must be as unlikely as 1 - confidence if pmi were just what may not be exceeded."""
     found = []
-    with listening(found.append), contextlib.suppress(AssertionError):
+    with subscribed(found.append), contextlib.suppress(AssertionError):
         assert_reliable(MODEL, wrong(k), pmi=pmi, confidence=confidence)
     tail = binom.sf(k - 1, 300, pmi)
     assert (found[0].lower > pmi) == (tail < 1 - confidence) or abs(tail - (1 - confidence)) < 1e-9
@@ -104,7 +104,7 @@ def test_the_worst_classes_come_first():
     truth = y.clone()
     truth[rows] = torch.cat([y[second[:1]].expand(2), y[first[:1]].expand(5)])
     found = []
-    with listening(found.append), pytest.raises(AssertionError):
+    with subscribed(found.append), pytest.raises(AssertionError):
         assert_reliable(MODEL, Samples(RIGHT.x, truth), pmi=0.01)
     assert [k for _, k, _ in found[0].worst] == [5, 2]
     assert sum(k for _, k, _ in found[0].worst) == found[0].failures
@@ -130,9 +130,9 @@ def test_the_worst_classes_come_first():
 )
 def test_bad_input_is_refused_and_told(options, sentence):
     found = []
-    with listening(found.append), pytest.raises(ValueError, match=sentence) as refused:
+    with subscribed(found.append), pytest.raises(ValueError, match=sentence) as refused:
         assert_reliable(**{"model": MODEL, "field": RIGHT, "pmi": 0.1} | options)
-    assert found == [Refused(why=str(refused.value))]
+    assert found == [InvalidCheck(reason=str(refused.value))]
 
 
 @given(st.floats(1e-9, 1))
@@ -173,8 +173,8 @@ def test_the_report_says_the_same_in_every_form(tmp_path):
         ([check(), check(upper=0.08, needed=400)], "not shown"),
         ([check(), check(estimate=0.06, lower=0.04, upper=0.1)], "not shown"),
         ([check(), check(upper=0.08, needed=400), check(estimate=0.07, lower=0.06, upper=0.1)], "not met"),
-        ([check(), Refused(test="a.py::c", why="no labels")], "not shown"),
-        ([Refused(test="a.py::c", why="no labels")], "not shown"),
+        ([check(), InvalidCheck(test="a.py::c", reason="no labels")], "not shown"),
+        ([InvalidCheck(test="a.py::c", reason="no labels")], "not shown"),
     ],
 )
 def test_one_verdict_for_all(checks, status, tmp_path):
@@ -184,16 +184,16 @@ def test_one_verdict_for_all(checks, status, tmp_path):
 
 
 def test_what_could_not_be_checked_counts(tmp_path):
-    page = write_checks([check(), Refused(test="a.py::c", why=f"mend this {NASTY}")], tmp_path)
+    page = write_checks([check(), InvalidCheck(test="a.py::c", reason=f"fix this {NASTY}")], tmp_path)
     told = results.load(page.with_suffix(".json"), Checks)
     assert (len(told.checks), len(told.refused)) == (1, 1)
     assert told.verdict == "1 of 2 requirements on models in use are not shown to hold; 1 could not be checked."
     suite = ElementTree.parse(page.with_suffix(".xml")).find("testsuite")
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "0", "1"]
-    assert suite.findall("testcase")[1].find("error").get("message").startswith("mend this")
+    assert suite.findall("testcase")[1].find("error").get("message").startswith("fix this")
     for text in (page.read_text(), page.with_suffix(".md").read_text()):
         assert "could not be checked" in text
-        assert "mend this" in text
+        assert "fix this" in text
         assert "<script" not in text.replace("\\<script", "")
 
 
@@ -261,7 +261,7 @@ def test_a_check_that_is_refused_is_not_lost(pytester):
     result.stdout.fnmatch_lines(["1 of 2 requirements met, 1 could not be checked"])
     result.stdout.no_fnmatch_line("*def _check_request*")
     told = results.load(Path(pytester.path, "out", "report.json"), Checks)
-    assert [r.why for r in told.refused] == ["pmi must be a share between 0 and 1, such as 0.02, got 2"]
+    assert [r.reason for r in told.refused] == ["pmi must be a share between 0 and 1, such as 0.02, got 2"]
     assert told.refused[0].test.endswith("::test_wrong")
     assert told.status == "not shown"
 
@@ -272,14 +272,14 @@ def test_checks_arrive_from_the_processes_of_xdist(pytester):
     pytester.makepyfile(
         """
         import pytest
-        from operant.checks import Check, Refused, tell
+        from operant.checks import Check, InvalidCheck, publish
 
         @pytest.mark.parametrize("k", range(6))
         def test_it(k):
             upper = k / 100 + 0.01
-            tell(Check(required=0.03, confidence=0.95, estimate=k / 100, upper=upper, failures=k, labels=100,
+            publish(Check(required=0.03, confidence=0.95, estimate=k / 100, upper=upper, failures=k, labels=100,
                        worst=(("class 1", k, 50),)))
-            tell(Refused(why=f"number {k}")) if k == 5 else None
+            publish(InvalidCheck(reason=f"number {k}")) if k == 5 else None
             assert upper <= 0.03
         """
     )
@@ -287,7 +287,7 @@ def test_checks_arrive_from_the_processes_of_xdist(pytester):
     result.assert_outcomes(passed=3, failed=3)
     read = results.load(Path(pytester.path, "out", "report.json"), Checks)
     told = read.checks
-    assert [r.why for r in read.refused] == ["number 5"]
+    assert [r.reason for r in read.refused] == ["number 5"]
     assert [(c.failures, c.worst) for c in told] == [(k, (("class 1", k, 50),)) for k in range(6)]
     assert all(c.test.endswith(f"::test_it[{c.failures}]") for c in told)
 
@@ -318,7 +318,7 @@ def test_a_folder_without_a_name_is_refused(pytester):
     before = {path.name for path in pytester.path.iterdir()}
     result = pytester.runpytest_inprocess("--operant-report=")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--operant-report must name a folder to write to, got nothing*"])
+    result.stderr.fnmatch_lines(["*--operant-report must name a folder to write to, got an empty name*"])
     assert {path.name for path in pytester.path.iterdir()} == before
 
 

@@ -215,7 +215,7 @@ class Special(Interval):
 
 
 UNFIT = {
-    "a union": (EitherOr(3), "a field may be one type or None"),
+    "a union": (EitherOr(3), "a field may hold one type or None"),
     "anything": (Loose(3), "value is declared typing.Any"),
     "a tuple of anything": (LooseTuple((3,)), "value is declared <class 'tuple'>"),
     "keys that are neither words nor numbers": (ByTruth({True: 1}), "value is declared dict[bool, int]"),

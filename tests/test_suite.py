@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from operant import _shards, results, suite
+from operant import results
 from operant.data import Samples
 from operant.rng import spawn
-from operant.suite import Suite, add_columns
-from operant.suite.shards import Rows, read_file
+from operant.suite import Suite, add_columns, shards
+from operant.suite.shards import LazyRows, read_file
 
 SHAPES = [(3,), (1, 2, 2), (2, 3, 1, 2)]
 TYPES = [torch.float16, torch.float32, torch.float64]
@@ -266,8 +266,8 @@ def test_precisions_mix_to_the_finer_one() -> None:
 def test_the_digest_sees_every_part() -> None:
     made = some_suite(4, a=[1.0, 2.0, 3.0, 4.0], b=["u", "v", "w", "x"])
     others = [
-        replace(made, rows=Rows([made.x + 1])),
-        replace(made, rows=Rows([made.x.double()])),
+        replace(made, rows=LazyRows([made.x + 1])),
+        replace(made, rows=LazyRows([made.x.double()])),
         replace(made, label=made.label + 1),
         replace(made, prediction=made.prediction + 1),
         replace(made, method=np.array(["m0", "m1", "m0", "m0"])),
@@ -297,8 +297,8 @@ def test_it_prints_what_it_holds() -> None:
         ({"origin": torch.zeros(4).long()}, "must match"),
         ({"prediction": torch.zeros(6).long()}, "must match"),
         ({"method": ["a"] * 4}, "must match"),
-        ({"origin": torch.ones(5, dtype=torch.bool)}, "row numbers must be integers"),
-        ({"origin": torch.ones(5)}, "row numbers must be integers"),
+        ({"origin": torch.ones(5, dtype=torch.bool)}, "origins must be integers"),
+        ({"origin": torch.ones(5)}, "origins must be integers"),
         ({"seeds": Samples(torch.rand(2, 3))}, "no labels"),
         (
             {"seeds": Samples(torch.rand(2, 3), torch.arange(2), torch.tensor([8, 8]))},
@@ -365,12 +365,12 @@ def test_questions_without_an_answer_are_refused() -> None:
 def test_rows_behave_like_one_tensor(lengths: list[int], data: st.DataObject) -> None:
     """`take`, `choose`, `join` and `all` of parts against the same on one concatenated tensor."""
     parts = [torch.rand(n, 2) for n in lengths]
-    whole, rows = torch.cat(parts), Rows(parts)
+    whole, rows = torch.cat(parts), LazyRows(parts)
     positions = st.lists(st.integers(0, len(whole) - 1), max_size=6) if len(whole) else st.just([])
     for _ in range(3):
         picked = torch.tensor(data.draw(positions), dtype=torch.int64)
         assert torch.equal(rows.take(picked), whole[picked])
-        joined = Rows.join([rows.choose(picked), Rows(parts), rows])
+        joined = LazyRows.join([rows.choose(picked), LazyRows(parts), rows])
         expected = torch.cat([whole[picked], torch.cat(parts), whole])
         assert len(joined) == len(expected)
         assert joined.shape == (2,)
@@ -402,7 +402,7 @@ def shard_files(path: Path) -> list[Path]:
 
 
 def in_shards_of(rows: int) -> Any:
-    return mock.patch.object(suite, "ROWS_PER_SHARD", rows)
+    return mock.patch.object(suite_module, "ROWS_PER_SHARD", rows)
 
 
 @quick
@@ -415,7 +415,7 @@ def test_save_and_open_is_the_identity(made: Suite, rows: int) -> None:
         assert again.digest() == made.digest()
         assert again[1:4].digest() == made[1:4].digest()
         assert torch.equal(again.x0, made.x0)
-        assert again.refused == ()
+        assert again.rejected == ()
         copy = again.save(Path(folder) / "copy")
         assert Suite.open(copy).digest() == made.digest()
 
@@ -526,7 +526,7 @@ def test_a_suite_of_which_no_shard_was_finished_is_empty(tmp_path: Path) -> None
     assert len(opened) == 0
     assert opened.x.shape == (0, 1, 2, 2)
     assert len(opened.x0) == 0
-    assert opened.refused == ()
+    assert opened.rejected == ()
     made.append_to(tmp_path)
     assert Suite.open(tmp_path).digest() == made.digest()
 
@@ -538,8 +538,8 @@ def open_damaged(path: Path, damaged: Path) -> Suite:
     """Open a suite with one damaged file: a warning and `refused` must name it, and nothing else."""
     with pytest.warns(UserWarning, match="left out: ") as told:
         opened = Suite.open(path)
-    assert len(told) == len(opened.refused) == 1
-    assert str(damaged) in opened.refused[0] in str(told[0].message)
+    assert len(told) == len(opened.rejected) == 1
+    assert str(damaged) in opened.rejected[0] in str(told[0].message)
     return opened
 
 
@@ -776,12 +776,12 @@ def test_a_shard_that_is_there_is_never_overwritten(three: tuple[Path, list[Suit
     path, made = three
     before = {file: file.read_bytes() for file in shard_files(path)}
     stale = [{0: shard_files(path)[0]}, {}]
-    honest = _shards.numbered
+    honest = shards.numbered
 
     def looks_late(folder: Path, word: str) -> dict[int, Path]:
         return stale.pop() if stale else honest(folder, word)
 
-    with mock.patch.object(_shards, "numbered", looks_late):
+    with mock.patch.object(shards, "numbered", looks_late):
         assert made[0].append_to(path).name == "shard-000003.safetensors"
     assert not stale
     assert all(file.read_bytes() == content for file, content in before.items())

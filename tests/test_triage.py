@@ -38,8 +38,8 @@ from operant.campaign.records import About
 from operant.cli import app as command_line
 from operant.data import LabelFolder, LabelsMissing
 from operant.execution.run_folder import RunFolder
-from operant.suite import add_columns, open_known
-from operant.suite.verdicts import VERDICTS, log_files, together
+from operant.suite import add_columns, open_with_index
+from operant.suite.verdicts import VERDICTS, combined_verdict, log_files
 from operant.triage import (
     Plan,
     Verdicts,
@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(path: Path, plan: dict[str, Any] | None = None) -> Verdicts:
-    return Verdicts(path, *open_known(path), plan=plan)
+    return Verdicts(path, *open_with_index(path), plan=plan)
 
 
 def said(path: Path) -> dict[tuple[int, str], tuple[str, tuple[str, ...]]]:
@@ -136,7 +136,7 @@ def test_verdicts_are_what_was_said_last_and_undo_takes_back_one_step(tmp_path_f
     if expected or any(now.values()):
         for row in range(6):
             each = [told for (r, _), told in sorted(expected.items()) if r == row]
-            assert suite["verdict"][row] == together(verdict for verdict, _ in each)
+            assert suite["verdict"][row] == combined_verdict(verdict for verdict, _ in each)
             assert suite["tags"][row] == ", ".join(sorted({tag for _, tags in each for tag in tags}))
             assert verdicts.consensus(row) == suite["verdict"][row]
     codes = verdicts.consensus_codes()
@@ -909,14 +909,14 @@ def test_whatever_is_asked_of_labels_the_answer_is_no_failure(labelling, path, p
 def test_one_label_is_told_without_touching_the_others(to_label) -> None:
     ask, _ = to_label
     names = list(ask.read())
-    ask.tell(names[2], 3)
-    ask.tell(names[4], 0)
-    ask.tell(names[4], None)
+    ask.set_label(names[2], 3)
+    ask.set_label(names[4], 0)
+    ask.set_label(names[4], None)
     assert ask.read() == {name: 3 if i == 2 else None for i, name in enumerate(names)}
     with pytest.raises(ValueError, match="has no row for 'nobody'"):
-        ask.tell("nobody", 1)
+        ask.set_label("nobody", 1)
     with pytest.raises(ValueError, match="from 0 to 3, got 4"):
-        ask.tell(names[0], 4)
+        ask.set_label(names[0], 4)
     (ask.folder / "classes.json").unlink()
     with pytest.raises(ValueError, match="does not tell its classes.*--classes"):
         open_desk(ask.folder)

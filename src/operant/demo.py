@@ -38,7 +38,7 @@ report.html   what happened, for a browser
 report.json   the same, for programs: operant.report.load_evidence reads it
 report.xml    the same, for CI servers (JUnit)
 report.md     the same, for a pull request
-demo.json     the numbers at the end: operant.results.load reads them into an operant.demo.Demo
+demo.json     the numbers at the end: operant.results.load reads them into an operant.demo.DemoResult
 run/          the campaign: every case, label, decision and weight, round by round
 """
 OURS = ("report.html", "report.json", "report.xml", "report.md", "demo.json", "run")
@@ -68,7 +68,7 @@ WIDEST = Recipe(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class DemoSize:
     """How much of everything the demo has; smaller ones are for tests."""
 
     epochs: int = 8
@@ -82,7 +82,7 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
+class DemoResult:
     """What a run of the demo came to.
 
     Attributes:
@@ -108,7 +108,7 @@ class Demo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class DemoData:
     """The demo's data: balanced clean digits to learn from, and digits as the camera sends them."""
 
     train: Samples
@@ -122,9 +122,9 @@ def run_demo(
     *,
     seed: int = 0,
     requirement: float = 0.15,
-    size: Size = Size(),  # frozen
+    size: DemoSize = DemoSize(),  # frozen
     console: Console | None = None,
-) -> Demo:
+) -> DemoResult:
     """Train a LeNet-5 on clean digits, harden it for digits that a meter-reading camera sends, and report.
 
     Args:
@@ -148,7 +148,7 @@ def run_demo(
         true_before, true_after = (1 - m.accuracy(world.truth) for m in (model, done.model))
     first = done.rounds[0].assessment
     assert first is not None
-    result = Demo(
+    result = DemoResult(
         seed=seed,
         requirement=requirement,
         met=done.met,
@@ -176,7 +176,7 @@ def snippet(out: Path) -> str:
 # The world ------------------------------------------------------------------------------------------------------------
 
 
-def make_world(seed: int, size: Size) -> World:
+def make_world(seed: int, size: DemoSize) -> DemoData:
     """Deal the 1797 embedded digits: 90 of each class to learn from, the rest to guard, field and truth."""
     digits = load_digits(size=28)
     everything = Samples.concat([digits.train, digits.test])
@@ -187,7 +187,7 @@ def make_world(seed: int, size: Size) -> World:
         rank[rows] = torch.arange(len(rows))
     rest = order[rank[order] >= 90]
     guard, read = everything[rest[:200]], everything[rest[200:]]
-    return World(
+    return DemoData(
         train=everything[rank < 90],
         clean=guard,
         field=_sent(read, size.field, generator=spawn(seed, "demo", "field")),
@@ -214,7 +214,7 @@ def meter_priors() -> torch.Tensor:
 # Steps ----------------------------------------------------------------------------------------------------------------
 
 
-def _train(console: Console, world: World, *, seed: int, epochs: int) -> Classifier:
+def _train(console: Console, world: DemoData, *, seed: int, epochs: int) -> Classifier:
     start = initialise(LeNet5, generator=spawn(seed, "demo", "weights"))
     generator = spawn(seed, "demo", "training")
     fitted = fit(start, world.train, epochs=epochs, batch_size=32, learning_rate=2e-3, generator=generator)
@@ -234,7 +234,7 @@ def _train(console: Console, world: World, *, seed: int, epochs: int) -> Classif
     return model
 
 
-def _estimate(console: Console, world: World, *, seed: int, simulated: int) -> Recipe:
+def _estimate(console: Console, world: DemoData, *, seed: int, simulated: int) -> Recipe:
     fitted = fit_conditions(
         _unlabelled(world.field.split(profile=0.5, assessment=0.5)["profile"]),  # the rest is to assess
         world.train,
@@ -257,14 +257,14 @@ def _told(recipe: Recipe, name: str) -> str:
 
 def _harden(
     console: Console,
-    world: World,
+    world: DemoData,
     model: Classifier,
     recipe: Recipe,
     folder: Path,
     *,
     seed: int,
     requirement: float,
-    size: Size,
+    size: DemoSize,
 ) -> CampaignResult:
     campaign = Campaign(
         requirement=requirement,
@@ -334,7 +334,7 @@ def _tell(console: Console, step: str, text: str) -> None:
     console.print(f"[bold]{step:<9}[/] {escape(text)}", soft_wrap=True)
 
 
-def _tell_outcome(console: Console, result: Demo, size: Size) -> None:
+def _tell_outcome(console: Console, result: DemoResult, size: DemoSize) -> None:
     console.print()
     for name, told, true in (
         ("before", result.before, result.true_before),

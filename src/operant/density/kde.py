@@ -134,12 +134,12 @@ class KDE:
         return _weighted_sum(self.weights, self.references)
 
     @cached_property
-    def _single(self) -> _Terms:
-        return _Terms.concat(self._terms(), torch.float32)
+    def _single(self) -> _KernelTerms:
+        return _KernelTerms.concat(self._terms(), torch.float32)
 
     @cached_property
-    def _double(self) -> _Terms:
-        return _Terms.concat(self._terms(), torch.float64)
+    def _double(self) -> _KernelTerms:
+        return _KernelTerms.concat(self._terms(), torch.float64)
 
     def _standard(self, z: Tensor) -> Tensor:
         return (z.flatten(1).double() - self._mean) / self._scale
@@ -302,7 +302,7 @@ _Apart = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class _Terms:
+class _KernelTerms:
     """Rᵢ and bᵢ of all references, to base 2."""
 
     factors: Tensor
@@ -310,10 +310,10 @@ class _Terms:
     longest: Tensor
 
     @staticmethod
-    def concat(parts: Iterator[tuple[Tensor, Tensor]], dtype: torch.dtype) -> _Terms:
+    def concat(parts: Iterator[tuple[Tensor, Tensor]], dtype: torch.dtype) -> _KernelTerms:
         rows = [((r / LN2).to(dtype), (b / LN2).to(dtype), _lengths(r).amax()) for r, b in parts]
         factors, offsets, longest = zip(*rows, strict=True)
-        return _Terms(torch.cat(factors), torch.cat(offsets), torch.stack(longest).amax())
+        return _KernelTerms(torch.cat(factors), torch.cat(offsets), torch.stack(longest).amax())
 
     def rough(self, features: Tensor, peak: Tensor | float = 0.0, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows whose exponents, up to ``peak`` nats, may be off by more than `TOLERANCE` if computed in ``dtype``.
@@ -360,7 +360,7 @@ class _LogSumExp(torch.autograd.Function):
         return gradient[:, None] * mean, None, None
 
 
-def _log_sum_exp(features: Tensor, terms: _Terms, apart: _Apart | None) -> tuple[Tensor, Tensor]:
+def _log_sum_exp(features: Tensor, terms: _KernelTerms, apart: _Apart | None) -> tuple[Tensor, Tensor]:
     """log Σᵢ exp(F·Rᵢ + bᵢ), and the largest exponent, of each row; one pass over tiles."""
     value, peak = torch.empty(2, len(features), dtype=torch.float64, device=features.device)
     for rows in _slices(len(features), QUERIES):
@@ -376,7 +376,7 @@ def _log_sum_exp(features: Tensor, terms: _Terms, apart: _Apart | None) -> tuple
     return value, peak
 
 
-def _mean_factors(features: Tensor, value: Tensor, terms: _Terms, apart: _Apart | None) -> Tensor:
+def _mean_factors(features: Tensor, value: Tensor, terms: _KernelTerms, apart: _Apart | None) -> Tensor:
     """Σᵢ Rᵢ exp(F·Rᵢ + bᵢ - value) for each row."""
     means = torch.zeros_like(features)
     for rows in _slices(len(features), QUERIES):

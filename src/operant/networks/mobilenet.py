@@ -77,7 +77,7 @@ class MobileNetV1(nn.Module):
                 depthwise = convolve(0, wide, wide, stride=stride, groups=wide)
                 mixing = convolve(1, wide, outward, kernel=1)
                 number, wide = number + 1, outward
-                features[str(number)] = Block(depthwise | drop("block") | mixing, adds=False)
+                features[str(number)] = MobileNetBlock(depthwise | drop("block") | mixing, adds=False)
             features |= drop(stage)
         _assemble(self, features, drop("pool"), nn.Linear(wide, classes))
 
@@ -146,7 +146,7 @@ class MobileNetV2(nn.Module):
                 depthwise = convolve(at, inner, inner, stride=stride, groups=inner)
                 narrowing = convolve(at + 1, inner, outward, kernel=1, active=False)
                 adds = stride == 1 and wide == outward
-                features[str(number)] = Block(widening | depthwise | drop("block") | narrowing, adds=adds)
+                features[str(number)] = MobileNetBlock(widening | depthwise | drop("block") | narrowing, adds=adds)
                 number, wide = number + 1, outward
             features |= drop(stage)
         features |= convolve(number, wide, last, kernel=1) | drop("last")
@@ -175,7 +175,7 @@ def folded(network: M) -> M:
     return copy
 
 
-class Block(nn.Module):
+class MobileNetBlock(nn.Module):
     """Convolutions in a row, and their input added to what they give if the block adds."""
 
     def __init__(self, layers: Layers, *, adds: bool) -> None:

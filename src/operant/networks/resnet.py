@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from operant.networks._dropout import dropout_layers
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions added to their own input: ``relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x))``.
 
     Where the block halves the image and widens the channels, the shortcut takes every second pixel and puts zeros for
@@ -77,7 +77,7 @@ class ResNet20(nn.Module):
 
         def stage(inward: int, outward: int, stride: int) -> nn.Sequential:
             shapes = [(inward, stride), (outward, 1), (outward, 1)]
-            return nn.Sequential(*(Block(i, outward, stride=s, dropout=between) for i, s in shapes))
+            return nn.Sequential(*(ResidualBlock(i, outward, stride=s, dropout=between) for i, s in shapes))
 
         layers: dict[str, nn.Module] = {
             "conv1": nn.Conv2d(channels, 16, 3, padding=1, bias=False),

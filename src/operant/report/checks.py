@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from operant import results
-from operant.checks import Check, Refused
+from operant.checks import Check, InvalidCheck
 from operant.formatting import at_most, percent
 from operant.report.junit import clean
 from operant.report.markdown import plain
@@ -30,7 +30,7 @@ class Checks:
     """
 
     checks: tuple[Check, ...]
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[InvalidCheck, ...] = ()
 
     @property
     def status(self) -> str:
@@ -50,7 +50,7 @@ class Checks:
         return f"{open_ones} of {asked} requirements on models in use are not shown to hold{refused}."
 
 
-def write_checks(told: Sequence[Check | Refused], folder: str | Path) -> Path:
+def write_checks(told: Sequence[Check | InvalidCheck], folder: str | Path) -> Path:
     """Write ``report.html``, ``report.json``, ``report.xml`` (JUnit) and ``report.md``; returns the page.
 
     Args:
@@ -59,7 +59,7 @@ def write_checks(told: Sequence[Check | Refused], folder: str | Path) -> Path:
     """
     all_of_them = Checks(
         checks=tuple(check for check in told if isinstance(check, Check)),
-        refused=tuple(check for check in told if isinstance(check, Refused)),
+        refused=tuple(check for check in told if isinstance(check, InvalidCheck)),
     )
     page = Path(folder) / "report.html"
     results.save(all_of_them, page.with_suffix(".json"))
@@ -88,7 +88,7 @@ def _markdown(told: Checks) -> str:
     if not rows:
         return f"{head}\n"
     missing = [f"- {plain(f'{c.test}: {c.advice}')}" for c in told.checks if not c.met]
-    missing += [f"- {plain(f'{r.test}: {r.why}')}" for r in told.refused]
+    missing += [f"- {plain(f'{r.test}: {r.reason}')}" for r in told.refused]
     table = ["| test | | wrong | estimate | bound | required |", "|---|---|---:|---:|---:|---:|", *rows]
     return "\n".join([head, "", *table, *([""] if missing else []), *missing]) + "\n"
 
@@ -96,7 +96,7 @@ def _markdown(told: Checks) -> str:
 def _junit(told: Checks) -> bytes:
     """One test case a check; what is not shown fails like what is not met, as it does in the session."""
     outcomes = [(c.test, "system-out" if c.met else "failure", str(c)) for c in told.checks]
-    outcomes += [(r.test, "error", r.why) for r in told.refused]
+    outcomes += [(r.test, "error", r.reason) for r in told.refused]
     root = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(root, "testsuite", name="operant checks", tests=str(len(outcomes)), skipped="0")
     for name, outcome in (("failures", "failure"), ("errors", "error")):

@@ -351,7 +351,7 @@ def _suites(places: list[Path], findings: list[tuple[str, Finding]]) -> Iterator
         except ValueError as error:
             findings.append(("folder", _damaged(str(error))))
             continue
-        findings.extend(("folder", _damaged(sentence)) for sentence in suite.refused)
+        findings.extend(("folder", _damaged(sentence)) for sentence in suite.rejected)
         yield suite
 
 

@@ -29,7 +29,7 @@ from operant.report.evidence import (
     labels_told,
     stayed,
 )
-from operant.suite.drawing import SMALL, is_picture
+from operant.suite.drawing import MAX_SMALL, is_picture
 
 PAGE_SIZE = 48  # failures on the page at first, and with each click on "more"; page.js knows it too
 MOST_BARS = 20  # classes or cells that get a bar
@@ -87,7 +87,7 @@ def render_page(evidence: Evidence) -> str:
         page_size=PAGE_SIZE,
         place=shlex.quote(evidence.folder or evidence.name),
         steps=STEPS,
-        small=max(evidence.gallery.shape, default=0) <= SMALL,
+        small=max(evidence.gallery.shape, default=0) <= MAX_SMALL,
         **_choices(evidence),
     )
 
