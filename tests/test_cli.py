@@ -162,7 +162,7 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
         ("users_code:Net --data absent.npz", "there is no absent.npz"),
         ("users_code:Net --data users_code.py", "users_code.py must be an npz file, or a folder of pictures"),
         ("users_code:Net --data torn.npz", "torn.npz is not a readable npz file"),
-        ("users_code:Net --data .", "must hold one folder a class"),
+        ("users_code:Net --data .", "must hold one folder per class"),
         ("users_code:Net --data data.npz --weights absent.safetensors", "there is no absent.safetensors"),
         ("users_code:Net --data data.npz --weights data.npz", "data.npz is not a readable safetensors file"),
         ("users_code:softmaxed --data data.npz --weights net.safetensors", "does not hold the weights"),

@@ -644,22 +644,22 @@ def test_harmful_pickles_are_refused_and_never_run(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (pickle.dumps(np.array([1, "a"], dtype=object), 2), "numpy.dtype for something else than plain numbers"),
-        (pickle.dumps(np.array(["a"]), 4), "numpy.dtype for something else than plain numbers"),
-        (pickle.dumps({1, 2}, 2), "asks for"),
+        (pickle.dumps(np.array([1, "a"], dtype=object), 2), "numpy.dtype for something other than plain numbers"),
+        (pickle.dumps(np.array(["a"]), 4), "numpy.dtype for something other than plain numbers"),
+        (pickle.dumps({1, 2}, 2), "names"),
         (pickle.dumps({(1, 2): 3}, 2), "key that is neither a string nor a number"),
-        (pickle.dumps(print, 4), "asks for builtins.print"),
-        (pickle.dumps(Path("a"), 2), "asks for"),
-        (b"\x80\x02X\x01\x00\x00\x00a)R.", "it has a str where a _Name belongs"),
-        (b"\x80\x02}}b.", "it has a dict where a _Unfinished belongs"),
+        (pickle.dumps(print, 4), "names builtins.print"),
+        (pickle.dumps(Path("a"), 2), "names"),
+        (b"\x80\x02X\x01\x00\x00\x00a)R.", "it has a str instead of a _Name"),
+        (b"\x80\x02}}b.", "it has a dict instead of a _Unfinished"),
         (
             b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.",
-            "_codecs.encode for something else",
+            "_codecs.encode for something other",
         ),
-        (b"\x80\x02cnumpy\ndtype\ncnumpy\nndarray\n\x85R.", "it has a _Name where a str belongs"),
-        (b"\x80\x02]]a]e.", "more values than it has put down"),
+        (b"\x80\x02cnumpy\ndtype\ncnumpy\nndarray\n\x85R.", "it has a _Name instead of a str"),
+        (b"\x80\x02]]a]e.", "more values than its stack holds"),
         (b"\x80\x02(}(K\x01u.", "zip() argument 2 is shorter"),
-        (b"\x80\x02R.", "more values than it has put down"),
+        (b"\x80\x02R.", "more values than its stack holds"),
         (b"\x80\x02]].", "exactly one value"),
         (b"\x80\x02h\x05.", "5"),
         (b"\x80\x02P1\n.", "opcode PERSID"),
@@ -703,7 +703,7 @@ def test_pictures_whose_pixels_would_change_are_refused(tmp_path):
 
 
 def test_folders_without_classes_or_pictures_are_refused(tmp_path):
-    assert "one folder a class" in refusal(read_image_folder, tmp_path)
+    assert "one folder per class" in refusal(read_image_folder, tmp_path)
     (tmp_path / "train" / "cat").mkdir(parents=True)
     assert str(tmp_path / "train") in refusal(read_image_folder, tmp_path)
 
@@ -744,7 +744,7 @@ def test_load_refuses_half_a_set(tmp_path):
 @pytest.mark.parametrize(("asked", "there"), [("mnist", "fashion-mnist"), ("fashion-mnist", "mnist")])
 def test_load_notices_the_other_set_behind_the_same_file_names(tmp_path, monkeypatch, asked, there):
     monkeypatch.setitem(GREY, "train", RNG.integers(0, 256, (16, 28, 28), dtype=np.uint8))
-    monkeypatch.setitem(LABELS, "train", np.array(sources.OPENINGS[there]))
+    monkeypatch.setitem(LABELS, "train", np.array(sources.FIRST_LABELS[there]))
     write_idx_set(tmp_path)
     assert_grey_set(load(there, tmp_path))
     with pytest.raises(ValueError, match=f"holds {there}, not {asked}"):

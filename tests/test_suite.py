@@ -26,6 +26,7 @@ from operant import results
 from operant.data import Samples
 from operant.rng import spawn
 from operant.suite import Suite, add_columns, shards
+from operant.suite import suite as suite_module
 from operant.suite.shards import LazyRows, read_file
 
 SHAPES = [(3,), (1, 2, 2), (2, 3, 1, 2)]

@@ -163,7 +163,7 @@ def test_a_suite_opens_with_who_and_when(folder) -> None:
 
 
 def test_a_suite_that_nobody_judged_has_no_valid_cases_to_give(folder) -> None:
-    with pytest.raises(ValueError, match="nobody has judged these cases; `operant triage`"):
+    with pytest.raises(ValueError, match="nobody has judged these cases; run `operant triage`"):
         Suite.open(folder).valid()
     assert read_verdicts(folder) == []
     assert valid_share(folder) is None
@@ -219,13 +219,13 @@ def test_a_torn_line_counts_for_nothing_and_a_damaged_one_is_named(folder) -> No
     for cut in range(len(whole) - 40, len(whole)):
         log.write_bytes(whole[:cut])
         assert len(read_verdicts(folder)) == 5
-    assert Suite.open(folder).refused == ()
+    assert Suite.open(folder).rejected == ()
     lines = whole.splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:3], lines[3].replace(b"valid", b"vaLid"), *lines[4:]]))
     with pytest.warns(UserWarning, match=r"line 4 of .*verdicts-000000.jsonl is damaged"):
         suite = Suite.open(folder)
     assert np.flatnonzero(suite["verdict"] == "valid").tolist() == [0, 1, 3, 4, 5]
-    assert suite.refused == ()  # no case is missing, so a campaign can go on
+    assert suite.rejected == ()  # no case is missing, so a campaign can continue
     log.write_bytes(b"".join(lines[1:]))  # without its first line, cases are known by their content
     assert len(read_verdicts(folder)) == 6
     log.write_bytes(b'12345678 {"something": "else"}\n')
@@ -264,7 +264,7 @@ def test_a_full_disk_loses_nothing_and_lies_about_nothing(folder, monkeypatch) -
     assert verdicts.of(2, "ann").verdict == ""
     verdicts.mark(3, "ann", "invalid")
     assert said(folder) == {(1, "ann"): ("valid", ()), (3, "ann"): ("invalid", ())}
-    assert Suite.open(folder).refused == ()
+    assert Suite.open(folder).rejected == ()
 
 
 def test_a_campaigns_cases_stay_sealed_and_keep_their_verdicts_when_it_goes_on(tmp_path) -> None:
@@ -824,7 +824,7 @@ def test_a_killed_server_loses_no_acknowledged_verdict(tmp_path) -> None:
         server.communicate()
     assert len(kept) > 5 * KILLS  # it was killed at work
     suite = Suite.open(path)
-    assert suite.refused == ()
+    assert suite.rejected == ()
     assert {int(row) for row in np.flatnonzero(suite["verdict"] != "")} == set(found)
 
 
