@@ -453,8 +453,8 @@ def test_progress_is_shown_on_a_terminal_only(digits, generator, monkeypatch, ca
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"epochs": 0}, "epochs and batch_size must be at least 1, got 0"),
-        ({"batch_size": 0}, "at least 1, got 1 and 0"),
+        ({"epochs": 0}, "epochs, batch_size must be at least 1, got epochs 0"),
+        ({"batch_size": 0}, "at least 1, got batch_size 0"),
         ({"validation": 0.0}, "validation must be a share between 0 and 1, got 0.0"),
         ({"validation": 1.0}, "between 0 and 1, got 1.0"),
         ({"validation": 1e-9}, "the validation part is empty: 100 inputs"),

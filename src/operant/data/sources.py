@@ -129,7 +129,8 @@ def load(name: str, root: str | Path) -> Dataset:
     """Find a well-known data set in a folder, in any of its formats.
 
     It searches ``root``, and a folder of the set's name in it, for ``<name>.npz`` (arrays x_train, y_train, x_test,
-    y_test), MNIST's IDX files (gzipped or not), CIFAR-10's Python or binary batches and SVHN's MATLAB files. Images become ``(N, C, H, W)`` in [0, 1].
+    y_test), MNIST's IDX files (gzipped or not), CIFAR-10's Python or binary batches and SVHN's MATLAB files.
+    Images become ``(N, C, H, W)`` in [0, 1].
 
     Args:
         name: ``mnist``, ``fashion-mnist``, ``cifar10``, ``svhn`` or ``usps``.
