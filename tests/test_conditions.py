@@ -570,7 +570,7 @@ X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         (lambda: apply(X / 0 * 0, under("blur", 1, 3)), "hold no NaN"),
     ],
 )
-def test_what_is_refused(call, sentence):
+def test_what_is_rejected(call, sentence):
     with pytest.raises(ValueError) as refusal:
         call()
     assert sentence in str(refusal.value)

@@ -68,7 +68,7 @@ def test_what_the_camera_does_lies_within_what_it_may_do() -> None:
 # What it writes
 
 
-def test_the_folder_holds_what_its_readme_says(ran) -> None:
+def test_the_folder_holds_the_files_of_its_readme(ran) -> None:
     out, _, _ = ran
     assert sorted(file.name for file in out.iterdir()) == sorted([*DEMO_FILES, "README.txt"])
     readme = (out / "README.txt").read_text()
@@ -139,14 +139,14 @@ def test_the_same_seed_gives_the_same_run_in_the_same_folder(ran) -> None:
 
 
 @pytest.mark.parametrize("name", ["report.html", "README.txt", "notes.txt"])
-def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path, name) -> None:
+def test_a_folder_with_other_files_is_rejected_and_stays_unchanged(tmp_path, name) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match="must be new, empty or made by a demo"):
         run_demo(tmp_path, console=quiet())
     assert files(tmp_path) == {name: b"mine"}
 
 
-def test_what_cannot_be_a_folder_is_refused(tmp_path) -> None:
+def test_what_cannot_be_a_folder_is_rejected(tmp_path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match="is a file, not a folder"):
         run_demo(tmp_path / "file", console=quiet())

@@ -419,7 +419,7 @@ def test_samples_follow_the_density(generator: torch.Generator, each: bool) -> N
     assert abs(float(rated.mean()) - entropy) < 5 * float(rated.std()) / 4000**0.5
 
 
-def test_two_samples_of_one_density_cannot_be_told_apart(generator: torch.Generator) -> None:
+def test_two_samples_of_one_density_are_indistinguishable(generator: torch.Generator) -> None:
     mu = normal(500, 4)
     kde = fit_kde(mu)
     noise = normal(3000, 4, seed=9)
@@ -507,12 +507,12 @@ def test_ten_thousand_rows_take_less_than_a_gibibyte(d: int, each: bool) -> None
         (normal(9, 3), {"bandwidth": torch.full((9, 3), 1e-30)}, "too narrow for the range of the data"),
     ],
 )
-def test_bad_references_are_refused(x: Tensor, options: dict[str, object], sentence: str) -> None:
+def test_bad_references_are_rejected(x: Tensor, options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         fit_kde(x, **options)
 
 
-def test_bad_queries_are_refused(generator: torch.Generator) -> None:
+def test_bad_queries_are_rejected(generator: torch.Generator) -> None:
     kde = fit_kde(normal(9, 2, 3))
     for z in (torch.zeros(4, 6), torch.zeros(2, 3), torch.zeros(4, 2, 4)):
         with pytest.raises(ValueError, match=r"x must have shape \(N, 2, 3\), got"):

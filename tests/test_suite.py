@@ -90,7 +90,7 @@ def same_rows(a: Suite, b: Suite) -> bool:
 
 @quick
 @given(st.integers(0, 2**32), st.integers(0, 12), st.sampled_from(SHAPES), st.sampled_from(TYPES), st.data())
-def test_a_case_knows_its_seed_row_by_row(
+def test_each_case_has_its_seed(
     seed: int, n: int, shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject
 ) -> None:
     g = spawn(seed)
@@ -233,7 +233,7 @@ def test_columns_that_are_missing_are_filled() -> None:
     assert joined["fine"].dtype == torch.float64
 
 
-def test_a_suite_without_rows_has_no_say_in_the_columns() -> None:
+def test_the_columns_of_an_empty_suite_are_dropped() -> None:
     """Nor in their types: whichever way such suites are joined in, the result is the same."""
     half, single = (some_suite(0, only=torch.empty(0, dtype=t), word=[]) for t in (torch.float16, torch.float32))
     rows = some_suite(3, word=["a", "b", "c"])
@@ -314,7 +314,7 @@ def test_it_prints_what_it_holds() -> None:
         ({"columns": {"label": torch.rand(5)}}, "a column cannot be named label"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_fit_is_rejected(change: dict[str, Any], sentence: str) -> None:
     good: dict[str, Any] = {
         "x": torch.rand(5, 3),
         "seeds": Samples(torch.rand(2, 3), torch.arange(2)),
@@ -327,7 +327,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str) -> 
         Suite.of(**{"x": torch.rand(5, 3), **good, **change})
 
 
-def test_suites_that_cannot_be_joined_are_refused() -> None:
+def test_suites_that_cannot_be_joined_are_rejected() -> None:
     with pytest.raises(ValueError, match="nothing to join"):
         Suite.concat([])
     with pytest.raises(ValueError, match="share one input shape"):
@@ -348,7 +348,7 @@ def test_suites_that_cannot_be_joined_are_refused() -> None:
         Suite.concat([ours, theirs])
 
 
-def test_questions_without_an_answer_are_refused() -> None:
+def test_questions_without_an_answer_are_rejected() -> None:
     made = some_suite(4, a=[1, 2, 3, 4])
     with pytest.raises(KeyError, match="no column named b; this suite has a"):
         made["b"]
@@ -537,10 +537,10 @@ def test_a_suite_of_which_no_shard_was_finished_is_empty(tmp_path: Path) -> None
 
 def open_damaged(path: Path, damaged: Path) -> Suite:
     """Open a suite with one damaged file: a warning and `refused` must name it, and nothing else."""
-    with pytest.warns(UserWarning, match="left out: ") as told:
+    with pytest.warns(UserWarning, match="left out: ") as warned:
         opened = Suite.open(path)
-    assert len(told) == len(opened.rejected) == 1
-    assert str(damaged) in opened.rejected[0] in str(told[0].message)
+    assert len(warned) == len(opened.rejected) == 1
+    assert str(damaged) in opened.rejected[0] in str(warned[0].message)
     return opened
 
 
@@ -584,7 +584,7 @@ def test_one_damaged_shard_is_named_and_the_others_open(three: tuple[Path, list[
 
 @quick
 @given(st.integers(0, 10**9))
-def test_a_shard_cut_at_any_length_is_refused(where: int) -> None:
+def test_a_shard_cut_at_any_length_is_rejected(where: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = some_suite(4, a=[1, 2, 3, 4]), some_suite(3, seed=1)
         file = first.append_to(folder)
@@ -625,7 +625,7 @@ def test_no_byte_of_a_file_can_change_unseen(tmp_path: Path, word: str) -> None:
 
 @contextmanager
 def changed_byte(file: Path, where: int, flip: int) -> Iterator[bool]:
-    """Flip bits of one byte for a while; tells whether that must be seen.
+    """Flip bits of one byte for a while; returns whether that must be detected.
 
     It need not where one of the blanks that pad the header turns into another blank.
     """
@@ -639,7 +639,7 @@ def changed_byte(file: Path, where: int, flip: int) -> Iterator[bool]:
         raw.write(content[where : where + 1])
 
 
-def test_a_suite_without_a_readable_shard_is_refused(three: tuple[Path, list[Suite]]) -> None:
+def test_a_suite_without_a_readable_shard_is_rejected(three: tuple[Path, list[Suite]]) -> None:
     path, _ = three
     for file in shard_files(path):
         file.write_bytes(file.read_bytes()[:-1])
@@ -647,7 +647,7 @@ def test_a_suite_without_a_readable_shard_is_refused(three: tuple[Path, list[Sui
         Suite.open(path)
 
 
-def test_columns_in_place_of_a_shard_are_refused(three: tuple[Path, list[Suite]]) -> None:
+def test_columns_in_place_of_a_shard_are_rejected(three: tuple[Path, list[Suite]]) -> None:
     path, made = three
     add_columns(path, late=torch.zeros(9))
     file = path / "shard-000003.safetensors"
@@ -655,7 +655,7 @@ def test_columns_in_place_of_a_shard_are_refused(three: tuple[Path, list[Suite]]
     assert open_damaged(path, file).digest() == Suite.concat(made).digest()
 
 
-def test_shards_of_other_suites_are_refused(three: tuple[Path, list[Suite]], tmp_path_factory: Any) -> None:
+def test_shards_of_other_suites_are_rejected(three: tuple[Path, list[Suite]], tmp_path_factory: Any) -> None:
     """Another shape, strings where numbers were, an id that stands for another seed: the shard that does not fit."""
     path, made = three
     clash = Samples(made[0].seeds.x + 1, made[0].seeds.y, made[0].seeds.ids)
@@ -675,7 +675,7 @@ def test_shards_of_other_suites_are_refused(three: tuple[Path, list[Suite]], tmp
         (path / "columns-000000.safetensors").unlink()
 
 
-def test_the_manifest_says_which_shape_is_right_not_the_first_shard(three: tuple[Path, list[Suite]]) -> None:
+def test_the_shape_comes_from_the_manifest_not_from_the_first_shard(three: tuple[Path, list[Suite]]) -> None:
     path, made = three
     stranger = some_suite(2, shape=(3,)).append_to(path / "elsewhere")
     first = stranger.rename(shard_files(path)[0])
@@ -684,14 +684,14 @@ def test_the_manifest_says_which_shape_is_right_not_the_first_shard(three: tuple
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"{}", b'{"suite": 2, "shape": [3]}', b'{"suite": 1}'])
 @pytest.mark.parametrize("use", [Suite.open, lambda path: some_suite().append_to(path), add_columns])
-def test_a_foreign_manifest_is_refused(tmp_path: Path, content: bytes, use: Callable[[Path], object]) -> None:
+def test_a_foreign_manifest_is_rejected(tmp_path: Path, content: bytes, use: Callable[[Path], object]) -> None:
     some_suite().append_to(tmp_path)
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(ValueError, match="manifest.json is not the manifest of a format-1 suite"):
         use(tmp_path)
 
 
-def test_folders_that_are_no_suites_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_no_suites_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a suite: it has no manifest.json"):
         Suite.open(tmp_path)
     with pytest.raises(ValueError, match="nowhere is not a suite"):
@@ -701,7 +701,7 @@ def test_folders_that_are_no_suites_are_refused(tmp_path: Path) -> None:
         some_suite().save(tmp_path)
 
 
-def test_rows_and_columns_that_do_not_fit_a_suite_are_refused(three: tuple[Path, list[Suite]]) -> None:
+def test_rows_and_columns_that_do_not_fit_a_suite_are_rejected(three: tuple[Path, list[Suite]]) -> None:
     path, made = three
     before = sorted(path.iterdir())
     with pytest.raises(ValueError, match=r"holds cases of shape \(1, 2, 2\), these have \(3,\)"):

@@ -10,8 +10,8 @@ import time
 import types
 import typing
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,23 @@ from torch import Tensor
 
 FORMAT = 1
 TEMPORARY = ".operant-tmp"  # suffix of files that are still being written
+LOCK_FILE = ".lock.guard"
 T = TypeVar("T")
+
+try:
+    import fcntl
+except ImportError:  # not on every system
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes of this machine, if the file system supports locks."""
+    with open(folder / LOCK_FILE, "ab") as file:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_atomically(path: Path, content: bytes, *, overwrite: bool = True) -> None:

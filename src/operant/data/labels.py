@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +17,7 @@ from operant import results
 from operant.data.samples import Samples
 from operant.types import Labeller
 
-try:
-    import fcntl
-except ImportError:  # not on every system
-    fcntl = None  # type: ignore[assignment]
-
 TABLE = "labels.csv"
-LOCK_FILE = ".lock.guard"
 MARK = "\ufeff"  # byte-order mark, by which spreadsheets recognise UTF-8
 CLASSES = "classes.json"
 READABLE_SIDE = 224  # pixels; smaller pictures are enlarged by whole factors up to this
@@ -120,7 +112,7 @@ class LabelFolder:
             _write_input(self.folder / name, x, self.bounds)
         about = {"classes": self.classes, "names": list(self.names)}
         results.write_atomically(self.folder / CLASSES, json.dumps(about).encode() + b"\n")
-        with _locked(self.folder):
+        with results.locked(self.folder):
             table = _Table(self.folder / self.table)  # read under the lock: another process may have added rows
             known = self._labels(table)
             for name in dict.fromkeys(names):
@@ -132,7 +124,7 @@ class LabelFolder:
         """Write a label into the table, or remove it with None; it is on disk when this returns."""
         if label is not None and not 0 <= label < self.classes:
             raise ValueError(f"a label must be a class from 0 to {self.classes - 1}, got {label}")
-        with _locked(self.folder):
+        with results.locked(self.folder):
             table = _Table(self.folder / self.table)
             if name not in self._labels(table):
                 raise ValueError(f"{table.path} has no row for {name!r:.80}; request its label first")
@@ -181,16 +173,6 @@ class _Table:
         text = io.StringIO()
         csv.writer(text, delimiter=self.separator, lineterminator="\n").writerows([self.header, *self.rows])
         results.write_atomically(self.path, (self.mark + text.getvalue()).encode())
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against other processes of this machine, if the file system supports locks."""
-    with open(folder / LOCK_FILE, "ab") as file:
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def name_of(identity: int) -> str:
