@@ -100,17 +100,15 @@ def _behaviour(model: Classifier, x: Tensor, logits: Tensor) -> Findings:
 def missing_values(x: Tensor) -> Findings:
     """No rows, or rows with NaN or infinite values."""
     if x.numel() == 0:
-        return [_error("no inputs", "there are no inputs to check", "Give at least one row, better a few hundred")]
+        return _error("no inputs", "there are no inputs to check", "Give at least one row, better a few hundred")
     bad = int((~x.flatten(1).isfinite().all(1)).sum())
     if not bad:
         return []
-    return [
-        _error(
-            "NaN inputs",
-            f"{bad} of {len(x)} inputs hold NaN or infinite values",
-            "Remove these rows, or fill the missing values as in training",
-        )
-    ]
+    return _error(
+        "NaN inputs",
+        f"{bad} of {len(x)} inputs hold NaN or infinite values",
+        "Remove these rows, or fill the missing values as in training",
+    )
 
 
 def wrong_range(x: Tensor, bounds: tuple[float, float]) -> Findings:
@@ -119,10 +117,10 @@ def wrong_range(x: Tensor, bounds: tuple[float, float]) -> Findings:
     between = f"inputs run from {low:.4g} to {high:.4g}, but bounds are {bounds}"
     if _bytes_in_unit_bounds(low, high, bounds):
         advice = "Divide the inputs by 255, or give Classifier bounds=(0, 255) if the module takes them unchanged"
-        return [_error("range looks like 0..255", between, advice)]
+        return _error("range looks like 0..255", between, advice)
     if _unit_in_byte_bounds(low, high, bounds):
         advice = "Give Classifier bounds=(0, 1), or multiply the inputs by 255 if the module expects 0..255"
-        return [_error("range looks like 0..1", between, advice)]
+        return _error("range looks like 0..1", between, advice)
     slack = slack_of(bounds)
     outside = x.flatten(1)
     bad = int(((outside < bounds[0] - slack) | (outside > bounds[1] + slack)).any(1).sum())
@@ -134,7 +132,7 @@ def wrong_range(x: Tensor, bounds: tuple[float, float]) -> Findings:
             "If they are already normalised, give the original inputs, and give mean and std to Classifier; "
             "otherwise give it the bounds of your data"
         )
-    return [_error("inputs outside bounds", f"{between} ({bad} of {len(x)} inputs lie outside)", advice)]
+    return _error("inputs outside bounds", f"{between} ({bad} of {len(x)} inputs lie outside)", advice)
 
 
 def scalings(x: Tensor, bounds: tuple[float, float]) -> list[Tensor]:
@@ -155,14 +153,14 @@ def does_not_run(error: Exception, x: Tensor) -> Findings:
     shape = f"inputs of shape {tuple(x.shape[1:])} and type {x.dtype}"
     if isinstance(error, NotLogits):
         advice = "Wrap it in a module that returns one score per class, before any softmax, as (N, classes)"
-        return [_error("not logits", error.problem, advice)]
+        return _error("not logits", error.problem, advice)
     message = " ".join(str(error).split())[:300]
     if isinstance(error, WrongChannels):
-        return [_error("does not run", message, "Give Classifier a mean and std that fit the inputs' channels")]
+        return _error("does not run", message, "Give Classifier a mean and std that fit the inputs' channels")
     advice = "Give the shape and type the module was trained on, channels first; images as (N, channels, height, width)"
     if x.dtype == torch.float64 and "dtype" in message:  # as torch words it
         advice = "Convert the inputs with x.float(), or the module with module.double()"
-    return [_error("does not run", f"on {shape} the module fails with {type(error).__name__}: {message}", advice)]
+    return _error("does not run", f"on {shape} the module fails with {type(error).__name__}: {message}", advice)
 
 
 def not_a_number(logits: Tensor) -> Findings:
@@ -170,14 +168,12 @@ def not_a_number(logits: Tensor) -> Findings:
     bad = int((~logits.isfinite().all(1)).sum())
     if not bad:
         return []
-    return [
-        _error(
-            "NaN logits",
-            f"the module returns NaN or infinite logits for {bad} of {len(logits)} inputs",
-            "Look for a division by zero, a logarithm or root of zero, or overflow in its forward pass, and for NaN in "
-            "its weights",
-        )
-    ]
+    return _error(
+        "NaN logits",
+        f"the module returns NaN or infinite logits for {bad} of {len(logits)} inputs",
+        "Look for a division by zero, a logarithm or root of zero, or overflow in its forward pass, and for NaN in "
+        "its weights",
+    )
 
 
 def already_probabilities(logits: Tensor) -> Findings:
@@ -185,13 +181,11 @@ def already_probabilities(logits: Tensor) -> Findings:
     within = bool((logits >= -1e-6).all()) and bool((logits <= 1 + 1e-6).all())
     if not within or not bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
         return []
-    return [
-        _error(
-            "outputs are probabilities",
-            "every row of the outputs lies within [0, 1] and sums to 1, so a softmax was already applied",
-            "Return the scores before the softmax; with probabilities, losses and gradients are wrong",
-        )
-    ]
+    return _error(
+        "outputs are probabilities",
+        "every row of the outputs lies within [0, 1] and sums to 1, so a softmax was already applied",
+        "Return the scores before the softmax; with probabilities, losses and gradients are wrong",
+    )
 
 
 def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
@@ -214,16 +208,14 @@ def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
     right = int((predictions == y).sum())
     if not _guessed(right, n, chance):
         return []
-    return [
-        _error(
-            "accuracy at chance",
-            f"{right} of {n} predictions are right ({right / n:.1%}); predictions that ignore the inputs would reach "
-            f"{chance:.1%}. The most frequent prediction, class {int(shares[0].argmax())}, is given for "
-            f"{float(shares[0].amax()):.0%} of the inputs",
-            "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
-            "model outputs number the classes alike",
-        )
-    ]
+    return _error(
+        "accuracy at chance",
+        f"{right} of {n} predictions are right ({right / n:.1%}); predictions that ignore the inputs would reach "
+        f"{chance:.1%}. The most frequent prediction, class {int(shares[0].argmax())}, is given for "
+        f"{float(shares[0].amax()):.0%} of the inputs",
+        "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
+        "model outputs number the classes alike",
+    )
 
 
 def foreign_labels(y: Tensor, classes: int) -> Findings:
@@ -235,7 +227,7 @@ def foreign_labels(y: Tensor, classes: int) -> Findings:
     if _starts_at_one(y, classes):
         advice = "The labels seem to start at 1: subtract 1"
     problem = f"{bad} of {len(y)} labels are {classes} or more (largest {int(y.max())}), and the model has {classes}"
-    return [_error("labels outside the classes", f"{problem} classes", advice)]
+    return _error("labels outside the classes", f"{problem} classes", advice)
 
 
 # Behaviour
@@ -246,14 +238,12 @@ def different_answers(model: Classifier, x: Tensor) -> Findings:
     first, second = _logits(model, x), _logits(model, x)
     if first is None or second is None or _same(first, second):
         return []
-    return [
-        _error(
-            "answers differ",
-            f"in two calls with the same {len(x)} inputs, the logits differ by up to {_difference(first, second):.3g}",
-            "Remove the randomness from the forward pass: dropout must be nn.Dropout, or F.dropout with "
-            "training=self.training",
-        )
-    ]
+    return _error(
+        "answers differ",
+        f"in two calls with the same {len(x)} inputs, the logits differ by up to {_difference(first, second):.3g}",
+        "Remove the randomness from the forward pass: dropout must be nn.Dropout, or F.dropout with "
+        "training=self.training",
+    )
 
 
 def dependent_rows(model: Classifier, x: Tensor) -> Findings:
@@ -273,15 +263,13 @@ def dependent_rows(model: Classifier, x: Tensor) -> Findings:
     n = len(x)
     if _same(among_equals[:n], among_others[:n]):
         return []
-    return [
-        _error(
-            "rows influence each other",
-            f"an input's logits change by up to {_difference(among_equals[:n], among_others[:n]):.3g} with the other "
-            "inputs in its batch",
-            "Use batch norm with running statistics (track_running_stats=True), and normalise each input separately, "
-            "never over the batch",
-        )
-    ]
+    return _error(
+        "rows influence each other",
+        f"an input's logits change by up to {_difference(among_equals[:n], among_others[:n]):.3g} with the other "
+        "inputs in its batch",
+        "Use batch norm with running statistics (track_running_stats=True), and normalise each input separately, "
+        "never over the batch",
+    )
 
 
 def bad_gradients(model: Classifier, x: Tensor) -> Findings:
@@ -297,14 +285,12 @@ def no_gradient(error: Exception) -> Findings:
     """Logits that cannot be differentiated with respect to the inputs."""
     detached = "does not require grad" in str(error) or "to not have been used in the graph" in str(error)
     why = "its logits do not depend on them differentiably" if detached else f"{type(error).__name__}: {error}"
-    return [
-        _error(
-            "no gradients",
-            f"the module cannot be differentiated with respect to its inputs ({' '.join(why.split())[:300]})",
-            "Look for detach, no_grad, argmax, numpy or in-place changes in its forward pass; without gradients only "
-            "black-box searches work",
-        )
-    ]
+    return _error(
+        "no gradients",
+        f"the module cannot be differentiated with respect to its inputs ({' '.join(why.split())[:300]})",
+        "Look for detach, no_grad, argmax, numpy or in-place changes in its forward pass; without gradients only "
+        "black-box searches work",
+    )
 
 
 def nan_gradients(size: Tensor) -> Findings:
@@ -313,9 +299,7 @@ def nan_gradients(size: Tensor) -> Findings:
     if not bad:
         return []
     advice = "Look for a root or norm of zero, or a division by zero in its forward pass; add a small number"
-    return [
-        _error("NaN gradients", f"the logits of {bad} of {len(size)} inputs have NaN or infinite gradients", advice)
-    ]
+    return _error("NaN gradients", f"the logits of {bad} of {len(size)} inputs have NaN or infinite gradients", advice)
 
 
 def zero_gradients(size: Tensor) -> Findings:
@@ -325,7 +309,7 @@ def zero_gradients(size: Tensor) -> Findings:
         return []
     advice = "Look for rounding, thresholds, sign or clamp in its forward pass; they block gradient attacks"
     problem = f"the logits of {bad} of {len(size)} inputs have gradients of exactly zero"
-    return [(_error if bad == len(size) else _warning)("zero gradients", problem, advice)]
+    return (_error if bad == len(size) else _warning)("zero gradients", problem, advice)
 
 
 def vanishing_gradients(size: Tensor, loss: Tensor) -> Findings:
@@ -333,26 +317,24 @@ def vanishing_gradients(size: Tensor, loss: Tensor) -> Findings:
     bad = int((loss < VANISHED * size).sum())
     if bad < MIN_BAD_SHARE * len(size):
         return []
-    return [
-        _warning(
-            "vanishing gradients",
-            f"for {bad} of {len(size)} inputs the logits are so far apart that the gradient of cross-entropy vanishes, "
-            "while the logits themselves have gradients",
-            "Attacks that follow cross-entropy (FGSM, BIM, PGD) will seem weaker than they are: use DeepFool or "
-            "Carlini-Wagner, which follow the logits",
-        )
-    ]
+    return _warning(
+        "vanishing gradients",
+        f"for {bad} of {len(size)} inputs the logits are so far apart that the gradient of cross-entropy vanishes, "
+        "while the logits themselves have gradients",
+        "Attacks that follow cross-entropy (FGSM, BIM, PGD) will seem weaker than they are: use DeepFool or "
+        "Carlini-Wagner, which follow the logits",
+    )
 
 
 # Helpers
 
 
-def _error(name: str, problem: str, advice: str) -> Finding:
-    return Finding(name=name, problem=problem, advice=advice, severity="error")
+def _error(name: str, problem: str, advice: str) -> Findings:
+    return [Finding(name=name, problem=problem, advice=advice, severity="error")]
 
 
-def _warning(name: str, problem: str, advice: str) -> Finding:
-    return Finding(name=name, problem=problem, advice=advice, severity="warning")
+def _warning(name: str, problem: str, advice: str) -> Findings:
+    return [Finding(name=name, problem=problem, advice=advice, severity="warning")]
 
 
 def _guessed(right: int, n: int, chance: float) -> bool:
