@@ -48,7 +48,7 @@ SHIPPED = {
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_fuzzer_keeps_every_law(name, law):
     model = toy_classifier()
-    if law.__name__ == "rows_do_not_see_each_other" and name == "art fgsm":
+    if law.__name__ == "seeds_do_not_affect_each_other" and name == "art fgsm":
         # numpy draws ART's random start for a whole batch with one call, so it is compared without one
         law(from_art(FastGradientMethod, eps=RADIUS), model, toy_seeds(model))
     else:
@@ -441,5 +441,5 @@ def test_a_target_the_model_does_not_have_is_refused(lenet, seeds, generator):
 
 
 def test_seeds_of_another_shape_are_refused(lenet, generator):
-    with pytest.raises(ValueError, match=r"the module must run on the inputs, and on shape \(1, 9, 9\)"):
+    with pytest.raises(ValueError, match=r"the module fails on inputs of shape \(1, 9, 9\)"):
         PGD(radius=0.1)(lenet, Samples(torch.rand(4, 1, 9, 9), torch.arange(4)), generator=generator)

@@ -448,7 +448,7 @@ def test_a_module_in_double_precision_gets_its_data_so(folder):
         ("train.npz", "nothere.npz", "[data] train: there is no .*nothere.npz; beside it are classes.npz, clean.npz"),
         ("train.npz", "net.py", "[data] train: .*net.py must be an npz file, or a folder of pictures"),
         ("train.npz", "unlabelled.npz", "[data] train: holds no labels, and needs them"),
-        ("train.npz", "small.npz", "[data] train: the module must run on the inputs, and on shape (1, 4, 4)"),
+        ("train.npz", "small.npz", "[data] train: the module fails on inputs of shape (1, 4, 4)"),
         ("clean.npz", "small.npz", "[data] clean: must hold inputs of the training data's shape (1, 8, 8), got (1, 4"),
         ("clean.npz", "classes.npz", "[data] clean: labels must be below the model's 3 classes, got 7"),
         ("field.npz", "small.npz", "[data] field: must hold inputs of the training data's shape (1, 8, 8), got (1, 4"),

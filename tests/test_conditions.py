@@ -18,7 +18,7 @@ from operant import Samples, Suite
 from operant.conditions import (
     CONDITIONS,
     CORRUPTIONS,
-    Drawn,
+    DrawnConditions,
     Recipe,
     Severity,
     apply,
@@ -69,7 +69,7 @@ def pictures(n=48):
 def under(name, value, n, **setting):
     """The same value for every row, with seeds of their own."""
     values = torch.full((n, 1), float(value), dtype=torch.float64)
-    return Drawn(names=(name,), values=values, seeds=torch.arange(n) * 7919, **setting)
+    return DrawnConditions(names=(name,), values=values, seeds=torch.arange(n) * 7919, **setting)
 
 
 def everything(n, **setting):
@@ -77,7 +77,7 @@ def everything(n, **setting):
     names, usual = tuple(USUAL), torch.tensor(list(USUAL.values()), dtype=torch.float64)
     values = torch.diag(usual).repeat(n // len(names) + 1, 1)[:n]
     values[-1] = torch.where(torch.arange(len(names)) < len(names) - len(CORRUPTIONS), usual, 0.0)
-    return Drawn(names=names, values=values, seeds=torch.arange(n) * 104729 + 5, **setting)
+    return DrawnConditions(names=names, values=values, seeds=torch.arange(n) * 104729 + 5, **setting)
 
 
 # Laws of all conditions
@@ -104,8 +104,12 @@ def test_nothing_happens_at_zero(name):
 def test_something_happens_elsewhere(name):
     x = pictures(6)
     if name == "motion_angle":
-        drawn = Drawn(names=("motion_blur", name), values=torch.tensor([[4.0, 60.0]] * 6), seeds=torch.arange(6))
-        level = Drawn(names=("motion_blur", name), values=torch.tensor([[4.0, 0.0]] * 6), seeds=torch.arange(6))
+        drawn = DrawnConditions(
+            names=("motion_blur", name), values=torch.tensor([[4.0, 60.0]] * 6), seeds=torch.arange(6)
+        )
+        level = DrawnConditions(
+            names=("motion_blur", name), values=torch.tensor([[4.0, 0.0]] * 6), seeds=torch.arange(6)
+        )
         assert not torch.equal(apply(x, drawn), apply(x, level))
     else:
         assert bool(((apply(x, under(name, USUAL[name], 6)) - x).flatten(1).abs().amax(1) > 0.01).all())
@@ -119,7 +123,7 @@ def test_rows_do_not_see_each_other(shape, monkeypatch):
     order = torch.randperm(n, generator=torch.Generator().manual_seed(3))
     assert torch.equal(apply(x[order], drawn[order]), whole[order])
     assert torch.equal(torch.cat([apply(x[i : i + 1], drawn[i : i + 1]) for i in range(n)]), whole)
-    monkeypatch.setattr(recipe, "AT_ONCE", 5 * x[0].numel())
+    monkeypatch.setattr(recipe, "MAX_NUMBERS", 5 * x[0].numel())
     assert torch.equal(apply(x, drawn), whole)
     assert torch.equal(apply(x.contiguous(memory_format=torch.channels_last), drawn), whole)
 
@@ -135,7 +139,7 @@ def test_a_draw_comes_back_from_disk_and_does_the_same(tmp_path, generator):
     first = apply(x, drawn)
     save(drawn, tmp_path / "drawn.json")
     save(declared, tmp_path / "recipe.json")
-    again = load(tmp_path / "drawn.json", Drawn)
+    again = load(tmp_path / "drawn.json", DrawnConditions)
     assert torch.equal(apply(x, again), first)
     assert torch.equal(apply(x[7:9], again[7:9]), first[7:9])
     assert load(tmp_path / "recipe.json", Recipe) == declared
@@ -149,7 +153,7 @@ def test_a_draw_survives_as_columns_of_a_suite(tmp_path):
     suite.with_columns(**drawn.columns()).save(tmp_path / "suite")
     back = Suite.open(tmp_path / "suite")
     values = torch.stack([torch.as_tensor(back[name]) for name in drawn.names], 1)
-    again = Drawn(names=drawn.names, values=values, seeds=torch.as_tensor(back["noise_seed"]).long())
+    again = DrawnConditions(names=drawn.names, values=values, seeds=torch.as_tensor(back["noise_seed"]).long())
     assert torch.equal(apply(back.x0, again), made)
 
 
@@ -169,7 +173,7 @@ def test_images_stay_images(data, height, width, channels):
     bounds = data.draw(st.sampled_from([(0.0, 1.0), (low, low + width_of)]))
     padding = data.draw(st.sampled_from(["border", "reflection", "zeros"]))
     x = (images(3, (channels, height, width)) * (bounds[1] - bounds[0]) + bounds[0]).clamp(*bounds)
-    drawn = Drawn(
+    drawn = DrawnConditions(
         names=tuple(names),
         values=torch.tensor(values, dtype=torch.float64),
         seeds=torch.arange(3),
@@ -209,7 +213,7 @@ def test_gradients_in_parameters_are_right(name):
     at = torch.tensor(
         [[0.31 * USUAL[n] for n in names], [0.53 * USUAL[n] for n in names], [0.9 * USUAL[n] for n in names]]
     )
-    drawn = Drawn(names=names, values=at.double().requires_grad_(), seeds=torch.arange(3))
+    drawn = DrawnConditions(names=names, values=at.double().requires_grad_(), seeds=torch.arange(3))
     assert torch.autograd.gradcheck(lambda v: apply(x, replace(drawn, values=v)), (drawn.values,), fast_mode=True)
 
 
@@ -229,7 +233,7 @@ def test_a_search_over_parameters_starts_from_zero():
     """The gradient at no change leads to the shift and brightness that were hidden."""
     x = pictures(20)
     names = ("shift_x", "brightness")
-    hidden = Drawn(names=names, values=torch.tensor([[0.02, 0.1]] * 20), seeds=torch.arange(20))
+    hidden = DrawnConditions(names=names, values=torch.tensor([[0.02, 0.1]] * 20), seeds=torch.arange(20))
     target = apply(x, hidden)
     values = torch.zeros(20, 2, requires_grad=True)
     (gradient,) = torch.autograd.grad((apply(x, replace(hidden, values=values)) - target).square().sum(), values)
@@ -558,15 +562,15 @@ X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         (lambda: replace(under("blur", 1, 3), values=torch.ones(3)), "values must be floating-point of shape (3, 1)"),
         (lambda: replace(under("blur", 1, 3), seeds=torch.tensor([1, 2, -3])), "seeds must be int64"),
         (lambda: replace(under("blur", 1, 3), seeds=torch.ones(3)), "seeds must be int64"),
-        (lambda: apply(X, under("blur", 1, 2)), "one image a drawn row, got 3 images and 2 rows"),
+        (lambda: apply(X, under("blur", 1, 2)), "one image per drawn row, got 3 images and 2 rows"),
         (lambda: apply(X[:, 0], under("blur", 1, 3)), "conditions are for images"),
-        (lambda: apply(X[:0], under("blur", 1, 0)), "at least one of each, got torch.float32 of shape (0, 1, 8, 8)"),
+        (lambda: apply(X[:0], under("blur", 1, 0)), "not empty, got torch.float32 of shape (0, 1, 8, 8)"),
         (lambda: apply((X * 255).byte(), under("blur", 1, 3)), "got torch.uint8"),
         (lambda: apply(X * 255, under("blur", 1, 3)), "images must lie within bounds (0.0, 1.0)"),
         (lambda: apply(X / 0 * 0, under("blur", 1, 3)), "hold no NaN"),
     ],
 )
-def test_what_is_refused(call, sentence):
+def test_what_is_rejected(call, sentence):
     with pytest.raises(ValueError) as refusal:
         call()
     assert sentence in str(refusal.value)

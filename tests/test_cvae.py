@@ -37,7 +37,7 @@ def test_its_images_show_the_class_that_was_asked_for(cvae, digits):
     assert rated.quality.consistency > 0.85
 
 
-def test_its_evidence_tells_real_images_of_other_classes_apart(cvae, digits):
+def test_its_evidence_separates_real_images_of_different_classes(cvae, digits):
     evidence = cvae.evidence(digits.test.x)
     assert evidence.shape == (len(digits.test), 10)
     assert float((evidence.argmax(1) == digits.test.labels).double().mean()) > 0.85
@@ -92,7 +92,7 @@ def test_the_same_generator_gives_the_same_weights(digits):
     assert (a.noise, a.history) == (b.noise, b.history)
 
 
-def test_it_comes_back_from_disk_as_it_was(cvae, digits, tmp_path):
+def test_it_is_stored_without_loss(cvae, digits, tmp_path):
     save(cvae, tmp_path / "cvae.json")
     again = load(tmp_path / "cvae.json", CVAE)
     assert torch.equal(again.evidence(digits.test.x[:30]), cvae.evidence(digits.test.x[:30]))
@@ -109,7 +109,7 @@ def test_images_in_colour_and_of_other_bounds_will_do(digits):
     assert FeatureSource.of(cvae).bounds == (-1.0, 1.0)
 
 
-def test_bad_data_and_options_are_refused(digits):
+def test_bad_data_and_options_are_rejected(digits):
     with pytest.raises(ValueError, match="images must have shape"):
         learned(Samples(torch.rand(60, 64), torch.arange(60) % 3))
     with pytest.raises(ValueError, match="at least 20 images of every class"):

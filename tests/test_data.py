@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
-from operant import data, formats
-from operant.data import Samples, content_ids, load, load_digits, samples_from_folder, samples_from_npz
+from operant.data import (
+    Samples,
+    content_ids,
+    formats,
+    load,
+    load_digits,
+    samples_from_folder,
+    samples_from_npz,
+    sources,
+)
 from operant.data.formats import read_cifar_binary, read_cifar_python, read_idx, read_image_folder, read_npz, read_svhn
 
 SHAPES = [(5,), (1, 8, 8), (3, 4, 4)]
@@ -122,7 +130,7 @@ def test_slices_keep_labels_and_given_ids():
         ([7], IndexError, "out of bounds"),
     ],
 )
-def test_indices_that_choose_no_rows_are_refused(index, error, sentence):
+def test_indices_that_choose_no_rows_are_rejected(index, error, sentence):
     with pytest.raises(error) as refusal:
         random_samples(5)[index]
     assert sentence in str(refusal.value)
@@ -171,7 +179,7 @@ X = torch.rand(4, 3)
         (lambda: load("imagenet", "."), "name must be one of mnist, fashion-mnist, cifar10, svhn, usps"),
     ],
 )
-def test_bad_input_is_refused_with_a_sentence(build, sentence):
+def test_bad_input_is_rejected_with_a_sentence(build, sentence):
     with pytest.raises(ValueError) as refusal:
         build()
     assert sentence in str(refusal.value)
@@ -205,7 +213,7 @@ def test_enlarged_digits_keep_their_split_and_range():
     assert torch.equal(load_digits().train.ids, small.train.ids)
 
 
-# Writers, one a format -----------------------------------------------------------------------------------------------
+# Writers, one per format ----------------------------------------------------------------------------------------------
 
 RNG = np.random.default_rng(0)
 GREY = {part: RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8) for part, n in (("train", 7), ("test", 4))}
@@ -316,8 +324,8 @@ def test_load_reads_idx(tmp_path, name, folder, compress):
 
 
 def test_fashion_mnist_is_found_where_debian_puts_it(tmp_path, monkeypatch):
-    assert Path("/usr/share/datasets/fashion-mnist") == data.DEBIAN_FASHION_MNIST
-    monkeypatch.setattr(data, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+    assert Path("/usr/share/datasets/fashion-mnist") == sources.DEBIAN_FASHION_MNIST
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
     write_idx_set(tmp_path / "debian", compress=True)
     assert_grey_set(load("fashion-mnist", tmp_path / "empty"))
 
@@ -479,7 +487,7 @@ def sound_files(folder):
     return {folder / name: read for name, read in files.items()}
 
 
-def test_truncated_files_are_refused_wherever_they_were_cut(tmp_path):
+def test_truncated_files_are_rejected_wherever_they_were_cut(tmp_path):
     for file, read in sound_files(tmp_path).items():
         content = file.read_bytes()
         read(file)
@@ -489,7 +497,7 @@ def test_truncated_files_are_refused_wherever_they_were_cut(tmp_path):
                 refusal(read, file)
 
 
-def test_foreign_files_are_refused(tmp_path):
+def test_foreign_files_are_rejected(tmp_path):
     contents = [
         b"hello, this is no data\n" * 40,
         bytes(range(256)) * 9,
@@ -528,7 +536,7 @@ def test_missing_files_are_reported_as_missing(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
-def test_numbers_that_are_none_are_refused(tmp_path, bad):
+def test_numbers_that_are_none_are_rejected(tmp_path, bad):
     x = RNG.random((4, 3))
     x[2, 1] = bad
     np.savez(tmp_path / "a.npz", x=x)
@@ -538,7 +546,7 @@ def test_numbers_that_are_none_are_refused(tmp_path, bad):
         assert "NaN or infinity" in refusal(read_idx, tmp_path / "idx")
 
 
-def test_npz_with_python_objects_is_refused(tmp_path):
+def test_npz_with_python_objects_is_rejected(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}, None]))
     assert "allow_pickle=False" in refusal(read_npz, tmp_path / "a.npz")
     np.save(tmp_path / "single.npy", GREY["test"])
@@ -560,7 +568,7 @@ def test_npz_with_python_objects_is_refused(tmp_path):
         ({"y_test": None}, "must hold x_test and y_test, got ['x_test', 'x_train', 'y_train']"),
     ],
 )
-def test_npz_sets_with_wrong_arrays_are_refused(tmp_path, change, sentence):
+def test_npz_sets_with_wrong_arrays_are_rejected(tmp_path, change, sentence):
     arrays = {f"{k}_{p}": v for p in GREY for k, v in (("x", GREY[p]), ("y", LABELS[p]))} | change
     np.savez(tmp_path / "mnist.npz", **{k: v for k, v in arrays.items() if v is not None})
     with pytest.raises(ValueError) as caught:
@@ -576,7 +584,7 @@ def test_npz_of_ones_own_needs_an_x(tmp_path):
     assert "must be 3 integer labels" in refusal(samples_from_npz, tmp_path / "a.npz")
 
 
-def test_cifar_batches_with_wrong_content_are_refused(tmp_path):
+def test_cifar_batches_with_wrong_content_are_rejected(tmp_path):
     page = cifar_page(COLOUR[0], BATCH_LABELS[0])
     wrong = {
         "holds a list": [1, 2],
@@ -622,7 +630,7 @@ def harmful_pickles(folder):
     ]
 
 
-def test_harmful_pickles_are_refused_and_never_run(tmp_path):
+def test_harmful_pickles_are_rejected_and_never_run(tmp_path):
     folder = tmp_path / "made"
     for content in harmful_pickles(folder):
         pickle.loads(content)
@@ -636,33 +644,33 @@ def test_harmful_pickles_are_refused_and_never_run(tmp_path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (pickle.dumps(np.array([1, "a"], dtype=object), 2), "numpy.dtype for something else than plain numbers"),
-        (pickle.dumps(np.array(["a"]), 4), "numpy.dtype for something else than plain numbers"),
-        (pickle.dumps({1, 2}, 2), "asks for"),
+        (pickle.dumps(np.array([1, "a"], dtype=object), 2), "numpy.dtype for something other than plain numbers"),
+        (pickle.dumps(np.array(["a"]), 4), "numpy.dtype for something other than plain numbers"),
+        (pickle.dumps({1, 2}, 2), "names"),
         (pickle.dumps({(1, 2): 3}, 2), "key that is neither a string nor a number"),
-        (pickle.dumps(print, 4), "asks for builtins.print"),
-        (pickle.dumps(Path("a"), 2), "asks for"),
-        (b"\x80\x02X\x01\x00\x00\x00a)R.", "it has a str where a _Name belongs"),
-        (b"\x80\x02}}b.", "it has a dict where a _Unfinished belongs"),
+        (pickle.dumps(print, 4), "names builtins.print"),
+        (pickle.dumps(Path("a"), 2), "names"),
+        (b"\x80\x02X\x01\x00\x00\x00a)R.", "it has a str instead of a _Name"),
+        (b"\x80\x02}}b.", "it has a dict instead of a _Unfinished"),
         (
             b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x05\x00\x00\x00rot13\x86R.",
-            "_codecs.encode for something else",
+            "_codecs.encode for something other",
         ),
-        (b"\x80\x02cnumpy\ndtype\ncnumpy\nndarray\n\x85R.", "it has a _Name where a str belongs"),
-        (b"\x80\x02]]a]e.", "more values than it has put down"),
+        (b"\x80\x02cnumpy\ndtype\ncnumpy\nndarray\n\x85R.", "it has a _Name instead of a str"),
+        (b"\x80\x02]]a]e.", "more values than its stack holds"),
         (b"\x80\x02(}(K\x01u.", "zip() argument 2 is shorter"),
-        (b"\x80\x02R.", "more values than it has put down"),
+        (b"\x80\x02R.", "more values than its stack holds"),
         (b"\x80\x02]].", "exactly one value"),
         (b"\x80\x02h\x05.", "5"),
         (b"\x80\x02P1\n.", "opcode PERSID"),
     ],
 )
-def test_pickles_of_anything_but_plain_data_are_refused(tmp_path, content, sentence):
+def test_pickles_of_anything_but_plain_data_are_rejected(tmp_path, content, sentence):
     (tmp_path / "batch").write_bytes(content)
     assert sentence in refusal(read_cifar_python, tmp_path / "batch")
 
 
-def test_svhn_files_with_wrong_content_are_refused(tmp_path):
+def test_svhn_files_with_wrong_content_are_rejected(tmp_path):
     file, x = tmp_path / "train_32x32.mat", COLOUR[0].transpose(1, 2, 3, 0)
     wrong = {
         "must hold X and y": {"X": x},
@@ -687,15 +695,15 @@ def test_a_picture_of_odd_size_is_named(tmp_path):
     assert "size=(8, 8)" in sentence
 
 
-def test_pictures_whose_pixels_would_change_are_refused(tmp_path):
+def test_pictures_whose_pixels_would_change_are_rejected(tmp_path):
     write_picture(tmp_path / "16bit" / "a" / "x.png", np.full((4, 4), 1000, dtype=np.uint16))
     assert "not 8 bits each" in refusal(read_picture, tmp_path / "16bit" / "a" / "x.png")
     write_picture(tmp_path / "glass" / "a" / "x.png", np.full((4, 4, 4), 100, dtype=np.uint8))
     assert "transparent" in refusal(read_picture, tmp_path / "glass" / "a" / "x.png")
 
 
-def test_folders_without_classes_or_pictures_are_refused(tmp_path):
-    assert "one folder a class" in refusal(read_image_folder, tmp_path)
+def test_folders_without_classes_or_pictures_are_rejected(tmp_path):
+    assert "one folder per class" in refusal(read_image_folder, tmp_path)
     (tmp_path / "train" / "cat").mkdir(parents=True)
     assert str(tmp_path / "train") in refusal(read_image_folder, tmp_path)
 
@@ -713,8 +721,8 @@ def test_folders_without_classes_or_pictures_are_refused(tmp_path):
         ("fashion-mnist", ["fashion-mnist.npz", "FashionMNIST/raw", "{debian}"]),
     ],
 )
-def test_load_says_where_it_looked(tmp_path, monkeypatch, name, files):
-    monkeypatch.setattr(data, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
+def test_load_lists_the_places_it_searched(tmp_path, monkeypatch, name, files):
+    monkeypatch.setattr(sources, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
     with pytest.raises(FileNotFoundError) as caught:
         load(name, tmp_path / "data")
     for file in files:
@@ -722,7 +730,7 @@ def test_load_says_where_it_looked(tmp_path, monkeypatch, name, files):
     assert str(tmp_path / "data" / name) in str(caught.value)
 
 
-def test_load_refuses_half_a_set(tmp_path):
+def test_load_rejects_half_a_set(tmp_path):
     write_idx_set(tmp_path / "mnist")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(ValueError, match="only a part of mnist: t10k-labels-idx1-ubyte missing"):
@@ -736,7 +744,7 @@ def test_load_refuses_half_a_set(tmp_path):
 @pytest.mark.parametrize(("asked", "there"), [("mnist", "fashion-mnist"), ("fashion-mnist", "mnist")])
 def test_load_notices_the_other_set_behind_the_same_file_names(tmp_path, monkeypatch, asked, there):
     monkeypatch.setitem(GREY, "train", RNG.integers(0, 256, (16, 28, 28), dtype=np.uint8))
-    monkeypatch.setitem(LABELS, "train", np.array(data.OPENINGS[there]))
+    monkeypatch.setitem(LABELS, "train", np.array(sources.FIRST_LABELS[there]))
     write_idx_set(tmp_path)
     assert_grey_set(load(there, tmp_path))
     with pytest.raises(ValueError, match=f"holds {there}, not {asked}"):

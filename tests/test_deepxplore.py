@@ -323,7 +323,7 @@ def dense(shape, classes, **options):
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        (dense(49, 4), "every model must take the seeds, and other1 does not: the module must run on the inputs"),
+        (dense(49, 4), "every model must take the seeds, and other1 does not: the module fails on inputs of shape"),
         (dense(64, 5), "models must share their classes, got 4 and, from other1, 5"),
         (
             dense(64, 4, bounds=(-1.0, 1.0)),

@@ -1,4 +1,4 @@
-"""The demo: what it writes, what it says is true, and that it can be run again and never harms anybody's files."""
+"""The demo: its files and its output are right, it can be run again, and it never touches other files."""
 
 import contextlib
 import io
@@ -12,18 +12,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from operant import Classifier, cli
-from operant.demo import CAMERA, OURS, WIDEST, Demo, Size, make_world, meter_priors, run_demo, snippet
+from operant.demo import CAMERA, DEMO_FILES, WIDEST, DemoResult, DemoSize, make_data, meter_priors, run_demo, snippet
+from operant.formatting import at_most, percent
 from operant.networks import LeNet5, load_weights
 from operant.report import load_evidence
 from operant.results import TEMPORARY, load
 
-SMALL = Size(
+SMALL = DemoSize(
     epochs=2, field=620, truth=400, simulated=100, rounds=1, seeds_per_round=30, cases_per_round=10, labels=100
 )
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory) -> tuple[Path, Demo, str]:
+def ran(tmp_path_factory) -> tuple[Path, DemoResult, str]:
     """A small demo: its folder, its result, and what it printed."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     text = io.StringIO()
@@ -39,18 +40,18 @@ def quiet() -> Console:
     return Console(file=io.StringIO())
 
 
-# The world
+# Data
 
 
 def test_nothing_of_one_part_is_in_another() -> None:
-    world = make_world(0, SMALL)
-    ids = [part.ids for part in (world.train, world.clean, world.field, world.truth)]
+    data = make_data(0, SMALL)
+    ids = [part.ids for part in (data.train, data.clean, data.field, data.truth)]
     assert len(torch.cat(ids).unique()) == sum(len(part.unique()) for part in ids)
-    assert torch.equal(torch.bincount(world.train.labels), torch.full((10,), 90))
+    assert torch.equal(torch.bincount(data.train.labels), torch.full((10,), 90))
 
 
 def test_the_field_has_what_meters_show() -> None:
-    truth = make_world(0, replace(SMALL, truth=20_000)).truth
+    truth = make_data(0, replace(SMALL, truth=20_000)).truth
     seen = torch.bincount(truth.labels, minlength=10) / len(truth)
     assert torch.allclose(seen, meter_priors(), atol=0.012)  # four standard deviations
     assert float(meter_priors().sum()) == pytest.approx(1)
@@ -67,27 +68,27 @@ def test_what_the_camera_does_lies_within_what_it_may_do() -> None:
 # What it writes
 
 
-def test_the_folder_holds_what_its_readme_says(ran) -> None:
+def test_the_folder_holds_the_files_of_its_readme(ran) -> None:
     out, _, _ = ran
-    assert sorted(file.name for file in out.iterdir()) == sorted([*OURS, "README.txt"])
+    assert sorted(file.name for file in out.iterdir()) == sorted([*DEMO_FILES, "README.txt"])
     readme = (out / "README.txt").read_text()
-    assert all(name in readme for name in OURS)
+    assert all(name in readme for name in DEMO_FILES)
 
 
 def test_the_truth_is_that_of_the_weights(ran) -> None:
     out, result, _ = ran
-    truth = make_world(0, SMALL).truth
+    truth = make_data(0, SMALL).truth
     weights = sorted((out / "run").glob("round-*/weights.safetensors"))
     assert weights, "the first retraining is expected to help"
     model = Classifier(load_weights(LeNet5(), weights[-1]))
-    if load(out / "demo.json", Demo).after.before == 0:
+    if load(out / "demo.json", DemoResult).after.before == 0:
         assert result.true_after == pytest.approx(1 - model.accuracy(truth))
     assert 0.1 < result.true_before < 0.9
 
 
 def test_the_result_and_the_report_agree(ran) -> None:
     out, result, _ = ran
-    assert load(out / "demo.json", Demo) == result
+    assert load(out / "demo.json", DemoResult) == result
     evidence = load_evidence(out / "report.json")
     assert evidence.met == result.met
     assert evidence.latest == result.after
@@ -96,22 +97,23 @@ def test_the_result_and_the_report_agree(ran) -> None:
     assert re.search("https?:", (out / "report.html").read_text().replace("http://www.w3.org", "")) is None
 
 
-# What it says
+# What it prints
 
 
-def test_it_tells_the_steps_the_outcome_and_where_to_look(ran) -> None:
+def test_it_prints_the_steps_the_result_and_the_next_steps(ran) -> None:
     out, result, text = ran
     words = [line.split()[0] for line in text.splitlines() if line]
     assert words[:4] == ["model", "field", "estimate", "campaign"]
-    for step in ("before", "after", "required", "done", "look"):
+    for step in ("before", "after", "verdict", "done", "report", "next"):
         assert step in words
-    assert f"in truth, on 400 further pictures, {result.true_after:.1%}" in text
-    assert "at most 1% with 95 % confidence: not met" in text
+    assert f"true error rate on 400 further pictures: {percent(result.true_after)}" in text
+    assert f"at most {at_most(result.after.upper)}; true" in text
+    assert "at most 1 % with 95 % confidence: not met" in text
     assert f"open {out / 'report.html'} in a browser" in text
     assert "\x1b" not in text
 
 
-def test_what_it_says_to_try_next_works(ran) -> None:
+def test_the_printed_code_runs(ran) -> None:
     out, _, text = ran
     code = snippet(out)
     assert "\n".join(f"  {line}" for line in code.splitlines()) in text
@@ -121,7 +123,7 @@ def test_what_it_says_to_try_next_works(ran) -> None:
     assert said.getvalue().startswith("Not met: up to")
 
 
-# Again, and in other people's folders
+# Second runs, and folders with other files
 
 
 @pytest.mark.slow
@@ -137,18 +139,18 @@ def test_the_same_seed_gives_the_same_run_in_the_same_folder(ran) -> None:
 
 
 @pytest.mark.parametrize("name", ["report.html", "README.txt", "notes.txt"])
-def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path, name) -> None:
+def test_a_folder_with_other_files_is_rejected_and_stays_unchanged(tmp_path, name) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match="must be new, empty or made by a demo"):
         run_demo(tmp_path, console=quiet())
     assert files(tmp_path) == {name: b"mine"}
 
 
-def test_what_cannot_be_a_folder_is_refused(tmp_path) -> None:
+def test_what_cannot_be_a_folder_is_rejected(tmp_path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="must be a folder, and is a file"):
+    with pytest.raises(ValueError, match="is a file, not a folder"):
         run_demo(tmp_path / "file", console=quiet())
-    with pytest.raises(ValueError, match="cannot be made"):
+    with pytest.raises(ValueError, match="cannot be created"):
         run_demo(tmp_path / "file" / "below", console=quiet())
 
 
@@ -186,7 +188,7 @@ def test_the_command_passes_its_options_on(monkeypatch) -> None:
     assert called == [(Path("operant-demo"), 0), (Path("there"), 7)]
 
 
-def test_the_command_tells_in_a_sentence_why_it_cannot_run(tmp_path) -> None:
+def test_the_command_explains_why_it_cannot_run(tmp_path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path)])
     assert result.exit_code == 2
@@ -198,7 +200,7 @@ def test_the_command_tells_in_a_sentence_why_it_cannot_run(tmp_path) -> None:
 def test_the_whole_demo_runs(tmp_path) -> None:
     result = CliRunner().invoke(cli.app, ["demo", "--out", str(tmp_path / "out")])
     assert result.exit_code == 0
-    demo = load(tmp_path / "out" / "demo.json", Demo)
+    demo = load(tmp_path / "out" / "demo.json", DemoResult)
     assert demo.true_after < 0.6 * demo.true_before
     assert demo.after.upper >= demo.true_after  # as 95 of 100 would
     assert demo.labels <= 500

@@ -238,7 +238,7 @@ def test_a_killed_distillation_resumes(tmp_path, after):
             lambda: smoothing(0.1)(
                 MODEL, TRAIN, NONE, validation=VALIDATION, start=Classifier(nn.Linear(5, 3)), generator=spawn(0)
             ),
-            "the module must run on the inputs",
+            "the module fails on inputs of shape",
         ),
     ],
 )

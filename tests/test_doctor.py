@@ -1,4 +1,4 @@
-"""The doctor: every mistake is told under its own name, a healthy model gives nothing, and nothing makes it raise."""
+"""The doctor: every mistake is reported under its own name, a healthy model has no findings, and it never raises."""
 
 from collections.abc import Callable
 
@@ -104,7 +104,7 @@ MISTAKES: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_each_mistake_is_told_under_its_own_name(mistake: str) -> None:
+def test_each_mistake_is_reported_under_its_own_name(mistake: str) -> None:
     assert diagnose(MISTAKES[mistake]) == [mistake]
 
 
@@ -120,11 +120,11 @@ def test_batch_norm_without_running_statistics_lets_rows_meet() -> None:
     assert Classifier(kept).doctor(data) == ()
 
 
-def test_rows_that_meet_are_seen_in_a_single_input_too() -> None:
+def test_dependent_rows_are_found_in_a_single_input_too() -> None:
     assert diagnose(lambda x: scores(x) - x.mean(), samples(1)) == ["rows influence each other"]
 
 
-def test_dropout_and_rows_that_meet_are_told_apart() -> None:
+def test_dropout_is_not_reported_as_dependent_rows() -> None:
     noisy = F.dropout
     assert diagnose(lambda x: noisy(scores(x), 0.3)) == ["answers differ"]
     assert diagnose(lambda x: noisy(scores(x - x.mean()), 0.3)) == ["answers differ", "rows influence each other"]
@@ -135,7 +135,7 @@ def test_randomness_that_cannot_be_replayed_is_not_taken_for_influence() -> None
     assert diagnose(lambda x: scores(x) + 0.1 * torch.randn(len(x), 1, generator=own)) == ["answers differ"]
 
 
-def test_rows_that_meet_are_seen_among_constant_inputs() -> None:
+def test_dependent_rows_are_found_among_constant_inputs() -> None:
     assert "rows influence each other" in diagnose(lambda x: scores(x - x.mean()), Samples(torch.zeros(20, 6)))
 
 
@@ -219,7 +219,7 @@ def test_unit_inputs_within_byte_bounds_are_told() -> None:
     assert diagnose(scores, bounds=(0, 255)) == ["range looks like 0..1"]
 
 
-def test_inputs_outside_bounds_are_told_with_their_range() -> None:
+def test_inputs_outside_bounds_are_reported_with_their_range() -> None:
     data = samples()
     (finding,) = Classifier(Module(scores)).doctor(Samples(1.5 * data.x, data.y))
     assert finding.name == "inputs outside bounds"
@@ -245,7 +245,7 @@ def test_no_inputs_are_told() -> None:
 # Modules that do not fit
 
 
-def test_a_wrong_shape_is_told_in_the_modules_own_words() -> None:
+def test_a_wrong_shape_is_reported_with_the_modules_message() -> None:
     (finding,) = Classifier(nn.Conv2d(3, 4, 3)).doctor(samples(20, 1, 8, 8))
     assert finding.name == "does not run"
     assert "shape (1, 8, 8)" in finding.problem
@@ -284,7 +284,7 @@ def test_nan_logits_are_counted_and_the_rest_is_examined() -> None:
 # Labels
 
 
-def test_labels_outside_the_classes_are_told_and_the_rest_is_examined() -> None:
+def test_labels_outside_the_classes_are_reported_and_the_rest_is_checked() -> None:
     data = samples()
     y = data.labels.clone()
     y[5] = 9
@@ -296,7 +296,7 @@ def test_labels_outside_the_classes_are_told_and_the_rest_is_examined() -> None:
     assert diagnose(scores, Samples(data.x, y)) == ["labels outside the classes", "accuracy at chance"]
 
 
-def test_accuracy_is_judged_on_the_labels_that_the_model_knows() -> None:
+def test_accuracy_is_computed_on_the_labels_within_the_classes() -> None:
     data = samples(100)
     assert diagnose(scores, Samples(data.x, torch.where(torch.arange(100) < 90, 9, data.labels))) == [
         "labels outside the classes"
@@ -347,7 +347,7 @@ def test_a_good_model_on_a_single_class_is_not_called_chance() -> None:
 )
 @settings(max_examples=100)
 def test_a_skilled_model_is_not_called_chance(seed: int, classes: int, n: int, skill: float, skew: float) -> None:
-    """Where so many predictions are right that half of what chance leaves is reached, nothing may be told."""
+    """Where so many predictions are right that half of what chance leaves is reached, nothing may be reported."""
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(classes, (n,), generator=g)
     y[torch.rand(n, generator=g) < skew] = 0
@@ -368,7 +368,7 @@ def test_answers_independent_of_the_labels_are_called_chance_at_the_stated_level
     assert found >= 89
 
 
-def test_a_few_rows_are_not_enough_to_say_chance() -> None:
+def test_a_few_rows_are_not_enough_to_report_chance() -> None:
     all_wrong = F.one_hot(torch.arange(1, 10), 10).float()
     assert at_chance(all_wrong[:4], torch.arange(4)) == []
     assert names(tuple(at_chance(all_wrong, torch.arange(9)))) == ["accuracy at chance"]
@@ -428,7 +428,7 @@ def test_nothing_makes_the_doctor_raise(
     model = Classifier(Module(module), bounds=bounds, mean=mean, batch_size=batch_size)
     findings = examine(model, Samples(x, y))
     assert all(isinstance(finding, Finding) for finding in findings)
-    assert len(set(names(findings))) == len(findings), "nothing is told twice"
+    assert len(set(names(findings))) == len(findings), "nothing is reported twice"
     severities = [finding.severity for finding in findings]
     assert severities == sorted(severities), "errors come first"
 

@@ -536,9 +536,9 @@ def test_a_source_that_does_not_fit_the_model_is_refused():
     with pytest.raises(ValueError, match=r"within the model's bounds"):
         source.seeds(12, model=wide, generator=spawn(1))
     small = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(16, 4).double()))
-    with pytest.raises(ValueError, match=r"must run on the inputs, and on shape \(1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"fails on inputs of shape \(1, 8, 8\)"):
         source.seeds(12, model=small, generator=spawn(1))
-    with pytest.raises(ValueError, match=r"must run on the inputs, and on shape \(1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"fails on inputs of shape \(1, 8, 8\)"):
         fuzz_of(source)(small, seeds, generator=spawn(0))
 
 

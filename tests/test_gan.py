@@ -67,7 +67,7 @@ def test_the_same_generator_gives_the_same_weights_and_global_streams_are_left_a
     assert len(a.history) == 2
 
 
-def test_it_comes_back_from_disk_as_it_was(tmp_path):
+def test_it_is_stored_without_loss(tmp_path):
     gan = learned(bars(channels=3), bounds=(-1.0, 2.0))
     save(gan, tmp_path / "gan.json")
     again = load(tmp_path / "gan.json", GAN)
@@ -89,7 +89,7 @@ def test_it_comes_back_from_disk_as_it_was(tmp_path):
         (Samples(torch.ones(60, 1, 8, 8), torch.arange(60) % 3), "all equal"),
     ],
 )
-def test_data_that_it_cannot_learn_from_is_refused(data, sentence):
+def test_data_that_it_cannot_learn_from_is_rejected(data, sentence):
     with pytest.raises(ValueError, match=sentence):
         learned(data)
 
@@ -104,7 +104,7 @@ def test_data_that_it_cannot_learn_from_is_refused(data, sentence):
         ({"bounds": (0.0, float("inf"))}, "bounds of images must be finite"),
     ],
 )
-def test_bad_options_are_refused(options, sentence):
+def test_bad_options_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         learned(bars(60), **options)
 

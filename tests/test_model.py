@@ -274,7 +274,7 @@ class WeightRead(Pair):
 
 
 class WeightMeasured(Pair):
-    """Reads the weight outside the traced graph: only the logits tell."""
+    """Reads the weight outside the traced graph: only the logits show it."""
 
     def body(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x)) * dict(self.conv.named_parameters())["weight"].norm()
@@ -410,7 +410,7 @@ def test_a_view_that_channels_last_cannot_give_falls_back_to_the_plain_layout() 
     module, x = draw(FieldState()).eval(), inputs(20, 3, 6, 6)
     model = Classifier(module)
     assert torch.allclose(model.logits(x), module(x), atol=1e-5)
-    assert model.notes[0].startswith("batch norm folded, channels last: not used, the module refuses it (view size")
+    assert model.notes[0].startswith("batch norm folded, channels last: not used, it fails (view size")
     assert model.notes[1:] == ("batch norm folded: in use", "1 of 1 batch norms folded")
 
 
@@ -443,11 +443,11 @@ def test_a_cache_filled_on_the_first_pass_survives_tracing() -> None:
     assert torch.allclose(model.logits(x), module(x), atol=1e-5)
 
 
-def test_strict_runs_the_module_as_it_is() -> None:
+def test_strict_runs_the_module_unchanged() -> None:
     module, x = convnet().eval(), inputs(32, 3, 9, 9)
     model = Classifier(module, strict=True)
     assert torch.equal(model.logits(x), module(x))
-    assert model.notes == ("strict: the module runs as it is",)
+    assert model.notes == ("strict: the module runs unchanged",)
 
 
 # Copies
@@ -460,7 +460,7 @@ def weight_normed() -> nn.Module:
 
 
 class Caching(nn.Module):
-    """Keeps activations, as an attribute and in nests of lists and dicts (one of which holds itself)."""
+    """Keeps activations, as an attribute and in nests of lists and dicts (one contains itself)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -534,12 +534,12 @@ def test_features_are_what_the_users_code_computes() -> None:
     assert all(len(values) == 40 and not values.requires_grad for values in features.values())
 
 
-def test_unknown_layers_are_refused_with_the_list_of_existing_ones() -> None:
+def test_unknown_layers_are_rejected_with_the_list_of_existing_ones() -> None:
     with pytest.raises(ValueError, match="no layer named conv9; this model has 0, 1, 2, 3"):
         Classifier(mlp()).features(inputs(4, 6), layers=["0", "conv9"])
 
 
-def test_layers_that_cannot_be_tapped_are_refused() -> None:
+def test_layers_that_cannot_be_tapped_are_rejected() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -560,7 +560,7 @@ def test_layers_that_cannot_be_tapped_are_refused() -> None:
 # Refusals
 
 
-def test_bad_inputs_are_refused() -> None:
+def test_bad_inputs_are_rejected() -> None:
     model, x = Classifier(mlp()), inputs(5, 6)
     with pytest.raises(ValueError, match="no inputs; give at least one row"):
         model.predict(x[:0])
@@ -575,7 +575,7 @@ def test_bad_inputs_are_refused() -> None:
     model.predict(x.clamp(max=1 - 1e-8) + 1e-8)
 
 
-def test_bad_labels_are_refused() -> None:
+def test_bad_labels_are_rejected() -> None:
     model, x = Classifier(mlp()), inputs(5, 6)
     with pytest.raises(ValueError, match="below the model's 4 classes, got 4; check the label encoding"):
         model.check(Samples(x, torch.tensor([0, 1, 2, 3, 4])))
@@ -605,12 +605,12 @@ class Returning(nn.Module):
         (lambda x: x.argmax(1, keepdim=True).expand(-1, 3), "got torch.int64"),
     ],
 )
-def test_modules_that_do_not_return_logits_are_refused(make: object, got: str) -> None:
+def test_modules_that_do_not_return_logits_are_rejected(make: object, got: str) -> None:
     with pytest.raises(ValueError, match=f"must return .*logits \\(N, classes\\).*{got}.*; wrap it"):
         Classifier(Returning(make)).predict(inputs(5, 6))
 
 
-def test_nan_logits_are_refused() -> None:
+def test_nan_logits_are_rejected() -> None:
     module = Returning(lambda x: torch.where(x[:, :1] > 0.5, torch.inf, x))
     x = inputs(50, 6)
     with pytest.raises(ValueError, match=rf"infinite logits for {int((x[:, 0] > 0.5).sum())} of 50 inputs"):
@@ -629,13 +629,13 @@ def test_nan_logits_are_refused() -> None:
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
 )
-def test_bad_settings_are_refused(options: dict[str, object], sentence: str) -> None:
+def test_bad_settings_are_rejected(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError) as refusal:
         Classifier(mlp(), **options)
     assert sentence in str(refusal.value)
 
 
-def test_what_is_no_module_is_refused() -> None:
+def test_what_is_no_module_is_rejected() -> None:
     with pytest.raises(TypeError, match="must be a torch.nn.Module, got function"):
         Classifier(draw)
     with pytest.raises(ValueError, match=r"one value per channel \(6\), got \[0.1, 0.2\]"):

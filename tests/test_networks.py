@@ -219,12 +219,12 @@ def assert_dropout_acts_in_training_only(network: nn.Module, shape: tuple[int, .
         ({"channels": 0}, "channels of at least 1"),
     ],
 )
-def test_lenet_refuses_wrong_options(options, sentence):
+def test_lenet_rejects_wrong_options(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         LeNet5(**options)
 
 
-def test_resnet_refuses_wrong_options():
+def test_resnet_rejects_wrong_options():
     with pytest.raises(ValueError, match="among layer1, layer2, layer3, pool, block; got fc1"):
         ResNet20(dropout=0.5, dropout_after=["fc1"])
     with pytest.raises(ValueError, match="got 0 and 10"):
@@ -262,7 +262,7 @@ def test_batch_norm_counters_may_be_missing(tmp_path):
     assert same_weights(load_weights(ResNet20(), path), first)
 
 
-def test_wrong_weights_are_refused_and_change_nothing(tmp_path):
+def test_wrong_weights_are_rejected_and_change_nothing(tmp_path):
     path = tmp_path / "lenet.safetensors"
     save_weights(LeNet5(), path)
     network = LeNet5(classes=7)
@@ -275,14 +275,14 @@ def test_wrong_weights_are_refused_and_change_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not weights", b"\xff" * 64, b"PK\x03\x04" * 20])
-def test_corrupt_weights_are_refused_by_name(tmp_path, content):
+def test_corrupt_weights_are_rejected_by_name(tmp_path, content):
     path = tmp_path / "broken.safetensors"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="broken.safetensors is not a readable safetensors file"):
         load_weights(LeNet5(), path)
 
 
-def test_truncated_weights_are_refused(tmp_path):
+def test_truncated_weights_are_rejected(tmp_path):
     path = tmp_path / "short.safetensors"
     save_weights(LeNet5(), path)
     path.write_bytes(path.read_bytes()[:-100])
@@ -380,7 +380,7 @@ def test_best_epoch_is_chosen_on_validation_not_on_training():
 
 
 @pytest.mark.parametrize(("contrary", "expected"), [(False, 4), (True, 1)])
-def test_equally_accurate_epochs_are_told_apart_by_validation_loss(contrary, expected):
+def test_equally_accurate_epochs_are_ranked_by_validation_loss(contrary, expected):
     line, samples = two_sides(contrary=contrary)
     fitted = fit(line, samples, epochs=4, learning_rate=1e-5, validation=0.3, generator=seeded(1))
     assert {e.validation_accuracy for e in fitted.history} == {1.0}
@@ -453,8 +453,8 @@ def test_progress_is_shown_on_a_terminal_only(digits, generator, monkeypatch, ca
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"epochs": 0}, "epochs and batch_size must be at least 1, got 0"),
-        ({"batch_size": 0}, "at least 1, got 1 and 0"),
+        ({"epochs": 0}, "epochs, batch_size must be at least 1, got epochs 0"),
+        ({"batch_size": 0}, "at least 1, got batch_size 0"),
         ({"validation": 0.0}, "validation must be a share between 0 and 1, got 0.0"),
         ({"validation": 1.0}, "between 0 and 1, got 1.0"),
         ({"validation": 1e-9}, "the validation part is empty: 100 inputs"),
@@ -466,12 +466,12 @@ def test_progress_is_shown_on_a_terminal_only(digits, generator, monkeypatch, ca
         ({"mean": [0.1, 0.2]}, "one value per channel"),
     ],
 )
-def test_fit_refuses_wrong_options(digits, generator, options, sentence):
+def test_fit_rejects_wrong_options(digits, generator, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         fit(small(), digits[0][:100], **{"epochs": 1, **options}, generator=generator)
 
 
-def test_fit_refuses_samples_it_cannot_learn_from(digits, generator):
+def test_fit_rejects_samples_it_cannot_learn_from(digits, generator):
     train = digits[0][:100]
     spoiled = train.x.clone()
     spoiled[3, 0, 2, 2] = torch.nan

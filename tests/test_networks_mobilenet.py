@@ -291,7 +291,7 @@ def test_dropout_acts_in_training_only(kind, place):
     ],
 )
 @BOTH
-def test_wrong_options_are_refused(kind, options, sentence):
+def test_wrong_options_are_rejected(kind, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         kind(**options)
 
@@ -325,7 +325,7 @@ def test_weights_in_half_precision_are_read_into_floats(tmp_path):
     assert all(torch.equal(values, halves[name].float()) for name, values in read.state_dict().items())
 
 
-def test_wrong_weights_are_refused_with_what_is_missing(tmp_path):
+def test_wrong_weights_are_rejected_with_what_is_missing(tmp_path):
     path = tmp_path / "plain.safetensors"
     save_weights(MobileNetV2(width=0.25, classes=4, batch_norm=False), path)
     normed = MobileNetV2(width=0.25, classes=4)

@@ -159,7 +159,7 @@ def test_dropout_acts_in_training_only(place):
         ({"dropout": 0.5}, "needs a place"),
     ],
 )
-def test_wrong_options_are_refused(options, sentence):
+def test_wrong_options_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         NIN(**options)
 
@@ -167,7 +167,7 @@ def test_wrong_options_are_refused(options, sentence):
 # Weights on disk
 
 
-def test_weights_round_trip_and_others_are_refused_with_what_is_missing(tmp_path):
+def test_weights_round_trip_and_others_are_rejected_with_what_is_missing(tmp_path):
     first, path = NIN(width=12, batch_norm=True), tmp_path / "nin.safetensors"
     first.train()(torch.rand(4, 3, 8, 8))  # moves the running statistics
     save_weights(first, path)
@@ -246,7 +246,7 @@ def test_the_rate_rises_and_falls_once():
         ({"hole": -1}, "shift and hole must be at least 0, got 4 and -1"),
     ],
 )
-def test_wrong_recipes_are_refused(options, sentence):
+def test_wrong_recipes_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         NINRecipe(**options)
 
@@ -280,27 +280,27 @@ def ticks(*, seconds: float, stop_after: int | None = None) -> Callable[[], floa
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "nin.safetensors"
-    told = train_nin(stripes(160, 0), stripes(90, 1), out, recipe=RECIPE, console=QUIET, clock=ticks(seconds=1.0))
-    return out, told
+    summary = train_nin(stripes(160, 0), stripes(90, 1), out, recipe=RECIPE, console=QUIET, clock=ticks(seconds=1.0))
+    return out, summary
 
 
-def test_training_learns_and_tells_what_it_did(trained):
-    out, told = trained
-    assert told.accuracy > 0.8
+def test_training_learns_and_reports(trained):
+    out, summary = trained
+    assert summary.accuracy > 0.8
     assert sorted(p.name for p in out.parent.iterdir()) == ["nin.json", "nin.safetensors"]
-    assert results.load(out.with_suffix(".json"), TrainedNIN) == told
-    network = load_weights(told.recipe.network(channels=told.channels, classes=told.classes), out)
-    assert Classifier(network, mean=told.mean, std=told.std).accuracy(stripes(90, 1)) == told.accuracy
-    assert sum(e.seconds for e in told.history) == 60
-    assert [e.images for e in told.history] == [160] * 12  # five batches of 32 an epoch, a second each
-    assert str(told).startswith(
-        f"NIN of width 12 is right about {told.accuracy:.2%} of 90 test images, after 12.0 passes"
+    assert results.load(out.with_suffix(".json"), TrainedNIN) == summary
+    network = load_weights(summary.recipe.network(channels=summary.channels, classes=summary.classes), out)
+    assert Classifier(network, mean=summary.mean, std=summary.std).accuracy(stripes(90, 1)) == summary.accuracy
+    assert sum(e.seconds for e in summary.history) == 60
+    assert [e.images for e in summary.history] == [160] * 12  # five batches of 32 per epoch, one second each
+    assert str(summary).startswith(
+        f"NIN of width 12 is right about {summary.accuracy:.2%} of 90 test images, after 12.0 passes"
     )
 
 
 def test_the_clock_cuts_the_last_epoch_short(tmp_path):
     recipe = replace(RECIPE, minutes=0.2)
-    told = train_nin(
+    summary = train_nin(
         stripes(160, 0),
         stripes(30, 1),
         tmp_path / "n.safetensors",
@@ -308,12 +308,12 @@ def test_the_clock_cuts_the_last_epoch_short(tmp_path):
         console=QUIET,
         clock=ticks(seconds=1),
     )
-    assert [(e.images, e.seconds) for e in told.history] == [(160, 5), (160, 5), (64, 2)]
+    assert [(e.images, e.seconds) for e in summary.history] == [(160, 5), (160, 5), (64, 2)]
 
 
 @pytest.mark.parametrize("stop_after", [3, 17, 33])
-def test_a_stopped_training_goes_on_to_the_same_weights(trained, tmp_path, stop_after):
-    out, told = trained
+def test_a_stopped_training_resumes_to_the_same_weights(trained, tmp_path, stop_after):
+    out, summary = trained
     again = tmp_path / "nin.safetensors"
     options = {"recipe": RECIPE, "console": QUIET}
     clock = ticks(seconds=1.0, stop_after=stop_after)
@@ -321,7 +321,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(trained, tmp_path, stop_
         train_nin(stripes(160, 0), stripes(90, 1), again, **options, clock=clock)
     assert not again.exists()
     assert (tmp_path / "nin.checkpoint.safetensors").exists() == (stop_after > 6)
-    assert train_nin(stripes(160, 0), stripes(90, 1), again, **options, clock=ticks(seconds=1.0)) == told
+    assert train_nin(stripes(160, 0), stripes(90, 1), again, **options, clock=ticks(seconds=1.0)) == summary
     first, second = load_file(out), load_file(again)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -372,9 +372,9 @@ def test_a_step_in_half_the_bits_follows_nearly_the_same_gradient_and_keeps_weig
 
 
 def test_a_finished_training_is_not_repeated(trained):
-    out, told = trained
+    out, summary = trained
     stopped = ticks(seconds=1.0, stop_after=0)
-    assert train_nin(stripes(160, 0), stripes(90, 1), out, recipe=RECIPE, console=QUIET, clock=stopped) == told
+    assert train_nin(stripes(160, 0), stripes(90, 1), out, recipe=RECIPE, console=QUIET, clock=stopped) == summary
     for train, recipe, what in [
         (stripes(160, 0), replace(RECIPE, width=6), "another recipe"),
         (stripes(160, 5), RECIPE, "another set of training images"),
@@ -383,7 +383,7 @@ def test_a_finished_training_is_not_repeated(trained):
             train_nin(train, stripes(90, 1), out, recipe=recipe, console=QUIET, clock=stopped)
 
 
-def test_the_state_of_another_training_is_refused(tmp_path):
+def test_the_state_of_another_training_is_rejected(tmp_path):
     out, state = tmp_path / "nin.safetensors", tmp_path / "nin.checkpoint.safetensors"
     data = stripes(160, 0), stripes(90, 1)
     with pytest.raises(KeyboardInterrupt):
@@ -400,7 +400,7 @@ def test_the_state_of_another_training_is_refused(tmp_path):
         train_nin(*data, out, recipe=RECIPE, console=QUIET)
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path):
+def test_what_cannot_be_trained_is_rejected(tmp_path):
     data = stripes(160, 0), stripes(90, 1)
     with pytest.raises(ValueError, match=r"out must be named \*.safetensors, got .*weights.json"):
         train_nin(*data, tmp_path / "weights.json", recipe=RECIPE, console=QUIET)
@@ -434,9 +434,9 @@ def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(tmp_path):
         ended = CliRunner().invoke(app, words)
         assert ended.exit_code == 0, ended.output
         assert "NIN of width 6 is right about" in ended.output
-    told = results.load(out.with_suffix(".json"), TrainedNIN)
-    assert (told.train_images, told.classes, told.mean, told.std) == (40, 10, MEAN, STD)
-    assert (told.recipe.width, told.recipe.bfloat16) == (6, True)
+    summary = results.load(out.with_suffix(".json"), TrainedNIN)
+    assert (summary.train_images, summary.classes, summary.mean, summary.std) == (40, 10, MEAN, STD)
+    assert (summary.recipe.width, summary.recipe.bfloat16) == (6, True)
 
 
 def test_the_command_says_why_it_cannot_run(tmp_path):

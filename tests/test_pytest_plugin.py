@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from operant import Samples, results
 from operant.assess import plan
-from operant.checks import Check, Refused, listening
+from operant.checks import Check, InvalidCheck, subscribed
 from operant.data import content_ids
 from operant.formatting import at_most
 from operant.report.checks import Checks, write_checks
@@ -31,7 +31,7 @@ NASTY = "</style><script>alert('1')</script>|`&\x01"
 
 
 def wrong(k: int) -> Samples:
-    """Inputs of which the model gets the first k wrong."""
+    """Inputs whose first k the model misclassifies."""
     y = RIGHT.labels.clone()
     y[:k] = (y[:k] + 1) % 4
     return Samples(RIGHT.x, y)
@@ -45,7 +45,7 @@ def wrong(k: int) -> Samples:
 def test_it_passes_just_where_the_exact_test_does(k, pmi, confidence):
     """So few failures must be as unlikely as 1 - confidence if pmi were just what may not be exceeded."""
     found = []
-    with listening(found.append):
+    with subscribed(found.append):
         try:
             assert_reliable(MODEL, wrong(k), pmi=pmi, confidence=confidence)
             passed = True
@@ -56,17 +56,17 @@ def test_it_passes_just_where_the_exact_test_does(k, pmi, confidence):
     assert (found[0].failures, found[0].labels, found[0].met) == (k, 300, passed)
 
 
-def test_the_message_tells_what_one_needs_to_know():
+def test_the_message_holds_estimate_bound_and_labels_needed():
     with pytest.raises(AssertionError) as caught:
         assert_reliable(MODEL, wrong(3), pmi=0.02, classes=["cat", "dog", "owl", "emu"])
-    told = str(caught.value)
+    shown = str(caught.value)
     needed = plan(0.02, expected=0.01).labels
-    assert "not shown" in told
-    assert "at most 2 % with 0.95 confidence" in told
-    assert "The estimate is 1 %, the bound 2.57 %: 3 of 300" in told
-    assert f"about {needed} labels would show it, {needed - 300} more" in told
+    assert "not shown" in shown
+    assert "at most 2 % with 0.95 confidence" in shown
+    assert "The estimate is 1 %, the bound 2.57 %: 3 of 300" in shown
+    assert f"about {needed} labels would prove the requirement: {needed - 300} more" in shown
     names = {["cat", "dog", "owl", "emu"][c] for c in wrong(3).labels[:3].tolist()}
-    assert all(name in told.partition("Worst classes: ")[2] for name in names)
+    assert all(name in shown.partition("Worst classes: ")[2] for name in names)
 
 
 def test_a_model_that_is_too_bad_is_not_sent_for_labels():
@@ -74,18 +74,18 @@ def test_a_model_that_is_too_bad_is_not_sent_for_labels():
         assert_reliable(MODEL, wrong(30), pmi=0.05)
 
 
-def test_a_large_estimate_from_a_few_labels_condemns_nobody():
+def test_a_large_estimate_from_a_few_labels_is_not_a_failure():
     """One of ten wrong says little: pmi may well be below 6 %."""
-    with pytest.raises(AssertionError, match="not shown.*If the estimate is right, no number.*more would tell"):
+    with pytest.raises(AssertionError, match="not shown.*If the estimate is right, no number.*label more to decide"):
         assert_reliable(MODEL, wrong(1)[:10], pmi=0.06)
 
 
 @settings(max_examples=30)
 @given(k=st.integers(0, 60), pmi=st.floats(0.005, 0.3), confidence=st.sampled_from([0.3, 0.8, 0.95, 0.99]))
-def test_it_is_not_met_just_where_the_exact_test_the_other_way_says_so(k, pmi, confidence):
+def test_it_is_not_met_exactly_if_the_opposite_exact_test_rejects(k, pmi, confidence):
     """So many failures must be as unlikely as 1 - confidence if pmi were just what may not be exceeded."""
     found = []
-    with listening(found.append), contextlib.suppress(AssertionError):
+    with subscribed(found.append), contextlib.suppress(AssertionError):
         assert_reliable(MODEL, wrong(k), pmi=pmi, confidence=confidence)
     tail = binom.sf(k - 1, 300, pmi)
     assert (found[0].lower > pmi) == (tail < 1 - confidence) or abs(tail - (1 - confidence)) < 1e-9
@@ -104,7 +104,7 @@ def test_the_worst_classes_come_first():
     truth = y.clone()
     truth[rows] = torch.cat([y[second[:1]].expand(2), y[first[:1]].expand(5)])
     found = []
-    with listening(found.append), pytest.raises(AssertionError):
+    with subscribed(found.append), pytest.raises(AssertionError):
         assert_reliable(MODEL, Samples(RIGHT.x, truth), pmi=0.01)
     assert [k for _, k, _ in found[0].worst] == [5, 2]
     assert sum(k for _, k, _ in found[0].worst) == found[0].failures
@@ -128,28 +128,28 @@ def test_the_worst_classes_come_first():
         ({"used": content_ids(RIGHT.x[:7])}, "7 of 300 field inputs were learned from"),
     ],
 )
-def test_bad_input_is_refused_and_told(options, sentence):
+def test_bad_input_is_rejected_and_told(options, sentence):
     found = []
-    with listening(found.append), pytest.raises(ValueError, match=sentence) as refused:
+    with subscribed(found.append), pytest.raises(ValueError, match=sentence) as refused:
         assert_reliable(**{"model": MODEL, "field": RIGHT, "pmi": 0.1} | options)
-    assert found == [Refused(why=str(refused.value))]
+    assert found == [InvalidCheck(reason=str(refused.value))]
 
 
 @given(st.floats(1e-9, 1))
 def test_a_bound_is_rounded_up_and_not_by_much(share):
-    told = float(at_most(share).removesuffix(" %")) / 100
-    assert share * (1 - 1e-5) <= told <= share * 1.0101
+    shown = float(at_most(share).removesuffix(" %")) / 100
+    assert share * (1 - 1e-5) <= shown <= share * 1.0101
 
 
 # The report
 
 
 def check(**options) -> Check:
-    told = {"required": 0.05, "confidence": 0.95, "estimate": 0.01, "upper": 0.03, "failures": 1, "labels": 100}
-    return Check(**{"test": "a.py::b"} | told | options)
+    shown = {"required": 0.05, "confidence": 0.95, "estimate": 0.01, "upper": 0.03, "failures": 1, "labels": 100}
+    return Check(**{"test": "a.py::b"} | shown | options)
 
 
-def test_the_report_says_the_same_in_every_form(tmp_path):
+def test_all_report_formats_agree(tmp_path):
     checks = (check(), check(test=f"c.py::{NASTY}", upper=0.08, needed=400, worst=((NASTY, 1, 9),)))
     page = write_checks(checks, tmp_path / "new")
     assert results.load(page.with_suffix(".json"), Checks).checks == checks
@@ -157,10 +157,10 @@ def test_the_report_says_the_same_in_every_form(tmp_path):
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert "400 labels" in suite.findall("testcase")[1].find("failure").get("message")
     text, html = page.with_suffix(".md").read_text(), page.read_text()
-    for told in (text, html):
-        assert "1 of 2 requirements" in told
-        assert "about 400 labels" in told
-        assert "<script" not in told.replace("\\<script", "")
+    for shown in (text, html):
+        assert "1 of 2 requirements" in shown
+        assert "about 400 labels" in shown
+        assert "<script" not in shown.replace("\\<script", "")
     assert len(text.splitlines()) == 8
     assert "http" not in html.replace("http-equiv", "")
 
@@ -173,8 +173,8 @@ def test_the_report_says_the_same_in_every_form(tmp_path):
         ([check(), check(upper=0.08, needed=400)], "not shown"),
         ([check(), check(estimate=0.06, lower=0.04, upper=0.1)], "not shown"),
         ([check(), check(upper=0.08, needed=400), check(estimate=0.07, lower=0.06, upper=0.1)], "not met"),
-        ([check(), Refused(test="a.py::c", why="no labels")], "not shown"),
-        ([Refused(test="a.py::c", why="no labels")], "not shown"),
+        ([check(), InvalidCheck(test="a.py::c", reason="no labels")], "not shown"),
+        ([InvalidCheck(test="a.py::c", reason="no labels")], "not shown"),
     ],
 )
 def test_one_verdict_for_all(checks, status, tmp_path):
@@ -184,16 +184,16 @@ def test_one_verdict_for_all(checks, status, tmp_path):
 
 
 def test_what_could_not_be_checked_counts(tmp_path):
-    page = write_checks([check(), Refused(test="a.py::c", why=f"mend this {NASTY}")], tmp_path)
-    told = results.load(page.with_suffix(".json"), Checks)
-    assert (len(told.checks), len(told.refused)) == (1, 1)
-    assert told.verdict == "1 of 2 requirements on models in use are not shown to hold; 1 could not be checked."
+    page = write_checks([check(), InvalidCheck(test="a.py::c", reason=f"fix this {NASTY}")], tmp_path)
+    shown = results.load(page.with_suffix(".json"), Checks)
+    assert (len(shown.checks), len(shown.refused)) == (1, 1)
+    assert shown.verdict == "1 of 2 requirements on models in use are not shown to hold; 1 could not be checked."
     suite = ElementTree.parse(page.with_suffix(".xml")).find("testsuite")
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "0", "1"]
-    assert suite.findall("testcase")[1].find("error").get("message").startswith("mend this")
+    assert suite.findall("testcase")[1].find("error").get("message").startswith("fix this")
     for text in (page.read_text(), page.with_suffix(".md").read_text()):
         assert "could not be checked" in text
-        assert "mend this" in text
+        assert "fix this" in text
         assert "<script" not in text.replace("\\<script", "")
 
 
@@ -223,7 +223,7 @@ def test_bad(field, share):
 def test_other():
     assert model
 """
-TOLD = [
+EXPECTED = [
     ("test_it.py::test_bad[0.1]", 0.02, True),
     ("test_it.py::test_bad[0.1]", 0.1, False),
     ("test_it.py::test_bad[0.2]", 0.02, True),
@@ -240,11 +240,11 @@ def test_a_session_is_reported(pytester):
     result.stdout.fnmatch_lines(["*AssertionError: not met: pmi must be at most 10 %*", "4 of 6 requirements met"])
     page = Path(pytester.path, "out", "deep", "report.html")
     result.stdout.fnmatch_lines([f"report: {page}"])
-    told = results.load(page.with_suffix(".json"), Checks).checks
-    assert [(c.test, c.required, c.met) for c in told] == TOLD
+    shown = results.load(page.with_suffix(".json"), Checks).checks
+    assert [(c.test, c.required, c.met) for c in shown] == EXPECTED
 
 
-def test_a_check_that_is_refused_is_not_lost(pytester):
+def test_a_check_that_is_rejected_is_not_lost(pytester):
     pytester.makepyfile(
         """
         from operant.testing import assert_reliable, toy_classifier, toy_seeds
@@ -260,39 +260,39 @@ def test_a_check_that_is_refused_is_not_lost(pytester):
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["1 of 2 requirements met, 1 could not be checked"])
     result.stdout.no_fnmatch_line("*def _check_request*")
-    told = results.load(Path(pytester.path, "out", "report.json"), Checks)
-    assert [r.why for r in told.refused] == ["pmi must be a share between 0 and 1, such as 0.02, got 2"]
-    assert told.refused[0].test.endswith("::test_wrong")
-    assert told.status == "not shown"
+    shown = results.load(Path(pytester.path, "out", "report.json"), Checks)
+    assert [r.reason for r in shown.refused] == ["pmi must be a share between 0 and 1, such as 0.02, got 2"]
+    assert shown.refused[0].test.endswith("::test_wrong")
+    assert shown.status == "not shown"
 
 
 @pytest.mark.slow
 def test_checks_arrive_from_the_processes_of_xdist(pytester):
-    """The same checks, in the same order, whoever ran the tests; without torch, so that processes start quickly."""
+    """The same checks, in the same order, in whichever process; without torch, so that processes start quickly."""
     pytester.makepyfile(
         """
         import pytest
-        from operant.checks import Check, Refused, tell
+        from operant.checks import Check, InvalidCheck, publish
 
         @pytest.mark.parametrize("k", range(6))
         def test_it(k):
             upper = k / 100 + 0.01
-            tell(Check(required=0.03, confidence=0.95, estimate=k / 100, upper=upper, failures=k, labels=100,
+            publish(Check(required=0.03, confidence=0.95, estimate=k / 100, upper=upper, failures=k, labels=100,
                        worst=(("class 1", k, 50),)))
-            tell(Refused(why=f"number {k}")) if k == 5 else None
+            publish(InvalidCheck(reason=f"number {k}")) if k == 5 else None
             assert upper <= 0.03
         """
     )
     result = pytester.runpytest_subprocess("--operant-report=out", "-n", "2", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=3, failed=3)
     read = results.load(Path(pytester.path, "out", "report.json"), Checks)
-    told = read.checks
-    assert [r.why for r in read.refused] == ["number 5"]
-    assert [(c.failures, c.worst) for c in told] == [(k, (("class 1", k, 50),)) for k in range(6)]
-    assert all(c.test.endswith(f"::test_it[{c.failures}]") for c in told)
+    shown = read.checks
+    assert [r.reason for r in read.refused] == ["number 5"]
+    assert [(c.failures, c.worst) for c in shown] == [(k, (("class 1", k, 50),)) for k in range(6)]
+    assert all(c.test.endswith(f"::test_it[{c.failures}]") for c in shown)
 
 
-def test_a_session_that_asked_nothing_says_so(pytester):
+def test_a_session_without_checks_is_reported(pytester):
     pytester.makepyfile("def test_nothing(): pass")
     pytester.runpytest_inprocess("--operant-report=out").assert_outcomes(passed=1)
     assert "No test asked" in Path(pytester.path, "out", "report.md").read_text()
@@ -305,7 +305,7 @@ def test_without_the_option_nothing_is_written(pytester):
     assert {path.name for path in set(pytester.path.iterdir()) - before} <= {"__pycache__"}
 
 
-def test_a_file_in_the_way_is_told_before_any_test_runs(pytester):
+def test_a_file_in_the_way_is_reported_before_any_test_runs(pytester):
     pytester.makepyfile("def test_nothing(): pass")
     Path(pytester.path, "out").write_text("")
     result = pytester.runpytest_inprocess("--operant-report=out")
@@ -313,12 +313,12 @@ def test_a_file_in_the_way_is_told_before_any_test_runs(pytester):
     result.stderr.fnmatch_lines(["*--operant-report must name a folder to write to*"])
 
 
-def test_a_folder_without_a_name_is_refused(pytester):
+def test_a_folder_without_a_name_is_rejected(pytester):
     pytester.makepyfile("def test_nothing(): pass")
     before = {path.name for path in pytester.path.iterdir()}
     result = pytester.runpytest_inprocess("--operant-report=")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--operant-report must name a folder to write to, got nothing*"])
+    result.stderr.fnmatch_lines(["*--operant-report must name a folder to write to, got an empty name*"])
     assert {path.name for path in pytester.path.iterdir()} == before
 
 
@@ -327,5 +327,5 @@ def test_the_plug_in_is_installed_and_light():
     assert [e.value for e in entry_points(group="pytest11", name="operant")] == ["operant.pytest_plugin"]
     heavy = ["torch", "numpy", "scipy", "jinja2", "sklearn"]
     code = f"import operant.pytest_plugin, sys, json; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert json.loads(told) == []
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(shown) == []

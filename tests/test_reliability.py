@@ -257,10 +257,10 @@ def test_what_people_added_to_the_table_stays(tmp_path, field) -> None:
     table = tmp_path / "labels.csv"
     lines = ["Remark;name;label", f'"schräg; dünn";{first}.png', f'"two\nlines";{second};3']
     table.write_text("\ufeff" + "\n".join(lines) + "\n", encoding="utf-8")
-    ask.tell(first, 7)
+    ask.set_label(first, 7)
     with pytest.raises(LabelsMissing, match="1 of 3"):
         ask(field[:3])
-    ask.tell(second, None)
+    ask.set_label(second, None)
     lines = [lines[0], f"{lines[1]};7", f'"two\nlines";{second};', f";{third};"]
     assert table.read_text(encoding="utf-8") == "\ufeff" + "\n".join(lines) + "\n"
     assert ask.read() == {first: 7, second: None, third: None}
@@ -277,7 +277,7 @@ names = list(ask.read())
 print("ready", flush=True)
 input()
 for i, name in enumerate(names[mine::2]):
-    ask.tell(name, mine)
+    ask.set_label(name, mine)
     if i % 10 == 0:
         try:
             ask(Samples(torch.rand(1, 3), ids=torch.tensor([10_000 * (1 + mine) + i])))

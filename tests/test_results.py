@@ -215,7 +215,7 @@ class Special(Interval):
 
 
 UNFIT = {
-    "a union": (EitherOr(3), "a field may be one type or None"),
+    "a union": (EitherOr(3), "a field may hold one type or None"),
     "anything": (Loose(3), "value is declared typing.Any"),
     "a tuple of anything": (LooseTuple((3,)), "value is declared <class 'tuple'>"),
     "keys that are neither words nor numbers": (ByTruth({True: 1}), "value is declared dict[bool, int]"),
@@ -243,9 +243,9 @@ def test_what_could_not_be_read_again_is_not_written(what: str, tmp_path: Path) 
     path = tmp_path / "r.json"
     save(small(), path)
     before = {p: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises((TypeError, ValueError)) as told:
+    with pytest.raises((TypeError, ValueError)) as error:
         save(result, path)
-    assert sentence in str(told.value)
+    assert sentence in str(error.value)
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
@@ -306,7 +306,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_a_damaged_file_is_refused_by_name(what: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_rejected_by_name(what: str, tmp_path: Path) -> None:
     path = tmp_path / "results" / "r.json"
     save(small(), path)
     assert same(load(path, Everything), small())
@@ -317,7 +317,7 @@ def test_a_damaged_file_is_refused_by_name(what: str, tmp_path: Path) -> None:
 
 @quick
 @given(st.integers(0, 10**6))
-def test_a_page_cut_at_any_length_is_refused(where: int) -> None:
+def test_a_page_cut_at_any_length_is_rejected(where: int) -> None:
     with tempfile.TemporaryDirectory() as folder, mock.patch("os.fsync"):
         path = Path(folder) / "r.json"
         save(small(), path)

@@ -27,7 +27,7 @@ from operant import Classifier, Samples, spawn
 from operant.networks import initialise
 from operant.retrain import Finetune, OperationalFinetune, Retrained, TrainableModel, pmi_monitor
 from operant.retrain._checkpoint import Checkpoint
-from operant.rng import global_streams, put_streams, streams_now
+from operant.rng import global_streams, restore_streams, stream_states
 from operant.types import Monitor
 
 IMAGES = Samples(torch.rand(100, 2, 8, 8, generator=spawn(1)), torch.arange(100) % 3)
@@ -236,10 +236,10 @@ def test_the_settings_are_what_they_are_called() -> None:
 def test_the_file_changes_nothing_and_the_streams_stay_as_they_are(tmp_path: Path) -> None:
     torch.random.manual_seed(3)
     np.random.seed(3)  # noqa: NPY002
-    before = streams_now()
+    before = stream_states()
     generator = spawn(5)
     assert same(tune("adam", generator, checkpoint=str(tmp_path / "state.safetensors")), generator, "adam")
-    assert all(torch.equal(values, before[name]) for name, values in streams_now().items())
+    assert all(torch.equal(values, before[name]) for name, values in stream_states().items())
 
 
 def test_streams_resume_where_they_were() -> None:
@@ -249,11 +249,11 @@ def test_streams_resume_where_they_were() -> None:
 
     with global_streams(spawn(0)):
         drawn()
-        states = streams_now()
+        states = stream_states()
         expected = drawn()
     with global_streams(spawn(1)):
         assert drawn() != expected
-        put_streams(states)
+        restore_streams(states)
         assert drawn() == expected
 
 

@@ -47,7 +47,7 @@ def test_different_paths_give_different_streams(a: int, b: int, there: list[int 
         (("é",), ("e\N{COMBINING ACUTE ACCENT}",)),
     ],
 )
-def test_paths_that_look_alike_are_told_apart(one: tuple[int | str, ...], other: tuple[int | str, ...]) -> None:
+def test_similar_paths_give_different_streams(one: tuple[int | str, ...], other: tuple[int | str, ...]) -> None:
     assert stream(0, *one) != stream(0, *other)
     assert stream(0, "x", *one) != stream(0, "x", *other)
 
@@ -91,7 +91,7 @@ def test_uniform_numbers_have_the_shape_type_and_range(
     drawn = uniform_like(x, low, high, generator=spawn(seed))
     assert drawn.shape == x.shape
     assert drawn.dtype == dtype
-    ends = torch.tensor([low, high], dtype=dtype)  # as the type can tell them
+    ends = torch.tensor([low, high], dtype=dtype)  # as the type represents them
     assert bool(((drawn >= ends[0]) & (drawn <= ends[1])).all())
     assert torch.equal(drawn, uniform_like(x, low, high, generator=spawn(seed)))
 

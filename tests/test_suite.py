@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from operant import _shards, results, suite
+from operant import results
 from operant.data import Samples
 from operant.rng import spawn
-from operant.suite import Suite, add_columns
-from operant.suite.shards import Rows, read_file
+from operant.suite import Suite, add_columns, shards
+from operant.suite import suite as suite_module
+from operant.suite.shards import LazyRows, read_file
 
 SHAPES = [(3,), (1, 2, 2), (2, 3, 1, 2)]
 TYPES = [torch.float16, torch.float32, torch.float64]
@@ -89,7 +90,7 @@ def same_rows(a: Suite, b: Suite) -> bool:
 
 @quick
 @given(st.integers(0, 2**32), st.integers(0, 12), st.sampled_from(SHAPES), st.sampled_from(TYPES), st.data())
-def test_a_case_knows_its_seed_row_by_row(
+def test_each_case_has_its_seed(
     seed: int, n: int, shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject
 ) -> None:
     g = spawn(seed)
@@ -232,7 +233,7 @@ def test_columns_that_are_missing_are_filled() -> None:
     assert joined["fine"].dtype == torch.float64
 
 
-def test_a_suite_without_rows_has_no_say_in_the_columns() -> None:
+def test_the_columns_of_an_empty_suite_are_dropped() -> None:
     """Nor in their types: whichever way such suites are joined in, the result is the same."""
     half, single = (some_suite(0, only=torch.empty(0, dtype=t), word=[]) for t in (torch.float16, torch.float32))
     rows = some_suite(3, word=["a", "b", "c"])
@@ -266,8 +267,8 @@ def test_precisions_mix_to_the_finer_one() -> None:
 def test_the_digest_sees_every_part() -> None:
     made = some_suite(4, a=[1.0, 2.0, 3.0, 4.0], b=["u", "v", "w", "x"])
     others = [
-        replace(made, rows=Rows([made.x + 1])),
-        replace(made, rows=Rows([made.x.double()])),
+        replace(made, rows=LazyRows([made.x + 1])),
+        replace(made, rows=LazyRows([made.x.double()])),
         replace(made, label=made.label + 1),
         replace(made, prediction=made.prediction + 1),
         replace(made, method=np.array(["m0", "m1", "m0", "m0"])),
@@ -297,8 +298,8 @@ def test_it_prints_what_it_holds() -> None:
         ({"origin": torch.zeros(4).long()}, "must match"),
         ({"prediction": torch.zeros(6).long()}, "must match"),
         ({"method": ["a"] * 4}, "must match"),
-        ({"origin": torch.ones(5, dtype=torch.bool)}, "row numbers must be integers"),
-        ({"origin": torch.ones(5)}, "row numbers must be integers"),
+        ({"origin": torch.ones(5, dtype=torch.bool)}, "origins must be integers"),
+        ({"origin": torch.ones(5)}, "origins must be integers"),
         ({"seeds": Samples(torch.rand(2, 3))}, "no labels"),
         (
             {"seeds": Samples(torch.rand(2, 3), torch.arange(2), torch.tensor([8, 8]))},
@@ -313,7 +314,7 @@ def test_it_prints_what_it_holds() -> None:
         ({"columns": {"label": torch.rand(5)}}, "a column cannot be named label"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_fit_is_rejected(change: dict[str, Any], sentence: str) -> None:
     good: dict[str, Any] = {
         "x": torch.rand(5, 3),
         "seeds": Samples(torch.rand(2, 3), torch.arange(2)),
@@ -326,7 +327,7 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], sentence: str) -> 
         Suite.of(**{"x": torch.rand(5, 3), **good, **change})
 
 
-def test_suites_that_cannot_be_joined_are_refused() -> None:
+def test_suites_that_cannot_be_joined_are_rejected() -> None:
     with pytest.raises(ValueError, match="nothing to join"):
         Suite.concat([])
     with pytest.raises(ValueError, match="share one input shape"):
@@ -347,7 +348,7 @@ def test_suites_that_cannot_be_joined_are_refused() -> None:
         Suite.concat([ours, theirs])
 
 
-def test_questions_without_an_answer_are_refused() -> None:
+def test_questions_without_an_answer_are_rejected() -> None:
     made = some_suite(4, a=[1, 2, 3, 4])
     with pytest.raises(KeyError, match="no column named b; this suite has a"):
         made["b"]
@@ -365,12 +366,12 @@ def test_questions_without_an_answer_are_refused() -> None:
 def test_rows_behave_like_one_tensor(lengths: list[int], data: st.DataObject) -> None:
     """`take`, `choose`, `join` and `all` of parts against the same on one concatenated tensor."""
     parts = [torch.rand(n, 2) for n in lengths]
-    whole, rows = torch.cat(parts), Rows(parts)
+    whole, rows = torch.cat(parts), LazyRows(parts)
     positions = st.lists(st.integers(0, len(whole) - 1), max_size=6) if len(whole) else st.just([])
     for _ in range(3):
         picked = torch.tensor(data.draw(positions), dtype=torch.int64)
         assert torch.equal(rows.take(picked), whole[picked])
-        joined = Rows.join([rows.choose(picked), Rows(parts), rows])
+        joined = LazyRows.join([rows.choose(picked), LazyRows(parts), rows])
         expected = torch.cat([whole[picked], torch.cat(parts), whole])
         assert len(joined) == len(expected)
         assert joined.shape == (2,)
@@ -402,7 +403,7 @@ def shard_files(path: Path) -> list[Path]:
 
 
 def in_shards_of(rows: int) -> Any:
-    return mock.patch.object(suite, "ROWS_PER_SHARD", rows)
+    return mock.patch.object(suite_module, "ROWS_PER_SHARD", rows)
 
 
 @quick
@@ -415,7 +416,7 @@ def test_save_and_open_is_the_identity(made: Suite, rows: int) -> None:
         assert again.digest() == made.digest()
         assert again[1:4].digest() == made[1:4].digest()
         assert torch.equal(again.x0, made.x0)
-        assert again.refused == ()
+        assert again.rejected == ()
         copy = again.save(Path(folder) / "copy")
         assert Suite.open(copy).digest() == made.digest()
 
@@ -526,7 +527,7 @@ def test_a_suite_of_which_no_shard_was_finished_is_empty(tmp_path: Path) -> None
     assert len(opened) == 0
     assert opened.x.shape == (0, 1, 2, 2)
     assert len(opened.x0) == 0
-    assert opened.refused == ()
+    assert opened.rejected == ()
     made.append_to(tmp_path)
     assert Suite.open(tmp_path).digest() == made.digest()
 
@@ -536,10 +537,10 @@ def test_a_suite_of_which_no_shard_was_finished_is_empty(tmp_path: Path) -> None
 
 def open_damaged(path: Path, damaged: Path) -> Suite:
     """Open a suite with one damaged file: a warning and `refused` must name it, and nothing else."""
-    with pytest.warns(UserWarning, match="left out: ") as told:
+    with pytest.warns(UserWarning, match="left out: ") as warned:
         opened = Suite.open(path)
-    assert len(told) == len(opened.refused) == 1
-    assert str(damaged) in opened.refused[0] in str(told[0].message)
+    assert len(warned) == len(opened.rejected) == 1
+    assert str(damaged) in opened.rejected[0] in str(warned[0].message)
     return opened
 
 
@@ -583,7 +584,7 @@ def test_one_damaged_shard_is_named_and_the_others_open(three: tuple[Path, list[
 
 @quick
 @given(st.integers(0, 10**9))
-def test_a_shard_cut_at_any_length_is_refused(where: int) -> None:
+def test_a_shard_cut_at_any_length_is_rejected(where: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = some_suite(4, a=[1, 2, 3, 4]), some_suite(3, seed=1)
         file = first.append_to(folder)
@@ -624,7 +625,7 @@ def test_no_byte_of_a_file_can_change_unseen(tmp_path: Path, word: str) -> None:
 
 @contextmanager
 def changed_byte(file: Path, where: int, flip: int) -> Iterator[bool]:
-    """Flip bits of one byte for a while; tells whether that must be seen.
+    """Flip bits of one byte for a while; returns whether that must be detected.
 
     It need not where one of the blanks that pad the header turns into another blank.
     """
@@ -638,7 +639,7 @@ def changed_byte(file: Path, where: int, flip: int) -> Iterator[bool]:
         raw.write(content[where : where + 1])
 
 
-def test_a_suite_without_a_readable_shard_is_refused(three: tuple[Path, list[Suite]]) -> None:
+def test_a_suite_without_a_readable_shard_is_rejected(three: tuple[Path, list[Suite]]) -> None:
     path, _ = three
     for file in shard_files(path):
         file.write_bytes(file.read_bytes()[:-1])
@@ -646,7 +647,7 @@ def test_a_suite_without_a_readable_shard_is_refused(three: tuple[Path, list[Sui
         Suite.open(path)
 
 
-def test_columns_in_place_of_a_shard_are_refused(three: tuple[Path, list[Suite]]) -> None:
+def test_columns_in_place_of_a_shard_are_rejected(three: tuple[Path, list[Suite]]) -> None:
     path, made = three
     add_columns(path, late=torch.zeros(9))
     file = path / "shard-000003.safetensors"
@@ -654,7 +655,7 @@ def test_columns_in_place_of_a_shard_are_refused(three: tuple[Path, list[Suite]]
     assert open_damaged(path, file).digest() == Suite.concat(made).digest()
 
 
-def test_shards_of_other_suites_are_refused(three: tuple[Path, list[Suite]], tmp_path_factory: Any) -> None:
+def test_shards_of_other_suites_are_rejected(three: tuple[Path, list[Suite]], tmp_path_factory: Any) -> None:
     """Another shape, strings where numbers were, an id that stands for another seed: the shard that does not fit."""
     path, made = three
     clash = Samples(made[0].seeds.x + 1, made[0].seeds.y, made[0].seeds.ids)
@@ -674,7 +675,7 @@ def test_shards_of_other_suites_are_refused(three: tuple[Path, list[Suite]], tmp
         (path / "columns-000000.safetensors").unlink()
 
 
-def test_the_manifest_says_which_shape_is_right_not_the_first_shard(three: tuple[Path, list[Suite]]) -> None:
+def test_the_shape_comes_from_the_manifest_not_from_the_first_shard(three: tuple[Path, list[Suite]]) -> None:
     path, made = three
     stranger = some_suite(2, shape=(3,)).append_to(path / "elsewhere")
     first = stranger.rename(shard_files(path)[0])
@@ -683,14 +684,14 @@ def test_the_manifest_says_which_shape_is_right_not_the_first_shard(three: tuple
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"{}", b'{"suite": 2, "shape": [3]}', b'{"suite": 1}'])
 @pytest.mark.parametrize("use", [Suite.open, lambda path: some_suite().append_to(path), add_columns])
-def test_a_foreign_manifest_is_refused(tmp_path: Path, content: bytes, use: Callable[[Path], object]) -> None:
+def test_a_foreign_manifest_is_rejected(tmp_path: Path, content: bytes, use: Callable[[Path], object]) -> None:
     some_suite().append_to(tmp_path)
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(ValueError, match="manifest.json is not the manifest of a format-1 suite"):
         use(tmp_path)
 
 
-def test_folders_that_are_no_suites_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_no_suites_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not a suite: it has no manifest.json"):
         Suite.open(tmp_path)
     with pytest.raises(ValueError, match="nowhere is not a suite"):
@@ -700,7 +701,7 @@ def test_folders_that_are_no_suites_are_refused(tmp_path: Path) -> None:
         some_suite().save(tmp_path)
 
 
-def test_rows_and_columns_that_do_not_fit_a_suite_are_refused(three: tuple[Path, list[Suite]]) -> None:
+def test_rows_and_columns_that_do_not_fit_a_suite_are_rejected(three: tuple[Path, list[Suite]]) -> None:
     path, made = three
     before = sorted(path.iterdir())
     with pytest.raises(ValueError, match=r"holds cases of shape \(1, 2, 2\), these have \(3,\)"):
@@ -776,12 +777,12 @@ def test_a_shard_that_is_there_is_never_overwritten(three: tuple[Path, list[Suit
     path, made = three
     before = {file: file.read_bytes() for file in shard_files(path)}
     stale = [{0: shard_files(path)[0]}, {}]
-    honest = _shards.numbered
+    honest = shards.numbered
 
     def looks_late(folder: Path, word: str) -> dict[int, Path]:
         return stale.pop() if stale else honest(folder, word)
 
-    with mock.patch.object(_shards, "numbered", looks_late):
+    with mock.patch.object(shards, "numbered", looks_late):
         assert made[0].append_to(path).name == "shard-000003.safetensors"
     assert not stale
     assert all(file.read_bytes() == content for file, content in before.items())

@@ -26,7 +26,7 @@ ROWS = 800  # about two and a half megabytes a shard: long enough to be killed w
 
 
 def shard(k: int) -> Suite:
-    """What every shard number k must hold, whoever writes it."""
+    """The content of shard number k, the same for every writer."""
     g = spawn(0, "shard", k)
     seeds = Samples(torch.rand(50, 1, 28, 28, generator=g), torch.arange(50) % 10, torch.arange(50) + 50 * k)
     origin = torch.arange(ROWS) % 50
@@ -49,7 +49,7 @@ def write(folder: Path) -> None:
 
 
 def fork_writers(folder: Path) -> None:
-    """One writer for each line on the standard input, one after the other; they also tell when they flush a file."""
+    """One writer for each line on the standard input, one after the other; they also print when they flush a file."""
     flush = os.fsync
 
     def flush_aloud(descriptor: int) -> None:
@@ -70,24 +70,24 @@ def fork_writers(folder: Path) -> None:
 
 
 def one_round(server: "subprocess.Popen[str]", moment: str, nth: int, delay: float) -> list[str]:
-    """Start a writer, kill it ``delay`` seconds after it tells a moment for the ``nth`` time; what it said."""
+    """Start a writer, kill it ``delay`` seconds after it prints a moment for the ``nth`` time; returns its output."""
     assert server.stdin is not None
     assert server.stdout is not None
     print("go", file=server.stdin, flush=True)
-    told = map(str.strip, server.stdout)
-    pid = int(next(told).removeprefix("writer "))
+    output = map(str.strip, server.stdout)
+    pid = int(next(output).removeprefix("writer "))
     said: list[str] = []
     while sum(s.startswith(moment) for s in said) < nth:
-        said.append(next(told))
+        said.append(next(output))
         assert said[-1] != "gone", "the writer must not stop by itself"
     time.sleep(delay)
     os.kill(pid, signal.SIGKILL)
-    said += iter(told.__next__, "gone")
+    said += iter(output.__next__, "gone")
     return [s for s in said if not s.startswith("flush")]
 
 
 def last(said: list[str], what: str) -> int:
-    """The newest number that was told to be started or finished; -1 if none was."""
+    """The newest number that was reported as started or finished; -1 if none was."""
     return max((int(s.split()[-1]) for s in said if s.startswith(what)), default=-1)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from operant import Samples, load_digits, results, spawn
-from operant.conditions import Drawn, Recipe, apply, fixed, normal, uniform
+from operant.conditions import DrawnConditions, Recipe, apply, fixed, normal, uniform
 from operant.profile.synthesis import (
     CHUNK,
     ClassVAEs,
@@ -136,7 +136,7 @@ def test_a_row_names_its_image_and_its_conditions() -> None:
     rows = synthesise(FromImages(images=DIGITS.train, recipe=RECIPE), 40, priors=PRIORS, generator=spawn(4))
     places = torch.stack([(DIGITS.train.ids == i).nonzero()[0, 0] for i in rows.source])
     values = torch.stack([rows.parameters[name] for name in RECIPE.names], 1)
-    drawn = Drawn(names=RECIPE.names, values=values, seeds=rows.parameters["noise_seed"])
+    drawn = DrawnConditions(names=RECIPE.names, values=values, seeds=rows.parameters["noise_seed"])
     assert torch.equal(apply(DIGITS.train.x[places], drawn), rows.x)
     assert torch.equal(DIGITS.train.labels[places], rows.y)
 

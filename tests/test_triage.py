@@ -38,8 +38,8 @@ from operant.campaign.records import About
 from operant.cli import app as command_line
 from operant.data import LabelFolder, LabelsMissing
 from operant.execution.run_folder import RunFolder
-from operant.suite import add_columns, open_known
-from operant.suite.verdicts import VERDICTS, log_files, together
+from operant.suite import add_columns, open_with_index
+from operant.suite.verdicts import VERDICTS, combined_verdict, log_files
 from operant.triage import (
     Plan,
     Verdicts,
@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(path: Path, plan: dict[str, Any] | None = None) -> Verdicts:
-    return Verdicts(path, *open_known(path), plan=plan)
+    return Verdicts(path, *open_with_index(path), plan=plan)
 
 
 def said(path: Path) -> dict[tuple[int, str], tuple[str, tuple[str, ...]]]:
@@ -136,7 +136,7 @@ def test_verdicts_are_what_was_said_last_and_undo_takes_back_one_step(tmp_path_f
     if expected or any(now.values()):
         for row in range(6):
             each = [told for (r, _), told in sorted(expected.items()) if r == row]
-            assert suite["verdict"][row] == together(verdict for verdict, _ in each)
+            assert suite["verdict"][row] == combined_verdict(verdict for verdict, _ in each)
             assert suite["tags"][row] == ", ".join(sorted({tag for _, tags in each for tag in tags}))
             assert verdicts.consensus(row) == suite["verdict"][row]
     codes = verdicts.consensus_codes()
@@ -163,7 +163,7 @@ def test_a_suite_opens_with_who_and_when(folder) -> None:
 
 
 def test_a_suite_that_nobody_judged_has_no_valid_cases_to_give(folder) -> None:
-    with pytest.raises(ValueError, match="nobody has judged these cases; `operant triage`"):
+    with pytest.raises(ValueError, match="nobody has judged these cases; run `operant triage`"):
         Suite.open(folder).valid()
     assert read_verdicts(folder) == []
     assert valid_share(folder) is None
@@ -219,13 +219,13 @@ def test_a_torn_line_counts_for_nothing_and_a_damaged_one_is_named(folder) -> No
     for cut in range(len(whole) - 40, len(whole)):
         log.write_bytes(whole[:cut])
         assert len(read_verdicts(folder)) == 5
-    assert Suite.open(folder).refused == ()
+    assert Suite.open(folder).rejected == ()
     lines = whole.splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:3], lines[3].replace(b"valid", b"vaLid"), *lines[4:]]))
     with pytest.warns(UserWarning, match=r"line 4 of .*verdicts-000000.jsonl is damaged"):
         suite = Suite.open(folder)
     assert np.flatnonzero(suite["verdict"] == "valid").tolist() == [0, 1, 3, 4, 5]
-    assert suite.refused == ()  # no case is missing, so a campaign can go on
+    assert suite.rejected == ()  # no case is missing, so a campaign can continue
     log.write_bytes(b"".join(lines[1:]))  # without its first line, cases are known by their content
     assert len(read_verdicts(folder)) == 6
     log.write_bytes(b'12345678 {"something": "else"}\n')
@@ -264,7 +264,7 @@ def test_a_full_disk_loses_nothing_and_lies_about_nothing(folder, monkeypatch) -
     assert verdicts.of(2, "ann").verdict == ""
     verdicts.mark(3, "ann", "invalid")
     assert said(folder) == {(1, "ann"): ("valid", ()), (3, "ann"): ("invalid", ())}
-    assert Suite.open(folder).refused == ()
+    assert Suite.open(folder).rejected == ()
 
 
 def test_a_campaigns_cases_stay_sealed_and_keep_their_verdicts_when_it_goes_on(tmp_path) -> None:
@@ -824,7 +824,7 @@ def test_a_killed_server_loses_no_acknowledged_verdict(tmp_path) -> None:
         server.communicate()
     assert len(kept) > 5 * KILLS  # it was killed at work
     suite = Suite.open(path)
-    assert suite.refused == ()
+    assert suite.rejected == ()
     assert {int(row) for row in np.flatnonzero(suite["verdict"] != "")} == set(found)
 
 
@@ -909,14 +909,14 @@ def test_whatever_is_asked_of_labels_the_answer_is_no_failure(labelling, path, p
 def test_one_label_is_told_without_touching_the_others(to_label) -> None:
     ask, _ = to_label
     names = list(ask.read())
-    ask.tell(names[2], 3)
-    ask.tell(names[4], 0)
-    ask.tell(names[4], None)
+    ask.set_label(names[2], 3)
+    ask.set_label(names[4], 0)
+    ask.set_label(names[4], None)
     assert ask.read() == {name: 3 if i == 2 else None for i, name in enumerate(names)}
     with pytest.raises(ValueError, match="has no row for 'nobody'"):
-        ask.tell("nobody", 1)
+        ask.set_label("nobody", 1)
     with pytest.raises(ValueError, match="from 0 to 3, got 4"):
-        ask.tell(names[0], 4)
+        ask.set_label(names[0], 4)
     (ask.folder / "classes.json").unlink()
     with pytest.raises(ValueError, match="does not tell its classes.*--classes"):
         open_desk(ask.folder)

@@ -105,7 +105,7 @@ def test_sixteen_numbers_keep_most_of_an_unseen_digit(vae, digits28):
     assert float(error) < 0.15 * float(without)
 
 
-def test_codes_are_spread_as_the_prior_says(vae, digits28):
+def test_codes_are_distributed_like_the_prior(vae, digits28):
     mean, std = vae.encode(digits28.train.x)
     spread = (mean.var(0) + std.square().mean(0)).sqrt()
     assert bool((spread > 0.4).all() and (spread < 2.5).all())
@@ -142,7 +142,7 @@ def test_weights_do_not_depend_on_torchs_default_type(digits8):
     assert same(found, expected)
 
 
-def test_labels_are_not_looked_at(digits8):
+def test_labels_are_not_used(digits8):
     plain = Samples(digits8.train.x)
     assert same(learned(plain, epochs=1), learned(digits8.train, epochs=1))
 
@@ -204,7 +204,7 @@ def test_any_shape(shape):
 # On disk
 
 
-def test_a_vae_comes_back_from_disk_as_it_was(vae, digits28, tmp_path):
+def test_a_vae_is_stored_without_loss(vae, digits28, tmp_path):
     save(vae, tmp_path / "vae.json")
     again = load(tmp_path / "vae.json", VAE)
     assert same(vae, again)
@@ -218,7 +218,7 @@ def test_a_vae_comes_back_from_disk_as_it_was(vae, digits28, tmp_path):
 # Refusals
 
 
-def test_data_that_teach_nothing_are_refused(digits8):
+def test_data_that_teach_nothing_are_rejected(digits8):
     x = digits8.train.x[:100]
     with pytest.raises(ValueError, match="at least 20 inputs are needed to learn from, got 19"):
         learned(Samples(x[:19]))
@@ -238,12 +238,12 @@ def test_data_that_teach_nothing_are_refused(digits8):
             learned(Samples(x), learning_rate=rate)
 
 
-def test_training_that_diverges_says_so():
+def test_training_that_diverges_raises():
     with pytest.raises(ValueError, match="the loss became .*; try a lower learning_rate"):
         learned(table(), learning_rate=1e30, bounds=UNBOUNDED)
 
 
-def test_inputs_of_another_kind_are_refused(vae):
+def test_inputs_of_another_kind_are_rejected(vae):
     x = torch.rand(4, 1, 28, 28, generator=spawn(0))
     for method in (vae.encode, vae.reconstruct, vae.residual, vae.reconstruction_error):
         with pytest.raises(ValueError, match=r"inputs must have shape \(N, 1, 28, 28\), got \(4, 1, 8, 8\)"):

@@ -1,6 +1,6 @@
-"""What a test asked of a model in use, and what came of it.
+"""Results of `operant.testing.assert_reliable`, and how other code subscribes to them.
 
-Nothing heavy is imported here: the pytest plug-in reads this in every session.
+This module imports nothing heavy, because the pytest plug-in loads it in every session.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from dataclasses import dataclass
 
 from operant.formatting import at_most, percent
 
-MOST = 3  # classes named in a sentence
+MAX_CLASSES_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One `operant.testing.assert_reliable`.
+    """The result of one `operant.testing.assert_reliable`.
 
     Attributes:
-        test: id of the test that asked; empty outside pytest.
-        required: pmi had to be at most this.
+        test: id of the calling test; empty outside pytest.
+        required: largest pmi that is accepted.
         confidence: of each bound.
-        estimate: the share of labelled field inputs that the model got wrong.
-        lower: pmi is at least this, with ``confidence``.
-        upper: pmi is at most this, with ``confidence``.
-        failures, labels: how many were wrong, of how many.
-        needed: so many labels would probably show that the requirement holds, if the estimate is right; None where it
-            is shown already, or where no number would do.
-        worst: classes with failures, as name, failures and labels; most failures first.
+        estimate: share of labelled field inputs that the model misclassified.
+        lower, upper: lower and upper bound of pmi, each with ``confidence``.
+        failures, labels: number of misclassified inputs, number of labelled inputs.
+        needed: labels that would probably prove the requirement if the estimate is right; None if it is proved
+            already, or if no number of labels would prove it.
+        worst: classes with failures as (name, failures, labels), most failures first.
     """
 
     test: str = ""
@@ -48,58 +47,56 @@ class Check:
 
     @property
     def status(self) -> str:
-        """``met``; ``not met``: pmi is too large, with confidence; ``not shown``: labels are too few to tell."""
+        """``met``; ``not met``: pmi is too large, with confidence; ``not shown``: too few labels to decide."""
         return "met" if self.met else "not met" if self.lower > self.required else "not shown"
 
     @property
     def advice(self) -> str:
-        """What would help; empty where nothing is missing."""
+        """What to do next; empty if the requirement is met."""
         if self.status == "met":
             return ""
         if self.status == "not met":
             return f"With the same confidence pmi is above {percent(self.required, 4)}: improve the model."
         if self.needed is None:
             return (
-                "If the estimate is right, no number of labels would show it, and the model must be improved; labels "
-                "are too few to say whether it is: more would tell."
+                "If the estimate is right, no number of labels would prove the requirement. Improve the model, or "
+                "label more to decide."
             )
         return (
-            f"If the estimate is right, about {self.needed} labels would show it, {self.needed - self.labels} more "
-            "than there are."
+            f"If the estimate is right, about {self.needed} labels would prove the requirement: "
+            f"{self.needed - self.labels} more than now."
         )
 
     def __str__(self) -> str:
-        told = (
+        result = (
             f"{self.status}: pmi must be at most {percent(self.required, 4)} with {self.confidence:.10g} confidence. "
             f"The estimate is {percent(self.estimate)}, the bound {at_most(self.upper)}: {self.failures} of "
             f"{self.labels} labelled field inputs are misclassified."
         )
-        where = ", ".join(f"{name} ({k} of {n})" for name, k, n in self.worst[:MOST])
-        return " ".join(part for part in (told, self.advice, where and f"Worst classes: {where}.") if part)
+        where = ", ".join(f"{name} ({k} of {n})" for name, k, n in self.worst[:MAX_CLASSES_NAMED])
+        return " ".join(part for part in (result, self.advice, where and f"Worst classes: {where}.") if part)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
-    """An `operant.testing.assert_reliable` that could not be answered.
+class InvalidCheck:
+    """An `operant.testing.assert_reliable` that could not be evaluated.
 
     Attributes:
-        test: id of the test that asked; empty outside pytest.
-        why: what must hold, and did not.
+        test: id of the calling test; empty outside pytest.
+        reason: the error message.
     """
 
     test: str = ""
-    why: str
+    reason: str
 
 
-# Who is told ----------------------------------------------------------------------------------------------------------
-
-Listener = Callable[[Check | Refused], None]
+Listener = Callable[[Check | InvalidCheck], None]
 _listeners: list[Listener] = []
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """While this lasts, the listener is told of every check."""
+def subscribed(listener: Listener) -> Iterator[None]:
+    """Call ``listener`` with every check while the context is open."""
     _listeners.append(listener)
     try:
         yield
@@ -107,7 +104,7 @@ def listening(listener: Listener) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def tell(check: Check | Refused) -> None:
-    """Tell everyone who listens."""
+def publish(check: Check | InvalidCheck) -> None:
+    """Pass a check to all listeners."""
     for listener in _listeners:
         listener(check)

@@ -1,4 +1,4 @@
-"""The first minutes with Operant: a small network goes into a field that differs, and is hardened for it."""
+"""The demo: a small network is used in a field that differs from its training data, and is hardened for it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from operant.campaign.progress import show_progress
 from operant.conditions import Recipe, apply, half_normal, normal, uniform
 from operant.data import Samples, labels_of, load_digits
 from operant.execution.engines import one_thread
+from operant.formatting import at_most, percent
 from operant.generate import ConditionMove, GradientMove
 from operant.model import Classifier
 from operant.networks import LeNet5, fit, initialise
@@ -34,17 +35,17 @@ from operant.rng import spawn
 SIGNATURE = "Made by `operant demo`."
 README = f"""{SIGNATURE} Every run replaces these files:
 
-report.html   what happened, for a browser
+report.html   the report, for a browser
 report.json   the same, for programs: operant.report.load_evidence reads it
 report.xml    the same, for CI servers (JUnit)
 report.md     the same, for a pull request
-demo.json     the numbers at the end: operant.results.load reads them into an operant.demo.Demo
-run/          the campaign: every case, label, decision and weight, round by round
+demo.json     the result: operant.results.load reads it into an operant.demo.DemoResult
+run/          the campaign: all cases, labels, decisions and weights, round by round
 """
-OURS = ("report.html", "report.json", "report.xml", "report.md", "demo.json", "run")
+DEMO_FILES = ("report.html", "report.json", "report.xml", "report.md", "demo.json", "run")
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-# What a camera that reads meters does to digits; the method is not told, only that it is nothing worse than WIDEST.
+# What a meter-reading camera does to digits. The campaign does not know it; it knows only the limits WIDEST.
 CAMERA = Recipe(
     severities={
         "blur": uniform(0, 1.6),
@@ -68,8 +69,8 @@ WIDEST = Recipe(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """How much of everything the demo has; smaller ones are for tests."""
+class DemoSize:
+    """Sizes of the demo's data and budgets; tests use smaller ones."""
 
     epochs: int = 8
     field: int = 2500
@@ -82,16 +83,17 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demo:
-    """What a run of the demo came to.
+class DemoResult:
+    """The result of a run of the demo.
 
     Attributes:
-        requirement: largest pmi that was to be accepted.
-        met, reason: whether that could be shown, and why the campaign ended.
-        before, after: what labels said of the network as it came, and as it left.
-        true_before, true_after: the same in truth, on many inputs that the camera took of the same digits later.
-        labels, cases: what it took.
-        cpu_seconds: likewise.
+        seed: random seed.
+        requirement: largest pmi that is accepted.
+        met, reason: whether the requirement is proved, and why the campaign ended.
+        before, after: assessment of the initial and of the final network.
+        true_before, true_after: their error rates on many further pictures of the camera.
+        labels, cases: number of labels and of generated cases used.
+        cpu_seconds: CPU time of the run.
     """
 
     seed: int
@@ -108,8 +110,8 @@ class Demo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
-    """The demo's data: balanced clean digits to learn from, and digits as the camera sends them."""
+class DemoData:
+    """The demo's data: balanced clean digits to learn from, and digits from the camera."""
 
     train: Samples
     clean: Samples
@@ -122,33 +124,32 @@ def run_demo(
     *,
     seed: int = 0,
     requirement: float = 0.15,
-    size: Size = Size(),  # frozen
+    size: DemoSize = DemoSize(),  # frozen
     console: Console | None = None,
-) -> Demo:
-    """Train a LeNet-5 on clean digits, harden it for digits that a meter-reading camera sends, and report.
+) -> DemoResult:
+    """Train a LeNet-5 on clean digits, harden it for digits from a meter-reading camera, and write a report.
 
     Args:
-        out: the folder: a new one, an empty one, or one of an earlier demo, whose files are replaced.
-        seed: of everything random.
+        out: a new or empty folder, or that of an earlier demo, whose files are replaced.
+        seed: random seed.
         requirement: largest pmi that is accepted.
-        size: how much of everything.
-        console: where to tell what happens; standard output unless given.
+        size: sizes of data and budgets.
+        console: where progress is printed (default: standard output).
     """
     out, started = Path(out), time.process_time()
     console = Console(highlight=False) if console is None else console
     _claim(out)
     with _one_thread():
-        world = make_world(seed, size)
-        model = _train(console, world, seed=seed, epochs=size.epochs)
-        recipe = _estimate(console, world, seed=seed, simulated=size.simulated)
-        _tell(
-            console, "campaign", f"rounds of finding, retraining and assessing, until pmi is at most {requirement:.0%}"
-        )
-        done = _harden(console, world, model, recipe, out / "run", seed=seed, requirement=requirement, size=size)
-        true_before, true_after = (1 - m.accuracy(world.truth) for m in (model, done.model))
+        data = make_data(seed, size)
+        model = _train(console, data, seed=seed, epochs=size.epochs)
+        recipe = _estimate(console, data, seed=seed, simulated=size.simulated)
+        goal = f"its error rate in the field (pmi) is at most {percent(requirement)} with 95 % confidence"
+        _print(console, "campaign", f"find failures, retrain and assess the model, in rounds, until {goal}")
+        done = _harden(console, data, model, recipe, out / "run", seed=seed, requirement=requirement, size=size)
+        true_before, true_after = (1 - m.accuracy(data.truth) for m in (model, done.model))
     first = done.rounds[0].assessment
     assert first is not None
-    result = Demo(
+    result = DemoResult(
         seed=seed,
         requirement=requirement,
         met=done.met,
@@ -163,21 +164,21 @@ def run_demo(
     )
     save(result, out / "demo.json")
     page = write_report(out / "run", out)
-    _tell_outcome(console, result, size)
-    _tell_next(console, out, page, cpu_seconds=result.cpu_seconds)
+    _print_result(console, result, size)
+    _print_next_steps(console, out, page, cpu_seconds=result.cpu_seconds)
     return result
 
 
 def snippet(out: Path) -> str:
-    """Lines of Python that go on from what the demo wrote."""
+    """Python code that reads the report of the demo."""
     return f"from operant.report import load_evidence\nprint(load_evidence({str(out / 'report.json')!r}).verdict)"
 
 
-# The world ------------------------------------------------------------------------------------------------------------
+# Data -----------------------------------------------------------------------------------------------------------------
 
 
-def make_world(seed: int, size: Size) -> World:
-    """Deal the 1797 embedded digits: 90 of each class to learn from, the rest to guard, field and truth."""
+def make_data(seed: int, size: DemoSize) -> DemoData:
+    """Split the 1797 digits of scikit-learn: 90 per class for training, the rest for clean, field and truth."""
     digits = load_digits(size=28)
     everything = Samples.concat([digits.train, digits.test])
     order = torch.randperm(len(everything), generator=spawn(seed, "demo", "deal"))
@@ -186,24 +187,24 @@ def make_world(seed: int, size: Size) -> World:
         rows = order[everything.labels[order] == label]
         rank[rows] = torch.arange(len(rows))
     rest = order[rank[order] >= 90]
-    guard, read = everything[rest[:200]], everything[rest[200:]]
-    return World(
+    clean, shown = everything[rest[:200]], everything[rest[200:]]
+    return DemoData(
         train=everything[rank < 90],
-        clean=guard,
-        field=_sent(read, size.field, generator=spawn(seed, "demo", "field")),
-        truth=_sent(read, size.truth, generator=spawn(seed, "demo", "truth")),
+        clean=clean,
+        field=_photographed(shown, size.field, generator=spawn(seed, "demo", "field")),
+        truth=_photographed(shown, size.truth, generator=spawn(seed, "demo", "truth")),
     )
 
 
-def _sent(images: Samples, n: int, *, generator: torch.Generator) -> Samples:
-    """n of these digits as the camera sends them, each as often as meters show it."""
+def _photographed(images: Samples, n: int, *, generator: torch.Generator) -> Samples:
+    """n pictures of these digits by the camera, with the class frequencies of meters."""
     chances = (meter_priors() / torch.bincount(images.labels, minlength=10))[images.labels]
     rows = torch.multinomial(chances, n, replacement=True, generator=generator)
     return Samples(apply(images.x[rows], CAMERA.draw(n, generator=generator)), images.labels[rows])
 
 
 def meter_priors() -> torch.Tensor:
-    """Benford's law for the digits 1 to 9, log10(1 + 1 / d), and one digit in ten a zero.
+    """Class priors of meters: Benford's law for the digits 1 to 9, log10(1 + 1 / d), and a tenth of zeros.
 
     >>> [round(p, 2) for p in meter_priors().tolist()]
     [0.1, 0.27, 0.16, 0.11, 0.09, 0.07, 0.06, 0.05, 0.05, 0.04]
@@ -214,41 +215,41 @@ def meter_priors() -> torch.Tensor:
 # Steps ----------------------------------------------------------------------------------------------------------------
 
 
-def _train(console: Console, world: World, *, seed: int, epochs: int) -> Classifier:
+def _train(console: Console, data: DemoData, *, seed: int, epochs: int) -> Classifier:
     start = initialise(LeNet5, generator=spawn(seed, "demo", "weights"))
     generator = spawn(seed, "demo", "training")
-    fitted = fit(start, world.train, epochs=epochs, batch_size=32, learning_rate=2e-3, generator=generator)
+    fitted = fit(start, data.train, epochs=epochs, batch_size=32, learning_rate=2e-3, generator=generator)
     model = Classifier(fitted.module)
-    _tell(
+    _print(
         console,
         "model",
-        f"a LeNet-5 that learned from {len(world.train)} clean digits, as many of each; it reads "
-        f"{model.accuracy(world.clean):.1%} of {len(world.clean)} others",
+        f"a LeNet-5, trained on {len(data.train)} clean digits; it classifies {percent(model.accuracy(data.clean))} "
+        f"of {len(data.clean)} other clean digits correctly",
     )
-    _tell(
+    _print(
         console,
         "field",
-        f"{len(world.field)} digits as a meter-reading camera sends them, without labels: blurred, dark or bright, off "
-        "centre, noisy, and small digits more often than large ones; how, nobody tells",
+        f"{len(data.field)} unlabelled pictures of digits from a meter-reading camera: blurred, dark or bright, "
+        "off-centre and noisy, with low digits more often than high ones",
     )
     return model
 
 
-def _estimate(console: Console, world: World, *, seed: int, simulated: int) -> Recipe:
+def _estimate(console: Console, data: DemoData, *, seed: int, simulated: int) -> Recipe:
     fitted = fit_conditions(
-        _unlabelled(world.field.split(profile=0.5, assessment=0.5)["profile"]),  # the rest is to assess
-        world.train,
+        _unlabelled(data.field.split(profile=0.5, assessment=0.5)["profile"]),  # the rest is for the assessment
+        data.train,
         widest=WIDEST,
         simulated=simulated,
         resamples=20,
         generator=spawn(seed, "demo", "conditions"),
     )
-    found = [f"{name} {_told(fitted.recipe, name)}" for name in CAMERA.names]
-    _tell(console, "estimate", f"what the camera does: {', '.join(found)}")
+    found = [f"{name} {_severity(fitted.recipe, name)}" for name in CAMERA.names]
+    _print(console, "estimate", f"the camera's effects, estimated without labels: {', '.join(found)}")
     return fitted.recipe
 
 
-def _told(recipe: Recipe, name: str) -> str:
+def _severity(recipe: Recipe, name: str) -> str:
     s = recipe.severities.get(name)
     if s is None:
         return "none"
@@ -257,14 +258,14 @@ def _told(recipe: Recipe, name: str) -> str:
 
 def _harden(
     console: Console,
-    world: World,
+    data: DemoData,
     model: Classifier,
     recipe: Recipe,
     folder: Path,
     *,
     seed: int,
     requirement: float,
-    size: Size,
+    size: DemoSize,
 ) -> CampaignResult:
     campaign = Campaign(
         requirement=requirement,
@@ -283,10 +284,10 @@ def _harden(
     with show_progress(console) as on_event:
         return campaign(
             model,
-            train=world.train,
-            clean=world.clean,
-            field=_unlabelled(world.field),
-            labeller=labels_of(world.field),
+            train=data.train,
+            clean=data.clean,
+            field=_unlabelled(data.field),
+            labeller=labels_of(data.field),
             folder=folder,
             seed=seed,
             classes=CLASSES,
@@ -302,69 +303,69 @@ def _unlabelled(samples: Samples) -> Samples:
 
 
 def _claim(out: Path) -> None:
-    """Make the folder, or take over that of an earlier demo; never one with anybody's other files."""
+    """Create the folder, or empty that of an earlier demo; raises a ValueError if it holds other files."""
     readme = out / "README.txt"
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} must be a folder, and is a file; choose another with --out")
+        raise ValueError(f"{out} is a file, not a folder; choose another with --out")
     held = [file for file in out.iterdir() if not file.name.endswith(TEMPORARY)] if out.exists() else []
     if held and not (readme.is_file() and readme.read_bytes().startswith(SIGNATURE.encode())):
         raise ValueError(
-            f"{out} must be new, empty or made by a demo, and holds other files; choose another with --out"
+            f"{out} must be new, empty or made by a demo, but it holds other files; choose another with --out"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"the folder {out} cannot be made ({error.strerror}); choose another with --out") from None
+        raise ValueError(f"the folder {out} cannot be created ({error.strerror}); choose another with --out") from None
     write_atomically(readme, README.encode())
-    for name in OURS:
+    for name in DEMO_FILES:
         _remove(out / name)
 
 
-def _remove(place: Path) -> None:
-    if place.is_dir():
-        shutil.rmtree(place)
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
     else:
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
-# What is told ---------------------------------------------------------------------------------------------------------
+# Output ---------------------------------------------------------------------------------------------------------------
 
 
-def _tell(console: Console, step: str, text: str) -> None:
+def _print(console: Console, step: str, text: str) -> None:
     console.print(f"[bold]{step:<9}[/] {escape(text)}", soft_wrap=True)
 
 
-def _tell_outcome(console: Console, result: Demo, size: Size) -> None:
+def _print_result(console: Console, result: DemoResult, size: DemoSize) -> None:
     console.print()
-    for name, told, true in (
+    for name, assessment, true in (
         ("before", result.before, result.true_before),
         ("after", result.after, result.true_after),
     ):
-        bound = f"pmi {told.pmi:.1%} on {told.labels} labels, at most {told.upper:.1%}"
-        _tell(console, name, f"{bound}; in truth, on {size.truth} further pictures, {true:.1%}")
+        bound = f"pmi {percent(assessment.pmi)} ({assessment.labels} labels), at most {at_most(assessment.upper)}"
+        _print(console, name, f"{bound}; true error rate on {size.truth} further pictures: {percent(true)}")
     verdict = "met" if result.met else "not met"
-    _tell(console, "required", f"at most {result.requirement:.0%} with 95 % confidence: {verdict}")
+    _print(console, "verdict", f"pmi at most {percent(result.requirement)} with 95 % confidence: {verdict}")
 
 
-def _tell_next(console: Console, out: Path, page: Path, *, cpu_seconds: float) -> None:
+def _print_next_steps(console: Console, out: Path, page: Path, *, cpu_seconds: float) -> None:
     console.print()
-    _tell(console, "done", f"in {cpu_seconds:.0f} s of CPU time; everything is in the folder {out}")
-    _tell(console, "look", f"open {page} in a browser")
-    _tell(console, "go on", f"in Python ({_python()}):")
+    _print(console, "done", f"in {cpu_seconds:.0f} s of CPU time; all files are in the folder {out}")
+    _print(console, "report", f"open {page} in a browser")
+    _print(console, "next", f"read the result in Python ({_python()}):")
     console.print()
     for line in snippet(out).splitlines():
         console.print(f"  {escape(line)}", soft_wrap=True)
 
 
 def _python() -> str:
-    """The interpreter that knows Operant, told as briefly as it can be."""
+    """The path of this Python interpreter, relative to the current folder if it is inside."""
     path, here = Path(sys.executable), Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One torch thread, unless the environment names a number: on a small network more of them only cost."""
-    named = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
-    with nullcontext() if named else one_thread():
+    """One torch thread, unless the environment sets a number: on a small network more threads are slower."""
+    chosen = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
+    with nullcontext() if chosen else one_thread():
         yield

@@ -1,6 +1,6 @@
-"""Numbers for people: shares in per cent, and how long something takes.
+"""Format numbers for people: percentages, upper bounds and durations.
 
-Nothing heavy is imported here: the pytest plug-in reads this in every session.
+This module imports nothing heavy, because the pytest plug-in loads it in every session.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 
 
 def percent(share: float, digits: int = 3) -> str:
-    """A share in per cent, with so many digits.
+    """A share as a percentage with this many significant digits.
 
     >>> percent(0.1234), percent(0.06), percent(0.00123), percent(float("nan"))
     ('12.3 %', '6 %', '0.123 %', '–')
@@ -18,7 +18,7 @@ def percent(share: float, digits: int = 3) -> str:
 
 
 def at_most(share: float, digits: int = 3) -> str:
-    """A share that another is at most: rounded up.
+    """An upper bound as a percentage, rounded up.
 
     >>> at_most(0.0200001), at_most(0.02), at_most(1.0)
     ('2.01 %', '2 %', '100 %')
@@ -30,7 +30,7 @@ def at_most(share: float, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something takes, roughly.
+    """A duration, rounded to seconds, minutes or hours.
 
     >>> duration(7.26), duration(150), duration(8000)
     ('7 s', '2 min', '2.2 h')

@@ -1,6 +1,6 @@
-"""The pytest plug-in: ``--operant-report=DIR`` writes what every `operant.testing.assert_reliable` of a session found.
+"""The pytest plug-in: ``--operant-report=DIR`` writes a report of all `operant.testing.assert_reliable` results.
 
-It is loaded in every pytest session where Operant is installed, so nothing heavy is imported before it is needed.
+Every pytest session loads it where Operant is installed, so heavy imports wait until they are needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from operant.checks import Check, Refused, listening
+from operant.checks import Check, InvalidCheck, subscribed
 
 PROPERTY = "operant"
 
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("operant").addoption(
         "--operant-report",
         metavar="DIR",
-        help="write what every assert_reliable found to DIR: report.html, report.json, report.md, report.xml (JUnit)",
+        help="write all results of assert_reliable to DIR: report.html, report.json, report.md, report.xml (JUnit)",
     )
 
 
@@ -31,16 +31,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Collector:
-    """Checks travel with the reports of their tests, so that they arrive from other processes too."""
+    """Collects checks through the reports of their tests, so that checks from other processes arrive too."""
 
     def __init__(self, config: pytest.Config) -> None:
         if not (name := config.getoption("--operant-report")):
             raise pytest.UsageError(
-                "--operant-report must name a folder to write to, got nothing: --operant-report=DIR"
+                "--operant-report must name a folder to write to, got an empty name; use --operant-report=DIR"
             )
         self.folder = config.invocation_params.dir / name
-        self.works_for_another = hasattr(config, "workerinput")  # one of pytest-xdist's processes
-        self.told: list[Check | Refused] = []
+        self.is_worker = hasattr(config, "workerinput")  # one of pytest-xdist's processes
+        self.checks: list[Check | InvalidCheck] = []
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -48,35 +48,35 @@ class _Collector:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        def keep(check: Check | Refused) -> None:
-            told = asdict(replace(check, test=item.nodeid))
-            item.user_properties.append((PROPERTY, json.dumps(told)))
+        def keep(check: Check | InvalidCheck) -> None:
+            fields = asdict(replace(check, test=item.nodeid))
+            item.user_properties.append((PROPERTY, json.dumps(fields)))
 
-        with listening(keep):
+        with subscribed(keep):
             return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "teardown":  # by then the test has said everything
-            self.told += [_check(str(value)) for name, value in report.user_properties if name == PROPERTY]
+        if report.when == "teardown":  # by then the test has published all its checks
+            self.checks += [_check(str(value)) for name, value in report.user_properties if name == PROPERTY]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        if not self.works_for_another:
+        if not self.is_worker:
             from operant.report.checks import write_checks
 
-            write_checks(sorted(self.told, key=lambda check: check.test), self.folder)
+            write_checks(sorted(self.checks, key=lambda check: check.test), self.folder)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        met = sum(isinstance(check, Check) and check.met for check in self.told)
-        refused = sum(isinstance(check, Refused) for check in self.told)
+        met = sum(isinstance(check, Check) and check.met for check in self.checks)
+        invalid = sum(isinstance(check, InvalidCheck) for check in self.checks)
         terminalreporter.section("operant")
-        could_not = f", {refused} could not be checked" if refused else ""
-        terminalreporter.line(f"{met} of {len(self.told)} requirements met{could_not}")
+        could_not = f", {invalid} could not be checked" if invalid else ""
+        terminalreporter.line(f"{met} of {len(self.checks)} requirements met{could_not}")
         terminalreporter.line(f"report: {Path(self.folder, 'report.html')}")
 
 
-def _check(told: str) -> Check | Refused:
-    fields = json.loads(told)
-    if "why" in fields:
-        return Refused(**fields)
+def _check(text: str) -> Check | InvalidCheck:
+    fields = json.loads(text)
+    if "reason" in fields:
+        return InvalidCheck(**fields)
     return Check(**fields | {"worst": tuple((name, k, n) for name, k, n in fields["worst"])})

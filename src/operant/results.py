@@ -1,4 +1,4 @@
-"""Results are values: frozen dataclasses that print, compare, and come back from disk as they were."""
+"""Save and load results: frozen dataclasses as JSON, their tensors as safetensors."""
 
 import dataclasses
 import hashlib
@@ -10,8 +10,8 @@ import time
 import types
 import typing
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,16 +21,32 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 FORMAT = 1
-TEMPORARY = ".operant-tmp"
+TEMPORARY = ".operant-tmp"  # suffix of files that are still being written
+LOCK_FILE = ".lock.guard"
 T = TypeVar("T")
+
+try:
+    import fcntl
+except ImportError:  # not on every system
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes of this machine, if the file system supports locks."""
+    with open(folder / LOCK_FILE, "ab") as file:
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_atomically(path: Path, content: bytes, *, overwrite: bool = True) -> None:
     """Write under a temporary name, flush to disk, rename: a kill at any moment leaves the old file or the new one.
 
-    With ``overwrite=False`` a file that is already there stays as it is, and FileExistsError is raised.
+    With ``overwrite=False`` an existing file is kept, and FileExistsError is raised.
     """
-    _sweep(path.parent)
+    _remove_leftovers(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
     try:
         with open(temporary, "xb") as file:
@@ -55,9 +71,9 @@ def save(result: Any, path: str | Path) -> None:
 
     Args:
         result: a dataclass whose fields are declared as numbers, strings, tensors, further dataclasses, tuples, lists
-            or dicts of those, or any of these ``| None``. Other unions could not be told apart when read, so they are
-            refused here.
-        path: the JSON file; tensors go to a file next to it that the JSON names.
+            or dicts of those, or any of these ``| None``. Other unions raise a TypeError: reading could not tell which
+            member was saved.
+        path: the JSON file; it names the file next to it that holds the tensors.
     """
     path = Path(path)
     if not dataclasses.is_dataclass(result) or isinstance(result, type):
@@ -78,7 +94,7 @@ def save(result: Any, path: str | Path) -> None:
 
 
 def load(path: str | Path, kind: type[T]) -> T:
-    """Read back what `save` wrote; anything else is refused with a sentence that names the file."""
+    """Read a result that `save` wrote; any other file raises a ValueError that names it."""
     path = Path(path)
     wrong = f"{path} is not a format-{FORMAT} {kind.__name__}"
     try:
@@ -96,23 +112,23 @@ def load(path: str | Path, kind: type[T]) -> T:
     return result
 
 
-def _sweep(folder: Path) -> None:
-    """Remove files that writers left behind who were killed more than an hour ago; folders are their owners'."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files older than an hour, left by killed writers; temporary folders belong to their owners."""
     for file in folder.glob(f".*{TEMPORARY}"):
-        with suppress(OSError):  # its writer has just finished, or it cannot be removed, which does no harm
+        with suppress(OSError):  # the writer has just finished, or the file cannot be removed; both are harmless
             if not file.is_dir() and time.time() - file.stat().st_mtime > 3600:
                 file.unlink()
 
 
 def _link(temporary: Path, path: Path) -> None:
-    """Give a finished file its name unless the name is taken."""
+    """Rename a finished file unless the name is taken."""
     try:
         os.link(temporary, path)
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links
         if path.exists():
-            raise FileExistsError(f"{path} is already there") from None
+            raise FileExistsError(f"{path} already exists") from None
         os.rename(temporary, path)
 
 
@@ -128,7 +144,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _encode(hint: Any, value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The JSON of a value, as its type hint says it will be read."""
+    """The JSON form of a value, chosen by its type hint so that `_decode` can read it."""
     if _is_union(hint):
         return None if value is None else _encode(_member(hint), value, name, tensors)
     if dataclasses.is_dataclass(hint) and type(value) is hint:
@@ -168,7 +184,7 @@ def _decode(hint: Any, value: Any, tensors: dict[str, Tensor]) -> Any:
         return float(value)
     if _is_plain(hint, value) or hint is Any:
         return value
-    raise ValueError(f"it holds {value!r:.80} where {hint} belongs")
+    raise ValueError(f"expected {hint}, got {value!r:.80}")
 
 
 def _is_union(hint: Any) -> bool:
@@ -176,12 +192,10 @@ def _is_union(hint: Any) -> bool:
 
 
 def _member(hint: Any) -> Any:
-    """X of ``X | None``."""
+    """The ``X`` of ``X | None``."""
     members = [a for a in typing.get_args(hint) if a is not type(None)]
     if len(members) != 1:
-        raise TypeError(
-            f"a field may be one type or None, {hint} could not be told apart when read; declare two fields"
-        )
+        raise TypeError(f"a field may hold one type or None, got {hint}, which cannot be read back; declare two fields")
     return members[0]
 
 
@@ -199,7 +213,7 @@ def _is_dict(hint: Any) -> bool:
 
 
 def _items(hint: Any, values: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Each item with its hint: ``tuple[int, str]`` has one each, ``tuple[int, ...]`` and ``list[int]`` one for all."""
+    """Each item with its type hint: ``tuple[int, str]`` has one per item, ``list[int]`` one for all."""
     arguments = typing.get_args(hint)
     fixed = typing.get_origin(hint) is tuple and arguments[-1:] != (...,)
     if fixed and len(arguments) != len(values):
@@ -208,7 +222,7 @@ def _items(hint: Any, values: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _is_plain(hint: Any, value: Any) -> bool:
-    """Whether a number, word or truth is of the declared type; truths are not numbers here."""
+    """Whether an int, str, bool or literal has the declared type; a bool does not count as an int."""
     if typing.get_origin(hint) is typing.Literal:
         return any(value is a or (type(value) is type(a) and value == a) for a in typing.get_args(hint))
     return hint in (int, str, bool) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool)
@@ -224,7 +238,8 @@ def _is_json(value: Any) -> bool:
 
 
 def _keep(value: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
-    while name in tensors:  # keys may hold dots
+    """Add a tensor under a free name and return that name."""
+    while name in tensors:  # dict keys may contain dots
         name += "'"
     tensors[name] = value.detach().cpu().contiguous().clone()
     return name

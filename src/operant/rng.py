@@ -1,4 +1,4 @@
-"""Randomness one can see: every draw comes from a generator that was passed in."""
+"""Explicit randomness: every draw comes from a generator that is passed in."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def spawn(seed: int, *path: int | str) -> torch.Generator:
-    """A generator for one place in a run, named by a path of numbers and words.
+    """A random generator for one place in a run, named by a path of numbers and words.
 
-    The same seed and path always give the same stream; different paths give unrelated ones, so that a chunk can be
-    computed alone, again, or by another worker.
+    The same seed and path always give the same stream; different paths give unrelated streams. So a chunk can be
+    recomputed alone or by another worker with the same result.
 
     >>> a = torch.rand(2, generator=spawn(7, "round", 1, "chunk", 3))
     >>> bool((a == torch.rand(2, generator=spawn(7, "round", 1, "chunk", 3))).all())
@@ -29,7 +29,7 @@ def spawn(seed: int, *path: int | str) -> torch.Generator:
 def uniform_like(x: Tensor, low: float, high: float, *, generator: torch.Generator) -> Tensor:
     """Uniform numbers in ``[low, high]`` with the shape, type and device of ``x``.
 
-    Drawn where the generator lives and then moved, so that every device sees one stream.
+    They are drawn on the generator's device and then moved, so that every device gets the same stream.
     """
     u = torch.rand(x.shape, generator=generator, device=generator.device, dtype=torch.float32)
     return (low + (high - low) * u).to(x).clamp(low, high)  # rounding must not leave the range
@@ -42,9 +42,9 @@ def normal_like(x: Tensor, *, generator: torch.Generator) -> Tensor:
 
 @contextmanager
 def global_streams(generator: torch.Generator) -> Iterator[None]:
-    """For code that draws from torch's and numpy's global streams: seed them from ours, and put them back after.
+    """Seed the global random streams of torch and numpy from ``generator``, and restore them afterwards.
 
-    Layers draw their first weights and their dropout from there, and other libraries all they need.
+    For code that draws from global streams: initial weights and dropout of layers, and other libraries.
     """
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
     before = np.random.get_state()  # noqa: NPY002
@@ -57,8 +57,8 @@ def global_streams(generator: torch.Generator) -> Iterator[None]:
         np.random.set_state(before)  # noqa: NPY002
 
 
-def streams_now() -> dict[str, Tensor]:
-    """The states of the streams that `global_streams` seeds, by name, to go on with later or in another process."""
+def stream_states() -> dict[str, Tensor]:
+    """The states of the global streams by name, to resume from later or in another process."""
     numpy = np.random.get_state(legacy=False)  # noqa: NPY002
     rest = torch.tensor([numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]], dtype=torch.float64)
     cuda = {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -66,8 +66,8 @@ def streams_now() -> dict[str, Tensor]:
     return {"torch": torch.random.get_rng_state(), **cuda, "numpy": key, "numpy rest": rest}
 
 
-def put_streams(states: Mapping[str, Tensor]) -> None:
-    """Put those streams as `streams_now` found them; only for use within `global_streams`."""
+def restore_streams(states: Mapping[str, Tensor]) -> None:
+    """Restore the states that `stream_states` returned; only for use within `global_streams`."""
     torch.random.set_rng_state(states["torch"])
     for i in range(torch.cuda.device_count()):
         torch.cuda.set_rng_state(states[f"cuda{i}"], i)
@@ -77,9 +77,9 @@ def put_streams(states: Mapping[str, Tensor]) -> None:
 
 
 def mix(ids: Tensor) -> Tensor:
-    """Uniform numbers in ``[0, 1)`` that depend on nothing but each id (the finaliser of splitmix64).
+    """Uniform numbers in ``[0, 1)``, each a hash of its id (the finaliser of splitmix64).
 
-    Ids may be consecutive: the mixing spreads them. Used to deal inputs to roles.
+    Consecutive ids give unrelated numbers. Used to assign inputs to roles.
     """
     z = ids.to("cpu", torch.int64)
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
@@ -89,5 +89,5 @@ def mix(ids: Tensor) -> Tensor:
 
 
 def _shift_right(z: Tensor, by: int) -> Tensor:
-    """Logical shift: torch's own copies the sign bit."""
+    """Logical right shift; torch's ``>>`` copies the sign bit."""
     return (z >> by) & ((1 << (64 - by)) - 1)

@@ -1,4 +1,4 @@
-"""What tests may assert: that a model is reliable in use, and that a fuzzer keeps every law.
+"""Assertions for tests: that a model is reliable in the field, and that a fuzzer obeys all laws.
 
 >>> from operant.generate import PGD
 >>> check_fuzzer(PGD(radius=0.1))
@@ -17,16 +17,16 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from operant.assess import clopper_pearson, plan
-from operant.checks import Check, Refused, tell
+from operant.checks import Check, InvalidCheck, publish
 from operant.data import Samples, content_ids
 from operant.model import Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
 
-COPIES = 0.01  # share of field inputs that may be copies of others
-COUNTED = 50_000  # labels up to which a plan is counted out exactly
-POWER = 0.8  # how sure the number of labels that would be needed is
+MAX_COPIES = 0.01  # largest accepted share of field inputs that are copies of others
+MAX_EXACT_LABELS = 50_000  # above this, the number of labels needed is a normal approximation
+POWER = 0.8  # probability that the proof succeeds with the number of labels needed
 
 
 # Reliability ----------------------------------------------------------------------------------------------------------
@@ -41,74 +41,74 @@ def assert_reliable(
     classes: Sequence[str] | None = None,
     used: Tensor | None = None,
 ) -> Check:
-    """Pass if the model misclassifies at most a share ``pmi`` of inputs from use, with confidence.
+    """Pass if the model misclassifies at most a share ``pmi`` of field inputs, with confidence.
 
         B(1 - α; k + 1, n - k) ≤ pmi        (1)
 
-    for k failures in n labelled field inputs and α = 1 - ``confidence``: the exact bound. It is about one model and
-    one look. Where the same inputs judge many models, of which the best is kept, share α between them.
+    for k failures in n labelled field inputs and α = 1 - ``confidence``: the exact bound. It holds for one model and
+    one test. If the same inputs select the best of several models, divide α between them.
 
-    With ``pytest --operant-report=DIR`` all checks of a session are written to a report.
+    ``pytest --operant-report=DIR`` writes all checks of a session to a report.
 
     Args:
-        model: to be judged.
-        field: inputs that were drawn from use, independently, with their true labels. Nothing may have been learned
-            from them. For inputs that were drawn otherwise, use `operant.assess.assess_reliability`.
+        model: the model to check.
+        field: inputs drawn independently from the field, with their true labels. Nothing may have been learned from
+            them. For other sampling designs, use `operant.assess.assess_reliability`.
         pmi: the largest share that may be misclassified.
         confidence: of the bound.
-        classes: their names, in the order of the labels, for the message.
-        used: `content_ids` of all inputs that were learned from; field inputs among them are refused.
+        classes: class names for the message, in the order of the labels.
+        used: `content_ids` of all inputs that were learned from; raises a ValueError if any field input is among them.
 
     Returns:
-        What was found. Otherwise an AssertionError tells the estimate, the bound, how many labels there are and would
-        be needed, and the worst classes. Bad input is a ValueError; the report counts it among what is not shown.
+        The result of the check. If the requirement is not met, an AssertionError reports the estimate, the bound, the
+        number of labels and how many are needed, and the worst classes. Bad input raises a ValueError.
     """
     __tracebackhide__ = True
     try:
         _check_request(model, field, pmi, classes, used)
-        found = _judged(model, field, pmi, confidence, classes)
+        check = _check(model, field, pmi, confidence, classes)
     except Exception as error:
-        tell(Refused(why=str(error) or type(error).__name__))
+        publish(InvalidCheck(reason=str(error) or type(error).__name__))
         raise
-    tell(found)
-    if not found.met:
-        raise AssertionError(str(found))
-    return found
+    publish(check)
+    if not check.met:
+        raise AssertionError(str(check))
+    return check
 
 
-def _judged(model: Classifier, field: Samples, pmi: float, confidence: float, classes: Sequence[str] | None) -> Check:
+def _check(model: Classifier, field: Samples, pmi: float, confidence: float, classes: Sequence[str] | None) -> Check:
     __tracebackhide__ = True
     wrong = (model.predict(field.x) != field.labels).cpu()
     k, n = int(wrong.sum()), len(field)
-    found = Check(
+    check = Check(
         required=pmi,
         confidence=confidence,
         estimate=k / n,
-        lower=1 - clopper_pearson(n - k, n, confidence=confidence).upper,  # of failures: what successes leave
+        lower=1 - clopper_pearson(n - k, n, confidence=confidence).upper,  # from the bound of the success rate
         upper=clopper_pearson(k, n, confidence=confidence).upper,  # (1)
         failures=k,
         labels=n,
         worst=_worst(field.labels.cpu(), wrong, classes),
     )
-    if found.met or found.estimate >= pmi:
-        return found
-    return replace(found, needed=max(n + 1, _labels_needed(found.estimate, pmi, confidence)))
+    if check.met or check.estimate >= pmi:
+        return check
+    return replace(check, needed=max(n + 1, _labels_needed(check.estimate, pmi, confidence)))
 
 
 def _worst(y: Tensor, wrong: Tensor, classes: Sequence[str] | None) -> tuple[tuple[str, int, int], ...]:
-    """Name, failures and inputs of every class that has failures."""
+    """Name, failures and inputs of every class with failures."""
     labels, failures = (torch.bincount(of, minlength=int(y.max()) + 1).tolist() for of in (y, y[wrong]))
     ranked = sorted((c for c, k in enumerate(failures) if k), key=lambda c: (-failures[c], labels[c], c))
     return tuple((f"class {c}" if classes is None else classes[c], failures[c], labels[c]) for c in ranked)
 
 
 def _labels_needed(estimate: float, pmi: float, confidence: float) -> int:
-    """With so many labels the claim would probably succeed; a normal approximation where they are very many."""
+    """The number of labels with which the proof succeeds with probability `POWER`."""
     reach = norm.isf(1 - confidence) * math.sqrt(pmi * (1 - pmi)) + norm.ppf(POWER) * math.sqrt(
         estimate * (1 - estimate)
     )
     rough = (reach / (pmi - estimate)) ** 2
-    if rough > COUNTED:
+    if rough > MAX_EXACT_LABELS:
         return int(float(f"{rough:.1e}"))
     return plan(pmi, confidence=confidence, expected=estimate, power=POWER).labels or 0
 
@@ -128,14 +128,14 @@ def _check_request(
     model.check(field)
     if classes is not None and len(classes) != model.classes(field.x):
         raise ValueError(f"there must be a name for each of {model.classes(field.x)} classes, got {len(classes)}")
-    if (copies := len(field) - len(field.ids.unique())) > COPIES * len(field):
+    if (copies := len(field) - len(field.ids.unique())) > MAX_COPIES * len(field):
         raise ValueError(
-            f"{copies} of {len(field)} field inputs are copies of others, and each would count as evidence of its own; "
-            "leave the copies out, or give each use its own id"
+            f"{copies} of {len(field)} field inputs are copies of others and would be counted twice; "
+            "remove the copies, or give each occurrence its own id"
         )
-    if used is not None and (known := int(torch.isin(content_ids(field.x), used.cpu()).sum())):
+    if used is not None and (learned := int(torch.isin(content_ids(field.x), used.cpu()).sum())):
         raise ValueError(
-            f"{known} of {len(field)} field inputs were learned from, and tell nothing of new ones; leave them out: "
+            f"{learned} of {len(field)} field inputs were learned from, so they are no evidence; leave them out: "
             "field[~torch.isin(content_ids(field.x), used)]"
         )
 
@@ -144,13 +144,13 @@ def _check_request(
 
 
 def check_fuzzer(fuzzer: Fuzzer, *, model: Classifier | None = None, seeds: Samples | None = None) -> None:
-    """Run every law on a fuzzer; the first one broken raises an AssertionError that says which and how.
+    """Check a fuzzer against all laws; the first violation raises an AssertionError that explains it.
 
     Args:
-        fuzzer: options in fields, ``(model, seeds, *, generator) -> Suite``. Where it has ``radius`` and ``norm``, its
-            cases must stay in that ball.
-        model: a small float64 network on 8x8 images unless given. Give a float64 one: the laws compare closely.
-        seeds: some that the model classifies correctly, at least eight; made for the small network unless given.
+        fuzzer: ``(model, seeds, *, generator) -> Suite``. If it has ``radius`` and ``norm``, its cases must stay in
+            that ball.
+        model: a float64 model, because the laws compare closely (default: a small network on 8x8 images).
+        seeds: at least eight seeds that the model classifies correctly (default: seeds for that network).
     """
     model = toy_classifier() if model is None else model
     seeds = toy_seeds(model) if seeds is None else seeds
@@ -159,7 +159,7 @@ def check_fuzzer(fuzzer: Fuzzer, *, model: Classifier | None = None, seeds: Samp
 
 
 def toy_classifier(*, classes: int = 4) -> Classifier:
-    """A small smooth float64 network on 1x8x8 images, the same every time."""
+    """A small smooth float64 network on 1x8x8 images with fixed weights."""
     network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(144, classes)).double()
     generator = spawn(0, "toy")
     for parameter in network.parameters():
@@ -168,7 +168,7 @@ def toy_classifier(*, classes: int = 4) -> Classifier:
 
 
 def toy_seeds(model: Classifier, *, n: int = 12) -> Samples:
-    """Inputs for the small network, labelled as it sees them."""
+    """Inputs for `toy_classifier`, labelled with its predictions."""
     x = torch.rand(n, 1, 8, 8, dtype=torch.float64, generator=spawn(0, "toy seeds"))
     return Samples(x, model.predict(x))
 
@@ -178,12 +178,11 @@ def _run(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> Suite:
 
 
 def cases_belong_to_their_seeds(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
-    """Each row names a seed that was given and carries its label; rows come in seed order; counts add up."""
+    """Each case has the id, label and input of a given seed; cases come in seed order; counts add up."""
     suite = _run(fuzzer, model, seeds)
-    place = {int(i): row for row, i in enumerate(seeds.ids)}
-    unknown = [int(i) for i in suite.seed if int(i) not in place]
-    assert not unknown, f"{len(unknown)} cases name a seed that was not given"
-    rows = torch.tensor([place[int(i)] for i in suite.seed], dtype=torch.int64)
+    rows = seeds.rows_of(suite.seed)
+    unknown = int((rows < 0).sum())
+    assert not unknown, f"{unknown} cases name a seed that was not given"
     assert bool((rows.diff() >= 0).all()), "cases must come in the order of their seeds"
     assert torch.equal(suite.label, seeds.labels[rows]), "a case must carry its seed's label"
     assert torch.equal(suite.x0, seeds.x[rows]), "x0 must be the seed itself"
@@ -193,10 +192,10 @@ def cases_belong_to_their_seeds(fuzzer: Fuzzer, model: Classifier, seeds: Sample
 
 
 def cases_stay_in_bounds_and_ball(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
-    """Every case lies within the model's bounds and, where the fuzzer has one, in its ball."""
+    """Every case lies within the model's bounds and, if the fuzzer has one, in its ball."""
     suite = _run(fuzzer, model, seeds)
     low, high = model.bounds
-    slack = 1e-6 * max(1.0, *(abs(b) for b in model.bounds if math.isfinite(b)))  # of rounding, in input units
+    slack = 1e-6 * max(1.0, *(abs(b) for b in model.bounds if math.isfinite(b)))  # for rounding, in input units
     assert bool((suite.x >= low - slack).all() and (suite.x <= high + slack).all()), f"a case leaves bounds {low, high}"
     radius, norm = getattr(fuzzer, "radius", None), getattr(fuzzer, "norm", None)
     if radius is not None and norm is not None and len(suite):
@@ -205,21 +204,21 @@ def cases_stay_in_bounds_and_ball(fuzzer: Fuzzer, model: Classifier, seeds: Samp
 
 
 def predictions_are_the_models(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
-    """`prediction` is what the model says of the finished case."""
+    """`prediction` is the model's prediction for the finished case."""
     suite = _run(fuzzer, model, seeds)
     if len(suite):
-        assert torch.equal(suite.prediction, model.predict(suite.x)), "a prediction is not what the model says now"
+        assert torch.equal(suite.prediction, model.predict(suite.x)), "a prediction is not the model's own"
 
 
 def same_generator_same_suite(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
-    """A run repeats itself bit for bit and leaves torch's global stream alone."""
+    """Equal runs give bit-identical suites and leave torch's global stream alone."""
     before = torch.random.get_rng_state()
     assert _run(fuzzer, model, seeds).digest() == _run(fuzzer, model, seeds).digest(), "two equal runs differ"
     assert torch.equal(before, torch.random.get_rng_state()), "the fuzzer draws from torch's global random stream"
 
 
-def rows_do_not_see_each_other(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
-    """Replacing the later seeds changes nothing about the cases of the earlier ones."""
+def seeds_do_not_affect_each_other(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
+    """Reordering the later seeds does not change the cases of the earlier ones."""
     half = len(seeds) // 2
     other = Samples.concat([seeds[:half], seeds[half:][torch.arange(len(seeds) - half).flip(0)]])
     keep = torch.isin(seeds.ids, seeds.ids[:half])
@@ -228,22 +227,22 @@ def rows_do_not_see_each_other(fuzzer: Fuzzer, model: Classifier, seeds: Samples
 
 
 def batch_size_changes_nothing(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
-    """The model's compute batch is no part of the method."""
+    """The cases do not depend on the model's batch size."""
     small = model.rewrap(model.unwrap())
     small.batch_size = 5
     _assert_close(_run(fuzzer, model, seeds).x, _run(fuzzer, small, seeds).x, "cases depend on the batch size")
 
 
 def save_and_open_is_the_identity(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
-    """What is written is what is read."""
+    """A suite that is saved and opened is unchanged."""
     suite = _run(fuzzer, model, seeds)
     with tempfile.TemporaryDirectory() as folder:
         again = Suite.open(suite.save(Path(folder) / "suite"))
         assert again.digest() == suite.digest(), "the suite read back differs from the one written"
 
 
-def bad_seeds_are_refused(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
-    """No labels, labels outside the classes, NaN, out of bounds, empty: a ValueError, never a number."""
+def bad_seeds_are_rejected(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> None:
+    """Missing or invalid labels, NaN, inputs out of bounds and empty seeds raise a ValueError."""
     classes = model.classes(seeds.x)
     nan = seeds.x.clone()
     nan[1] = torch.nan
@@ -259,7 +258,7 @@ def bad_seeds_are_refused(fuzzer: Fuzzer, model: Classifier, seeds: Samples) -> 
             _run(fuzzer, model, samples)
         except ValueError:
             continue
-        raise AssertionError(f"{what} must be refused with a ValueError")
+        raise AssertionError(f"{what} must raise a ValueError")
 
 
 LAWS: tuple[Callable[[Fuzzer, Classifier, Samples], None], ...] = (
@@ -267,10 +266,10 @@ LAWS: tuple[Callable[[Fuzzer, Classifier, Samples], None], ...] = (
     cases_stay_in_bounds_and_ball,
     predictions_are_the_models,
     same_generator_same_suite,
-    rows_do_not_see_each_other,
+    seeds_do_not_affect_each_other,
     batch_size_changes_nothing,
     save_and_open_is_the_identity,
-    bad_seeds_are_refused,
+    bad_seeds_are_rejected,
 )
 
 

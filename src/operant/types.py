@@ -1,4 +1,4 @@
-"""The shapes of things that can be plugged in. No base classes: anything that fits, fits."""
+"""Types of the parts that users can supply. They are protocols: no base class is needed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Score = Callable[["Classifier", Tensor, Tensor], Tensor]
 """``(model, x, y) -> one value per row``."""
 
 Labeller = Callable[["Samples"], Tensor]
-"""True labels of field inputs, paid per row."""
+"""Returns the true labels of field inputs; every label costs."""
 
 Monitor = Callable[["Classifier"], float]
-"""A number to watch while retraining; smaller is better."""
+"""A score to monitor while retraining; smaller is better."""
 
 
 class Fuzzer(Protocol):
-    """Every generator of cases: seeds in, a suite out."""
+    """Generates cases from seeds and returns them as a suite."""
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite: ...
 
@@ -34,7 +34,7 @@ Move = Callable[..., Fuzzer]
 
 
 class Density(Protocol):
-    """What a profile is made of."""
+    """A distribution of inputs, as a profile needs it."""
 
     def log_prob(self, x: Tensor) -> Tensor: ...
 

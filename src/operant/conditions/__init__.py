@@ -1,14 +1,14 @@
-"""Field conditions: what happens to images in use, declared, drawn, stored and applied again.
+"""Field conditions: what happens to images in the field, such as blur, rotation or noise.
 
-A `Recipe` says which conditions there are and how likely each severity is; ``recipe.draw(n)`` gives a `Drawn`, a value
-that can be stored; ``apply(x, drawn)`` does it to images, the same way every time.
+A `Recipe` declares the conditions and how likely each severity is; ``recipe.draw(n)`` returns `DrawnConditions`, which
+can be stored; ``apply(x, drawn)`` applies them to images, always with the same result.
 """
 
 from operant.conditions.corruptions import CORRUPTIONS
 from operant.conditions.recipe import (
     CONDITIONS,
     Condition,
-    Drawn,
+    DrawnConditions,
     Recipe,
     apply,
     corruption,
@@ -19,7 +19,7 @@ __all__ = [
     "CONDITIONS",
     "CORRUPTIONS",
     "Condition",
-    "Drawn",
+    "DrawnConditions",
     "Recipe",
     "Severity",
     "apply",

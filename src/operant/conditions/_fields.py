@@ -1,4 +1,4 @@
-"""Random fields that depend on nothing but each row's own seed, so that a row comes out alike in any batch."""
+"""Random fields that depend only on each row's own seed, so that a row is the same in any batch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch.nn.functional import interpolate
 
 from operant.rng import mix
 
-SPREAD = -0x61C8864680B583EB  # odd, so that every product with it is another number: rows start far apart
-COUNTED = 30.0  # Poisson numbers of a larger mean are drawn from the normal distribution
+STRIDE = -0x61C8864680B583EB  # odd, so that products with it are distinct: rows start far apart
+MAX_EXACT_MEAN = 30.0  # Poisson numbers of a larger mean are drawn from the normal distribution
 
 
 def derive(seeds: Tensor, word: str) -> Tensor:
-    """Seeds for one purpose, unrelated to those for another: int64, below 2**53."""
+    """Seeds for one purpose, unrelated to those of other purposes: int64, below 2**53."""
     return (mix(seeds ^ (crc32(word.encode()) << 31)) * 2**53).long()
 
 
 def uniforms(seeds: Tensor, shape: tuple[int, ...], word: str) -> Tensor:
-    """Numbers in (0, 1), ``(n, *shape)`` in float64: a hash of the row's seed, the word and the place in the row."""
-    ids = (derive(seeds, word) * SPREAD)[:, None] + torch.arange(math.prod(shape))
+    """Numbers in (0, 1), ``(n, *shape)`` in float64: hashes of the row's seed, the word and the position."""
+    ids = (derive(seeds, word) * STRIDE)[:, None] + torch.arange(math.prod(shape))
     return mix(ids).clamp_min(2**-54).view(-1, *shape)
 
 
@@ -35,14 +35,14 @@ def normals(seeds: Tensor, shape: tuple[int, ...], word: str) -> Tensor:
 def clouds(seeds: Tensor, size: tuple[int, int], word: str, *, roughness: float, ridged: bool = False) -> Tensor:
     """Smooth noise in [0, 1] with detail at every scale, ``(n, 1, *size)`` in float64.
 
-        Σₖ roughnessᵏ · (a random grid of 2ᵏ + 1 points a side, enlarged),  then stretched to [0, 1]        (1)
+        Σₖ roughnessᵏ · (a random grid of 2ᵏ + 1 points per side, enlarged),  then stretched to [0, 1]        (1)
 
     Args:
-        seeds: one a row.
+        seeds: one per row.
         size: height and width.
-        word: what it is for.
-        roughness: from 0, only the coarsest scale, to 1, all alike.
-        ridged: fold each grid about its middle, which draws sharp lines.
+        word: name of the purpose.
+        roughness: from 0, only the coarsest scale, to 1, equal weight of all scales.
+        ridged: fold each grid at its middle value, which gives sharp lines.
     """
     total = torch.zeros(len(seeds), 1, *size, dtype=torch.float64)
     for k in range(1, max(1, math.ceil(math.log2(max(size)))) + 1):
@@ -54,13 +54,13 @@ def clouds(seeds: Tensor, size: tuple[int, int], word: str, *, roughness: float,
 
 
 def poisson(u: Tensor, mean: Tensor) -> Tensor:
-    """Poisson numbers by the inverse of their distribution function at ``u``; normal ones where the mean exceeds 30."""
+    """Poisson numbers by the inverse distribution function at ``u``; normal ones if the mean exceeds 30."""
     mean, u = mean.detach().double(), u.double()
-    few = mean.clamp_max(COUNTED)
+    few = mean.clamp_max(MAX_EXACT_MEAN)
     most = float(few.max())
     term = (-few).exp()
     below, count = term.clone(), torch.zeros_like(term)
     for k in range(1, math.ceil(most + 9 * math.sqrt(most)) + 10):
         count += u > below
         below += term.mul_(few).div_(k)
-    return torch.where(mean > COUNTED, mean + mean.sqrt() * torch.special.ndtri(u), count)
+    return torch.where(mean > MAX_EXACT_MEAN, mean + mean.sqrt() * torch.special.ndtri(u), count)

@@ -1,8 +1,8 @@
 """The fifteen common corruptions of ImageNet-C, for images of any size, grey or in colour.
 
-Written from the paper's descriptions, with lengths as shares of the image's side and random fields in place of
-photographs of frost. Severity runs from 0, the image itself, through the five steps to 5, and may lie between them. The
-steps are ours: rates measured with them compare among each other, not with published ImageNet-C tables.
+Written from the paper's descriptions, with lengths as shares of the image's side and random fields instead of
+photographs of frost. Severity is a number from 0 (the image itself) to 5. The strengths at 1 to 5 are our own: compare
+results with each other, not with published ImageNet-C tables.
 
 References:
     | Benchmarking Neural Network Robustness to Common Corruptions and Perturbations (Hendrycks and Dietterich, 2019)
@@ -23,11 +23,11 @@ from operant.conditions._fields import clouds, normals, poisson, uniforms
 from operant.conditions.operations import column
 
 Corruption = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``(images in [0, 1], one severity a row, one seed a row) -> images``."""
+"""``(images in [0, 1], one severity per row, one seed per row) -> images``."""
 
 
 def _at(severity: Tensor, *steps: float) -> Tensor:
-    """The setting at each row's severity: 0 at 0, the given steps at 1 to 5, straight lines between; in float64."""
+    """The strength at each row's severity: 0 at 0, the given steps at 1 to 5, linear in between; in float64."""
     s = severity.double()
     knots = torch.tensor([0.0, *steps], dtype=torch.float64, device=s.device)
     below = s.detach().floor().clamp(0, 4).long()
@@ -47,11 +47,11 @@ def gaussian_noise(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 
 def shot_noise(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
-    """Few photons, counted: Poisson numbers, of mean 70 down to 3 where the image is white."""
+    """Low photon counts: Poisson numbers, of mean 70 down to 3 where the image is white."""
     photons = column(_at(severity, 0.12, 0.18, 0.27, 0.4, 0.55).clamp_min(1e-4) ** -2, x.double())
     count = poisson(uniforms(seeds, tuple(x.shape[1:]), "photons").to(x.device), x.detach() * photons)
     noise = (count / photons).to(x) - x.detach()
-    return torch.where(column(severity, x) == 0, x, (x + noise).clamp(0, 1))  # gradients pass straight through
+    return torch.where(column(severity, x) == 0, x, (x + noise).clamp(0, 1))  # gradients ignore the noise
 
 
 def impulse_noise(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def defocus_blur(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 
 def glass_blur(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
-    """Frosted glass: a little blur, every pixel taken from a random place nearby, a little blur."""
+    """Frosted glass: a little blur, pixels moved to random places nearby, a little blur."""
     sigma = _at(severity, 0.009, 0.011, 0.013, 0.015, 0.018) * _side(x)
     reach = (_at(severity, 0.015, 0.022, 0.03, 0.042, 0.055) * _side(x)).view(-1, 1, 1, 1)
     away = ((2 * uniforms(seeds, (2, *x.shape[2:]), "away").to(reach.device) - 1) * reach).to(x)
@@ -85,7 +85,7 @@ def glass_blur(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 
 def motion_blur(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
-    """The camera moves, by up to 45 degrees from level."""
+    """The camera moves, in a direction within 45 degrees of level."""
     angle = 90 * uniforms(seeds, (), "angle") - 45
     return operations.motion_blur(x, _at(severity, 0.08, 0.12, 0.16, 0.21, 0.27) * _side(x), angle)
 
@@ -104,7 +104,7 @@ def zoom_blur(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 
 def snow(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
-    """Flakes drawn out by their fall, in a whitened picture."""
+    """Falling flakes, blurred by their motion, in a whitened picture."""
     side, one = _side(x), torch.ones(len(x), dtype=torch.float64)
     field = _bumps(seeds, x, "flakes", sigma=0.025)[:, :1]
     more = column(_at(severity, 0.6, 0.8, 1.0, 1.25, 1.5), field)
@@ -116,7 +116,7 @@ def snow(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 
 def frost(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
-    """Ice grows over the lens along ridges, bright and grained."""
+    """Ice on the lens along ridges, bright and grained."""
     size = (x.shape[2], x.shape[3])
     ridges = clouds(seeds, size, "ridges", roughness=0.6, ridged=True).to(x)
     grain = clouds(seeds, size, "grain", roughness=0.9).to(x)
@@ -126,7 +126,7 @@ def frost(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 
 def fog(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
-    """A bright haze, thicker here and thinner there."""
+    """A bright haze of varying thickness."""
     haze = 0.55 + 0.45 * clouds(seeds, (x.shape[2], x.shape[3]), "haze", roughness=0.6).to(x)
     return (x + column(_at(severity, 0.25, 0.36, 0.47, 0.58, 0.68), x) * (haze - x)).clamp(0, 1)
 
@@ -144,7 +144,7 @@ def brightness(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 
 def contrast(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
-    """Flat light: distances from the mean shrink to .75 down to .15."""
+    """Flat light: distances from the mean times .75 down to .15."""
     return operations.contrast(x, _at(severity, *(math.log(f) for f in (0.75, 0.55, 0.4, 0.27, 0.15))))
 
 
@@ -152,7 +152,7 @@ def contrast(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 
 def elastic_transform(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
-    """Stretched here, squeezed there."""
+    """Random stretching and squeezing."""
     amount = (_at(severity, 0.012, 0.018, 0.026, 0.036, 0.048) * _side(x)).view(-1, 1, 1, 1)
     away = (_bumps(seeds, x, "stretch", sigma=0.07).to(amount.device) * amount).to(x)
     return operations.displace(x, away[:, 0], away[:, 1])
@@ -172,7 +172,7 @@ def _bumps(seeds: Tensor, x: Tensor, word: str, *, sigma: float) -> Tensor:
     """Two smooth random fields of mean 0 and standard deviation 1, ``(n, 2, height, width)`` in float64."""
     z = normals(seeds, (2, *x.shape[2:]), word)
     width = torch.full((len(z),), max(0.5, sigma * _side(x)), dtype=torch.float64)
-    z = operations.blur(0.5 + z / 32, width) - 0.5  # blur keeps to [0, 1]
+    z = operations.blur(0.5 + z / 32, width) - 0.5  # blur clips to [0, 1]
     z = z - z.mean((2, 3), keepdim=True)
     return z / z.square().mean((2, 3), keepdim=True).sqrt().clamp_min(1e-12)
 
@@ -197,4 +197,4 @@ CORRUPTIONS: dict[str, Corruption] = {
         jpeg_compression,
     )
 }
-"""The fifteen by name, in the paper's order."""
+"""The fifteen corruptions by name, in the paper's order."""

@@ -1,8 +1,8 @@
-"""What can happen to an image, one function each: a batch and one parameter a row in, a batch out.
+"""Image operations: each takes a batch of images and one parameter per row, and returns a batch.
 
-Images are ``(n, channels, height, width)`` in [0, 1], and stay there; three channels are red, green and blue. A
-parameter is a tensor ``(n,)``; at 0 the image comes back exactly. Each row is computed from that row alone, in a fixed
-order of operations, so that it comes out alike in any batch. `operant.conditions.recipe` strings them together.
+Images are ``(n, channels, height, width)`` in [0, 1] before and after; three channels are red, green and blue. A
+parameter is a tensor ``(n,)``; at 0 the image is returned exactly. Each row is computed from that row alone, in a fixed
+order of operations, so that it is the same in any batch. `operant.conditions.recipe` combines the operations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RGB = ((1.0, 0.0, 1.402), (1.0, -0.344136, -0.714136), (1.0, 1.772, 0.0))
 
 
 def column(values: Tensor, x: Tensor) -> Tensor:
-    """One value a row, shaped and typed to meet the images ``x``."""
+    """One value per row, with the dimensions and type of the images ``x``."""
     return values.to(x).view(-1, 1, 1, 1)
 
 
@@ -37,14 +37,14 @@ def column(values: Tensor, x: Tensor) -> Tensor:
 def displace(x: Tensor, dx: Tensor, dy: Tensor, *, padding: str = "border") -> Tensor:
     """Each pixel takes the value found ``dx`` pixels to its right and ``dy`` below, both ``(n, height, width)``.
 
-    Between pixels the value is bilinear; where both are 0 it is the pixel's own, exactly.
+    Values between pixels are bilinear; where both are 0, it is exactly the pixel's own value.
     """
     h, w = x.shape[2:]
     across = (torch.arange(w).to(x) * 2 + 1) / w - 1 + dx * (2 / w)
     down = ((torch.arange(h).to(x) * 2 + 1) / h - 1)[:, None] + dy * (2 / h)
     grid = torch.stack(torch.broadcast_tensors(across, down), -1)
     moved = grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=False)
-    still = ((dx == 0) & (dy == 0))[:, None]  # rounding must not touch these, but their gradients are as good as any
+    still = ((dx == 0) & (dy == 0))[:, None]  # keep these values exact; their gradients are kept too
     return torch.where(still, x.detach() + (moved - moved.detach()), moved)
 
 
@@ -66,10 +66,10 @@ def warp(
         x: images.
         rotation: in degrees, counter-clockwise.
         scale: log of the factor; positive is larger.
-        shear: how far the picture leans, as a share of height: its bottom goes to the right, its top to the left.
+        shear: lean of the picture as a share of its height: its bottom moves right, its top left.
         shift_x: to the right, as a share of the width.
         shift_y: downwards, as a share of the height.
-        padding: what lies outside: ``"border"``, ``"reflection"`` or ``"zeros"``.
+        padding: values outside the image: ``"border"``, ``"reflection"`` or ``"zeros"``.
     """
     h, w = x.shape[2:]
     angle, k, shrink = rotation.double().deg2rad(), shear.double(), (-scale.double()).exp()
@@ -85,7 +85,7 @@ def warp(
 
 
 def occlude(x: Tensor, size: Tensor, *, seeds: Tensor) -> Tensor:
-    """A box in front of the image, of this share of its sides, anywhere in it and of any grey, as the seed has it."""
+    """A grey box over the image, with sides of this share; the seed gives its place and its shade."""
     place = uniforms(seeds, (3,), "box").to(x)
     size = size.to(x)
     hidden = torch.ones_like(x[:, :1])
@@ -101,12 +101,12 @@ def occlude(x: Tensor, size: Tensor, *, seeds: Tensor) -> Tensor:
 
 
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Convolution with a Gaussian of standard deviation ``sigma`` in pixels, cut off at four of them."""
+    """Convolution with a Gaussian of standard deviation ``sigma`` in pixels, truncated at four of them."""
     s = sigma.double().clamp_min(1e-3)[:, None]
     reach = (4 * s.detach() + 0.5).floor()
     k = torch.arange(int(reach.max()) + 1, dtype=torch.float64, device=s.device)
     weights = (-(k**2) / (2 * s**2)).exp() * (k <= reach)
-    weights = weights / (2 * weights.cumsum(1)[:, -1:] - 1)  # added one by one: zeros at the end change nothing
+    weights = weights / (2 * weights.cumsum(1)[:, -1:] - 1)  # cumulative sums: trailing zeros change nothing
     return _smooth(_smooth(x, weights, 3), weights, 2).clamp(0, 1)
 
 
@@ -122,9 +122,9 @@ def _smooth(x: Tensor, weights: Tensor, dim: int) -> Tensor:
 
 
 def motion_blur(x: Tensor, length: Tensor, angle: Tensor) -> Tensor:
-    """The mean of the images seen while moving ``length`` pixels in the direction of ``angle`` degrees.
+    """The mean of the images during a movement by ``length`` pixels in the direction of ``angle`` degrees.
 
-    Taken at a number of places that depends on the size of the image alone: a quarter of its side, at least 9.
+    The number of positions depends only on the size of the image: a quarter of its side, at least 9.
     """
     places = max(9, max(x.shape[2:]) // 4) | 1
     turn = angle.double().deg2rad()
@@ -137,7 +137,7 @@ def motion_blur(x: Tensor, length: Tensor, angle: Tensor) -> Tensor:
 
 
 def downsample(x: Tensor, lost: Tensor) -> Tensor:
-    """Averaged down by this share of the sides, and enlarged bilinearly to the size it had."""
+    """Averaged down by this share of the sides, and enlarged bilinearly to the original size."""
 
     def resample(part: Tensor, size: tuple[int, int]) -> Tensor:
         small = interpolate(part, size=size, mode="area")
@@ -147,7 +147,7 @@ def downsample(x: Tensor, lost: Tensor) -> Tensor:
 
 
 def pixelate(x: Tensor, lost: Tensor) -> Tensor:
-    """Pixels joined to blocks of their mean, so many that this share of the resolution is lost."""
+    """Pixels replaced by the means of blocks, so that this share of the resolution is lost."""
     return _by_size(x, lost, lambda part, size: _blocks(_blocks(part, size[0], 2), size[1], 3))
 
 
@@ -160,7 +160,7 @@ def _blocks(x: Tensor, count: int, dim: int) -> Tensor:
 
 
 def _by_size(x: Tensor, lost: Tensor, resample: Callable[[Tensor, tuple[int, int]], Tensor]) -> Tensor:
-    """Rows that shrink to the same size together; a row that keeps its size is left alone."""
+    """Resample rows that shrink to the same size together; rows that keep their size are unchanged."""
     h, w = x.shape[2:]
     kept = 1 - lost.detach().double().cpu()
     sizes = torch.stack([(kept * h).round().clamp_min(1), (kept * w).round().clamp_min(1)], 1).long()
@@ -205,14 +205,14 @@ def gaussian_noise(x: Tensor, std: Tensor, *, seeds: Tensor) -> Tensor:
 
 
 def shot_noise(x: Tensor, std: Tensor, *, seeds: Tensor) -> Tensor:
-    """``x + std · √x · z``: mean and variance of counting photons, ``1 / std²`` of which are white."""
+    """``x + std · √x · z``: mean and variance of photon counts, where white is ``1 / std²`` photons."""
     z = normals(seeds, tuple(x.shape[1:]), "shot").to(x)
     root = torch.where(x > 0, x, 1.0).sqrt() * (x > 0)  # a finite gradient at black
     return (x + column(std, x) * root * z).clamp(0, 1)
 
 
 def impulse_noise(x: Tensor, share: Tensor, *, seeds: Tensor) -> Tensor:
-    """This share of all values becomes black or white, half each."""
+    """Set this share of all values to black or white, half each."""
     shape = tuple(x.shape[1:])
     hit = uniforms(seeds, shape, "where").to(x.device) < share.detach().double().view(-1, 1, 1, 1)
     return torch.where(hit, (uniforms(seeds, shape, "which") < 0.5).to(x), x)
@@ -224,9 +224,8 @@ def impulse_noise(x: Tensor, share: Tensor, *, seeds: Tensor) -> Tensor:
 def jpeg(x: Tensor, strength: Tensor) -> Tensor:
     """Cosine coefficients of 8 by 8 blocks rounded to multiples of ``strength`` times the JPEG standard's table.
 
-    Strength 1 is what programs call quality 50, 0.5 is quality 75, 5 is quality 10. Three channels are rounded as
-    brightness and two colours, at full resolution; others each as brightness. Gradients pass straight through the
-    rounding, whose own are 0.
+    Strength 1 is quality 50 in most programs, 0.5 is quality 75, 5 is quality 10. Three channels are rounded as
+    brightness and two colours, at full resolution; other channels each as brightness. Gradients ignore the rounding.
     """
     h, w = x.shape[2:]
     rgb = x.shape[1] == 3
@@ -238,27 +237,27 @@ def jpeg(x: Tensor, strength: Tensor) -> Tensor:
     step = (strength.to(x).view(-1, 1, 1, 1, 1, 1) * table.to(x)).clamp_min(1e-6)
     basis = _cosines(x)
     blocks = z.view(*z.shape[:2], z.shape[2] // 8, 8, z.shape[3] // 8, 8)
-    wanted = _turned(_turned(blocks, basis, 3), basis, 5) / step
-    rounded = (wanted + (wanted.round() - wanted).detach()) * step
-    z = _turned(_turned(rounded, basis.T, 3), basis.T, 5).reshape(z.shape)
+    coefficients = _transformed(_transformed(blocks, basis, 3), basis, 5) / step
+    rounded = (coefficients + (coefficients.round() - coefficients).detach()) * step
+    z = _transformed(_transformed(rounded, basis.T, 3), basis.T, 5).reshape(z.shape)
     z = _mixed(torch.cat([z[:, :1] + 128, z[:, 1:]], 1), RGB) if rgb else z + 128
     return torch.where(column(strength, x) == 0, x, (z[:, :, :h, :w] / 255).clamp(0, 1))
 
 
 def _mixed(x: Tensor, matrix: tuple[tuple[float, ...], ...]) -> Tensor:
-    """Channels as sums of channels, added in a fixed order."""
+    """Linear combinations of three channels, added in a fixed order."""
     return torch.stack([x[:, 0] * a + x[:, 1] * b + x[:, 2] * c for a, b, c in matrix], 1)
 
 
 def _cosines(x: Tensor) -> Tensor:
-    """The orthonormal basis of the discrete cosine transform, one a row."""
+    """The orthonormal basis of the discrete cosine transform, one vector per row."""
     k = torch.arange(8, dtype=torch.float64)
     basis = (math.pi / 8 * k[:, None] * (k + 0.5)).cos() / 2
     return torch.cat([basis[:1] / math.sqrt(2), basis[1:]]).to(x)
 
 
-def _turned(blocks: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """The matrix times the blocks along one dimension, added in a fixed order, as a matrix product may not do."""
+def _transformed(blocks: Tensor, matrix: Tensor, dim: int) -> Tensor:
+    """The matrix times the blocks along one dimension, added in a fixed order, unlike a matrix product."""
     shape = [8 if d == dim else 1 for d in range(blocks.ndim)]
     total = torch.zeros_like(blocks)
     for k in range(8):

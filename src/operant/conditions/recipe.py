@@ -1,4 +1,4 @@
-"""Field conditions with how likely each severity is: declared, drawn, stored, applied again."""
+"""Recipes of field conditions: declared, drawn, stored and applied."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from operant.conditions.severity import Severity, fixed
 from operant.data import row_index
 from operant.model import slack_of
 
-AT_ONCE = 2**20  # numbers of a batch that are worked on together
-SEEDS = 2**53  # seeds stay below this, so that a column of doubles can hold them
+MAX_NUMBERS = 2**20  # numbers processed at once
+MAX_SEED = 2**53  # seeds stay below this, so that a column of doubles can hold them
 PADDINGS = ("border", "reflection", "zeros")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """What the parameter of a condition means, and what it can be; 0 is no change, always.
+    """Meaning and range of a condition's parameter; 0 is always no change.
 
     Args:
         meaning: unit and direction.
-        low, high: the values that make sense.
-        smooth: whether gradients with respect to the parameter lead anywhere; if not, search by sampling.
+        low, high: range of valid values.
+        smooth: whether gradients with respect to the parameter are useful; if not, search by sampling.
     """
 
     meaning: str
@@ -62,21 +62,21 @@ CONDITIONS: dict[str, Condition] = {
         for name in CORRUPTIONS
     },
 }
-"""Every condition by name. They happen in this order: scene, lens, light, sensor, compression; then corruptions."""
+"""All conditions by name, in the order of application: scene, lens, light, sensor, compression; then corruptions."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Drawn:
-    """Conditions that were drawn, one row for each image: all that `apply` needs to do the same again.
+class DrawnConditions:
+    """Drawn conditions, one row per image: everything that `apply` needs to repeat its result.
 
-    `operant.results.save` stores it. ``drawn[rows]`` takes some rows, `dataclasses.replace` other values.
+    `operant.results.save` stores it; ``drawn[rows]`` selects rows.
 
     Args:
-        names: of the conditions.
+        names: names of the conditions.
         values: ``(n, len(names))``, their parameters; may require gradients.
-        seeds: int64 ``(n,)``, below 2**53; what is random in a row depends on its seed alone.
+        seeds: int64 ``(n,)``, below 2**53; all randomness in a row comes from its seed.
         bounds: smallest and largest value of an image.
-        padding: what lies outside an image: ``"border"``, ``"reflection"`` or ``"zeros"``.
+        padding: values outside an image: ``"border"``, ``"reflection"`` or ``"zeros"``.
     """
 
     names: tuple[str, ...]
@@ -90,29 +90,29 @@ class Drawn:
         n, values = len(self.seeds), self.values.detach()
         if values.shape != (n, len(self.names)) or not values.is_floating_point():
             raise ValueError(
-                f"values must be floating-point of shape ({n}, {len(self.names)}), one row a seed and one column a "
+                f"values must be floating-point of shape ({n}, {len(self.names)}), one row per seed and one column per "
                 f"name, got {values.dtype} of shape {tuple(values.shape)}"
             )
         if (
             self.seeds.dtype != torch.int64
             or self.seeds.ndim != 1
-            or bool(((s := self.seeds) < 0).any() | (s >= SEEDS).any())
+            or bool(((s := self.seeds) < 0).any() | (s >= MAX_SEED).any())
         ):
             raise ValueError("seeds must be int64 of shape (n,), from 0 to 2**53 - 1; `Recipe.draw` makes them")
         for name, column in zip(self.names, values.unbind(1), strict=True):
-            known = CONDITIONS[name]
-            if not bool(((column >= known.low - 1e-6) & (column <= known.high + 1e-6)).all()):  # NaN is not either
+            allowed = CONDITIONS[name]
+            if not bool(((column >= allowed.low - 1e-6) & (column <= allowed.high + 1e-6)).all()):  # also rejects NaN
                 raise ValueError(
-                    f"{name} must lie between {known.low} and {known.high} ({known.meaning}), got values from "
+                    f"{name} must lie between {allowed.low} and {allowed.high} ({allowed.meaning}), got values from "
                     f"{float(column.min()):.4g} to {float(column.max()):.4g}; clip them to `Recipe.limits`"
                 )
 
     def __len__(self) -> int:
         return len(self.seeds)
 
-    def __getitem__(self, index: Any) -> Drawn:
+    def __getitem__(self, index: Any) -> DrawnConditions:
         rows = row_index(index, len(self))
-        return Drawn(
+        return DrawnConditions(
             names=self.names,
             values=self.values[rows.to(self.values.device)],
             seeds=self.seeds[rows.to(self.seeds.device)],
@@ -121,22 +121,22 @@ class Drawn:
         )
 
     def columns(self) -> dict[str, Tensor]:
-        """Each condition's values, and the seeds as ``noise_seed``, ready for `Suite.with_columns`."""
+        """The values of each condition, and the seeds as ``noise_seed``, for `Suite.with_columns`."""
         values = self.values.detach().double()
         return {**dict(zip(self.names, values.unbind(1), strict=True)), "noise_seed": self.seeds}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Field conditions as declared: which there are, and how likely each severity is, independently of each other.
+    """Declares field conditions and the distribution of their severities, which are independent.
 
-    Conditions happen in the order of `CONDITIONS`, whatever the order here; geometric ones together in one resampling.
-    For another order, apply one recipe after another. `operant.results.save` stores a recipe.
+    Conditions are applied in the order of `CONDITIONS`, whatever the order here; geometric ones in one resampling. For
+    another order, apply one recipe after another. `operant.results.save` stores a recipe.
 
     Args:
         severities: from name to distribution.
         bounds: smallest and largest value of an image.
-        padding: what lies outside an image: ``"border"`` (its outermost pixels go on), ``"reflection"`` or ``"zeros"``.
+        padding: values outside an image: ``"border"`` (the outermost pixels), ``"reflection"`` or ``"zeros"``.
 
     >>> from operant.conditions import normal, uniform
     >>> recipe = Recipe(severities={"rotation": normal(12), "blur": uniform(0, 1.3, absent=0.5)})
@@ -152,31 +152,31 @@ class Recipe:
     def __post_init__(self) -> None:
         _check_setting(tuple(self.severities), self.bounds, self.padding)
         for name, severity in self.severities.items():
-            known = CONDITIONS[name]
-            if severity.low < known.low or severity.high > known.high:
+            allowed = CONDITIONS[name]
+            if severity.low < allowed.low or severity.high > allowed.high:
                 raise ValueError(
-                    f"{name} must lie between {known.low} and {known.high} ({known.meaning}), got the range "
+                    f"{name} must lie between {allowed.low} and {allowed.high} ({allowed.meaning}), got the range "
                     f"{severity.low} to {severity.high}"
                 )
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the conditions, in the order of a draw's columns."""
+        """Names of the conditions, in the order of a draw's columns."""
         return tuple(self.severities)
 
     @property
     def limits(self) -> tuple[Tensor, Tensor]:
-        """Smallest and largest declared value of each condition, in float64; 0 is among them if it may be absent."""
+        """Smallest and largest declared value of each condition, in float64; includes 0 if it may be absent."""
         ranges = [(s.low, s.high) if s.absent == 0 else (min(s.low, 0.0), max(s.high, 0.0)) for s in self._each]
         low, high = torch.tensor(ranges, dtype=torch.float64).view(-1, 2).T
         return low, high
 
     @property
     def smooth(self) -> tuple[bool, ...]:
-        """Whether gradients with respect to each condition's values lead anywhere."""
+        """Whether gradients with respect to each condition's values are useful."""
         return tuple(CONDITIONS[name].smooth for name in self.names)
 
-    def draw(self, n: int, *, generator: torch.Generator) -> Drawn:
+    def draw(self, n: int, *, generator: torch.Generator) -> DrawnConditions:
         """Severities and seeds for ``n`` images."""
         _check_count(n)
         shape, device = (2, n, len(self.names)), generator.device
@@ -185,15 +185,15 @@ class Recipe:
             torch.where(gone[:, j] < s.absent, 0.0, s.value(u[:, j].clamp_min(2**-54)))
             for j, s in enumerate(self._each)
         ]
-        seeds = torch.randint(SEEDS, (n,), generator=generator, device=device).cpu()
+        seeds = torch.randint(MAX_SEED, (n,), generator=generator, device=device).cpu()
         return self._drawn(torch.stack(values, 1) if values else u, seeds)
 
-    def neutral(self, n: int) -> Drawn:
-        """No change, for ``n`` images: where a search may start, whether or not 0 is in the declared ranges."""
+    def neutral(self, n: int) -> DrawnConditions:
+        """No change, for ``n`` images: a starting point for searches, even if 0 is outside the declared ranges."""
         _check_count(n)
         return self._drawn(torch.zeros(n, len(self.names), dtype=torch.float64), torch.arange(n))
 
-    def log_prob(self, drawn: Drawn) -> Tensor:
+    def log_prob(self, drawn: DrawnConditions) -> Tensor:
         """Log of the declared density of each row's severities, ``(n,)``, differentiable in the values.
 
         The sum over conditions of `Severity.log_prob`; minus infinity outside the declared ranges.
@@ -201,7 +201,7 @@ class Recipe:
         if drawn.names != self.names:
             raise ValueError(
                 f"the conditions must be those of this recipe ({_listed(self.names)}), got {_listed(drawn.names)}; "
-                "draw from it"
+                "draw from this recipe"
             )
         parts = [s.log_prob(v) for s, v in zip(self._each, drawn.values.unbind(1), strict=True)]
         return torch.stack(parts).sum(0) if parts else drawn.values.new_zeros(len(drawn))
@@ -210,8 +210,8 @@ class Recipe:
     def _each(self) -> Sequence[Severity]:
         return tuple(self.severities.values())
 
-    def _drawn(self, values: Tensor, seeds: Tensor) -> Drawn:
-        return Drawn(names=self.names, values=values, seeds=seeds, bounds=self.bounds, padding=self.padding)
+    def _drawn(self, values: Tensor, seeds: Tensor) -> DrawnConditions:
+        return DrawnConditions(names=self.names, values=values, seeds=seeds, bounds=self.bounds, padding=self.padding)
 
 
 def corruption(name: str, severity: float, *, bounds: tuple[float, float] = (0.0, 1.0)) -> Recipe:
@@ -221,19 +221,19 @@ def corruption(name: str, severity: float, *, bounds: tuple[float, float] = (0.0
     return Recipe(severities={f"c/{name}": fixed(severity)}, bounds=bounds)
 
 
-def apply(x: Tensor, drawn: Drawn) -> Tensor:
+def apply(x: Tensor, drawn: DrawnConditions) -> Tensor:
     """The images ``(n, channels, height, width)`` under these conditions, row by row.
 
-    The same images and the same draw always give the same result, bit for bit, whichever other rows are in the batch.
-    Differentiable in ``x`` and, where `Condition.smooth` says so, in ``drawn.values``.
+    The same images and the same draw always give bit-identical results, in any batch. Differentiable in
+    ``x`` and, for conditions with `Condition.smooth`, in ``drawn.values``.
     """
     _check_images(x, drawn)
-    rows = max(1, AT_ONCE // max(1, x[0].numel()))
+    rows = max(1, MAX_NUMBERS // max(1, x[0].numel()))
     parts = [_applied(part, drawn[i * rows : (i + 1) * rows]) for i, part in enumerate(x.split(rows))]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _applied(x: Tensor, drawn: Drawn) -> Tensor:
+def _applied(x: Tensor, drawn: DrawnConditions) -> Tensor:
     low, high = drawn.bounds
     unit = (low, high) == (0, 1)
     z = (x if unit else (x - low) / (high - low)).clamp(0, 1).contiguous()
@@ -272,7 +272,7 @@ STEPS: dict[tuple[str, ...], Step] = {
     ("jpeg",): lambda x, p, *_: operations.jpeg(x, p[0]),
     **{(f"c/{name}",): partial(_corrupted, name) for name in CORRUPTIONS},
 }
-"""What happens, in order: the parameters that a step needs, and the step."""
+"""All steps in order: the parameters that a step needs, and its function."""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -295,14 +295,14 @@ def _check_setting(names: tuple[str, ...], bounds: tuple[float, float], padding:
         raise ValueError(f"padding must be one of {_listed(PADDINGS)}, got {padding!r}")
 
 
-def _check_images(x: Tensor, drawn: Drawn) -> None:
+def _check_images(x: Tensor, drawn: DrawnConditions) -> None:
     if x.ndim != 4 or not x.is_floating_point() or x.numel() == 0:
         raise ValueError(
-            f"conditions are for images: x must be floating-point (n, channels, height, width) with at least one of "
-            f"each, got {x.dtype} of shape {tuple(x.shape)}"
+            f"conditions are for images: x must be floating-point (n, channels, height, width) and not empty, "
+            f"got {x.dtype} of shape {tuple(x.shape)}"
         )
     if len(x) != len(drawn):
-        raise ValueError(f"there must be one image a drawn row, got {len(x)} images and {len(drawn)} rows")
+        raise ValueError(f"there must be one image per drawn row, got {len(x)} images and {len(drawn)} rows")
     low, high = (float(v) for v in torch.aminmax(x.detach()))
     slack = slack_of(drawn.bounds)
     if not (low >= drawn.bounds[0] - slack and high <= drawn.bounds[1] + slack):

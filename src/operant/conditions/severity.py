@@ -1,4 +1,4 @@
-"""How likely each severity of a condition is."""
+"""Distributions of the severity of a condition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Severity:
-    """How a parameter is distributed: normal, cut off at a range, and with some probability absent.
+    """The distribution of a parameter: normal, truncated to a range, and absent with some probability.
 
         value = 0 with probability ``absent``, else N(mean, std²) given low ≤ value ≤ high        (1)
 
@@ -19,8 +19,8 @@ class Severity:
 
     Args:
         low, high: the declared range; equal for a fixed value.
-        mean, std: of the normal distribution before it is cut; an infinite ``std`` is the uniform distribution.
-        absent: probability that the condition does not happen at all.
+        mean, std: of the normal distribution before truncation; an infinite ``std`` gives the uniform distribution.
+        absent: probability that the condition does not occur.
     """
 
     low: float
@@ -43,7 +43,7 @@ class Severity:
             )
 
     def value(self, u: Tensor) -> Tensor:
-        """The value below which a share ``u`` of the present ones lies, in float64."""
+        """The ``u`` quantile of the values that are present, in float64."""
         if math.isinf(self.std) or self.low == self.high:
             return (self.low + (self.high - self.low) * u).clamp(self.low, self.high)
         a = _below((self.low - self.mean) / self.std)
@@ -53,7 +53,7 @@ class Severity:
     def log_prob(self, value: Tensor) -> Tensor:
         """Log of the density of (1), differentiable in the value.
 
-        A fixed value, and 0 where the condition may be absent, have a probability instead of a density.
+        A fixed value, and 0 if the condition may be absent, have a probability instead of a density.
         """
         inside = (value >= self.low) & (value <= self.high)
         present = value.new_full((), math.log1p(-self.absent) if self.absent < 1 else -math.inf)
@@ -69,27 +69,27 @@ class Severity:
         return torch.where(value == 0, math.log(never), result)
 
     def _mass(self) -> float:
-        """Share of the normal distribution inside the range."""
+        """Probability of the range under the normal distribution."""
         if math.isinf(self.std):
             return 1.0
         return _below((self.high - self.mean) / self.std) - _below((self.low - self.mean) / self.std)
 
 
 def uniform(low: float, high: float, *, absent: float = 0.0) -> Severity:
-    """Anything between ``low`` and ``high``, equally likely."""
+    """Uniform between ``low`` and ``high``."""
     return Severity(low=low, high=high, absent=absent)
 
 
 def normal(
     std: float, *, mean: float = 0.0, low: float | None = None, high: float | None = None, absent: float = 0.0
 ) -> Severity:
-    """Normal about ``mean``, cut off at ``low`` and ``high``: three standard deviations away unless given."""
+    """Normal around ``mean``, truncated to ``low`` and ``high`` (default: three standard deviations away)."""
     low, high = mean - 3 * std if low is None else low, mean + 3 * std if high is None else high
     return Severity(low=low, high=high, mean=mean, std=std, absent=absent)
 
 
 def half_normal(std: float, *, high: float | None = None, absent: float = 0.0) -> Severity:
-    """From 0 upwards, the less likely the larger; cut off at ``high``, or at three times ``std``."""
+    """From 0 upwards, less likely the larger, truncated at ``high`` (default: three times ``std``)."""
     return normal(std, low=0.0, high=high, absent=absent)
 
 

@@ -1,4 +1,4 @@
-"""Inputs with labels and ids, where they come from, and who labels them."""
+"""Samples (inputs with labels and ids), readers of data sets and files, and labellers."""
 
 from operant.data.labels import LabelFolder, LabelsMissing, labels_of
 from operant.data.reading import read_samples

@@ -1,4 +1,4 @@
-"""The file formats images come in: each is read into plain arrays, or refused with a sentence that names the file."""
+"""Readers of image file formats; a file that cannot be read raises a ValueError that names it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pickletools
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,12 @@ CIFAR_SHAPE = (3, 32, 32)
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images as a file holds them.
+    """Labelled images of a file.
 
     Attributes:
         x: ``(N, C, H, W)``, uint8 in 0..255 or float32 in [0, 1].
         y: int64 ``(N,)``.
-        classes: the name of each label, where the format tells it.
+        classes: the name of each label, if the format has names.
     """
 
     x: Array
@@ -38,32 +39,25 @@ class Images:
     classes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """Turns whatever goes wrong while a file is read into one sentence that names it."""
-
-    path: Path
-    kind: str
-    advice: str
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)):
-            return  # these name the file already
-        reason = str(error).strip().rstrip(".") or type(error).__name__  # a damaged file makes parsers fail in any way
-        raise ValueError(f"{self.path} is not a readable {self.kind}: {reason}; {self.advice}") from None
+@contextmanager
+def _reading(path: Path, kind: str, advice: str) -> Iterator[None]:
+    """Turn any error while a file is read into a ValueError that names the file."""
+    try:
+        yield
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+        raise  # these name the file already
+    except Exception as error:  # a damaged file makes parsers fail in any way
+        reason = str(error).strip().rstrip(".") or type(error).__name__
+        raise ValueError(f"{path} is not a readable {kind}: {reason}; {advice}") from None
 
 
 # npz -----------------------------------------------------------------------------------------------------------------
 
 
 def read_npz(path: str | Path) -> dict[str, Array]:
-    """Every array of an npz file, by name; Python objects, NaN and infinity are refused."""
+    """All arrays of an npz file by name; Python objects, NaN and infinity raise a ValueError."""
     path = Path(path)
-    with _Reading(path, "npz file", "write it again with numpy.savez, arrays of numbers only"):
+    with _reading(path, "npz file", "write it again with numpy.savez, arrays of numbers only"):
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is not None:
@@ -75,12 +69,12 @@ def read_npz(path: str | Path) -> dict[str, Array]:
                 raise ValueError(f"its part {name} is not an array")
     for name, array in content.items():
         if array.dtype.kind in "fc" and not (np.abs(array) <= np.finfo(np.float32).max).all():
-            raise ValueError(f"{path} holds NaN or infinity in {name}; drop or repair those rows and write it again")
+            raise ValueError(f"{path} holds NaN or infinity in {name}; remove or repair those rows and write it again")
     return content
 
 
 def images_from_arrays(arrays: dict[str, Array], x: str, y: str, path: Path) -> Images:
-    """The images and labels under two names of an npz file."""
+    """The images and labels that are stored under these two names."""
     missing = [name for name in (x, y) if name not in arrays]
     if missing:
         raise ValueError(f"{path} must hold {x} and {y}, got {sorted(arrays)}; write it again with those names")
@@ -89,7 +83,7 @@ def images_from_arrays(arrays: dict[str, Array], x: str, y: str, path: Path) -> 
 
 
 def as_images(x: Array, where: str) -> Array:
-    """Bring ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` to the last form; uint8, or float in [0, 1]."""
+    """Images ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` in the last form; uint8, or float in [0, 1]."""
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3):
@@ -119,7 +113,7 @@ def as_labels(y: Array, n: int, where: str) -> Array:
     """Integer labels ``(N,)`` or ``(N, 1)``, as int64 ``(N,)``."""
     if y.dtype.kind not in "iu" or y.shape not in ((n,), (n, 1)):
         raise ValueError(
-            f"{where} must be {n} integer labels, one an image, got {y.dtype} of shape {y.shape}; save them so"
+            f"{where} must be {n} integer labels, one per image, got {y.dtype} of shape {y.shape}; convert them"
         )
     labels = y.reshape(n).astype(np.int64)
     if n and labels.min() < 0:
@@ -131,13 +125,13 @@ def as_labels(y: Array, n: int, where: str) -> Array:
 
 
 def read_idx(path: str | Path) -> Array:
-    """The array of an IDX file, the format of MNIST: four bytes of type and rank, the sizes, the values."""
+    """The array of an IDX file, the format of MNIST."""
     path = Path(path)
-    with _Reading(path, "IDX file", "fetch it again"):
+    with _reading(path, "IDX file", "download it again"):
         raw = path.read_bytes()
         content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
         if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
-            raise ValueError(f"it starts with {content[:4]!r}, not with two zeros and a type of IDX")
+            raise ValueError(f"it starts with {content[:4]!r}, not with two zeros and an IDX type")
         dtype, rank = np.dtype(IDX_TYPES[content[2]]), content[3]
         start = 4 + 4 * rank
         shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
@@ -156,7 +150,7 @@ def read_idx(path: str | Path) -> Array:
 def read_cifar_binary(path: str | Path) -> Images:
     """A batch of CIFAR-10's binary version: records of one label byte and 3072 pixel bytes."""
     path = Path(path)
-    with _Reading(path, "CIFAR-10 binary batch", "unpack cifar-10-binary.tar.gz again"):
+    with _reading(path, "CIFAR-10 binary batch", "unpack cifar-10-binary.tar.gz again"):
         content = np.frombuffer(path.read_bytes(), np.uint8)
         record = 1 + math.prod(CIFAR_SHAPE)
         if len(content) == 0 or len(content) % record:
@@ -166,9 +160,9 @@ def read_cifar_binary(path: str | Path) -> Images:
 
 
 def read_cifar_python(path: str | Path) -> Images:
-    """A batch of CIFAR-10's Python version: a pickle of a dict with ``data`` and ``labels``. Nothing in it is run."""
+    """A batch of CIFAR-10's Python version: a pickled dict with ``data`` and ``labels``. No code in it is run."""
     path = Path(path)
-    with _Reading(path, "CIFAR-10 Python batch", "unpack cifar-10-python.tar.gz again"):
+    with _reading(path, "CIFAR-10 Python batch", "unpack cifar-10-python.tar.gz again"):
         page = _unpickled(path.read_bytes())
         if not isinstance(page, dict):
             raise ValueError(f"it holds a {type(page).__name__}, not a dict")
@@ -204,16 +198,16 @@ KNOWN_NAMES = (*RECONSTRUCT, "numpy ndarray", "numpy dtype", "_codecs encode")
 
 
 class _Name:
-    """A function or class that a pickle names. It is only ever compared, never imported or called."""
+    """A function or class that a pickle names; it is compared, never imported or called."""
 
     def __init__(self, text: str) -> None:
         if text not in KNOWN_NAMES:
-            raise ValueError(f"it asks for {text.replace(' ', '.')}; only arrays, strings and numbers are read")
+            raise ValueError(f"it names {text.replace(' ', '.')}; only arrays, strings and numbers are read")
         self.text = text
 
 
 class _Unfinished:
-    """An array, or a number type if one is named, of which the pickle tells more in a later BUILD."""
+    """An array, or a dtype if one is given, that a later BUILD opcode completes."""
 
     def __init__(self, dtype: str | None = None) -> None:
         self.dtype = dtype
@@ -222,8 +216,8 @@ class _Unfinished:
 def _unpickled(content: bytes) -> Any:
     """The value of a pickle made of numpy arrays, strings, bytes, numbers, lists, tuples and dicts.
 
-    A small machine of its own steps through the opcodes (protocols 2 to 4); Python's unpickler takes no part. An opcode
-    or a name outside the short list above is refused, so nothing that a pickle says can be imported or called.
+    This interpreter executes the opcodes (protocols 2 to 4) without Python's unpickler. Opcodes and names outside the
+    short list above raise a ValueError, so a pickle cannot import or call anything.
     """
     machine = _Machine()
     for opcode, argument, _ in pickletools.genops(content):
@@ -236,7 +230,7 @@ def _unpickled(content: bytes) -> Any:
 
 
 class _Machine:
-    """The stack and the memory of a pickle; `outer` keeps the stacks below each open mark."""
+    """The stack and memory of a pickle; `outer` holds the stacks below each open mark."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -244,7 +238,7 @@ class _Machine:
         self.memory: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
-        """Carry out one opcode."""
+        """Execute one opcode."""
         stack = self.stack
         if name in ("PROTO", "FRAME"):
             return
@@ -270,7 +264,7 @@ class _Machine:
             self.collect(name)
 
     def collect(self, name: str) -> None:
-        """The opcodes that gather values into tuples, lists and dicts."""
+        """Execute an opcode that builds a tuple, list or dict."""
         if name == "MARK":
             self.outer.append(self.stack)
             self.stack = []
@@ -293,28 +287,28 @@ class _Machine:
     def take(self, n: int) -> list[Any]:
         """Remove the topmost n values."""
         if len(self.stack) < n:
-            raise ValueError("it takes more values than it has put down")
+            raise ValueError("it takes more values than its stack holds")
         values = self.stack[-n:]
         del self.stack[-n:]
         return values
 
     def since_mark(self) -> list[Any]:
-        """Remove everything above the last mark, and the mark."""
+        """Remove the last mark and all values above it."""
         if not self.outer:
-            raise ValueError("it takes more values than it has put down")
+            raise ValueError("it takes more values than its stack holds")
         values, self.stack = self.stack, self.outer.pop()
         return values
 
     def build(self, state: Any) -> None:
-        """Finish the array or number type on top, also where it was memorised."""
-        begun = _expect(self.stack[-1], _Unfinished)
-        done = _array(state) if begun.dtype is None else _dtype(begun.dtype, state)
+        """Complete the array or dtype on top of the stack, and its copies in memory."""
+        started = _expect(self.stack[-1], _Unfinished)
+        done = _array(state) if started.dtype is None else _dtype(started.dtype, state)
         self.stack[-1] = done
-        self.memory = {key: done if value is begun else value for key, value in self.memory.items()}
+        self.memory = {key: done if value is started else value for key, value in self.memory.items()}
 
 
 def _reduced(function: Any, arguments: Any) -> Any:
-    """What calling one of the few known names would give, made here without calling it."""
+    """The result of calling one of the few known names, computed without calling it."""
     name, arguments = _expect(function, _Name).text, _expect(arguments, tuple)
     if name in RECONSTRUCT and _expect(arguments[0], _Name).text == "numpy ndarray":
         return _Unfinished()
@@ -322,11 +316,11 @@ def _reduced(function: Any, arguments: Any) -> Any:
         return _Unfinished(_text(arguments[0]))
     if name == "_codecs encode" and arguments[1:] in (("latin1",), ("latin-1",)):  # how Python 3 writes bytes
         return _expect(arguments[0], str).encode("latin1")
-    raise ValueError(f"it calls {name.replace(' ', '.')} for something else than plain numbers")
+    raise ValueError(f"it calls {name.replace(' ', '.')} for something other than plain numbers")
 
 
 def _dtype(text: str, state: Any) -> np.dtype[Any]:
-    """A number type from its name and its state, of which only the byte order matters."""
+    """A dtype from its name and its state, which gives the byte order."""
     order = _text(_expect(state, tuple)[1])
     if order not in ("<", ">", "|", "="):
         raise ValueError(f"an array in it has the byte order {order!r}")
@@ -334,7 +328,7 @@ def _dtype(text: str, state: Any) -> np.dtype[Any]:
 
 
 def _array(state: Any) -> Array:
-    """An array from its state: version, shape, number type, whether columns come first, values."""
+    """An array from its state: version, shape, dtype, column-major order or not, values."""
     _, shape, dtype, fortran, values = _expect(state, tuple)
     flat = np.frombuffer(_expect(values, bytes), _expect(dtype, np.dtype))
     if math.prod(_expect(shape, tuple)) != flat.size:
@@ -344,7 +338,7 @@ def _array(state: Any) -> Array:
 
 def _expect(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"it has a {type(value).__name__} where a {kind.__name__} belongs")
+        raise ValueError(f"it has a {type(value).__name__} instead of a {kind.__name__}")
     return value
 
 
@@ -360,7 +354,7 @@ def read_svhn(path: str | Path) -> Images:
     from scipy.io import loadmat
 
     path = Path(path)
-    with _Reading(path, "SVHN file of cropped digits", "fetch it again"), path.open("rb") as file:
+    with _reading(path, "SVHN file of cropped digits", "download it again"), path.open("rb") as file:
         page = loadmat(file, variable_names=["X", "y"])
         if "X" not in page or "y" not in page:
             raise ValueError("it must hold X and y")
@@ -377,18 +371,17 @@ def read_svhn(path: str | Path) -> Images:
 
 
 def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) -> Images:
-    """Pictures in one folder a class, ``path/<class name>/<picture>``, both in alphabetical order.
+    """Pictures in one folder per class, ``path/<class name>/<picture>``, both in alphabetical order.
 
     Args:
-        path: the folder above the class folders. Names that start with a dot, and files that are no pictures, are
-            passed over.
-        size: ``(height, width)`` to resize every picture to; without it all must have one size.
+        path: the folder that holds the class folders. Hidden files and files that are not pictures are ignored.
+        size: ``(height, width)`` to resize every picture to (default: all must have one size).
     """
     path = Path(path)
     folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not folders:
         raise ValueError(
-            f"{path} must hold one folder a class, got none; put the pictures into {path}/<class name>/, "
+            f"{path} must hold one folder per class, got none; put the pictures into {path}/<class name>/, "
             f"or, without labels, into {path}"
         )
     files = [pictures_in(folder) for folder in folders]
@@ -398,11 +391,11 @@ def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) 
 
 
 def read_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> Array:
-    """Pictures that lie in one folder, without labels, in alphabetical order: uint8 ``(N, C, H, W)``.
+    """Unlabelled pictures of one folder in alphabetical order: uint8 ``(N, C, H, W)``.
 
     Args:
-        path: the folder; files that are no pictures are passed over.
-        size: ``(height, width)`` to resize every picture to; without it all must have one size.
+        path: the folder; files that are not pictures are ignored.
+        size: ``(height, width)`` to resize every picture to (default: all must have one size).
     """
     return _stacked(pictures_in(Path(path)), size, Path(path))
 
@@ -410,13 +403,13 @@ def read_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> A
 def _stacked(files: Sequence[Path], size: tuple[int, int] | None, path: Path) -> Array:
     pictures = [_read_picture(file, size) for file in files]
     _check_sizes(files, pictures)
-    if any(p.ndim == 3 for p in pictures):  # one picture in colour makes all of them so
+    if any(p.ndim == 3 for p in pictures):  # if one picture is in colour, all become colour
         pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]
     return as_images(np.stack(pictures), str(path))
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The picture files of a folder, in order; refused if there are none."""
+    """The picture files of a folder, in order; raises a ValueError if there are none."""
     files = sorted(f for f in folder.iterdir() if f.suffix.lower() in PICTURES and not f.name.startswith("."))
     if not files:
         raise ValueError(f"{folder} must hold pictures ({', '.join(PICTURES)}), got none; fill or remove that folder")
@@ -427,14 +420,14 @@ def _read_picture(path: Path, size: tuple[int, int] | None) -> Array:
     """One picture as uint8: ``(H, W)`` if it is grey, else ``(H, W, 3)``."""
     from PIL import Image
 
-    with _Reading(path, "picture", "replace or remove it"):
+    with _reading(path, "picture", "replace or remove it"):
         with Image.open(path) as picture:
             picture.verify()  # checksums; the file has to be opened again afterwards
         with Image.open(path) as picture:
             if picture.mode[0] in "IF":
-                raise ValueError(f"its pixels are of kind {picture.mode}, not 8 bits each")
+                raise ValueError(f"its pixels have mode {picture.mode}, not 8 bits each")
             if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getextrema()[0] != 255:
-                raise ValueError("parts of it are transparent, so its colours depend on what lies behind")
+                raise ValueError("parts of it are transparent, so its colours depend on the background")
             plain = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
         return np.array(plain if size is None else plain.resize((size[1], size[0]), Image.Resampling.BILINEAR))
 

@@ -1,12 +1,10 @@
-"""Labellers: from samples that have labels already, or from people, through a folder of pictures and a table."""
+"""Labellers: labels that are already known, or labels from people, through a folder of pictures and a table."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,26 +17,20 @@ from operant import results
 from operant.data.samples import Samples
 from operant.types import Labeller
 
-try:
-    import fcntl
-except ImportError:  # not on every system
-    fcntl = None  # type: ignore[assignment]
-
 TABLE = "labels.csv"
-GUARD = ".lock.guard"
-MARK = "\ufeff"  # a byte-order mark, by which spreadsheets know UTF-8
+MARK = "\ufeff"  # byte-order mark, by which spreadsheets recognise UTF-8
 CLASSES = "classes.json"
-LARGE = 224  # pixels of a picture's longer side that people can read
+READABLE_SIDE = 224  # pixels; smaller pictures are enlarged by whole factors up to this
 
 
 class LabelsMissing(Exception):
-    """Labels that were asked for are not there yet; the message says where to write them."""
+    """Requested labels are missing; the message says where to write them."""
 
 
 def labels_of(labelled: Samples) -> Labeller:
-    """A labeller for inputs whose labels are known: finds each by its id."""
+    """A labeller for inputs whose labels are known, found by id."""
     if len(labelled) == 0:
-        raise ValueError("there are no labelled inputs to look labels up in")
+        raise ValueError("there are no labelled inputs to take labels from")
     y = labelled.labels.cpu()
 
     def look_up(asked: Samples) -> Tensor:
@@ -52,19 +44,18 @@ def labels_of(labelled: Samples) -> Labeller:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFolder:
-    """A labeller for people: writes what is to be labelled into a folder, and reads the labels they write there.
+    """A labeller for people: writes inputs into a folder, and reads the labels that people write there.
 
-    Each input becomes a picture, enlarged if it is small (or an npz file, if it is no picture), named by its id, with a
-    row in a table.
-    Asked for labels that are not filled in, it adds the missing rows and raises `LabelsMissing`; asked again when they
-    are, it goes on. Labels once written serve every later question. ``operant triage`` opens a page to give them on.
+    Each input becomes a picture (or an npz file, if it is not an image), named by its id, with a row in a table. A call
+    for labels that are not filled in adds the missing rows and raises `LabelsMissing`; call again once they are filled
+    in. Labels are kept for later calls. ``operant triage`` opens a page for entering them.
 
     Args:
-        folder: where; made if it is not there.
-        classes: how many there are; other labels are refused.
+        folder: created if it does not exist.
+        classes: number of classes; labels outside them raise a ValueError.
         bounds: smallest and largest value of an input, black and white in a picture.
-        table: the name of the table.
-        names: of the classes, for people; in their order.
+        table: file name of the table.
+        names: class names to show, in the order of the labels.
     """
 
     folder: Path
@@ -82,8 +73,8 @@ class LabelFolder:
         missing = [name for name in dict.fromkeys(names) if known.get(name) is None]
         if missing:
             raise LabelsMissing(
-                f"{len(missing)} of {len(set(names))} inputs have no label yet: look at the files in {self.folder}, "
-                f"write each one's class (0 to {self.classes - 1}) into {self.folder / self.table} (or give them on "
+                f"{len(missing)} of {len(set(names))} inputs have no label yet: view the files in {self.folder}, "
+                f"write each one's class (0 to {self.classes - 1}) into {self.folder / self.table} (or enter them on "
                 f"the page that `operant triage {self.folder}` opens), and run this again"
             )
         return torch.tensor([known[name] for name in names], dtype=torch.int64)
@@ -91,8 +82,8 @@ class LabelFolder:
     def read(self) -> dict[str, int | None]:
         """The labels so far, by name; None where the table has none.
 
-        Spreadsheets may have been at work: commas or semicolons, a byte-order mark, spaces, capitals, names with the
-        file's suffix and labels such as 3.0 are understood.
+        Accepts what spreadsheets write: commas or semicolons, a byte-order mark, spaces, capitals, names with file
+        suffix, and labels such as 3.0.
         """
         return self._labels(_Table(self.folder / self.table))
 
@@ -100,8 +91,8 @@ class LabelFolder:
         known: dict[str, int | None] = {}
         for line, row in enumerate(table.rows, 2):
             if key := table.key(row):
-                told = self._label(table.told(row), line, table.path)
-                known[key] = known.get(key) if told is None else told
+                label = self._label(table.label(row), line, table.path)
+                known[key] = known.get(key) if label is None else label
         return known
 
     def _label(self, text: str, line: int, path: Path) -> int | None:
@@ -121,28 +112,28 @@ class LabelFolder:
             _write_input(self.folder / name, x, self.bounds)
         about = {"classes": self.classes, "names": list(self.names)}
         results.write_atomically(self.folder / CLASSES, json.dumps(about).encode() + b"\n")
-        with _alone(self.folder):
-            table = _Table(self.folder / self.table)  # only now: somebody may be at work
+        with results.locked(self.folder):
+            table = _Table(self.folder / self.table)  # read under the lock: another process may have added rows
             known = self._labels(table)
             for name in dict.fromkeys(names):
                 if name not in known:
                     table.add(name)
             table.write()
 
-    def tell(self, name: str, label: int | None) -> None:
-        """Write a label into the table, or take it out again with None; it is on disk when this returns."""
+    def set_label(self, name: str, label: int | None) -> None:
+        """Write a label into the table, or remove it with None; it is on disk when this returns."""
         if label is not None and not 0 <= label < self.classes:
             raise ValueError(f"a label must be a class from 0 to {self.classes - 1}, got {label}")
-        with _alone(self.folder):
+        with results.locked(self.folder):
             table = _Table(self.folder / self.table)
             if name not in self._labels(table):
-                raise ValueError(f"{table.path} has no row for {name!r:.80}; ask for its label first")
-            table.tell(name, "" if label is None else str(label))
+                raise ValueError(f"{table.path} has no row for {name!r:.80}; request its label first")
+            table.set_label(name, "" if label is None else str(label))
             table.write()
 
 
 class _Table:
-    """The table as people left it: their own columns, and what they put between them, stay."""
+    """The table of labels; columns that people added, and their separator, are preserved."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -152,8 +143,8 @@ class _Table:
         self.path, self.mark = path, MARK if text.startswith(MARK) else ""
         text = text.removeprefix(MARK)
         first = text.partition("\n")[0]
-        self.between = ";" if ";" in first else ","
-        lines = list(csv.reader(io.StringIO(text), delimiter=self.between)) or [[]]
+        self.separator = ";" if ";" in first else ","
+        lines = list(csv.reader(io.StringIO(text), delimiter=self.separator)) or [[]]
         self.header, self.rows = lines[0], lines[1:]
         names = [cell.strip().lower() for cell in self.header]
         if not {"name", "label"} <= set(names):
@@ -161,15 +152,15 @@ class _Table:
         self._name, self._label = names.index("name"), names.index("label")
 
     def key(self, row: list[str]) -> str:
-        """The name of the input that a row is about; empty if it is about none."""
+        """The name of the input in a row; empty if there is none."""
         name = row[self._name] if len(row) > self._name else ""
         return name.strip().lower().removesuffix(".png").removesuffix(".npz")
 
-    def told(self, row: list[str]) -> str:
+    def label(self, row: list[str]) -> str:
         return row[self._label] if len(row) > self._label else ""
 
-    def tell(self, name: str, label: str) -> None:
-        """Put a label into every row about an input."""
+    def set_label(self, name: str, label: str) -> None:
+        """Put a label into every row of an input."""
         for row in self.rows:
             if self.key(row) == name:
                 row += [""] * (1 + self._label - len(row))
@@ -180,22 +171,12 @@ class _Table:
 
     def write(self) -> None:
         text = io.StringIO()
-        csv.writer(text, delimiter=self.between, lineterminator="\n").writerows([self.header, *self.rows])
+        csv.writer(text, delimiter=self.separator, lineterminator="\n").writerows([self.header, *self.rows])
         results.write_atomically(self.path, (self.mark + text.getvalue()).encode())
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process of this machine at a time; where the file system knows no such thing, everyone."""
-    with open(folder / GUARD, "ab") as gate:
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.flock(gate, fcntl.LOCK_EX)
-        yield
-
-
 def name_of(identity: int) -> str:
-    """The name of the input with this id; it starts with a letter, lest spreadsheets take it for a number."""
+    """The name of the input with this id; it starts with a letter, so that spreadsheets do not read it as a number."""
     return f"i{identity & (2**64 - 1):016x}"
 
 
@@ -204,7 +185,7 @@ def _write_input(path: Path, x: Tensor, bounds: tuple[float, float]) -> None:
     if x.ndim == 3 and x.shape[0] in (1, 3):
         low, high = bounds
         pixels = ((x - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
-        times = max(1, LARGE // max(pixels.shape))
+        times = max(1, READABLE_SIDE // max(pixels.shape))
         pixels = pixels.repeat(times, 0).repeat(times, 1)
         Image.fromarray(pixels.squeeze(2) if x.shape[0] == 1 else pixels).save(content, "PNG")
         results.write_atomically(path.with_suffix(".png"), content.getvalue())

@@ -1,4 +1,4 @@
-"""Inputs with labels and ids: what every part of Operant passes around."""
+"""Inputs with labels and ids."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from operant.rng import mix
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Samples:
-    """Inputs ``(N, *shape)``, their labels where known, and an id for each.
+    """Inputs ``(N, *shape)`` with an id each, and their labels if known.
 
     Args:
-        x: floating-point inputs, one a row, in input units (never normalised).
-        y: integer labels ``(N,)``, or None where nobody has told them.
-        ids: int64 ``(N,)``; content hashes unless given, so that the same input is known again wherever it comes from.
+        x: floating-point inputs, one per row, in input units (never normalised).
+        y: integer labels ``(N,)``, or None if unknown.
+        ids: int64 ``(N,)`` (default: content hashes, so that equal inputs have equal ids).
 
     >>> pool = Samples(torch.rand(100, 4), torch.arange(100) % 3)
     >>> parts = pool.split(seeds=0.5, assessment=0.5)
@@ -47,7 +47,7 @@ class Samples:
         return len(self.x)
 
     def __getitem__(self, index: Any) -> Samples:
-        """Rows by slice, mask or positions; always a `Samples`, never a single row."""
+        """Rows by slice, mask or positions; always returns `Samples`, never a single row."""
         rows = row_index(index, len(self))
         return Samples(self.x[rows], None if self.y is None else self.y[rows], self.ids[rows.to(self.ids.device)])
 
@@ -62,7 +62,7 @@ class Samples:
 
     @property
     def labels(self) -> Tensor:
-        """The labels; refuses samples that have none."""
+        """The labels; raises a ValueError if there are none."""
         if self.y is None:
             raise ValueError("these samples carry no labels; ask a labeller and build Samples(x, y)")
         return self.y
@@ -72,35 +72,34 @@ class Samples:
         return Samples(self.x.to(device), None if self.y is None else self.y.to(device), self.ids)
 
     def split(self, **roles: float) -> dict[str, Samples]:
-        """Deal the inputs to named roles, in the given shares, by id alone.
+        """Assign the inputs to named roles in the given shares, by a hash of their ids.
 
-        An input keeps its role whatever arrives before or after it, so data for assessment never turns into data for
-        retraining. The names of the roles take part in the dealing, so that a part can be split again under other
-        names and still come out in the shares asked for.
+        An input keeps its role whatever data is added later, so data for assessment never becomes data for retraining.
+        The hash includes the names of the roles, so that a part can be split again under other names.
         """
         shares = torch.tensor(list(roles.values()), dtype=torch.float64)
         if not roles or not bool((shares > 0).all()) or not abs(float(shares.sum()) - 1) <= 1e-6:
             raise ValueError(f"shares of the roles must be positive and sum to 1, got {roles}")
         names = hashlib.blake2b("/".join(roles).encode(), digest_size=8).digest()
-        dealt = mix(self.ids ^ int.from_bytes(names, "little", signed=True))
-        part = torch.bucketize(dealt, shares.cumsum(0)[:-1], right=True)
+        hashes = mix(self.ids ^ int.from_bytes(names, "little", signed=True))
+        part = torch.bucketize(hashes, shares.cumsum(0)[:-1], right=True)
         return {role: self[part == i] for i, role in enumerate(roles)}
 
     def rows_of(self, ids: Tensor) -> Tensor:
-        """The row of each of these ids, of several the first; -1 where there is none.
+        """The first row with each of these ids; -1 if there is none.
 
         >>> Samples(torch.rand(3, 2), ids=torch.tensor([7, 5, 7])).rows_of(torch.tensor([5, 7, 6]))
         tensor([ 1,  0, -1])
         """
         order = self.ids.argsort(stable=True)
         known = self.ids[order]
-        place = torch.searchsorted(known, ids)
-        there = torch.isin(ids, known)
-        return torch.where(there, order[place * there], -1) if len(order) else torch.full_like(ids, -1)
+        found = torch.isin(ids, known)
+        place = torch.searchsorted(known, ids) * found
+        return torch.where(found, order[place], -1) if len(order) else torch.full_like(ids, -1)
 
     @staticmethod
     def concat(parts: Sequence[Samples]) -> Samples:
-        """All rows of all parts, in order; labels are kept only when every part has them."""
+        """All rows of all parts, in order; labels are kept only if every part has them."""
         if not parts:
             raise ValueError("nothing to join: concat needs at least one Samples")
         shapes = sorted({tuple(p.shape) for p in parts})
@@ -111,7 +110,7 @@ class Samples:
 
 
 def content_ids(x: Tensor) -> Tensor:
-    """A 64-bit hash of each row's content, the same for float32 and float64 copies of one input."""
+    """A 64-bit hash of each row's content; float32 and float64 copies of an input have the same hash."""
     rows = (x.detach().to("cpu", torch.float32) + 0.0).flatten(1).contiguous().numpy()  # + 0.0 turns -0 into 0
     shape = repr(tuple(x.shape[1:])).encode()
     digests = b"".join(hashlib.blake2b(row, digest_size=8, key=shape[:64]).digest() for row in rows)
@@ -119,9 +118,9 @@ def content_ids(x: Tensor) -> Tensor:
 
 
 def row_index(index: Any, n: int) -> Tensor:
-    """Row numbers for a slice, a mask (torch, numpy or list) or positions."""
+    """Row numbers, 0 or more, for a slice, a mask (torch, numpy or list) or positions."""
     if isinstance(index, slice):
-        return torch.arange(n)[index]
+        return torch.arange(n)[index].contiguous()
     rows = torch.as_tensor(index)
     if rows.ndim == 0:
         raise TypeError(
@@ -133,7 +132,7 @@ def row_index(index: Any, n: int) -> Tensor:
         if len(rows) != n:
             raise IndexError(f"the mask has {len(rows)} entries for {n} rows")
         return rows.nonzero().flatten()
-    return rows.long()
+    return torch.arange(n, device=rows.device)[rows.long()]
 
 
 def _check_inputs(x: Any) -> None:

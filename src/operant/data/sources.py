@@ -1,4 +1,4 @@
-"""Well-known data sets and the user's files, read into samples."""
+"""Read well-known data sets and the user's files into samples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SPELLINGS = {
 }
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 CIFAR_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-OPENINGS = {  # the first labels of two sets whose files have the same names
+FIRST_LABELS = {  # tell apart two sets whose files have the same names
     "mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 3, 5, 3, 6, 1, 7],
     "fashion-mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5, 0, 9, 5, 5, 7, 9],
 }
@@ -56,7 +56,7 @@ OPENINGS = {  # the first labels of two sets whose files have the same names
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
-    """Training and test samples that were split once and for all, and the name of each label."""
+    """Training and test samples in a fixed split, and the name of each class."""
 
     train: Samples
     test: Samples
@@ -66,11 +66,11 @@ class Dataset:
 def load_digits(*, size: int = 8) -> Dataset:
     """The 1797 handwritten digits inside scikit-learn, ``(N, 1, size, size)`` in [0, 1]; nothing is downloaded.
 
-    One in five is for testing, dealt by content, so that equal images never end up on both sides and every size has the
-    same split.
+    A fifth of them is for testing, chosen by content, so that equal images are never on both sides and every size has
+    the same split.
 
     Args:
-        size: height and width; above the original 8, images are enlarged bilinearly (28 fits networks made for MNIST).
+        size: height and width; above the original 8, images are enlarged bilinearly (28 fits networks for MNIST).
 
     >>> load_digits().test.shape
     torch.Size([1, 8, 8])
@@ -97,23 +97,25 @@ def samples_from_folder(path: str | Path, *, size: tuple[int, int] | None = None
 
 
 def samples_from_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> Samples:
-    """Pictures that lie in one folder, without labels, as `operant.data.formats.read_pictures` reads them."""
+    """Unlabelled pictures in one folder (see `operant.data.formats.read_pictures`)."""
     return Samples(torch.from_numpy(scaled(read_pictures(path, size=size))))
 
 
 def samples_from_npz(path: str | Path, *, part: str = "test") -> Samples:
-    """The inputs ``x`` and, where given, labels ``y`` of an npz file; or, if it has no ``x``, its ``x_test, y_test``.
+    """The inputs ``x`` and, if present, labels ``y`` of an npz file; without ``x``, its ``x_test`` and ``y_test``.
 
-    With ``part="train"`` it is ``x_train, y_train`` that stand in for ``x`` and ``y``.
+    With ``part="train"``, ``x_train`` and ``y_train`` are read instead of ``x_test`` and ``y_test``.
 
-    uint8 inputs are images ``(N, H, W)`` or ``(N, H, W, 3)`` and come out as ``(N, C, H, W)`` in [0, 1]; floating-point
-    inputs ``(N, *shape)`` keep their values, as float32.
+    uint8 images ``(N, H, W)`` or ``(N, H, W, 3)`` become ``(N, C, H, W)`` in [0, 1]; floating-point inputs
+    ``(N, *shape)`` keep their values, as float32.
     """
     arrays = read_npz(path)
     name = "x" if "x" in arrays else f"x_{part}"
     if name not in arrays or arrays[name].ndim < 2:
         found = {key: array.shape for key, array in arrays.items()}
-        raise ValueError(f"{path} must hold x (N, *shape), and y where labels are known, got {found}; save it so")
+        raise ValueError(
+            f"{path} must hold x (N, *shape), and y if labels are known, got {found}; save it with these names"
+        )
     x, label = arrays[name], name.replace("x", "y", 1)
     y = torch.from_numpy(as_labels(arrays[label], len(x), f"{label} of {path}")) if label in arrays else None
     if x.dtype.kind == "f":
@@ -124,18 +126,20 @@ def samples_from_npz(path: str | Path, *, part: str = "test") -> Samples:
 
 
 def load(name: str, root: str | Path) -> Dataset:
-    """Find a well-known data set under a folder, in whichever of its formats is there.
+    """Find a well-known data set in a folder, in any of its formats.
 
-    Looks for ``<name>.npz`` (arrays x_train, y_train, x_test, y_test), MNIST's IDX files (gzipped or not), CIFAR-10's
-    Python or binary batches and SVHN's MATLAB files of cropped digits, in ``root`` and in a folder of the set's name.
-    Images come out as ``(N, C, H, W)`` in [0, 1].
+    It searches ``root``, and a folder of the set's name in it, for ``<name>.npz`` (arrays x_train, y_train, x_test,
+    y_test), MNIST's IDX files (gzipped or not), CIFAR-10's Python or binary batches and SVHN's MATLAB files.
+    Images become ``(N, C, H, W)`` in [0, 1].
 
     Args:
         name: ``mnist``, ``fashion-mnist``, ``cifar10``, ``svhn`` or ``usps``.
-        root: the folder to look in.
+        root: the folder to search.
     """
     if name not in CLASSES:
-        raise ValueError(f"name must be one of {', '.join(CLASSES)}, got {name!r}; own data: use samples_from_folder")
+        raise ValueError(
+            f"name must be one of {', '.join(CLASSES)}, got {name!r}; for own data use samples_from_folder"
+        )
     places = list(_places(name, Path(root)))
     for place in places:
         missing = [file for file in place.files if not file.is_file()]
@@ -143,13 +147,13 @@ def load(name: str, root: str | Path) -> Dataset:
             return _dataset(name, place)
         if len(missing) < len(place.files):
             names = ", ".join(file.name for file in missing)
-            raise ValueError(f"{place.files[0].parent} holds only a part of {name}: {names} missing; fetch it again")
+            raise ValueError(f"{place.files[0].parent} holds only a part of {name}: {names} missing; download it again")
     raise FileNotFoundError(f"no {name} under {root}; put it into one of these places:\n{_listed(places)}")
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Files that hold a whole data set together, and how they are read into training and test images."""
+    """The files of a data set, and the function that reads them into training and test images."""
 
     files: tuple[Path, ...]
     read: Callable[[tuple[Path, ...]], tuple[Images, Images]]
@@ -160,7 +164,7 @@ class _Place:
 
 
 def _places(name: str, root: Path) -> Iterator[_Place]:
-    """Where a set may be: folders of its own before the root, which other sets may share."""
+    """Where a data set may be: its own folders come before the root, which other sets may share."""
     own = [root / spelling for spelling in SPELLINGS[name]]
     for folder in own:
         yield _Place((folder.with_name(f"{folder.name}.npz"),), _read_npz_set)
@@ -180,7 +184,7 @@ def _places(name: str, root: Path) -> Iterator[_Place]:
 
 
 def _listed(places: Sequence[_Place]) -> str:
-    """One line for each kind of files: their names, and the folders they may be in."""
+    """One line per set of file names, with the folders that may hold them."""
     folders: dict[tuple[str, ...], list[str]] = {}
     for place in places:
         folders.setdefault(tuple(f.name for f in place.files), []).append(str(place.files[0].parent))
@@ -191,7 +195,7 @@ def _listed(places: Sequence[_Place]) -> str:
 
 
 def _plain_or_gz(path: Path) -> Path:
-    """The file itself, or its gzipped form if only that is there."""
+    """The file itself, or its gzipped form if only that exists."""
     gz = path.with_name(f"{path.name}.gz")
     return gz if gz.is_file() and not path.is_file() else path
 
@@ -211,7 +215,7 @@ def _read_idx_set(files: tuple[Path, ...]) -> tuple[Images, Images]:
 
 
 def _each(read: Callable[[Path], Images]) -> Callable[[tuple[Path, ...]], tuple[Images, Images]]:
-    """A reader of several files of one format, the last of which is the test set."""
+    """A reader of several files of one format; the last file is the test set."""
 
     def read_all(files: tuple[Path, ...]) -> tuple[Images, Images]:
         *train, test = [read(file) for file in files]
@@ -221,20 +225,22 @@ def _each(read: Callable[[Path], Images]) -> Callable[[tuple[Path, ...]], tuple[
 
 
 def _dataset(name: str, place: _Place) -> Dataset:
-    """Read a set, see that it is the one asked for, and bring it to [0, 1]."""
+    """Read a data set, check that it is the requested one, and rescale it to [0, 1]."""
     train, test = place.read(place.files)
     if name == "svhn":  # its digit 0 is often labelled 10
         train, test = (Images(part.x, np.where(part.y == 10, 0, part.y)) for part in (train, test))
     highest, classes = max(train.y.max(), test.y.max()), CLASSES[name]
     if highest >= len(classes):
         raise ValueError(
-            f"{place} must hold labels 0..{len(classes) - 1} for {name}, got {highest}; fetch the set again"
+            f"{place} must hold labels 0..{len(classes) - 1} for {name}, got {highest}; download the set again"
         )
     if train.x.shape[1:] != test.x.shape[1:]:
         shapes = f"{train.x.shape[1:]} and {test.x.shape[1:]}"
-        raise ValueError(f"{place} must hold training and test images of one shape, got {shapes}; fetch the set again")
-    for other, opening in OPENINGS.items():
-        if other != name and train.y[: len(opening)].tolist() == opening:
+        raise ValueError(
+            f"{place} must hold training and test images of one shape, got {shapes}; download the set again"
+        )
+    for other, labels in FIRST_LABELS.items():
+        if other != name and train.y[: len(labels)].tolist() == labels:
             raise ValueError(f"{place} holds {other}, not {name}; keep each set in a folder of its own name")
     return Dataset(train=_samples(train), test=_samples(test), classes=classes)
 

@@ -1,4 +1,4 @@
-"""Densities of inputs or features: kernels, mixtures and flows, each with ``log_prob`` and ``sample``."""
+"""Densities of inputs or features: kernel estimates, mixtures and flows, each with ``log_prob`` and ``sample``."""
 
 from operant.density.flow import Flow, fit_flow
 from operant.density.kde import KDE, fit_kde

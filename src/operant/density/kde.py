@@ -14,35 +14,34 @@ from torch.autograd.function import once_differentiable
 
 from operant.rng import normal_like, spawn
 
-QUERIES, REFERENCES = 512, 1024  # rows and columns of one tile: 2 MiB of exponents, which stay in the cache
+QUERIES, REFERENCES = 512, 1024  # rows and columns of one tile: 2 MiB of exponents, which fit in the cache
 MIN_ROWS = 16  # matrix products of fewer rows or columns round differently, so smaller ones are padded
-PREPARED = 2**22  # numbers brought into double precision at once
-LN2 = math.log(2)  # exponents are kept to base 2, for which torch is twice as fast
-LOWEST = -60 / LN2  # exponents this far below a row's largest are raised to it: powers are slow where they underflow
-NOTHING = -1e30  # exponent of a reference that takes no part
-TOLERANCE = 4e-5  # nats: rows that single precision may miss by more are computed again in double precision
+MAX_DOUBLES = 2**22  # numbers converted to double precision at once
+LN2 = math.log(2)  # exponents have base 2, for which torch is twice as fast
+MIN_EXPONENT = -60 / LN2  # relative to a row's largest; smaller exponents are raised to it, since underflow is slow
+EXCLUDED = -1e30  # exponent of a reference with weight 0
+TOLERANCE = 4e-5  # nats; rows that single precision may miss by more are recomputed in double precision
 STEP = 10**0.1  # between neighbouring bandwidths of the likelihood search
-WIDER = 4.0  # how much wider or narrower than usual an adaptive bandwidth may be
-SCORED = 4096  # references on which the search tries a bandwidth
+MAX_ADAPTION = 4.0  # largest factor on an adaptive bandwidth
+MAX_SCORED = 4096  # references on which the search scores a bandwidth
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class KDE:
-    """A Gaussian bump on every reference.
+    """A weighted sum of Gaussians, one around every reference; made by `fit_kde`.
 
         p(z) = Σᵢ wᵢ Πd N(z_d; μ_id, σ_id)        (1)
 
-    Values agree with direct sums in float64 to 1e-4 nats, also where p(z) is too small for any floating-point number:
-    pairs run through matrix products in float32, and rows for which that would not do run again in float64. Made by
-    `fit_kde`.
+    Log densities agree with direct sums in float64 to 1e-4 nats, even where p(z) underflows: pairs run through matrix
+    products in float32, and rows for which that is too imprecise run again in float64.
 
     Args:
         references: μ, ``(n, *shape)``.
-        bandwidth: σ, of ``shape`` for all references alike, or ``(n, *shape)`` for each its own.
-        weights: w, ``(n,)``, summing to 1; references of weight 0 take no part.
+        bandwidth: σ, of ``shape`` for all references, or ``(n, *shape)`` for one per reference.
+        weights: w, ``(n,)``, summing to 1; references of weight 0 are ignored.
 
     References:
-        | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2022), for each its own σ
+        | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2022), for one σ per reference
         | https://arxiv.org/abs/2205.08589
     """
 
@@ -54,13 +53,13 @@ class KDE:
         _check_references(self.references)
         check_weights(self.weights, len(self.references))
         if not abs(float(self.weights.sum()) - 1) <= 1e-6:
-            raise ValueError(f"weights must sum to 1, got {float(self.weights.sum()):.6g}; `fit_kde` makes them do so")
+            raise ValueError(f"weights must sum to 1, got {float(self.weights.sum()):.6g}; `fit_kde` normalises them")
         _check_bandwidth(self.bandwidth, self.references)
         parts = (self._features(part) for part in _chunks(self.references))
         if any(bool(self._single.rough(features, dtype=torch.float64).any()) for features in parts):
             raise ValueError(
-                f"the bandwidth (down to {float(self.bandwidth.min()):.3g}) is too narrow for data that spread this "
-                "far: the density of the data themselves cannot be computed; widen it, or remove outliers"
+                f"the bandwidth (down to {float(self.bandwidth.min()):.3g}) is too narrow for the range of the data: "
+                "their density cannot be computed; widen it, or remove outliers"
             )
 
     def __repr__(self) -> str:
@@ -73,23 +72,21 @@ class KDE:
         return self.references.shape[1:]
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """log p of each row of ``x``, in float64, since it may be far below zero; once differentiable in ``x``.
+        """log p of each row of ``x``, in float64; once differentiable in ``x``.
 
         >>> kde = fit_kde(torch.tensor([[0.0], [1.0]]), bandwidth=1.0)
         >>> kde.log_prob(torch.tensor([[0.5]])).exp()
         tensor([0.3521], dtype=torch.float64)
         """
-        if x.ndim < 2 or x.shape[1:] != self.shape:
-            raise ValueError(f"x must have shape (N, {', '.join(map(str, self.shape))}), got {tuple(x.shape)}")
-        _check_finite(x, "x")
+        check_rows(x, self.shape)
         z = x.to(self.references.device)
         return torch.cat([self._log_prob(part) for part in _chunks(z)]).to(x.device)
 
     def leave_out(self, *, groups: Tensor | None = None) -> Tensor:
-        """log p of each reference under all the others, ``(n,)``; with ``groups``, under those of other groups.
+        """log p of each reference under all others, ``(n,)``; with ``groups``, under those of other groups.
 
         Args:
-            groups: one integer per reference, equal where references belong together, such as copies of one input.
+            groups: one integer per reference, equal for references that belong together, such as copies of an input.
         """
         n, device = len(self.references), self.references.device
         group = torch.arange(n) if groups is None else groups
@@ -100,7 +97,7 @@ class KDE:
         return self._leave_out(torch.arange(n, device=device), group.to(device))
 
     def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
-        """``(n, *shape)`` draws: a reference by weight, then a point of its bump."""
+        """``(n, *shape)`` draws: a reference by weight, then a point from its Gaussian."""
         if n < 0:
             raise ValueError(f"n must be 0 or more, got {n}")
         share = self.weights.double().cumsum(0)
@@ -110,13 +107,13 @@ class KDE:
         width = self.bandwidth[chosen] if self._each else self.bandwidth
         return centre + width.to(centre) * normal_like(centre, generator=generator)
 
-    # How it computes: log p(z) = c(z) + log Σᵢ exp(F(z)·Rᵢ + bᵢ), so that all pairs are one matrix product.
-    # With m the mean of the references, s the bandwidth (their geometric mean, where each has its own),
+    # Implementation: log p(z) = c(z) + log Σᵢ exp(F(z)·Rᵢ + bᵢ), so that all pairs are one matrix product.
+    # With m the mean of the references, s the bandwidth (or the geometric mean of one per reference),
     # a = (z - m) / s,  r = (μᵢ - m) / s,  ρ = σᵢ / s:
     #
-    #     one for all       F = a          Rᵢ = r                     c = const - |a|²/2        (2)
-    #     each its own      F = (a, a²)    Rᵢ = (r/ρ², -1/(2ρ²))      c = const                 (3)
-    #     bᵢ = log wᵢ - |r/ρ|²/2 - Σ log ρ                                                      (4)
+    #     one for all           F = a          Rᵢ = r                     c = const - |a|²/2        (2)
+    #     one per reference     F = (a, a²)    Rᵢ = (r/ρ², -1/(2ρ²))      c = const                 (3)
+    #     bᵢ = log wᵢ - |r/ρ|²/2 - Σ log ρ                                                          (4)
 
     @cached_property
     def _each(self) -> bool:
@@ -134,12 +131,12 @@ class KDE:
         return _weighted_sum(self.weights, self.references)
 
     @cached_property
-    def _single(self) -> _Terms:
-        return _Terms.concat(self._terms(), torch.float32)
+    def _single(self) -> _KernelTerms:
+        return _KernelTerms.concat(self._terms(), torch.float32)
 
     @cached_property
-    def _double(self) -> _Terms:
-        return _Terms.concat(self._terms(), torch.float64)
+    def _double(self) -> _KernelTerms:
+        return _KernelTerms.concat(self._terms(), torch.float64)
 
     def _standard(self, z: Tensor) -> Tensor:
         return (z.flatten(1).double() - self._mean) / self._scale
@@ -149,8 +146,8 @@ class KDE:
         return torch.cat([a, a.square()], 1) if self._each else a
 
     def _terms(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rᵢ and bᵢ, some rows at a time."""
-        log_weights = self.weights.double().log().clamp_min(NOTHING)
+        """Rᵢ and bᵢ in chunks."""
+        log_weights = self.weights.double().log().clamp_min(EXCLUDED)
         for i in _slices(len(self.references), _rows_at_once(self.references)):
             r = self._standard(self.references[i])
             if not self._each:
@@ -168,9 +165,9 @@ class KDE:
         return value + const if self._each else value + const - features.square().sum(1) / 2  # (3), (2)
 
     def _leave_out(self, rows: Tensor, groups: Tensor) -> Tensor:
-        kinds, group = groups.unique(return_inverse=True)
-        taken = self.weights.new_zeros(len(kinds), dtype=torch.float64).index_add(0, group, self.weights.double())
-        rest = 1 - taken[group[rows]]
+        distinct, group = groups.unique(return_inverse=True)
+        totals = self.weights.new_zeros(len(distinct), dtype=torch.float64).index_add(0, group, self.weights.double())
+        rest = 1 - totals[group[rows]]
         if not bool((rest > 1e-12).all()):
             raise ValueError("leaving out needs at least two references (or groups) of positive weight, got one")
         parts = [
@@ -194,18 +191,18 @@ def fit_kde(
 
     Args:
         x: references, ``(n, *shape)``.
-        bandwidth: what to put for σ:
+        bandwidth: the rule for σ, or σ itself:
 
             - ``"scott"``: (1).
             - ``"scott-scalar"``: one σ for all dimensions, from (1) with the root mean square of all sd_d.
-            - ``"likelihood"``: (1) times the factor under which references are most likely when each is left out in
-              turn and rated by all others. Factors run over a grid from 0.1 to 10, ten to a decade, and on where the
-              best is the last; of more than 4096 references, that many are left out.
-            - ``"adaptive"``: the most likely σ, then for each reference its own, wider where references are sparse:
-              times (p(x) / g)^(-1 / D), p leaving it out and g its geometric mean, but from 1/4 to 4.
-            - a number, a tensor of ``shape``, or one of ``(n, *shape)`` for each reference its own.
-        weights: how much each reference counts, 0 or more, ``(n,)``; all alike unless given.
-        generator: chooses which references are left out, of more than 4096; always the same unless given.
+            - ``"likelihood"``: (1) times the factor that maximises the leave-one-out likelihood of the references.
+              Factors are on a grid from 0.1 to 10, ten per decade, extended while the best is at its end. Of more than
+              4096 references, 4096 are left out.
+            - ``"adaptive"``: the ``"likelihood"`` σ times one factor per reference, larger where references are sparse:
+              (p(x) / g)^(-1 / D), with p the leave-one-out density and g its geometric mean, limited to 1/4 to 4.
+            - a number, a tensor of ``shape``, or one of ``(n, *shape)`` with one σ per reference.
+        weights: weight of each reference, 0 or more, ``(n,)`` (default: equal).
+        generator: chooses the references that are left out if there are more than 4096 (default: a fixed one).
 
     >>> fit_kde(torch.randn(500, 2, generator=spawn(0))).bandwidth.shape
     torch.Size([2])
@@ -242,8 +239,7 @@ def _chosen_bandwidth(x: Tensor, share: Tensor, bandwidth: str | float | Tensor,
         raise ValueError(f"bandwidth must be one of {', '.join(rules)}, a number or a tensor, got {bandwidth!r}")
     if int((share > 0).sum()) < 2:
         raise ValueError(
-            f"bandwidth={bandwidth!r} is learned from how the references spread, which takes at least 2 (of positive "
-            "weight), got 1; give a number"
+            f"bandwidth={bandwidth!r} needs at least 2 references of positive weight, got 1; give a number"
         )
     return rules[bandwidth](x, share)
 
@@ -255,7 +251,7 @@ def _scott(x: Tensor, share: Tensor, *, scalar: bool = False) -> Tensor:
     if constant and not (scalar and len(constant) < len(low)):
         raise ValueError(
             f"every dimension must vary, but all references are equal in dimension {_listed(constant)} of "
-            f"{len(low)}, counted from 0; leave these out, or give a bandwidth"
+            f"{len(low)} (counting from 0); leave these out, or give a bandwidth"
         )
     mean = _weighted_sum(share, x)
     variance = _weighted_sum(share, x, lambda part: (part - mean).square()) / (1 - share.square().sum())
@@ -267,28 +263,28 @@ def _scott(x: Tensor, share: Tensor, *, scalar: bool = False) -> Tensor:
 
 
 def _adaptive(x: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
-    """The most likely bandwidth, wider for references with few others around them."""
+    """The most likely bandwidth, wider for references with few neighbours."""
     width = _most_likely(x, share, generator)
     density = KDE(x, width, share).leave_out()
     rare = ((share @ density) - density) / width.numel()
-    return width * rare.exp().clamp(1 / WIDER, WIDER).view(-1, *[1] * (x.ndim - 1)).to(width)
+    return width * rare.exp().clamp(1 / MAX_ADAPTION, MAX_ADAPTION).view(-1, *[1] * (x.ndim - 1)).to(width)
 
 
 def _most_likely(x: Tensor, share: Tensor, generator: torch.Generator) -> Tensor:
-    """Scott's bandwidth times the factor that makes left-out references most likely."""
-    start, everyone = _scott(x, share), torch.arange(len(x), device=x.device)
+    """Scott's bandwidth times the factor that maximises the leave-one-out likelihood."""
+    start, groups = _scott(x, share), torch.arange(len(x), device=x.device)
     rows = (share > 0).nonzero().flatten()
-    rows = rows[torch.randperm(len(rows), generator=generator, device=generator.device)[:SCORED].to(x.device)]
+    rows = rows[torch.randperm(len(rows), generator=generator, device=generator.device)[:MAX_SCORED].to(x.device)]
 
     def score(k: int) -> float:
-        return float(share[rows] @ KDE(x, start * STEP**k, share)._leave_out(rows, everyone))
+        return float(share[rows] @ KDE(x, start * STEP**k, share)._leave_out(rows, groups))
 
     scores = {k: score(k) for k in range(-10, 11)}
     while (best := max(scores, key=scores.__getitem__)) in (min(scores), max(scores)):
         if best == -40:
             raise ValueError(
-                "the likelihood still grows at a bandwidth 10000 times below Scott's: every reference seems to have an "
-                "equal; remove the copies, or give a bandwidth"
+                "the likelihood still grows at a bandwidth 10000 times below Scott's, so every reference seems to have "
+                "a copy; remove the copies, or give a bandwidth"
             )
         following = best - 1 if best < 0 else best + 1
         scores[following] = score(following)
@@ -298,11 +294,11 @@ def _most_likely(x: Tensor, share: Tensor, generator: torch.Generator) -> Tensor
 # Sums of exponentials -------------------------------------------------------------------------------------------------
 
 _Apart = tuple[Tensor, Tensor]
-"""A group for each row and one for each reference: a row does not see references of its own group."""
+"""A group per row and a group per reference: references of a row's own group are left out."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Terms:
+class _KernelTerms:
     """Rᵢ and bᵢ of all references, to base 2."""
 
     factors: Tensor
@@ -310,31 +306,31 @@ class _Terms:
     longest: Tensor
 
     @staticmethod
-    def concat(parts: Iterator[tuple[Tensor, Tensor]], dtype: torch.dtype) -> _Terms:
+    def concat(parts: Iterator[tuple[Tensor, Tensor]], dtype: torch.dtype) -> _KernelTerms:
         rows = [((r / LN2).to(dtype), (b / LN2).to(dtype), _lengths(r).amax()) for r, b in parts]
         factors, offsets, longest = zip(*rows, strict=True)
-        return _Terms(torch.cat(factors), torch.cat(offsets), torch.stack(longest).amax())
+        return _KernelTerms(torch.cat(factors), torch.cat(offsets), torch.stack(longest).amax())
 
     def rough(self, features: Tensor, peak: Tensor | float = 0.0, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows whose exponents, up to ``peak`` nats, may be off by more than `TOLERANCE` if computed in ``dtype``.
 
-        How the error grows with the number of products was measured, from 1 to 130 dimensions.
+        How the error grows with the number of products was measured for 1 to 130 dimensions.
         """
         unit = torch.finfo(dtype).eps / 2 * (1 + features.shape[1] ** 0.5 / 2)
         error: Tensor = unit * (_lengths(features) * self.longest + torch.as_tensor(peak).abs())
         return ~(error <= TOLERANCE)  # overflow makes NaN, which is rough
 
     def exponents(self, features: Tensor, columns: slice, apart: _Apart | None) -> Tensor:
-        """F·Rᵢ + bᵢ to base 2, for all rows and some references; padded, so that few rows round as many do."""
+        """F·Rᵢ + bᵢ to base 2, for all rows and some references; padded, so that few rows round like many."""
         factors, offsets = self.factors[columns], self.offsets[columns]
         tile = torch.addmm(_padded(offsets), _padded(features), _padded(factors).T)[: len(features), : len(factors)]
         if apart is not None:
-            tile.masked_fill_(apart[0][:, None] == apart[1][None, columns], NOTHING)
+            tile.masked_fill_(apart[0][:, None] == apart[1][None, columns], EXCLUDED)
         return tile
 
 
 class _LogSumExp(torch.autograd.Function):
-    """log Σᵢ exp(F·Rᵢ + bᵢ) for each row F, in float64; its derivative is the mean of the Rᵢ under those weights."""
+    """log Σᵢ exp(F·Rᵢ + bᵢ) of each row F, in float64; its derivative is the mean of the Rᵢ under these weights."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, kde: KDE, apart: _Apart | None) -> Tensor:
@@ -360,30 +356,30 @@ class _LogSumExp(torch.autograd.Function):
         return gradient[:, None] * mean, None, None
 
 
-def _log_sum_exp(features: Tensor, terms: _Terms, apart: _Apart | None) -> tuple[Tensor, Tensor]:
+def _log_sum_exp(features: Tensor, terms: _KernelTerms, apart: _Apart | None) -> tuple[Tensor, Tensor]:
     """log Σᵢ exp(F·Rᵢ + bᵢ), and the largest exponent, of each row; one pass over tiles."""
     value, peak = torch.empty(2, len(features), dtype=torch.float64, device=features.device)
     for rows in _slices(len(features), QUERIES):
         f, own = features[rows].to(terms.factors.dtype), _of_rows(apart, rows)
-        top = torch.full_like(f[:, 0], NOTHING)
+        top = torch.full_like(f[:, 0], EXCLUDED)
         total = torch.zeros_like(value[rows])
         for columns in _slices(len(terms.factors), REFERENCES):
             tile = terms.exponents(f, columns, own)
             before, top = top, torch.maximum(top, tile.amax(1))
             total *= (before - top).double().exp2()
-            total += tile.sub_(top[:, None]).float().clamp_(min=LOWEST).exp2_().sum(1)
+            total += tile.sub_(top[:, None]).float().clamp_(min=MIN_EXPONENT).exp2_().sum(1)
         value[rows], peak[rows] = LN2 * (top.double() + total.log2()), LN2 * top.double()
     return value, peak
 
 
-def _mean_factors(features: Tensor, value: Tensor, terms: _Terms, apart: _Apart | None) -> Tensor:
+def _mean_factors(features: Tensor, value: Tensor, terms: _KernelTerms, apart: _Apart | None) -> Tensor:
     """Σᵢ Rᵢ exp(F·Rᵢ + bᵢ - value) for each row."""
     means = torch.zeros_like(features)
     for rows in _slices(len(features), QUERIES):
         f, own = features[rows].to(terms.factors.dtype), _of_rows(apart, rows)
         total = (value[rows, None] / LN2).to(f.dtype)
         for columns in _slices(len(terms.factors), REFERENCES):
-            share = terms.exponents(f, columns, own).sub_(total).clamp_(min=LOWEST).exp2_()
+            share = terms.exponents(f, columns, own).sub_(total).clamp_(min=MIN_EXPONENT).exp2_()
             means[rows] += share @ terms.factors[columns]
     return LN2 * means
 
@@ -399,7 +395,7 @@ def _chunks(rows: Tensor) -> list[Tensor]:
 
 
 def _rows_at_once(rows: Tensor) -> int:
-    return max(1, PREPARED // max(1, rows[:1].numel()))
+    return max(1, MAX_DOUBLES // max(1, rows[:1].numel()))
 
 
 def _slices(n: int, size: int) -> list[slice]:
@@ -420,7 +416,7 @@ def _lengths(rows: Tensor) -> Tensor:
     return lengths
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Checks -------------------------------------------------------------------------------------------------------------
 
 
 def _check_references(x: Tensor) -> None:
@@ -438,6 +434,21 @@ def _check_finite(x: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be finite, got NaN or infinity in {bad} of {len(x)} rows; remove them")
 
 
+def check_data(x: Tensor) -> None:
+    """Raise a ValueError unless ``x`` is a finite floating-point tensor ``(n, d)`` that is not empty."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 2 or x.numel() == 0:
+        got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"x must be a floating-point tensor of shape (n, d), got {got}")
+    _check_finite(x, "x")
+
+
+def check_rows(x: Tensor, shape: torch.Size) -> None:
+    """Raise a ValueError unless ``x`` is finite and its rows have this shape."""
+    if x.ndim < 2 or x.shape[1:] != shape:
+        raise ValueError(f"x must have shape (N, {', '.join(map(str, shape))}), got {tuple(x.shape)}")
+    _check_finite(x, "x")
+
+
 def check_weights(weights: Tensor, n: int) -> None:
     if weights.shape != (n,):
         raise ValueError(f"weights must have shape ({n},), one per reference, got {tuple(weights.shape)}")
@@ -450,7 +461,7 @@ def _check_bandwidth(width: Tensor, x: Tensor) -> None:
     if width.shape not in (x.shape, x.shape[1:]):
         raise ValueError(
             f"bandwidth must be a number, or a tensor of shape {tuple(x.shape[1:])} (one for all references) or "
-            f"{tuple(x.shape)} (each its own), got {tuple(width.shape)}"
+            f"{tuple(x.shape)} (one per reference), got {tuple(width.shape)}"
         )
     if not bool((width.isfinite() & (width > 0)).all()):
         worst = float(width[~(width.isfinite() & (width > 0))][0])

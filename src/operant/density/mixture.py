@@ -1,4 +1,4 @@
-"""A mixture of a few Gaussians: a coarse density that is quick to ask."""
+"""A mixture of a few Gaussians: a coarse density that is fast to evaluate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.density.kde import check_weights
+from operant.density.kde import check_data, check_rows, check_weights
 from operant.rng import normal_like
 
-STEPS = 300  # of expectation-maximisation, at most
-TOLERANCE = 1e-5  # nats per row: less gain than this ends it
-FLOOR = 1e-3  # of the mean variance, added to every variance: no component may shrink onto one row
+MAX_STEPS = 300  # of expectation-maximisation
+TOLERANCE = 1e-5  # nats per row; a smaller gain ends the fit
+VARIANCE_FLOOR = 1e-3  # relative to the mean variance, added to every variance: no component may shrink onto one row
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Mixture:
-    """A few Gaussians, each with a covariance of its own; made by `fit_mixture`.
+    """A few Gaussians, each with its own covariance; made by `fit_mixture`.
 
         p(z) = Σₖ wₖ N(z; μₖ, Lₖ Lₖᵀ)        (1)
 
@@ -51,11 +51,11 @@ class Mixture:
 
     def log_prob(self, x: Tensor) -> Tensor:
         """log p of each row of ``x``, in float64; differentiable in ``x``."""
-        _check_rows(x, self.shape)
+        check_rows(x, self.shape)
         return torch.logsumexp(_joint(x, self), 1).to(x.device)
 
     def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
-        """``(n, d)`` draws: a component by weight, then a point of it."""
+        """``(n, d)`` draws: a component by weight, then a point from it."""
         if n < 0:
             raise ValueError(f"n must be 0 or more, got {n}")
         share = self.weights.cumsum(0)
@@ -71,7 +71,7 @@ class Mixture:
 def fit_mixture(
     x: Tensor, *, components: int = 10, weights: Tensor | None = None, generator: torch.Generator
 ) -> Mixture:
-    """Fit a mixture of Gaussians by expectation-maximisation, from where k-means puts the centres.
+    """Fit a mixture of Gaussians by expectation-maximisation, starting from k-means clusters.
 
         r_ik ∝ wₖ N(xᵢ; μₖ, Σₖ),  Σₖ r_ik = 1                                            (1)
         wₖ = Σᵢ vᵢ r_ik,  μₖ = Σᵢ vᵢ r_ik xᵢ / wₖ,  Σₖ = Σᵢ vᵢ r_ik (xᵢ - μₖ)(xᵢ - μₖ)ᵀ / wₖ + ε I        (2)
@@ -80,22 +80,25 @@ def fit_mixture(
 
     Args:
         x: ``(n, d)``.
-        components: K; every one needs more rows than there are dimensions to be well determined.
-        weights: v, how much each row counts, ``(n,)``; all alike unless given.
+        components: K; each needs more rows than dimensions to be well determined.
+        weights: v, weight of each row, ``(n,)`` (default: equal).
         generator: seeds k-means.
     """
-    n = _check_data(x, components)
+    check_data(x)
+    n = len(x)
+    if not 1 <= components <= n:
+        raise ValueError(f"components must be from 1 to the {n} rows, got {components}")
     z = x.detach().double()
     v = torch.full((n,), 1 / n, dtype=torch.float64, device=z.device) if weights is None else weights.double()
     check_weights(v, n)
     v = v / v.sum()
     centre = v @ z
-    floor = FLOOR * float((v @ (z - centre).square()).mean())
+    floor = VARIANCE_FLOOR * float((v @ (z - centre).square()).mean())
     if not floor > 0:
         raise ValueError(f"the {n} rows are all equal: there is nothing to learn; give rows that vary")
     parts = _kmeans(z, v, components, generator)
     mixture, before = _maximised(z, v, parts, floor), -math.inf
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         joint = _joint(z, mixture)
         total = torch.logsumexp(joint, 1)
         likelihood = float(v @ total)
@@ -119,7 +122,7 @@ def _joint(x: Tensor, mixture: Mixture) -> Tensor:
 
 
 def _maximised(z: Tensor, v: Tensor, responsibilities: Tensor, floor: float) -> Mixture:
-    """(2); a component that has lost all its rows stays, with next to no weight."""
+    """Equation (2); a component that has lost all its rows stays, with almost no weight."""
     share = v[:, None] * responsibilities
     weights = share.sum(0).clamp_min(1e-300)
     means = share.T @ z / weights[:, None]
@@ -133,26 +136,9 @@ def _maximised(z: Tensor, v: Tensor, responsibilities: Tensor, floor: float) -> 
 
 
 def _kmeans(z: Tensor, v: Tensor, components: int, generator: torch.Generator) -> Tensor:
-    """One-hot rows of which part each row belongs to."""
+    """One-hot cluster of each row."""
     from sklearn.cluster import KMeans
 
     seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
     found = KMeans(components, n_init=1, random_state=seed).fit(z.cpu().numpy(), sample_weight=v.cpu().numpy())
     return torch.from_numpy(np.eye(components)[found.labels_]).to(z)
-
-
-def _check_rows(x: Tensor, shape: torch.Size) -> None:
-    if x.ndim != 2 or x.shape[1:] != shape:
-        raise ValueError(f"x must have shape (N, {shape[0]}), got {tuple(x.shape)}")
-    if bad := int((~x.detach().isfinite()).any(1).sum()):
-        raise ValueError(f"x must be finite, got NaN or infinity in {bad} of {len(x)} rows; remove them")
-
-
-def _check_data(x: Tensor, components: int) -> int:
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 2 or x.numel() == 0:
-        got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be a floating-point tensor of shape (n, d), got {got}")
-    _check_rows(x, x.shape[1:])
-    if not 1 <= components <= len(x):
-        raise ValueError(f"components must be from 1 to the {len(x)} rows, got {components}")
-    return len(x)

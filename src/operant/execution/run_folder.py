@@ -326,8 +326,8 @@ def _open_suite(main: Path) -> Suite:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # damaged shards are an error below
         suite = Suite.open(main)
-    if suite.refused:
-        raise ValueError("; ".join(suite.refused))
+    if suite.rejected:
+        raise ValueError("; ".join(suite.rejected))
     return replace(suite, columns={name: v for name, v in suite.columns.items() if name not in VERDICT_COLUMNS})
 
 

@@ -1,4 +1,4 @@
-"""The classifier under test: logits from inputs, in input units, and a doctor that looks for mistakes."""
+"""The classifier under test, and a doctor that checks it for common mistakes."""
 
 from operant.model.classifier import MIN_ROWS, Classifier, NotLogits, copy_module, slack_of, value_and_gradient
 from operant.model.doctor import Finding

@@ -1,4 +1,4 @@
-"""A classifier as Operant sees it: logits from inputs, knowing its own input range."""
+"""Wraps a PyTorch module as a classifier with a known input range."""
 
 from __future__ import annotations
 
@@ -26,20 +26,28 @@ PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
 class NotLogits(ValueError):
     """The module returned something other than logits ``(N, classes)``."""
 
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; wrap it")
+        self.problem = problem
+
+
+class WrongChannels(ValueError):
+    """``mean`` or ``std`` does not fit the channels of the inputs."""
+
 
 class Classifier:
-    """Any module that returns logits, with what is needed to test it.
+    """A classifier to test, made from any module that returns logits.
 
-    Everything outside lives in input units, within ``bounds``; normalisation happens in here. The user's module is
-    copied, never touched; the copy is frozen and in evaluation mode.
+    Inputs are always in input units, within ``bounds``; the classifier normalises them itself. It works on a frozen
+    copy of the module in evaluation mode and never changes the original.
 
     Args:
         module: takes ``(N, *shape)``, returns logits ``(N, classes)``.
         bounds: smallest and largest value an input may have.
-        mean, std: what the module expects subtracted and divided by: a number, or one value per channel (the first
-            dimension of an input).
+        mean, std: subtracted from the inputs, then divided by, before the module runs: a number, or one value per
+            channel (the first dimension of an input).
         batch_size: rows computed at once.
-        strict: run the module exactly as it is, without the rearrangements that `notes` reports.
+        strict: run the module unchanged, without the optimisations that `notes` lists.
 
     >>> model = Classifier(nn.Linear(4, 3))
     >>> model.predict(torch.rand(5, 4)).shape
@@ -72,15 +80,15 @@ class Classifier:
         self._mean, self._std = mean, std
         self._trainable = {name for name, p in module.named_parameters() if p.requires_grad}
         self._plain = copy_module(module).eval().requires_grad_(False)
-        self._run: nn.Module | None = self._plain if strict else None  # chosen on the first real batch
+        self._run: nn.Module | None = self._plain if strict else None  # chosen on the first batch
         self._channels_last = False
         self._classes: int | None = None
-        self.notes: tuple[str, ...] = ("strict: the module runs as it is" if strict else "not run yet",)
+        self.notes: tuple[str, ...] = ("strict: the module runs unchanged" if strict else "not run yet",)
 
     def __repr__(self) -> str:
         return f"Classifier({type(self._plain).__name__}, bounds={self.bounds}, batch_size={self.batch_size})"
 
-    # What it computes
+    # Outputs
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits ``(N, classes)`` of one batch, differentiable in ``x``."""
@@ -88,9 +96,9 @@ class Classifier:
         return self._forward(self._run, x, channels_last=self._channels_last)  # type: ignore[arg-type]
 
     def prepare(self, x: Tensor) -> None:
-        """Choose how the module is run, which takes a few passes, unless that is done; `logits` does so by itself.
+        """Choose the fastest way to run the module, which takes a few passes; `logits` calls this by itself.
 
-        For code that watches the module's passes and wants to see none but those it asks for.
+        Call it before hooking into the module, so that the hooks see none of these extra passes.
         """
         if self._run is None:
             self._choose(x.detach())
@@ -104,7 +112,7 @@ class Classifier:
         return self.batched_logits(x).softmax(1)
 
     def batched_logits(self, x: Tensor) -> Tensor:
-        """Logits of any number of inputs, without gradients; bad inputs and bad outputs are refused."""
+        """Logits of any number of inputs, without gradients; raises on bad inputs and on NaN or infinite logits."""
         self.check_inputs(x)
         with torch.no_grad():
             logits = torch.cat([self.logits(part) for part in x.split(self.batch_size)])
@@ -114,10 +122,10 @@ class Classifier:
         return logits.to(x.device)
 
     def features(self, x: Tensor, *, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Outputs of the named submodules, row by row, computed in batches without gradients.
+        """Outputs of the named submodules, one row per input, computed in batches without gradients.
 
-        Taken from an unfolded copy, so a layer means what the user's code says. A submodule that runs more than once
-        in a pass gives its last output.
+        They come from the unoptimised copy, so every layer computes what the user's code says. A submodule that runs
+        more than once in a pass gives its last output.
         """
         self.check_inputs(x)
         if isinstance(layers, str):
@@ -152,11 +160,11 @@ class Classifier:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the submodules that `features` can tap."""
+        """Names of the submodules that `features` can return."""
         return tuple(name for name, _ in self._plain.named_modules() if name)
 
     def classes(self, x: Tensor) -> int:
-        """How many classes the module tells apart, found by running a few rows of ``x``."""
+        """The number of classes, found by running a few rows of ``x``."""
         if self._classes is None:
             with torch.no_grad():
                 self.logits(x[:MIN_ROWS])
@@ -165,18 +173,18 @@ class Classifier:
 
     @property
     def channels_last(self) -> bool:
-        """Whether images are computed with their channels last; settled by `prepare` or the first batch."""
+        """Whether images run in channels-last memory format; set by `prepare` or the first batch."""
         return self._channels_last
 
     @property
     def device(self) -> torch.device:
-        """Where the module computes; inputs from elsewhere are moved there and answers moved back."""
+        """The module's device; inputs are moved there and outputs are moved back."""
         return next((t.device for t in chain(self._plain.parameters(), self._plain.buffers())), torch.device("cpu"))
 
-    # What it hands out
+    # Modules and samples
 
     def normalise(self, x: Tensor) -> Tensor:
-        """From input units to what the bare module expects."""
+        """Inputs as the bare module expects them: minus mean, divided by std."""
         if self._mean is not None:
             x = x - self._per_channel(self._mean, x)
         if self._std is not None:
@@ -184,9 +192,9 @@ class Classifier:
         return x
 
     def unwrap(self) -> nn.Module:
-        """A copy of the user's module to train: unfolded, the parameters trainable that were so when it came.
+        """A trainable copy of the user's module; its inputs must be passed through `normalise`.
 
-        If every parameter came frozen, all are made trainable. Feed it `normalise(x)`.
+        Parameters that the user had frozen stay frozen, unless all of them were.
         """
         module = copy_module(self._plain)
         for name, parameter in module.named_parameters():
@@ -194,7 +202,7 @@ class Classifier:
         return module
 
     def rewrap(self, module: nn.Module) -> Classifier:
-        """A classifier for another module (a retrained copy, say) with this one's range, normalisation and settings."""
+        """A classifier for another module (such as a retrained copy) with the same settings."""
         return Classifier(
             module,
             bounds=self.bounds,
@@ -213,10 +221,10 @@ class Classifier:
         dtype = next((p.dtype for p in self._plain.parameters() if p.is_floating_point()), samples.x.dtype)
         return replace(samples, x=samples.x.to(dtype))
 
-    # What it refuses
+    # Checks
 
     def check_inputs(self, x: Tensor) -> None:
-        """Refuse inputs that are empty, NaN or outside `bounds`."""
+        """Raise a ValueError if inputs are empty, NaN or outside `bounds`."""
         if x.numel() == 0:
             raise ValueError("there are no inputs; give at least one row")
         low, high = (float(v) for v in torch.aminmax(x.detach()))
@@ -232,7 +240,7 @@ class Classifier:
             )
 
     def check(self, samples: Samples) -> None:
-        """Refuse samples that tests cannot start from: bad inputs, missing labels, labels outside the classes."""
+        """Raise a ValueError on bad inputs, missing labels or labels outside the classes."""
         self.check_inputs(samples.x)
         try:
             with torch.no_grad():
@@ -241,7 +249,7 @@ class Classifier:
             raise
         except Exception as error:  # the user's code may raise anything
             raise ValueError(
-                f"the module must run on the inputs, and on shape {tuple(samples.shape)} of {samples.x.dtype} it fails "
+                f"the module fails on inputs of shape {tuple(samples.shape)} and type {samples.x.dtype} "
                 f"({type(error).__name__}: {_first_line(error)}); give the shape and type that it was trained on"
             ) from error
         classes = self.classes(samples.x)
@@ -252,22 +260,22 @@ class Classifier:
             )
 
     def correct(self, samples: Samples) -> Samples:
-        """Those of the samples that the model classifies correctly: what most tests should start from."""
+        """The samples that the model classifies correctly; most tests start from these."""
         self.check(samples)
         return samples[self.predict(samples.x) == samples.labels]
 
     def accuracy(self, samples: Samples) -> float:
-        """The share of the samples that the model classifies correctly."""
+        """Share of the samples that the model classifies correctly."""
         self.check(samples)
         return float((self.predict(samples.x) == samples.labels).double().mean())
 
     def doctor(self, samples: Samples) -> tuple[Finding, ...]:
-        """Look for the mistakes that make test results meaningless; see `operant.model.doctor`."""
+        """Find mistakes that make test results meaningless; see `operant.model.doctor`."""
         from operant.model.doctor import examine
 
         return examine(self, samples)
 
-    # How it computes
+    # Implementation
 
     def _forward(self, module: nn.Module, x: Tensor, *, rows: int = MIN_ROWS, channels_last: bool = False) -> Tensor:
         """Logits of ``x``, computed in a batch of at least ``rows``."""
@@ -280,30 +288,30 @@ class Classifier:
         if channels_last and z.ndim == 4:
             z = z.contiguous(memory_format=torch.channels_last)
         if z is x:
-            z = z.clone()  # the module may work on its input in place
+            z = z.clone()  # the module may modify its input in place
         logits = _checked_logits(module(z), len(z))
         self._classes = logits.shape[1]
         return logits[:n]
 
     def _choose(self, x: Tensor) -> None:
-        """Take the fastest copy that computes the module's logits, as far as the first real batch can tell."""
+        """Use the fastest copy that reproduces the module's logits on the first batch."""
         x = x[:PROBE_ROWS]
         with torch.no_grad():
-            self._forward(self._plain, x)  # what the module itself refuses is the user's to see
+            self._forward(self._plain, x)  # errors of the module itself reach the user
             notes: list[str] = []
             for copy in fast_copies(self._plain, images=x.ndim == 4):
-                if refusal := self._refusal(copy, x):
-                    notes.append(f"{copy.name}: not used, {refusal}")
+                if problem := self._problem(copy, x):
+                    notes.append(f"{copy.name}: not used, {problem}")
                     continue
                 self._run, self._channels_last = copy.module, copy.channels_last
                 self.notes = (*notes, f"{copy.name}: in use", *copy.notes)
                 return
 
-    def _refusal(self, copy: FastCopy, x: Tensor) -> str | None:
-        """Why a copy cannot stand for the module, if so.
+    def _problem(self, copy: FastCopy, x: Tensor) -> str | None:
+        """Why a copy cannot replace the module; None if it can.
 
-        A batch may say little (an empty image, a network whose answer hardly varies), so noise is tried as well, and
-        the copy is made once more in double precision, where what is not rounding is a difference.
+        One batch may not expose a difference (empty images, outputs that hardly vary). So the copy is also compared on
+        noise and in double precision, where a difference cannot be rounding.
         """
         if copy.module is self._plain:
             return None
@@ -311,12 +319,12 @@ class Classifier:
             if not self._agree(copy, self._plain, x, tolerance=1e-4):
                 return "its logits differ from the module's"
         except Exception as error:  # the user's code may raise anything
-            return f"the module refuses it ({_first_line(error)})"
+            return f"it fails ({_first_line(error)})"
         try:
             plain = copy_module(self._plain).double()
             double = next(c for c in fast_copies(plain, images=x.ndim == 4) if c.name == copy.name)
             same = self._agree(double, plain, self._probe(x).double(), tolerance=1e-9)
-        except Exception:  # no double precision here, or noise makes no sense to it: the batch has to do
+        except Exception:  # the device or module lacks float64, or rejects noise: the batch must suffice
             return None
         return None if same else "its logits differ from the module's in double precision"
 
@@ -327,7 +335,7 @@ class Classifier:
         return torch.allclose(a, b, rtol=10 * tolerance, atol=tolerance * scale, equal_nan=True)
 
     def _probe(self, x: Tensor) -> Tensor:
-        """A few real inputs and as many of noise."""
+        """A few real inputs and as many inputs of noise."""
         low, high = (b if math.isfinite(b) else math.copysign(1.0, b) for b in self.bounds)
         return torch.cat([x[:4], uniform_like(x[:4], low, high, generator=spawn(0, "probe"))])
 
@@ -337,18 +345,18 @@ class Classifier:
         if v.ndim == 0:
             return v
         if v.ndim != 1 or len(v) != x.shape[1]:
-            raise ValueError(f"mean and std must be a number or one value per channel ({x.shape[1]}), got {value}")
+            raise WrongChannels(f"mean and std must be a number or one value per channel ({x.shape[1]}), got {value}")
         return v.view(-1, *[1] * (x.ndim - 2))
 
 
 def slack_of(bounds: tuple[float, float]) -> float:
-    """By how much rounding may carry an input out of bounds."""
+    """How far rounding may push an input outside the bounds."""
     width = bounds[1] - bounds[0]
     return 1e-6 * width if math.isfinite(width) else 0.0
 
 
 def value_and_gradient(objective: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The objective's value per row and its gradient at each row of ``x``.
+    """The objective's value and gradient at each row of ``x``.
 
     >>> v, g = value_and_gradient(lambda z: (z**2).sum(1), torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
     >>> v.tolist(), g.tolist()
@@ -375,29 +383,29 @@ def copy_module(module: nn.Module) -> nn.Module:
 
 def _tensors(nest: Any) -> Iterator[Tensor]:
     """All tensors in a nest of dicts, lists, tuples and sets."""
-    waiting, seen = [nest], set()
-    while waiting:
-        value = waiting.pop()
+    pending, seen = [nest], set()
+    while pending:
+        value = pending.pop()
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in seen:
             seen.add(id(value))
-            waiting.extend(value.values() if isinstance(value, Mapping) else value)
+            pending.extend(value.values() if isinstance(value, Mapping) else value)
 
 
 def _tapped(name: str, output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise ValueError(f"layer {name} returns a {type(output).__name__}, not a tensor; choose a layer inside it")
-    return output.clone()  # a later layer may work in place
+    return output.clone()  # a later layer may modify it in place
 
 
 def _checked_logits(logits: Any, n: int) -> Tensor:
     if not isinstance(logits, Tensor):
-        raise NotLogits(f"the module must return logits (N, classes), got a {type(logits).__name__}; wrap it")
+        raise NotLogits(f"the module must return logits (N, classes), got a {type(logits).__name__}")
     if logits.ndim != 2 or len(logits) != n or logits.shape[1] < 2 or not logits.is_floating_point():
         raise NotLogits(
-            f"the module must return floating-point logits (N, classes), two classes at least, got {logits.dtype} of "
-            f"shape {tuple(logits.shape)} for {n} inputs; wrap it"
+            "the module must return floating-point logits (N, classes) with at least two classes, got "
+            f"{logits.dtype} of shape {tuple(logits.shape)} for {n} inputs"
         )
     return logits
 

@@ -1,8 +1,8 @@
-"""Looks for the mistakes that make test results meaningless.
+"""Checks a model and its data for mistakes that make test results meaningless.
 
-Every check is a small function that returns findings. After a finding the doctor goes on as if its advice had been
-followed (rows with NaN left out, inputs of 0..255 divided by 255), so that one mistake does not hide the next, and does
-not come back under a second name.
+Every check is a small function that returns findings. After a finding, the doctor continues as if its advice had been
+followed (rows with NaN removed, inputs of 0..255 divided by 255). So one mistake neither hides the next nor is reported
+twice.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
-from operant.model.classifier import MIN_ROWS, Classifier, NotLogits, slack_of
+from operant.model.classifier import MIN_ROWS, Classifier, NotLogits, WrongChannels, slack_of
 from operant.rng import normal_like, spawn, uniform_like
 
-ROWS = 256  # looked at for accuracy and for what the outputs are
-FEW_ROWS = 32  # looked at where several passes are needed
-CHANCE_LEVEL, SKILL_LEVEL = 0.05, 0.01  # of the tests against chance, and against a fair amount of skill
-SIZEABLE = 0.1  # share of rows with vanishing gradients from which on it is told
-VANISHED = 1e-20  # cross-entropy's gradient, relative to the logits' own; trained networks reach 1e-14
-SAME = 1e-4  # how far logits may differ, relative to their size, and still count as the same answer
+MAX_ROWS = 256  # rows used to check accuracy and outputs
+MAX_ROWS_REPEATED = 32  # rows used by checks that need several passes
+CHANCE_LEVEL, SKILL_LEVEL = 0.05, 0.01  # significance levels of the tests against chance and against skill
+MIN_BAD_SHARE = 0.1  # share of rows with zero or vanishing gradients from which on they are reported
+VANISHED = 1e-20  # gradient of cross-entropy relative to that of the logits; trained networks reach 1e-14
+TOLERANCE = 1e-4  # relative difference below which two logits count as equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that is wrong, and what to do about it."""
+    """A problem, and what to do about it."""
 
     name: str
     problem: str
     advice: str
-    severity: str  # "error": results would be meaningless; "warning": read them with care
+    severity: str  # "error": results would be meaningless; "warning": interpret them with care
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.name}: {self.problem}. {self.advice}."
@@ -44,9 +44,9 @@ Findings = list[Finding]
 
 
 def examine(model: Classifier, samples: Samples) -> tuple[Finding, ...]:
-    """Run every check on at most a few hundred rows and return what was found, gravest first.
+    """All findings on at most a few hundred rows, errors first.
 
-    Never raises because of the samples or the module, and leaves the global random numbers as they were.
+    Never raises because of the samples or the module, and restores the global random state.
     """
     with torch.random.fork_rng(devices=[]):
         found = _examine(model, samples)
@@ -59,10 +59,10 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
     if x.numel() == 0:
         return found
     found += wrong_range(x, model.bounds)
-    rows = _spread(len(x), ROWS)
+    rows = _evenly(len(x), MAX_ROWS)
     try:
         classes = model.classes(x[rows])
-        x, logits, chance = _best_reading(model, x[rows], None if y is None else _in_classes(y, classes)[rows])
+        x, logits, chance = _best_scaling(model, x[rows], None if y is None else _in_classes(y, classes)[rows])
     except Exception as error:  # the user's code may raise anything
         return found + does_not_run(error, x)
     labels = [] if y is None else foreign_labels(y, classes)
@@ -73,13 +73,13 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
     return found + labels + chance
 
 
-def _best_reading(model: Classifier, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, Findings]:
-    """Inputs, their logits, and whether accuracy is at chance.
+def _best_scaling(model: Classifier, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, Findings]:
+    """Inputs, their logits, and a finding if accuracy is at chance.
 
-    Where the range says that inputs or bounds are meant otherwise, the first reading that is not at chance is taken, so
-    that the one mistake is not told twice.
+    If range and bounds contradict each other, the first scaling with accuracy above chance is used, so that a wrong
+    range is not also reported as accuracy at chance.
     """
-    first, *others = readings(x, model.bounds)
+    first, *others = scalings(x, model.bounds)
     best = first, (logits := _all_logits(model, first)), at_chance(logits, y)
     for other in others if best[2] else ():
         logits = _all_logits(model, other)
@@ -89,40 +89,38 @@ def _best_reading(model: Classifier, x: Tensor, y: Tensor | None) -> tuple[Tenso
 
 
 def _behaviour(model: Classifier, x: Tensor, logits: Tensor) -> Findings:
-    x = x[_spread(len(x), FEW_ROWS)]
+    x = x[_evenly(len(x), MAX_ROWS_REPEATED)]
     found = already_probabilities(logits) + different_answers(model, x[:MIN_ROWS])
-    return found + rows_that_meet(model, x[:MIN_ROWS]) + bad_gradients(model, x)
+    return found + dependent_rows(model, x[:MIN_ROWS]) + bad_gradients(model, x)
 
 
 # Inputs
 
 
 def missing_values(x: Tensor) -> Findings:
-    """No rows at all, or rows that hold NaN or infinite values."""
+    """No rows, or rows with NaN or infinite values."""
     if x.numel() == 0:
-        return [_error("no inputs", "there are no inputs to look at", "Give at least one row, better a few hundred")]
+        return _error("no inputs", "there are no inputs to check", "Give at least one row, better a few hundred")
     bad = int((~x.flatten(1).isfinite().all(1)).sum())
     if not bad:
         return []
-    return [
-        _error(
-            "NaN inputs",
-            f"{bad} of {len(x)} inputs hold NaN or infinite values",
-            "Remove these rows, or fill the missing values the way the model was trained with them",
-        )
-    ]
+    return _error(
+        "NaN inputs",
+        f"{bad} of {len(x)} inputs hold NaN or infinite values",
+        "Remove these rows, or fill the missing values as in training",
+    )
 
 
 def wrong_range(x: Tensor, bounds: tuple[float, float]) -> Findings:
-    """Inputs outside the bounds, or in a range so different that one of the two must be meant otherwise."""
+    """Inputs outside the bounds, or in a range that suggests wrong bounds or a missing rescaling."""
     low, high = _extremes(x)
     between = f"inputs run from {low:.4g} to {high:.4g}, but bounds are {bounds}"
     if _bytes_in_unit_bounds(low, high, bounds):
-        advice = "Divide the inputs by 255, or give Classifier bounds=(0, 255) if the module takes them as they are"
-        return [_error("range looks like 0..255", between, advice)]
+        advice = "Divide the inputs by 255, or give Classifier bounds=(0, 255) if the module takes them unchanged"
+        return _error("range looks like 0..255", between, advice)
     if _unit_in_byte_bounds(low, high, bounds):
         advice = "Give Classifier bounds=(0, 1), or multiply the inputs by 255 if the module expects 0..255"
-        return [_error("range looks like 0..1", between, advice)]
+        return _error("range looks like 0..1", between, advice)
     slack = slack_of(bounds)
     outside = x.flatten(1)
     bad = int(((outside < bounds[0] - slack) | (outside > bounds[1] + slack)).any(1).sum())
@@ -131,14 +129,14 @@ def wrong_range(x: Tensor, bounds: tuple[float, float]) -> Findings:
     advice = "Give Classifier the bounds of your data, or rescale the inputs"
     if low < 0 <= bounds[0]:
         advice = (
-            "If they are already normalised, give them as they were before, and mean and std to Classifier; otherwise "
-            "give it the bounds of your data"
+            "If they are already normalised, give the original inputs, and give mean and std to Classifier; "
+            "otherwise give it the bounds of your data"
         )
-    return [_error("inputs outside bounds", f"{between} ({bad} of {len(x)} inputs lie outside)", advice)]
+    return _error("inputs outside bounds", f"{between} ({bad} of {len(x)} inputs lie outside)", advice)
 
 
-def readings(x: Tensor, bounds: tuple[float, float]) -> list[Tensor]:
-    """The inputs as they may be meant, likeliest first; one reading unless range and bounds contradict each other."""
+def scalings(x: Tensor, bounds: tuple[float, float]) -> list[Tensor]:
+    """The inputs in each plausible scaling, likeliest first; several only if range and bounds contradict each other."""
     low, high = _extremes(x)
     if _bytes_in_unit_bounds(low, high, bounds):
         return [x / 255, x]
@@ -151,18 +149,18 @@ def readings(x: Tensor, bounds: tuple[float, float]) -> list[Tensor]:
 
 
 def does_not_run(error: Exception, x: Tensor) -> Findings:
-    """The module raises on these inputs, or returns something else than logits."""
+    """The module raises an error on these inputs, or does not return logits."""
     shape = f"inputs of shape {tuple(x.shape[1:])} and type {x.dtype}"
     if isinstance(error, NotLogits):
-        advice = "Wrap it in a module that returns one score a class, before any softmax, as (N, classes)"
-        return [_error("not logits", str(error).removesuffix("; wrap it"), advice)]
-    said = " ".join(str(error).split())[:300]
-    if "mean and std" in said:
-        return [_error("does not run", said, "Give Classifier a mean and std that fit the inputs' channels")]
+        advice = "Wrap it in a module that returns one score per class, before any softmax, as (N, classes)"
+        return _error("not logits", error.problem, advice)
+    message = " ".join(str(error).split())[:300]
+    if isinstance(error, WrongChannels):
+        return _error("does not run", message, "Give Classifier a mean and std that fit the inputs' channels")
     advice = "Give the shape and type the module was trained on, channels first; images as (N, channels, height, width)"
-    if x.dtype == torch.float64 and "dtype" in said:
+    if x.dtype == torch.float64 and "dtype" in message:  # as torch words it
         advice = "Convert the inputs with x.float(), or the module with module.double()"
-    return [_error("does not run", f"on {shape} the module fails with {type(error).__name__}: {said}", advice)]
+    return _error("does not run", f"on {shape} the module fails with {type(error).__name__}: {message}", advice)
 
 
 def not_a_number(logits: Tensor) -> Findings:
@@ -170,35 +168,31 @@ def not_a_number(logits: Tensor) -> Findings:
     bad = int((~logits.isfinite().all(1)).sum())
     if not bad:
         return []
-    return [
-        _error(
-            "NaN logits",
-            f"the module returns NaN or infinite logits for {bad} of {len(logits)} inputs",
-            "Look for a division by zero, a logarithm or root of zero, or overflow in its forward pass, and for NaN in "
-            "its weights",
-        )
-    ]
+    return _error(
+        "NaN logits",
+        f"the module returns NaN or infinite logits for {bad} of {len(logits)} inputs",
+        "Look for a division by zero, a logarithm or root of zero, or overflow in its forward pass, and for NaN in "
+        "its weights",
+    )
 
 
 def already_probabilities(logits: Tensor) -> Findings:
-    """Rows within [0, 1] that sum to 1: a softmax was applied already."""
+    """Outputs within [0, 1] that sum to 1: a softmax was already applied."""
     within = bool((logits >= -1e-6).all()) and bool((logits <= 1 + 1e-6).all())
     if not within or not bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
         return []
-    return [
-        _error(
-            "outputs are probabilities",
-            "every row of the outputs lies within [0, 1] and sums to 1, so a softmax was applied already",
-            "Return the scores before the softmax; with probabilities, losses and gradients are wrong",
-        )
-    ]
+    return _error(
+        "outputs are probabilities",
+        "every row of the outputs lies within [0, 1] and sums to 1, so a softmax was already applied",
+        "Return the scores before the softmax; with probabilities, losses and gradients are wrong",
+    )
 
 
 def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
-    """Accuracy that predictions independent of the labels would reach as well.
+    """Accuracy no better than that of predictions that ignore the inputs.
 
-    Told only when there are rows enough to see a model half way between chance and perfection. Rows whose logits are
-    not finite or whose label is -1 (the model has no such class) are not counted.
+    Reported only if there are enough rows to detect a model half way between chance and perfection. Rows with infinite
+    or NaN logits, or with label -1 (the model has no such class), are not counted.
     """
     if y is None:
         return []
@@ -209,21 +203,19 @@ def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
     if n == 0:
         return []
     shares = [torch.bincount(v, minlength=classes).double() / n for v in (predictions, y)]
-    one_class = bool(shares[1].amax() == 1)  # then agreement says nothing about independence
+    one_class = bool(shares[1].amax() == 1)  # then the class shares say nothing about independence
     chance = 1 / classes if one_class else float((shares[0] * shares[1]).sum())
     right = int((predictions == y).sum())
     if not _guessed(right, n, chance):
         return []
-    return [
-        _error(
-            "accuracy at chance",
-            f"{right} of {n} predictions are right ({right / n:.1%}), and answers given without looking at the inputs "
-            f"would reach {chance:.1%}; the commonest answer, class {int(shares[0].argmax())}, is given for "
-            f"{float(shares[0].amax()):.0%} of the inputs",
-            "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels are "
-            "numbered as the model's outputs are",
-        )
-    ]
+    return _error(
+        "accuracy at chance",
+        f"{right} of {n} predictions are right ({right / n:.1%}); predictions that ignore the inputs would reach "
+        f"{chance:.1%}. The most frequent prediction, class {int(shares[0].argmax())}, is given for "
+        f"{float(shares[0].amax()):.0%} of the inputs",
+        "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
+        "model outputs number the classes alike",
+    )
 
 
 def foreign_labels(y: Tensor, classes: int) -> Findings:
@@ -231,37 +223,34 @@ def foreign_labels(y: Tensor, classes: int) -> Findings:
     bad = int((y >= classes).sum())
     if not bad:
         return []
-    advice = "Remove these rows, or number the labels as the model's outputs are"
-    if _counted_from_one(y, classes):
-        advice = "They seem to be counted from 1: subtract 1"
+    advice = "Remove these rows, or number the labels like the model's outputs"
+    if _starts_at_one(y, classes):
+        advice = "The labels seem to start at 1: subtract 1"
     problem = f"{bad} of {len(y)} labels are {classes} or more (largest {int(y.max())}), and the model has {classes}"
-    return [_error("labels outside the classes", f"{problem} classes", advice)]
+    return _error("labels outside the classes", f"{problem} classes", advice)
 
 
 # Behaviour
 
 
 def different_answers(model: Classifier, x: Tensor) -> Findings:
-    """A module that answers differently when asked twice."""
+    """A module whose outputs change from call to call."""
     first, second = _logits(model, x), _logits(model, x)
     if first is None or second is None or _same(first, second):
         return []
-    return [
-        _error(
-            "answers differ",
-            f"asked twice about the same {len(x)} inputs, the module gives logits that differ by up to "
-            f"{_difference(first, second):.3g}",
-            "Take the randomness out of its forward pass: dropout must be nn.Dropout, or F.dropout with "
-            "training=self.training",
-        )
-    ]
+    return _error(
+        "answers differ",
+        f"in two calls with the same {len(x)} inputs, the logits differ by up to {_difference(first, second):.3g}",
+        "Remove the randomness from the forward pass: dropout must be nn.Dropout, or F.dropout with "
+        "training=self.training",
+    )
 
 
-def rows_that_meet(model: Classifier, x: Tensor) -> Findings:
+def dependent_rows(model: Classifier, x: Tensor) -> Findings:
     """Rows whose logits depend on the other rows of their batch.
 
-    Random numbers are replayed, so that dropout is not taken for influence; where replaying does not help, nothing
-    can be told.
+    Every pass replays the same random numbers, so that dropout is not mistaken for dependence. If passes still differ,
+    nothing is reported.
     """
     state = torch.get_rng_state()
     low, high = _extremes(x)
@@ -274,15 +263,13 @@ def rows_that_meet(model: Classifier, x: Tensor) -> Findings:
     n = len(x)
     if _same(among_equals[:n], among_others[:n]):
         return []
-    return [
-        _error(
-            "rows influence each other",
-            f"an input's logits change by up to {_difference(among_equals[:n], among_others[:n]):.3g} with the other "
-            "inputs in its batch",
-            "Use batch norm with running statistics (track_running_stats=True), and normalise each input by itself, "
-            "never over the batch",
-        )
-    ]
+    return _error(
+        "rows influence each other",
+        f"an input's logits change by up to {_difference(among_equals[:n], among_others[:n]):.3g} with the other "
+        "inputs in its batch",
+        "Use batch norm with running statistics (track_running_stats=True), and normalise each input separately, "
+        "never over the batch",
+    )
 
 
 def bad_gradients(model: Classifier, x: Tensor) -> Findings:
@@ -295,17 +282,15 @@ def bad_gradients(model: Classifier, x: Tensor) -> Findings:
 
 
 def no_gradient(error: Exception) -> Findings:
-    """Logits that cannot be differentiated in the inputs."""
-    path = "does not require grad" in str(error) or "to not have been used in the graph" in str(error)
-    why = "its logits do not depend on them differentiably" if path else f"{type(error).__name__}: {error}"
-    return [
-        _error(
-            "no gradients",
-            f"the module cannot be differentiated in its inputs ({' '.join(why.split())[:300]})",
-            "Look for detach, no_grad, argmax, numpy or work in place in its forward pass; without gradients only "
-            "black-box searches work",
-        )
-    ]
+    """Logits that cannot be differentiated with respect to the inputs."""
+    detached = "does not require grad" in str(error) or "to not have been used in the graph" in str(error)
+    why = "its logits do not depend on them differentiably" if detached else f"{type(error).__name__}: {error}"
+    return _error(
+        "no gradients",
+        f"the module cannot be differentiated with respect to its inputs ({' '.join(why.split())[:300]})",
+        "Look for detach, no_grad, argmax, numpy or in-place changes in its forward pass; without gradients only "
+        "black-box searches work",
+    )
 
 
 def nan_gradients(size: Tensor) -> Findings:
@@ -313,55 +298,47 @@ def nan_gradients(size: Tensor) -> Findings:
     bad = int((~size.isfinite()).sum())
     if not bad:
         return []
-    advice = (
-        "Look for a root or norm of zero, or a division by a spread of zero, in its forward pass; add a small number"
-    )
-    return [
-        _error("NaN gradients", f"the logits of {bad} of {len(size)} inputs have NaN or infinite gradients", advice)
-    ]
+    advice = "Look for a root or norm of zero, or a division by zero in its forward pass; add a small number"
+    return _error("NaN gradients", f"the logits of {bad} of {len(size)} inputs have NaN or infinite gradients", advice)
 
 
 def zero_gradients(size: Tensor) -> Findings:
     """Gradients of the logits that are exactly zero."""
     bad = int((size == 0).sum())
-    if bad < max(1.0, SIZEABLE * len(size)):
+    if bad < max(1.0, MIN_BAD_SHARE * len(size)):
         return []
-    advice = (
-        "Look for rounding, thresholds, sign or clamp in its forward pass; gradient attacks cannot see through them"
-    )
+    advice = "Look for rounding, thresholds, sign or clamp in its forward pass; they block gradient attacks"
     problem = f"the logits of {bad} of {len(size)} inputs have gradients of exactly zero"
-    return [(_error if bad == len(size) else _warning)("zero gradients", problem, advice)]
+    return (_error if bad == len(size) else _warning)("zero gradients", problem, advice)
 
 
 def vanishing_gradients(size: Tensor, loss: Tensor) -> Findings:
-    """Gradients of cross-entropy that are lost because the logits lie far apart."""
+    """Gradients of cross-entropy that vanish because the logits are far apart."""
     bad = int((loss < VANISHED * size).sum())
-    if bad < SIZEABLE * len(size):
+    if bad < MIN_BAD_SHARE * len(size):
         return []
-    return [
-        _warning(
-            "vanishing gradients",
-            f"for {bad} of {len(size)} inputs the logits lie so far apart that the gradient of cross-entropy vanishes, "
-            "while the logits themselves have gradients",
-            "Attacks that follow cross-entropy (FGSM, BIM, PGD) will look weaker than they are: use DeepFool or "
-            "Carlini-Wagner, which follow the logits",
-        )
-    ]
+    return _warning(
+        "vanishing gradients",
+        f"for {bad} of {len(size)} inputs the logits are so far apart that the gradient of cross-entropy vanishes, "
+        "while the logits themselves have gradients",
+        "Attacks that follow cross-entropy (FGSM, BIM, PGD) will seem weaker than they are: use DeepFool or "
+        "Carlini-Wagner, which follow the logits",
+    )
 
 
 # Helpers
 
 
-def _error(name: str, problem: str, advice: str) -> Finding:
-    return Finding(name=name, problem=problem, advice=advice, severity="error")
+def _error(name: str, problem: str, advice: str) -> Findings:
+    return [Finding(name=name, problem=problem, advice=advice, severity="error")]
 
 
-def _warning(name: str, problem: str, advice: str) -> Finding:
-    return Finding(name=name, problem=problem, advice=advice, severity="warning")
+def _warning(name: str, problem: str, advice: str) -> Findings:
+    return [Finding(name=name, problem=problem, advice=advice, severity="warning")]
 
 
 def _guessed(right: int, n: int, chance: float) -> bool:
-    """Whether so many right answers fit chance, and do not fit a model half way from there to perfection."""
+    """Whether this accuracy fits chance and does not fit a model half way between chance and perfection."""
     fits_chance: bool = binomtest(right, n, chance, alternative="greater").pvalue >= CHANCE_LEVEL
     fits_skill: bool = binomtest(right, n, (1 + chance) / 2, alternative="less").pvalue >= SKILL_LEVEL
     return fits_chance and not fits_skill
@@ -389,8 +366,8 @@ def _finite_rows(samples: Samples) -> tuple[Tensor, Tensor | None]:
     return x[finite], None if y is None else y[finite.to(y.device)]
 
 
-def _spread(n: int, most: int) -> Tensor:
-    """At most so many row numbers, evenly spread: files are often sorted by class."""
+def _evenly(n: int, most: int) -> Tensor:
+    """At most ``most`` evenly spaced row numbers, since files are often sorted by class."""
     return torch.arange(n) if n <= most else torch.linspace(0, n - 1, most, dtype=torch.float64).long()
 
 
@@ -400,7 +377,7 @@ def _all_logits(model: Classifier, x: Tensor) -> Tensor:
 
 
 def _logits(model: Classifier, x: Tensor, state: Tensor | None = None) -> Tensor | None:
-    """Logits of one batch, from a given state of the random numbers; None if the module fails."""
+    """Logits of one batch, from a given random state; None if the module fails."""
     if state is not None:
         torch.set_rng_state(state)
     try:
@@ -415,11 +392,13 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=SAME, atol=SAME * (1e-3 + float(a.nan_to_num().abs().amax())), equal_nan=True)
+    return torch.allclose(
+        a, b, rtol=TOLERANCE, atol=TOLERANCE * (1e-3 + float(a.nan_to_num().abs().amax())), equal_nan=True
+    )
 
 
 def _gradient_sizes(model: Classifier, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest entry of each row's gradient: of a random mixture of its logits, and of its cross-entropy."""
+    """Largest gradient entry of each row, for a random mixture of its logits and for its cross-entropy."""
     with torch.enable_grad():
         z = x.detach().requires_grad_()
         logits = model.logits(z)
@@ -429,11 +408,11 @@ def _gradient_sizes(model: Classifier, x: Tensor) -> tuple[Tensor, Tensor]:
     return mixture.flatten(1).abs().amax(1), loss.flatten(1).abs().amax(1)
 
 
-def _counted_from_one(y: Tensor, classes: int) -> bool:
+def _starts_at_one(y: Tensor, classes: int) -> bool:
     return int(y.min()) == 1 and int(y.max()) == classes
 
 
 def _in_classes(y: Tensor, classes: int) -> Tensor:
-    """Labels as the model counts them, -1 where it has no such class."""
-    y = y - 1 if _counted_from_one(y, classes) else y
+    """Labels numbered like the model's classes; -1 where it has no such class."""
+    y = y - 1 if _starts_at_one(y, classes) else y
     return torch.where(y < classes, y, -1)

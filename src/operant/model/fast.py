@@ -27,7 +27,7 @@ class FastCopy:
 
 
 def fast_copies(module: nn.Module, *, images: bool) -> Iterator[FastCopy]:
-    """Candidates, fastest first. The caller must compare each one's logits with the module's before trusting it."""
+    """Candidates, fastest first. The caller must compare their logits with the module's before using one."""
     folded, note = fold_batch_norm(module)
     if folded is not None:
         yield from _both_orders("batch norm folded", folded, note, images=images)
@@ -55,8 +55,8 @@ def _both_layouts(name: str, module: nn.Module, note: str, *, images: bool) -> I
 def fold_batch_norm(module: nn.Module) -> tuple[nn.Module | None, str]:
     """A copy with every safe conv + batch-norm pair folded, or None; and a note on what was done.
 
-    torch.fx only *finds* the pairs. The copy keeps all names; an `Identity` stands where the batch norm was, so hooks
-    still fire.
+    torch.fx only *finds* the pairs. The copy keeps all names; an `Identity` replaces each batch norm, so hooks still
+    fire.
     """
     norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
     if not norms:
@@ -77,7 +77,7 @@ def fold_batch_norm(module: nn.Module) -> tuple[nn.Module | None, str]:
 
 
 def pool_before_relu(module: nn.Module) -> nn.Module | None:
-    """A copy that takes maxima first and cuts them at zero then, which is the same and leaves less to cut; or None."""
+    """A copy with every ReLU + max-pooling pair swapped, which is equal and cheaper; None if there is none."""
     if not any(isinstance(m, MAX_POOLS) for m in module.modules()):
         return None
     try:
@@ -93,12 +93,12 @@ def pool_before_relu(module: nn.Module) -> nn.Module | None:
 
 
 def _traced(module: nn.Module) -> fx.Graph:
-    return _Tracer().trace(deepcopy(module))  # a copy to throw away: tracing may leave its symbols in the module
+    return _Tracer().trace(deepcopy(module))  # a throw-away copy: tracing may leave symbols in the module
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, qualified_name: str) -> bool:
-        """Convolutions of other libraries (same padding, say) count too; the comparison of logits guards them."""
+        """Also treat convolutions of other libraries as leaves; the comparison of logits catches any that differ."""
         return isinstance(m, (*CONVOLUTIONS, *BATCH_NORMS)) or super().is_leaf_module(m, qualified_name)
 
 
@@ -109,7 +109,7 @@ def _has_running_statistics(module: nn.Module) -> bool:
 def _pairs(
     module: nn.Module, graph: fx.Graph, first: Callable[[Any], bool], second: Callable[[Any], bool]
 ) -> list[tuple[str, str]]:
-    """Names of neighbours, the second being all that uses the first.
+    """Names of consecutive modules that can be merged: only the second uses the output of the first.
 
     Each is called once, has one name, no hooks and no parametrisation, and nothing else reads its tensors.
     """

@@ -1,4 +1,4 @@
-"""Hashes of models, samples, settings and files: the same whenever what they stand for is."""
+"""Hashes of models, samples, settings and files: equal contents give equal hashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from operant.model.classifier import Classifier
 
 
 def described(value: object) -> str:
-    """A value as text; what is too long to print, as its hash. How progress is shown does not count."""
+    """A value as text, or as its hash if it is large; `progress` options are left out."""
     if (parts := _contents(value)) is not None:
         return hash_of(*parts)
     if is_dataclass(value) and not isinstance(value, type):
@@ -35,12 +35,12 @@ def described(value: object) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(described, value)) + "]"
     if callable(value) and hasattr(value, "__qualname__"):
-        return str(value.__qualname__)  # not its module, which has another name where it is the script
-    return without_places(repr(value))
+        return str(value.__qualname__)  # without its module, whose name differs when it is run as a script
+    return without_addresses(repr(value))
 
 
 def _contents(value: object) -> list[bytes] | None:
-    """The bytes of something that has too many to print; None for anything else."""
+    """The content of a model, samples, tensor or array as bytes; None for anything else."""
     if isinstance(value, Classifier):
         settings = repr((value.bounds, value._mean, value._std, value.strict))
         return [settings.encode(), *_module_content(value.unwrap())]
@@ -56,33 +56,33 @@ def _contents(value: object) -> list[bytes] | None:
 
 
 def _module_content(module: nn.Module) -> list[bytes]:
-    """Everything that decides what a module computes and learns, as far as one can see from outside."""
+    """Structure, weights and trainable parameters of a module."""
     learned = [name for name, p in module.named_parameters() if p.requires_grad]
     weights = [part for name, v in tensors_of(module).items() for part in (name.encode(), bytes_of(v))]
-    return [repr(learned).encode(), without_places(repr(module)).encode(), *weights]
+    return [repr(learned).encode(), without_addresses(repr(module)).encode(), *weights]
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, also those buffers that a state dict leaves out."""
+    """Parameters and buffers by name, including buffers that a state dict leaves out."""
     return dict(chain(module.named_parameters(), module.named_buffers()))
 
 
-def without_places(text: str) -> str:
-    """Functions and objects without where in memory they are.
+def without_addresses(text: str) -> str:
+    """A repr without memory addresses.
 
-    >>> without_places("<function f at 0x7f3a>")
+    >>> without_addresses("<function f at 0x7f3a>")
     '<function f>'
     """
     return re.sub(r" at 0x\w+", "", text)
 
 
 def bytes_of(values: Tensor) -> bytes:
-    """The content of a tensor, wherever it is."""
+    """The content of a tensor on any device."""
     return values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def hash_of(*parts: bytes) -> str:
-    """A short hash of several pieces, each with its length, so that none runs into the next.
+    """A short hash of several parts; their lengths are hashed too, so that boundaries count.
 
     >>> hash_of(b"ab", b"c") == hash_of(b"a", b"bc")
     False
@@ -95,7 +95,7 @@ def hash_of(*parts: bytes) -> str:
 
 
 def fingerprint(file: Path) -> str:
-    """A hash of a file's content; the words in the header of a safetensors file, written in any order, are sorted."""
+    """A hash of a file's content; the header keys of a safetensors file are sorted first, since their order varies."""
     total = hashlib.blake2b(digest_size=16)
     with open(file, "rb") as opened:
         if file.suffix == ".safetensors":
@@ -109,6 +109,6 @@ def _header(opened: BinaryIO) -> bytes:
     size = int.from_bytes(opened.read(8), "little")
     try:
         return json.dumps(json.loads(opened.read(min(size, 1 << 26))), sort_keys=True).encode()
-    except (ValueError, RecursionError):  # not a safetensors file: all of it counts as it is
+    except (ValueError, RecursionError):  # not a safetensors file: hash it unchanged
         opened.seek(0)
         return b""

@@ -1,4 +1,4 @@
-"""Finds the user's own code by name: ``package.module:callable``."""
+"""Import the user's code by name: ``package.module:callable``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import nn
 
 
 def build_module(target: str) -> nn.Module:
-    """The module that ``package.module:callable`` builds when called without arguments.
+    """The module that ``package.module:callable`` returns when called without arguments.
 
-    The current folder counts as a place to import from. Whatever goes wrong is told in one sentence, as a ValueError.
+    Imports also search the current folder. Every problem is raised as a ValueError with a one-sentence message.
     """
     build = find_callable(target)
     try:
         module = build()
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"{target}() must build the model without arguments, but {_told(error)}") from error
+        raise ValueError(f"{target}() must build the model without arguments, but raised {_message(error)}") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"{target}() must return a torch.nn.Module, got {type(module).__name__}")
     return module
@@ -37,22 +37,22 @@ def find_callable(target: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(f"importing {module_name} failed: {_told(error)}") from error
+            raise ValueError(f"importing {module_name} failed: {_message(error)}") from error
         raise ValueError(
             f"there is no module {module_name}; run this from the folder that holds it, or install it"
         ) from error
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"importing {module_name} failed: {_told(error)}") from error
+        raise ValueError(f"importing {module_name} failed: {_message(error)}") from error
     for name in path.split("."):
         if not hasattr(found, name):
             names = [n for n, v in vars(found).items() if callable(v) and not n.startswith("_")]
-            raise ValueError(f"{module_name} has no {path}; it has {', '.join(names) or 'nothing to call'}")
+            raise ValueError(f"{module_name} has no {path}; it has {', '.join(names) or 'no callables'}")
         found = getattr(found, name)
     if not callable(found):
-        raise ValueError(f"{target} must be something to call that builds the model, got {type(found).__name__}")
+        raise ValueError(f"{target} must be a callable, got {type(found).__name__}")
     build: Callable[..., Any] = found
     return build
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

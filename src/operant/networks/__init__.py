@@ -1,4 +1,4 @@
-"""The networks that studies use, their weights on disk, training, and encoders of inputs."""
+"""Networks used by the studies, their training and weights, generative models, and encoders of inputs."""
 
 from operant.networks.cvae import CVAE, fit_cvae
 from operant.networks.encoders import PCA, Flat, fit_flat, fit_pca

@@ -1,4 +1,4 @@
-"""A small conditional variational autoencoder: images of a class that one may ask for, and how well a class fits."""
+"""A small conditional variational autoencoder: generates images of a class, and scores how well a class fits."""
 
 from __future__ import annotations
 
@@ -12,32 +12,36 @@ from torch.nn.functional import one_hot, relu
 
 from operant.data import Samples
 from operant.networks.gan import (
+    DEFAULT_STEPS,
     ConditionalGenerator,
+    TrainedGenerator,
     check_images,
-    check_training,
-    finite_loss,
-    shown,
+    image_shape,
     untrained_generator,
 )
-from operant.networks.training import shuffled_batches, validation_split
-from operant.networks.vae import LOG_STD, NOISE, in_chunks
+from operant.networks.training import (
+    OneCycle,
+    check_options,
+    epochs_with_bar,
+    finite_loss,
+    shuffled_batches,
+    validation_split,
+)
+from operant.networks.vae import LOG_STD, NOISE, VALIDATION, in_chunks
 from operant.rng import global_streams, normal_like
-
-STEPS = 6_000  # of training, unless told otherwise
-VALIDATION = 0.1  # share of the images that the best epoch is chosen on
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CVAE:
-    """Encoder and decoder that know the class; made by `fit_cvae`.
+class CVAE(TrainedGenerator):
+    """An encoder and a decoder that take the class as input; made by `fit_cvae`.
 
         code ~ N(mean(x, y), std(x, y)²),   x ≈ decode(code, y),   g(z, y) = decode(centre[y] + root[y] · z, y)     (1)
 
-    The codes of a class are normal with a mean and covariance of their own, found after training: a decoder learns from
-    few images that codes tell the class as well, and codes drawn at large would give images of any class.
+    The codes of each class are normal with their own mean and covariance, estimated after training: with few images,
+    codes depend on the class too, and codes from a common distribution would give images of any class.
 
-    Write it with `operant.results.save(cvae, path)` and read it with `load(path, CVAE)`: every number comes back as it
-    was. `operant.generate.FeatureSource.of(cvae)` makes its decoder a source of tests.
+    `operant.results.save(cvae, path)` and `load(path, CVAE)` store it without loss.
+    `operant.generate.FeatureSource.of(cvae)` generates tests with its decoder.
 
     Args:
         shape: of one image, ``(channels, size, size)``.
@@ -46,40 +50,26 @@ class CVAE:
         weights: of the decoder, by name.
         encoder: of the encoder, by name.
         noise: mean squared error of a value on held-back images, in units of the width of the bounds.
-        history: validation loss (negative evidence bound, up to a constant) after each epoch; the weights are of the
-            lowest.
+        history: validation loss (negative evidence bound, up to a constant) after each epoch; the weights are those of
+            the lowest.
 
     References:
         | Learning Structured Output Representation using Deep Conditional Generative Models (Sohn et al., 2015)
         | Auto-Encoding Variational Bayes (Kingma and Welling, 2014), https://arxiv.org/abs/1312.6114
     """
 
-    shape: tuple[int, int, int]
-    classes: int
-    latent: int
-    width: int
-    bounds: tuple[float, float]
-    weights: dict[str, Tensor] = field(repr=False)
     encoder: dict[str, Tensor] = field(repr=False)
     noise: float
     history: tuple[float, ...] = field(repr=False)
 
-    @property
-    def module(self) -> ConditionalGenerator:
-        """The decoder ``(z, y) -> images``, in evaluation mode."""
-        options = {"classes": self.classes, "latent": self.latent, "width": self.width}
-        module = untrained_generator(self.shape, bounds=self.bounds, **options)
-        module.load_state_dict(self.weights)
-        return module.eval().requires_grad_(False)
-
     def evidence(self, x: Tensor) -> Tensor:
-        """How well each class explains each image, ``(N, classes)``: log-likelihoods, bounded from below.
+        """How well each class explains each image, ``(N, classes)``: lower bounds of log-likelihoods.
 
             evidence(x, y) = -|x - decode(mean)|² / (2 noise) - KL(N(mean, std²) ‖ N(centre, root · rootᵀ))        (2)
 
-        up to a constant, with the mean and standard deviation of the code of x as an image of class y, and the normal
-        distribution of the codes of that class. The decoder is run at the mean code, so that the same image always has
-        the same value.
+        up to a constant, with mean and standard deviation of the code of x as an image of class y, and the normal
+        distribution of the codes of that class. The decoder runs at the mean code, so that an image always has the same
+        value.
         """
         return torch.stack([self._evidence(x, c) for c in range(self.classes)], 1)
 
@@ -114,42 +104,37 @@ def fit_cvae(
     generator: torch.Generator,
     progress: bool = True,
 ) -> CVAE:
-    """Learn to pass images of a known class through a few numbers, by raising the evidence bound on their likelihood.
+    """Train a conditional VAE by maximising the evidence bound on the likelihood of images, given their classes.
 
         loss = D/2 · log(mean squared error of g(z, y) in the batch) + KL(N(mean, std²) ‖ N(0, 1))        (1)
 
-    as in `fit_vae`, with the class beside the image in the encoder and beside the code in the decoder. The learning
-    rate rises and falls once; the weights of the epoch with the lowest loss on held-back images are kept.
+    as in `fit_vae`; the class is a further input of encoder and decoder. The learning rate rises and falls once; the
+    weights of the epoch with the lowest validation loss are kept.
 
     Args:
         labelled: square images, at least 20 of every class, 0 to the largest label.
-        latent, width: of the decoder, a `ConditionalGenerator`; the encoder follows from them.
-        epochs: passes over the data; unless given, as many as make 6000 steps.
+        latent, width: of the decoder, a `ConditionalGenerator`, and of the encoder.
+        epochs: passes over the data (default: enough for 6000 steps).
         batch_size, learning_rate: of Adam.
         bounds: smallest and largest value of an image.
-        generator: draws first weights, batches and codes; the same one gives the same weights, bit for bit.
-        progress: show a bar where there is a terminal to show it on.
+        generator: draws initial weights, batches and codes; the same one gives bit-identical weights.
+        progress: show a progress bar on a terminal.
     """
     classes = check_images(labelled, bounds)
-    check_training(latent=latent, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    check_options(learning_rate, latent=latent, epochs=epochs, batch_size=batch_size)
     part, held = validation_split(labelled, VALIDATION)
-    shape = (labelled.shape[0], labelled.shape[1], labelled.shape[2])
+    shape = image_shape(labelled)
     options = {"classes": classes, "latent": latent, "width": width}
     with global_streams(generator):
         decoder = untrained_generator(shape, bounds=bounds, **options)
         pair = _Pair(decoder, _Encoder(shape, classes, latent, width)).to(labelled.x.device)
     steps = math.ceil(len(part) / batch_size)
-    epochs = max(1, round(STEPS / steps)) if epochs is None else epochs
-    optimizer = torch.optim.Adam(pair.parameters(), lr=learning_rate, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=epochs * steps)
+    epochs = max(1, round(DEFAULT_STEPS / steps)) if epochs is None else epochs
+    descend = OneCycle.of(pair.parameters(), learning_rate, steps=epochs * steps)
     history, kept = list[float](), dict[str, Tensor]()
-    for _ in shown(epochs, progress, what="training the conditional VAE"):
+    for _ in epochs_with_bar(epochs, progress, what="training the conditional VAE"):
         for x, y in shuffled_batches(part, steps, generator=generator):
-            loss, _ = pair.loss(x, y, generator=generator)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+            descend(pair.loss(x, y, generator=generator)[0])
         with torch.no_grad():
             history.append(finite_loss(float(pair.loss(held.x, held.labels, generator=None)[0])))
         if history[-1] == min(history):
@@ -157,7 +142,7 @@ def fit_cvae(
     pair.load_state_dict(kept)
     with torch.no_grad():
         noise = float(pair.loss(held.x, held.labels, generator=None)[1])
-        pair.spread_codes(labelled.x, labelled.labels)
+        pair.fit_codes(labelled.x, labelled.labels)
     return CVAE(
         shape=shape,
         bounds=bounds,
@@ -170,7 +155,7 @@ def fit_cvae(
 
 
 class _Encoder(nn.Module):
-    """Mean and log of the standard deviation of the code of an image whose class is known."""
+    """Mean and log standard deviation of the code of an image of a given class."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
         super().__init__()
@@ -200,26 +185,26 @@ class _Pair(nn.Module):
         return mean, log_std.clamp(*LOG_STD).exp()
 
     def loss(self, x: Tensor, y: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """The loss, and the mean squared error in it; without a generator, at the mean codes."""
+        """The loss and its mean squared error; without a generator, at the mean codes."""
         mean, std = self.code(x, y)
         z = mean if generator is None else mean + std * normal_like(mean, generator=generator)
         error = ((self.decoder.decode(z, y) - x) / self.range).square().mean()
         return x[0].numel() / 2 * (error + NOISE).log() + normal_kl(mean, std).mean(), error  # (1)
 
-    def spread_codes(self, x: Tensor, y: Tensor) -> None:
-        """Give the decoder the mean and covariance of the codes of each class."""
+    def fit_codes(self, x: Tensor, y: Tensor) -> None:
+        """Store the mean and covariance of the codes of each class in the decoder."""
         codes = in_chunks(lambda rows: torch.cat(self.code(x[rows], y[rows]), 1), torch.arange(len(x), device=x.device))
         for c in range(self.decoder.classes):
             mean, std = codes[y == c].chunk(2, 1)
-            spread = torch.cov(mean.T).view(self.decoder.latent, -1) + torch.diag(std.square().mean(0))
+            covariance = torch.cov(mean.T).view(self.decoder.latent, -1) + torch.diag(std.square().mean(0))
             self.decoder.centre[c] = mean.mean(0)
-            self.decoder.root[c] = torch.linalg.cholesky(spread)
+            self.decoder.root[c] = torch.linalg.cholesky(covariance)
 
 
 def normal_kl(mean: Tensor, std: Tensor, centre: Tensor | None = None, root: Tensor | None = None) -> Tensor:
-    """KL divergence of each row's N(mean, std²) from N(centre, root · rootᵀ), with a lower triangular root.
+    """KL divergence of each row's N(mean, std²) from N(centre, root · rootᵀ) (default: from N(0, 1)).
 
-    From N(0, 1) unless those are given.
+    The root is lower triangular.
     """
     if centre is None or root is None:
         return (mean.square() + std.square() - 1 - 2 * std.log()).sum(1) / 2

@@ -1,4 +1,4 @@
-"""Inputs as a few numbers each: what densities are learned of."""
+"""Encoders that turn inputs into vectors, on which densities are learned."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from operant.data import Samples
 from operant.model import MIN_ROWS
 
-LEAST = 1e-6  # of the largest variance: a direction below this is called constant
+MIN_VARIANCE = 1e-6  # relative to the largest; directions below it are treated as constant
 ROWS = 4096  # computed at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flat:
-    """Inputs as they are, as vectors; made by `fit_flat`."""
+    """Flattens inputs to vectors; made by `fit_flat`."""
 
     shape: tuple[int, ...]
 
@@ -25,13 +25,13 @@ class Flat:
         return x.flatten(1)
 
     def decode(self, z: Tensor) -> Tensor:
-        """Vectors as inputs again."""
+        """The inputs of flat vectors."""
         return z.view(-1, *self.shape)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PCA:
-    """The directions in which inputs vary most, each brought to variance 1; made by `fit_pca`.
+    """Whitened principal components: the directions in which inputs vary most; made by `fit_pca`.
 
         z = (x - m) V / s        (1)
 
@@ -39,8 +39,8 @@ class PCA:
         shape: of one input.
         centre: m, ``(D,)``.
         directions: V, ``(D, d)``, orthonormal columns, the largest variance first.
-        scale: s, ``(d,)``, the standard deviation along each.
-        explained: share of the whole variance that the d directions hold.
+        scale: s, ``(d,)``, the standard deviation along each direction.
+        explained: share of the total variance along these directions.
     """
 
     shape: tuple[int, ...]
@@ -62,25 +62,25 @@ class PCA:
     def _codes(self, x: Tensor) -> Tensor:
         v = x.flatten(1).to(self.centre) - self.centre
         n = len(v)
-        if 0 < n < MIN_ROWS:  # few rows round as many do
+        if 0 < n < MIN_ROWS:  # fewer rows would round differently
             v = torch.cat([v, v[:1].detach().expand(MIN_ROWS - n, -1)])
         return (v @ self.directions / self.scale)[:n]
 
 
 def fit_flat(field: Samples, *, generator: torch.Generator) -> Flat:
-    """No encoder: for inputs of few dimensions. Nothing is learned, so the generator is not asked."""
+    """An encoder that only flattens, for inputs of few dimensions; the generator is not used."""
     return Flat(shape=tuple(field.shape))
 
 
 def fit_pca(field: Samples, *, dimensions: int = 32, generator: torch.Generator) -> PCA:
     """Whitened principal components of the inputs, computed in double precision.
 
-    Directions in which the inputs do not vary are left out, so that there may be fewer than asked for. Nothing is
-    random, so the generator is not asked.
+    Directions in which the inputs do not vary are left out, so there may be fewer than ``dimensions``. The generator is
+    not used.
 
     Args:
-        field: more inputs than ``dimensions``; labels are not looked at.
-        dimensions: d; never more than an input has values.
+        field: more inputs than ``dimensions``; labels are not used.
+        dimensions: d; at most the number of values of an input.
     """
     if dimensions < 1:
         raise ValueError(f"dimensions must be at least 1, got {dimensions}")
@@ -98,7 +98,7 @@ def fit_pca(field: Samples, *, dimensions: int = 32, generator: torch.Generator)
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
     if not float(values[0]) > 0:
         raise ValueError(f"the {len(field)} inputs are all equal: there is nothing to learn; give inputs that vary")
-    kept = int((values[:dimensions] > LEAST * values[0]).sum())
+    kept = int((values[:dimensions] > MIN_VARIANCE * values[0]).sum())
     return PCA(
         shape=tuple(field.shape),
         centre=centre.float(),
@@ -109,7 +109,7 @@ def fit_pca(field: Samples, *, dimensions: int = 32, generator: torch.Generator)
 
 
 def _moments(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Mean and covariance in double precision, some rows at a time."""
+    """Mean and covariance in double precision, computed in chunks."""
     parts = x.flatten(1).split(ROWS)
     centre = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(x)
     moments = torch.zeros(size, size, dtype=torch.float64, device=x.device)

@@ -1,44 +1,42 @@
-"""A small conditional GAN: images of a class that one may ask for."""
+"""A small conditional GAN: generates images of a given class."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, leaky_relu, one_hot, relu
 from torch.nn.utils.parametrizations import spectral_norm
 
 from operant.data import Samples
-from operant.networks.training import shuffled_batches
+from operant.networks.training import check_options, epochs_with_bar, finite_loss, shuffled_batches, step
 from operant.networks.vae import check_field
 from operant.rng import global_streams
 
-FEWEST = 20  # images of each class to learn from
-STEPS = 6_000  # of training, unless told otherwise
+MIN_IMAGES = 20  # of each class, needed for training
+DEFAULT_STEPS = 6_000  # training steps, if the number of epochs is not given
 BETAS = (0.0, 0.99)  # of Adam
-SLOWER = 0.5  # learning rate of the discriminator, as a share of the generator's: on few images it learns too fast
-DECAY = 0.998  # of the running mean of weights, once training is long enough for it
+CRITIC_RATE = 0.5  # discriminator's learning rate relative to the generator's: on few images it learns too fast
+DECAY = 0.998  # of the running mean of the weights, in long training
 SLOPE = 0.1  # of the discriminator's activations below 0
 
 
 class ConditionalGenerator(nn.Module):
     """Images from latents ``(N, latent)`` and classes ``(N,)``: two dense layers, two that double the size, one more.
 
-    Layers run in the order ``fc1 fc2 up1 up2 out``. The class enters at the first, beside the latent. No image leaves
-    ``bounds``. The decoder of a conditional VAE has the same form; its codes of class y are centre[y] + root[y] · z for
-    a standard normal z, where those of a GAN are z itself.
+    Layers run in the order ``fc1 fc2 up1 up2 out``. The first takes the class beside the latent. Images stay within
+    ``bounds``. The decoder of a conditional VAE is the same network; its codes of class y are centre[y] + root[y] · z
+    for a standard normal z, those of a GAN are z itself.
 
     Args:
-        channels, size: an image is ``(channels, size, size)``; the size must be a multiple of 4, 8 at least.
-        classes: how many may be asked for.
-        latent: numbers that an image is made from.
-        width: channels of the last layer but one, times 2; all others follow from it.
+        channels, size: an image is ``(channels, size, size)``; the size must be a multiple of 4, at least 8.
+        classes: number of classes.
+        latent: numbers that an image is generated from.
+        width: twice the channels before the last layer; the other layers scale with it.
         bounds: smallest and largest value of an image.
 
     >>> ConditionalGenerator(channels=3)(torch.zeros(2, 32), torch.tensor([0, 9])).shape
@@ -78,7 +76,7 @@ class ConditionalGenerator(nn.Module):
         return self.decode(self.centre[y] + torch.einsum("nij,nj->ni", self.root[y], z), y)
 
     def decode(self, code: Tensor, y: Tensor) -> Tensor:
-        """Images for codes as they are."""
+        """Images for codes."""
         h = relu(self.fc1(torch.cat([code, one_hot(y, self.classes).to(code)], 1)))
         h = self.grid(relu(self.fc2(h)))
         h = relu(self.up2(relu(self.up1(h))))
@@ -88,20 +86,8 @@ class ConditionalGenerator(nn.Module):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GAN:
-    """What a conditional GAN's generator learned; made by `fit_gan`.
-
-    Write it with `operant.results.save(gan, path)` and read it with `load(path, GAN)`: every number comes back as it
-    was. `operant.generate.FeatureSource.of(gan)` makes it a source of tests.
-
-    Args:
-        shape: of one image, ``(channels, size, size)``.
-        classes, latent, width: of the `ConditionalGenerator`.
-        bounds: smallest and largest value of an image.
-        weights: of the generator, by name.
-        history: mean loss of discriminator and generator in each epoch. They tell whether training ran away, not how
-            good the images are: that is measured on images.
-    """
+class TrainedGenerator:
+    """The options and weights of a trained `ConditionalGenerator`."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -109,16 +95,33 @@ class GAN:
     width: int
     bounds: tuple[float, float]
     weights: dict[str, Tensor] = field(repr=False)
-    history: tuple[tuple[float, float], ...] = field(repr=False)
 
     @property
     def module(self) -> ConditionalGenerator:
         """The generator ``(z, y) -> images``, in evaluation mode."""
-        module = untrained_generator(
-            self.shape, classes=self.classes, latent=self.latent, width=self.width, bounds=self.bounds
-        )
+        options = {"classes": self.classes, "latent": self.latent, "width": self.width}
+        module = untrained_generator(self.shape, bounds=self.bounds, **options)
         module.load_state_dict(self.weights)
         return module.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GAN(TrainedGenerator):
+    """The trained generator of a conditional GAN; made by `fit_gan`.
+
+    `operant.results.save(gan, path)` and `load(path, GAN)` store it without loss.
+    `operant.generate.FeatureSource.of(gan)` generates tests with it.
+
+    Args:
+        shape: of one image, ``(channels, size, size)``.
+        classes, latent, width: of the `ConditionalGenerator`.
+        bounds: smallest and largest value of an image.
+        weights: of the generator, by name.
+        history: mean loss of discriminator and generator in each epoch. They show whether training diverged, not how
+            good the images are.
+    """
+
+    history: tuple[tuple[float, float], ...] = field(repr=False)
 
 
 def fit_gan(
@@ -133,24 +136,24 @@ def fit_gan(
     generator: torch.Generator,
     progress: bool = True,
 ) -> GAN:
-    """Learn to make images of each class, by a generator and a discriminator that learn against each other.
+    """Train a generator of images of each class against a discriminator.
 
         discriminator:  E max(0, 1 - d(x, y)) + E max(0, 1 + d(g(z, y), y)) + E -log q(y | x)        (1)
         generator:      -E d(g(z, y), y) + E -log q(y | g(z, y))                                       (2)
 
-    with x, y real images and their labels, and q a second head of the discriminator that tells the class: as in the
-    paper, the generator is rewarded for the likelihood of the label besides passing as real. The discriminator's layers
-    have spectral norm 1, and it knows the label by a projection of its features. The generator that is returned has the
-    running mean of the weights, whose images are steadier than those of any one step.
+    with real images x and their labels y, and q a second head of the discriminator that predicts the class: as in the
+    paper, the generator is rewarded for the likelihood of the label and for images that pass as real. The
+    discriminator's layers have spectral norm 1, and the label enters by a projection of its features. The returned
+    generator has the running mean of the weights, whose images vary less than those of single steps.
 
     Args:
         labelled: square images, at least 20 of every class, 0 to the largest label.
         latent, width: of the `ConditionalGenerator`.
-        epochs: passes over the data; unless given, as many as make 6000 steps.
+        epochs: passes over the data (default: enough for 6000 steps).
         batch_size, learning_rate: of Adam; the discriminator's learning rate is half of this.
         bounds: smallest and largest value of an image.
-        generator: draws first weights, batches and latents; the same one gives the same weights, bit for bit.
-        progress: show a bar where there is a terminal to show it on.
+        generator: draws initial weights, batches and latents; the same one gives bit-identical weights.
+        progress: show a progress bar on a terminal.
 
     References:
         | Exposing Previously Undetectable Faults in Deep Neural Networks (Dunn et al., 2021), section 2
@@ -159,27 +162,26 @@ def fit_gan(
         | https://arxiv.org/abs/1802.05637
     """
     classes = check_images(labelled, bounds)
-    check_training(latent=latent, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
+    check_options(learning_rate, latent=latent, epochs=epochs, batch_size=batch_size)
     options = {"classes": classes, "latent": latent, "width": width}
     steps = math.ceil(len(labelled) / batch_size)
-    epochs = max(1, round(STEPS / steps)) if epochs is None else epochs
+    epochs = max(1, round(DEFAULT_STEPS / steps)) if epochs is None else epochs
     history = []
     with global_streams(generator):
         maker = untrained_generator(tuple(labelled.shape), bounds=bounds, **options).to(labelled.x.device)
         critic = _Critic(labelled.shape[0], classes, labelled.shape[1], width).to(labelled.x.device)
         duel = _Duel(maker, critic, learning_rate=learning_rate)
-        for _ in shown(epochs, progress, what="training the GAN"):
+        for _ in epochs_with_bar(epochs, progress, what="training the GAN"):
             batches = shuffled_batches(labelled, steps, generator=generator)
             losses = [duel.step(x, y, generator) for x, y in batches]
             means = torch.tensor(losses).mean(0).tolist()
             history.append((finite_loss(means[0]), finite_loss(means[1])))
     weights = {name: values.detach().cpu() for name, values in duel.mean.state_dict().items()}
-    shape = (labelled.shape[0], labelled.shape[1], labelled.shape[2])
-    return GAN(shape=shape, bounds=bounds, weights=weights, history=tuple(history), **options)
+    return GAN(shape=image_shape(labelled), bounds=bounds, weights=weights, history=tuple(history), **options)
 
 
 class _Critic(nn.Module):
-    """Says how real an image of a class looks, and which class it is of."""
+    """The discriminator: scores how real an image of a class is, and predicts its class."""
 
     def __init__(self, channels: int, classes: int, size: int, width: int) -> None:
         super().__init__()
@@ -202,34 +204,29 @@ class _Duel:
     def __init__(self, maker: ConditionalGenerator, critic: _Critic, *, learning_rate: float) -> None:
         self.maker, self.critic, self.mean = maker, critic, deepcopy(maker).requires_grad_(False)
         self.taken = 0
-        self.maker_steps = torch.optim.Adam(maker.parameters(), lr=learning_rate, betas=BETAS, fused=True)
-        self.critic_steps = torch.optim.Adam(critic.parameters(), lr=SLOWER * learning_rate, betas=BETAS, fused=True)
+        adam = partial(torch.optim.Adam, betas=BETAS, fused=True)
+        self.maker_steps = adam(maker.parameters(), lr=learning_rate)
+        self.critic_steps = adam(critic.parameters(), lr=CRITIC_RATE * learning_rate)
 
     def step(self, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[float, float]:
-        """One step of each; their losses before it."""
+        """One step of each network; returns their losses before it."""
         z = torch.randn(len(x), self.maker.latent, generator=generator, device=generator.device).to(x)
         made = self.maker.decode(z, y)
-        (real, label), (fake, _) = self._seen(x, y), self._seen(made.detach(), y)
+        (real, label), (fake, _) = self._criticise(x, y), self._criticise(made.detach(), y)
         first = relu(1 - real).mean() + relu(1 + fake).mean() + cross_entropy(label, y)  # (1)
-        self._descend(self.critic_steps, first)
+        step(self.critic_steps, first)
         self.critic.requires_grad_(False)
-        fake, label = self._seen(made, y)
+        fake, label = self._criticise(made, y)
         second = -fake.mean() + cross_entropy(label, y)  # (2)
-        self._descend(self.maker_steps, second)
+        step(self.maker_steps, second)
         self.critic.requires_grad_(True)
         self._average()
         return float(first.detach()), float(second.detach())
 
-    def _seen(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _criticise(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.maker.bounds
-        seen: tuple[Tensor, Tensor] = self.critic(2 * (x - low) / (high - low) - 1, y)
-        return seen
-
-    @staticmethod
-    def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        scores: tuple[Tensor, Tensor] = self.critic(2 * (x - low) / (high - low) - 1, y)
+        return scores
 
     def _average(self) -> None:
         self.taken += 1
@@ -249,8 +246,12 @@ def untrained_generator(
     )
 
 
+def image_shape(labelled: Samples) -> tuple[int, int, int]:
+    return (labelled.shape[0], labelled.shape[1], labelled.shape[2])
+
+
 def check_images(labelled: Samples, bounds: tuple[float, float]) -> int:
-    """How many classes there are; refuses what a conditional generator cannot learn from."""
+    """The number of classes; raises a ValueError if a conditional generator cannot be trained on the images."""
     if len(labelled.shape) != 3 or labelled.shape[1] != labelled.shape[2] or labelled.shape[1] % 4:
         raise ValueError(
             "images must have shape (channels, size, size) with a size that is a multiple of 4, got "
@@ -258,31 +259,11 @@ def check_images(labelled: Samples, bounds: tuple[float, float]) -> int:
         )
     if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1])):
         raise ValueError(f"bounds of images must be finite, got {bounds}")
-    check_field(labelled, bounds, at_least=FEWEST)
+    check_field(labelled, bounds, at_least=MIN_IMAGES)
     counts = labelled.labels.bincount().tolist()
-    if few := [f"class {c} has {n}" for c, n in enumerate(counts) if n < FEWEST]:
+    if few := [f"class {c} has {n}" for c, n in enumerate(counts) if n < MIN_IMAGES]:
         raise ValueError(
-            f"at least {FEWEST} images of every class from 0 to {len(counts) - 1} are needed to learn from, and "
+            f"at least {MIN_IMAGES} images of every class from 0 to {len(counts) - 1} are needed to learn from, but "
             f"{', '.join(few)}; give more, or number the classes without gaps"
         )
     return len(counts)
-
-
-def check_training(*, latent: int, epochs: int | None, batch_size: int, learning_rate: float) -> None:
-    counts = {"latent": latent, "epochs": 1 if epochs is None else epochs, "batch_size": batch_size}
-    if wrong := [f"{name} {value}" for name, value in counts.items() if value < 1]:
-        raise ValueError(f"{', '.join(counts)} must be at least 1, got {', '.join(wrong)}")
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
-
-
-def finite_loss(loss: float) -> float:
-    if not math.isfinite(loss):
-        raise ValueError(f"training was stopped because the loss became {loss}; try a lower learning_rate")
-    return loss
-
-
-def shown(epochs: int, progress: bool, *, what: str) -> Iterator[int]:
-    """Epochs, with a bar where there is a terminal to show it on."""
-    console = Console(stderr=True)
-    yield from track(range(epochs), description=what, console=console, disable=not (progress and console.is_terminal))

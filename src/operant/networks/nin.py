@@ -1,32 +1,32 @@
-"""Network in Network for small images: small perceptrons slide over the image, and class maps are averaged."""
+"""Network in Network for small images: 1x1 convolutions after every convolution, and averaged class maps."""
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
-from operant.networks._dropout import dropout_layers
+from operant.networks._layers import LayerChain, Layers, check_sizes, dropout_layers, initialise_convolutions
 
 PLACES = ("conv1", "mlp1a", "mlp1b", "pool1", "conv2", "mlp2a", "mlp2b", "pool2", "conv3", "mlp3a")
 
 
-class NIN(nn.Module):
-    """Three blocks, each a convolution and two of 1x1 behind it; the last gives one map a class, whose mean is a logit.
+class NIN(LayerChain):
+    """Three blocks of a convolution and two 1x1 convolutions; a logit is the mean of the last block's map of a class.
 
     Layers run in the order they are listed, each under its own name: ``conv1 mlp1a mlp1b pool1 conv2 mlp2a mlp2b pool2
-    conv3 mlp3a mlp3b pool3 flatten``. Behind every convolution but ``mlp3b`` comes its ReLU, ``relu_conv1`` and so on,
-    with batch norm ``bn_conv1`` before it if asked for. The paper trains with ``dropout=0.5, dropout_after=("pool1",
-    "pool2")`` and without batch norm, which makes few epochs go further. Sizes are those of the authors' program for
-    CIFAR-10, whose second pooling takes means; unlike there, class maps are not cut at zero, so that a class with a
-    negative logit can still learn.
+    conv3 mlp3a mlp3b pool3 flatten``. Every convolution but ``mlp3b`` has its ReLU, ``relu_conv1`` and so on, and, with
+    ``batch_norm``, ``bn_conv1`` before it. The paper trains with ``dropout=0.5, dropout_after=("pool1",
+    "pool2")`` and without batch norm; batch norm needs fewer epochs. Sizes are those of the authors' program for
+    CIFAR-10, whose second pooling takes means. Unlike there, class maps have no ReLU, so that a class with a negative
+    logit can still learn.
 
     Args:
-        channels: of an input; height and width are free.
-        classes: how many to tell apart.
+        channels: channels of an input; height and width are free.
+        classes: number of classes.
         width: channels of the widest layers; two in the first block have 5/6 and 1/2 of it.
-        batch_norm: whether every convolution but the last is normalised over its batch.
-        dropout: share of values dropped while training.
-        dropout_after: behind which poolings, or which layers' ReLU, dropout sits: any of ``conv1 mlp1a mlp1b pool1
-            conv2 mlp2a mlp2b pool2 conv3 mlp3a``.
+        batch_norm: whether batch norm follows every convolution but the last.
+        dropout: share of values dropped in training.
+        dropout_after: poolings, or layers whose ReLU, dropout follows: any of ``conv1 mlp1a mlp1b pool1 conv2 mlp2a
+            mlp2b pool2 conv3 mlp3a``.
 
     >>> sum(p.numel() for p in NIN().parameters())
     966986
@@ -46,15 +46,10 @@ class NIN(nn.Module):
         dropout: float = 0.0,
         dropout_after: Sequence[str] = (),
     ) -> None:
-        super().__init__()
-        if channels < 1 or classes < 2 or width < 2:
-            raise ValueError(
-                "NIN needs channels of at least 1, classes of at least 2 and width of at least 2, "
-                f"got {channels}, {classes} and {width}"
-            )
+        check_sizes("NIN", channels=(channels, 1), classes=(classes, 2), width=(width, 2))
         drop = dropout_layers(dropout, dropout_after, known=PLACES)
 
-        def layer(name: str, inward: int, outward: int, kernel: int) -> dict[str, nn.Module]:
+        def layer(name: str, inward: int, outward: int, kernel: int) -> Layers:
             return {
                 name: nn.Conv2d(inward, outward, kernel, padding=kernel // 2, bias=not batch_norm),
                 **({f"bn_{name}": nn.BatchNorm2d(outward)} if batch_norm else {}),
@@ -63,7 +58,7 @@ class NIN(nn.Module):
             }
 
         narrower, half = 5 * width // 6, width // 2
-        layers: dict[str, nn.Module] = {
+        layers: Layers = {
             **layer("conv1", channels, width, 5),
             **layer("mlp1a", width, narrower, 1),
             **layer("mlp1b", narrower, half, 1),
@@ -80,14 +75,5 @@ class NIN(nn.Module):
             "pool3": nn.AdaptiveAvgPool2d(1),
             "flatten": nn.Flatten(),
         }
-        for name, part in layers.items():
-            self.add_module(name, part)
-            if isinstance(part, nn.Conv2d):
-                nn.init.kaiming_normal_(part.weight)
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.children():
-            x = layer(x)
-        return x
+        super().__init__(layers)
+        initialise_convolutions(self)

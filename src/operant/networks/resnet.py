@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from operant.networks._dropout import dropout_layers
+from operant.networks._layers import LayerChain, Layers, check_sizes, dropout_layers, initialise_convolutions
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions added to their own input: ``relu(bn2(conv2(relu(bn1(conv1(x))))) + shortcut(x))``.
 
-    Where the block halves the image and widens the channels, the shortcut takes every second pixel and puts zeros for
-    the new channels, half of them before and half behind the old ones.
+    If the block halves the image and adds channels, the shortcut takes every second pixel and fills the new channels
+    with zeros, half of them before and half after the old ones.
     """
 
     def __init__(self, inward: int, outward: int, *, stride: int, dropout: float) -> None:
@@ -41,15 +41,15 @@ class Block(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.new_channels - before))
 
 
-class ResNet20(nn.Module):
+class ResNet20(LayerChain):
     """The CIFAR ResNet with 20 layers: a convolution, three stages of three blocks, mean over pixels, logits.
 
     Args:
-        channels: of an input; height and width are free.
-        classes: how many to tell apart.
-        dropout: share of values dropped while training.
-        dropout_after: where dropout sits: behind ``layer1 layer2 layer3`` or ``pool``, and ``block`` for between the
-            two convolutions of every block.
+        channels: channels of an input; height and width are free.
+        classes: number of classes.
+        dropout: share of values dropped in training.
+        dropout_after: places of dropout: after ``layer1 layer2 layer3`` or ``pool``; ``block`` is between the two
+            convolutions of every block.
 
     >>> sum(p.numel() for p in ResNet20().parameters())
     269722
@@ -67,19 +67,15 @@ class ResNet20(nn.Module):
         dropout: float = 0.0,
         dropout_after: Sequence[str] = (),
     ) -> None:
-        super().__init__()
-        if channels < 1 or classes < 2:
-            raise ValueError(
-                f"ResNet20 needs channels of at least 1 and classes of at least 2, got {channels} and {classes}"
-            )
+        check_sizes("ResNet20", channels=(channels, 1), classes=(classes, 2))
         drop = dropout_layers(dropout, dropout_after, known=("layer1", "layer2", "layer3", "pool", "block"))
         between = dropout if "block" in dropout_after else 0.0
 
         def stage(inward: int, outward: int, stride: int) -> nn.Sequential:
             shapes = [(inward, stride), (outward, 1), (outward, 1)]
-            return nn.Sequential(*(Block(i, outward, stride=s, dropout=between) for i, s in shapes))
+            return nn.Sequential(*(ResidualBlock(i, outward, stride=s, dropout=between) for i, s in shapes))
 
-        layers: dict[str, nn.Module] = {
+        layers: Layers = {
             "conv1": nn.Conv2d(channels, 16, 3, padding=1, bias=False),
             "bn1": nn.BatchNorm2d(16),
             "relu": nn.ReLU(),
@@ -94,13 +90,5 @@ class ResNet20(nn.Module):
             **drop("pool"),
             "linear": nn.Linear(64, classes),
         }
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-        for part in self.modules():
-            if isinstance(part, nn.Conv2d):
-                nn.init.kaiming_normal_(part.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.children():
-            x = layer(x)
-        return x
+        super().__init__(layers)
+        initialise_convolutions(self)

@@ -1,16 +1,16 @@
-"""Training from scratch: a copy of the module, seeded, the best epoch chosen on data it did not train on."""
+"""Train networks from scratch: seeded, with the best epoch chosen on held-back data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """One pass over the training part: its mean loss, and how the module then did on the validation part."""
+    """One pass over the training part: its mean loss, and the module's scores on the validation part afterwards."""
 
     epoch: int  # counted from 1
     loss: float
@@ -33,7 +33,7 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """A trained module, in evaluation mode, with the weights of its best epoch; and how it got there."""
+    """A trained module in evaluation mode with the weights of its best epoch, and the history of its training."""
 
     module: nn.Module = field(repr=False)
     best_epoch: int
@@ -41,7 +41,7 @@ class Fitted:
 
 
 def initialise(factory: Callable[[], M], *, generator: torch.Generator) -> M:
-    """Build a network whose first weights depend on nothing but the generator.
+    """A new network whose initial weights depend only on the generator.
 
     >>> a, b = (initialise(lambda: nn.Linear(3, 2), generator=torch.Generator().manual_seed(0)) for _ in range(2))
     >>> torch.equal(a.weight, b.weight)
@@ -65,23 +65,25 @@ def fit(
     generator: torch.Generator,
     progress: bool = True,
 ) -> Fitted:
-    """Train a copy of ``module`` by cross entropy and keep the epoch that was most accurate on the validation part.
+    """Train a copy of ``module`` with cross entropy and keep the epoch with the best validation accuracy.
 
-    Among equally accurate epochs the one of lowest validation loss wins. The module itself and torch's own random state
-    stay as they were; the same generator gives the same weights, bit for bit.
+    Among equally accurate epochs, the one with the lowest validation loss is kept. The module itself and torch's global
+    random state do not change; the same generator gives bit-identical weights.
 
     Args:
         module: takes ``(N, *shape)``, returns logits ``(N, classes)``.
-        train: labelled inputs. Which of them validate is dealt by id, so copies of one input stay together.
+        train: labelled inputs. The validation part is chosen by id, so that copies of an input stay together.
         epochs: passes over the training part.
-        batch_size: rows a step, at most.
+        batch_size: maximum rows per step.
         learning_rate, weight_decay: of AdamW.
         validation: share of the inputs held back to choose the epoch.
-        mean, std: what the module expects subtracted and divided by, as in `Classifier`.
+        mean, std: normalisation, as in `Classifier`.
         generator: shuffles the batches and seeds dropout.
-        progress: show a bar where there is a terminal to show it on.
+        progress: show a progress bar on a terminal.
     """
-    _check_options(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, validation=validation)
+    check_options(learning_rate, epochs=epochs, batch_size=batch_size)
+    if not 0 < validation < 1:
+        raise ValueError(f"validation must be a share between 0 and 1, got {validation}; 0.1 holds back a tenth")
     wrapped = Classifier(module, bounds=(-math.inf, math.inf), mean=mean, std=std, strict=True)
     wrapped.check(train)
     part, held = validation_split(train, validation)
@@ -102,7 +104,7 @@ def fit(
             total = 0.0
             accuracies = [e.validation_accuracy for e in history]
             for x, y in shuffled_batches(part, steps, generator=generator):
-                loss = _finite(float(descend(optimizer, logits, x, y)))
+                loss = finite_loss(float(descend(optimizer, logits, x, y)))
                 show(accuracies, loss, 1)
                 total += loss * len(x)
             learner.eval()
@@ -116,42 +118,63 @@ def fit(
     return Fitted(module=learner, best_epoch=_best(history).epoch, history=tuple(history))
 
 
-def _check_options(*, epochs: int, batch_size: int, learning_rate: float, validation: float) -> None:
-    if epochs < 1 or batch_size < 1:
-        raise ValueError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
+def check_options(learning_rate: float, **counts: int | None) -> None:
+    """Raise a ValueError if the learning rate is not positive or a count is below 1; None is the default count."""
+    if wrong := [f"{name} {value}" for name, value in counts.items() if value is not None and value < 1]:
+        raise ValueError(f"{', '.join(counts)} must be at least 1, got {', '.join(wrong)}")
     if not 0 < learning_rate < math.inf:
         raise ValueError(f"learning_rate must be positive, got {learning_rate}")
-    if not 0 < validation < 1:
-        raise ValueError(f"validation must be a share between 0 and 1, got {validation}; 0.1 holds back a tenth")
 
 
 def validation_split(train: Samples, share: float) -> tuple[Samples, Samples]:
-    """What to learn from and what to choose the epoch on, dealt by id."""
+    """The training part and the validation part, chosen by id."""
     parts = train.split(training=1 - share, validation=share)
     for role, samples in parts.items():
         if len(samples) == 0:
             raise ValueError(
-                f"the {role} part is empty: {len(train)} inputs were dealt at validation={share}; "
+                f"the {role} part is empty: {len(train)} inputs were split with validation={share}; "
                 "give more inputs or a share nearer to a half"
             )
     return parts["training"], parts["validation"]
 
 
 def shuffled_batches(part: Samples, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every row once, in batches of even size, so that batch norm never meets a last batch of one row."""
+    """Every row once, in batches of even size, so that batch norm never sees a last batch of one row."""
     order = torch.randperm(len(part), generator=generator, device=generator.device).to(part.x.device)
     for rows in order.tensor_split(steps):
         yield part.x[rows], part.labels[rows]
 
 
 def descend(optimizer: torch.optim.Optimizer, logits: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """One step down the loss of one batch; its loss before the step."""
+    """Take one step on the cross entropy of a batch; returns the loss before the step."""
     z = logits(x)
     loss = cross_entropy(z, y.to(z.device))
+    step(optimizer, loss)
+    return loss.detach()
+
+
+def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Take one optimiser step on a loss."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return loss.detach()
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Adam with a learning rate that rises and falls once; call it with each loss."""
+
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+
+    @staticmethod
+    def of(weights: Iterable[Tensor], learning_rate: float, *, steps: int) -> OneCycle:
+        optimizer = torch.optim.Adam(weights, lr=learning_rate, fused=True)
+        return OneCycle(optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps))
+
+    def __call__(self, loss: Tensor) -> None:
+        step(self.optimizer, loss)
+        self.schedule.step()
 
 
 def _validation(logits: Callable[[Tensor], Tensor], held: Samples, batch_size: int) -> dict[str, float]:
@@ -159,25 +182,26 @@ def _validation(logits: Callable[[Tensor], Tensor], held: Samples, batch_size: i
         z = torch.cat([logits(x) for x in held.x.split(batch_size)])
         y = held.labels.to(z.device)
         loss, accuracy = float(cross_entropy(z, y)), float((z.argmax(1) == y).double().mean())
-    return {"validation_loss": _finite(loss), "validation_accuracy": accuracy}
+    return {"validation_loss": finite_loss(loss), "validation_accuracy": accuracy}
 
 
-def _finite(loss: float) -> float:
+def finite_loss(loss: float) -> float:
+    """The loss; raises a ValueError if training diverged."""
     if not math.isfinite(loss):
         raise ValueError(f"training was stopped because the loss became {loss}; try a lower learning_rate")
     return loss
 
 
 def _best(history: Sequence[Epoch]) -> Epoch:
-    """The first epoch that no other beats on validation."""
+    """The first epoch with the best validation scores."""
     return max(history, key=lambda e: (e.validation_accuracy, -e.validation_loss))
 
 
 @contextmanager
 def training_bar(shown: bool, *, epochs: int, steps: int) -> Iterator[Callable[[Sequence[float], float, int], None]]:
-    """A progress bar on the terminal's error stream, and the function that moves it.
+    """A progress bar on stderr; yields the function that updates it.
 
-    That function takes the validation accuracy of each epoch so far, the latest loss, and how many steps were made.
+    That function takes the validation accuracy of each epoch so far, the latest loss, and the number of new steps.
     """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
@@ -190,3 +214,9 @@ def training_bar(shown: bool, *, epochs: int, steps: int) -> Iterator[Callable[[
             bar.update(task, advance=steps, description=text)
 
         yield show
+
+
+def epochs_with_bar(epochs: int, progress: bool, *, what: str) -> Iterator[int]:
+    """The numbers of the epochs, with a progress bar on stderr if it is a terminal."""
+    console = Console(stderr=True)
+    yield from track(range(epochs), description=what, console=console, disable=not (progress and console.is_terminal))

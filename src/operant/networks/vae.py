@@ -1,4 +1,4 @@
-"""A small variational autoencoder: what inputs look like, in a few numbers each."""
+"""A small variational autoencoder: codes each input as a few numbers."""
 
 from __future__ import annotations
 
@@ -7,42 +7,40 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from operant.data import Samples
-from operant.model import MIN_ROWS
-from operant.networks.training import validation_split
+from operant.model import MIN_ROWS, slack_of
+from operant.networks.training import OneCycle, check_options, epochs_with_bar, finite_loss, validation_split
 from operant.rng import global_streams, normal_like
 
 ROWS = 1024  # computed at once
-FEWEST = 20  # inputs to learn from
-SEEN = 150_000  # rows that training sees in all, unless told otherwise: 30 epochs of 5000
-EPOCHS = (5, 30)  # but at least and at most this many times over the data
+MIN_INPUTS = 20  # needed for training
+DEFAULT_ROWS = 150_000  # rows of all epochs together, if the number of epochs is not given: 30 epochs of 5000
+DEFAULT_EPOCHS = (5, 30)  # minimum and maximum, if the number of epochs is not given
 VALIDATION = 0.1  # share of the inputs that the best epoch is chosen on
 LOG_STD = (-10.0, 5.0)  # range of the logarithm of a code's standard deviation
-NOISE = 1e-6  # variance that a value's noise never falls below, in units of `scale`
+NOISE = 1e-6  # minimum variance of the noise of a value, in units of `scale`
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VAE:
-    """Two small networks that learned to pass inputs through ``latent`` numbers; made by `fit_vae`.
+    """An encoder to ``latent`` numbers and a decoder from them; made by `fit_vae`.
 
         encode:  z ~ N(mean(x), std(x)²)        decode:  x ≈ decode(z)        (1)
 
-    Both have one hidden layer and see an input as one flat vector (x - centre) / scale, whatever its shape. Write it
-    with `operant.results.save(vae, path)` and read it with `load(path, VAE)`: every number comes back as it was.
+    Both have one hidden layer and work on flat vectors (x - centre) / scale. `operant.results.save(vae, path)` and
+    `load(path, VAE)` store it without loss.
 
     Args:
         shape: of one input.
-        bounds: smallest and largest value of an input. Where both are finite no reconstruction leaves them.
-        centre, scale: ``(D,)``, the lower bound and the width of the bounds; where a bound is infinite, mean and
-            standard deviation of each value.
-        encoder, decoder: weight and bias of the hidden layer, then of the last.
-        history: validation loss (negative evidence bound, up to a constant) after each epoch; the weights are of the
-            lowest.
+        bounds: smallest and largest value of an input. If both are finite, reconstructions stay within them.
+        centre, scale: ``(D,)``, the lower bound and the width of the bounds; if a bound is infinite, mean and standard
+            deviation of each value.
+        encoder, decoder: weight and bias of the hidden layer, then of the last layer.
+        history: validation loss (negative evidence bound, up to a constant) after each epoch; the weights are those of
+            the lowest.
 
     References:
         | Auto-Encoding Variational Bayes (Kingma and Welling, 2014)
@@ -59,11 +57,11 @@ class VAE:
 
     @property
     def latent(self) -> int:
-        """How many numbers code an input."""
+        """Numbers per code."""
         return self.decoder[0].shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The mean code of each input, ``(N, latent)``: this is an encoder like any other."""
+        """The mean code of each input, ``(N, latent)``, so that a VAE can be used as an encoder."""
         return self.encode(x)[0]
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +83,7 @@ class VAE:
         return self.decode(self.encode(x)[0])
 
     def residual(self, x: Tensor) -> Tensor:
-        """What of each input the reconstruction misses, ``(N, D)``, in units of ``scale``; differentiable in ``x``."""
+        """Input minus reconstruction, ``(N, D)``, in units of ``scale``; differentiable in ``x``."""
         self.check(x)
         return in_chunks(lambda part: self._residual(self.flat(part)), x)
 
@@ -95,13 +93,13 @@ class VAE:
         return in_chunks(lambda part: self._residual(self.flat(part)).square().mean(1), x)
 
     def check(self, x: Tensor) -> None:
-        """Refuse inputs of another shape, NaN, and values outside `bounds`."""
+        """Raise a ValueError on another shape, NaN, or values outside `bounds`."""
         if x.ndim < 2 or tuple(x.shape[1:]) != self.shape:
             raise ValueError(f"inputs must have shape (N, {', '.join(map(str, self.shape))}), got {tuple(x.shape)}")
         _check_values(x, self.bounds)
 
     def flat(self, x: Tensor) -> Tensor:
-        """Inputs as vectors ``(N, D)`` in units of ``scale``, as the networks see them."""
+        """Inputs as vectors ``(N, D)`` in units of ``scale``, as the networks take them."""
         return (x.flatten(1).to(self.centre) - self.centre) / self.scale
 
     # On flat inputs in units of scale
@@ -130,51 +128,47 @@ def fit_vae(
     generator: torch.Generator,
     progress: bool = True,
 ) -> VAE:
-    """Learn to pass inputs through a few numbers, by raising the evidence bound on the inputs' likelihood.
+    """Train a VAE by maximising the evidence bound on the likelihood of the inputs.
 
         loss = D/2 · log(mean squared error of decode(z) in the batch) + KL(N(mean, std²) ‖ N(0, 1))        (1)
 
     with z drawn from the code of each input. The first term is the Gaussian likelihood of D values under the noise that
-    fits the batch best, so that nobody has to choose how reconstruction weighs against the codes. The learning rate
-    rises and falls once (one cycle); the weights of the epoch with the lowest loss on held-back inputs are kept.
+    fits the batch best, so that reconstruction and codes need no relative weight. The learning rate rises and falls
+    once (one cycle); the weights of the epoch with the lowest validation loss are kept.
 
     Args:
-        field: at least 20 inputs of any shape, flat vectors or small images; labels are not looked at. A tenth is held
-            back for validation, dealt by id.
-        latent: numbers in a code; never more than an input has values.
-        width: of the hidden layers.
-        epochs: passes over the data; unless given, 30, or fewer for more than 5000 inputs, but at least 5.
+        field: at least 20 inputs of any shape, flat vectors or small images; labels are not used. A tenth, chosen by
+            id, is held back for validation.
+        latent: numbers per code; at most the number of values of an input.
+        width: units of the hidden layers.
+        epochs: passes over the data (default: 30, or fewer for more than 5000 inputs, but at least 5).
         batch_size, learning_rate: of Adam.
         bounds: smallest and largest value of an input; ``(-math.inf, math.inf)`` for features of any scale.
-        generator: draws first weights, batches and codes; the same one gives the same weights, bit for bit.
-        progress: show a bar where there is a terminal to show it on.
+        generator: draws initial weights, batches and codes; the same one gives bit-identical weights.
+        progress: show a progress bar on a terminal.
 
     References:
         | Auto-Encoding Variational Bayes (Kingma and Welling, 2014), https://arxiv.org/abs/1312.6114
         | Simple and Effective VAE Training with Calibrated Decoders (Rybkin et al., 2021), for the noise
         | https://arxiv.org/abs/2006.13202
     """
-    _check_options(latent=latent, width=width, epochs=epochs, batch_size=batch_size, learning_rate=learning_rate)
-    check_field(field, bounds, at_least=FEWEST)
+    check_options(learning_rate, latent=latent, width=width, epochs=epochs, batch_size=batch_size)
+    check_field(field, bounds, at_least=MIN_INPUTS)
     part, held = validation_split(field, VALIDATION)
-    epochs = min(EPOCHS[1], max(EPOCHS[0], SEEN // len(part))) if epochs is None else epochs
+    least, most = DEFAULT_EPOCHS
+    epochs = min(most, max(least, DEFAULT_ROWS // len(part))) if epochs is None else epochs
     with global_streams(generator):
         vae = _untrained(part.x, latent=latent, width=width, bounds=bounds)
     weights = [w.requires_grad_() for w in (*vae.encoder, *vae.decoder)]
     steps = math.ceil(len(part) / batch_size)
-    optimizer = torch.optim.Adam(weights, lr=learning_rate, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=epochs * steps)
+    descend = OneCycle.of(weights, learning_rate, steps=epochs * steps)
     check = _flat_with_noise(vae, held.x, generator=generator)
     best, history = vae, list[float]()
-    for _ in _shown(epochs, progress):
+    for _ in epochs_with_bar(epochs, progress, what="training the VAE"):
         for v, noise in _batches(vae, part.x, steps, generator=generator):
-            loss = _loss(vae, v, noise)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
+            descend(_loss(vae, v, noise))
         with torch.no_grad():
-            history.append(_finite_loss(float(_loss(vae, *check))))
+            history.append(finite_loss(float(_loss(vae, *check))))
         if history[-1] == min(history):
             best = _copied(vae)
     return replace(best, history=tuple(history))
@@ -195,19 +189,19 @@ def _untrained(x: Tensor, *, latent: int, width: int, bounds: tuple[float, float
         centre, scale = torch.full((size,), bounds[0]), torch.full((size,), bounds[1] - bounds[0])
     else:
         std, centre = torch.std_mean(flat, 0)
-        scale = torch.where(std > 0, std, 1.0)  # a value that never varies is left as it is
+        scale = torch.where(std > 0, std, 1.0)  # constant values are not scaled
     return VAE(
         shape=tuple(x.shape[1:]),
         bounds=(float(bounds[0]), float(bounds[1])),
         centre=centre.to(flat.device, torch.float32),
         scale=scale.to(flat.device, torch.float32),
-        encoder=_first_weights(size, width, 2 * latent, flat.device),
-        decoder=_first_weights(latent, width, size, flat.device),
+        encoder=_initial_weights(size, width, 2 * latent, flat.device),
+        decoder=_initial_weights(latent, width, size, flat.device),
         history=(),
     )
 
 
-def _first_weights(inward: int, width: int, outward: int, device: torch.device) -> tuple[Tensor, ...]:
+def _initial_weights(inward: int, width: int, outward: int, device: torch.device) -> tuple[Tensor, ...]:
     layers = nn.Linear(inward, width, dtype=torch.float32), nn.Linear(width, outward, dtype=torch.float32)
     return tuple(w.detach().to(device) for layer in layers for w in (layer.weight, layer.bias))
 
@@ -228,20 +222,14 @@ def _flat_with_noise(vae: VAE, x: Tensor, *, generator: torch.Generator) -> tupl
 
 
 def _batches(vae: VAE, x: Tensor, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every row once, in batches of even size, with the noise for its code."""
+    """Every row once, in batches of even size, with noise for its code."""
     order = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
     for rows in order.tensor_split(steps):
         yield _flat_with_noise(vae, x[rows], generator=generator)
 
 
-def _shown(epochs: int, progress: bool) -> Iterator[int]:
-    console = Console(stderr=True)
-    shown = progress and console.is_terminal
-    yield from track(range(epochs), description="training the VAE", console=console, disable=not shown)
-
-
 def in_chunks(f: Callable[[Tensor], Tensor], x: Tensor, *, rows: int = ROWS) -> Tensor:
-    """``f`` of ``rows`` rows at a time, joined; fewer than 16 rows are padded, since they would round differently."""
+    """``f`` applied to ``rows`` rows at a time; fewer than 16 rows are padded, since they would round differently."""
     parts = []
     for part in x.split(rows):
         n = len(part)
@@ -255,22 +243,8 @@ def _finite(bounds: tuple[float, float]) -> bool:
     return math.isfinite(bounds[0]) and math.isfinite(bounds[1])
 
 
-def _finite_loss(loss: float) -> float:
-    if not math.isfinite(loss):
-        raise ValueError(f"training was stopped because the loss became {loss}; try a lower learning_rate")
-    return loss
-
-
-def _check_options(*, latent: int, width: int, epochs: int | None, batch_size: int, learning_rate: float) -> None:
-    counts = {"latent": latent, "width": width, "epochs": 1 if epochs is None else epochs, "batch_size": batch_size}
-    if wrong := [f"{name} {value}" for name, value in counts.items() if value < 1]:
-        raise ValueError(f"{', '.join(counts)} must be at least 1, got {', '.join(wrong)}")
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
-
-
 def check_field(field: Samples, bounds: tuple[float, float], *, at_least: int) -> None:
-    """Refuse data that nothing can be learned from: too few, NaN, out of bounds, all equal."""
+    """Raise a ValueError if inputs are too few, NaN, out of bounds or all equal."""
     if not bounds[0] < bounds[1]:
         raise ValueError(f"bounds must be (low, high) with low < high, got {bounds}")
     if len(field) < at_least:
@@ -286,7 +260,7 @@ def _check_values(x: Tensor, bounds: tuple[float, float]) -> None:
     if bad := int((~x.detach().isfinite()).flatten(1).any(1).sum()):
         raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(x)} rows; remove them")
     low, high = (float(v) for v in torch.aminmax(x.detach()))
-    slack = 1e-6 * (bounds[1] - bounds[0]) if _finite(bounds) else 0.0
+    slack = slack_of(bounds)
     if low < bounds[0] - slack or high > bounds[1] + slack:
         raise ValueError(
             f"inputs must lie within bounds {bounds}, got values from {low:.4g} to {high:.4g}; rescale them, or give "

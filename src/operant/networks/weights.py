@@ -1,4 +1,4 @@
-"""Weights on disk, as safetensors."""
+"""Save and load weights as safetensors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from operant.results import write_atomically
 
 M = TypeVar("M", bound=nn.Module)
-PICKLED = (".pt", ".pth", ".ckpt")  # as torch.save writes it
+PICKLED = (".pt", ".pth", ".ckpt")  # suffixes of torch.save
 
 
 def save_weights(module: nn.Module, path: str | Path) -> None:
-    """Write every parameter and buffer under its name; a kill at any moment leaves the old file or the new one."""
+    """Write all parameters and buffers by name, atomically."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save({name: v.cpu().contiguous().clone() for name, v in module.state_dict().items()}))
 
 
 def load_weights(module: M, path: str | Path) -> M:
-    """Put the weights of a safetensors file into ``module`` and return it.
+    """Load the weights of a safetensors file into ``module`` and return it.
 
-    Names and shapes must agree, else the file is refused and the module stays as it was; only batch norm's counters of
-    seen batches may be missing.
+    Names and shapes must agree; otherwise a ValueError is raised and the module stays unchanged. Only batch norm's
+    counters may be missing.
     """
     wanted = module.state_dict()
     found = _read(Path(path))
@@ -48,7 +48,7 @@ def load_weights(module: M, path: str | Path) -> M:
 
 
 def conversion(path: str | Path) -> str:
-    """The Python that turns weights of torch.save into a safetensors file, where ``module`` is the network they are of.
+    """Python code that converts a file of torch.save to safetensors; ``module`` is the network of the weights.
 
     >>> print(conversion("net.pt"))
     from operant.networks import save_weights
@@ -65,15 +65,15 @@ def conversion(path: str | Path) -> str:
 
 def _read(path: Path) -> dict[str, Tensor]:
     content = path.read_bytes()
-    if path.suffix in PICKLED or b"/data.pkl" in content[:256]:  # which torch.save writes first
+    if path.suffix in PICKLED or b"/data.pkl" in content[:256]:  # the first entry of torch.save's archive
         raise ValueError(
-            f"{path} is a file of torch.save, which may run code when it is read; weights are safetensors. Convert it, "
-            f"once, and name the new file: {conversion(path.name).replace(chr(10), '; ')}"
+            f"{path} is a file of torch.save, which may run code when it is read. Convert it to safetensors once, "
+            f"and give the new file: {conversion(path.name).replace(chr(10), '; ')}"
         )
     try:
         tensors: dict[str, Tensor] = load(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file ({error}); get or save it again") from None
+        raise ValueError(f"{path} is not a readable safetensors file ({error}); download or save it again") from None
     return tensors
 
 

@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from operant import results
-from operant.checks import Check, Refused
+from operant.checks import Check, InvalidCheck
 from operant.formatting import at_most, percent
 from operant.report.junit import clean
 from operant.report.markdown import plain
@@ -26,31 +26,31 @@ class Checks:
 
     Attributes:
         checks: those with a result.
-        refused: those that could not be run.
+        invalid: those that could not be run.
     """
 
     checks: tuple[Check, ...]
-    refused: tuple[Refused, ...] = ()
+    invalid: tuple[InvalidCheck, ...] = ()
 
     @property
     def status(self) -> str:
         """``met`` if all are, ``not met`` if one is not; otherwise, or without any check, ``not shown``."""
-        found = {check.status for check in self.checks} | {"not shown" for _ in self.refused}
+        found = {check.status for check in self.checks} | {"not shown" for _ in self.invalid}
         return "met" if found == {"met"} else "not met" if "not met" in found else "not shown"
 
     @property
     def verdict(self) -> str:
-        asked = len(self.checks) + len(self.refused)
+        asked = len(self.checks) + len(self.invalid)
         if not asked:
             return "No test checked the reliability of a model."
         not_shown = asked - sum(check.met for check in self.checks)
         if not not_shown:
             return f"All requirements on models are shown to hold: {asked} of {asked}."
-        refused = f"; {len(self.refused)} could not be checked" if self.refused else ""
-        return f"{not_shown} of {asked} requirements on models are not shown to hold{refused}."
+        invalid = f"; {len(self.invalid)} could not be checked" if self.invalid else ""
+        return f"{not_shown} of {asked} requirements on models are not shown to hold{invalid}."
 
 
-def write_checks(found: Sequence[Check | Refused], folder: str | Path) -> Path:
+def write_checks(found: Sequence[Check | InvalidCheck], folder: str | Path) -> Path:
     """Write ``report.html``, ``report.json``, ``report.xml`` (JUnit) and ``report.md``; returns the page.
 
     Args:
@@ -59,7 +59,7 @@ def write_checks(found: Sequence[Check | Refused], folder: str | Path) -> Path:
     """
     session = Checks(
         checks=tuple(check for check in found if isinstance(check, Check)),
-        refused=tuple(check for check in found if isinstance(check, Refused)),
+        invalid=tuple(check for check in found if isinstance(check, InvalidCheck)),
     )
     page = Path(folder) / "report.html"
     results.save(session, page.with_suffix(".json"))
@@ -86,11 +86,11 @@ def _markdown(session: Checks) -> str:
         f"**{at_most(c.upper)}** | {percent(c.required)} |"
         for c in session.checks
     ]
-    rows += [f"| {plain(r.test)} | {SIGN['not shown']} could not be checked | | | | |" for r in session.refused]
+    rows += [f"| {plain(r.test)} | {SIGN['not shown']} could not be checked | | | | |" for r in session.invalid]
     if not rows:
         return f"{head}\n"
     missing = [f"- {plain(f'{c.test}: {c.advice}')}" for c in session.checks if not c.met]
-    missing += [f"- {plain(f'{r.test}: {r.why}')}" for r in session.refused]
+    missing += [f"- {plain(f'{r.test}: {r.reason}')}" for r in session.invalid]
     table = ["| test | | wrong | estimate | bound | required |", "|---|---|---:|---:|---:|---:|", *rows]
     return "\n".join([head, "", *table, *([""] if missing else []), *missing]) + "\n"
 
@@ -98,7 +98,7 @@ def _markdown(session: Checks) -> str:
 def _junit(session: Checks) -> bytes:
     """One test case per check; ``not shown`` fails like ``not met``, as it does in the session."""
     outcomes = [(c.test, "system-out" if c.met else "failure", str(c)) for c in session.checks]
-    outcomes += [(r.test, "error", r.why) for r in session.refused]
+    outcomes += [(r.test, "error", r.reason) for r in session.invalid]
     root = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(root, "testsuite", name="operant checks", tests=str(len(outcomes)), skipped="0")
     for name, outcome in (("failures", "failure"), ("errors", "error")):

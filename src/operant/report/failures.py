@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from operant.report.gallery import LARGEST_CHANGES, _factor, _pictures
-from operant.suite import Pool, Suite
+from operant.suite import SeedPool, Suite
 from operant.suite.drawing import is_picture
-from operant.suite.shards import Rows
+from operant.suite.shards import LazyRows
 
 LIMIT = 1000  # maximum number of failures shown
 MAX_CHARACTERS = 6_000_000  # of all images together
@@ -158,10 +158,10 @@ def _shrunk(suite: Suite) -> Suite:
     scale = MAX_SIDE / max(height, width)
     size = (max(1, round(scale * height)), max(1, round(scale * width)))
 
-    def smaller(x: Tensor) -> Rows:
-        return Rows([interpolate(x.float(), size=size, mode="area")])
+    def smaller(x: Tensor) -> LazyRows:
+        return LazyRows([interpolate(x.float(), size=size, mode="area")])
 
-    pool = Pool(smaller(suite.pool.rows.all()), suite.pool.label, suite.pool.ids)
+    pool = SeedPool(smaller(suite.pool.rows.all()), suite.pool.label, suite.pool.ids)
     return replace(suite, rows=smaller(suite.x), pool=pool)
 
 

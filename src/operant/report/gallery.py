@@ -18,7 +18,7 @@ from torch import Tensor
 
 from operant.results import write_atomically
 from operant.suite import Suite
-from operant.suite.drawing import CLIPPED, FACTORS, SMALL, Pixels, Values, colours, is_picture, shades
+from operant.suite.drawing import CLIPPED, FACTORS, MAX_SMALL, Pixels, Values, colours, is_picture, shades
 
 LARGEST_CHANGES = 5  # values shown of a case that is not an image
 
@@ -86,7 +86,7 @@ def write_gallery(
         _group(suite[suite.method == method], (about or {}).get(method, ""), names, bounds, limit) for method in methods
     ]
     channels = shape[0] if len(shape) == 3 else 0
-    page = _template().render(title=title, intro=intro, groups=groups, channels=channels, small=max(shape) <= SMALL)
+    page = _template().render(title=title, intro=intro, groups=groups, channels=channels, small=max(shape) <= MAX_SMALL)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page.encode())

@@ -281,7 +281,7 @@ def _suites(places: list[Path], findings: Findings) -> Iterator[Suite]:
         except ValueError as error:
             findings.append(("folder", _damaged(str(error))))
             continue
-        findings.extend(("folder", _damaged(sentence)) for sentence in suite.refused)
+        findings.extend(("folder", _damaged(sentence)) for sentence in suite.rejected)
         yield suite
 
 

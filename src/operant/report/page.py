@@ -18,7 +18,7 @@ from operant.campaign.records import Decision, describe_shares
 from operant.formatting import at_most, duration, percent
 from operant.report import charts
 from operant.report.evidence import Evidence, describe_labels
-from operant.suite.drawing import SMALL, is_picture
+from operant.suite.drawing import MAX_SMALL, is_picture
 
 PAGE_SIZE = 48  # failures on the page at first, and per click on "more"; page.js uses it too
 CHART_FUNCTIONS = {
@@ -47,7 +47,7 @@ def render_page(evidence: Evidence, observers: Sequence[Observer] = OBSERVERS) -
         page_size=PAGE_SIZE,
         place=shlex.quote(evidence.folder or evidence.name),
         steps=STEPS,
-        small=max(evidence.gallery.shape, default=0) <= SMALL,
+        small=max(evidence.gallery.shape, default=0) <= MAX_SMALL,
         **_choices(evidence),
     )
 

@@ -18,7 +18,7 @@ from operant.model.hashing import described, tensors_of
 from operant.results import write_atomically
 from operant.retrain.retrainer import FinetuneEpoch
 from operant.retrain.training import TrainableModel, TrainingOptions
-from operant.rng import put_streams, streams_now
+from operant.rng import restore_streams, stream_states
 from operant.suite.shards import digest
 
 KIND = "operant retraining, format 1"
@@ -71,7 +71,7 @@ class Checkpoint:
             tensors |= _prefixed("average", tensors_of(self.average))
         if kept is not None:
             tensors |= _prefixed("kept", tensors_of(kept.unwrap()))
-        tensors |= _prefixed("streams", {"generator": self.generator.get_state(), **streams_now()})
+        tensors |= _prefixed("streams", {"generator": self.generator.get_state(), **stream_states()})
         state = json.dumps({"identity": self._identity, "history": [asdict(e) for e in self.history]})
         apart = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
         metadata = {"kind": KIND, "state": state, "digest": _digest(apart, state)}
@@ -82,7 +82,7 @@ class Checkpoint:
         """Restore the generator and the global random streams after the last finished epoch."""
         if self._streams:
             self.generator.set_state(self._streams["generator"])
-            put_streams(self._streams)
+            restore_streams(self._streams)
 
     def _resume(self, path: Path) -> None:
         tensors, state = _read(path)

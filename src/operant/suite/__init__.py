@@ -1,5 +1,5 @@
-"""Suites: cases as columns, in memory and in folders of shards, with what people said about them."""
+"""Suites of generated cases, in memory and on disk, with the verdicts that people gave on them."""
 
-from operant.suite.suite import ROWS_PER_SHARD, Pool, Suite, add_columns, open_with_known_cases
+from operant.suite.suite import ROWS_PER_SHARD, SeedPool, Suite, add_columns, open_with_index
 
-__all__ = ["ROWS_PER_SHARD", "Pool", "Suite", "add_columns", "open_with_known_cases"]
+__all__ = ["ROWS_PER_SHARD", "SeedPool", "Suite", "add_columns", "open_with_index"]

@@ -1,4 +1,4 @@
-"""Cases as pictures and as values, one row at a time; and the pixels that galleries and reports draw with, too."""
+"""Draw cases as pictures or list their values; shared by galleries, reports and triage."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from operant.suite.suite import Suite
 
-FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # by which differences may be multiplied
-CLIPPED = 0.05  # share of the pixels whose change may be too large to be told apart
+FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # amplification of differences
+CLIPPED = 0.05  # largest share of pixels whose amplified difference may be clipped
 UNCHANGED, DARKER, BRIGHTER = np.array([[235, 235, 235], [33, 102, 172], [178, 24, 43]], dtype=np.float64)
-SMALL = 64  # pictures up to this size are enlarged pixel by pixel
-WHATS = ("seed", "case", "difference")
-LOOKED_AT = 256  # rows that tell the range of values where nobody does
-CHANGES = 12  # values told of a case that is no picture
+MAX_SMALL = 64  # pictures up to this side length are enlarged pixel by pixel
+ROW_VIEWS = ("seed", "case", "difference")
+MAX_RANGE_ROWS = 256  # rows from which a missing value range is estimated
+MAX_CHANGES = 12  # changed values listed for a case that is not a picture
 
 Values = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.uint8]
@@ -31,13 +31,13 @@ def is_picture(shape: Sequence[int]) -> bool:
 
 
 def shades(unit: Values) -> Pixels:
-    """Values in 0..1 as pixels."""
+    """Values in 0..1 as 8-bit pixels."""
     pixels: Pixels = np.rint(255 * unit.clip(0, 1)).astype(np.uint8)
     return pixels
 
 
 def colours(change: Values) -> Pixels:
-    """Changes in -1..1: of one channel from blue over grey to red, of three as colours around a middle grey."""
+    """Changes in -1..1 as pixels: one channel from blue over grey to red, three channels as colours around grey."""
     change = change.clip(-1, 1)
     if change.shape[-1] == 3:
         return shades((1 + change) / 2)
@@ -47,7 +47,7 @@ def colours(change: Values) -> Pixels:
 
 
 def range_of(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, float]:
-    """The bounds given; or from 0 to 1 if the values of some cases lie there; or their smallest and largest value."""
+    """The given bounds; else, from a sample of cases, 0 to 1 if it lies there, or its smallest and largest value."""
     if bounds is not None:
         if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1]) and bounds[0] < bounds[1]):
             raise ValueError(f"bounds must be two finite numbers, the smaller first, got {bounds}")
@@ -55,19 +55,19 @@ def range_of(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, f
     n = len(suite)
     if n == 0:
         return (0.0, 1.0)
-    some = suite.rows.take(torch.linspace(0, n - 1, min(n, LOOKED_AT)).long()).double().nan_to_num(0)
+    some = suite.rows.take(torch.linspace(0, n - 1, min(n, MAX_RANGE_ROWS)).long()).double().nan_to_num(0)
     low, high = float(some.min()), float(some.max())
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, max(high, low + 1e-6))
 
 
 def pair_of(suite: Suite, row: int) -> tuple[Tensor, Tensor]:
-    """The seed and the case of a row; only these are read."""
+    """The seed and the case of one row; reads nothing else."""
     at = torch.tensor([row])
     return suite.pool.take(suite.seed[at])[0], suite.rows.take(at)[0]
 
 
 def unit(x: Tensor, bounds: tuple[float, float]) -> Values:
-    """An input brought from bounds to 0..1, channels last; what lies beyond is drawn as the nearest that does not."""
+    """An input rescaled from bounds to 0..1, channels last."""
     low, high = bounds
     values: Values = ((x.double().nan_to_num(0) - low) / (high - low)).movedim(0, -1).numpy()
     return values
@@ -89,14 +89,14 @@ def png(pixels: Pixels) -> bytes:
 
 
 def factor_of(seed: Tensor, case: Tensor, bounds: tuple[float, float]) -> int:
-    """The largest factor with which nearly all of a difference can still be shown."""
+    """The largest factor that amplifies a difference without clipping more than a few pixels."""
     change = 0.99 * float(np.quantile(np.abs(unit(case, bounds) - unit(seed, bounds)), 1 - CLIPPED))
     return max((factor for factor in FACTORS if factor * change <= 1), default=1)
 
 
 def changes_of(seed: Tensor, case: Tensor) -> list[tuple[str, str, str]]:
-    """The values that changed most, largest change first: which, in the seed, in the case."""
+    """The values that changed most as (name, in the seed, in the case), largest change first."""
     before, after = seed.flatten().double(), case.flatten().double()
-    places = (after - before).abs().nan_to_num(math.inf).topk(min(CHANGES, len(before))).indices.tolist()
-    told = [(f"value {i}", f"{float(before[i]):.4g}", f"{float(after[i]):.4g}") for i in places]
-    return [(name, a, b) for name, a, b in told if a != b]
+    places = (after - before).abs().nan_to_num(math.inf).topk(min(MAX_CHANGES, len(before))).indices.tolist()
+    changes = [(f"value {i}", f"{float(before[i]):.4g}", f"{float(after[i]):.4g}") for i in places]
+    return [(name, a, b) for name, a, b in changes if a != b]

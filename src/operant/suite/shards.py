@@ -1,4 +1,4 @@
-"""The files of a suite: safetensors with a checksum, mapped into memory, so that rows are read when they are needed."""
+"""The files of a suite: safetensors with a checksum, memory-mapped, so that rows are read only when needed."""
 
 import hashlib
 import json
@@ -22,12 +22,12 @@ Strings = npt.NDArray[np.str_]
 Column = Tensor | Strings
 
 
-class Rows:
-    """Inputs that may still be on disk: `take` reads only what is asked for.
+class LazyRows:
+    """Inputs that may still be on disk; `take` reads only the rows it returns.
 
     Args:
         parts: tensors that share one row shape.
-        chosen: which rows, numbered through all parts laid end to end, and in which order; None for all as they are.
+        chosen: numbers of the selected rows in the concatenation of all parts, in order; None for all rows.
     """
 
     def __init__(self, parts: Sequence[Tensor], chosen: Tensor | None = None) -> None:
@@ -43,7 +43,7 @@ class Rows:
         return self.parts[0].shape[1:]
 
     def all(self) -> Tensor:
-        """Every row; read once, then kept."""
+        """All rows; read once, then kept in memory."""
         if self.chosen is not None or len(self.parts) > 1:
             self.parts, self.chosen = (self.take(torch.arange(len(self))),), None
         return self.parts[0]
@@ -59,35 +59,35 @@ class Rows:
                 out[here] = values[rows[here] - start].to(dtype)
         return out
 
-    def choose(self, rows: Tensor) -> "Rows":
-        """The rows with these numbers, without reading any; parts that give none are let go."""
+    def choose(self, rows: Tensor) -> "LazyRows":
+        """The rows with these numbers, without reading them; unused parts are dropped."""
         rows, part, starts = self._find(rows)
         used = part.unique() if len(rows) else torch.tensor([0])
         parts = [self.parts[i] for i in used.tolist()]
         lengths = torch.tensor([len(p) for p in parts])
         shift = torch.zeros_like(starts).scatter(0, used, lengths.cumsum(0) - lengths - starts[used])
-        return Rows(parts, rows + shift[part])
+        return LazyRows(parts, rows + shift[part])
 
     def _find(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows numbered through all parts, the part that holds each, and the number each part starts with."""
+        """Row numbers in the concatenation, the part of each row, and the first row number of each part."""
         rows = rows if self.chosen is None else self.chosen[rows]
         lengths = torch.tensor([len(p) for p in self.parts])
         ends = lengths.cumsum(0)
         return rows, torch.bucketize(rows, ends, right=True), ends - lengths
 
     @staticmethod
-    def join(several: Sequence["Rows"]) -> "Rows":
-        """All rows of all, in order, without reading any."""
+    def join(several: Sequence["LazyRows"]) -> "LazyRows":
+        """All rows of all, in order, without reading them."""
         several = [rows for rows in several if len(rows)] or several[:1]
         parts = [part for rows in several for part in rows.parts]
         if all(rows.chosen is None for rows in several):
-            return Rows(parts)
+            return LazyRows(parts)
         start, chosen = 0, []
         for rows in several:
             held = sum(len(p) for p in rows.parts)
             chosen.append(start + (torch.arange(held) if rows.chosen is None else rows.chosen))
             start += held
-        return Rows(parts, torch.cat(chosen))
+        return LazyRows(parts, torch.cat(chosen))
 
 
 def numbered(folder: Path, word: str) -> dict[int, Path]:
@@ -97,40 +97,42 @@ def numbered(folder: Path, word: str) -> dict[int, Path]:
 
 
 def write_next(folder: Path, word: str, tensors: dict[str, Tensor], words: dict[str, Any]) -> Path:
-    """Write tensors and a few words about them under the next free number; whole or not at all, over no other file."""
+    """Write tensors and their metadata atomically under the next free number; never overwrites a file."""
     text = json.dumps(words, sort_keys=True)
     metadata = {"operant": f"suite {word}", "format": str(FORMAT), "words": text, "digest": digest(tensors, text)}
     apart = {name: values.clone(memory_format=torch.contiguous_format) for name, values in tensors.items()}
-    content = save_tensors(apart, metadata)  # it refuses tensors that share memory
+    content = save_tensors(apart, metadata)  # it rejects tensors that share memory
     while True:
         file = folder / f"{word}-{max(numbered(folder, word), default=-1) + 1:06d}.safetensors"
         try:
             write_atomically(file, content, overwrite=False)
-        except FileExistsError:  # another writer was quicker
+        except FileExistsError:  # another writer took the number
             continue
         return file
 
 
 def read_file(file: Path, word: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The tensors, words and digest that `write_next` wrote; a torn, altered or foreign file is refused by name."""
+    """Tensors, metadata and digest that `write_next` wrote; damaged or foreign files raise a ValueError."""
     try:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{file} is torn or not a safetensors file ({error}); delete it to go on without it") from None
+        raise ValueError(
+            f"{file} is no complete safetensors file ({error}); delete it to continue without it"
+        ) from None
     if metadata.get("operant") != f"suite {word}" or metadata.get("format") != str(FORMAT):
         raise ValueError(f"{file} is not the {word} file of a format-{FORMAT} suite; move it elsewhere")
     text = metadata.get("words", "")
     if digest(tensors, text) != metadata.get("digest"):
         raise ValueError(
-            f"{file} has changed since it was written (its checksum differs); delete it to go on without it"
+            f"{file} has changed since it was written (its checksum differs); delete it to continue without it"
         )
     return tensors, json.loads(text), metadata["digest"]
 
 
 def digest(tensors: dict[str, Tensor], text: str) -> str:
-    """A hash of a text and of names, types, shapes and contents."""
+    """A hash of a text and of the names, types, shapes and contents of tensors."""
     total = hashlib.blake2b(text.encode(), digest_size=16)
     for name, values in sorted(tensors.items()):
         total.update(json.dumps([name, str(values.dtype), list(values.shape)]).encode())
@@ -140,7 +142,7 @@ def digest(tensors: dict[str, Tensor], text: str) -> str:
 
 
 def pack(columns: dict[str, Column]) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """Columns as tensors: strings become numbers into a vocabulary."""
+    """Columns as tensors; strings become indices into a vocabulary."""
     tensors, vocabulary = {}, {}
     for name, values in columns.items():
         if isinstance(values, Tensor):
@@ -153,7 +155,7 @@ def pack(columns: dict[str, Column]) -> tuple[dict[str, Tensor], dict[str, list[
 
 
 def unpack(tensors: dict[str, Tensor], vocabulary: dict[str, list[str]]) -> dict[str, Column]:
-    """The columns that `pack` packed."""
+    """The columns that were given to `pack`."""
     columns: dict[str, Column] = {}
     for key, values in sorted(tensors.items()):
         if key.startswith("column."):

@@ -15,27 +15,38 @@ from torch import Tensor
 
 from operant.data import Samples, row_index
 from operant.results import write_atomically
-from operant.suite.shards import FORMAT, Column, Rows, Strings, digest, numbered, pack, read_file, unpack, write_next
-from operant.suite.verdicts import KnownCases, Part, Reader, columns_of, keys_of, newest
+from operant.suite.shards import (
+    FORMAT,
+    Column,
+    LazyRows,
+    Strings,
+    digest,
+    numbered,
+    pack,
+    read_file,
+    unpack,
+    write_next,
+)
+from operant.suite.verdicts import CaseIndex, Part, VerdictReader, columns_of, key_lookup, newest
 
 ROWS_PER_SHARD = 4096
 ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
-    """The seeds of a suite, each once, in the order of their ids; their inputs may still be on disk."""
+class SeedPool:
+    """The seeds of a suite, each once, sorted by id; their inputs may still be on disk."""
 
-    rows: Rows
+    rows: LazyRows
     label: Tensor
     ids: Tensor
 
     @staticmethod
-    def of(rows: Rows, label: Tensor, ids: Tensor) -> Pool:
-        """Each seed once, as it first came; two different inputs with one id are refused."""
+    def of(rows: LazyRows, label: Tensor, ids: Tensor) -> SeedPool:
+        """The first occurrence of each seed; raises a ValueError if two different inputs have one id."""
         once, inverse = ids.unique(return_inverse=True)
         if torch.equal(once, ids):
-            return Pool(rows, label, ids)
+            return SeedPool(rows, label, ids)
         first = torch.full_like(once, len(ids)).scatter_reduce(0, inverse, torch.arange(len(ids)), "amin")
         again = (first[inverse] != torch.arange(len(ids))).nonzero().flatten()
         for some in again.split(ROWS_PER_SHARD):
@@ -43,46 +54,46 @@ class Pool:
             differ = ~torch.isclose(here, there, rtol=0, atol=0, equal_nan=True).flatten(1).all(1)
             if bool(differ.any()):
                 raise ValueError(f"two different seeds have the id {int(ids[some][differ][0])}; give each its own id")
-        return Pool(rows.choose(first), label[first], once)
+        return SeedPool(rows.choose(first), label[first], once)
 
     def take(self, ids: Tensor) -> Tensor:
-        """The input with each of these ids, row by row."""
+        """The input with each of these ids."""
         return self.rows.take(torch.searchsorted(self.ids, ids))
 
-    def only(self, ids: Tensor) -> Pool:
+    def only(self, ids: Tensor) -> SeedPool:
         """The seeds with these ids."""
         kept = torch.isin(self.ids, ids).nonzero().flatten()
-        return Pool(Rows([self.rows.take(kept)]), self.label[kept], self.ids[kept])
+        return SeedPool(LazyRows([self.rows.take(kept)]), self.label[kept], self.ids[kept])
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Suite:
-    """Generated cases, one a row.
+    """Generated cases, one per row.
 
-    Build one with `Suite.of`; read one with `Suite.open`. A case carries its seed's label and id; each seed's input is
-    kept once. Further columns hold one float or short string a row: ``suite["fol"]``.
+    Build one with `Suite.of`; read one with `Suite.open`. A case has the label and id of its seed; each seed's input is
+    stored once. Further columns hold one float or short string per row: ``suite["fol"]``.
 
     Attributes:
-        label: what the case should be, from its seed.
-        seed: the id of the seed a case came from.
-        prediction: what the model said in the fuzzer's final pass.
-        method: how the case was made.
+        label: true label of the case, from its seed.
+        seed: id of the seed that the case was generated from.
+        prediction: the model's prediction in the fuzzer's final pass.
+        method: how the case was generated.
         columns: further columns by name.
-        attempted: seeds the fuzzer worked on; choosing rows leaves it as it is.
-        skipped: seeds it did not (a targeted attack skips seeds of the target class).
-        refused: damaged files that `open` left out, a sentence each.
+        attempted: number of seeds that the fuzzer tried; selecting rows does not change it.
+        skipped: number of seeds that it did not try (a targeted attack skips seeds of the target class).
+        rejected: one message per damaged file that `open` left out.
     """
 
-    rows: Rows
+    rows: LazyRows
     label: Tensor
     seed: Tensor
     prediction: Tensor
     method: Strings
-    pool: Pool
+    pool: SeedPool
     columns: Mapping[str, Column] = field(default_factory=dict)
     attempted: int = 0
     skipped: int = 0
-    refused: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
 
     @staticmethod
     def of(
@@ -95,16 +106,16 @@ class Suite:
         columns: Mapping[str, Any] | None = None,
         skipped: int = 0,
     ) -> Suite:
-        """A suite from cases and the rows of ``seeds`` they started from.
+        """A suite of cases that were generated from ``seeds``.
 
         Args:
             x: cases ``(N, *shape)``.
             seeds: labelled seeds.
-            origin: for each case, its seed's row in ``seeds``.
-            prediction: the model's answer for each case.
-            method: one word for all cases, or one each.
-            columns: further columns, one value a case.
-            skipped: how many of the seeds were not worked on.
+            origin: row of each case's seed in ``seeds``.
+            prediction: predicted class of each case.
+            method: name of the method, for all cases or one per case.
+            columns: further columns, one value per case.
+            skipped: number of seeds that were not tried.
         """
         n = len(x)
         methods = np.array([method] * n if isinstance(method, str) else method, dtype=np.str_)
@@ -113,16 +124,18 @@ class Suite:
                 f"cases, origins, predictions and methods must match: got {tuple(x.shape)}, {len(origin)}, "
                 f"{len(prediction)} and {len(methods)} for seeds of shape {tuple(seeds.shape)}"
             )
-        origin = _row_numbers(origin.cpu(), len(seeds))
+        if origin.dtype == torch.bool or origin.is_floating_point():
+            raise ValueError(f"origins must be integers, got {origin.dtype}")
+        origin = row_index(origin.cpu(), len(seeds))
         used = origin.unique()
         label, ids = seeds.labels.cpu(), seeds.ids.cpu()
         return Suite(
-            rows=Rows([x.detach().cpu().contiguous()]),
+            rows=LazyRows([x.detach().cpu().contiguous()]),
             label=label[origin],
             seed=ids[origin],
             prediction=prediction.cpu().long(),
             method=methods,
-            pool=Pool.of(Rows([seeds.x.detach().cpu()[used]]), label[used], ids[used]),
+            pool=SeedPool.of(LazyRows([seeds.x.detach().cpu()[used]]), label[used], ids[used]),
             columns=_checked(columns or {}, n),
             attempted=len(seeds) - skipped,
             skipped=skipped,
@@ -137,15 +150,15 @@ class Suite:
         return f"Suite({len(self)} cases from {len(self.pool.ids)} seeds, {failing} failures{columns})"
 
     def __getitem__(self, key: Any) -> Any:
-        """A column by name, or the suite of the rows chosen by slice, mask or positions."""
+        """A column by name, or a suite of the rows given by slice, mask or positions."""
         if isinstance(key, str):
             if key not in self.columns:
                 raise KeyError(f"no column named {key}; this suite has {', '.join(self.columns) or 'none'}")
             return self.columns[key]
-        rows = _row_numbers(row_index(key, len(self)).cpu(), len(self))
+        rows = row_index(key, len(self)).cpu()
         return replace(
             self,
-            rows=Rows([self.rows.take(rows)]),
+            rows=LazyRows([self.rows.take(rows)]),
             label=self.label[rows],
             seed=self.seed[rows],
             prediction=self.prediction[rows],
@@ -156,30 +169,30 @@ class Suite:
 
     @property
     def x(self) -> Tensor:
-        """The cases ``(N, *shape)``; read from disk when first asked for."""
+        """The cases ``(N, *shape)``; read from disk on first access."""
         return self.rows.all()
 
     @property
     def x0(self) -> Tensor:
-        """Each case's seed, row by row."""
+        """The seed of each case, ``(N, *shape)``."""
         return self.pool.take(self.seed)
 
     @property
     def seeds(self) -> Samples:
-        """The seeds, each once, in the order of their ids."""
+        """The seeds, each once, sorted by id."""
         return Samples(self.pool.rows.all(), self.pool.label, self.pool.ids)
 
     def failures(self) -> Suite:
-        """The cases that the model got wrong."""
+        """The cases that the model misclassified."""
         failing: Suite = self[self.prediction != self.label]
         return failing
 
     def operational(self, level: float = 0.05, mass_quantile: float = 0.1) -> Suite:
-        """The operational failures, natural and where use is dense, ranked by mass times naturalness.
+        """The operational failures (natural, and where the field is dense), ranked by mass times naturalness.
 
         Args:
-            level: smallest ``naturalness``, a p-value.
-            mass_quantile: smallest ``quantile``, the share of field inputs that lie where use is no denser.
+            level: minimum ``naturalness``, a p-value.
+            mass_quantile: minimum ``quantile``, the density quantile of a failure among field inputs.
         """
         if not (0 < level < 1 and 0 <= mass_quantile < 1):
             raise ValueError(
@@ -187,8 +200,8 @@ class Suite:
             )
         if missing := [name for name in ("naturalness", "quantile", "mass") if name not in self.columns]:
             raise ValueError(
-                f"operational failures are told by columns that this suite lacks: {', '.join(missing)}; "
-                "OperationalFuzz gives them, or with_columns"
+                f"operational failures need columns that this suite lacks: {', '.join(missing)}; "
+                "OperationalFuzz adds them, or use with_columns"
             )
         failing = self.failures()
         if len(failing) == 0:
@@ -198,64 +211,64 @@ class Suite:
         return ranked
 
     def valid(self) -> Suite:
-        """The cases that people called valid, and nobody invalid: what ``operant triage`` is for."""
+        """The cases that people judged valid with ``operant triage``, without an opposing verdict."""
         if "verdict" not in self.columns:
-            raise ValueError("nobody has judged these cases; `operant triage` opens a page to do so")
+            raise ValueError("nobody has judged these cases; run `operant triage` to judge them")
         valid: Suite = self[self["verdict"] == "valid"]
         return valid
 
     def samples(self) -> Samples:
-        """The cases as labelled inputs, to retrain with."""
+        """The cases as labelled samples, for retraining."""
         return Samples(self.x, self.label)
 
     def distances(self, norm: str) -> Tensor:
-        """How far each case is from its seed, in ``"linf"`` or ``"l2"``."""
+        """Distance of each case from its seed, in the norm ``"linf"`` or ``"l2"``."""
         if norm not in ("linf", "l2"):
             raise ValueError(f'norm must be "linf" or "l2", got {norm!r}')
         difference = (self.x - self.x0).flatten(1)
         return difference.abs().amax(1) if norm == "linf" else difference.norm(dim=1)
 
     def with_columns(self, /, **columns: Any) -> Suite:
-        """The same suite with further columns (a name that exists is replaced)."""
+        """The same suite with further columns; existing names are replaced."""
         return replace(self, columns={**self.columns, **_checked(columns, len(self))})
 
     @staticmethod
     def concat(suites: Sequence[Suite]) -> Suite:
-        """All rows in order. A column some suite lacks is filled there with NaN, or with the empty string.
+        """All rows in order. Columns that some suite lacks are filled with NaN, or with the empty string.
 
-        Suites without rows have no say in which columns there are, unless none has rows.
+        The columns of empty suites are dropped, unless all suites are empty.
         """
         if not suites:
             raise ValueError("nothing to join: concat needs at least one suite")
         if len({s.rows.shape for s in suites}) > 1:
             raise ValueError(f"suites must share one input shape, got {[tuple(s.rows.shape) for s in suites]}")
-        telling = [s for s in suites if len(s)] or suites
-        names = dict.fromkeys(name for s in telling for name in s.columns)
+        filled = [s for s in suites if len(s)] or suites
+        names = dict.fromkeys(name for s in filled for name in s.columns)
         pools = [s.pool for s in suites]
         return Suite(
-            rows=Rows.join([s.rows for s in suites]),
+            rows=LazyRows.join([s.rows for s in suites]),
             label=torch.cat([s.label for s in suites]),
             seed=torch.cat([s.seed for s in suites]),
             prediction=torch.cat([s.prediction for s in suites]),
             method=np.concatenate([s.method for s in suites]),
-            pool=Pool.of(
-                Rows.join([p.rows for p in pools]),
+            pool=SeedPool.of(
+                LazyRows.join([p.rows for p in pools]),
                 torch.cat([p.label for p in pools]),
                 torch.cat([p.ids for p in pools]),
             ),
-            columns={name: _joined(name, telling) for name in names},
+            columns={name: _joined(name, filled) for name in names},
             attempted=sum(s.attempted for s in suites),
             skipped=sum(s.skipped for s in suites),
-            refused=tuple(sentence for s in suites for sentence in s.refused),
+            rejected=tuple(message for s in suites for message in s.rejected),
         )
 
     def digest(self) -> str:
-        """A hash of everything in the suite: equal digests, equal suites, bit for bit."""
+        """A hash of the whole suite: equal digests mean bit-identical suites."""
         tensors, words = self._packed()
         return digest(tensors, json.dumps(words, sort_keys=True))
 
     def save(self, path: str | Path) -> Path:
-        """Write the suite to a new folder, in shards of a few thousand rows."""
+        """Write the suite to a new folder, in shards of at most 4096 rows."""
         path = Path(path)
         if path.exists() and any(path.iterdir()):
             raise ValueError(f"{path} already holds files; choose a new folder, or use append_to")
@@ -265,7 +278,7 @@ class Suite:
         return path
 
     def append_to(self, path: str | Path) -> Path:
-        """Add these rows to a suite on disk as one shard: there whole once this returns, absent before."""
+        """Add these rows to a suite on disk as one shard, atomically."""
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
         shape = list(self.rows.shape)
@@ -277,15 +290,15 @@ class Suite:
 
     @staticmethod
     def open(path: str | Path) -> Suite:
-        """Read a suite; the inputs themselves stay on disk until they are asked for.
+        """Read a suite; the inputs stay on disk until they are accessed.
 
-        A damaged or foreign file is left out with a warning that names it, and stands in `refused`. A suite of which
-        no shard was finished yet is empty. What people said with ``operant triage`` stands in the columns ``verdict``
-        (``"disputed"`` where one says valid and another invalid), ``verdict_by``, ``verdict_at`` and ``tags``.
+        Damaged or foreign files are left out with a warning and listed in `rejected`. A folder without a finished shard
+        gives an empty suite. Verdicts from ``operant triage`` are in the columns ``verdict`` (``"disputed"`` if people
+        disagree), ``verdict_by``, ``verdict_at`` and ``tags``.
         """
         _, suite = _open(Path(path))
-        for sentence in suite.refused:
-            warnings.warn(f"left out: {sentence}", stacklevel=2)
+        for message in suite.rejected:
+            warnings.warn(f"left out: {message}", stacklevel=2)
         return suite
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -297,9 +310,9 @@ class Suite:
 
 
 def add_columns(path: str | Path, /, **columns: Any) -> None:
-    """Give a suite on disk further columns, one value for each row that `Suite.open` shows; the newest wins.
+    """Add columns to a suite on disk, one value per row of `Suite.open`; they replace older columns of the same name.
 
-    They go to one file beside the shards: there whole once this returns, absent before. No file is ever rewritten.
+    They are written atomically to one new file beside the shards. No file is ever rewritten.
     """
     shards, suite = _open(Path(path))
     tensors, vocabulary = pack(_checked(columns, len(suite)))
@@ -307,10 +320,10 @@ def add_columns(path: str | Path, /, **columns: Any) -> None:
     write_next(Path(path), "columns", tensors, {"vocabulary": vocabulary, "shards": covered})
 
 
-def open_with_known_cases(path: str | Path) -> tuple[Suite, KnownCases]:
-    """A suite, and its rows as logs of verdicts know them: for whoever reads such logs, or adds to them."""
+def open_with_index(path: str | Path) -> tuple[Suite, CaseIndex]:
+    """A suite, and the index of its cases that verdict logs are read and written with."""
     shards, suite = _open(Path(path))
-    return suite, _known(shards, suite)
+    return suite, _index(shards, suite)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,66 +338,66 @@ def _open(path: Path) -> tuple[list[_Shard], Suite]:
     shape = _manifest(path)
     if not numbered(path, "shard"):
         return [], _empty(shape)
-    refused: list[str] = []
-    shards = _with_sidecars(path, _shards(path, shape, refused), refused)
+    rejected: list[str] = []
+    shards = _with_sidecars(path, _shards(path, shape, rejected), rejected)
     if not shards:
-        raise ValueError(f"{path} has no readable shard: {'; '.join(refused)}")
-    shards, suite = _fitted(shards, refused)
-    return shards, _judged(path, shards, replace(suite, refused=tuple(refused)))
+        raise ValueError(f"{path} has no readable shard: {'; '.join(rejected)}")
+    shards, suite = _joined_shards(shards, rejected)
+    return shards, _with_verdicts(path, shards, replace(suite, rejected=tuple(rejected)))
 
 
-def _judged(path: Path, shards: list[_Shard], suite: Suite) -> Suite:
-    """The suite with what people said about its cases, if they did; no case is lost where a word of it is damaged."""
-    reader = Reader(path)
-    said = newest(reader.news(_known(shards, suite)))
-    for sentence in reader.refused:
-        warnings.warn(f"left out: {sentence}", stacklevel=4)
-    return suite.with_columns(**columns_of(said.values(), len(suite))) if said else suite
+def _with_verdicts(path: Path, shards: list[_Shard], suite: Suite) -> Suite:
+    """The suite with columns for its verdicts, if there are any; damaged verdicts are left out with a warning."""
+    reader = VerdictReader(path)
+    judgements = newest(reader.new_judgements(_index(shards, suite)))
+    for message in reader.rejected:
+        warnings.warn(f"left out: {message}", stacklevel=4)
+    return suite.with_columns(**columns_of(judgements.values(), len(suite))) if judgements else suite
 
 
-def _known(shards: list[_Shard], suite: Suite) -> KnownCases:
+def _index(shards: list[_Shard], suite: Suite) -> CaseIndex:
     parts: list[Part] = [(shard.file.name, shard.digest, len(shard.suite)) for shard in shards]
-    return KnownCases(parts=parts, keys=keys_of(suite.rows, suite.seed))
+    return CaseIndex(parts=parts, rows_of_key=key_lookup(suite.rows, suite.seed))
 
 
-def _shards(path: Path, shape: list[int], refused: list[str]) -> list[_Shard]:
-    """Every readable shard; what could not be read is told in ``refused``."""
+def _shards(path: Path, shape: list[int], rejected: list[str]) -> list[_Shard]:
+    """All readable shards; adds a message to ``rejected`` for every other."""
     shards = []
     for file in numbered(path, "shard").values():
         try:
-            tensors, words, known = read_file(file, "shard")
+            tensors, words, checksum = read_file(file, "shard")
             if list(tensors["x"].shape[1:]) != shape:
                 raise ValueError(f"{file} does not hold cases of shape {tuple(shape)}; move it elsewhere")
         except ValueError as error:
-            refused.append(str(error))
+            rejected.append(str(error))
         else:
-            shards.append(_Shard(file=file, digest=known, suite=_unpacked(tensors, words)))
+            shards.append(_Shard(file=file, digest=checksum, suite=_unpacked(tensors, words)))
     return shards
 
 
 def _unpacked(tensors: dict[str, Tensor], words: dict[str, Any]) -> Suite:
     columns = unpack(tensors, words["vocabulary"])
     return Suite(
-        rows=Rows([tensors["x"]]),
+        rows=LazyRows([tensors["x"]]),
         label=tensors["label"],
         seed=tensors["seed"],
         prediction=tensors["prediction"],
         method=np.asarray(columns.pop("method")),
-        pool=Pool(Rows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"]),
+        pool=SeedPool(LazyRows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"]),
         columns=columns,
         attempted=words["attempted"],
         skipped=words["skipped"],
     )
 
 
-def _with_sidecars(path: Path, shards: list[_Shard], refused: list[str]) -> list[_Shard]:
-    """The shards with the columns that were added later, oldest first; a damaged sidecar leaves the older values."""
+def _with_sidecars(path: Path, shards: list[_Shard], rejected: list[str]) -> list[_Shard]:
+    """The shards with the columns that `add_columns` wrote, oldest first; damaged files are skipped."""
     known = {(shard.file.name, shard.digest): shard for shard in shards}
     for file in numbered(path, "columns").values():
         try:
             tensors, words, _ = read_file(file, "columns")
         except ValueError as error:
-            refused.append(str(error))
+            rejected.append(str(error))
             continue
         columns, start = unpack(tensors, words["vocabulary"]), 0
         for name, of, n in words["shards"]:
@@ -395,8 +408,8 @@ def _with_sidecars(path: Path, shards: list[_Shard], refused: list[str]) -> list
     return list(known.values())
 
 
-def _fitted(shards: list[_Shard], refused: list[str]) -> tuple[list[_Shard], Suite]:
-    """All shards as one suite; if they contradict each other, those that fit the ones before them."""
+def _joined_shards(shards: list[_Shard], rejected: list[str]) -> tuple[list[_Shard], Suite]:
+    """All shards as one suite; if some contradict each other, only those that fit the ones before them."""
     try:
         return shards, Suite.concat([shard.suite for shard in shards])
     except ValueError:
@@ -406,24 +419,18 @@ def _fitted(shards: list[_Shard], refused: list[str]) -> tuple[list[_Shard], Sui
             suite = Suite.concat([suite, shard.suite])
             kept.append(shard)
         except ValueError as error:
-            refused.append(f"{shard.file} does not fit the shards before it ({error}); move it elsewhere")
+            rejected.append(f"{shard.file} does not fit the shards before it ({error}); move it elsewhere")
     return kept, suite
 
 
 def _empty(shape: list[int]) -> Suite:
-    nothing, none = Rows([torch.empty(0, *shape)]), torch.empty(0, dtype=torch.int64)
-    return Suite(
-        rows=nothing,
-        label=none,
-        seed=none,
-        prediction=none,
-        method=np.array([], dtype=np.str_),
-        pool=Pool(nothing, none, none),
-    )
+    x, none = LazyRows([torch.empty(0, *shape)]), torch.empty(0, dtype=torch.int64)
+    method = np.array([], dtype=np.str_)
+    return Suite(rows=x, label=none, seed=none, prediction=none, method=method, pool=SeedPool(x, none, none))
 
 
 def _manifest(path: Path) -> list[int]:
-    """The shape of one case, as the manifest tells it."""
+    """The shape of one case, from the manifest."""
     file = path / "manifest.json"
     if not file.exists():
         raise ValueError(f"{path} is not a suite: it has no manifest.json; give the folder that Suite.save wrote")
@@ -436,21 +443,14 @@ def _manifest(path: Path) -> list[int]:
         raise ValueError(f"{file} is not the manifest of a format-{FORMAT} suite; move the folder elsewhere") from None
 
 
-def _row_numbers(rows: Tensor, n: int) -> Tensor:
-    """Positions counted from the start; positions outside the ``n`` rows are refused."""
-    if rows.dtype == torch.bool or rows.is_floating_point():
-        raise ValueError(f"row numbers must be integers, got {rows.dtype}")
-    return torch.arange(n)[rows.long()]
-
-
 def _part(values: Column, rows: Tensor) -> Column:
     return values[rows] if isinstance(values, Tensor) else values[rows.numpy()]
 
 
 def _checked(columns: Mapping[str, Any], n: int) -> dict[str, Column]:
-    """Columns of ``n`` values: strings and float32 as they are, every other number as float64.
+    """Columns of ``n`` values: strings and float32 unchanged, all other numbers as float64.
 
-    Half precision is widened here because torch widens its NaNs to other bits at other places of a tensor.
+    Half precision is widened here because torch does not widen its NaNs to the same bits everywhere in a tensor.
     """
     if taken := [name for name in columns if name in ATTRIBUTES]:
         raise ValueError(f"a column cannot be named {', '.join(taken)}: every suite has that already; rename it")

@@ -1,9 +1,9 @@
-"""What people said about a suite's cases: logs that are only ever added to, and the columns that they make.
+"""Verdicts of people on a suite's cases: append-only logs, and the columns made from them.
 
-A log is a file ``verdicts-000000.jsonl`` in the suite's folder; or in a folder ``NAME.verdicts`` beside it, where the
-suite itself must stay as it is. Each line is a checksum and a JSON value: first what the log belongs to, then one
-verdict a line. Whoever adds to logs begins one of their own, so none is ever written to by two. A last line that a kill
-has cut off was never acknowledged, and does not count.
+A log is a file ``verdicts-000000.jsonl`` in the suite's folder, or in a folder ``NAME.verdicts`` beside it if the suite
+must not change. Each line is a checksum and a JSON value: first a header, then one verdict per line. Every writer
+starts a new log, so no log has two writers. An incomplete last line, left by a kill, was never acknowledged and is
+ignored.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.suite.shards import Rows, Strings
+from operant.suite.shards import LazyRows, Strings
 
 COLUMNS = ("verdict", "verdict_by", "verdict_at", "tags")
 FORMAT = 1
 CHUNK = 1024  # rows read at a time
-LATEST = 1e11  # seconds since 1970; no time that people can have said something at is later
+MAX_TIME = 1e11  # seconds since 1970; later times are invalid
 VERDICTS = ("valid", "invalid", "unsure")
-DISPUTED = "disputed"  # what a case is of which somebody says valid and somebody else invalid
-Part = tuple[str, str, int]  # of a suite: file, digest, rows
+DISPUTED = "disputed"  # one person says valid, another invalid
+Part = tuple[str, str, int]  # a shard of a suite: file name, digest, number of rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What one person said of one case, and when; the newest by a person is what counts.
+    """One person's verdict on one case; the person's newest counts.
 
     Attributes:
-        row: of the suite.
-        by: who.
+        row: row of the case in the suite.
+        by: name of the person.
         at: seconds since 1970.
-        verdict: ``"valid"``, ``"invalid"``, ``"unsure"``, or ``""`` where nothing is said or all is taken back.
+        verdict: ``"valid"``, ``"invalid"``, ``"unsure"``, or ``""`` for none or a withdrawn one.
         tags: words for what changed.
-        undo: whether this puts back what the person said before.
+        undo: whether this restores the person's earlier verdict.
     """
 
     row: int
@@ -56,32 +56,32 @@ class Judgement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownCases:
-    """The rows of a suite as logs know them.
+class CaseIndex:
+    """Finds the cases of verdict logs among the rows of a suite.
 
     Attributes:
-        parts: of the suite, in order.
-        keys: tells the rows of a key, see `key_of`; asked only about cases whose file is not among the parts.
+        parts: the shards of the suite, in order.
+        rows_of_key: rows with a key (see `key_of`); used only for cases of shards that are no longer among the parts.
     """
 
     parts: Sequence[Part]
-    keys: Callable[[str], list[int]]
+    rows_of_key: Callable[[str], list[int]]
 
 
 def beside(suite: Path) -> Path:
-    """The folder of logs for a suite that must stay as it is."""
+    """The folder of logs for a suite that must not change."""
     whole = suite.resolve()
     return whole.parent / f"{whole.name}.verdicts"
 
 
 def key_of(seed: int, x: Tensor) -> str:
-    """What a case is known by wherever it is kept: a hash of its seed's id and its content."""
+    """Identifies a case in any suite: a hash of its seed's id and its content."""
     content = x.detach().cpu().contiguous().numpy().tobytes()
     return hashlib.blake2b(seed.to_bytes(8, "little", signed=True) + content, digest_size=8).hexdigest()
 
 
-def keys_of(rows: Rows, seed: Tensor) -> Callable[[str], list[int]]:
-    """The rows that have a key; all keys are worked out when the first is asked for."""
+def key_lookup(rows: LazyRows, seed: Tensor) -> Callable[[str], list[int]]:
+    """A function from a key to its rows; the first call computes all keys."""
     found: dict[str, list[int]] = {}
 
     def look_up(key: str) -> list[int]:
@@ -105,34 +105,34 @@ def header_of(parts: Sequence[Part], plan: dict[str, Any]) -> dict[str, Any]:
     return {"operant": "suite verdicts", "format": FORMAT, "plan": plan, "shards": [list(part) for part in parts]}
 
 
-class Reader:
-    """Reads the logs of a suite, and reads on when they have grown.
+class VerdictReader:
+    """Reads the logs of a suite, and later what was added to them.
 
     Attributes:
-        plan: which sample is to be judged, by the newest log that tells.
-        begun: the same by the first log; None if it does not tell.
-        refused: damaged lines and files that were left out, a sentence each.
+        plan: which sample is to be judged, from the newest log that has a plan.
+        first_plan: the plan of the first log, or None.
+        rejected: one message per damaged line or file that was left out.
     """
 
     def __init__(self, suite: Path) -> None:
         self.suite = suite
         self.plan: dict[str, Any] | None = None
-        self.begun: dict[str, Any] | None = None
-        self.refused: list[str] = []
-        self._logs: dict[Path, _Log] = {}
+        self.first_plan: dict[str, Any] | None = None
+        self.rejected: list[str] = []
+        self._logs: dict[Path, _VerdictLog] = {}
 
-    def news(self, known: KnownCases) -> list[Judgement]:
-        """What was said since this was last asked, oldest first."""
-        logs = [self._logs.setdefault(file, _Log(file)) for file in log_files(self.suite)]
-        fresh = [judgement for log in logs for judgement in log.news(known, self.refused)]
+    def new_judgements(self, index: CaseIndex) -> list[Judgement]:
+        """The judgements added since the last call, oldest first."""
+        logs = [self._logs.setdefault(file, _VerdictLog(file)) for file in log_files(self.suite)]
+        fresh = [judgement for log in logs for judgement in log.new_judgements(index, self.rejected)]
         plans = [log.plan for log in logs if not log.empty]
-        self.begun = plans[0] if plans else None
+        self.first_plan = plans[0] if plans else None
         self.plan = next((plan for plan in reversed(plans) if plan is not None), None)
         return sorted(fresh, key=lambda judgement: judgement.at)
 
     def skip(self, file: Path, plan: dict[str, Any]) -> None:
-        """Leave a file out but for its plan, as its writer knows what is in it."""
-        self._logs[file] = log = _Log(file, refused=True)
+        """Use only the plan of a file; its writer knows the rest."""
+        self._logs[file] = log = _VerdictLog(file, ignored=True)
         log.plan = plan
 
 
@@ -143,43 +143,43 @@ def log_files(suite: Path) -> list[Path]:
     return sorted(files, key=lambda file: (len(file.name), file.name))
 
 
-class _Log:
-    """One log, as far as it has been read."""
+class _VerdictLog:
+    """One log, and how far it has been read."""
 
-    def __init__(self, file: Path, *, refused: bool = False) -> None:
-        self.file, self.refused = file, refused
+    def __init__(self, file: Path, *, ignored: bool = False) -> None:
+        self.file, self.ignored = file, ignored
         self.plan: dict[str, Any] | None = None
-        self._spans: _Spans | None = None
+        self._row_map: _RowMap | None = None
         self._place, self._line = 0, 0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing whole is in there, not even what it belongs to."""
+        """Whether the log has no complete line."""
         return self._line == 0 and self.plan is None
 
-    def news(self, known: KnownCases, refused: list[str]) -> Iterator[Judgement]:
-        for value in self._values(refused):
-            if self._spans is None:
-                self._begin(value, known, refused)
-            if self.refused:
+    def new_judgements(self, index: CaseIndex, rejected: list[str]) -> Iterator[Judgement]:
+        for value in self._new_values(rejected):
+            if self._row_map is None:
+                self._read_header(value, index, rejected)
+            if self.ignored:
                 return
             if isinstance(value, dict):
                 continue
             try:
                 at, by, row, key, verdict, tags, undo = value
-                if not 0 < at < LATEST or verdict not in ("", *VERDICTS):
+                if not 0 < at < MAX_TIME or verdict not in ("", *VERDICTS):
                     raise ValueError
-                said = {"by": str(by), "at": float(at), "verdict": verdict, "tags": tuple(map(str, tags))}
-                rows = self._rows(int(row), str(key), known)
+                fields = {"by": str(by), "at": float(at), "verdict": verdict, "tags": tuple(map(str, tags))}
+                rows = self._rows(int(row), str(key), index)
             except (TypeError, ValueError):
-                refused.append(f"line {self._line} of {self.file} is no verdict; it is left out")
+                rejected.append(f"line {self._line} of {self.file} is not a verdict; it is left out")
                 continue
             for place in rows:
-                yield Judgement(row=place, undo=bool(undo), **said)
+                yield Judgement(row=place, undo=bool(undo), **fields)
 
-    def _values(self, refused: list[str]) -> Iterator[Any]:
-        """What the whole lines that are new hold."""
-        if self.refused:
+    def _new_values(self, rejected: list[str]) -> Iterator[Any]:
+        """The values of the complete lines that were added since the last call."""
+        if self.ignored:
             return
         with open(self.file, "rb") as file:
             file.seek(self._place)
@@ -194,33 +194,33 @@ class _Log:
                     raise ValueError
                 value = json.loads(text)
             except (ValueError, RecursionError):
-                refused.append(f"line {self._line} of {self.file} is damaged; it is left out")
+                rejected.append(f"line {self._line} of {self.file} is damaged; it is left out")
                 continue
             yield value
 
-    def _begin(self, header: Any, known: KnownCases, refused: list[str]) -> None:
-        """Which rows of the suite the log's are; where the first line is damaged, cases are known by their keys."""
-        self._spans = _Spans([], known.parts)
+    def _read_header(self, header: Any, index: CaseIndex, rejected: list[str]) -> None:
+        """Map the log's rows to those of the suite; if the header is damaged, cases are found by key."""
+        self._row_map = _RowMap([], index.parts)
         if not isinstance(header, dict):
             return
         try:
             if (header["operant"], header["format"]) != ("suite verdicts", FORMAT):
                 raise ValueError
-            self._spans = _Spans([(str(name), str(of), int(n)) for name, of, n in header["shards"]], known.parts)
+            self._row_map = _RowMap([(str(name), str(of), int(n)) for name, of, n in header["shards"]], index.parts)
             self.plan = dict(header["plan"])
         except (TypeError, KeyError, ValueError):
-            refused.append(f"{self.file} is not a format-{FORMAT} log of verdicts; move it elsewhere")
-            self.refused = True
+            rejected.append(f"{self.file} is not a format-{FORMAT} log of verdicts; move it elsewhere")
+            self.ignored = True
 
-    def _rows(self, row: int, key: str, known: KnownCases) -> list[int]:
-        """Where the case is in the suite as it is now; nowhere if it is gone."""
-        assert self._spans is not None
-        place = self._spans.place(row)
-        return known.keys(key) if place is None else [place]
+    def _rows(self, row: int, key: str, index: CaseIndex) -> list[int]:
+        """The current rows of a case in the suite; empty if it was removed."""
+        assert self._row_map is not None
+        place = self._row_map.place(row)
+        return index.rows_of_key(key) if place is None else [place]
 
 
-class _Spans:
-    """Where the rows of a log's parts are among a suite's."""
+class _RowMap:
+    """Maps row numbers of a log's shards to row numbers of a suite."""
 
     def __init__(self, parts: Sequence[Part], now: Sequence[Part]) -> None:
         starts = dict(zip(((name, digest) for name, digest, _ in now), _starts(now), strict=True))
@@ -240,7 +240,7 @@ def _starts(parts: Sequence[Part]) -> list[int]:
 
 
 def newest(judgements: Iterable[Judgement]) -> dict[tuple[int, str], Judgement]:
-    """What counts of what was said: the last by each person of each case."""
+    """The last judgement of each person on each case."""
     kept: dict[tuple[int, str], Judgement] = {}
     for judgement in judgements:
         before = kept.get((judgement.row, judgement.by))
@@ -249,38 +249,38 @@ def newest(judgements: Iterable[Judgement]) -> dict[tuple[int, str], Judgement]:
     return kept
 
 
-def together(verdicts: Iterable[str]) -> str:
-    """What several people's verdicts come to: unsure ones leave it to the others.
+def combined_verdict(verdicts: Iterable[str]) -> str:
+    """The verdict of several people; "unsure" counts only if nobody else decided.
 
-    >>> together(["valid", "unsure", ""]), together(["valid", "invalid"]), together([""])
+    >>> combined_verdict(["valid", "unsure", ""]), combined_verdict(["valid", "invalid"]), combined_verdict([""])
     ('valid', 'disputed', '')
     """
-    said = set(verdicts) - {""}
-    if {"valid", "invalid"} <= said:
+    given = set(verdicts) - {""}
+    if {"valid", "invalid"} <= given:
         return DISPUTED
-    return next((verdict for verdict in VERDICTS if verdict in said), "")
+    return next((verdict for verdict in VERDICTS if verdict in given), "")
 
 
 def columns_of(judgements: Iterable[Judgement], n: int) -> dict[str, Strings]:
-    """``verdict``, ``verdict_by``, ``verdict_at`` and ``tags`` for each of n rows; empty where nobody said anything."""
-    said: dict[int, list[Judgement]] = {}
+    """``verdict``, ``verdict_by``, ``verdict_at`` and ``tags`` of each of n rows; empty for cases nobody judged."""
+    by_row: dict[int, list[Judgement]] = {}
     for judgement in judgements:
         if judgement.verdict or judgement.tags:
-            said.setdefault(judgement.row, []).append(judgement)
+            by_row.setdefault(judgement.row, []).append(judgement)
     columns = {name: [""] * n for name in COLUMNS}
-    for row, several in said.items():
+    for row, several in by_row.items():
         judged = [judgement for judgement in several if judgement.verdict]
-        columns["verdict"][row] = together(judgement.verdict for judgement in judged)
+        columns["verdict"][row] = combined_verdict(judgement.verdict for judgement in judged)
         columns["verdict_by"][row] = ", ".join(sorted(judgement.by for judgement in judged))
-        columns["verdict_at"][row] = told_time(max((judgement.at for judgement in judged), default=0.0))
+        columns["verdict_at"][row] = utc_time(max((judgement.at for judgement in judged), default=0.0))
         columns["tags"][row] = ", ".join(sorted({tag for judgement in several for tag in judgement.tags}))
     return {name: np.array(values, dtype=np.str_) for name, values in columns.items()}
 
 
-def told_time(at: float) -> str:
-    """When, to the second, in UTC.
+def utc_time(at: float) -> str:
+    """A time in UTC, to the second; empty for 0.
 
-    >>> told_time(1735787045.9), told_time(0.0)
+    >>> utc_time(1735787045.9), utc_time(0.0)
     ('2025-01-02T03:04:05Z', '')
     """
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}" if at else ""

@@ -102,7 +102,7 @@ class LabelDesk:
             if row >= len(self._names):
                 raise ValueError(f"row must be one of the {len(self._names)} inputs, got {row}")
             name = self._names[row]
-            self._table.tell(name, label)
+            self._table.set_label(name, label)
             self._steps.append((name, table.get(name)))
         return self._row(row, table | {name: label})
 
@@ -111,7 +111,7 @@ class LabelDesk:
             if not self._steps:
                 return {"row": None}
             name, before = self._steps[-1]
-            self._table.tell(name, before)
+            self._table.set_label(name, before)
             self._steps.pop()
         return self._row(self._names.index(name), {name: before})
 

@@ -18,8 +18,8 @@ from operant.data import Samples
 from operant.formatting import percent
 from operant.rng import spawn
 from operant.seeds import draw
-from operant.suite import Suite, open_with_known_cases
-from operant.suite.verdicts import KnownCases, Reader
+from operant.suite import Suite, open_with_index
+from operant.suite.verdicts import CaseIndex, VerdictReader
 
 POPULATIONS = ("failures", "all")
 
@@ -135,23 +135,23 @@ def valid_share(path: str | Path, *, confidence: float = 0.95) -> ValidShare | N
         path: the suite's folder.
         confidence: of the interval.
     """
-    suite, known = open_with_known_cases(path)
-    for sentence in suite.refused:
+    suite, known = open_with_index(path)
+    for sentence in suite.rejected:
         warnings.warn(f"left out: {sentence}", stacklevel=2)
-    reader, verdicts = Reader(Path(path)), np.asarray(suite.columns.get("verdict", ""))
-    if not reader.news(known) or not (verdicts != "").any():
+    reader, verdicts = VerdictReader(Path(path)), np.asarray(suite.columns.get("verdict", ""))
+    if not reader.new_judgements(known) or not (verdicts != "").any():
         return None
     people = {name for names in np.unique(np.asarray(suite["verdict_by"])) for name in str(names).split(", ") if name}
     return share_of(
         suite, plan_of(reader.plan), verdicts != "", verdicts == "valid", tuple(sorted(people)),
-        begun=reader.begun, confidence=confidence,
+        begun=reader.first_plan, confidence=confidence,
     )  # fmt: skip
 
 
 def latest_plan(path: str | Path) -> Plan:
     """The plan that a suite is judged by; the usual one if nobody has begun. Only logs are read."""
-    reader = Reader(Path(path))
-    reader.news(KnownCases(parts=(), keys=lambda _: []))
+    reader = VerdictReader(Path(path))
+    reader.new_judgements(CaseIndex(parts=(), rows_of_key=lambda _: []))
     return plan_of(reader.plan)
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.suite import open_with_known_cases
+from operant.suite import open_with_index
 from operant.suite.drawing import (
     FACTORS,
-    SMALL,
-    WHATS,
+    MAX_SMALL,
+    ROW_VIEWS,
     changes_of,
     draw_row,
     factor_of,
@@ -61,7 +61,7 @@ class SuiteDesk:
         blind: bool = False,
     ) -> None:
         self.path, self.blind = Path(path), blind
-        self.suite, known = open_with_known_cases(self.path)
+        self.suite, known = open_with_index(self.path)
         self.by = checked_words(by, "name")
         self.classes = classes
         self.pictured = is_picture(tuple(self.suite.rows.shape))
@@ -87,7 +87,7 @@ class SuiteDesk:
             "failures": failing,
             "planned": min(self.plan.n, failing if self.plan.of == "failures" and failing else len(self.suite)),
             "pictured": self.pictured,
-            "small": max(self.suite.rows.shape, default=0) <= SMALL,
+            "small": max(self.suite.rows.shape, default=0) <= MAX_SMALL,
             "channels": self.suite.rows.shape[0] if self.pictured else 0,
             "version": self._version,
             "factors": list(FACTORS),
@@ -95,7 +95,7 @@ class SuiteDesk:
             "predictions": self._named(self._prediction),
             "methods": np.unique(self.suite.method).tolist(),
             "columns": self._numeric(),
-            "refused": [*self.suite.refused, *self.verdicts.refused()],
+            "refused": [*self.suite.rejected, *self.verdicts.refused()],
         }
 
     def _named(self, labels: Rows) -> list[tuple[int, str]]:
@@ -260,7 +260,7 @@ class SuiteDesk:
     # Files
 
     def picture(self, row: int, what: str, factor: int) -> bytes:
-        if not self.pictured or what not in WHATS or not 0 <= row < len(self.suite):
+        if not self.pictured or what not in ROW_VIEWS or not 0 <= row < len(self.suite):
             raise Unknown("there is no such picture")
         return draw_row(self.suite, row, what, self.bounds, factor)
 

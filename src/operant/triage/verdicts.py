@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from operant.execution.run_folder import RUN
-from operant.suite import Suite, open_with_known_cases
+from operant.suite import Suite, open_with_index
 from operant.suite.verdicts import (
     VERDICTS,
+    CaseIndex,
     Judgement,
-    KnownCases,
-    Reader,
+    VerdictReader,
     beside,
+    combined_verdict,
     header_of,
     key_of,
     line_of,
     log_files,
     newest,
-    together,
 )
 
 LONGEST = 60  # characters of a name or tag
@@ -42,8 +42,8 @@ def read_verdicts(path: str | Path) -> list[Judgement]:
 
     `Suite.open` tells what they say together, in columns.
     """
-    _, known = open_with_known_cases(path)
-    said = newest(Reader(Path(path)).news(known))
+    _, known = open_with_index(path)
+    said = newest(VerdictReader(Path(path)).new_judgements(known))
     return [said[key] for key in sorted(said) if said[key].verdict or said[key].tags]
 
 
@@ -74,12 +74,12 @@ class Verdicts:
         plan: which sample is to be judged, told to whoever reads the log; as it was unless given.
     """
 
-    def __init__(self, path: Path, suite: Suite, known: KnownCases, *, plan: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, suite: Suite, known: CaseIndex, *, plan: dict[str, Any] | None = None) -> None:
         self.path, self.suite = path, suite
         self.said: dict[tuple[int, str], Judgement] = {}
         self.codes: dict[str, Codes] = {}  # by person: 0 where nothing is said, else 1 + the place in VERDICTS
         self.tags: dict[str, int] = {}  # how often each is used
-        self._known, self._reader, self._lock = known, Reader(path), RLock()
+        self._known, self._reader, self._lock = known, VerdictReader(path), RLock()
         self._steps: dict[str, list[Judgement]] = {}  # what each person's next undos put back, the next one last
         self._log: _Log | None = None
         self._last = 0.0
@@ -89,7 +89,7 @@ class Verdicts:
     def refresh(self) -> None:
         """Read what other processes have added."""
         with self._lock:
-            for judgement in self._reader.news(self._known):
+            for judgement in self._reader.new_judgements(self._known):
                 self._take(judgement)
 
     def of(self, row: int, by: str) -> Judgement:
@@ -127,11 +127,11 @@ class Verdicts:
     @property
     def begun(self) -> dict[str, Any] | None:
         """The plan of the first log, as of the last `refresh`; None before there is one."""
-        return self._reader.begun
+        return self._reader.first_plan
 
     def refused(self) -> list[str]:
         """What could not be read in logs, a sentence each."""
-        return list(self._reader.refused)
+        return list(self._reader.rejected)
 
     def people(self) -> dict[str, Codes]:
         """Codes by person, as they are now."""
@@ -152,7 +152,7 @@ class Verdicts:
     def consensus(self, row: int) -> str:
         """What all people's verdicts of a case come to."""
         with self._lock:
-            return together(VERDICTS[codes[row] - 1] if codes[row] else "" for codes in self.codes.values())
+            return combined_verdict(VERDICTS[codes[row] - 1] if codes[row] else "" for codes in self.codes.values())
 
     def consensus_codes(self) -> Codes:
         """The same of all cases: 0 nothing, 1 valid, 2 invalid, 3 unsure, 4 disputed."""

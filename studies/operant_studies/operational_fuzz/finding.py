@@ -244,7 +244,6 @@ def hunt(arm: Arm, field: Field, seeds: Samples, judge: Judge, guide: Naturalnes
     suite = suite.failures()
     told = judge.judge(suite.x)
     guided = guide(suite.x) >= LEVEL if len(suite) else told.natural
-    row_of = {int(id_): row for row, id_ in reversed(list(enumerate(seeds.ids)))}
     cell = judge.cells(suite.x)
     return Found(
         seeds=len(seeds),
@@ -252,7 +251,7 @@ def hunt(arm: Arm, field: Field, seeds: Samples, judge: Judge, guide: Naturalnes
         failures=len(suite),
         natural=int(told.natural.sum()),
         guided=int(guided.sum()),
-        origin=torch.tensor([row_of[int(id_)] for id_ in suite.seed[told.counted]], dtype=torch.int64),
+        origin=seeds.rows_of(suite.seed[told.counted]),
         cell=cell[told.counted],
         mass=judge.masses[cell[told.counted]],
         by_features=float(judge.masses[cell[told.counted_by_features].unique()].sum()),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from operant.conditions import Drawn, Recipe, apply
+from operant.conditions import DrawnConditions, Recipe, apply
 from operant.data import Samples
 from operant.generate.engine import Goal, Rows
 from operant.generate.operational._search import LEVEL, Met, check_search, rated
@@ -183,7 +183,7 @@ class ConditionMove:
         moved = (best + self.spread * (high - low) * torch.cat(parts).sign()).clamp(low, high)
         return torch.where(moves, moved, best)
 
-    def _drawn(self, values: Tensor, seeds: Tensor) -> Drawn:
+    def _drawn(self, values: Tensor, seeds: Tensor) -> DrawnConditions:
         return replace(self.recipe.neutral(len(seeds)), values=values, seeds=seeds)
 
     @property

@@ -105,7 +105,7 @@ class OperationalFuzz:
                 parts.append(part.with_columns(move=np.full(len(part), name), turn=torch.full((len(part),), place)))
                 if self.stop_early:
                     good = (part["naturalness"] >= self.level) & (part["quantile"] >= self.mass_quantile)
-                    left -= torch.bincount(_row_of(part.seed[good], seeds), minlength=len(seeds))
+                    left -= torch.bincount(seeds.rows_of(part.seed[good]), minlength=len(seeds))
         return self._merged(self._judged(model, seeds, Suite.concat(parts)))
 
     def _order(self, n: int, generator: torch.Generator) -> Tensor:
@@ -130,7 +130,7 @@ class OperationalFuzz:
 
     def _judged(self, model: Classifier, seeds: Samples, suite: Suite) -> Suite:
         """Failures in seed order, by one more pass of the model, with every column."""
-        suite = suite[_row_of(suite.seed, seeds).argsort(stable=True)]
+        suite = suite[seeds.rows_of(suite.seed).argsort(stable=True)]
         suite = replace(suite, attempted=len(seeds), skipped=0)
         if len(suite) == 0:
             return suite.with_columns(**dict.fromkeys(("margin", "density", "mass", "l2", "linf"), torch.empty(0)))
@@ -177,12 +177,6 @@ def distinct(seed: Tensor, codes: Tensor, value: Tensor, *, apart: float, most: 
         distance = (codes[waiting] - codes[kept[-1]][group]).norm(dim=1)
         waiting = waiting[(distance > apart) & (place != first[group])]
     return torch.cat(kept).sort().values
-
-
-def _row_of(ids: Tensor, seeds: Samples) -> Tensor:
-    """The row of ``seeds`` that has each of these ids; of several, the first."""
-    order = seeds.ids.argsort(stable=True)
-    return order[torch.searchsorted(seeds.ids[order], ids)]
 
 
 def _with(move: Any, given: dict[str, Any]) -> Fuzzer:

@@ -1,0 +1,56 @@
+"""Parts that the networks share: layers in a row, dropout by place, initial weights, checked sizes."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor, nn
+
+Layers = dict[str, nn.Module]
+
+
+class LayerChain(nn.Module):
+    """Runs named layers in the order in which they are given."""
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+def dropout_layers(rate: float, after: Sequence[str], *, known: Sequence[str]) -> Callable[[str], Layers]:
+    """A function from a place to its dropout layer, ``{"dropout_fc1": ...}``, or to an empty dict."""
+    if isinstance(after, str):
+        raise ValueError(f"dropout_after must be several names, got the single string {after!r}; write ({after!r},)")
+    if unknown := [name for name in after if name not in known]:
+        raise ValueError(f"dropout_after must name places among {', '.join(known)}; got {', '.join(unknown)}")
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {rate}")
+    if rate > 0 and not after:
+        raise ValueError(f"dropout={rate} needs a place; give dropout_after some of {', '.join(known)}")
+    if rate == 0 and after:
+        raise ValueError(f"dropout_after={tuple(after)} needs a rate; give dropout=0.5, say, or leave both out")
+    return lambda place: {f"dropout_{place}": nn.Dropout(rate)} if place in after else {}
+
+
+def initialise_convolutions(network: nn.Module) -> None:
+    """Draw the weights of all convolutions by Kaiming's rule and set their biases to zero."""
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+def check_sizes(network: str, **sizes: tuple[int, int]) -> None:
+    """Raise a ValueError if a size, given as (value, minimum), is too small."""
+    if any(value < least for value, least in sizes.values()):
+        needed = _listed([f"{name} of at least {least}" for name, (_, least) in sizes.items()])
+        raise ValueError(f"{network} needs {needed}, got {_listed([str(value) for value, _ in sizes.values()])}")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
