@@ -14,9 +14,9 @@ from operant.measure.conformal import (
     Conformal,
     check_level,
     conformal_p_values,
-    fewest,
     fit_conformal,
     min_bonferroni,
+    min_calibration_size,
 )
 from operant.results import load, save
 
@@ -145,7 +145,7 @@ def test_bonferroni_by_hand():
 @given(calibration=SCORES | TIED_SCORES, level=st.floats(0.01, 0.99))
 def test_a_score_above_the_threshold_is_one_whose_p_value_falls_below_the_level(calibration, level):
     conformal = fit_conformal(torch.tensor(calibration))
-    if len(conformal) < fewest(level):
+    if len(conformal) < min_calibration_size(level):
         with pytest.raises(ValueError, match="no p-value can fall below level"):
             conformal.threshold(level)
         return
@@ -157,7 +157,7 @@ def test_a_score_above_the_threshold_is_one_whose_p_value_falls_below_the_level(
 @settings(max_examples=100)
 @given(level=st.floats(0.001, 0.999), tests=st.integers(1, 5))
 def test_fewest_is_the_smallest_number_that_lets_a_p_value_fall_below_a_level(level, tests):
-    n = fewest(level, tests=tests)
+    n = min_calibration_size(level, tests=tests)
     check_level(level, n, tests=tests)
     far = conformal_p_values(torch.tensor([9.0]), torch.zeros(n)).expand(1, tests)
     assert float(min_bonferroni(far)) < level

@@ -156,9 +156,9 @@ def test_neurons_are_named_and_read_as_asked(lenet, digits28) -> None:
     ("layers", "sentence"),
     [
         (["fc9"], "no layer named fc9; this model has conv1, relu_conv1"),
-        ("fc1", "layers must be several names, got the single string 'fc1'"),
+        ("fc1", "layers must be a list of names, got the single string 'fc1'"),
         ([], "layers must name at least one of conv1, relu_conv1"),
-        (["fc1", "fc1"], "a layer must be named once, got fc1 more than once"),
+        (["fc1", "fc1"], "each layer must be named once, got fc1 more than once"),
     ],
 )
 def test_wrong_layers_are_refused(lenet, digits28, layers, sentence) -> None:
@@ -340,7 +340,7 @@ def test_wrong_options_are_refused(ranges) -> None:
             kind(ranges=ranges, scale=-1.0)
     with pytest.raises(ValueError, match="threshold must be a distance, 0 or more, got nan"):
         NeighbourCoverage(threshold=float("nan"))
-    with pytest.raises(ValueError, match="covered must be 268 truths"):
+    with pytest.raises(ValueError, match="covered must be 268 booleans"):
         Coverage(criterion=SNAC(ranges=ranges), covered=torch.zeros(268))
     with pytest.raises(ValueError, match="low must hold one value for each of 268 neurons"):
         Ranges(neurons=ranges.neurons, low=ranges.low[1:], high=ranges.high, std=ranges.std)

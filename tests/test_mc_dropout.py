@@ -281,10 +281,10 @@ class Pooled(nn.Module):
 
 CACHED = [Net, CalledTwice, BranchBefore, BranchAfter, Skip, Grad]
 IN_FULL: dict[type[Net], str] = {
-    InPlaceAfter: "changes in place",
-    InPlaceView: "changes in place",
-    InPlaceDropout: "changes in place",
-    CountsItself: "changes in place",
+    InPlaceAfter: "in place",
+    InPlaceView: "in place",
+    InPlaceDropout: "in place",
+    CountsItself: "in place",
     Noisy: "random numbers",
     ThroughNumpy: "ndarray",
     Scripted: "a later pass ended in RuntimeError",
@@ -328,7 +328,7 @@ def test_cached_is_full_bit_for_bit(kind: type[nn.Module], independent: bool) ->
 @pytest.mark.parametrize("together", [0, 2**21])
 def test_cached_is_full_for_convolutions_and_every_kind_of_dropout(together: int, independent: bool) -> None:
     model, x = toy(Pooled, batch_size=32), inputs(50, 2, 15, 14)
-    with patch.object(IMPLEMENTATION, "TOGETHER", together):
+    with patch.object(IMPLEMENTATION, "MAX_STACKED", together):
         cached = passes(model, x, independent=independent)
     assert "ran once per batch" in cached.note
     assert torch.equal(cached.probs, passes(model, x, independent=independent, cache=False).probs)
@@ -355,9 +355,9 @@ def test_passes_together_are_passes_one_by_one() -> None:
         model, x = toy(kind, batch_size=32), inputs(75)
         together = passes(model, x, 9)
         assert "together" in together.note
-        with patch.object(IMPLEMENTATION, "TOGETHER", 32 * 12 * 4):  # four at a time
+        with patch.object(IMPLEMENTATION, "MAX_STACKED", 32 * 12 * 4):  # four at a time
             assert torch.equal(together.probs, passes(model, x, 9).probs)
-        with patch.object(IMPLEMENTATION, "TOGETHER", 0):
+        with patch.object(IMPLEMENTATION, "MAX_STACKED", 0):
             apart = passes(model, x, 9)
         assert "together" not in apart.note
         assert torch.equal(together.probs, apart.probs)
@@ -381,7 +381,7 @@ def test_what_cannot_be_taped_runs_in_full_and_says_so(kind: type[Net]) -> None:
 @pytest.mark.parametrize("together", [0, 2**21])
 @pytest.mark.parametrize("kind", OTHERWISE)
 def test_passes_that_differ_from_the_first_are_noticed(kind: type[Net], together: int) -> None:
-    with patch.object(IMPLEMENTATION, "TOGETHER", together):
+    with patch.object(IMPLEMENTATION, "MAX_STACKED", together):
         found = passes(toy(kind, strict=True), inputs(40))
     assert "every pass ran in full" in found.note
     assert "first pass" in found.note
@@ -599,7 +599,7 @@ def test_alpha_dropout_keeps_mean_and_variance_and_has_two_values() -> None:
             return h[:, :2]
 
     model = Classifier(Spy(), bounds=(-9.0, 9.0), strict=True, batch_size=400)
-    with patch.object(IMPLEMENTATION, "TOGETHER", 0):
+    with patch.object(IMPLEMENTATION, "MAX_STACKED", 0):
         passes(model, x, 30, independent=True)
     h = torch.stack([v for v in values if len(v) == 400][-30:])
     assert abs(float(h.mean())) < 0.01

@@ -502,14 +502,12 @@ def test_files_from_before_texture_are_refused(natural, tmp_path):
 def test_a_model_that_is_missing_wrong_or_too_much_is_refused(natural, natural_by_layer, lenet, tmp_path):
     natural.save(tmp_path / "pixels.json")
     natural_by_layer.save(tmp_path / "layer.json")
-    with pytest.raises(ValueError, match="layer.json looks at layer relu_fc2 of a model; give the model"):
+    with pytest.raises(ValueError, match="layer.json uses layer relu_fc2 of a model; give the model"):
         load_naturalness(tmp_path / "layer.json")
-    with pytest.raises(ValueError, match="pixels.json looks at pixels only; leave out the model"):
+    with pytest.raises(ValueError, match="pixels.json uses pixels only; leave out the model"):
         load_naturalness(tmp_path / "pixels.json", model=lenet)
     stranger = Classifier(initialise(LeNet5, generator=spawn(9)))
-    with pytest.raises(
-        ValueError, match="was learned with another model: this one's layer relu_fc2 says something else"
-    ):
+    with pytest.raises(ValueError, match="was learned with another model: this one's layer relu_fc2 has other outputs"):
         load_naturalness(tmp_path / "layer.json", model=stranger)
     with pytest.raises(ValueError, match="no layer named relu_fc2"):
         load_naturalness(
@@ -531,7 +529,7 @@ def test_field_data_that_cannot_teach_are_refused(digits28):
         ValueError, match=r"needs 60 different field inputs to learn from and 100 to calibrate on .* give about 313"
     ):
         learn(x[:180])
-    with pytest.raises(ValueError, match="300 inputs, 3 of them different, were dealt"):
+    with pytest.raises(ValueError, match="300 inputs, 3 of them different, were split"):
         learn(x[:3].repeat(100, 1, 1, 1))
     with pytest.raises(ValueError, match="the 200 inputs are all equal"):
         learn(x[:1].expand(200, 1, 28, 28))

@@ -18,7 +18,7 @@ from operant.measure import annotate, pattern, with_dropout
 from operant.measure.patterns import (
     MEASURES,
     PATTERNS,
-    Characterised,
+    Characterisation,
     Thresholds,
     auc,
     auc_difference,
@@ -118,9 +118,14 @@ def test_a_difference_turns_its_sign_and_is_none_from_itself():
 @pytest.mark.parametrize(
     ("score", "kind", "confidence", "message"),
     [
-        ([0.1, 0.2, 0.3], [True, False, False], 0.95, "both kinds must be there.*1 adversarial and 2 benign"),
+        (
+            [0.1, 0.2, 0.3],
+            [True, False, False],
+            0.95,
+            "two cases of each kind, got 1 adversarial and 2 benign",
+        ),
         ([0.1, float("nan"), 0.3, 0.4], [True, True, False, False], 0.95, "without NaN"),
-        ([0.1, 0.2], [True, True, False, False], 0.95, "one a case"),
+        ([0.1, 0.2], [True, True, False, False], 0.95, "one per case"),
         ([0.1, 0.2, 0.3, 0.4], [True, True, False, False], 95, "confidence must lie between 0 and 1"),
     ],
 )
@@ -150,7 +155,7 @@ def annotated(model, suites) -> Suite:
 
 
 @pytest.fixture(scope="module")
-def found(model, suites) -> Characterised:
+def found(model, suites) -> Characterisation:
     return characterise(suites, model, passes=20, generator=spawn(0, "masks"))
 
 
@@ -185,7 +190,7 @@ def test_an_annotated_suite_needs_no_model(found, annotated):
 
 def test_the_result_prints_and_comes_back_from_disk(found, tmp_path):
     save(found, tmp_path / "found.json")
-    assert load(tmp_path / "found.json", Characterised) == found
+    assert load(tmp_path / "found.json", Characterisation) == found
     text = str(found)
     assert all(word in text for word in ("inputs, benign", "adversarial", "PCS", "VRO", "AUC of bim"))
     assert max(map(len, text.splitlines()[:4])) < 170

@@ -239,13 +239,13 @@ def test_too_few_or_equal_references_are_refused() -> None:
     a, p, _, _ = points(0)
     for kind in KINDS:
         for n in (0, 1):
-            with pytest.raises(ValueError, match=f"at least two references, got {n}"):
+            with pytest.raises(ValueError, match=f"at least two references are needed, got {n}"):
                 kind.of(a[:n], p[:n])
         with pytest.raises(ValueError, match="NaN or infinity in 60 of 60 rows"):
             kind.of(a * torch.nan, p)
     with pytest.raises(ValueError, match="at least two predicted classes, got one"):
         DSA.of(a, torch.zeros_like(p))
-    with pytest.raises(ValueError, match="60 of 60 references have the same activations as one that is predicted"):
+    with pytest.raises(ValueError, match="60 of 60 references have the same activations as one with another"):
         DSA.of(torch.ones_like(a), p)
     with pytest.raises(ValueError, match="the references of class 0 must vary, all have the same activations"):
         MDSA.of(torch.ones_like(a), p)
@@ -277,7 +277,7 @@ def test_wrong_queries_are_refused(lenet, digits28) -> None:
     a, p, b, q = points(0)
     for kind in KINDS:
         fitted = kind.of(a, p)
-        with pytest.raises(ValueError, match="20 of 60 rows are predicted as class 9, as no reference is"):
+        with pytest.raises(ValueError, match="20 of 60 rows are predicted as class 9, which has no references"):
             fitted.values(b, torch.where(q == 0, 9, q))
         with pytest.raises(ValueError, match="predicted must be an integer class for each of 60 rows"):
             fitted.values(b, q[:-1])
