@@ -17,7 +17,7 @@ from operant.conditions import Recipe, apply, fixed
 from operant.networks import LeNet5, fit, initialise
 from operant.profile.drift import (
     Drift,
-    _what_moved,
+    _causes,
     drift,
     gaussian_kernel,
     ks_distances,
@@ -87,7 +87,7 @@ def test_the_distance_to_notice_is_where_the_test_on_outputs_turns() -> None:
     model = Classifier(nn.Sequential(nn.Linear(1, 2, bias=False)), bounds=(-9.0, 9.0), strict=True)
     grid = torch.linspace(-1, 1, 400)[:, None]
     for by, alarm in ((-0.03, False), (0.03, True)):
-        share = drift(Samples(grid), Samples(grid + 1e-3), model, generator=spawn(0)).noticed + by
+        share = drift(Samples(grid), Samples(grid + 1e-3), model, generator=spawn(0)).detectable + by
         moved = torch.where(torch.arange(400)[:, None] < share * 400, 2.5 + grid, grid) + 1e-3
         found = drift(Samples(grid), Samples(moved), model, permutations=99, generator=spawn(0))
         assert (found.outputs <= 0.05 / 3) == alarm
@@ -245,13 +245,13 @@ def test_a_change_without_a_clear_cause_is_called_so(toy) -> None:
         "class shares moved": replace(found, within=0.5, shares=0.01),
         "cause not clear": replace(found, within=0.5, shares=0.5),
     }
-    assert {name: [finding.name for finding in _what_moved(case)] for name, case in cases.items()} == {
+    assert {name: [finding.name for finding in _causes(case)] for name, case in cases.items()} == {
         name: [name] for name in cases
     }
-    assert [finding.name for finding in _what_moved(replace(found, within=None, shares=0.001))] == ["cause not clear"]
-    assert "estimate_priors" in _what_moved(replace(found, within=0.01, shares=0.01))[0].advice
-    assert "estimate_priors" not in _what_moved(cases["inputs moved"])[0].advice
-    assert _what_moved(replace(found, outputs=0.9, inputs=0.9, within=0.9)) == ()
+    assert [finding.name for finding in _causes(replace(found, within=None, shares=0.001))] == ["cause not clear"]
+    assert "estimate_priors" in _causes(replace(found, within=0.01, shares=0.01))[0].advice
+    assert "estimate_priors" not in _causes(cases["inputs moved"])[0].advice
+    assert _causes(replace(found, outputs=0.9, inputs=0.9, within=0.9)) == ()
 
 
 def test_predictions_that_the_reference_does_not_have_cannot_be_compared_within(toy) -> None:
@@ -308,7 +308,7 @@ def test_same_generator_same_numbers_a_round_trip_and_a_print(toy, tmp_path) -> 
     assert results.load(tmp_path / "drift.json", Drift) == first
     assert str(first).startswith("Drift (p = ")
     calm = drift(a, blobs(60, "c"), toy, generator=spawn(2))
-    assert str(calm).startswith("No drift noticed (p = ")
+    assert str(calm).startswith("No drift detected (p = ")
     assert "No alarm is no proof" in str(calm)
     assert "No alarm" not in str(first)
     many = replace(calm, distances=(0.1,) * 12, reference_shares=(0.1,) * 12, current_shares=(0.1,) * 12)

@@ -179,7 +179,7 @@ def test_features_of_a_model_must_be_given_again(lenet: Classifier, digits28, tm
     updated = update_profile(fitted, Samples(digits28.test.x), generator=spawn(1)).profile
     updated.save(tmp_path / "updated.json")
     load_profile(tmp_path / "updated.json", features=features)
-    with pytest.raises(ValueError, match="cannot be turned into inputs again"):
+    with pytest.raises(ValueError, match="cannot be decoded to inputs"):
         fitted.sample(3, generator=spawn(0))
     with pytest.raises(ValueError, match="no layer named nothing"):
         layer_features(lenet, "nothing")
@@ -290,7 +290,7 @@ def test_priors_that_cannot_be_are_refused(profile, held_digits) -> None:
 
 def test_a_density_that_learned_by_heart_is_refused(digits) -> None:
     for narrow in (partial(fit_kde, bandwidth=0.03), partial(fit_mixture, components=120)):
-        with pytest.raises(ValueError, match="learned them by heart"):
+        with pytest.raises(ValueError, match="it is overfitted"):
             fit_profile(digits, encoder=partial(fit_pca, dimensions=16), density=narrow, generator=spawn(0))
 
 

@@ -17,8 +17,8 @@ from operant.profile.synthesis import (
     FromImages,
     FromModel,
     FromSimulator,
-    Made,
     Source,
+    SourceBatch,
     Synthesised,
     checked_priors,
     fit_class_vaes,
@@ -169,7 +169,7 @@ def test_another_source_is_noticed() -> None:
     source, priors = SOURCES["images"]
     rows = synthesise(source, 50, priors=priors, generator=spawn(8))
     other = FromImages(images=DIGITS.train, recipe=Recipe(severities={"rotation": normal(5)}))
-    with pytest.raises(ValueError, match="of 50 rows come out otherwise than before"):
+    with pytest.raises(ValueError, match="of 50 rows differ from before"):
         remake(other, rows)
 
 
@@ -179,13 +179,13 @@ def test_anything_that_fits_is_a_source() -> None:
         method = "mine"
         count: int = CHUNK
 
-        def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> Made:
-            return Made(x=torch.rand(self.count, 2, generator=generator), y=torch.arange(n) % 2)
+        def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
+            return SourceBatch(x=torch.rand(self.count, 2, generator=generator), y=torch.arange(n) % 2)
 
     rows = synthesise(Mine(), 300, generator=spawn(0))
     assert rows.method == "mine"
     assert torch.equal(remake(Mine(), rows[250:]), rows.x[250:])
-    with pytest.raises(ValueError, match="must give 256 of everything, got \\[9\\]"):
+    with pytest.raises(ValueError, match="must return 256 rows of everything, got \\[9\\]"):
         synthesise(Mine(9), 300, generator=spawn(0))
 
 
@@ -224,7 +224,7 @@ NO_CLASS_4 = DIGITS.train[DIGITS.train.labels != 4]
             "model",
             {"bounds": (0.5, 1.0)},
             None,
-            "within bounds .*, the generative model gave values from .* to .*; rescale",
+            "inputs of the generative model must lie within bounds .*, got values from .* to .*; rescale",
         ),
         ("model", {"sample": lambda labels, _: spots(labels[1:], spawn(0))}, None, "input for each of 256 rows"),
         ("simulator", {}, [0.5, 0.6, 0.0], "priors must be 0 or more and sum to 1"),
