@@ -14,7 +14,8 @@ from operant.model import MIN_ROWS
 from operant.rng import spawn
 
 Function = Callable[..., Any]
-Args, Kwargs = tuple[Any, ...], dict[str, Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 PLAIN: tuple[Function, ...] = (F.dropout, torch.dropout, torch.dropout_)
 CHANNELS: tuple[Function, ...] = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Function = Callable[..., Any]
+from operant.measure._masks import Args, Function, Kwargs
 
 
 class TapeMismatch(Exception):
@@ -66,11 +65,11 @@ class Tape:
         """Begin the next pass."""
         self._position = 0
 
-    def call(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: Function, args: Args, kwargs: Kwargs) -> Any:
         """The function's result: computed while recording, read from the tape later."""
         return self._play(function, args, kwargs) if self.ended else self._record(function, args, kwargs)
 
-    def end(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def end(self, function: Function, args: Args, kwargs: Kwargs) -> None:
         """Mark the end point by a call that is not itself on the tape."""
         if self._end is not None:
             if self._position < len(self.calls) or not self._same(function, (args, kwargs), self._end):
@@ -87,7 +86,7 @@ class Tape:
         if any(_version(tensor) != version for tensor, version in self._watched):
             self._fail("the module changes earlier results or its own state in place")
 
-    def _record(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record(self, function: Function, args: Args, kwargs: Kwargs) -> Any:
         arguments = self._described((args, kwargs))
         out = function(*args, **kwargs)
         if isinstance(out, (list, dict, set, np.ndarray)):
@@ -99,7 +98,7 @@ class Tape:
         self.calls.append(Call(function, arguments, result, sets_state=out is None and not _any_slot(arguments)))
         return out
 
-    def _play(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _play(self, function: Function, args: Args, kwargs: Kwargs) -> Any:
         if self._position == len(self.calls):
             self._fail(f"{_name(function)} came where the first pass had a dropout")
         call = self.calls[self._position]

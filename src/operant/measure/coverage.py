@@ -11,6 +11,14 @@ States are immutable: `update` returns a new one.
 >>> new, state = state.update(ranges.neurons(model, torch.rand(8, 1, 28, 28)))
 >>> new.shape, 0 < state.coverage < 1
 (torch.Size([8]), True)
+
+References:
+    | DeepXplore: Automated Whitebox Testing of Deep Learning Systems (Pei et al., 2017), for `NC`
+    | https://arxiv.org/abs/1705.06640
+    | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018), for `KMNC`, `NBC`,
+    | `SNAC` and `TKNC`, https://arxiv.org/abs/1803.07519
+    | TensorFuzz: Debugging Neural Networks with Coverage-Guided Fuzzing (Odena et al., 2018), for `NeighbourCoverage`
+    | https://arxiv.org/abs/1807.10875
 """
 
 from __future__ import annotations
@@ -122,10 +130,6 @@ class NC:
     DeepXplore and DeepHunter first scale each layer's output to [0, 1] row by row, and the usual thresholds assume
     that: read activations with ``find_neurons(..., scaled=True)``. A layer that is constant in a row then covers
     nothing. With unscaled neurons the threshold is in the layer's own units.
-
-    References:
-        | DeepXplore: Automated Whitebox Testing of Deep Learning Systems (Pei et al., 2017)
-        | https://arxiv.org/abs/1705.06640
     """
 
     neurons: Neurons
@@ -148,10 +152,6 @@ class KMNC:
     Sections are half-open, so the largest training value lies in none; DeepGauge leaves this open. Values outside the
     range cover nothing, and the sections of a neuron that never varies cannot be covered. Values are compared with the
     t_i as rounded in the dtype of the activations.
-
-    References:
-        | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
-        | https://arxiv.org/abs/1803.07519
     """
 
     ranges: Ranges
@@ -198,10 +198,6 @@ class NBC:
     With ``strict=False`` a value on the boundary counts too, as in some tools. Then every row in which a ReLU is 0
     covers its lower corner, and a neuron that never varies covers both. With ``lower=False`` only upper corners count,
     which is `SNAC`.
-
-    References:
-        | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
-        | https://arxiv.org/abs/1803.07519
     """
 
     ranges: Ranges
@@ -232,12 +228,7 @@ class NBC:
 
 
 def SNAC(*, ranges: Ranges, scale: float = 0.0, strict: bool = True) -> NBC:
-    """Strong neuron activation coverage: only the upper corners of `NBC`.
-
-    References:
-        | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
-        | https://arxiv.org/abs/1803.07519
-    """
+    """Strong neuron activation coverage: only the upper corners of `NBC`."""
     return NBC(ranges=ranges, scale=scale, strict=strict, lower=False)
 
 
@@ -246,10 +237,6 @@ class TKNC:
     """Top-k neuron coverage: a neuron is covered once it is among the k largest of its layer.
 
     Ties go to the first neuron. In a layer of k neurons or fewer, every row covers all of them.
-
-    References:
-        | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
-        | https://arxiv.org/abs/1803.07519
     """
 
     neurons: Neurons
@@ -350,10 +337,6 @@ class NeighbourCoverage:
     Args:
         threshold: in the units of the points.
         kept: ``(M, d)``; None in the initial state.
-
-    References:
-        | TensorFuzz: Debugging Neural Networks with Coverage-Guided Fuzzing (Odena et al., 2018)
-        | https://arxiv.org/abs/1807.10875
     """
 
     threshold: float = 1.0

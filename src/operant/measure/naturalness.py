@@ -62,12 +62,9 @@ class Texture:
     whitening: Whitening = field(repr=False)
     references: Tensor = field(repr=False)  # whitened values of (some of) the fitting part
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.whitening(texture(x.to(self.references), width=self.width))
-
     def distance(self, x: Tensor, *, k: int) -> Tensor:
         """Distance of each image to its k-th nearest reference."""
-        return self._neighbours(self(x), k=k)
+        return self._neighbours(self.whitening(texture(x.to(self.references), width=self.width)), k=k)
 
     @cached_property
     def _neighbours(self) -> Neighbours:
@@ -144,7 +141,7 @@ class Naturalness:
         mean, _ = self.vae.encode(x)
         scores = {
             "reconstruction": in_chunks(lambda part: (self.vae.residual(part).square() / self.noise).mean(1), x),
-            "neighbours": self._neighbours(in_chunks(self._features, x), k=self.k),
+            "neighbours": self._neighbours(in_chunks(lambda part: self.whitening(self._tap(part)), x), k=self.k),
             "density": -self.codes.log_prob(mean),
             "intensities": in_chunks(lambda part: self.intensities(_above_levels(self.vae, part)).norm(dim=1), x),
         }
@@ -172,9 +169,6 @@ class Naturalness:
     def calibration_size(self) -> int:
         """Number of calibration inputs behind the p-values."""
         return len(self.calibration[SCORES[0]])
-
-    def _features(self, x: Tensor) -> Tensor:
-        return self.whitening(self._tap(x))
 
     @cached_property
     def _neighbours(self) -> Neighbours:

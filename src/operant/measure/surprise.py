@@ -10,6 +10,13 @@ activations instead, and ``values`` rates activations.
 >>> surprise = fit_mdsa(model, train, layers=["fc3"], by_class=False)
 >>> surprise(model, torch.rand(8, 1, 28, 28)).shape
 torch.Size([8])
+
+References:
+    | Guiding Deep Learning System Testing Using Surprise Adequacy (Kim et al., 2019), for `LSA` and `DSA`
+    | https://arxiv.org/abs/1808.08444
+    | A Review and Refinement of Surprise Adequacy (Weiss et al., 2021), https://arxiv.org/abs/2103.05939
+    | Reducing DNN Labelling Cost Using Surprise Adequacy (Kim et al., 2020), for `MDSA`
+    | https://arxiv.org/abs/2006.00894
 """
 
 from __future__ import annotations
@@ -59,12 +66,6 @@ class LSA:
     varies over A_c is left out for that class, because the covariance could not be inverted. So d may differ between
     classes, and values are best compared within one class. (Kim et al. leave a neuron out for all classes if it hardly
     varies in any, which in ReLU networks can leave very few.)
-
-    References:
-        | Guiding Deep Learning System Testing Using Surprise Adequacy (Kim et al., 2019)
-        | https://arxiv.org/abs/1808.08444
-        | A Review and Refinement of Surprise Adequacy (Weiss et al., 2021)
-        | https://arxiv.org/abs/2103.05939
     """
 
     kernels: dict[int, Kernels] = field(repr=False)
@@ -167,10 +168,6 @@ class DSA:
         DSA(x) = ‖α(x) − a‖ / min { ‖a − b‖ : b of another predicted class }                              (1)
 
     Above 1, the input is farther from that reference than the reference is from other classes.
-
-    References:
-        | Guiding Deep Learning System Testing Using Surprise Adequacy (Kim et al., 2019)
-        | https://arxiv.org/abs/1808.08444
     """
 
     references: Tensor = field(repr=False)  # (M, neurons)
@@ -217,12 +214,7 @@ def fit_dsa(
     references: int | None = None,
     generator: torch.Generator | None = None,
 ) -> DSA:
-    """Learn `DSA` from training inputs and the model's predictions; labels are not used.
-
-    Args:
-        layers: whose neurons to use; one deep layer is usual.
-        references: draw this many of the training inputs with the generator (default: use all).
-    """
+    """Learn `DSA` from training inputs and the model's predictions; arguments as for `fit_lsa`."""
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
     return replace(DSA.of(activations, predicted), neurons=neurons)
 
@@ -246,10 +238,6 @@ class MDSA:
 
     S_c⁺ is the pseudo-inverse of the covariance: directions in which the references do not vary are ignored, so layers
     with dead neurons can be used.
-
-    References:
-        | Reducing DNN Labelling Cost Using Surprise Adequacy (Kim et al., 2020)
-        | https://arxiv.org/abs/2006.00894
     """
 
     ellipsoids: dict[int, Ellipsoid] = field(repr=False)
@@ -286,13 +274,7 @@ def fit_mdsa(
     references: int | None = None,
     generator: torch.Generator | None = None,
 ) -> MDSA:
-    """Learn `MDSA` from training inputs and the model's predictions; labels are not used.
-
-    Args:
-        layers: whose neurons to use; one deep layer is usual.
-        by_class: compare with inputs of the same predicted class, or with all.
-        references: draw this many of the training inputs with the generator (default: use all).
-    """
+    """Learn `MDSA` from training inputs and the model's predictions; arguments as for `fit_lsa`."""
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
     return replace(MDSA.of(activations, predicted, by_class=by_class), neurons=neurons)
 

@@ -1,5 +1,7 @@
 """Uncertainty of a model, from its class probabilities and from those of many passes with dropout.
 
+``probs`` are class probabilities ``(N, classes)``, ``mc`` those of T passes ``(T, N, classes)``, from `mc_dropout`.
+
 References:
     | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
     | (Zhang et al., 2020), sections 2.1, 2.2 and 5.1
@@ -31,9 +33,6 @@ def prediction_confidence(probs: Tensor) -> Tensor:
 
         PCS(x) = max_i P[i] − max_{i ≠ c*} P[i],    c* = argmax_i P[i]        (1)
 
-    Args:
-        probs: ``(N, classes)``.
-
     >>> prediction_confidence(torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.125, 0.875]])).tolist()
     [0.25, 0.75]
     """
@@ -63,9 +62,6 @@ def gini(probs: Tensor) -> Tensor:
 
         gini(x) = 1 − Σ_i P[i]²        (1)
 
-    Args:
-        probs: ``(N, classes)``.
-
     References:
         | DeepGini: Prioritizing Massive Tests to Enhance the Robustness of Deep Neural Networks (Feng et al., 2020)
         | https://arxiv.org/abs/1903.00661
@@ -76,10 +72,7 @@ def gini(probs: Tensor) -> Tensor:
 def entropy(probs: Tensor) -> Tensor:
     """Entropy of the probabilities in nats; a class of probability 0 adds nothing.
 
-        H(x) = − Σ_i P[i] log P[i]        (1)
-
-    Args:
-        probs: ``(N, classes)``.
+    H(x) = − Σ_i P[i] log P[i]        (1)
     """
     return _entropy(_checked(probs, dims=2)).to(probs.dtype)  # (1)
 
@@ -124,10 +117,7 @@ def variation_ratio_original(mc: Tensor, prediction: Tensor) -> Tensor:
 def predictive_entropy(mc: Tensor) -> Tensor:
     """Entropy of the mean probabilities, in nats (PE, Definition 7).
 
-        PE(x) = − Σ_i m_i log m_i,    m_i = (1/T) Σ_k P_k[i]        (1)
-
-    Args:
-        mc: ``(T, N, classes)``.
+    PE(x) = − Σ_i m_i log m_i,    m_i = (1/T) Σ_k P_k[i]        (1)
     """
     return _entropy(_mean(_checked(mc, dims=3))).to(mc.dtype)  # (1)
 
@@ -138,9 +128,6 @@ def mutual_information(mc: Tensor) -> Tensor:
         MI(x) = PE(x) + (1/T) Σ_{k,i} P_k[i] log P_k[i]        (1)
 
     Never negative: values below zero come from rounding and are set to zero.
-
-    Args:
-        mc: ``(T, N, classes)``.
     """
     each = sum(_entropy(probs) for probs in _checked(mc, dims=3)) / len(mc)
     return (_entropy(_mean(mc)) - each).clamp_min(0).to(mc.dtype)  # (1)

@@ -21,7 +21,6 @@ from operant.profile._checks import check_classes, warning
 Array = NDArray[np.float64]
 TINY = 1e-6  # smaller priors are set to 0, which expectation-maximisation never reaches exactly
 MIN_COUNT = 10  # inputs of a class that its interval assumes at least
-METHODS = ("mlls", "bbse", "rlls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +125,13 @@ def estimate_priors(
     a, b = (np.stack(draws[name]) for name in (method, other))
     lower, upper = _percentiles(a, _counts(outputs, first), confidence)
     return Priors(
-        values=_tuple(first),
-        lower=_tuple(np.minimum(lower, first)),
-        upper=_tuple(np.maximum(upper, first)),
+        values=tuple(first.tolist()),
+        lower=tuple(np.minimum(lower, first).tolist()),
+        upper=tuple(np.maximum(upper, first).tolist()),
         confidence=confidence,
         method=method,
-        labelled=_tuple(outputs.frequencies),
-        check=_tuple(second),
+        labelled=tuple(outputs.frequencies.tolist()),
+        check=tuple(second.tolist()),
         findings=_disagreement(method, other, first - second, a - b) + _one_class(outputs),
     )
 
@@ -304,15 +303,11 @@ def _draw(n: int, generator: torch.Generator) -> NDArray[np.int64]:
     return torch.randint(n, (n,), generator=generator, device=generator.device).cpu().numpy()
 
 
-def _tuple(values: Array) -> tuple[float, ...]:
-    return tuple(float(v) for v in values)
-
-
 def _check(
     model: Classifier, labelled: Samples, field: Samples, method: str, resamples: int, confidence: float
 ) -> None:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if method not in ESTIMATORS:
+        raise ValueError(f"method must be one of {', '.join(ESTIMATORS)}, got {method!r}")
     if resamples < 20:
         raise ValueError(f"resamples must be at least 20 for an interval, got {resamples}; 200 is usual")
     if not 0 < confidence < 1:

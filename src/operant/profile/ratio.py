@@ -106,6 +106,7 @@ def fit_ratio(
         | Discriminative Learning Under Covariate Shift (Bickel et al., 2009)
         | Probabilistic Outputs for Support Vector Machines (Platt, 1999)
     """
+    from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
 
     _check(pool, field, clip)
@@ -118,7 +119,8 @@ def fit_ratio(
     z, y = ((terms - centre) / scale).cpu().numpy(), np.repeat([0, 1], [len(pool), len(field)])
     folds = (mix(both.ids) * FOLDS).long().clamp_max(FOLDS - 1).numpy()
     coefficients, logits = _cross_fitted(z, y, folds)
-    calibration = _platt(logits, y)
+    platt = LogisticRegression(C=1e4, max_iter=2000).fit(logits[:, None], y)
+    calibration = float(platt.coef_[0, 0]), float(platt.intercept_[0])
     odds = len(pool) / len(field)
     mass = _clipped(_ratios(torch.from_numpy(logits[y == 0]), calibration, odds), clip)
     auc, effective = float(roc_auc_score(y, logits)), 1 / float(mass.square().sum())
@@ -156,13 +158,6 @@ def _cross_fitted(z: Array, y: Array, folds: NDArray[np.int64]) -> tuple[Array, 
         rows.append(np.concatenate([learned.intercept_, learned.coef_[0]]))
         logits[out] = learned.decision_function(z[out]) if out.any() else 0
     return np.stack(rows), logits
-
-
-def _platt(logits: Array, y: Array) -> tuple[float, float]:
-    from sklearn.linear_model import LogisticRegression
-
-    learned = LogisticRegression(C=1e4, max_iter=2000).fit(logits[:, None], y)
-    return float(learned.coef_[0, 0]), float(learned.intercept_[0])
 
 
 def _ratios(logits: Tensor, calibration: tuple[float, float], odds: float) -> Tensor:
