@@ -35,21 +35,13 @@ SELU_LIMIT = -1.7580993408473766  # SELU's limit for small inputs; alpha dropout
 
 @dataclass(frozen=True)
 class DropoutCall:
-    """An active call of a dropout function, without its input.
+    """An active call of a dropout function, without its input."""
 
-    Attributes:
-        shape: of the input.
-        rate: share of the values to drop.
-        channels: drop whole channels (the second dimension) instead of single values.
-        alpha: replace dropped values by `SELU_LIMIT`, then shift and scale back to the mean and variance of the input.
-        in_place: overwrite the input.
-    """
-
-    shape: tuple[int, ...]
-    rate: float
-    channels: bool
-    alpha: bool
-    in_place: bool
+    shape: tuple[int, ...]  # of the input
+    rate: float  # share of the values to drop
+    channels: bool  # drop whole channels (the second dimension) instead of single values
+    alpha: bool  # replace dropped values by `SELU_LIMIT`, then restore the input's mean and variance
+    in_place: bool  # overwrite the input
 
     def apply(self, x: Tensor, keep: Tensor) -> Tensor:
         """The call's result for a mask that is true where values are kept."""
@@ -105,15 +97,10 @@ def _fused_rate(args: Args, kwargs: Kwargs) -> float:
 
 @dataclass(frozen=True)
 class RowAxis:
-    """Which dimension of a dropout's input counts rows.
+    """Which dimension of a dropout's input counts rows."""
 
-    Attributes:
-        axis: the dimension, or None if no dimension counts rows alone.
-        others: the sizes of the other dimensions, to recognise the same input later.
-    """
-
-    axis: int | None
-    others: tuple[int, ...]
+    axis: int | None  # None if no dimension counts rows alone
+    others: tuple[int, ...]  # sizes of the other dimensions, to recognise the same input later
 
     @staticmethod
     def of(smaller: tuple[int, ...], larger: tuple[int, ...]) -> RowAxis:

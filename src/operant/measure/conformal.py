@@ -41,15 +41,12 @@ def conformal_p_values(scores: Tensor, calibration: Tensor) -> Tensor:
 
 
 def min_bonferroni(p: Tensor) -> Tensor:
-    """One p-value per row from k p-values of the same input, valid under any dependence between them.
+    """One p-value per row from k p-values ``(N, k)`` of the same input, valid under any dependence between them.
 
         p = min(1, k · minⱼ pⱼ)        (1)
 
     >>> min_bonferroni(torch.tensor([[0.01, 0.5], [0.7, 0.9]]))
     tensor([0.0200, 1.0000])
-
-    Args:
-        p: p-values ``(N, k)``.
     """
     if p.ndim != 2 or p.shape[1] == 0:
         raise ValueError(f"p-values to combine must have shape (N, k), one column per test, got {tuple(p.shape)}")

@@ -293,14 +293,10 @@ def rank_correlation(naturalness: Naturalness, x: Tensor) -> float:
 
 
 def neighbour_distance(features: Tensor, references: Tensor, *, k: int = 5) -> Tensor:
-    """Euclidean distance of each row to its k-th nearest reference; differentiable in ``features``.
+    """Euclidean distance of each row ``(N, d)`` to its k-th nearest reference; differentiable in ``features``.
 
     The neighbour is found by |a - b|² = |a|² - 2ab + |b|², one matrix product for all pairs. The distance is computed
     from the difference itself, because that sum loses its digits for close rows.
-
-    Args:
-        features: ``(N, d)``.
-        references: ``(n, d)``, at least k of them.
 
     >>> neighbour_distance(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [2.0], [4.0]]), k=2)
     tensor([2., 7.])

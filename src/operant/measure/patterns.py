@@ -39,8 +39,6 @@ TITLES = {"pcs": "PCS", "vro": "VRO", "vr": "VR", "pe": "PE", "mi": "MI"}
 COLOURS = {"benign": "#2e8b57", "adversarial": "#e67e22"}
 MARKERS = {"HH": "*", "LL": "o", "LH": "^", "HL": "D", "": "."}  # as in the paper's Fig. 3; dots for no pattern
 
-# Patterns -------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
@@ -324,9 +322,6 @@ def _areas(
 def toward_adversarial(name: str, values: Tensor) -> Tensor:
     """The measure with the sign that makes it high for adversarial cases: only PCS is reversed."""
     return -values if name == "pcs" else values
-
-
-# The plane ------------------------------------------------------------------------------------------------------------
 
 
 def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT, title: str = "") -> Figure:

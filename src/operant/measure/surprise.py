@@ -35,9 +35,6 @@ from operant.model import Classifier
 ROWS, POINTS = 1024, 4096  # rows and references per block
 
 
-# Likelihood
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kernels:
     """A Gaussian kernel density with one full covariance, in coordinates that make it the identity."""
@@ -157,9 +154,6 @@ def _whitened(a: Tensor, centre: Tensor, factor: Tensor) -> Tensor:
     return z.T.contiguous()
 
 
-# Distance
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DSA:
     """Distance-based surprise: distance to the nearest reference of the same class, relative to its class margin.
@@ -217,9 +211,6 @@ def fit_dsa(
     """Learn `DSA` from training inputs and the model's predictions; arguments as for `fit_lsa`."""
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
     return replace(DSA.of(activations, predicted), neurons=neurons)
-
-
-# Mahalanobis distance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

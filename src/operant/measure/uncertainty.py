@@ -48,7 +48,6 @@ def margin(probs: Tensor, label: Tensor | None = None) -> Tensor:
     1 - margin is a risk score: 0 for a certain correct prediction, 2 for a certain wrong one.
 
     Args:
-        probs: ``(N, classes)``.
         label: ``(N,)`` (default: the predicted class, which gives `prediction_confidence`).
     """
     if label is None:
@@ -89,7 +88,6 @@ def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
     exact, in double precision, so that they can be compared with thresholds such as 0.4.
 
     Args:
-        mc: ``(T, N, classes)``, from `mc_dropout`.
         label: ``(N,)`` (default: the most frequent prediction).
     """
     passes, n, classes = _checked(mc, dims=3).shape
@@ -108,7 +106,6 @@ def variation_ratio_original(mc: Tensor, prediction: Tensor) -> Tensor:
         VRO(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = L(x)]        (1)
 
     Args:
-        mc: ``(T, N, classes)``.
         prediction: ``(N,)``, of the model without dropout.
     """
     return variation_ratio(mc, prediction)  # (1)
@@ -145,9 +142,6 @@ def _entropy(probs: Tensor) -> Tensor:
     """In double precision, because differences of entropies may be far smaller than the entropies."""
     terms: Tensor = torch.special.entr(probs.double())
     return terms.sum(1)
-
-
-# Patterns -------------------------------------------------------------------------------------------------------------
 
 
 def pattern(
@@ -187,9 +181,6 @@ def _letters(values: Tensor, low: float, high: float) -> npt.NDArray[np.str_]:
     return np.where((values < low).cpu().numpy(), "L", np.where((values > high).cpu().numpy(), "H", ""))
 
 
-# Suites ---------------------------------------------------------------------------------------------------------------
-
-
 def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: torch.Generator) -> Suite:
     """The suite with additional columns for each case: ``pcs gini entropy label_margin vr vro pe mi pattern``.
 
@@ -199,7 +190,6 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
 
     Args:
         model: one with dropout.
-        suite: any.
         passes: T, at least 2; the paper uses 50 for MNIST and 100 for larger images.
         generator: one number is drawn from it.
     """

@@ -30,18 +30,13 @@ class ImageDescriptor:
 
     so that means of φ describe how each is distributed. Unlike ranks, u is smooth: rounding errors in images hardly
     change it.
-
-    Attributes:
-        bounds: smallest and largest value of an image.
-        mean, axes: mean and principal components of small copies of the images.
-        centre, scale: mean and standard deviation of the numbers.
     """
 
-    bounds: tuple[float, float]
-    mean: Tensor
-    axes: Tensor
-    centre: Tensor
-    scale: Tensor
+    bounds: tuple[float, float]  # smallest and largest value of an image
+    mean: Tensor  # of small copies of the images
+    axes: Tensor  # principal components of these
+    centre: Tensor  # mean of the numbers
+    scale: Tensor  # standard deviation of the numbers
 
     @staticmethod
     def of(x: Tensor, bounds: tuple[float, float]) -> ImageDescriptor:

@@ -138,7 +138,6 @@ def drift(
     Args:
         reference: earlier inputs. Not the training data, on which the model is more confident.
         current: later inputs.
-        model: gives the outputs.
         level: false-alarm probability.
         permutations: for (2) and (3); the smallest p-value is 1 / (permutations + 1).
         rows: maximum number of inputs per side for (2) and (3), drawn at random; memory grows with its square.
@@ -179,9 +178,6 @@ def drift(
     return replace(result, findings=(*_causes(result), *_dependence(reference, current)))
 
 
-# Outputs
-
-
 def ks_distances(a: Tensor, b: Tensor) -> Tensor:
     """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions.
 
@@ -205,9 +201,6 @@ def _outputs_p_value(a: Tensor, b: Tensor, distances: Tensor) -> float:
 def _detectable(n: int, m: int, classes: int, level: float) -> float:
     """The D whose asymptotic p-value, 2 exp(-2 D² nm / (n + m)), is one class's share of the level."""
     return min(1.0, math.sqrt(math.log(2 * TESTS * classes / level) * (n + m) / (2 * n * m)))
-
-
-# Inputs
 
 
 def gaussian_kernel(x: Tensor) -> Tensor:

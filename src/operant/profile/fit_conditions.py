@@ -170,9 +170,6 @@ def _parameter(p: FreeParameter, t: float, lower: float, upper: float) -> Parame
     return Parameter(condition=p.condition, name=p.name, value=p.value(t), lower=low, upper=high, limits=(first, last))
 
 
-# Intervals and distances
-
-
 def _intervals(
     matcher: ConditionMatcher, t: Array, root: Array, resamples: int, confidence: float, generator: torch.Generator
 ) -> tuple[Array, Array]:

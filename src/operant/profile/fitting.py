@@ -249,9 +249,6 @@ def with_priors(mass: Tensor, pool: Samples, priors: Priors | Sequence[float]) -
     return weights / weights.sum()
 
 
-# Updates --------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProfileUpdate:
     """An updated profile, and how far it moved.

@@ -95,11 +95,9 @@ def estimate_priors(
     widened for small samples as Hesterberg advises.
 
     Args:
-        model: gives the outputs.
         labelled: labelled inputs *outside* the training data; every class must occur.
         field: inputs from operation; labels are ignored.
         method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
-        resamples: bootstrap resamples.
         confidence: of each class's interval.
         generator: draws the resamples.
 
@@ -241,9 +239,6 @@ def _fit_calibration(logits: Array, y: NDArray[np.int64], start: Array) -> Array
 
     best: Array = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
     return best
-
-
-# Intervals
 
 
 def _counts(outputs: _Outputs, priors: Array) -> Array:

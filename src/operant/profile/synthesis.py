@@ -162,9 +162,6 @@ def _chunk(source: Source, seed: int, priors: Sequence[float] | None) -> SourceB
     return batch
 
 
-# Labelled images under conditions
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FromImages:
     """Labelled images under field conditions, drawn with replacement from the images of each class.
@@ -187,9 +184,6 @@ class FromImages:
         drawn = self.recipe.draw(n, generator=generator)
         x = apply(self.images.x.detach()[rows], drawn)
         return SourceBatch(x=x, y=y[rows], source=self.images.ids[rows], parameters=drawn.columns())
-
-
-# A generative model
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -270,9 +264,6 @@ def fit_class_vaes(
         means.append(mean.mean(0).detach())
         roots.append(torch.linalg.cholesky(spread).detach().contiguous())
     return ClassVAEs(vaes=tuple(vaes), means=tuple(means), roots=tuple(roots))
-
-
-# A simulator
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
