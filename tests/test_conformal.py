@@ -1,4 +1,4 @@
-"""Conformal p-values: the definition written out, and the promise they make, by counting and by simulation."""
+"""Conformal p-values: the definition written out, and the guarantee they make, by counting and by simulation."""
 
 import math
 
@@ -14,9 +14,9 @@ from operant.measure.conformal import (
     Conformal,
     check_level,
     conformal_p_values,
-    fewest,
     fit_conformal,
     min_bonferroni,
+    min_calibration_size,
 )
 from operant.results import load, save
 
@@ -70,8 +70,8 @@ def test_single_and_double_precision_may_meet():
     assert torch.equal(conformal_p_values(c.double(), c), by_counting(c, c))
 
 
-# The promise, by counting: of n + 1 exchangeable scores each is as likely as any other to be the new one, so the share
-# of them whose p-value against the n others is at most a level is the very probability that is promised.
+# The guarantee, by counting: each of n + 1 exchangeable scores is equally likely to be the new one. So the guaranteed
+# probability is the share of them whose p-value against the n others is at most the level.
 
 
 def left_out(scores: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def left_out(scores: Tensor) -> Tensor:
 @given(
     scores=st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=30) | st.lists(st.integers(0, 4), min_size=2)
 )
-def test_the_promise_holds_exactly_for_any_scores_with_or_without_ties(scores):
+def test_the_guarantee_holds_exactly_for_any_scores_with_or_without_ties(scores):
     p = left_out(torch.tensor(scores))
     n = len(scores)
     for level in {*LEVELS, *(i / n for i in range(1, n + 1))}:
@@ -99,7 +99,7 @@ def test_the_promise_holds_exactly_for_any_scores_with_or_without_ties(scores):
 
 @settings(max_examples=60)
 @given(data=st.data(), k=st.integers(1, 4), n=st.integers(2, 20))
-def test_the_promise_holds_exactly_for_several_scores_together(data, k, n):
+def test_the_guarantee_holds_exactly_for_several_scores_together(data, k, n):
     rows = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=k, max_size=k), min_size=n, max_size=n))
     p = min_bonferroni(left_out(torch.tensor(rows)))
     for level in {*LEVELS, *(i / n for i in range(1, n + 1))}:
@@ -108,7 +108,7 @@ def test_the_promise_holds_exactly_for_several_scores_together(data, k, n):
 
 @pytest.mark.parametrize("kind", ["continuous", "heavy ties", "mostly zero", "three dependent"])
 @pytest.mark.parametrize("n", [19, 60, 333])
-def test_the_promise_holds_in_simulation(kind, n):
+def test_the_guarantee_holds_in_simulation(kind, n):
     """2000 calibration sets, one new input each: no level is passed too often, tested at .01 for all of them."""
     repeats, generator = 2000, spawn(0, kind, n)
     x = torch.randn(repeats, n + 1, 3, generator=generator)
@@ -145,7 +145,7 @@ def test_bonferroni_by_hand():
 @given(calibration=SCORES | TIED_SCORES, level=st.floats(0.01, 0.99))
 def test_a_score_above_the_threshold_is_one_whose_p_value_falls_below_the_level(calibration, level):
     conformal = fit_conformal(torch.tensor(calibration))
-    if len(conformal) < fewest(level):
+    if len(conformal) < min_calibration_size(level):
         with pytest.raises(ValueError, match="no p-value can fall below level"):
             conformal.threshold(level)
         return
@@ -156,8 +156,8 @@ def test_a_score_above_the_threshold_is_one_whose_p_value_falls_below_the_level(
 
 @settings(max_examples=100)
 @given(level=st.floats(0.001, 0.999), tests=st.integers(1, 5))
-def test_fewest_is_the_smallest_number_that_lets_a_p_value_fall_below_a_level(level, tests):
-    n = fewest(level, tests=tests)
+def test_min_calibration_size_is_the_smallest_number_that_lets_a_p_value_fall_below_a_level(level, tests):
+    n = min_calibration_size(level, tests=tests)
     check_level(level, n, tests=tests)
     far = conformal_p_values(torch.tensor([9.0]), torch.zeros(n)).expand(1, tests)
     assert float(min_bonferroni(far)) < level
@@ -166,7 +166,7 @@ def test_fewest_is_the_smallest_number_that_lets_a_p_value_fall_below_a_level(le
             check_level(level, n - 1, tests=tests)
 
 
-# The smooth stand-in
+# The smooth surrogate
 
 
 @settings(max_examples=60)
@@ -227,10 +227,10 @@ def test_gradients_stop_at_p_values():
     assert not fit_conformal(scores).calibration.requires_grad
 
 
-# Refusals
+# Rejected input
 
 
-def test_what_gives_no_p_value_is_refused():
+def test_what_gives_no_p_value_is_rejected():
     c, nan = torch.arange(5.0), torch.tensor([0.0, math.nan])
     with pytest.raises(ValueError, match="there are no calibration scores"):
         conformal_p_values(c, c[:0])
@@ -252,12 +252,12 @@ def test_what_gives_no_p_value_is_refused():
 
 
 @pytest.mark.parametrize("p", [torch.tensor([[0.0, 0.5]]), torch.tensor([[math.nan]]), torch.tensor([[1.5]])])
-def test_what_is_no_p_value_is_refused(p):
+def test_what_is_not_a_p_value_is_rejected(p):
     with pytest.raises(ValueError, match=r"p-values must lie in \(0, 1\]"):
         min_bonferroni(p)
 
 
-def test_p_values_without_columns_are_refused():
+def test_p_values_without_columns_are_rejected():
     for shape in [(3,), (3, 0), (3, 2, 2)]:
         with pytest.raises(ValueError, match=r"must have shape \(N, k\)"):
             min_bonferroni(torch.ones(shape))

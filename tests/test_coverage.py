@@ -84,7 +84,7 @@ def test_resnet_neurons_and_how_they_add_up_to_the_papers() -> None:
 
 
 class Habits(nn.Module):
-    """What other people's modules do: one ReLU for all, in place; functions for layers; unused parts; weight norm."""
+    """Unusual features of modules: one shared ReLU, in place; functions for layers; unused parts; weight norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Habits(nn.Module):
 
 
 def test_neurons_of_a_module_with_habits() -> None:
-    """A shared ReLU does not speak for the layers before it; what computes weights or never runs has no neurons."""
+    """A shared ReLU does not represent the layers before it; parametrisations and unused parts have no neurons."""
     found = find_neurons(Classifier(Habits()), torch.rand(5, 1, 8, 8))
     assert dict(zip(found.layers, found.sizes, strict=True)) == {
         "norm": 3,
@@ -156,17 +156,17 @@ def test_neurons_are_named_and_read_as_asked(lenet, digits28) -> None:
     ("layers", "sentence"),
     [
         (["fc9"], "no layer named fc9; this model has conv1, relu_conv1"),
-        ("fc1", "layers must be several names, got the single string 'fc1'"),
+        ("fc1", "layers must be a list of names, got the single string 'fc1'"),
         ([], "layers must name at least one of conv1, relu_conv1"),
-        (["fc1", "fc1"], "a layer must be named once, got fc1 more than once"),
+        (["fc1", "fc1"], "each layer must be named once, got fc1 more than once"),
     ],
 )
-def test_wrong_layers_are_refused(lenet, digits28, layers, sentence) -> None:
+def test_wrong_layers_are_rejected(lenet, digits28, layers, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         find_neurons(lenet, digits28.test.x, layers=layers)
 
 
-def test_wrong_inputs_and_models_are_refused(lenet, digits28, ranges) -> None:
+def test_wrong_inputs_and_models_are_rejected(lenet, digits28, ranges) -> None:
     with pytest.raises(ValueError, match="inputs contain NaN"):
         fit_ranges(lenet, Samples(digits28.test.x * float("nan")))
     with pytest.raises(ValueError, match="there are no inputs"):
@@ -210,14 +210,14 @@ def test_the_standard_deviation_survives_a_large_mean() -> None:
     np.testing.assert_allclose(std, a.numpy().std(0), rtol=1e-9)
 
 
-def test_ranges_come_back_from_disk(tmp_path, ranges) -> None:
+def test_ranges_can_be_loaded_from_disk(tmp_path, ranges) -> None:
     save(ranges, tmp_path / "ranges.json")
     back = load(tmp_path / "ranges.json", Ranges)
     assert back.neurons == ranges.neurons
     assert all(torch.equal(getattr(back, name), getattr(ranges, name)) for name in ("low", "high", "std"))
 
 
-def test_data_that_say_nothing_are_refused(lenet, digits28) -> None:
+def test_data_that_say_nothing_are_rejected(lenet, digits28) -> None:
     one = digits28.train[:1]
     with pytest.raises(ValueError, match="must vary for ranges to be learned, got 1 rows"):
         fit_ranges(lenet, one)
@@ -231,7 +231,7 @@ def test_data_that_say_nothing_are_refused(lenet, digits28) -> None:
 
 
 def profile(criterion: Criterion, activations: Tensor) -> np.ndarray:
-    """Truths ``(N, size)``: what each row covers."""
+    """Booleans ``(N, size)``: what each row covers."""
     hits = criterion.hits(activations)
     table = torch.zeros(len(hits), criterion.size + 1, dtype=torch.bool)
     return table.scatter_(1, torch.where(hits < 0, criterion.size, hits), True)[:, :-1].numpy()
@@ -331,7 +331,7 @@ def test_tknc_takes_the_largest_of_each_layer(ranges, activations, k) -> None:
     assert np.array_equal(profile(TKNC(neurons=ranges.neurons, k=k), activations), expected)
 
 
-def test_wrong_options_are_refused(ranges) -> None:
+def test_wrong_options_are_rejected(ranges) -> None:
     for wrong in (lambda: KMNC(ranges=ranges, k=0), lambda: TKNC(neurons=ranges.neurons, k=0)):
         with pytest.raises(ValueError, match="k must be"):
             wrong()
@@ -340,7 +340,7 @@ def test_wrong_options_are_refused(ranges) -> None:
             kind(ranges=ranges, scale=-1.0)
     with pytest.raises(ValueError, match="threshold must be a distance, 0 or more, got nan"):
         NeighbourCoverage(threshold=float("nan"))
-    with pytest.raises(ValueError, match="covered must be 268 truths"):
+    with pytest.raises(ValueError, match="covered must be 268 booleans"):
         Coverage(criterion=SNAC(ranges=ranges), covered=torch.zeros(268))
     with pytest.raises(ValueError, match="low must hold one value for each of 268 neurons"):
         Ranges(neurons=ranges.neurons, low=ranges.low[1:], high=ranges.high, std=ranges.std)
@@ -463,7 +463,7 @@ def test_coverage_never_falls_and_old_states_stay(case, at) -> None:
 @settings(max_examples=40)
 @given(cases(), st.integers(0, 30), st.integers(0, 2**32))
 def test_the_order_of_batches_does_not_matter_in_the_end(case, at, seed) -> None:
-    """But for nearest neighbours, where who comes first is kept."""
+    """Except for nearest neighbours, where the first row is kept."""
     states, rows = case
     for start in states[:-1]:
         end = start.update(rows)[1]
@@ -508,7 +508,7 @@ def test_a_state_is_plain_tensors(tmp_path, ranges, activations) -> None:
     assert torch.equal(load(tmp_path / "kept.json", NeighbourCoverage).kept, kept.kept)
 
 
-def test_wrong_activations_are_refused(ranges, activations) -> None:
+def test_wrong_activations_are_rejected(ranges, activations) -> None:
     state = Coverage.of(KMNC(ranges=ranges))
     wrong = activations.clone()
     wrong[3, 5] = torch.nan

@@ -1,4 +1,4 @@
-"""Drift: tests agree with oracles and keep their level, known shifts are noticed and named, bad input is refused."""
+"""Drift: tests agree with oracles and keep their level, known shifts are detected and named, bad input is rejected."""
 
 import sys
 from dataclasses import replace
@@ -17,7 +17,7 @@ from operant.conditions import Recipe, apply, fixed
 from operant.networks import LeNet5, fit, initialise
 from operant.profile.drift import (
     Drift,
-    _what_moved,
+    _causes,
     drift,
     gaussian_kernel,
     ks_distances,
@@ -42,7 +42,7 @@ def toy() -> Classifier:
 
 
 def blobs(n: int, *path: int | str, priors: tuple[float, ...] = (1.0, 1.0, 1.0), lift: float = 0.0) -> Samples:
-    """Inputs of these priors; ``lift`` moves them along the second axis, which the model does not look at."""
+    """Inputs of these priors; ``lift`` moves them along the second axis, which the model ignores."""
     generator = spawn(0, *path)
     y = torch.multinomial(torch.tensor(priors), n, replacement=True, generator=generator)
     noise = 0.6 * torch.randn(n, 2, generator=generator)
@@ -82,12 +82,12 @@ def test_the_p_value_of_outputs_is_the_smallest_of_scipys_times_the_classes(toy,
     assert found.most_moved == int(np.argmax([t.statistic for t in theirs]))
 
 
-def test_the_distance_to_notice_is_where_the_test_on_outputs_turns() -> None:
+def test_the_detectable_distance_is_where_the_test_on_outputs_turns() -> None:
     """Reference outputs lie evenly on a line, a share of the current ones is moved beyond its end."""
     model = Classifier(nn.Sequential(nn.Linear(1, 2, bias=False)), bounds=(-9.0, 9.0), strict=True)
     grid = torch.linspace(-1, 1, 400)[:, None]
     for by, alarm in ((-0.03, False), (0.03, True)):
-        share = drift(Samples(grid), Samples(grid + 1e-3), model, generator=spawn(0)).noticed + by
+        share = drift(Samples(grid), Samples(grid + 1e-3), model, generator=spawn(0)).detectable + by
         moved = torch.where(torch.arange(400)[:, None] < share * 400, 2.5 + grid, grid) + 1e-3
         found = drift(Samples(grid), Samples(moved), model, permutations=99, generator=spawn(0))
         assert (found.outputs <= 0.05 / 3) == alarm
@@ -115,7 +115,7 @@ def test_mmd_is_its_definition_for_every_split(n: int, m: int, seed: int) -> Non
 
 
 def test_mmd_is_zero_on_average_over_all_splits(generator) -> None:
-    """Unbiased: what one split has too much, the others have too little."""
+    """Unbiased: deviations of the splits cancel."""
     kernel = gaussian_kernel(torch.randn(7, 2, generator=generator))
     columns = torch.zeros(7, 35, dtype=torch.float64)
     for column, rows in enumerate(combinations(range(7), 3)):
@@ -216,7 +216,7 @@ def test_re_splits_of_the_same_data_raise_no_more_alarms_than_the_level_allows(t
     assert alarms <= 18  # not rejected against 5 % of 200 at level .01
 
 
-def test_a_change_of_class_shares_is_noticed_and_named(toy) -> None:
+def test_a_change_of_class_shares_is_detected_and_named(toy) -> None:
     found = drift(blobs(300, "a"), blobs(300, "b", priors=(1.0, 2.0, 5.0)), toy, generator=spawn(0))
     assert found.alarm
     assert found.outputs < 1e-3 and found.inputs < 0.01 and found.shares < 1e-6  # noqa: PT018
@@ -227,7 +227,7 @@ def test_a_change_of_class_shares_is_noticed_and_named(toy) -> None:
     assert sum(found.moved) == pytest.approx(0, abs=1e-6)
 
 
-def test_a_change_that_the_model_does_not_see_is_noticed_in_the_inputs(toy) -> None:
+def test_a_change_that_the_model_does_not_see_is_detected_in_the_inputs(toy) -> None:
     found = drift(blobs(300, "a"), blobs(300, "b", lift=0.6), toy, generator=spawn(0))
     assert found.alarm
     assert found.outputs > 0.1
@@ -245,13 +245,13 @@ def test_a_change_without_a_clear_cause_is_called_so(toy) -> None:
         "class shares moved": replace(found, within=0.5, shares=0.01),
         "cause not clear": replace(found, within=0.5, shares=0.5),
     }
-    assert {name: [finding.name for finding in _what_moved(case)] for name, case in cases.items()} == {
+    assert {name: [finding.name for finding in _causes(case)] for name, case in cases.items()} == {
         name: [name] for name in cases
     }
-    assert [finding.name for finding in _what_moved(replace(found, within=None, shares=0.001))] == ["cause not clear"]
-    assert "estimate_priors" in _what_moved(replace(found, within=0.01, shares=0.01))[0].advice
-    assert "estimate_priors" not in _what_moved(cases["inputs moved"])[0].advice
-    assert _what_moved(replace(found, outputs=0.9, inputs=0.9, within=0.9)) == ()
+    assert [finding.name for finding in _causes(replace(found, within=None, shares=0.001))] == ["cause not clear"]
+    assert "estimate_priors" in _causes(replace(found, within=0.01, shares=0.01))[0].advice
+    assert "estimate_priors" not in _causes(cases["inputs moved"])[0].advice
+    assert _causes(replace(found, outputs=0.9, inputs=0.9, within=0.9)) == ()
 
 
 def test_predictions_that_the_reference_does_not_have_cannot_be_compared_within(toy) -> None:
@@ -274,7 +274,7 @@ def test_the_sides_are_alike(toy) -> None:
     assert (one.sizes, other.sizes) == ((90, 70), (70, 90))
 
 
-def test_labels_are_not_looked_at(toy) -> None:
+def test_labels_are_ignored(toy) -> None:
     a, b = blobs(60, "a"), blobs(60, "b")
     bare = [Samples(s.x) for s in (a, b)]
     assert drift(a, b, toy, generator=spawn(0)) == drift(*bare, toy, generator=spawn(0))
@@ -308,7 +308,7 @@ def test_same_generator_same_numbers_a_round_trip_and_a_print(toy, tmp_path) -> 
     assert results.load(tmp_path / "drift.json", Drift) == first
     assert str(first).startswith("Drift (p = ")
     calm = drift(a, blobs(60, "c"), toy, generator=spawn(2))
-    assert str(calm).startswith("No drift noticed (p = ")
+    assert str(calm).startswith("No drift detected (p = ")
     assert "No alarm is no proof" in str(calm)
     assert "No alarm" not in str(first)
     many = replace(calm, distances=(0.1,) * 12, reference_shares=(0.1,) * 12, current_shares=(0.1,) * 12)
@@ -319,7 +319,7 @@ def test_same_generator_same_numbers_a_round_trip_and_a_print(toy, tmp_path) -> 
 
 
 def digits_sides(digits28, repetition: int) -> tuple[Samples, Samples]:
-    """The test digits, dealt in two halves anew."""
+    """The test digits, split again into two halves."""
     order = torch.randperm(len(digits28.test), generator=spawn(repetition, "deal"))
     return digits28.test[order[::2]], digits28.test[order[1::2]]
 
@@ -330,12 +330,12 @@ def blurred(samples: Samples, sigma: float) -> Samples:
 
 
 def zipf(samples: Samples, n: int, generator: torch.Generator) -> Samples:
-    """At most n different inputs, classes as often as Zipf's law has it."""
+    """At most n different inputs, with class shares by Zipf's law."""
     wanted = torch.multinomial(ZIPF, n, replacement=True, generator=generator).bincount(minlength=10)
     return samples[torch.cat([(samples.labels == c).nonzero().flatten()[: wanted[c]] for c in range(10)])]
 
 
-def test_digits_that_moved_are_noticed_and_their_cause_is_named(lenet, digits28) -> None:
+def test_digits_that_moved_are_detected_and_their_cause_is_named(lenet, digits28) -> None:
     reference, current = digits_sides(digits28, 0)
     cases = {
         "inputs moved": blurred(current, 2.0),  # digits of 8 pixels made 28: one of their pixels is 3.5 of these
@@ -368,7 +368,7 @@ def test_re_splits_of_digits_raise_no_more_alarms_than_the_level_allows(learner)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shift", ["blur", "zipf"])
-def test_shifts_of_digits_are_noticed_nine_times_in_ten(learner, shift: str) -> None:
+def test_shifts_of_digits_are_detected_nine_times_in_ten(learner, shift: str) -> None:
     model, pool = learner
     alarms = 0
     for r in range(100):
@@ -379,10 +379,10 @@ def test_shifts_of_digits_are_noticed_nine_times_in_ten(learner, shift: str) -> 
     assert alarms > 90
 
 
-# What is told, what is refused
+# Findings and rejected input
 
 
-def test_inputs_that_occur_twice_are_told(toy) -> None:
+def test_inputs_that_occur_twice_are_reported(toy) -> None:
     a, b = blobs(60, "a"), blobs(60, "b")
     shared = Samples.concat([b[:50], a[:3]])
     found = drift(a, shared, toy, generator=spawn(0))
@@ -393,7 +393,7 @@ def test_inputs_that_occur_twice_are_told(toy) -> None:
     assert "10 of 70 current inputs" in str(repeated)
 
 
-def test_bad_input_is_refused_with_a_sentence(toy) -> None:
+def test_bad_input_is_rejected_with_a_sentence(toy) -> None:
     a, b = blobs(60, "a"), blobs(60, "b")
     wide = Samples(torch.rand(60, 3))
     holes = Samples(torch.where(torch.arange(60)[:, None] < 2, torch.nan, b.x))

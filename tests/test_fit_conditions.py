@@ -1,4 +1,4 @@
-"""Fitting field conditions: hidden recipes come out, absent conditions stay out, what is not explained is told."""
+"""Fitting field conditions: hidden recipes come out, absent conditions stay out, what is not explained is reported."""
 
 import io
 import math
@@ -12,8 +12,8 @@ from rich.console import Console
 
 from operant import Samples, load_digits, results, spawn
 from operant.conditions import Recipe, Severity, apply, fixed, half_normal, normal, uniform
-from operant.profile._appearance import Look
-from operant.profile._matching import _mixture, _narrowed, unknowns_of
+from operant.profile._appearance import ImageDescriptor
+from operant.profile._matching import _mixture, _narrowed, free_parameters
 from operant.profile.fit_conditions import FittedConditions, fit_conditions
 
 WIDEST = Recipe(severities={"rotation": normal(40), "gaussian_noise": uniform(0, 0.5)})
@@ -27,7 +27,7 @@ def parts() -> dict[str, Samples]:
 
 
 def under(samples: Samples, severities: dict[str, Severity], seed: int = 0) -> Samples:
-    """What arrives from the field: no labels, and these conditions."""
+    """Field data: no labels, and these conditions."""
     drawn = Recipe(severities=severities).draw(len(samples), generator=spawn(seed, "field"))
     return Samples(apply(samples.x, drawn))
 
@@ -83,7 +83,7 @@ def test_other_priors_are_not_mistaken_for_conditions(parts) -> None:
     assert sum(fitted.priors) == pytest.approx(1)
 
 
-def test_what_no_condition_explains_is_told(parts) -> None:
+def test_what_no_condition_explains_is_reported(parts) -> None:
     field = under(parts["field"], {"occlusion": uniform(0.3, 0.6)})
     widest = Recipe(severities={"brightness": normal(0.3)})
     fitted = fit_conditions(field, parts["clean"], widest=widest, **QUICK, generator=spawn(1))
@@ -92,7 +92,7 @@ def test_what_no_condition_explains_is_told(parts) -> None:
     assert "no declared condition explains" in str(fitted)
 
 
-def test_a_range_that_is_too_narrow_is_told(parts) -> None:
+def test_a_range_that_is_too_narrow_is_reported(parts) -> None:
     field = under(parts["field"], {"brightness": fixed(0.4)})
     widest = Recipe(severities={"brightness": uniform(0, 0.2)})
     fitted = fit_conditions(field, parts["clean"], widest=widest, **QUICK, generator=spawn(1))
@@ -104,14 +104,14 @@ def test_a_range_that_is_too_narrow_is_told(parts) -> None:
 # Laws
 
 
-def test_the_same_generator_gives_the_same_fit_and_it_comes_back_from_disk(tmp_path) -> None:
+def test_the_same_generator_gives_the_same_fit_and_it_can_be_loaded_from_disk(tmp_path) -> None:
     first, second = (fit_conditions(small(0), small(1), widest=WIDEST, **TINY, generator=spawn(2)) for _ in range(2))
     assert first == second
     results.save(first, tmp_path / "conditions.json")
     assert results.load(tmp_path / "conditions.json", FittedConditions) == first
 
 
-def test_labels_of_the_field_are_not_looked_at() -> None:
+def test_labels_of_the_field_are_ignored() -> None:
     field = small(0)
     other = replace(field, y=None)
     a, b = (fit_conditions(f, small(1), widest=WIDEST, **TINY, generator=spawn(2)) for f in (field, other))
@@ -147,19 +147,19 @@ def test_a_fixed_severity_and_the_chance_of_absence_stay() -> None:
 
 @pytest.mark.parametrize("severity", [normal(30), normal(0.2, mean=0.1), half_normal(2), uniform(0, 3), uniform(-1, 2)])
 def test_every_fit_lies_inside_the_widest(severity: Severity) -> None:
-    unknowns = unknowns_of("rotation", severity)
-    for t in np.random.default_rng(0).uniform(size=(50, len(unknowns))):
-        found = {u.name: u.value(v) for u, v in zip(unknowns, t, strict=True)}
+    parameters = free_parameters("rotation", severity)
+    for t in np.random.default_rng(0).uniform(size=(50, len(parameters))):
+        found = {u.name: u.value(v) for u, v in zip(parameters, t, strict=True)}
         narrowed = _narrowed(severity, found)
         assert severity.low <= narrowed.low <= narrowed.high <= severity.high
         assert narrowed.std <= severity.std
-    nothing = _narrowed(severity, {u.name: u.value(u.none) for u in unknowns})
+    nothing = _narrowed(severity, {u.name: u.value(u.none) for u in parameters})
     assert nothing.low == nothing.high == pytest.approx(0)
 
 
-def test_families_have_the_unknowns_that_the_page_says() -> None:
+def test_families_have_the_documented_free_parameters() -> None:
     names = {
-        s: [u.name for u in unknowns_of("rotation", s)]
+        s: [u.name for u in free_parameters("rotation", s)]
         for s in (normal(3), half_normal(3), uniform(0, 2), uniform(-1, 2), fixed(4))
     }
     assert list(names.values()) == [["mean", "std"], ["std"], ["high"], ["low", "high"], []]
@@ -175,12 +175,12 @@ def test_the_mixture_of_class_means_is_found_exactly(generator) -> None:
 def test_appearances_are_finite_for_any_shape_and_rows_do_not_see_each_other(shape, generator) -> None:
     x = torch.rand(shape, generator=generator)
     x[0] = 0.5  # nothing to see
-    look = Look.of(torch.cat([x, torch.rand(60, *shape[1:], generator=generator)]), (0.0, 1.0))
-    phi = look(x)
+    descriptor = ImageDescriptor.of(torch.cat([x, torch.rand(60, *shape[1:], generator=generator)]), (0.0, 1.0))
+    phi = descriptor(x)
     assert phi.shape[0] == shape[0]
     assert np.isfinite(phi).all()
     assert np.abs(phi).max() <= math.sqrt(2) + 1e-6
-    assert look(x[2:4]) == pytest.approx(phi[2:4], abs=2e-3)
+    assert descriptor(x[2:4]) == pytest.approx(phi[2:4], abs=2e-3)
 
 
 def test_a_bar_is_shown_on_a_terminal_only(monkeypatch) -> None:
@@ -196,10 +196,10 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch) -> None:
         assert ("fitting conditions" in page.getvalue()) == terminal
 
 
-# Refusals
+# Rejected input
 
 
-def test_bad_input_is_refused_with_a_sentence() -> None:
+def test_bad_input_is_rejected_with_a_sentence() -> None:
     a, b = small(0), small(1)
     many = replace(b, y=torch.arange(60))
     for field, clean, options, words in (

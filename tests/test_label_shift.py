@@ -1,4 +1,4 @@
-"""Class priors in the field: known shifts come out, intervals hold, other shifts are noticed, bad input is refused."""
+"""Class priors in the field: known shifts are found, intervals hold, other shifts detected, bad input is rejected."""
 
 from dataclasses import replace
 
@@ -162,7 +162,7 @@ def test_bbse_inverts_the_confusion_matrix_exactly() -> None:
 
 
 @pytest.mark.parametrize("what", ["wider classes", "a new kind of input"])
-def test_more_than_label_shift_is_noticed(toy, what: str) -> None:
+def test_more_than_label_shift_is_detected(toy, what: str) -> None:
     labelled, field = blobs([1 / 3] * 3, 3000, spawn(0)), blobs([1 / 3] * 3, 3000, spawn(1))
     wider = field.labels[:, None] + 1.5 * torch.randn(3000, 1, generator=spawn(3)).clamp(-4, 4)
     new = torch.where(torch.rand(3000, 1, generator=spawn(4)) < 0.3, 0.5, field.x)
@@ -180,7 +180,7 @@ def test_same_generator_same_numbers_and_a_round_trip(toy, tmp_path) -> None:
     assert results.load(tmp_path / "priors.json", Priors) == first
 
 
-def test_bad_input_is_refused_with_a_sentence(toy) -> None:
+def test_bad_input_is_rejected_with_a_sentence(toy) -> None:
     labelled, field = blobs([1 / 3] * 3, 60, spawn(0)), blobs([0.5, 0.3, 0.2], 60, spawn(1))
     two = labelled[labelled.labels != 1]
     foreign = replace(field, y=field.labels + 3)

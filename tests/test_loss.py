@@ -213,7 +213,7 @@ def test_searching_lowers_the_first_order_loss_and_raises_the_zero_order(lenet: 
     assert (zero_order_loss(lenet, x, y) > zero_order_loss(lenet, x0, y)).float().mean() > 0.95
 
 
-# Refusals
+# Rejected input
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_searching_lowers_the_first_order_loss_and_raises_the_zero_order(lenet: 
         ({"norm": "l1"}, "norm must be one of linf, l2, l2-paper, got 'l1'"),
     ],
 )
-def test_bad_input_is_refused(change: dict[str, object], sentence: str) -> None:
+def test_bad_input_is_rejected(change: dict[str, object], sentence: str) -> None:
     x0, y = draw((3, 5))
     given = {"x": x0, "y": y, "x0": x0, "radius": 0.1, "norm": "linf"} | change
     x, y = given.pop("x"), given.pop("y")
@@ -246,7 +246,7 @@ def test_bad_input_is_refused(change: dict[str, object], sentence: str) -> None:
             zero_order_loss(network((5,)), x, y)
 
 
-def test_a_gradient_that_is_no_number_is_refused() -> None:
+def test_a_gradient_that_is_not_finite_is_rejected() -> None:
     class Root(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([x.abs().sum(1).sqrt(), x.sum(1)], 1)

@@ -34,7 +34,7 @@ def passes(model: Classifier, x: Tensor, t: int = 6, *, seed: int = 0, **options
 
 
 def seed_of(generator: torch.Generator) -> int:
-    """The one number that a call asks its generator for."""
+    """The one number that a call draws from its generator."""
     return int(torch.randint(2**63 - 1, (), generator=generator))
 
 
@@ -89,7 +89,7 @@ class BranchAfter(Net):
 
 
 class SometimesDropout(Net):
-    """Only batches whose first number is large meet dropout."""
+    """Only batches whose first number is large use dropout."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.before(x)
@@ -240,7 +240,7 @@ class Swallows(OtherCalls):
 
 
 class Scripted(Net):
-    """A part that torch cannot look into."""
+    """A part whose calls torch cannot intercept."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,10 +281,10 @@ class Pooled(nn.Module):
 
 CACHED = [Net, CalledTwice, BranchBefore, BranchAfter, Skip, Grad]
 IN_FULL: dict[type[Net], str] = {
-    InPlaceAfter: "changes in place",
-    InPlaceView: "changes in place",
-    InPlaceDropout: "changes in place",
-    CountsItself: "changes in place",
+    InPlaceAfter: "in place",
+    InPlaceView: "in place",
+    InPlaceDropout: "in place",
+    CountsItself: "in place",
     Noisy: "random numbers",
     ThroughNumpy: "ndarray",
     Scripted: "a later pass ended in RuntimeError",
@@ -328,7 +328,7 @@ def test_cached_is_full_bit_for_bit(kind: type[nn.Module], independent: bool) ->
 @pytest.mark.parametrize("together", [0, 2**21])
 def test_cached_is_full_for_convolutions_and_every_kind_of_dropout(together: int, independent: bool) -> None:
     model, x = toy(Pooled, batch_size=32), inputs(50, 2, 15, 14)
-    with patch.object(IMPLEMENTATION, "TOGETHER", together):
+    with patch.object(IMPLEMENTATION, "MAX_STACKED", together):
         cached = passes(model, x, independent=independent)
     assert "ran once per batch" in cached.note
     assert torch.equal(cached.probs, passes(model, x, independent=independent, cache=False).probs)
@@ -355,9 +355,9 @@ def test_passes_together_are_passes_one_by_one() -> None:
         model, x = toy(kind, batch_size=32), inputs(75)
         together = passes(model, x, 9)
         assert "together" in together.note
-        with patch.object(IMPLEMENTATION, "TOGETHER", 32 * 12 * 4):  # four at a time
+        with patch.object(IMPLEMENTATION, "MAX_STACKED", 32 * 12 * 4):  # four at a time
             assert torch.equal(together.probs, passes(model, x, 9).probs)
-        with patch.object(IMPLEMENTATION, "TOGETHER", 0):
+        with patch.object(IMPLEMENTATION, "MAX_STACKED", 0):
             apart = passes(model, x, 9)
         assert "together" not in apart.note
         assert torch.equal(together.probs, apart.probs)
@@ -370,7 +370,7 @@ def test_a_way_that_depends_on_the_masks_is_not_taken_together() -> None:
 
 
 @pytest.mark.parametrize("kind", IN_FULL)
-def test_what_cannot_be_taped_runs_in_full_and_says_so(kind: type[Net]) -> None:
+def test_what_cannot_be_taped_runs_in_full_and_reports_it(kind: type[Net]) -> None:
     model, x = toy(kind, batch_size=32, strict=True), inputs(75)
     found = passes(model, x)
     assert "every pass ran in full" in found.note
@@ -380,15 +380,15 @@ def test_what_cannot_be_taped_runs_in_full_and_says_so(kind: type[Net]) -> None:
 
 @pytest.mark.parametrize("together", [0, 2**21])
 @pytest.mark.parametrize("kind", OTHERWISE)
-def test_passes_that_differ_from_the_first_are_noticed(kind: type[Net], together: int) -> None:
-    with patch.object(IMPLEMENTATION, "TOGETHER", together):
+def test_passes_that_differ_from_the_first_are_detected(kind: type[Net], together: int) -> None:
+    with patch.object(IMPLEMENTATION, "MAX_STACKED", together):
         found = passes(toy(kind, strict=True), inputs(40))
     assert "every pass ran in full" in found.note
     assert "first pass" in found.note
 
 
 def test_a_model_is_prepared_before_its_passes_are_watched() -> None:
-    """Choosing how a module is run takes passes of its own, once; tapping features alone does not choose."""
+    """Choosing how a module is run takes extra passes once; reading features alone does not choose."""
 
     class Counted(Net):
         calls = 0
@@ -408,8 +408,8 @@ def test_a_model_is_prepared_before_its_passes_are_watched() -> None:
     assert Counted.calls == before + 1
 
 
-def test_where_dropouts_find_the_rows_is_asked_once_for_each_shape() -> None:
-    """The second call makes fewer passes by the two that asked, and says what a model that asks again says."""
+def test_row_dimensions_are_surveyed_once_per_shape() -> None:
+    """The second call saves the two passes of the survey and gives the same result."""
     passes: list[int] = []
 
     class Counted(nn.Module):
@@ -439,7 +439,7 @@ def test_in_place_work_before_the_first_dropout_is_fine() -> None:
     assert torch.equal(cached.probs, passes(model, x, cache=False).probs)
 
 
-def test_memory_of_the_first_part_is_let_go() -> None:
+def test_memory_of_the_first_part_is_freed() -> None:
     """A tape holds what is still in use at the first dropout, not every tensor before it."""
     layers = [layer for _ in range(40) for layer in (nn.Linear(6, 6), nn.Tanh())]
     model, alive = Classifier(nn.Sequential(*layers, nn.Dropout(0.3), nn.Linear(6, 4))), []
@@ -599,7 +599,7 @@ def test_alpha_dropout_keeps_mean_and_variance_and_has_two_values() -> None:
             return h[:, :2]
 
     model = Classifier(Spy(), bounds=(-9.0, 9.0), strict=True, batch_size=400)
-    with patch.object(IMPLEMENTATION, "TOGETHER", 0):
+    with patch.object(IMPLEMENTATION, "MAX_STACKED", 0):
         passes(model, x, 30, independent=True)
     h = torch.stack([v for v in values if len(v) == 400][-30:])
     assert abs(float(h.mean())) < 0.01
@@ -644,7 +644,7 @@ def test_batch_size_changes_nothing(kind: type[Net], independent: bool) -> None:
 
 
 def test_shared_masks_do_not_depend_on_the_inputs() -> None:
-    """A generator in the same state gives the same networks: a row is judged alike in any company."""
+    """A generator in the same state gives the same networks, so a row's result does not depend on the other rows."""
     model, x = toy(CalledTwice), inputs(60)
     whole = passes(model, x).probs
     torch.testing.assert_close(passes(model, x[20:50]).probs, whole[:, 20:50])
@@ -691,16 +691,16 @@ def test_rows_are_found_in_whichever_dimension_they_are(kind: type[nn.Module], i
     assert ("no dimension of rows" in found.note) == (kind is TokensAsRows and not independent)
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
+# What is rejected -----------------------------------------------------------------------------------------------------
 
 
-def test_a_model_without_dropout_is_refused() -> None:
+def test_a_model_without_dropout_is_rejected() -> None:
     for model in (Classifier(nn.Linear(6, 3)), Classifier(nn.Sequential(nn.Dropout(0.0), nn.Linear(6, 3)))):
         with pytest.raises(ValueError, match="without any dropout.*with_dropout"):
             passes(model, inputs(20))
 
 
-def test_too_few_passes_and_bad_inputs_are_refused() -> None:
+def test_too_few_passes_and_bad_inputs_are_rejected() -> None:
     model = toy(Net)
     for t in (1, 0, -3):
         with pytest.raises(ValueError, match=f"at least 2, got {t}"):
@@ -760,7 +760,7 @@ class Diverges(Net):
         (Diverges, "NaN or infinite logits for 40 of 40 inputs"),
     ],
 )
-def test_what_masks_cannot_reach_is_refused(kind: type[Net], sentence: str) -> None:
+def test_what_masks_cannot_reach_is_rejected(kind: type[Net], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         passes(toy(kind, strict=True), inputs(40))
 
@@ -840,7 +840,7 @@ def test_with_dropout_in_nested_layers() -> None:
         (["last"], 1.0, "between 0 and 1, got 1.0"),
     ],
 )
-def test_with_dropout_refuses(before: list[str], rate: float, sentence: str) -> None:
+def test_with_dropout_rejects(before: list[str], rate: float, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         with_dropout(toy(Net), before=before, rate=rate)
 

@@ -1,4 +1,4 @@
-"""Naturalness: its promise on real digits, what it catches, and every score against sums written out."""
+"""Naturalness: its guarantee on real digits, what it catches, and every score against sums written out."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def noisy(samples: Samples, seed: int) -> Samples:
 
 @pytest.fixture(scope="module")
 def natural_in_noise(digits28) -> Naturalness:
-    """Learned where field data are noisy themselves."""
+    """Learned from noisy field data."""
     return fit_naturalness(noisy(digits28.train, 0), generator=spawn(0, "naturalness"), epochs=8, progress=False)
 
 
@@ -84,7 +84,7 @@ def photographs(n: int) -> Tensor:
     return torch.cat(patches).clamp(0, 1)
 
 
-# The promise
+# The guarantee
 
 
 @pytest.mark.parametrize("features", ["pixels", "layer"])
@@ -118,7 +118,7 @@ def test_genuine_digits_fall_below_a_level_no_more_often_than_it_says(features, 
     assert rates[0.05] > 0.02  # kept by calibration, not by calling everything natural
 
 
-def test_the_test_set_itself_keeps_the_promise(natural, digits28):
+def test_the_test_set_itself_keeps_the_guarantee(natural, digits28):
     """One calibration set, one test set: their rate varies by the draw of both, so it is held against both."""
     n, m = natural.calibration_size, len(digits28.test)
     rate = float((natural(digits28.test.x) < 0.05).double().mean())
@@ -140,7 +140,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("kind", STRANGE)
-def test_strange_images_are_told_from_digits(natural, natural_by_layer, digits28, kind):
+def test_strange_images_are_distinguished_from_digits(natural, natural_by_layer, digits28, kind):
     x = STRANGE[kind](digits28.test.x)
     for naturalness in (natural, natural_by_layer):
         assert float((naturalness(x) < 0.05).double().mean()) > 0.5
@@ -276,7 +276,7 @@ def test_small_images_of_any_range_have_a_texture(bounds):
 
 
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (1, 7, 9), (1, 1, 64)])
-def test_what_is_no_image_has_no_texture(shape):
+def test_what_is_not_an_image_has_no_texture(shape):
     x = torch.rand(1000, *shape, generator=spawn(0, "rows"))
     natural = fit_naturalness(Samples(x[:600]), generator=spawn(0), epochs=1, progress=False)
     assert natural.texture is None
@@ -298,7 +298,7 @@ def test_intensities_are_the_same_wherever_the_values_are(natural, digits28):
 
 
 def test_rows_that_all_hold_the_same_values_in_another_order(generator):
-    """Ranks, say: then intensities tell nothing of field inputs apart, and other values from all of them."""
+    """Such as ranks: then intensities are equal for all field inputs, and differ for other values."""
     rows = torch.stack([torch.randperm(8, generator=generator) for _ in range(700)]) / 8  # all sums are exact
     natural = fit_naturalness(Samples(rows[:500]), generator=generator, epochs=3, progress=False)
     assert float(natural.p_values(rows[500:])["intensities"].min()) == 1.0
@@ -406,7 +406,7 @@ def test_the_surrogate_is_near_the_logarithm_of_the_p_value_where_that_has_room(
 
 
 def test_climbing_the_surrogate_makes_cases_more_natural(natural, natural_by_layer, lenet, digits28):
-    """By small steps: one of .005 in every pixel is noise itself, and digits have none."""
+    """In small steps: a step of .005 in every pixel would itself be noise, which digits do not have."""
     start = PGD(radius=0.02)(lenet, lenet.correct(digits28.test)[:100], generator=spawn(0)).x
     for naturalness in (natural, natural_by_layer):
         x = start.clone()
@@ -458,7 +458,7 @@ def test_natural_is_a_p_value_of_at_least_the_level(natural, digits28):
 # Tables
 
 
-def test_a_table_of_any_units_keeps_the_promise_too():
+def test_a_table_of_any_units_keeps_the_guarantee_too():
     def rows(n: int, seed: int) -> Tensor:
         z = torch.randn(n, 5, generator=spawn(seed, "table"))
         z[:, 4] = z[:, 0] * z[:, 1]
@@ -478,7 +478,7 @@ def test_a_table_of_any_units_keeps_the_promise_too():
 # On disk
 
 
-def test_naturalness_comes_back_from_disk_as_it_was(natural, natural_by_layer, lenet, digits28, tmp_path):
+def test_naturalness_can_be_loaded_from_disk_as_it_was(natural, natural_by_layer, lenet, digits28, tmp_path):
     x = torch.cat([digits28.test.x, photographs(30)])
     for naturalness, model in ((natural, None), (natural_by_layer, lenet)):
         path = tmp_path / str(naturalness.layer) / "naturalness.json"
@@ -489,7 +489,7 @@ def test_naturalness_comes_back_from_disk_as_it_was(natural, natural_by_layer, l
         assert again.layer == naturalness.layer
 
 
-def test_files_from_before_texture_are_refused(natural, tmp_path):
+def test_files_from_before_texture_are_rejected(natural, tmp_path):
     path = tmp_path / "naturalness.json"
     natural.save(path)
     page = json.loads(path.read_text())
@@ -499,17 +499,15 @@ def test_files_from_before_texture_are_refused(natural, tmp_path):
         load_naturalness(path)
 
 
-def test_a_model_that_is_missing_wrong_or_too_much_is_refused(natural, natural_by_layer, lenet, tmp_path):
+def test_a_model_that_is_missing_wrong_or_too_much_is_rejected(natural, natural_by_layer, lenet, tmp_path):
     natural.save(tmp_path / "pixels.json")
     natural_by_layer.save(tmp_path / "layer.json")
-    with pytest.raises(ValueError, match="layer.json looks at layer relu_fc2 of a model; give the model"):
+    with pytest.raises(ValueError, match="layer.json uses layer relu_fc2 of a model; give the model"):
         load_naturalness(tmp_path / "layer.json")
-    with pytest.raises(ValueError, match="pixels.json looks at pixels only; leave out the model"):
+    with pytest.raises(ValueError, match="pixels.json uses pixels only; leave out the model"):
         load_naturalness(tmp_path / "pixels.json", model=lenet)
     stranger = Classifier(initialise(LeNet5, generator=spawn(9)))
-    with pytest.raises(
-        ValueError, match="was learned with another model: this one's layer relu_fc2 says something else"
-    ):
+    with pytest.raises(ValueError, match="was learned with another model: this one's layer relu_fc2 has other outputs"):
         load_naturalness(tmp_path / "layer.json", model=stranger)
     with pytest.raises(ValueError, match="no layer named relu_fc2"):
         load_naturalness(
@@ -517,10 +515,10 @@ def test_a_model_that_is_missing_wrong_or_too_much_is_refused(natural, natural_b
         )
 
 
-# Refusals
+# Rejected input
 
 
-def test_field_data_that_cannot_teach_are_refused(digits28):
+def test_field_data_that_cannot_teach_are_rejected(digits28):
     def learn(x: Tensor, **options) -> Naturalness:
         return fit_naturalness(Samples(x), generator=spawn(0), progress=False, **options)
 
@@ -531,7 +529,7 @@ def test_field_data_that_cannot_teach_are_refused(digits28):
         ValueError, match=r"needs 60 different field inputs to learn from and 100 to calibrate on .* give about 313"
     ):
         learn(x[:180])
-    with pytest.raises(ValueError, match="300 inputs, 3 of them different, were dealt"):
+    with pytest.raises(ValueError, match="300 inputs, 3 of them different, were split"):
         learn(x[:3].repeat(100, 1, 1, 1))
     with pytest.raises(ValueError, match="the 200 inputs are all equal"):
         learn(x[:1].expand(200, 1, 28, 28))
@@ -549,7 +547,7 @@ def test_field_data_that_cannot_teach_are_refused(digits28):
         learn(interpolate(x[:400], size=(66, 66)), epochs=1)
 
 
-def test_models_that_do_not_fit_are_refused(digits28, lenet):
+def test_models_that_do_not_fit_are_rejected(digits28, lenet):
     def learn(**options) -> Naturalness:
         return fit_naturalness(digits28.train, generator=spawn(0), epochs=1, progress=False, **options)
 
@@ -575,7 +573,7 @@ def test_models_that_do_not_fit_are_refused(digits28, lenet):
         learn(model=lenet.rewrap(silent), layer="relu_fc1")
 
 
-def test_inputs_of_another_kind_are_refused(natural, digits28):
+def test_inputs_of_another_kind_are_rejected(natural, digits28):
     x = digits28.test.x[:5]
     for method in (natural, natural.p_values, natural.surrogate, natural.is_natural):
         with pytest.raises(ValueError, match=r"inputs must have shape \(N, 1, 28, 28\), got \(5, 1, 20, 28\)"):
@@ -586,7 +584,7 @@ def test_inputs_of_another_kind_are_refused(natural, digits28):
             method(x - 1)
 
 
-def test_neighbours_that_cannot_be_found_are_refused():
+def test_neighbours_that_cannot_be_found_are_rejected():
     a, b = torch.rand(3, 2), torch.rand(4, 2)
     for k in (0, 5):
         with pytest.raises(ValueError, match="k must be from 1 to the number of references, 4"):

@@ -18,7 +18,7 @@ from operant.measure import annotate, pattern, with_dropout
 from operant.measure.patterns import (
     MEASURES,
     PATTERNS,
-    Characterised,
+    Characterisation,
     Thresholds,
     auc,
     auc_difference,
@@ -53,7 +53,7 @@ def test_patterns_are_those_of_the_thresholds():
 @pytest.mark.parametrize(
     "options", [{"low_pcs": 0.8}, {"low_vro": 0.7}, {"high_vro": 1.2}, {"low_pcs": -0.1}, {"high_pcs": float("nan")}]
 )
-def test_thresholds_that_cross_or_are_no_shares_are_refused(options):
+def test_thresholds_that_cross_or_are_no_shares_are_rejected(options):
     with pytest.raises(ValueError, match="low not above high"):
         Thresholds(**options)
 
@@ -118,13 +118,18 @@ def test_a_difference_turns_its_sign_and_is_none_from_itself():
 @pytest.mark.parametrize(
     ("score", "kind", "confidence", "message"),
     [
-        ([0.1, 0.2, 0.3], [True, False, False], 0.95, "both kinds must be there.*1 adversarial and 2 benign"),
+        (
+            [0.1, 0.2, 0.3],
+            [True, False, False],
+            0.95,
+            "two cases of each kind, got 1 adversarial and 2 benign",
+        ),
         ([0.1, float("nan"), 0.3, 0.4], [True, True, False, False], 0.95, "without NaN"),
-        ([0.1, 0.2], [True, True, False, False], 0.95, "one a case"),
+        ([0.1, 0.2], [True, True, False, False], 0.95, "one per case"),
         ([0.1, 0.2, 0.3, 0.4], [True, True, False, False], 95, "confidence must lie between 0 and 1"),
     ],
 )
-def test_bad_scores_are_refused(score, kind, confidence, message):
+def test_bad_scores_are_rejected(score, kind, confidence, message):
     with pytest.raises(ValueError, match=message):
         auc(torch.tensor(score), torch.tensor(kind), confidence=confidence)
 
@@ -150,7 +155,7 @@ def annotated(model, suites) -> Suite:
 
 
 @pytest.fixture(scope="module")
-def found(model, suites) -> Characterised:
+def found(model, suites) -> Characterisation:
     return characterise(suites, model, passes=20, generator=spawn(0, "masks"))
 
 
@@ -183,9 +188,9 @@ def test_an_annotated_suite_needs_no_model(found, annotated):
     assert again == replace(found, passes=None)
 
 
-def test_the_result_prints_and_comes_back_from_disk(found, tmp_path):
+def test_the_result_prints_and_can_be_loaded_from_disk(found, tmp_path):
     save(found, tmp_path / "found.json")
-    assert load(tmp_path / "found.json", Characterised) == found
+    assert load(tmp_path / "found.json", Characterisation) == found
     text = str(found)
     assert all(word in text for word in ("inputs, benign", "adversarial", "PCS", "VRO", "AUC of bim"))
     assert max(map(len, text.splitlines()[:4])) < 170
@@ -196,7 +201,7 @@ def test_thresholds_are_obeyed(found, annotated):
     assert all(kind.patterns[""] == kind.cases for kind in none.kinds)
 
 
-def test_what_cannot_be_characterised_is_refused(model, suites):
+def test_what_cannot_be_characterised_is_rejected(model, suites):
     with pytest.raises(ValueError, match="lacks the columns pcs, vro.*annotate"):
         characterise(suites, None)
     with pytest.raises(ValueError, match="give a generator"):

@@ -84,8 +84,8 @@ def energy_p_value(a: Tensor, b: Tensor, *, permutations: int = 200) -> float:
 
 
 @pytest.mark.parametrize("name", MOST)
-def test_samples_cannot_be_told_from_held_out_data(name: str) -> None:
-    """In the plane, where the energy test has power: samples of a single Gaussian are told apart."""
+def test_samples_cannot_be_distinguished_from_held_out_data(name: str) -> None:
+    """In the plane, where the energy test has power: it detects samples of a single Gaussian."""
     fitted = fit_profile(bent(2000), encoder=fit_flat, density=DENSITIES[name], generator=spawn(1))
     fresh = bent(600, seed=9).x
     assert energy_p_value(fitted.sample(600, generator=spawn(2)), fresh) > 0.01
@@ -179,7 +179,7 @@ def test_features_of_a_model_must_be_given_again(lenet: Classifier, digits28, tm
     updated = update_profile(fitted, Samples(digits28.test.x), generator=spawn(1)).profile
     updated.save(tmp_path / "updated.json")
     load_profile(tmp_path / "updated.json", features=features)
-    with pytest.raises(ValueError, match="cannot be turned into inputs again"):
+    with pytest.raises(ValueError, match="cannot be decoded to inputs"):
         fitted.sample(3, generator=spawn(0))
     with pytest.raises(ValueError, match="no layer named nothing"):
         layer_features(lenet, "nothing")
@@ -247,7 +247,7 @@ def test_a_pool_drawn_as_the_field_keeps_its_classes(profile, held_digits) -> No
 
 
 def test_weights_turn_a_pool_into_the_field(digits, held_digits) -> None:
-    """The field holds few classes; a pool of all of them is weighted accordingly, without being told the labels."""
+    """The field holds few classes; a pool of all of them is weighted accordingly, without using the labels."""
     rare = digits[(digits.labels < 3) | (torch.arange(len(digits)) % 20 == 0)]
     fitted = fit_profile(rare, encoder=PCA8, generator=spawn(0))
     weights = fitted.weights(Samples(held_digits.x))
@@ -273,7 +273,7 @@ def test_priors_are_kept_exactly(profile, held_digits) -> None:
     assert torch.equal(profile.weights(held_digits, priors=told), weights)
 
 
-def test_priors_that_cannot_be_are_refused(profile, held_digits) -> None:
+def test_priors_that_cannot_be_are_rejected(profile, held_digits) -> None:
     with pytest.raises(ValueError, match="priors must be 0 or more and sum to 1"):
         profile.weights(held_digits, priors=[0.2] * 10)
     with pytest.raises(ValueError, match="priors need the class of each input"):
@@ -285,16 +285,16 @@ def test_priors_that_cannot_be_are_refused(profile, held_digits) -> None:
         with_priors(torch.full((len(zeros),), 1 / len(zeros)), zeros, [0.5, 0.5])
 
 
-# Refusals and findings
+# Rejected input and findings
 
 
-def test_a_density_that_learned_by_heart_is_refused(digits) -> None:
+def test_a_density_that_is_overfitted_is_rejected(digits) -> None:
     for narrow in (partial(fit_kde, bandwidth=0.03), partial(fit_mixture, components=120)):
-        with pytest.raises(ValueError, match="learned them by heart"):
+        with pytest.raises(ValueError, match="it is overfitted"):
             fit_profile(digits, encoder=partial(fit_pca, dimensions=16), density=narrow, generator=spawn(0))
 
 
-def test_what_nothing_can_be_learned_from_is_refused(digits) -> None:
+def test_what_nothing_can_be_learned_from_is_rejected(digits) -> None:
     with pytest.raises(ValueError, match="at least 30 field inputs, got 20"):
         fit_profile(digits[:20], generator=spawn(0))
     with pytest.raises(ValueError, match="need more than 32 inputs"):
@@ -309,7 +309,7 @@ def test_what_nothing_can_be_learned_from_is_refused(digits) -> None:
         fit_profile(Samples(digits.x.clone().index_fill_(0, torch.tensor([3]), torch.nan)), generator=spawn(0))
 
 
-def test_another_shape_is_refused(profile, digits28) -> None:
+def test_another_shape_is_rejected(profile, digits28) -> None:
     with pytest.raises(ValueError, match="this profile is of inputs of shape"):
         profile.log_prob(digits28.test.x)
 
@@ -403,7 +403,7 @@ def test_a_pool_unlike_the_field_is_a_finding() -> None:
     assert [f.name for f in ratio.findings] == ["pool unlike field"]
 
 
-def test_ratio_refusals(digits, held_digits) -> None:
+def test_ratio_rejects_bad_input(digits, held_digits) -> None:
     with pytest.raises(ValueError, match="inputs are in both"):
         fit_ratio(digits, digits[:200], generator=spawn(0))
     with pytest.raises(ValueError, match="clip must be more than 1"):

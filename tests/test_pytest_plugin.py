@@ -186,7 +186,7 @@ def test_one_verdict_for_all(checks, status, tmp_path):
 def test_what_could_not_be_checked_counts(tmp_path):
     page = write_checks([check(), InvalidCheck(test="a.py::c", reason=f"fix this {NASTY}")], tmp_path)
     shown = results.load(page.with_suffix(".json"), Checks)
-    assert (len(shown.checks), len(shown.refused)) == (1, 1)
+    assert (len(shown.checks), len(shown.invalid)) == (1, 1)
     assert shown.verdict == "1 of 2 requirements on models in use are not shown to hold; 1 could not be checked."
     suite = ElementTree.parse(page.with_suffix(".xml")).find("testsuite")
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "0", "1"]
@@ -261,8 +261,8 @@ def test_a_check_that_is_rejected_is_not_lost(pytester):
     result.stdout.fnmatch_lines(["1 of 2 requirements met, 1 could not be checked"])
     result.stdout.no_fnmatch_line("*def _check_request*")
     shown = results.load(Path(pytester.path, "out", "report.json"), Checks)
-    assert [r.reason for r in shown.refused] == ["pmi must be a share between 0 and 1, such as 0.02, got 2"]
-    assert shown.refused[0].test.endswith("::test_wrong")
+    assert [r.reason for r in shown.invalid] == ["pmi must be a share between 0 and 1, such as 0.02, got 2"]
+    assert shown.invalid[0].test.endswith("::test_wrong")
     assert shown.status == "not shown"
 
 
@@ -287,7 +287,7 @@ def test_checks_arrive_from_the_processes_of_xdist(pytester):
     result.assert_outcomes(passed=3, failed=3)
     read = results.load(Path(pytester.path, "out", "report.json"), Checks)
     shown = read.checks
-    assert [r.reason for r in read.refused] == ["number 5"]
+    assert [r.reason for r in read.invalid] == ["number 5"]
     assert [(c.failures, c.worst) for c in shown] == [(k, (("class 1", k, 50),)) for k in range(6)]
     assert all(c.test.endswith(f"::test_it[{c.failures}]") for c in shown)
 

@@ -140,10 +140,10 @@ def test_no_rows_give_no_values():
     assert mse(x, x).shape == psnr(x, x, bounds=(0, 1)).shape == ssim(x, x, bounds=(0, 1)).shape == (0,)
 
 
-# Refusals
+# Rejected input
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_what_cannot_be_compared_is_rejected():
     x = noise(3, 1, 8, 8)
     for measure in (mse, lambda a, b: psnr(a, b, bounds=(0, 1)), lambda a, b: ssim(a, b, bounds=(0, 1))):
         with pytest.raises(ValueError, match=r"must have one shape \(N, \*shape\)"):

@@ -162,7 +162,7 @@ def test_references_are_drawn_with_the_generator(lenet, digits28) -> None:
 
 
 @pytest.mark.parametrize("fit", [fit_lsa, fit_dsa, fit_mdsa])
-def test_what_was_learned_comes_back_from_disk(tmp_path, lenet, digits28, fit) -> None:
+def test_what_was_learned_can_be_loaded_from_disk(tmp_path, lenet, digits28, fit) -> None:
     fitted = fit(lenet, digits28.train, layers=["fc3"])
     save(fitted, tmp_path / "surprise.json")
     back = load(tmp_path / "surprise.json", type(fitted))
@@ -232,20 +232,20 @@ def test_constant_neurons_are_left_out() -> None:
         torch.testing.assert_close(kind.of(wide, p).values(queries, q), kind.of(a, p).values(b, q))
 
 
-# Refusals
+# Rejected input
 
 
-def test_too_few_or_equal_references_are_refused() -> None:
+def test_too_few_or_equal_references_are_rejected() -> None:
     a, p, _, _ = points(0)
     for kind in KINDS:
         for n in (0, 1):
-            with pytest.raises(ValueError, match=f"at least two references, got {n}"):
+            with pytest.raises(ValueError, match=f"at least two references are needed, got {n}"):
                 kind.of(a[:n], p[:n])
         with pytest.raises(ValueError, match="NaN or infinity in 60 of 60 rows"):
             kind.of(a * torch.nan, p)
     with pytest.raises(ValueError, match="at least two predicted classes, got one"):
         DSA.of(a, torch.zeros_like(p))
-    with pytest.raises(ValueError, match="60 of 60 references have the same activations as one that is predicted"):
+    with pytest.raises(ValueError, match="60 of 60 references have the same activations as one with another"):
         DSA.of(torch.ones_like(a), p)
     with pytest.raises(ValueError, match="the references of class 0 must vary, all have the same activations"):
         MDSA.of(torch.ones_like(a), p)
@@ -259,7 +259,7 @@ def test_too_few_or_equal_references_are_refused() -> None:
         LSA.of(torch.ones_like(a), p, var_threshold=0.0)
 
 
-def test_a_singular_covariance_is_refused() -> None:
+def test_a_singular_covariance_is_rejected() -> None:
     a, p, _, _ = points(0)
     with pytest.raises(ValueError, match="3 references of class 0 must span the 4 neurons.*max_features below 4"):
         LSA.of(a[:9], p[:9])
@@ -273,11 +273,11 @@ def test_a_singular_covariance_is_refused() -> None:
             kind.of(a, single)
 
 
-def test_wrong_queries_are_refused(lenet, digits28) -> None:
+def test_wrong_queries_are_rejected(lenet, digits28) -> None:
     a, p, b, q = points(0)
     for kind in KINDS:
         fitted = kind.of(a, p)
-        with pytest.raises(ValueError, match="20 of 60 rows are predicted as class 9, as no reference is"):
+        with pytest.raises(ValueError, match="20 of 60 rows are predicted as class 9, which has no references"):
             fitted.values(b, torch.where(q == 0, 9, q))
         with pytest.raises(ValueError, match="predicted must be an integer class for each of 60 rows"):
             fitted.values(b, q[:-1])
@@ -291,7 +291,7 @@ def test_wrong_queries_are_refused(lenet, digits28) -> None:
             fitted(lenet, digits28.test.x)
 
 
-def test_layers_that_do_not_exist_are_refused(lenet, digits28) -> None:
+def test_layers_that_do_not_exist_are_rejected(lenet, digits28) -> None:
     for fit in (fit_lsa, fit_dsa, fit_mdsa):
         with pytest.raises(ValueError, match="no layer named fc9; this model has conv1, relu_conv1"):
             fit(lenet, digits28.train, layers=["fc9"])

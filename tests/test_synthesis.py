@@ -1,4 +1,4 @@
-"""Laws of synthetic operational data: classes as asked for, every row can be made again, bad input is refused."""
+"""Laws of synthetic operational data: classes as asked for, every row can be reproduced, bad input is rejected."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ from operant.profile.synthesis import (
     FromImages,
     FromModel,
     FromSimulator,
-    Made,
     Source,
+    SourceBatch,
     Synthesised,
     checked_priors,
     fit_class_vaes,
@@ -117,13 +117,13 @@ def test_more_rows_start_with_the_same_rows(made) -> None:
 
 @given(picked=st.lists(st.integers(0, 599), min_size=1, max_size=6), name=st.sampled_from(list(SOURCES)))
 @settings(max_examples=15)
-def test_any_rows_are_made_again_bit_for_bit(picked: list[int], name: str) -> None:
+def test_any_rows_are_reproduced_bit_for_bit(picked: list[int], name: str) -> None:
     source, priors = SOURCES[name]
     rows = synthesise(source, 600, priors=priors, generator=spawn(0))[picked]
     assert torch.equal(remake(source, rows), rows.x)
 
 
-def test_rows_come_back_from_disk_and_are_made_again(made, tmp_path) -> None:
+def test_rows_can_be_loaded_from_disk_and_are_reproduced(made, tmp_path) -> None:
     source, rows = made
     results.save(rows, tmp_path / "made.json")
     back = results.load(tmp_path / "made.json", Synthesised)
@@ -159,17 +159,17 @@ def test_parameters_keep_to_their_distributions() -> None:
     assert list(rows) == [*parameters, "seed"]
 
 
-def test_a_source_that_draws_from_the_global_stream_is_still_made_again() -> None:
+def test_a_source_that_draws_from_the_global_stream_is_still_reproduced() -> None:
     source = FromModel(sample=lambda labels, _: torch.rand(len(labels), 3), classes=2)
     rows = synthesise(source, 20, generator=spawn(7))
     assert torch.equal(remake(source, rows), rows.x)
 
 
-def test_another_source_is_noticed() -> None:
+def test_another_source_is_detected() -> None:
     source, priors = SOURCES["images"]
     rows = synthesise(source, 50, priors=priors, generator=spawn(8))
     other = FromImages(images=DIGITS.train, recipe=Recipe(severities={"rotation": normal(5)}))
-    with pytest.raises(ValueError, match="of 50 rows come out otherwise than before"):
+    with pytest.raises(ValueError, match="of 50 rows differ from before"):
         remake(other, rows)
 
 
@@ -179,17 +179,17 @@ def test_anything_that_fits_is_a_source() -> None:
         method = "mine"
         count: int = CHUNK
 
-        def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> Made:
-            return Made(x=torch.rand(self.count, 2, generator=generator), y=torch.arange(n) % 2)
+        def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
+            return SourceBatch(x=torch.rand(self.count, 2, generator=generator), y=torch.arange(n) % 2)
 
     rows = synthesise(Mine(), 300, generator=spawn(0))
     assert rows.method == "mine"
     assert torch.equal(remake(Mine(), rows[250:]), rows.x[250:])
-    with pytest.raises(ValueError, match="must give 256 of everything, got \\[9\\]"):
+    with pytest.raises(ValueError, match="must return 256 rows of everything, got \\[9\\]"):
         synthesise(Mine(9), 300, generator=spawn(0))
 
 
-def test_one_vae_a_class_draws_inputs_of_that_class(tmp_path) -> None:
+def test_one_vae_per_class_draws_inputs_of_that_class(tmp_path) -> None:
     two = DIGITS.train[DIGITS.train.labels < 2]
     vaes = fit_class_vaes(two, latent=4, epochs=50, generator=spawn(0), progress=False)
     source = FromModel(sample=vaes, classes=2)
@@ -224,7 +224,7 @@ NO_CLASS_4 = DIGITS.train[DIGITS.train.labels != 4]
             "model",
             {"bounds": (0.5, 1.0)},
             None,
-            "within bounds .*, the generative model gave values from .* to .*; rescale",
+            "inputs of the generative model must lie within bounds .*, got values from .* to .*; rescale",
         ),
         ("model", {"sample": lambda labels, _: spots(labels[1:], spawn(0))}, None, "input for each of 256 rows"),
         ("simulator", {}, [0.5, 0.6, 0.0], "priors must be 0 or more and sum to 1"),
@@ -233,12 +233,14 @@ NO_CLASS_4 = DIGITS.train[DIGITS.train.labels != 4]
         ("simulator", {"simulate": lambda t: replace(stripes(t), x=stripes(t).x / 0)}, None, "hold no NaN"),
     ],
 )
-def test_bad_input_is_refused_with_a_sentence(name: str, changes: dict, priors: list[float] | None, words: str) -> None:
+def test_bad_input_is_rejected_with_a_sentence(
+    name: str, changes: dict, priors: list[float] | None, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         synthesise(replace(SOURCES[name][0], **changes), 10, priors=priors, generator=spawn(0))
 
 
-def test_no_rows_are_refused() -> None:
+def test_no_rows_are_rejected() -> None:
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         synthesise(SOURCES["model"][0], 0, generator=spawn(0))
 

@@ -1,4 +1,4 @@
-"""Laws of the uncertainty measures: closed forms, scipy as an oracle on a trained network, and what is refused."""
+"""Laws of the uncertainty measures: closed forms, scipy as an oracle on a trained network, and what is rejected."""
 
 import math
 import subprocess
@@ -185,7 +185,7 @@ def test_shares_of_fifty_passes_meet_the_thresholds_exactly() -> None:
     assert pattern(torch.zeros(51), vro).tolist() == expected
 
 
-def test_patterns_are_refused_for_crossed_thresholds_and_bad_numbers() -> None:
+def test_patterns_are_rejected_for_crossed_thresholds_and_bad_numbers() -> None:
     half = torch.full((3,), 0.5)
     with pytest.raises(ValueError, match="must not cross.*low below 0.8 and high above 0.7"):
         pattern(half, half, low_pcs=0.8)
@@ -238,7 +238,7 @@ def test_annotate_an_empty_suite(dropped: Classifier, digits28) -> None:
     assert list(suite.columns)[-9:] == [*MEASURES, "pattern"]
 
 
-def test_annotate_refuses_a_model_without_dropout(lenet: Classifier, digits28) -> None:
+def test_annotate_rejects_a_model_without_dropout(lenet: Classifier, digits28) -> None:
     with pytest.raises(ValueError, match="without any dropout.*with_dropout"):
         annotate(lenet, make_suite(lenet, digits28.test[:20]), generator=spawn(0))
     suite = make_suite(lenet, digits28.test[:20])
@@ -248,7 +248,7 @@ def test_annotate_refuses_a_model_without_dropout(lenet: Classifier, digits28) -
                 annotate(lenet, cases, passes=passes, generator=spawn(0))
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
+# What is rejected -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_annotate_refuses_a_model_without_dropout(lenet: Classifier, digits28) -
         (lambda: variation_ratio(torch.full((3, 4, 2), 0.5), torch.zeros(4)), "integers of shape"),
     ],
 )
-def test_what_is_no_probability_is_refused(call: Callable[[], Tensor], sentence: str) -> None:
+def test_what_is_not_a_probability_is_rejected(call: Callable[[], Tensor], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call()
 

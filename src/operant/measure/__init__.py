@@ -1,4 +1,4 @@
-"""One value per row: everything that ranks, selects, guides or judges a case."""
+"""Measures of a case, one value per row: loss, uncertainty, coverage, surprise, naturalness, similarity."""
 
 from operant.measure.activations import Neurons, find_neurons, neurons
 from operant.measure.conformal import Conformal, conformal_p_values, fit_conformal, min_bonferroni
@@ -8,8 +8,8 @@ from operant.measure.mc_dropout import Passes, mc_dropout, with_dropout
 from operant.measure.naturalness import Naturalness, fit_naturalness, load_naturalness, rank_correlation
 from operant.measure.patterns import (
     AUC,
-    Characterised,
-    Kind,
+    Characterisation,
+    KindSummary,
     Thresholds,
     auc,
     auc_difference,
@@ -41,10 +41,10 @@ __all__ = [
     "NC",
     "SNAC",
     "TKNC",
-    "Characterised",
+    "Characterisation",
     "Conformal",
     "Coverage",
-    "Kind",
+    "KindSummary",
     "Naturalness",
     "NeighbourCoverage",
     "Neurons",

@@ -1,4 +1,4 @@
-"""How strongly neighbouring pixels differ: noise shows there even where an image as a whole looks as it should."""
+"""Differences between neighbouring pixels: they reveal noise even in images that look normal as a whole."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from torch.utils.checkpoint import checkpoint
 
 from operant.networks.vae import in_chunks
 
-SMALLEST = 8  # pixels a side: smaller images hold too few differences to tell their sizes
-SIZES = tuple(2.0 ** (6 * i / 7 - 7) for i in range(8))  # of differences, from 1/128 to 1/2 of the width
-VALUES = 2**18  # pixels looked at at once
+MIN_SIDE = 8  # pixels; smaller images have too few differences to estimate their sizes
+SIZES = tuple(2.0 ** (6 * i / 7 - 7) for i in range(8))  # of differences: from 1/128 to 1/2 of the width
+VALUES = 2**18  # pixels per chunk
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
-    """Whether inputs of this shape are images ``(C, H, W)``, large enough to have a texture."""
-    return len(shape) == 3 and shape[0] > 0 and min(shape[1:]) >= SMALLEST
+    """Whether inputs of this shape are images ``(C, H, W)`` large enough for `texture`."""
+    return len(shape) == 3 and shape[0] > 0 and min(shape[1:]) >= MIN_SIDE
 
 
 def texture(x: Tensor, *, width: float) -> Tensor:
-    """Which shares of an image's local differences exceed each of eight sizes, ``(N, 32)``; differentiable in ``x``.
+    """Shares of an image's local differences that exceed each of eight sizes, ``(N, 32)``; differentiable in ``x``.
 
         share(t) = mean of v⁴ / (v⁴ + t⁴)        (1)
 
-    for four kinds of v: what a pixel differs by from the one beside it and from the one below it, what smoothing over
-    3 x 3 pixels takes away, and the root mean square of that over 3 x 3 pixels, since noise is loud in some places. A
-    smooth share has a slope for every pixel, where a quantile has one for two of them. For gradients the shares are
-    computed again rather than kept: they would need 32 times the image's memory.
+    for four kinds of difference v: to the pixel beside, to the pixel below, to the image smoothed over 3 x 3 pixels,
+    and the root mean square of the last over 3 x 3 pixels, because noise may be strong in some places only. The share
+    is smooth, so every pixel has a gradient; for a quantile only two would. Gradients recompute the shares, because
+    storing them would need 32 times the image's memory.
 
     Args:
         x: images ``(N, C, H, W)``.
-        width: of the range of values; sizes are parts of it.
+        width: of the range of values; sizes are fractions of it.
     """
 
     def run(part: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def _shares(x: Tensor, width: float) -> Tensor:
 
 
 def _squared_differences(x: Tensor) -> tuple[Tensor, ...]:
-    """Beside, below, against the smoothed image, and the mean of the latter over 3 x 3 pixels."""
+    """To the pixel beside, the pixel below and the smoothed image, and the mean of the last over 3 x 3 pixels."""
     across = (x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]) / 4
     smooth = (across[..., :-2, :] + 2 * across[..., 1:-1, :] + across[..., 2:, :]) / 4
     rest = (x[..., 1:-1, 1:-1] - smooth).square()

@@ -1,4 +1,4 @@
-"""What a neuron is: a channel or a unit of a layer's output, one number per row. Coverage and surprise read these."""
+"""Activations of neurons: one number per row for each unit or channel of a layer. Coverage and surprise use them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from operant.model import MIN_ROWS, Classifier
 
-SOFTMAX = "softmax"  # reserved: not a layer of the module, but the probabilities of its logits
+SOFTMAX = "softmax"  # reserved name for the class probabilities, which are not a layer of the module
 LOGITS = ""  # the name of the module itself: its output
-PASSES_ON = {"torch.nn.modules.dropout", "torch.nn.modules.flatten"}
-FINISHES = {f"torch.nn.modules.{kind}" for kind in ("activation", "batchnorm", "instancenorm", "normalization")}
+PASS_THROUGH = {"torch.nn.modules.dropout", "torch.nn.modules.flatten"}
+FINISHERS = {f"torch.nn.modules.{kind}" for kind in ("activation", "batchnorm", "instancenorm", "normalization")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Neurons:
-    """Which neurons of a model to read: the units or channels of these layers, side by side.
+    """Which neurons of a model to read: the units or channels of these layers, concatenated.
 
-    A feature map ``(N, channels, ...)`` counts one neuron per channel, whose value is the mean over all places, as in
-    DeepXplore and the surprise adequacy paper. With ``scaled``, a layer's whole output is brought to [0, 1] row by row
-    before that mean,
+    A feature map ``(N, channels, ...)`` has one neuron per channel, whose value is the mean over all positions, as in
+    DeepXplore and the surprise adequacy paper. With ``scaled``, a layer's whole output is first scaled to [0, 1] row by
+    row,
 
         s = (v − min v) / (max v − min v),   0 where max v = min v,                (1)
 
@@ -32,7 +32,7 @@ class Neurons:
 
     Args:
         layers: names of submodules; ``"softmax"`` stands for the class probabilities.
-        sizes: how many neurons each has.
+        sizes: neurons per layer.
         scaled: apply (1).
 
     References:
@@ -46,13 +46,13 @@ class Neurons:
 
     def __post_init__(self) -> None:
         if not self.layers or len(self.layers) != len(self.sizes):
-            raise ValueError(f"layers and sizes must pair up, one at least, got {self.layers} and {self.sizes}")
+            raise ValueError(f"layers must not be empty and need one size each, got {self.layers} and {self.sizes}")
         if repeated := [name for name, n in Counter(self.layers).items() if n > 1]:
-            raise ValueError(f"a layer must be named once, got {', '.join(repeated)} more than once")
+            raise ValueError(f"each layer must be named once, got {', '.join(repeated)} more than once")
 
     @property
     def count(self) -> int:
-        """How many neurons in all."""
+        """Total number of neurons."""
         return sum(self.sizes)
 
     def __call__(self, model: Classifier, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Neurons:
         return torch.cat(list(self.parts(model, x)))
 
     def parts(self, model: Classifier, x: Tensor) -> Iterator[Tensor]:
-        """The activations batch by batch, for what need not hold them all."""
+        """The activations batch by batch, so that they need not all be in memory."""
         for part in x.split(model.batch_size):
             outputs = _outputs(model, part, self.layers)
             columns = [_values(outputs[name], scaled=self.scaled) for name in self.layers]
@@ -73,7 +73,7 @@ class Neurons:
             yield torch.cat(columns, 1)
 
     def check(self, activations: Tensor) -> None:
-        """Refuse what cannot be activations of these neurons."""
+        """Raise unless these can be activations of these neurons."""
         check_activations(activations)
         if activations.shape[1] != self.count:
             raise ValueError(
@@ -83,14 +83,13 @@ class Neurons:
 
 
 def find_neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None = None, scaled: bool = False) -> Neurons:
-    """The neurons of these layers, or of every layer, counted by running a few rows of ``x``.
+    """The neurons of the named layers (default: of every layer), counted by running a few rows of ``x``.
 
-    Every layer means: each innermost submodule that runs, in the order they run, and the softmax of the logits at the
-    end. Left out are those that only pass values on (dropout, flatten, identity), and those whose output goes straight
-    into an activation or a normalisation: that one speaks for the whole layer. LeNet-5 has 6 + 6 + 16 + 16 + 120 + 84 +
-    10 + 10 = 268 neurons by this rule, as DeepHunter counts them. An activation that is written as a function, not a
-    submodule, is not seen, and one that serves several layers does not speak for them: those layers stand with what
-    they say before it.
+    Every layer means: each innermost submodule that runs, in the order they run, and finally the softmax of the logits.
+    Submodules that only pass values through (dropout, flatten, identity) are left out, and so are those whose output
+    goes directly into an activation or a normalisation: its output represents the whole layer. By this rule LeNet-5
+    has 6 + 6 + 16 + 16 + 120 + 84 + 10 + 10 = 268 neurons, as in DeepHunter. If an activation is a function instead of
+    a submodule, or one submodule that several layers share, those layers are represented by their output before it.
 
     >>> from operant.networks import LeNet5
     >>> neurons = find_neurons(Classifier(LeNet5()), torch.rand(2, 1, 28, 28))
@@ -104,7 +103,7 @@ def find_neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None =
         | https://arxiv.org/abs/1809.01266
     """
     if isinstance(layers, str):
-        raise ValueError(f"layers must be several names, got the single string {layers!r}; write [{layers!r}]")
+        raise ValueError(f"layers must be a list of names, got the single string {layers!r}; write [{layers!r}]")
     if layers is not None and len(layers) == 0:
         raise ValueError(f"layers must name at least one of {', '.join((*model.layers, SOFTMAX))}; got none")
     x = x[:MIN_ROWS]
@@ -114,12 +113,12 @@ def find_neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None =
 
 
 def neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None = None) -> Tensor:
-    """Activations ``(N, neurons)`` of these layers, or of every layer; see `find_neurons` for what that means."""
+    """Activations ``(N, neurons)`` of the named layers (default: every layer, see `find_neurons`)."""
     return find_neurons(model, x, layers=layers)(model, x)
 
 
 def every_layer(model: Classifier, x: Tensor) -> tuple[str, ...]:
-    """The layers that `find_neurons` takes unless told otherwise."""
+    """The default layers of `find_neurons`."""
     model.check_inputs(x)
     module = model.unwrap().eval()
     trace = _Trace(rows=2 * len(x))
@@ -132,7 +131,7 @@ def every_layer(model: Classifier, x: Tensor) -> tuple[str, ...]:
 
 
 def check_activations(activations: Tensor) -> None:
-    """Refuse anything but a finite matrix ``(N, neurons)`` of floating-point numbers."""
+    """Raise unless this is a finite matrix ``(N, neurons)`` of floating-point numbers."""
     if activations.ndim != 2 or not activations.is_floating_point():
         raise ValueError(
             f"activations must be floating-point numbers (N, neurons), got {activations.dtype} of shape "
@@ -144,9 +143,9 @@ def check_activations(activations: Tensor) -> None:
 
 
 class _Trace:
-    """What ran, in which order, and whose output went straight into what.
+    """Which submodules ran, in which order, and whose output went directly into which other.
 
-    An output is known again by where its values lie in memory; keeping all of them alive keeps those places apart.
+    An output is recognised by its memory address; all outputs are kept alive so that addresses stay unique.
     """
 
     def __init__(self, rows: int) -> None:
@@ -161,9 +160,9 @@ class _Trace:
             if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != self.rows:
                 return
             before = self.maker.get(inputs[0].data_ptr()) if inputs and isinstance(inputs[0], Tensor) else None
-            if not _is_of(module, PASSES_ON) and not isinstance(module, nn.Identity):
+            if not _is_of(module, PASS_THROUGH) and not isinstance(module, nn.Identity):
                 self.runs[name] += 1
-                if before is not None and _is_of(module, FINISHES):
+                if before is not None and _is_of(module, FINISHERS):
                     self.finisher[before] = name
                 before = name
             if before is not None:
@@ -173,12 +172,12 @@ class _Trace:
         return record
 
     def layers(self) -> list[str]:
-        """Those that speak for themselves: no activation or normalisation that runs once follows directly."""
+        """Submodules that are not directly followed by an activation or normalisation that runs once."""
         return [name for name in self.runs if name not in self.finisher or self.runs[self.finisher[name]] > 1]
 
 
 def _is_innermost(name: str, module: nn.Module) -> bool:
-    """Whether a module has no layers inside; what computes its weights is not a layer."""
+    """Whether a module contains no other layers; parametrisations, which compute weights, do not count as layers."""
     parts = name.split(".")
     return "parametrizations" not in parts and all(child == "parametrizations" for child, _ in module.named_children())
 

@@ -1,4 +1,4 @@
-"""How strange a score is, told as a p-value that keeps its word: conformal p-values from held-out genuine scores."""
+"""Conformal p-values: how strange a score is, relative to the scores of held-out genuine inputs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-FEWEST_ABOVE = 5  # calibration scores at or above the last knot of the smooth stand-in
+MIN_SCORES_ABOVE = 5  # calibration scores at or above the last knot of `Conformal.smooth_log_p`
 
 
 def conformal_p_values(scores: Tensor, calibration: Tensor) -> Tensor:
-    """How often a genuine input is at least as strange as each of these; higher score, stranger.
+    """The share of genuine inputs that are at least as strange as each of these; a higher score is stranger.
 
         p(x) = (1 + #{i: aᵢ ≥ a(x)}) / (n + 1)        (1)
 
     If a(x) and the n calibration scores are exchangeable (x is drawn as the calibration inputs were, and none of them
-    took part in learning the score), then P(p(x) ≤ level) ≤ level for every level. The probability is over the draw of
-    the calibration inputs and of x together, not for one calibration set. Ties count as stranger (≥): scores with ties
-    make p larger and the promise safer, never the other way. The smallest p-value there can be is 1 / (n + 1).
+    was used to learn the score), then P(p(x) ≤ level) ≤ level for every level. The probability is over the joint draw
+    of the calibration inputs and x, not for one fixed calibration set. Ties count as stranger (≥), so they make p
+    larger and keep the guarantee. The smallest possible p-value is 1 / (n + 1).
 
     Args:
         scores: a(x), ``(N,)``.
@@ -41,30 +41,27 @@ def conformal_p_values(scores: Tensor, calibration: Tensor) -> Tensor:
 
 
 def min_bonferroni(p: Tensor) -> Tensor:
-    """One p-value from k of the same input, however they depend on each other.
+    """One p-value per row from k p-values ``(N, k)`` of the same input, valid under any dependence between them.
 
         p = min(1, k · minⱼ pⱼ)        (1)
 
     >>> min_bonferroni(torch.tensor([[0.01, 0.5], [0.7, 0.9]]))
     tensor([0.0200, 1.0000])
-
-    Args:
-        p: p-values ``(N, k)``.
     """
     if p.ndim != 2 or p.shape[1] == 0:
-        raise ValueError(f"p-values to combine must have shape (N, k), one column a test, got {tuple(p.shape)}")
+        raise ValueError(f"p-values to combine must have shape (N, k), one column per test, got {tuple(p.shape)}")
     if not bool(((p > 0) & (p <= 1)).all()):
         raise ValueError("p-values must lie in (0, 1], got 0, NaN or values outside; use conformal_p_values")
     return (p.shape[1] * p.amin(1)).clamp_max(1)  # (1)
 
 
 def check_level(level: float, n: int, *, tests: int = 1) -> None:
-    """Refuse a level that no p-value can fall below.
+    """Raise if no p-value can fall below the level.
 
     Args:
         level: between 0 and 1.
-        n: how many calibration scores there are.
-        tests: how many p-values `min_bonferroni` combines.
+        n: number of calibration scores.
+        tests: number of p-values that `min_bonferroni` combines.
     """
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}")
@@ -72,14 +69,15 @@ def check_level(level: float, n: int, *, tests: int = 1) -> None:
         combined = f" and {tests} tests combined" if tests > 1 else ""
         raise ValueError(
             f"no p-value can fall below level {level}: with {n} calibration scores{combined} the smallest is "
-            f"{tests / (n + 1):.4g}; calibrate on at least {fewest(level, tests=tests)}, or raise the level"
+            f"{tests / (n + 1):.4g}; calibrate on at least {min_calibration_size(level, tests=tests)}, or raise the "
+            "level"
         )
 
 
-def fewest(level: float, *, tests: int = 1) -> int:
+def min_calibration_size(level: float, *, tests: int = 1) -> int:
     """The smallest number of calibration scores with which a p-value can fall below this level.
 
-    >>> fewest(0.05), fewest(0.05, tests=3)
+    >>> min_calibration_size(0.05), min_calibration_size(0.05, tests=3)
     (20, 60)
     """
     n = max(1, math.floor(tests / level) - 1)
@@ -90,7 +88,7 @@ def fewest(level: float, *, tests: int = 1) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """Calibration scores that were looked at once, to rate any number of others; made by `fit_conformal`."""
+    """Sorted calibration scores that give p-values to other scores; made by `fit_conformal`."""
 
     calibration: Tensor = field(repr=False)  # sorted
 
@@ -99,7 +97,7 @@ class Conformal:
 
     @property
     def varies(self) -> bool:
-        """Whether the scores differ at all."""
+        """Whether any two scores differ."""
         return bool(self.calibration[0] < self.calibration[-1])
 
     def p_values(self, scores: Tensor) -> Tensor:
@@ -114,12 +112,12 @@ class Conformal:
         return float(self.calibration[-int(below.sum())])
 
     def smooth_log_p(self, scores: Tensor) -> Tensor:
-        """A differentiable stand-in for log p: exact at a few knots, straight lines between them and beyond.
+        """A differentiable surrogate for log p: exact at a few knots, linear between and beyond them.
 
-        Each knot is a calibration score with about half as many above it as the one before, down to five; beyond the
-        last one log p goes on falling at the same slope (an exponential tail), where p itself stays at 1 / (n + 1), and
-        below the first it rises above 0. So it ranks scores that p can no longer tell apart, and its gradient never
-        vanishes. It promises nothing about errors: decide by p, search by this.
+        Each knot is a calibration score with about half as many scores above it as the previous one, down to five.
+        Beyond the last knot log p keeps falling at the same slope (an exponential tail), where p itself stays at
+        1 / (n + 1); below the first it rises above 0. So it ranks scores whose p-values are equal, and its gradient
+        never vanishes. It guarantees nothing about error rates: use it to search and p to decide.
         """
         _check_scores(scores, "scores")
         a = scores.double()
@@ -129,9 +127,9 @@ class Conformal:
         return heights[right] + (a - knots[right]) * slope[right - 1]
 
     def _knots(self) -> tuple[Tensor, Tensor]:
-        """Scores, rising strictly, and log p at each."""
+        """Strictly increasing scores, and log p at each."""
         n = len(self)
-        above = [n >> halvings for halvings in range(n.bit_length()) if n >> halvings >= FEWEST_ABOVE]
+        above = [n >> halvings for halvings in range(n.bit_length()) if n >> halvings >= MIN_SCORES_ABOVE]
         knots = self.calibration[[n - m for m in above]].unique()
         if len(knots) < 2:  # few scores, or many ties
             knots = self.calibration.unique()
@@ -141,13 +139,11 @@ class Conformal:
 
 
 def fit_conformal(calibration: Tensor) -> Conformal:
-    """Keep the scores of held-out genuine inputs, ``(n,)``, to rate others by; higher score, stranger."""
+    """Sort the scores ``(n,)`` of held-out genuine inputs, to rate others by; a higher score is stranger."""
     _check_scores(calibration, "calibration scores")
     if not bool(calibration.isfinite().all()):
         bad = int((~calibration.isfinite()).sum())
-        raise ValueError(
-            f"calibration scores must be finite, got {bad} of {len(calibration)} infinite; repair the score"
-        )
+        raise ValueError(f"calibration scores must be finite, got {bad} of {len(calibration)} infinite; fix the score")
     return Conformal(calibration.detach().sort().values)
 
 
@@ -164,4 +160,4 @@ def _check_scores(scores: Tensor, name: str) -> None:
     if name != "scores" and len(scores) == 0:
         raise ValueError(f"there are no {name}; give those of at least one held-out genuine input")
     if bad := int(scores.detach().isnan().sum()):
-        raise ValueError(f"{name} contain NaN in {bad} of {len(scores)} rows; repair the score or remove them")
+        raise ValueError(f"{name} contain NaN in {bad} of {len(scores)} rows; fix the score or remove those rows")

@@ -1,7 +1,7 @@
-"""How much of a network's behaviour the inputs so far have shown, and which inputs showed something new.
+"""Coverage: how much of a network's behaviour inputs have exercised, and which inputs exercise something new.
 
-A criterion says what there is to cover and what each row covers; a `Coverage` remembers what has been covered. States
-are values: `update` gives a new one and leaves the old as it was.
+A criterion defines the items to cover and which of them each row covers; a `Coverage` stores what has been covered.
+States are immutable: `update` returns a new one.
 
 >>> from operant import Classifier, Samples
 >>> from operant.networks import LeNet5
@@ -11,6 +11,14 @@ are values: `update` gives a new one and leaves the old as it was.
 >>> new, state = state.update(ranges.neurons(model, torch.rand(8, 1, 28, 28)))
 >>> new.shape, 0 < state.coverage < 1
 (torch.Size([8]), True)
+
+References:
+    | DeepXplore: Automated Whitebox Testing of Deep Learning Systems (Pei et al., 2017), for `NC`
+    | https://arxiv.org/abs/1705.06640
+    | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018), for `KMNC`, `NBC`,
+    | `SNAC` and `TKNC`, https://arxiv.org/abs/1803.07519
+    | TensorFuzz: Debugging Neural Networks with Coverage-Guided Fuzzing (Odena et al., 2018), for `NeighbourCoverage`
+    | https://arxiv.org/abs/1807.10875
 """
 
 from __future__ import annotations
@@ -26,26 +34,26 @@ from operant.data import Samples
 from operant.measure.activations import Neurons, check_activations, find_neurons
 from operant.model import Classifier
 
-ROWS = 1024  # rows handled at once: what they cover fits in the cache
-ROWS_COMPARED = 512  # rows compared with each other at once
-POINTS = 16384  # kept points compared with at once
+ROWS = 1024  # rows per block: what they cover fits in the cache
+ROWS_COMPARED = 512  # rows per block of pairwise distances
+POINTS = 16384  # kept points per block of distances
 
 
-# What is normal, learned from training data
+# Ranges of training data
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranges:
-    """The smallest, largest and standard deviation of each neuron's values over the training data.
+    """Minimum, maximum and standard deviation of each neuron's values over the training data.
 
-    A neuron that never varied has a range of zero width. Criteria keep counting it (the number of neurons belongs to
-    the model, not to the data); each says what it can cover. `constant` tells which they are.
+    Criteria also count neurons that never vary (`constant`), because the number of neurons belongs to the model, not to
+    the data; each criterion documents what such a neuron can cover.
     """
 
     neurons: Neurons
     low: Tensor = field(repr=False)
     high: Tensor = field(repr=False)
-    std: Tensor = field(repr=False)  # of the rows given: divided by their number
+    std: Tensor = field(repr=False)  # divided by n, not n - 1
 
     def __post_init__(self) -> None:
         for name in ("low", "high", "std"):
@@ -57,24 +65,24 @@ class Ranges:
 
     @property
     def constant(self) -> Tensor:
-        """True for each neuron that never varied."""
+        """True for each neuron that never varies."""
         return self.low == self.high
 
 
 def fit_ranges(model: Classifier, train: Samples, *, layers: Sequence[str] | None = None) -> Ranges:
-    """Learn each neuron's range from training data; of every layer unless some are named."""
+    """Learn each neuron's range from training data (default: neurons of every layer)."""
     neurons = find_neurons(model, train.x, layers=layers)
     return _ranges(neurons.parts(model, train.x), neurons)
 
 
 def ranges_of(activations: Tensor, *, neurons: Neurons) -> Ranges:
-    """The same from activations ``(N, neurons)`` that are already at hand."""
+    """As `fit_ranges`, from activations ``(N, neurons)``."""
     neurons.check(activations)
     return _ranges(activations.split(ROWS), neurons)
 
 
 def _ranges(parts: Iterable[Tensor], neurons: Neurons) -> Ranges:
-    """Smallest, largest, and the standard deviation by merging the batches' means and sums of squares."""
+    """The standard deviation is computed by merging the batches' means and sums of squares."""
     low, high = torch.tensor(torch.inf), torch.tensor(-torch.inf)
     n, mean, squares = 0, torch.tensor(0.0), torch.tensor(0.0)
     for a in parts:
@@ -92,24 +100,24 @@ def _ranges(parts: Iterable[Tensor], neurons: Neurons) -> Ranges:
     return Ranges(neurons=neurons, low=low, high=high, std=(squares / n).sqrt().to(low.dtype))
 
 
-# What there is to cover
+# Criteria
 
 
 class Criterion(Protocol):
-    """Anything that says what each row covers."""
+    """Defines which items each row covers."""
 
     @property
     def neurons(self) -> Neurons:
-        """What to read activations with."""
+        """The neurons whose activations it takes."""
         ...
 
     @property
     def size(self) -> int:
-        """How many things there are to cover."""
+        """Number of items to cover."""
         ...
 
     def hits(self, activations: Tensor) -> Tensor:
-        """``(N, m)`` numbers in [0, size) of the things each row covers, none twice in a row; -1 for nothing."""
+        """``(N, m)`` indices in [0, size) of the items each row covers, without repeats; -1 for none."""
         ...
 
 
@@ -119,13 +127,9 @@ class NC:
 
         covered = { n : ∃x  a_n(x) > threshold }                                    (1)
 
-    DeepXplore and DeepHunter scale each layer's output to [0, 1] row by row first, which is what the usual thresholds
-    are meant for: read activations with ``find_neurons(..., scaled=True)``. A layer that is constant over a row covers
-    nothing then. With plain neurons the threshold is in the layer's own units.
-
-    References:
-        | DeepXplore: Automated Whitebox Testing of Deep Learning Systems (Pei et al., 2017)
-        | https://arxiv.org/abs/1705.06640
+    DeepXplore and DeepHunter first scale each layer's output to [0, 1] row by row, and the usual thresholds assume
+    that: read activations with ``find_neurons(..., scaled=True)``. A layer that is constant in a row then covers
+    nothing. With unscaled neurons the threshold is in the layer's own units.
     """
 
     neurons: Neurons
@@ -141,17 +145,13 @@ class NC:
 
 @dataclass(frozen=True, kw_only=True)
 class KMNC:
-    """k-multisection neuron coverage: each neuron's range from training is cut into k equal sections.
+    """k-multisection neuron coverage: each neuron's training range is cut into k equal sections.
 
         section i of n = [t_i, t_{i+1}),   t_i = low_n + i (high_n − low_n) / k,   0 ≤ i < k         (1)
 
-    Sections are half-open, so that the largest training value itself lies in none; DeepGauge does not say. Values
-    outside the range cover nothing, and a neuron that never varied has sections that nothing can cover. The t_i are
-    rounded as they are computed in the type of the activations, and a value is compared with exactly those.
-
-    References:
-        | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
-        | https://arxiv.org/abs/1803.07519
+    Sections are half-open, so the largest training value lies in none; DeepGauge leaves this open. Values outside the
+    range cover nothing, and the sections of a neuron that never varies cannot be covered. Values are compared with the
+    t_i as rounded in the dtype of the activations.
     """
 
     ranges: Ranges
@@ -175,33 +175,29 @@ class KMNC:
         step = (high - low) / self.k
         inside = (a >= low) & (a < low + step * self.k)
         section = ((a - low) / step.clamp_min(torch.finfo(step.dtype).tiny)).floor_().clamp_(0, self.k - 1)
-        section -= (a < low + step * section).to(a.dtype)  # the quotient may be rounded past a t_i: compare, (1)
+        section -= (a < low + step * section).to(a.dtype)  # rounding may move the quotient past a t_i: compare, (1)
         section += (a >= low + step * (section + 1)).to(a.dtype)
         width = torch.finfo(step.dtype)
         coarse = (step > 0) & (step < 8 * (width.eps * torch.maximum(low.abs(), high.abs()) + width.tiny))
-        if bool(coarse.any()):  # so narrow that rounding moves t_i past its neighbours: look the section up
-            section[:, coarse] = self._looked_up(a[:, coarse], low[coarse], step[coarse])
+        if bool(coarse.any()):  # so narrow that rounding moves t_i past its neighbours: search for the section
+            section[:, coarse] = self._search(a[:, coarse], low[coarse], step[coarse])
         first = self.k * torch.arange(len(low), device=a.device)
         return torch.where(inside, section.long() + first, -1)
 
-    def _looked_up(self, a: Tensor, low: Tensor, step: Tensor) -> Tensor:
+    def _search(self, a: Tensor, low: Tensor, step: Tensor) -> Tensor:
         t = low[:, None] + step[:, None] * torch.arange(self.k + 1, device=a.device, dtype=step.dtype)
         return (torch.searchsorted(t.to(a.dtype), a.T.contiguous(), right=True).T - 1).to(a.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NBC:
-    """Neuron boundary coverage: values below or above everything seen in training.
+    """Neuron boundary coverage: values below or above the range of the training data.
 
         lower corner of n: a_n(x) < low_n − scale σ_n,   upper corner: a_n(x) > high_n + scale σ_n         (1)
 
-    With ``strict=False`` a value on the boundary counts too, as in some tools. Beware: a ReLU that rests at 0 in
-    training then covers its lower corner with every row where it rests, and a neuron that never varied covers both.
-    With ``lower=False`` only upper corners count, which is `SNAC`.
-
-    References:
-        | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
-        | https://arxiv.org/abs/1803.07519
+    With ``strict=False`` a value on the boundary counts too, as in some tools. Then every row in which a ReLU is 0
+    covers its lower corner, and a neuron that never varies covers both. With ``lower=False`` only upper corners count,
+    which is `SNAC`.
     """
 
     ranges: Ranges
@@ -219,7 +215,7 @@ class NBC:
 
     @property
     def size(self) -> int:
-        return self.neurons.count * (1 + self.lower)  # lower corners, if they count, then upper corners
+        return self.neurons.count * (1 + self.lower)  # lower corners (if counted), then upper corners
 
     def hits(self, activations: Tensor) -> Tensor:
         slack = self.scale * self.ranges.std
@@ -232,12 +228,7 @@ class NBC:
 
 
 def SNAC(*, ranges: Ranges, scale: float = 0.0, strict: bool = True) -> NBC:
-    """Strong neuron activation coverage: the upper corners of `NBC` alone.
-
-    References:
-        | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
-        | https://arxiv.org/abs/1803.07519
-    """
+    """Strong neuron activation coverage: only the upper corners of `NBC`."""
     return NBC(ranges=ranges, scale=scale, strict=strict, lower=False)
 
 
@@ -245,11 +236,7 @@ def SNAC(*, ranges: Ranges, scale: float = 0.0, strict: bool = True) -> NBC:
 class TKNC:
     """Top-k neuron coverage: a neuron is covered once it is among the k largest of its layer.
 
-    Of equal values the neuron that comes first wins. In a layer of k neurons or fewer every row covers all.
-
-    References:
-        | DeepGauge: Multi-Granularity Testing Criteria for Deep Learning Systems (Ma et al., 2018)
-        | https://arxiv.org/abs/1803.07519
+    Ties go to the first neuron. In a layer of k neurons or fewer, every row covers all of them.
     """
 
     neurons: Neurons
@@ -272,18 +259,19 @@ class TKNC:
 
 
 def _where(covered: Tensor, *, start: int = 0) -> Tensor:
-    """The numbers of the columns that are true, -1 for the others."""
+    """The indices of the columns that are true, -1 for the others."""
     return torch.where(covered, torch.arange(start, start + covered.shape[1], device=covered.device), -1)
 
 
-# What has been covered
+# States
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coverage:
-    """What a criterion has seen so far: a row of truths, which can be saved, and joined (``|``) with another's.
+    """Which items of a criterion have been covered so far.
 
-    ``Coverage(criterion=..., covered=...)`` makes the state again.
+    ``covered`` can be saved, and merged (``|``) with that of another state. ``Coverage(criterion=..., covered=...)``
+    restores the state.
     """
 
     criterion: Criterion
@@ -292,36 +280,33 @@ class Coverage:
     def __post_init__(self) -> None:
         if self.covered.dtype != torch.bool or self.covered.shape != (self.criterion.size,):
             raise ValueError(
-                f"covered must be {self.criterion.size} truths, got {self.covered.dtype} of shape "
-                f"{tuple(self.covered.shape)}; give what a state of the same criterion held, or use Coverage.of"
+                f"covered must be {self.criterion.size} booleans, got {self.covered.dtype} of shape "
+                f"{tuple(self.covered.shape)}; take it from a state of the same criterion, or use Coverage.of"
             )
 
     @staticmethod
     def of(criterion: Criterion) -> Coverage:
-        """The state before any row."""
+        """The initial state, in which nothing is covered."""
         return Coverage(criterion=criterion, covered=torch.zeros(criterion.size, dtype=torch.bool))
 
     @property
     def count(self) -> int:
-        """How many things are covered."""
+        """Number of covered items."""
         return int(self.covered.sum())
 
     @property
     def coverage(self) -> float:
-        """The share of all there is to cover."""
+        """Share of all items that are covered."""
         return self.count / self.criterion.size
 
     def gain(self, activations: Tensor) -> Tensor:
-        """How many things each row would cover that are not covered yet, each row for itself."""
+        """Number of uncovered items that each row alone would cover."""
         self.criterion.neurons.check(activations)
         gains = [self._new(self.criterion.hits(part)).sum(1) for part in activations.split(ROWS)]
         return torch.cat(gains).to(activations.device)
 
     def update(self, activations: Tensor) -> tuple[Tensor, Coverage]:
-        """How many things each row covers that neither the state nor the rows before it did; and the state after.
-
-        A row adds coverage where this is above 0.
-        """
+        """Number of items that each row covers first (after the state and the rows before it), and the new state."""
         self.criterion.neurons.check(activations)
         after = replace(self, covered=self.covered.clone())
         new = [after._cover(self.criterion.hits(part)) for part in activations.split(ROWS)]
@@ -332,30 +317,26 @@ class Coverage:
         return (hits >= 0) & ~self.covered[hits.clamp_min(0)]
 
     def _cover(self, hits: Tensor) -> Tensor:
-        """Mark what these rows cover, and count for each thing the first row that covers it."""
+        """Mark the items that these rows cover, and count each for the first row that covers it."""
         rows, columns = self._new(hits).nonzero(as_tuple=True)
-        things, place = hits.to(self.covered.device)[rows, columns].unique(return_inverse=True)
-        first = torch.full_like(things, len(hits)).scatter_reduce_(0, place, rows, "amin")
-        self.covered[things] = True
+        items, place = hits.to(self.covered.device)[rows, columns].unique(return_inverse=True)
+        first = torch.full_like(items, len(hits)).scatter_reduce_(0, place, rows, "amin")
+        self.covered[items] = True
         return torch.bincount(first, minlength=len(hits))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NeighbourCoverage:
-    """TensorFuzz's coverage: a row is new if nothing kept so far lies within the threshold of it; new rows are kept.
+    """TensorFuzz's coverage: a row is new if no point kept so far lies within the threshold of it; new rows are kept.
 
         new ⇔ min_{k kept} ‖z − z_k‖₂ > threshold                                  (1)
 
-    Rows are points of any kind; TensorFuzz takes logits (``model.batched_logits``). Distances are exact, where
-    TensorFuzz searches approximately; and its threshold is compared with the squared distance (its 1.0 is the same).
+    Rows can be any points; TensorFuzz uses logits (``model.batched_logits``). Distances are exact, where TensorFuzz
+    searches approximately; and it compares its threshold with the squared distance (its 1.0 is the same).
 
     Args:
         threshold: in the units of the points.
-        kept: ``(M, d)``, or None before any row.
-
-    References:
-        | TensorFuzz: Debugging Neural Networks with Coverage-Guided Fuzzing (Odena et al., 2018)
-        | https://arxiv.org/abs/1807.10875
+        kept: ``(M, d)``; None in the initial state.
     """
 
     threshold: float = 1.0
@@ -367,16 +348,16 @@ class NeighbourCoverage:
 
     @property
     def count(self) -> int:
-        """How many points are kept."""
+        """Number of points kept."""
         return 0 if self.kept is None else len(self.kept)
 
     @property
     def coverage(self) -> float:
-        """How many points are kept: a number, not a share, for there is no whole."""
+        """Number of points kept; not a share, because there is no total."""
         return float(self.count)
 
     def gain(self, points: Tensor) -> Tensor:
-        """How far each row is from the nearest point kept; infinite while there is none."""
+        """Distance of each row to the nearest point kept; infinite if there is none."""
         self._check(points)
         nearest = points.new_full((len(points),), torch.inf)
         if self.kept is not None and len(self.kept) and len(points):
@@ -386,14 +367,14 @@ class NeighbourCoverage:
         return nearest
 
     def update(self, points: Tensor) -> tuple[Tensor, NeighbourCoverage]:
-        """1 for each row that is new to the state and to the rows before it, else 0; and the state after."""
+        """1 for each row that is new after the state and the rows before it, else 0; and the new state."""
         self._check(points)
         state, new = self, []
         for part in points.split(ROWS_COMPARED):
-            new.append((state.gain(part) > self.threshold).long())  # (1), against what was kept before this part
-            rows = new[-1].nonzero().flatten()
+            far = state.gain(part) > self.threshold  # (1), against the points kept before this part
+            rows = far.nonzero().flatten()
             chosen = rows[_first_comers(_distances(part[rows], part[rows]) <= self.threshold)]
-            new[-1] = torch.zeros_like(new[-1]).index_fill_(0, chosen, 1)
+            new.append(torch.zeros_like(far, dtype=torch.long).index_fill_(0, chosen, 1))
             state = replace(state, kept=part[chosen] if state.kept is None else torch.cat([state.kept, part[chosen]]))
         return torch.cat(new), state
 
@@ -404,14 +385,14 @@ class NeighbourCoverage:
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean distances ``(len(a), len(b))`` from differences, so that equal rows are at 0."""
+    """Euclidean distances ``(len(a), len(b))`` from differences, so that equal rows have distance 0."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _first_comers(near: Tensor) -> Tensor:
-    """The rows that taking each row unless one taken before is near would take, as truths.
+    """Mask of the rows that a greedy pass takes: each row unless it is near one taken before.
 
-    A row with no undecided one near before it is taken; it turns away those near after it; and so on.
+    Solved in rounds: a row with no undecided row near and before it is taken, which rejects the rows near and after it.
     """
     near = near.tril(-1)
     undecided, taken = near.new_ones(len(near)), near.new_zeros(len(near))

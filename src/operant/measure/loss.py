@@ -1,4 +1,4 @@
-"""Zero- and first-order loss: how badly a case is classified, and how much worse its ball could still make it."""
+"""Zero- and first-order loss: the loss of a case, and how far it could still rise inside the ball around its seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def zero_order_loss(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
 
     Args:
         x: cases, ``(N, *shape)``.
-        y: their labels, which are their seeds', ``(N,)``.
+        y: labels of their seeds, ``(N,)``.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Eq. 4
@@ -33,7 +33,7 @@ def zero_order_loss(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
 def first_order_loss(
     model: Classifier, x: Tensor, y: Tensor, *, x0: Tensor, radius: float, norm: str = "linf"
 ) -> Tensor:
-    """How far the loss, taken as linear around the case, could still rise inside the ball around its seed.
+    """How far the loss, linearised at the case, could still rise inside the ball around its seed.
 
         FOL(x) = max ⟨z - x, g⟩ over all z with ‖z - x0‖ ≤ r,   where g = ∇J(f(x), y)        (1)
 
@@ -41,14 +41,14 @@ def first_order_loss(
         "l2"          r ‖g‖₂ - ⟨x - x0, g⟩        (3)
         "l2-paper"    r ‖g‖₂                      (4)
 
-    Zero where nothing is left to gain; never negative for ``x`` inside the ball. (2) and (3) are the exact maxima.
-    For L2 the paper gives (4), which is the maximum over a ball around the case instead of the seed: it does not vanish
-    on the boundary, where searches end, and equals (3) only if x - x0 is zero or orthogonal to g. It is here to repeat
-    the paper's experiments. The model's bounds are left out of account.
+    Zero at a maximum; never negative for ``x`` inside the ball. (2) and (3) are the exact maxima. For L2 the paper
+    gives (4), the maximum over a ball around the case instead of the seed: it does not vanish on the boundary, where
+    searches end, and equals (3) only if x - x0 is zero or orthogonal to g. It is provided to repeat the paper's
+    experiments. The model's bounds are ignored.
 
     Args:
         x: cases, ``(N, *shape)``.
-        y: their labels, which are their seeds', ``(N,)``.
+        y: labels of their seeds, ``(N,)``.
         x0: their seeds, row by row.
         radius: of the ball, in input units.
         norm: ``"linf"``, ``"l2"`` or ``"l2-paper"``.
@@ -66,7 +66,7 @@ def first_order_loss(
 
 
 def loss_gradient(model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy, its gradient and the logits of one batch, from one pass; for loops that need them all."""
+    """Cross-entropy, its gradient and the logits of one batch, from a single pass."""
     kept: list[Tensor] = []
 
     def objective(z: Tensor) -> Tensor:
@@ -80,14 +80,14 @@ def loss_gradient(model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tens
 
 
 def rise(gradient: Tensor, moved: Tensor, *, radius: float, norm: str) -> Tensor:
-    """`first_order_loss` of rows whose gradient is known already; ``moved`` is ``x - x0``.
+    """`first_order_loss` from the gradient; ``moved`` is ``x - x0``.
 
     >>> rise(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), radius=0.1, norm="l2")
     tensor([0.5000])
     """
     g, moved = gradient.flatten(1), moved.flatten(1)
     if norm == "linf":
-        return (radius * g.abs() - moved * g).sum(1)  # (2), term by term, so that rounding makes none negative
+        return (radius * g.abs() - moved * g).sum(1)  # (2), summed per term so that rounding cannot make it negative
     reach: Tensor = radius * torch.linalg.vector_norm(g, dim=1)
     return reach if norm == "l2-paper" else reach - (moved * g).sum(1)  # (4), (3)
 

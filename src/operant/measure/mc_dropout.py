@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: many passes of a model with its dropout left on; what comes before the first one runs once."""
+"""Monte Carlo dropout: many passes of a model with dropout active; the part before the first dropout runs once."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from operant.measure._masks import Dropout, Function, Masks, Place, dropout_of
-from operant.measure._tape import Diverged, Tape
+from operant.measure._masks import DropoutCall, Function, Masks, RowAxis, dropout_call
+from operant.measure._tape import Tape, TapeMismatch
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import global_streams, spawn
 
-TOGETHER = 2**21  # numbers that the largest tensor of passes run together may hold
-FEWEST_TOGETHER = 4
+MAX_STACKED = 2**21  # values in the largest tensor of passes that run together
+MIN_STACKED_PASSES = 4  # fewer do not pay off
 
-Source = Callable[[Dropout, int], Tensor]
-"""``(dropout, its place in the pass) -> its mask``."""
+MaskSource = Callable[[DropoutCall, int], Tensor]
+"""``(dropout, its position in the pass) -> its mask``."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Passes:
-    """What many passes with dropout said.
+    """Class probabilities of many passes with dropout.
 
     Attributes:
         probs: class probabilities ``(T, N, classes)``.
@@ -48,26 +48,26 @@ def mc_dropout(
     independent: bool = False,
     cache: bool = True,
 ) -> Passes:
-    """Class probabilities of ``passes`` passes with dropout on, each with another part of the network missing.
+    """Class probabilities of ``passes`` passes with dropout active, each with other values dropped.
 
-    Every dropout that the module calls is on, whatever its mode; one that it calls only while training stays out. What
-    comes before the first dropout runs once per batch. Should the module change that in place afterwards, or make other
-    calls in a later pass, then all is run again in full, and ``note`` says so.
+    Every dropout that the module calls is active, in training and in eval mode; dropouts that it calls only while
+    training are not. Calls before the first dropout run once per batch. If the module changes their results in place,
+    or makes other calls in a later pass, every pass is run in full and ``note`` says so.
 
-    The papers draw a mask for every input. Here one mask for each pass and dropout serves all rows, unless asked
-    otherwise, for most of the time would go into random numbers: a row still meets as many independent masks as there
-    are passes, so each measure of a row has the same distribution; but the rows' measures are no longer independent.
+    The papers draw a mask for every input. Here, by default, all rows share one mask per pass and dropout, because
+    random numbers would take most of the time. Each row still gets one independent mask per pass, so each measure of a
+    row has the same distribution; but the measures of different rows are no longer independent.
 
-    Masks depend on the generator's state, the pass, the place among its dropouts and the shape of one row, and on
-    nothing else: the same state gives the same networks again, for other inputs too.
+    Masks depend only on the generator's state, the pass, the position among its dropouts and the shape of one row: the
+    same state gives the same networks, for other inputs too.
 
     Args:
-        model: one with dropout; `with_dropout` puts it into others.
+        model: one with dropout; `with_dropout` adds it to others.
         x: inputs ``(N, *shape)``.
         passes: T, at least 2.
-        generator: is asked for one number.
-        independent: fresh masks for every row.
-        cache: False runs every pass in full, which gives the same numbers later.
+        generator: one number is drawn from it.
+        independent: draw new masks for every row.
+        cache: False runs every pass in full: slower, with the same result.
 
     References:
         | Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning (Gal & Ghahramani, 2016)
@@ -77,20 +77,20 @@ def mc_dropout(
     model.check_inputs(x)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
     with torch.inference_mode(False), torch.no_grad(), global_streams(spawn(seed, "survey")):
-        model.prepare(x)  # passes that must not be taken for ours
-        places = _places(model, x)
-        run = _Run(model, x, passes, lambda: Masks(seed, places, independent=independent))
-        return run.from_tape() if cache else run.in_full("it was asked for")
+        model.prepare(x)  # this runs passes of its own, which must not be mistaken for ours
+        row_axes = _row_axes(model, x)
+        run = _Run(model, x, passes, lambda: Masks(seed, row_axes, independent=independent))
+        return run.from_tape() if cache else run.in_full("cache=False")
 
 
 def check_passes(passes: int) -> None:
-    """Refuse fewer than two passes, which cannot disagree."""
+    """Raise if there are fewer than two passes, which cannot disagree."""
     if passes < 2:
         raise ValueError(f"passes must be at least 2, got {passes}; 50 to 100 are usual")
 
 
-class _Apart(Exception):
-    """Passes cannot be run together."""
+class _NotStackable(Exception):
+    """Passes cannot run together."""
 
 
 @dataclass(frozen=True)
@@ -111,35 +111,35 @@ class _Run:
         return Passes(probs=self._probs(logits, masks), note=f"every pass ran in full: {reason}; {masks.note}")
 
     def from_tape(self, *, together: bool = True) -> Passes:
-        """What comes before the first dropout once per batch; the rest of several passes together, if it is small."""
+        """Run the part before the first dropout once per batch; the rest for several passes together, if small."""
         masks, notes = self.new_masks(), set[str]()
 
         def logits(part: Tensor) -> list[Tensor]:
             tape = Tape()
             first, seen = self._pass(part, masks.source(0, rows=len(part)), tape)
-            if not tape.ended:  # no dropout was met, so all passes are alike
+            if not tape.ended:  # no dropout was called, so all passes are equal
                 return [first] * self.passes
             notes.add(f"{len(tape.calls)} calls before the first dropout ran once per batch")
-            if together and seen.largest * FEWEST_TOGETHER <= TOGETHER and not seen.convolves:
-                notes.add("passes ran together from there on")
+            if together and seen.largest * MIN_STACKED_PASSES <= MAX_STACKED and not seen.convolves:
+                notes.add("passes ran together after that")
                 return self._together(part, masks, tape, first, seen)
             rest = (masks.source(t, rows=len(part)) for t in range(1, self.passes))
             return [first, *(self._again(part, source, tape) for source in rest)]
 
         try:
             return Passes(probs=self._probs(logits, masks), note="; ".join([*sorted(notes), masks.note]))
-        except _Apart:
+        except _NotStackable:
             return self.from_tape(together=False)
-        except Diverged as reason:
+        except TapeMismatch as reason:
             return self.in_full(str(reason))
 
     def _probs(self, logits: Callable[[Tensor], list[Tensor]], masks: Masks) -> Tensor:
         parts = self.x.split(self.model.batch_size)
-        with global_streams(spawn(masks.seed, "module")):  # what else the module draws is the same in every attempt
+        with global_streams(spawn(masks.seed, "module")):  # the module's own random numbers are equal in every attempt
             probs = torch.cat([torch.stack(logits(part)).softmax(2).to(self.x.device) for part in parts], 1)
         if not masks.used:
             raise ValueError(
-                "the model ran without any dropout, so its passes would all be alike; put some in: "
+                "the model ran without any dropout, so all its passes would be equal; add some: "
                 "with_dropout(model, before=[...], rate=...)"
             )
         if not bool(torch.isfinite(probs).all()):
@@ -147,9 +147,9 @@ class _Run:
             raise ValueError(f"the module returned NaN or infinite logits for {bad} of {len(self.x)} inputs")
         return probs
 
-    def _pass(self, part: Tensor, source: Source, tape: Tape | None = None) -> tuple[Tensor, _Dropping]:
-        """The logits of one batch in one pass, and what was seen on the way."""
-        mode = _Dropping(source, tape)
+    def _pass(self, part: Tensor, source: MaskSource, tape: Tape | None = None) -> tuple[Tensor, _MaskedDropout]:
+        """The logits of one batch in one pass, and a record of its dropouts."""
+        mode = _MaskedDropout(source, tape)
         if tape is None:
             with mode:
                 return self.model.logits(part), mode
@@ -160,65 +160,65 @@ class _Run:
         except Exception:
             if not tape.reason:
                 raise
-        if tape.reason:  # the module may have swallowed the exception, or made it another one
-            raise Diverged(tape.reason)
+        if tape.reason:  # the module may have swallowed or replaced the exception
+            raise TapeMismatch(tape.reason)
         tape.check()
         return logits, mode
 
-    def _again(self, part: Tensor, source: Source, tape: Tape) -> Tensor:
-        """The logits of a later pass. What made no trouble in the first must be the tape's fault, if it does now."""
+    def _again(self, part: Tensor, source: MaskSource, tape: Tape) -> Tensor:
+        """The logits of a later pass. An error that the first pass did not raise is blamed on the tape."""
         try:
             return self._pass(part, source, tape)[0]
-        except (Diverged, _Apart):
+        except (TapeMismatch, _NotStackable):
             raise
         except Exception as error:
-            raise Diverged(f"a later pass ended in {type(error).__name__}") from error
+            raise TapeMismatch(f"a later pass ended in {type(error).__name__}") from error
 
-    def _together(self, part: Tensor, masks: Masks, tape: Tape, first: Tensor, seen: _Dropping) -> list[Tensor]:
-        """The logits of all passes over one batch by `torch.vmap`; two of them are compared, bit for bit."""
+    def _together(self, part: Tensor, masks: Masks, tape: Tape, first: Tensor, seen: _MaskedDropout) -> list[Tensor]:
+        """The logits of all passes over one batch by `torch.vmap`; two of them are checked bit for bit."""
         sources = [masks.source(t, rows=len(part)) for t in range(1, self.passes)]
         drawn = [seen.masks, *([source(d, k) for k, d in enumerate(seen.dropouts)] for source in sources)]
         stacked = [torch.stack(of_place) for of_place in zip(*drawn, strict=True)]
-        chunks = zip(*(s.split(TOGETHER // max(seen.largest, 1)) for s in stacked), strict=True)
+        chunks = zip(*(s.split(MAX_STACKED // max(seen.largest, 1)) for s in stacked), strict=True)
 
         def one(*given: Tensor) -> Tensor:
             return self._pass(part, partial(_given, seen.dropouts, given), tape)[0]
 
         try:
-            with warnings.catch_warnings(action="error"):  # among them, that vmap would be slow
+            with warnings.catch_warnings(action="error"):  # one of them says that vmap would be slow
                 logits = torch.cat([torch.vmap(one)(*chunk) for chunk in chunks])
-        except Diverged:
+        except TapeMismatch:
             raise
-        except Exception as error:  # the user's code may raise anything when it meets vmap's tensors
-            raise _Apart from error
+        except Exception as error:  # the user's code may raise anything for vmap's tensors
+            raise _NotStackable from error
         second = self._again(part, partial(_given, seen.dropouts, drawn[1]), tape)
         if not torch.equal(logits[0], first) or not torch.equal(logits[1], second):
-            raise _Apart
+            raise _NotStackable
         return list(logits)
 
 
-def _given(known: Sequence[Dropout], masks: Sequence[Tensor], dropout: Dropout, place: int) -> Tensor:
-    """Masks drawn beforehand for the dropouts of the first pass, which must be those of every pass."""
-    if place >= len(known) or dropout != known[place]:
-        raise _Apart
+def _given(expected: Sequence[DropoutCall], masks: Sequence[Tensor], dropout: DropoutCall, place: int) -> Tensor:
+    """A mask drawn in advance; every pass must call the dropouts of the first."""
+    if place >= len(expected) or dropout != expected[place]:
+        raise _NotStackable
     return masks[place]
 
 
-class _Dropping(TorchFunctionMode):
-    """One pass in which dropouts use our masks and the calls before the first of them go through a tape."""
+class _MaskedDropout(TorchFunctionMode):
+    """Runs one pass in which dropouts use our masks and the calls before the first of them go through a tape."""
 
-    def __init__(self, source: Source, tape: Tape | None = None) -> None:
+    def __init__(self, source: MaskSource, tape: Tape | None = None) -> None:
         super().__init__()
         self.source, self.tape = source, tape
-        self.dropouts: list[Dropout] = []
+        self.dropouts: list[DropoutCall] = []
         self.masks: list[Tensor] = []
-        self.largest, self.convolves = 0, False  # of what is not on the tape
+        self.largest, self.convolves = 0, False  # among the calls that are not on the tape
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = dropout_of(func, args, kwargs)
+        found = dropout_call(func, args, kwargs)
         if found is not None:
             if self.tape is not None:
                 self.tape.end(func, args, kwargs)
@@ -227,24 +227,24 @@ class _Dropping(TorchFunctionMode):
         if self.tape is not None:
             return self.tape.call(func, args, kwargs)
         out = FASTER.get(func, func)(*args, **kwargs)
-        self._see(func, out)
+        self.convolves = self.convolves or "conv" in getattr(func, "__name__", "")
+        self._measure(out)
         return out
 
-    def _drop(self, x: Tensor, dropout: Dropout) -> Tensor:
+    def _drop(self, x: Tensor, dropout: DropoutCall) -> Tensor:
         self.masks.append(self.source(dropout, len(self.dropouts)))
         self.dropouts.append(dropout)
         out = dropout.apply(x, self.masks[-1])
-        self._see(F.dropout, out)
+        self._measure(out)
         return out
 
-    def _see(self, function: Function, out: Any) -> None:
-        self.convolves = self.convolves or "conv" in getattr(function, "__name__", "")
-        if isinstance(out, Tensor) and out.numel() > self.largest:
-            self.largest = out.numel()
+    def _measure(self, out: Any) -> None:
+        if isinstance(out, Tensor):
+            self.largest = max(self.largest, out.numel())
 
 
 def _max_pool(x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *args: Any, **kwargs: Any) -> Any:
-    """`max_pool2d`; for squares of two as maxima of rows and then of columns, which take a fraction of the time."""
+    """`max_pool2d`; for 2 x 2 squares by maxima of rows and then of columns, which is several times faster."""
     squares = kernel_size in (2, (2, 2)) and stride in (None, 2, (2, 2)) and padding in (0, (0, 0))
     if not squares or x.ndim != 4 or args or kwargs.get("dilation", 1) != 1 or any(map(kwargs.get, POOL_OPTIONS)):
         return F.max_pool2d(x, kernel_size, stride, padding, *args, **kwargs)
@@ -258,26 +258,26 @@ FASTER: dict[Function, Function] = {F.max_pool2d: _max_pool}
 
 
 class _Survey(TorchFunctionMode):
-    """One pass in which dropouts do nothing but tell what they are given."""
+    """Runs one pass in which dropouts are recorded and do nothing."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.met: list[Dropout] = []
+        self.dropouts: list[DropoutCall] = []
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found = dropout_of(func, args, kwargs or {})
+        found = dropout_call(func, args, kwargs or {})
         if found is None:
             return func(*args, **(kwargs or {}))
-        self.met.append(found[1])
+        self.dropouts.append(found[1])
         return found[0]
 
 
-def _places(model: Classifier, x: Tensor) -> list[Place]:
-    """Where the dropouts of a pass find the rows: the dimension that grows when a row is added.
+def _row_axes(model: Classifier, x: Tensor) -> list[RowAxis]:
+    """The row dimension of each dropout's input: the one that grows when a row is added.
 
-    Asked once for inputs of a shape, as it takes two passes; searches ask thousands of times.
+    Cached per input shape, because it takes two passes and searches call it thousands of times.
     """
     known = SURVEYED.setdefault(model, {})
     if x.shape[1:] not in known:
@@ -285,23 +285,23 @@ def _places(model: Classifier, x: Tensor) -> list[Place]:
         for rows in (MIN_ROWS, MIN_ROWS + 1):
             with _Survey() as survey:
                 model.logits(x[torch.arange(rows, device=x.device) % len(x)])
-            shapes.append([dropout.shape for dropout in survey.met])
-        known[x.shape[1:]] = [Place.of(few, more) for few, more in zip(*shapes, strict=False)]
+            shapes.append([dropout.shape for dropout in survey.dropouts])
+        known[x.shape[1:]] = [RowAxis.of(smaller, larger) for smaller, larger in zip(*shapes, strict=False)]
     return known[x.shape[1:]]
 
 
-SURVEYED: WeakKeyDictionary[Classifier, dict[torch.Size, list[Place]]] = WeakKeyDictionary()
+SURVEYED: WeakKeyDictionary[Classifier, dict[torch.Size, list[RowAxis]]] = WeakKeyDictionary()
 
 
 def with_dropout(model: Classifier, *, before: Sequence[str], rate: float) -> Classifier:
-    """The same classifier with dropout in front of the named layers, for `mc_dropout`.
+    """A copy of the classifier with dropout in front of the named layers, for `mc_dropout`.
 
-    Predictions do not change, and names keep their meaning: ``features`` taps a layer's output as before. Parameters of
-    a layer ``fc`` are found one step further down, under ``fc.layer``.
+    Predictions do not change, and ``features`` still returns a layer's output by its name. The parameters of a layer
+    ``fc`` move to ``fc.layer``.
 
     Args:
-        model: left as it is.
-        before: names out of ``model.layers``.
+        model: not changed.
+        before: names from ``model.layers``.
         rate: share of the values to drop.
 
     >>> plain = Classifier(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
@@ -310,7 +310,7 @@ def with_dropout(model: Classifier, *, before: Sequence[str], rate: float) -> Cl
     torch.Size([7, 5, 3])
     """
     if isinstance(before, str):
-        raise ValueError(f"before must be several names, got the single string {before!r}; write [{before!r}]")
+        raise ValueError(f"before must be a list of names, got the single string {before!r}; write [{before!r}]")
     if unknown := [name for name in before if name not in model.layers]:
         raise ValueError(f"no layer named {', '.join(unknown)}; this model has {', '.join(model.layers)}")
     if not before:
@@ -325,7 +325,7 @@ def with_dropout(model: Classifier, *, before: Sequence[str], rate: float) -> Cl
 
 
 class _DropoutBefore(nn.Module):
-    """A layer that first drops some of its input."""
+    """A layer preceded by dropout."""
 
     def __init__(self, layer: nn.Module, rate: float) -> None:
         super().__init__()

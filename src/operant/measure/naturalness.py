@@ -1,4 +1,4 @@
-"""How plausible a case is as a field input: a calibrated p-value, and a smooth stand-in for it to search by."""
+"""Naturalness: how plausible a case is as a field input, as a calibrated p-value and as a smooth surrogate of it."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from operant import results
 from operant.data import Samples
 from operant.density import KDE, fit_kde
 from operant.measure._texture import is_image, texture
-from operant.measure.conformal import Conformal, check_level, fewest, fit_conformal, min_bonferroni
+from operant.measure.conformal import Conformal, check_level, fit_conformal, min_bonferroni, min_calibration_size
 from operant.model import Classifier
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
 
-SCORES = ("reconstruction", "neighbours", "density", "intensities", "texture")  # the last of images only
+SCORES = ("reconstruction", "neighbours", "density", "intensities", "texture")  # the last for images only
 LEVEL = 0.05  # the calibration part must be large enough for p-values below this
-FEWEST_FITTED = 60  # field inputs to learn the scores from
-MOST_FEATURES = 4096  # of one input, for which a covariance is learned
-SHRINKAGE = 0.1  # of the mean variance, added to every variance before whitening
-NOISE_FLOOR = 0.01  # of the mean noise, added to the noise of every value
-LEVELS = 8  # above which an input's values are summed up
-WIDEST = 3.0  # standard deviations from the mean to the outermost levels, where there are no bounds
-LEVEL_SHRINKAGE = 0.01  # of the mean variance of such sums: they move together, what matters is how they do not
-LEAST_VARIANCE = 1e-6  # of such a sum, in units of the VAE's scale
-TEXTURE_SHRINKAGE = 1e-3  # of the mean variance of shares of local differences, which move together too
-LEAST_TEXTURE = 1e-10  # variance of such a share
+MIN_FITTED = 60  # field inputs to learn the scores from
+MAX_FEATURES = 4096  # per input: a covariance of all of them is learned
+SHRINKAGE = 0.1  # share of the mean variance that is added to every variance before whitening
+NOISE_FLOOR = 0.01  # share of the mean noise that is added to the noise of every value
+LEVELS = 8  # of the score of intensities
+UNBOUNDED_REACH = 3.0  # standard deviations from the mean to the outermost levels of inputs without bounds
+LEVEL_SHRINKAGE = 0.01  # small, because the means above levels are strongly correlated
+MIN_LEVEL_VARIANCE = 1e-6  # of a mean above a level, in units of the VAE's scale
+TEXTURE_SHRINKAGE = 1e-3  # small, because shares of local differences are strongly correlated
+MIN_TEXTURE_VARIANCE = 1e-10  # of a share of local differences
 PAIRS = 2**22  # distances computed at once
-PROBES = 4  # inputs kept to know the model again
+PROBES = 4  # inputs stored to recognise the model
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Whitening:
-    """Features moved and turned so that field data have mean 0 and, up to shrinkage, covariance 1.
+    """A linear map that gives the features of field data mean 0 and, up to shrinkage, covariance 1.
 
         w = L⁻¹ (h - centre),   L Lᵀ = cov(h) + shrinkage · (mean variance) · I        (1)
 
-    Euclidean distances between whitened features are Mahalanobis distances between features. The shrinkage keeps
-    directions finite in which field data never vary; a case that does vary there is far from all of them.
+    Euclidean distances between whitened features are Mahalanobis distances between features. Because of the shrinkage,
+    directions in which field data never vary stay finite; a case that varies there is far from all field data.
     """
 
     centre: Tensor = field(repr=False)
@@ -56,18 +56,15 @@ class Whitening:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Texture:
-    """How strongly neighbouring pixels of field images differ: their local differences, summed up and whitened."""
+    """How strongly neighbouring pixels of field images differ: whitened `texture` values."""
 
-    width: float  # of the range of values, that differences are parts of
+    width: float  # of the range of values
     whitening: Whitening = field(repr=False)
-    references: Tensor = field(repr=False)  # whitened, of (some of) the fitting part
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.whitening(texture(x.to(self.references), width=self.width))
+    references: Tensor = field(repr=False)  # whitened values of (some of) the fitting part
 
     def distance(self, x: Tensor, *, k: int) -> Tensor:
-        """Of each image to the k-th nearest reference."""
-        return self._neighbours(self(x), k=k)
+        """Distance of each image to its k-th nearest reference."""
+        return self._neighbours(self.whitening(texture(x.to(self.references), width=self.width)), k=k)
 
     @cached_property
     def _neighbours(self) -> Neighbours:
@@ -76,28 +73,27 @@ class Texture:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Naturalness:
-    """What field inputs look like by five scores, and how strange each score is; made by `fit_naturalness`.
+    """Five scores of how strange an input is as field data, with their calibration; made by `fit_naturalness`.
 
-    Calling it gives a p-value for each row: one conformal p-value for each score, combined by min-Bonferroni. An input
-    that is drawn as the field data were, and is not one of them, falls below a level with at most that probability; one
-    of the field data themselves may look more natural than it is. Inputs that are not images of at least 8 x 8 pixels
-    have no texture: four scores are left. With n calibration inputs and m scores, values run in steps of m / (n + 1)
-    from that number to 1. All that is stranger than every calibration input shares the smallest value, so rank strange
-    cases by `surrogate`, which tells them apart.
+    Calling it gives a p-value per row: one conformal p-value per score, combined by min-Bonferroni. An input drawn as
+    the field data were, but not one of them, falls below a level with at most that probability; for the field data
+    themselves p-values may be too high. Inputs other than images of at least 8 x 8 pixels have no texture, so four
+    scores remain. With n calibration inputs and m scores, values go in steps of m / (n + 1) from that number to 1. All
+    cases stranger than every calibration input have the smallest value: rank those by `surrogate`.
 
     Args:
         vae: learned from the fitting part of the field data.
-        noise: mean squared `VAE.residual` of each value on the fitting part, floored.
+        noise: mean squared `VAE.residual` of each value on the fitting part, with a lower limit.
         whitening: of pixels, or of the layer's outputs.
         references: whitened features of (some of) the fitting part.
-        k: which nearest reference's distance counts.
-        codes: the density of mean codes of the fitting part.
-        intensities: whitening of what an input's values sum up to above each of eight levels.
-        texture: of images; None for inputs that are not.
+        k: the distance to the k-th nearest reference is the score.
+        codes: density of the mean codes of the fitting part.
+        intensities: whitening of the means of an input's values above eight levels.
+        texture: for images; None for other inputs.
         calibration: the scores of the calibration part.
-        probes: inputs whose features the first references are, to know the model again.
-        layer: where the model is tapped, or None for pixels.
-        model: whose layer it is.
+        probes: the inputs of the first references, to recognise the model.
+        layer: of the model, or None for pixels.
+        model: the model that has the layer.
     """
 
     vae: VAE
@@ -118,64 +114,61 @@ class Naturalness:
         return min_bonferroni(torch.stack(list(self.p_values(x).values()), 1))
 
     def p_values(self, x: Tensor) -> dict[str, Tensor]:
-        """The separate conformal p-values of each row, by the name of their score."""
+        """The conformal p-values of each row, by score."""
         with torch.no_grad():
             return {name: self.calibration[name].p_values(score) for name, score in self.scores(x).items()}
 
     def is_natural(self, x: Tensor, *, level: float = LEVEL) -> Tensor:
         """Which rows have a p-value of at least ``level``; a genuine input fails this with at most that probability.
 
-        A level so low that the calibration inputs are too few for it is refused.
+        Raises if there are too few calibration inputs for the level.
         """
         check_level(level, self.calibration_size, tests=len(self.calibration))
         return self(x) >= level
 
     def scores(self, x: Tensor) -> dict[str, Tensor]:
-        """What the p-values rank, one value per row each, differentiable in ``x``; higher is stranger.
+        """The scores behind the p-values, one value per row each, differentiable in ``x``; higher is stranger.
 
-        ``reconstruction`` is what the VAE misses of the input, each value against its usual miss: the mean of
-        residual² / noise, where the plain error would hardly see a change of pixels that never vary. ``neighbours`` is
-        the distance to the k-th nearest reference in whitened features. ``density`` is -log p of the mean code.
-        ``intensities`` looks at which values there are, wherever they are, since light and contrast change those: the
-        Mahalanobis distance, from the mean of field data, of the means of max(value, level) for eight levels.
-        ``texture``, of images only, is the distance to the k-th nearest reference in whitened shares of local
-        differences above eight sizes: the other scores look at an image as a whole, and where field data are noisy
-        themselves they hardly see adversarial noise, which is local.
+        ``reconstruction`` is the VAE's error relative to its usual error for each value: the mean of residual² / noise.
+        (The plain error hardly reacts to a change of pixels that never vary.) ``neighbours`` is the distance to the
+        k-th nearest reference in whitened features. ``density`` is -log p of the mean code. ``intensities`` is the
+        Mahalanobis distance, from the mean of field data, of the means of max(value, level) for eight levels: it
+        depends on the values and not on their positions, and reacts to light and contrast. ``texture``, for images
+        only, is the distance to the k-th nearest reference in whitened shares of local differences above eight sizes:
+        the other scores rate an image as a whole, and where field data are noisy themselves they hardly react to
+        adversarial noise, which is local.
         """
         mean, _ = self.vae.encode(x)
         scores = {
             "reconstruction": in_chunks(lambda part: (self.vae.residual(part).square() / self.noise).mean(1), x),
-            "neighbours": self._neighbours(in_chunks(self._features, x), k=self.k),
+            "neighbours": self._neighbours(in_chunks(lambda part: self.whitening(self._tap(part)), x), k=self.k),
             "density": -self.codes.log_prob(mean),
             "intensities": in_chunks(lambda part: self.intensities(_above_levels(self.vae, part)).norm(dim=1), x),
         }
         return scores if self.texture is None else {**scores, "texture": self.texture.distance(x, k=self.k)}
 
     def surrogate(self, x: Tensor) -> Tensor:
-        """A differentiable stand-in for the logarithm of naturalness, to search by: higher is more natural.
+        """A differentiable surrogate for the logarithm of naturalness, for searches: higher is more natural.
 
             s(x) = -log Σⱼ 1 / qⱼ(x)        (1)
 
-        with qⱼ the smooth stand-in for each conformal p-value (`Conformal.smooth_log_p`). With m scores it lies at
-        most log m below the smallest log qⱼ, goes on falling where the p-value has reached its smallest, and promises
-        nothing about errors: decide by the p-value. `rank_correlation` tells how well the two agree on given cases. A
-        score that is the same for all calibration inputs has no slope and is left out.
+        with qⱼ the smooth surrogate for each conformal p-value (`Conformal.smooth_log_p`). With m scores it lies at
+        most log m below the smallest log qⱼ and keeps falling where the p-value is at its minimum. It guarantees
+        nothing about error rates: decide by the p-value. `rank_correlation` measures how well the two agree on given
+        cases. A score that is equal for all calibration inputs has no slope and is left out.
         """
         scores, varying = self.scores(x), {name: c for name, c in self.calibration.items() if c.varies}
         logs = [conformal.smooth_log_p(scores[name]) for name, conformal in varying.items()]
         return -torch.logsumexp(-torch.stack(logs, 1), 1)  # (1)
 
     def save(self, path: str | Path) -> None:
-        """Write all but the model to a JSON file, with the tensors beside it; `load_naturalness` reads it."""
+        """Write everything except the model to a JSON file, with the tensors beside it; see `load_naturalness`."""
         results.save(replace(self, model=None), path)
 
     @property
     def calibration_size(self) -> int:
-        """How many held-out field inputs the p-values rest on."""
+        """Number of calibration inputs behind the p-values."""
         return len(self.calibration[SCORES[0]])
-
-    def _features(self, x: Tensor) -> Tensor:
-        return self.whitening(self._tap(x))
 
     @cached_property
     def _neighbours(self) -> Neighbours:
@@ -200,32 +193,31 @@ def fit_naturalness(
     references: int = 10_000,
     progress: bool = True,
 ) -> Naturalness:
-    """Learn what field inputs look like, and how often a genuine one looks how strange.
+    """Learn to rate how natural inputs are, from unlabelled field data.
 
-    The field data are dealt by id to two parts. From one, the scores are learned: reconstruction error of a VAE,
+    The field data are split by id into two parts. From one, the scores are learned: reconstruction error of a VAE,
     distance to the k-th nearest neighbour in whitened features, density of the VAE's code, how usual an input's values
-    are, whatever their places, and, for images, how usual the differences between neighbouring pixels are (see
-    `Naturalness.scores`). The other calibrates them, so that a genuine input's p-value falls below a level with at most
-    that probability (see `conformal_p_values`), whether or not the scores are any good. How many strange inputs they
-    catch is another matter, and depends on the data.
+    are irrespective of position, and, for images, how usual the differences between neighbouring pixels are (see
+    `Naturalness.scores`). The other part calibrates them, so that a genuine input's p-value falls below a level with at
+    most that probability (see `conformal_p_values`), however good the scores are. How many strange inputs the scores
+    detect depends on the data.
 
-    The paper wants naturalness as a stand-in for the profile inside a cell and leaves open which: the first three
-    scores are common ones; the fourth, the fifth, and making one p-value with a promise of them all, are ours. The
-    fifth is there because the others look at an image as a whole, and adversarial noise is local.
+    The paper uses naturalness in place of the profile inside a cell and leaves its definition open. The first three
+    scores are common ones; the fourth, the fifth and the combination into one guaranteed p-value are ours.
 
     Args:
-        field: inputs from operation, labels not needed; a few hundred at least, since 100 images, or 80 inputs of
-            another kind, must calibrate.
+        field: inputs from operation, labels not needed; at least a few hundred, because 100 images, or 80 inputs of
+            another kind, are needed for calibration.
         generator: draws the VAE's weights and batches, and which references are kept.
-        model, layer: find neighbours in the output of this layer of the model (the penultimate one, say) instead of in
-            pixels. Give both or neither. The model must not have been trained on the field data: it would know them
-            better than new inputs, and the promise would not hold.
+        model, layer: find neighbours in the output of this layer of the model (such as the penultimate one) instead of
+            in pixels. Give both or neither. The model must not have been trained on the field data, otherwise the
+            guarantee does not hold.
         bounds: smallest and largest value of an input.
-        calibration: share of the field data that calibrates.
-        k: which nearest neighbour's distance counts.
+        calibration: share of the field data used for calibration.
+        k: the distance to the k-th nearest neighbour is the score.
         latent, epochs: of the VAE, see `fit_vae`.
-        references: how many field inputs to keep as neighbours, at most.
-        progress: show a bar where there is a terminal to show it on.
+        references: maximum number of field inputs kept as neighbours.
+        progress: show a progress bar if there is a terminal.
 
     References:
         | Detecting Operational Adversarial Examples for Reliable Deep Learning (Zhao et al., 2021), RQ3
@@ -234,9 +226,9 @@ def fit_naturalness(
         | https://arxiv.org/abs/2204.06507
     """
     _check_options(model, layer, bounds, calibration=calibration, k=k, references=references)
-    needed = fewest(LEVEL, tests=len(SCORES) if is_image(tuple(field.x.shape[1:])) else len(SCORES) - 1)
-    check_field(field, bounds, at_least=FEWEST_FITTED + needed)
-    fitted, held = _dealt(field, calibration, needed)
+    needed = min_calibration_size(LEVEL, tests=len(SCORES) - (not is_image(tuple(field.x.shape[1:]))))
+    check_field(field, bounds, at_least=MIN_FITTED + needed)
+    fitted, held = _split(field, calibration, needed)
     with torch.no_grad():
         features = _features(fitted.x, model, layer)
         whitening = _fit_whitening(features)
@@ -262,34 +254,33 @@ def fit_naturalness(
 
 
 def load_naturalness(path: str | Path, *, model: Classifier | None = None) -> Naturalness:
-    """Read what `Naturalness.save` wrote; every number comes out as it did before.
+    """Read the file of `Naturalness.save`; it gives the same values as before.
 
     Args:
         path: the JSON file.
-        model: the one it was learned with, if it looks at a layer; one that says something else there is refused.
+        model: the one it was learned with, if it uses a layer. A model with other outputs there is rejected.
     """
     naturalness = results.load(path, Naturalness)
     layer = naturalness.layer
     if model is None and layer is not None:
-        raise ValueError(f"{path} looks at layer {layer} of a model; give the model it was learned with")
+        raise ValueError(f"{path} uses layer {layer} of a model; give the model it was learned with")
     if model is not None and layer is None:
-        raise ValueError(f"{path} looks at pixels only; leave out the model")
-    naturalness = replace(naturalness, model=model)
-    known = naturalness.references[: len(naturalness.probes)]
+        raise ValueError(f"{path} uses pixels only; leave out the model")
+    stored = naturalness.references[: len(naturalness.probes)]
     with torch.no_grad():
-        features = _features(naturalness.probes, model, layer)
-        seen = naturalness.whitening(features) if features.shape[1] == len(naturalness.whitening.centre) else features
-    if seen.shape != known.shape or not torch.allclose(seen, known, rtol=1e-3, atol=1e-3 * float(known.abs().amax())):
-        raise ValueError(f"{path} was learned with another model: this one's layer {layer} says something else")
-    return naturalness
+        now = _features(naturalness.probes, model, layer)
+        if now.shape[1] == len(naturalness.whitening.centre):
+            now = naturalness.whitening(now)
+    if now.shape != stored.shape or not torch.allclose(now, stored, rtol=1e-3, atol=1e-3 * float(stored.abs().amax())):
+        raise ValueError(f"{path} was learned with another model: this one's layer {layer} has other outputs")
+    return replace(naturalness, model=model)
 
 
 def rank_correlation(naturalness: Naturalness, x: Tensor) -> float:
-    """Spearman's correlation between `surrogate` and p-value over these cases: 1 if they agree on every order.
+    """Spearman's correlation between `surrogate` and p-value over these cases: 1 if their orders agree.
 
-    Cases of equal p-value share their mean rank. The strangest cases are such, and the surrogate tells them apart, so
-    where many are strange the value stays below 1 although nothing is out of order. Refused where all p-values are
-    equal.
+    Cases of equal p-value share their mean rank. The strangest cases have equal p-values but different surrogates, so
+    with many of them the correlation stays below 1 even if the orders agree. Raises if all p-values are equal.
     """
     with torch.no_grad():
         p, s = naturalness(x), naturalness.surrogate(x)
@@ -302,14 +293,10 @@ def rank_correlation(naturalness: Naturalness, x: Tensor) -> float:
 
 
 def neighbour_distance(features: Tensor, references: Tensor, *, k: int = 5) -> Tensor:
-    """Euclidean distance of each row to its k-th nearest reference; differentiable in ``features``.
+    """Euclidean distance of each row ``(N, d)`` to its k-th nearest reference; differentiable in ``features``.
 
-    The neighbour is found by |a - b|² = |a|² - 2ab + |b|², a matrix product for all pairs; the distance is then taken
-    from the difference itself, since that sum cancels where rows are close.
-
-    Args:
-        features: ``(N, d)``.
-        references: ``(n, d)``, at least k of them.
+    The neighbour is found by |a - b|² = |a|² - 2ab + |b|², one matrix product for all pairs. The distance is computed
+    from the difference itself, because that sum loses its digits for close rows.
 
     >>> neighbour_distance(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [2.0], [4.0]]), k=2)
     tensor([2., 7.])
@@ -318,7 +305,7 @@ def neighbour_distance(features: Tensor, references: Tensor, *, k: int = 5) -> T
 
 
 class Neighbours:
-    """References that were brought to their centre once, for any number of calls; see `neighbour_distance`."""
+    """Centred references for repeated calls; see `neighbour_distance`."""
 
     def __init__(self, references: Tensor) -> None:
         if references.ndim != 2 or not bool(references.isfinite().all()):
@@ -330,9 +317,20 @@ class Neighbours:
         self.squares = self.rows.square().sum(1)
 
     def __call__(self, features: Tensor, *, k: int) -> Tensor:
-        _check_neighbours(features, self.rows, k)
+        self._check(features, k)
         at_once = max(1, PAIRS // max(self.rows.shape))
         return in_chunks(lambda part: self._distance(part.to(self.rows) - self.centre, k), features, rows=at_once)
+
+    def _check(self, features: Tensor, k: int) -> None:
+        if features.ndim != 2 or features.shape[1] != self.rows.shape[1]:
+            raise ValueError(
+                f"features (N, d) and references (n, d) must share d, got {tuple(features.shape)} and "
+                f"{tuple(self.rows.shape)}"
+            )
+        if not 1 <= k <= len(self.rows):
+            raise ValueError(f"k must be from 1 to the number of references, {len(self.rows)}, got {k}")
+        if not bool(features.detach().isfinite().all()):
+            raise ValueError("features must be finite, got NaN or infinity; remove those rows")
 
     def _distance(self, a: Tensor, k: int) -> Tensor:
         with torch.no_grad():
@@ -344,29 +342,29 @@ class Neighbours:
 # Learning the parts ---------------------------------------------------------------------------------------------------
 
 
-def _dealt(field: Samples, calibration: float, needed: int) -> tuple[Samples, Samples]:
-    """What the scores are learned from, and what calibrates them, ``needed`` at least."""
+def _split(field: Samples, calibration: float, needed: int) -> tuple[Samples, Samples]:
+    """The part to learn the scores from, and the part to calibrate them, at least ``needed`` inputs."""
     parts = field.split(naturalness_fitting=1 - calibration, naturalness_calibration=calibration)
     fitted, held = parts.values()
-    if len(fitted.ids.unique()) < FEWEST_FITTED or len(held.ids.unique()) < needed:
-        enough = math.ceil(1.25 * max(FEWEST_FITTED / (1 - calibration), needed / calibration))
+    if len(fitted.ids.unique()) < MIN_FITTED or len(held.ids.unique()) < needed:
+        enough = math.ceil(1.25 * max(MIN_FITTED / (1 - calibration), needed / calibration))
         raise ValueError(
-            f"naturalness needs {FEWEST_FITTED} different field inputs to learn from and {needed} to calibrate on "
+            f"naturalness needs {MIN_FITTED} different field inputs to learn from and {needed} to calibrate on "
             f"(with fewer no p-value falls below {LEVEL}); {len(field)} inputs, {len(field.ids.unique())} of them "
-            f"different, were dealt into {len(fitted)} and {len(held)}; give about {enough} different ones"
+            f"different, were split into {len(fitted)} and {len(held)}; give about {enough} different ones"
         )
     return fitted, held
 
 
 def _features(x: Tensor, model: Classifier | None, layer: str | None) -> Tensor:
-    """Pixels, or outputs of a layer, flat, one row an input."""
+    """Pixels or outputs of a layer, flattened, one row per input."""
     if model is not None and layer is not None:
-        model.features(x[:1], layers=[layer])  # refuses layers that cannot be tapped
+        model.features(x[:1], layers=[layer])  # raises for layers without a usable output
     features = in_chunks(_tap(model, layer), x)
-    if features.shape[1] > MOST_FEATURES:
+    if features.shape[1] > MAX_FEATURES:
         given = "these inputs have" if layer is None else f"layer {layer} has"
         raise ValueError(
-            f"neighbours are found among at most {MOST_FEATURES} features, {given} {features.shape[1]}; "
+            f"neighbours are found among at most {MAX_FEATURES} features, {given} {features.shape[1]}; "
             "give model and the name of a smaller layer"
         )
     if bad := int((~features.isfinite()).any(1).sum()):
@@ -375,7 +373,7 @@ def _features(x: Tensor, model: Classifier | None, layer: str | None) -> Tensor:
 
 
 def _tap(model: Classifier | None, layer: str | None) -> Callable[[Tensor], Tensor]:
-    """From inputs to flat features, keeping the graph (which `Classifier.features` does not)."""
+    """A function from inputs to flat features that keeps the graph (`Classifier.features` does not)."""
     if layer is None:
         return lambda x: x.flatten(1)
     if model is None:
@@ -396,7 +394,7 @@ def _tap(model: Classifier | None, layer: str | None) -> Callable[[Tensor], Tens
 
 
 def _fit_whitening(features: Tensor, *, shrinkage: float = SHRINKAGE, floor: float = 0.0) -> Whitening:
-    """Mean and covariance of all rows in float64, some rows at a time; at least ``floor`` is added to variances."""
+    """Learned from all rows in float64, in batches; at least ``floor`` is added to the variances."""
     n, d = features.shape
     parts = features.split(1024)
     centre = torch.stack([part.double().sum(0) for part in parts]).sum(0) / n
@@ -413,46 +411,43 @@ def _fit_whitening(features: Tensor, *, shrinkage: float = SHRINKAGE, floor: flo
 
 
 def _above_levels(vae: VAE, x: Tensor) -> Tensor:
-    """Means of max(value, level) over each input's values, ``(N, LEVELS)``, for levels from the lowest bound up.
+    """Means of max(value, level) over each input's values, ``(N, LEVELS)``, for levels from the lower bound up.
 
-    They tell which values there are as a histogram would, but move by no more than the values do.
+    Like a histogram they describe the distribution of values, but they change by no more than the values do.
     """
-    low, high = (0.0, 1.0) if all(map(math.isfinite, vae.bounds)) else (-WIDEST, WIDEST)
+    low, high = (0.0, 1.0) if all(map(math.isfinite, vae.bounds)) else (-UNBOUNDED_REACH, UNBOUNDED_REACH)
     levels, values = [low + (high - low) * i / LEVELS for i in range(LEVELS)], vae.flat(x)
     return torch.stack([values.clamp_min(level).mean(1) for level in levels], 1)
 
 
 def _fit_intensities(vae: VAE, x: Tensor) -> Whitening:
     means = in_chunks(lambda part: _above_levels(vae, part), x)
-    return _fit_whitening(means, shrinkage=LEVEL_SHRINKAGE, floor=LEAST_VARIANCE)
+    return _fit_whitening(means, shrinkage=LEVEL_SHRINKAGE, floor=MIN_LEVEL_VARIANCE)
 
 
 def _fit_texture(x: Tensor, kept: Tensor, bounds: tuple[float, float]) -> Texture:
     """Without bounds the width is that of the levels of `_above_levels`."""
-    width = bounds[1] - bounds[0] if all(map(math.isfinite, bounds)) else 2 * WIDEST * float(x.std())
+    width = bounds[1] - bounds[0] if all(map(math.isfinite, bounds)) else 2 * UNBOUNDED_REACH * float(x.std())
     shares = texture(x.float(), width=width)
-    whitening = _fit_whitening(shares, shrinkage=TEXTURE_SHRINKAGE, floor=LEAST_TEXTURE)
+    whitening = _fit_whitening(shares, shrinkage=TEXTURE_SHRINKAGE, floor=MIN_TEXTURE_VARIANCE)
     return Texture(width=float(width), whitening=whitening, references=whitening(shares[kept]))
 
 
 def _noise(vae: VAE, x: Tensor) -> Tensor:
-    """What the VAE usually misses of each value, squared; values it never misses get a hundredth of the mean."""
+    """The VAE's mean squared error of each value, plus a hundredth of the mean over all values."""
     noise = torch.stack([vae.residual(part).square().sum(0) for part in x.split(1024)]).sum(0) / len(x)
     return noise + NOISE_FLOOR * noise.mean()
 
 
 def _code_density(vae: VAE, x: Tensor) -> KDE:
-    """Kernels on the mean codes, of the width that Scott's rule gives codes drawn with their own spread.
+    """Kernels on the mean codes, with the width of Scott's rule for codes drawn from the encoder.
 
-    A dimension that the VAE makes no use of has means that hardly vary: Scott's rule on the means alone would blow up
-    what they do.
+    In a dimension that the VAE does not use the means hardly vary; the width of the means alone would exaggerate those
+    small differences.
     """
     mean, std = vae.encode(x)
     spread = (mean.double().var(0) + std.double().square().mean(0)).sqrt()
     return fit_kde(mean, bandwidth=spread * len(x) ** (-1 / (vae.latent + 4)))
-
-
-# Refusals -------------------------------------------------------------------------------------------------------------
 
 
 def _check_options(
@@ -470,17 +465,5 @@ def _check_options(
         raise ValueError(f"bounds must be the model's {model.bounds}, got {bounds}; give bounds=model.bounds")
     if not 0 < calibration < 1:
         raise ValueError(f"calibration must be a share between 0 and 1, got {calibration}")
-    if not 1 <= k <= min(references, FEWEST_FITTED):
-        raise ValueError(f"k must be from 1 to {FEWEST_FITTED} and references at least k, got {k} and {references}")
-
-
-def _check_neighbours(features: Tensor, references: Tensor, k: int) -> None:
-    if features.ndim != 2 or references.ndim != 2 or features.shape[1] != references.shape[1]:
-        raise ValueError(
-            f"features (N, d) and references (n, d) must share d, got {tuple(features.shape)} and "
-            f"{tuple(references.shape)}"
-        )
-    if not 1 <= k <= len(references):
-        raise ValueError(f"k must be from 1 to the number of references, {len(references)}, got {k}")
-    if not bool(features.detach().isfinite().all()):
-        raise ValueError("features must be finite, got NaN or infinity; remove those rows")
+    if not 1 <= k <= min(references, MIN_FITTED):
+        raise ValueError(f"k must be from 1 to {MIN_FITTED} and references at least k, got {k} and {references}")

@@ -1,6 +1,6 @@
-"""Suites seen by uncertainty: which pattern each case follows, and how well measures tell benign from adversarial.
+"""Uncertainty patterns of a suite's cases, and how well each measure separates benign from adversarial cases.
 
-A case is *adversarial* if the model does not give it the label of its seed, and *benign* otherwise.
+A case is *adversarial* if the model's prediction differs from the label of its seed, and *benign* otherwise.
 
 References:
     | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
@@ -37,19 +37,17 @@ PATTERNS = ("HL", "LH", "LL", "HH")
 KINDS = ("benign", "adversarial")
 TITLES = {"pcs": "PCS", "vro": "VRO", "vr": "VR", "pe": "PE", "mi": "MI"}
 COLOURS = {"benign": "#2e8b57", "adversarial": "#e67e22"}
-MARKERS = {"HH": "*", "LL": "o", "LH": "^", "HL": "D", "": "."}  # as in the paper's Fig. 3, and dots for no pattern
-
-# Patterns -------------------------------------------------------------------------------------------------------------
+MARKERS = {"HH": "*", "LL": "o", "LH": "^", "HL": "D", "": "."}  # as in the paper's Fig. 3; dots for no pattern
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """What counts as low and as high, both strictly; the defaults are the paper's.
+    """Low is below the lower threshold and high above the upper one; the defaults are the paper's.
 
     Attributes:
         low_pcs, high_pcs: of the prediction confidence score.
-        low_vro, high_vro: of the variation ratio from the original prediction. It depends on where dropout sits and on
-            how strong it is, which the paper does not say.
+        low_vro, high_vro: of the variation ratio for original prediction. It depends on where dropout is and on its
+            rate, which the paper does not state.
     """
 
     low_pcs: float = 0.3
@@ -69,7 +67,7 @@ DEFAULT = Thresholds()
 
 
 def patterns(pcs: Tensor, vro: Tensor, thresholds: Thresholds = DEFAULT) -> npt.NDArray[np.str_]:
-    """The pattern of each row, as `pattern` tells it: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` between thresholds.
+    """The `pattern` of each row: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` between thresholds.
 
     >>> patterns(torch.tensor([0.9, 0.1]), torch.tensor([0.3, 0.3]), Thresholds(low_vro=0.2, high_vro=0.2)).tolist()
     ['HH', 'LH']
@@ -77,16 +75,16 @@ def patterns(pcs: Tensor, vro: Tensor, thresholds: Thresholds = DEFAULT) -> npt.
     return pattern(pcs, vro, **asdict(thresholds))
 
 
-# How well a score tells two kinds apart -------------------------------------------------------------------------------
+# Area under the ROC curve ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class AUC:
-    """The chance that a score is higher for an adversarial case than for a benign one, ties counted half.
+    """The probability that a score is higher for an adversarial case than for a benign one; ties count half.
 
     Attributes:
-        value: 0.5 for a score that tells nothing, 1 for one that tells all.
-        lower, upper: an interval that holds the truth with ``confidence``.
+        value: 0.5 for an uninformative score, 1 for perfect separation.
+        lower, upper: confidence interval.
     """
 
     value: float
@@ -105,19 +103,18 @@ def auc(score: Tensor, adversarial: Tensor, *, confidence: float = 0.95) -> AUC:
         Var = Var_i(V_i) / m + Var_j(W_j) / n                                                    (2)
 
     with V_i the share of benign cases below i, and W_j the share of adversarial cases above j. The interval is
-    symmetric on the scale of log odds, so that it stays within 0 and 1. Where the two kinds do not overlap, (2) is 0
-    and says nothing; there the interval is Newcombe's (2006, method 5).
+    symmetric in log odds, so it stays within 0 and 1. If the two kinds do not overlap, (2) is 0 and useless; then the
+    interval is Newcombe's (2006, method 5).
 
-    It tells what other cases might give, not other masks; and it takes cases for independent. Where cases of one seed
-    are in both kinds and their scores rise and fall together, it is somewhat too wide.
+    The interval covers the choice of cases, not of masks, and assumes independent cases. If both kinds have cases of
+    the same seed with correlated scores, it is somewhat too wide.
 
     Args:
         score: ``(N,)``, high for adversarial.
-        adversarial: ``(N,)`` truths; both kinds must be there.
+        adversarial: ``(N,)`` booleans; at least two cases of each kind.
     """
     v, w = _placements(score, adversarial)
-    value = float(v.mean())
-    z = float(norm.isf((1 - _checked_confidence(confidence)) / 2))
+    value, z = float(v.mean()), _z(confidence)
     if min(value, 1 - value) < 1e-12:
         lower, upper = _newcombe(round(value), len(v), len(w), z)
     else:
@@ -127,25 +124,24 @@ def auc(score: Tensor, adversarial: Tensor, *, confidence: float = 0.95) -> AUC:
 
 
 def auc_difference(first: Tensor, second: Tensor, adversarial: Tensor, *, confidence: float = 0.95) -> AUC:
-    """By how much the first score's area exceeds the second's, on the same cases; DeLong's interval of the difference.
+    """The first score's area minus the second's on the same cases, with DeLong's interval of the difference.
 
-    An interval that lies above 0 says that the first score tells the kinds apart better.
+    If the interval lies above 0, the first score separates the kinds better.
     """
     (v1, w1), (v2, w2) = _placements(first, adversarial), _placements(second, adversarial)
     value = float(v1.mean() - v2.mean())
-    z = float(norm.isf((1 - _checked_confidence(confidence)) / 2))
-    reach = z * math.sqrt(_variance(v1 - v2, w1 - w2))
+    reach = _z(confidence) * math.sqrt(_variance(v1 - v2, w1 - w2))
     return AUC(value=value, lower=max(-1.0, value - reach), upper=min(1.0, value + reach), confidence=confidence)
 
 
 def _placements(score: Tensor, adversarial: Tensor) -> tuple[Array, Array]:
-    """V of adversarial and W of benign cases, from ranks: the sum in (1) is never formed."""
+    """V of adversarial and W of benign cases, from ranks instead of the double sum in (1)."""
     s, high = score.double().cpu().numpy(), adversarial.bool().cpu().numpy()
     if s.shape != high.shape or s.ndim != 1 or np.isnan(s).any():
-        raise ValueError(f"scores and kinds must be one a case without NaN, got shapes {s.shape} and {high.shape}")
+        raise ValueError(f"scores and kinds must be one per case without NaN, got shapes {s.shape} and {high.shape}")
     m, n = int(high.sum()), int((~high).sum())
     if min(m, n) < 2:
-        raise ValueError(f"both kinds must be there, two of each at least, got {m} adversarial and {n} benign cases")
+        raise ValueError(f"there must be at least two cases of each kind, got {m} adversarial and {n} benign ones")
     ranks = rankdata(s)
     v = (ranks[high] - rankdata(s[high])) / n
     w = 1 - (ranks[~high] - rankdata(s[~high])) / m
@@ -161,7 +157,7 @@ def _of_log_odds(value: float) -> float:
 
 
 def _newcombe(value: int, m: int, n: int, z: float) -> tuple[float, float]:
-    """All values a that do not contradict an area of 0 or 1, by the variance that they themselves would give."""
+    """Interval for an observed area of 0 or 1: all true areas a compatible with it, by the variance under a."""
 
     def excess(a: float) -> float:
         spread = 1 + ((m + n) / 2 - 1) * ((1 - a) / (2 - a) + a / (1 + a))
@@ -171,25 +167,26 @@ def _newcombe(value: int, m: int, n: int, z: float) -> tuple[float, float]:
     return (edge, 1.0) if value else (0.0, edge)
 
 
-def _checked_confidence(confidence: float) -> float:
+def _z(confidence: float) -> float:
+    """The two-sided normal quantile."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
-    return confidence
+    return float(norm.isf((1 - confidence) / 2))
 
 
 # Suites ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
-    """The benign or the adversarial cases of one method.
+class KindSummary:
+    """Summary of the benign or the adversarial cases of one method.
 
     Attributes:
-        method: how they were made.
+        method: that generated them.
         kind: ``"benign"`` or ``"adversarial"``.
-        cases: how many.
-        mean, variance: by measure, over the cases; the variance is n's, not n - 1's.
-        patterns: how many follow each pattern, and under ``""`` how many none.
+        cases: number of cases.
+        mean, variance: by measure, over the cases; the variance divides by n, not n - 1.
+        patterns: number of cases by pattern; ``""`` counts those without one.
     """
 
     method: str
@@ -201,18 +198,18 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Characterised:
-    """Suites in the plane of PCS and VRO: the content of the paper's Tables 3 and 4.
+class Characterisation:
+    """Uncertainty of suites by method: the content of the paper's Tables 3 and 4.
 
     Attributes:
-        kinds: by method, the benign and then the adversarial cases.
-        auc: by method and measure, its adversarial cases against the benign ones of all methods; methods without
-            enough of them are left out. PCS counts with its sign turned.
+        kinds: for each method the benign, then the adversarial cases.
+        auc: by method and measure, its adversarial cases against the benign ones of all methods; methods with too few
+            are left out. The sign of PCS is reversed.
         thresholds: of the patterns.
-        passes: T, or None where columns were already there.
+        passes: T, or None if the suites already had the columns.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[KindSummary, ...]
     auc: dict[str, dict[str, AUC]]
     thresholds: Thresholds
     passes: int | None
@@ -227,8 +224,8 @@ class Characterised:
             lines.append(f"{f'{k.method}, {k.kind}':{width}}  {k.cases:5d}  {moments}  {counts}")
         lines.append("mean / variance of each measure; cases that follow each pattern (first letter PCS, second VRO)")
         for method, areas in self.auc.items():
-            told = ", ".join(f"{TITLES[name]} {areas[name]}" for name in MEASURES)
-            lines.append(f"AUC of {method} against benign: {told}")
+            by_measure = ", ".join(f"{TITLES[name]} {areas[name]}" for name in MEASURES)
+            lines.append(f"AUC of {method} against benign: {by_measure}")
         return "\n".join(lines)
 
 
@@ -240,20 +237,20 @@ def characterise(
     thresholds: Thresholds = DEFAULT,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
-) -> Characterised:
-    """How the cases of each method lie in uncertainty, and how well each measure tells benign from adversarial.
+) -> Characterisation:
+    """Summarise the uncertainty of each method's cases, and how well each measure separates benign from adversarial.
 
-    Methods are told apart by the suites' ``method``. The paper compares adversarial cases with *unchanged* benign
-    inputs: give these as a suite of their own (`judge(model, samples, samples.x, method="inputs")`) and of attacks only
-    the ``failures()``, or cases that attacks changed in vain count as benign too.
+    Cases are grouped by the suites' ``method``. The paper compares adversarial cases with *unchanged* benign inputs:
+    give these as a suite of their own (`judge(model, samples, samples.x, method="inputs")`) and only the ``failures()``
+    of attacks; otherwise unsuccessful attack cases count as benign too.
 
     Args:
         suites: one or several, of one model.
-        model: one with dropout; None takes the columns that `annotate` has left.
-        passes: T; the paper takes 50 for MNIST and 100 for larger images.
+        model: one with dropout; None uses the columns of `annotate`.
+        passes: T; the paper uses 50 for MNIST and 100 for larger images.
         thresholds: of the patterns.
         confidence: of the intervals.
-        generator: is asked for one number; not needed without a model.
+        generator: one number is drawn from it; not needed without a model.
     """
     suite = suites if isinstance(suites, Suite) else Suite.concat(suites)
     if len(suite) == 0:
@@ -262,26 +259,26 @@ def characterise(
         if generator is None:
             raise ValueError("masks are drawn at random: give a generator, such as spawn(0, 'masks')")
         suite = annotate(model, suite, passes=passes, generator=generator)
-        suite = _as_the_model_says(model, suite)
+        suite = _with_predictions(model, suite)
     values = _columns(suite, MEASURES)
     wrong = suite.prediction != suite.label
     which = patterns(values["pcs"], values["vro"], thresholds)
     methods = dict.fromkeys(suite.method.tolist())
     kinds = [
-        _kind(method, kind, values, which, torch.from_numpy(suite.method == method) & (wrong == bool(bad)))
+        _summary(method, kind, values, which, torch.from_numpy(suite.method == method) & (wrong == bool(bad)))
         for method in methods
         for bad, kind in enumerate(KINDS)
     ]
     areas = {method: _areas(values, wrong, suite.method == method, confidence) for method in methods}
-    return Characterised(
+    return Characterisation(
         kinds=tuple(kind for kind in kinds if kind.cases),
-        auc={method: found for method, found in areas.items() if found},
+        auc={method: by_measure for method, by_measure in areas.items() if by_measure},
         thresholds=thresholds,
         passes=None if model is None else passes,
     )
 
 
-def _as_the_model_says(model: Classifier, suite: Suite) -> Suite:
+def _with_predictions(model: Classifier, suite: Suite) -> Suite:
     rows = torch.arange(len(suite)).split(model.batch_size)
     return replace(suite, prediction=torch.cat([model.predict(suite.rows.take(part)) for part in rows]))
 
@@ -289,21 +286,22 @@ def _as_the_model_says(model: Classifier, suite: Suite) -> Suite:
 def _columns(suite: Suite, names: Sequence[str]) -> dict[str, Tensor]:
     if missing := [name for name in names if name not in suite.columns]:
         raise ValueError(
-            f"this suite lacks the columns {', '.join(missing)}; annotate(model, suite, ...) gives them, for a model "
-            "with dropout"
+            f"this suite lacks the columns {', '.join(missing)}; add them with annotate(model, suite, ...), for a "
+            "model with dropout"
         )
     return {name: torch.as_tensor(suite[name]).double() for name in names}
 
 
-def _kind(method: str, kind: str, values: dict[str, Tensor], which: npt.NDArray[np.str_], rows: Tensor) -> Kind:
-    some = {name: column[rows] for name, column in values.items()}
-    there = bool(rows.any())
-    return Kind(
+def _summary(
+    method: str, kind: str, values: dict[str, Tensor], which: npt.NDArray[np.str_], rows: Tensor
+) -> KindSummary:
+    chosen, empty = {name: column[rows] for name, column in values.items()}, not bool(rows.any())
+    return KindSummary(
         method=method,
         kind=kind,
         cases=int(rows.sum()),
-        mean={name: float(column.mean()) if there else math.nan for name, column in some.items()},
-        variance={name: float(column.var(correction=0)) if there else math.nan for name, column in some.items()},
+        mean={name: math.nan if empty else float(column.mean()) for name, column in chosen.items()},
+        variance={name: math.nan if empty else float(column.var(correction=0)) for name, column in chosen.items()},
         patterns={name: int((which[rows.numpy()] == name).sum()) for name in (*PATTERNS, "")},
     )
 
@@ -311,7 +309,7 @@ def _kind(method: str, kind: str, values: dict[str, Tensor], which: npt.NDArray[
 def _areas(
     values: dict[str, Tensor], wrong: Tensor, of_method: npt.NDArray[np.bool_], confidence: float
 ) -> dict[str, AUC]:
-    """One method's adversarial cases against all benign ones; nothing where there are too few."""
+    """One method's adversarial cases against all benign ones; empty if there are too few."""
     adversarial = wrong & torch.from_numpy(of_method)
     rows = adversarial | ~wrong
     if min(int(adversarial.sum()), int((~wrong).sum())) < 2:
@@ -322,18 +320,15 @@ def _areas(
 
 
 def toward_adversarial(name: str, values: Tensor) -> Tensor:
-    """A measure with the sign by which it is high for adversarial cases: only PCS falls."""
+    """The measure with the sign that makes it high for adversarial cases: only PCS is reversed."""
     return -values if name == "pcs" else values
 
 
-# The plane ------------------------------------------------------------------------------------------------------------
-
-
 def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT, title: str = "") -> Figure:
-    """Cases in the plane of PCS and VRO, as in the paper's Fig. 3: adversarial ones orange, benign ones green.
+    """Scatter plot of PCS and VRO, as in the paper's Fig. 3: adversarial cases orange, benign ones green.
 
-    The shape is the pattern that a case was made for (``aim``), where it was made for one, else the pattern it follows;
-    cases that did not reach their aim are hollow. Lines are the thresholds.
+    The marker shows the pattern that a case was generated for (``aim``), if any, else the pattern it follows. Cases
+    that missed their aim are hollow. Lines are the thresholds.
 
     Args:
         suite: with the columns ``pcs`` and ``vro``, of `annotate` or of `UncertaintyFuzz`.
@@ -346,7 +341,7 @@ def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT, title: str = "
     shape = patterns(values["pcs"], values["vro"], thresholds) if len(suite) else np.array([], dtype=np.str_)
     if "aim" in suite.columns:
         shape = np.where(suite["aim"] == "", shape, suite["aim"])
-    reached = torch.as_tensor(suite.columns.get("reached", torch.ones(len(suite)))).numpy() != 0  # NaN: had no aim
+    reached = torch.as_tensor(suite.columns.get("reached", torch.ones(len(suite)))).numpy() != 0  # NaN: no aim
     wrong = (suite.prediction != suite.label).numpy()
     for mark in MARKERS:
         for bad, kind in enumerate(KINDS):
@@ -380,6 +375,6 @@ def _frame(axes: Axes, thresholds: Thresholds, title: str) -> None:
         axes.axvline(value, color="black", linewidth=0.6, linestyle=":")
     for value in (thresholds.low_vro, thresholds.high_vro):
         axes.axhline(value, color="black", linewidth=0.6, linestyle=":")
-    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="PCS, how decided", ylabel="VRO, how unstable", title=title)
+    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="PCS (confidence)", ylabel="VRO (instability)", title=title)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

@@ -1,4 +1,4 @@
-"""How alike a case and its seed are: mean squared error, PSNR, SSIM. One value per row, differentiable."""
+"""Similarity of a case and its seed: mean squared error, PSNR and SSIM. One value per row, differentiable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 WINDOW, SIGMA = 11, 1.5  # of SSIM's Gaussian window, in pixels
-VALUES = 2**20  # pixels compared at once
+VALUES = 2**20  # pixels per chunk
 
 
 def mse(x: Tensor, x0: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def mse(x: Tensor, x0: Tensor) -> Tensor:
 
 
 def psnr(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
-    """Peak signal-to-noise ratio of each row in decibels; infinite (and without a gradient) where the rows are equal.
+    """Peak signal-to-noise ratio of each row in decibels; infinite (and without gradient) if the rows are equal.
 
         PSNR = 10 log₁₀(L² / MSE),   L the width of ``bounds``        (1)
 
@@ -33,15 +33,15 @@ def psnr(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
 
 
 def ssim(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
-    """Structural similarity of each image and the same row of ``x0``: 1 where they are equal, lower where they are not.
+    """Structural similarity of each image to the same row of ``x0``: 1 if they are equal, lower otherwise.
 
         SSIM = mean of (2 μ μ₀ + c₁)(2 σₓ + c₂) / ((μ² + μ₀² + c₁)(σ² + σ₀² + c₂))        (1)
 
     with means μ, variances σ² and covariance σₓ under an 11 x 11 Gaussian window of standard deviation 1.5, L the
-    width of ``bounds``, c₁ = (.01 L)², c₂ = (.03 L)²; the mean runs over all channels and pixels. Images are mirrored
-    at their edges, so that every pixel is the middle of a window; the paper leaves out those near the edge, which in
-    small images are most. Images of less than 6 pixels are too small to be mirrored that far: there the window shrinks
-    to the largest that fits, 2 size - 1.
+    width of ``bounds``, c₁ = (.01 L)², c₂ = (.03 L)²; the mean is over all channels and pixels. Images are mirrored at
+    their edges, so that every pixel is the centre of a window; the paper leaves out pixels near the edge, which in
+    small images are most. If a side has fewer than 6 pixels, the window shrinks to the largest that can be mirrored,
+    2 size - 1.
 
     Args:
         x, x0: images ``(N, C, H, W)``.
@@ -72,7 +72,7 @@ def _ssim(x: Tensor, x0: Tensor, down: Tensor, across: Tensor, c1: float, c2: fl
 
 
 def _band(size: int, reach: int) -> Tensor:
-    """A matrix that slides the Gaussian window along a mirrored line of pixels: faster here than convolving."""
+    """A matrix that applies the Gaussian window along a mirrored line of pixels; faster here than convolution."""
     shift = torch.arange(-reach, reach + 1)
     weight = torch.exp(-shift.double().square() / (2 * SIGMA**2))
     place = (torch.arange(size)[:, None] + shift).abs()
@@ -90,7 +90,7 @@ def _width(bounds: tuple[float, float]) -> float:
 def _check_pair(x: Tensor, x0: Tensor) -> None:
     if x.shape != x0.shape or x.ndim < 2:
         raise ValueError(
-            f"x and x0 must have one shape (N, *shape), a row each, got {tuple(x.shape)} and {tuple(x0.shape)}"
+            f"x and x0 must have one shape (N, *shape), row by row, got {tuple(x.shape)} and {tuple(x0.shape)}"
         )
     for name, values in {"x": x, "x0": x0}.items():
         if bad := int(values.detach().isnan().flatten(1).any(1).sum()):

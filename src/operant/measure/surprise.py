@@ -1,8 +1,8 @@
-"""How unlike the training data an input is, as the network sees it: surprise adequacy.
+"""Surprise adequacy: how much an input's activations differ from those of the training data.
 
-Everything is computed in double precision and in blocks, from activations that `operant.measure.activations` reads.
-Each kind is fitted to a model and training inputs (`fit_lsa`, `fit_dsa`, `fit_mdsa`) and then called with a model and
-inputs; ``LSA.of``, ``DSA.of`` and ``MDSA.of`` fit to activations that are already at hand, and ``values`` rates such.
+Everything is computed in double precision and in blocks. Each kind is fitted to a model and training inputs (`fit_lsa`,
+`fit_dsa`, `fit_mdsa`) and then called with a model and inputs. ``LSA.of``, ``DSA.of`` and ``MDSA.of`` fit to
+activations instead, and ``values`` rates activations.
 
 >>> from operant import Classifier, Samples
 >>> from operant.networks import LeNet5
@@ -10,6 +10,13 @@ inputs; ``LSA.of``, ``DSA.of`` and ``MDSA.of`` fit to activations that are alrea
 >>> surprise = fit_mdsa(model, train, layers=["fc3"], by_class=False)
 >>> surprise(model, torch.rand(8, 1, 28, 28)).shape
 torch.Size([8])
+
+References:
+    | Guiding Deep Learning System Testing Using Surprise Adequacy (Kim et al., 2019), for `LSA` and `DSA`
+    | https://arxiv.org/abs/1808.08444
+    | A Review and Refinement of Surprise Adequacy (Weiss et al., 2021), https://arxiv.org/abs/2103.05939
+    | Reducing DNN Labelling Cost Using Surprise Adequacy (Kim et al., 2020), for `MDSA`
+    | https://arxiv.org/abs/2006.00894
 """
 
 from __future__ import annotations
@@ -25,17 +32,14 @@ from operant.data import Samples
 from operant.measure.activations import Neurons, check_activations, find_neurons
 from operant.model import Classifier
 
-ROWS, POINTS = 1024, 4096  # how many rows meet how many references at once
-
-
-# Likelihood
+ROWS, POINTS = 1024, 4096  # rows and references per block
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kernels:
-    """A Gaussian kernel density with one full covariance, in coordinates that make it round."""
+    """A Gaussian kernel density with one full covariance, in coordinates that make it the identity."""
 
-    columns: Tensor  # the neurons that vary enough
+    columns: Tensor  # the neurons with enough variance
     centre: Tensor
     factor: Tensor  # lower triangular L, L Lᵀ = H
     points: Tensor  # L⁻¹ (reference − centre)
@@ -55,20 +59,14 @@ class LSA:
 
         LSA(x) = −log( 1/|A_c| Σ_{a ∈ A_c} N(α(x) − a; 0, H_c) ),   H_c = |A_c|^(−2/(d+4)) Cov(A_c)         (1)
 
-    α(x) are the activations, d how many neurons are used, H_c the bandwidth by Scott's rule. A neuron that hardly
-    varies over A_c is left out for that class, because the covariance could not be inverted; so d may differ from class
-    to class, and values are best compared within one. (Kim et al. leave a neuron out for all classes if it hardly
+    α(x) are the activations, d the number of neurons used, H_c the bandwidth by Scott's rule. A neuron that hardly
+    varies over A_c is left out for that class, because the covariance could not be inverted. So d may differ between
+    classes, and values are best compared within one class. (Kim et al. leave a neuron out for all classes if it hardly
     varies in any, which in ReLU networks can leave very few.)
-
-    References:
-        | Guiding Deep Learning System Testing Using Surprise Adequacy (Kim et al., 2019)
-        | https://arxiv.org/abs/1808.08444
-        | A Review and Refinement of Surprise Adequacy (Weiss et al., 2021)
-        | https://arxiv.org/abs/2103.05939
     """
 
     kernels: dict[int, Kernels] = field(repr=False)
-    width: int  # how many neurons were looked at
+    width: int  # number of neurons
     by_class: bool
     neurons: Neurons | None = None
 
@@ -113,14 +111,14 @@ def fit_lsa(
     references: int | None = None,
     generator: torch.Generator | None = None,
 ) -> LSA:
-    """Learn `LSA` from training inputs; their labels are not used, only what the model predicts.
+    """Learn `LSA` from training inputs and the model's predictions; labels are not used.
 
     Args:
         layers: whose neurons to use; one deep layer is usual.
         by_class: compare with inputs of the same predicted class, or with all.
-        var_threshold: neurons whose variance is below are left out.
-        max_features: use this many neurons at most, those of largest variance.
-        references: draw this many of the training inputs with the generator, instead of all.
+        var_threshold: leave out neurons with a smaller variance.
+        max_features: use at most this many neurons, those of largest variance.
+        references: draw this many of the training inputs with the generator (default: use all).
     """
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
     fitted = LSA.of(activations, predicted, by_class=by_class, var_threshold=var_threshold, max_features=max_features)
@@ -156,26 +154,19 @@ def _whitened(a: Tensor, centre: Tensor, factor: Tensor) -> Tensor:
     return z.T.contiguous()
 
 
-# Distance
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DSA:
-    """Distance-based surprise: how far the nearest reference of the same class is, against how far that is from others.
+    """Distance-based surprise: distance to the nearest reference of the same class, relative to its class margin.
 
         a = nearest to α(x) among references of the predicted class
         DSA(x) = ‖α(x) − a‖ / min { ‖a − b‖ : b of another predicted class }                              (1)
 
-    Above 1, the input is farther from its own class than that class is from the next.
-
-    References:
-        | Guiding Deep Learning System Testing Using Surprise Adequacy (Kim et al., 2019)
-        | https://arxiv.org/abs/1808.08444
+    Above 1, the input is farther from that reference than the reference is from other classes.
     """
 
     references: Tensor = field(repr=False)  # (M, neurons)
     classes: Tensor = field(repr=False)  # (M,)
-    margins: Tensor = field(repr=False)  # (M,): the distance of each to the nearest of another class
+    margins: Tensor = field(repr=False)  # (M,): distance of each to the nearest reference of another class
     neurons: Neurons | None = None
 
     @staticmethod
@@ -183,14 +174,14 @@ class DSA:
         """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
         groups = _grouped(activations, predicted)
         if len(groups) < 2:
-            raise ValueError("references must be of at least two predicted classes, got one; give more inputs")
+            raise ValueError("references must have at least two predicted classes, got one; give more inputs")
         references, margins = activations.double(), activations.new_empty(len(activations), dtype=torch.float64)
         for c in groups:
             margins[predicted == c] = _nearest(references[predicted == c], references[predicted != c])[0]
         if not bool((margins > 0).all()):
             raise ValueError(
-                f"{int((margins == 0).sum())} of {len(margins)} references have the same activations as one that is "
-                "predicted otherwise; choose layers that tell them apart"
+                f"{int((margins == 0).sum())} of {len(margins)} references have the same activations as one with "
+                "another prediction; choose layers that distinguish them"
             )
         return DSA(references=references, classes=predicted, margins=margins)
 
@@ -217,22 +208,14 @@ def fit_dsa(
     references: int | None = None,
     generator: torch.Generator | None = None,
 ) -> DSA:
-    """Learn `DSA` from training inputs; their labels are not used, only what the model predicts.
-
-    Args:
-        layers: whose neurons to use; one deep layer is usual.
-        references: draw this many of the training inputs with the generator, instead of all.
-    """
+    """Learn `DSA` from training inputs and the model's predictions; arguments as for `fit_lsa`."""
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
     return replace(DSA.of(activations, predicted), neurons=neurons)
 
 
-# Mahalanobis distance
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ellipsoid:
-    """A mean, and directions scaled so that distances along them count standard deviations."""
+    """A mean, and directions scaled so that distances along them are in standard deviations."""
 
     mean: Tensor
     directions: Tensor  # (neurons, rank)
@@ -240,16 +223,12 @@ class Ellipsoid:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MDSA:
-    """Mahalanobis surprise: how many standard deviations from the mean of the same predicted class c.
+    """Mahalanobis surprise: distance from the mean of the same predicted class c, in standard deviations.
 
         MDSA(x) = √( (α(x) − μ_c)ᵀ S_c⁺ (α(x) − μ_c) )                              (1)
 
-    S_c⁺ is the pseudo-inverse of the covariance: directions in which the references do not vary at all are ignored, so
-    that layers with dead neurons can be used.
-
-    References:
-        | Reducing DNN Labelling Cost Using Surprise Adequacy (Kim et al., 2020)
-        | https://arxiv.org/abs/2006.00894
+    S_c⁺ is the pseudo-inverse of the covariance: directions in which the references do not vary are ignored, so layers
+    with dead neurons can be used.
     """
 
     ellipsoids: dict[int, Ellipsoid] = field(repr=False)
@@ -286,13 +265,7 @@ def fit_mdsa(
     references: int | None = None,
     generator: torch.Generator | None = None,
 ) -> MDSA:
-    """Learn `MDSA` from training inputs; their labels are not used, only what the model predicts.
-
-    Args:
-        layers: whose neurons to use; one deep layer is usual.
-        by_class: compare with inputs of the same predicted class, or with all.
-        references: draw this many of the training inputs with the generator, instead of all.
-    """
+    """Learn `MDSA` from training inputs and the model's predictions; arguments as for `fit_lsa`."""
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
     return replace(MDSA.of(activations, predicted, by_class=by_class), neurons=neurons)
 
@@ -305,7 +278,7 @@ def _ellipsoid(a: Tensor, whose: str) -> Ellipsoid:
     return Ellipsoid(mean=a.mean(0), directions=axes[:, kept] / spread[kept].sqrt())
 
 
-# What they share
+# Shared parts
 
 
 def _learn_from(
@@ -315,7 +288,7 @@ def _learn_from(
     references: int | None,
     generator: torch.Generator | None,
 ) -> tuple[Neurons, Tensor, Tensor]:
-    """The neurons, their activations and the predictions on the training inputs, or on some drawn from them."""
+    """The neurons, their activations and the predictions on (some of) the training inputs."""
     if references is not None:
         if generator is None:
             raise ValueError(f"references={references} are drawn at random; give a generator")
@@ -334,23 +307,23 @@ def _read(neurons: Neurons | None, model: Classifier, x: Tensor) -> tuple[Tensor
 
 
 def _grouped(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> dict[int, Tensor]:
-    """The references of each predicted class, or all of them under 0; too few are refused."""
+    """The references of each predicted class, or all under 0 if not ``by_class``."""
     _check_query(activations, predicted, width=activations.shape[-1])
     if len(activations) < 2:
-        raise ValueError(f"there must be at least two references, got {len(activations)}; give more training inputs")
+        raise ValueError(f"at least two references are needed, got {len(activations)}; give more training inputs")
     if not by_class:
         return {0: activations.double()}
     return {int(c): activations[predicted == c].double() for c in predicted.unique()}
 
 
-def _rows_of(predicted: Tensor, known: Container[int], *, by_class: bool = True) -> Iterator[tuple[int, Tensor]]:
-    """Each class with the rows that are predicted so; a class without references is refused."""
+def _rows_of(predicted: Tensor, classes: Container[int], *, by_class: bool = True) -> Iterator[tuple[int, Tensor]]:
+    """Each predicted class with its rows; raises for a class without references."""
     groups = predicted if by_class else torch.zeros_like(predicted)
     for c in groups.unique().tolist():
         rows = (groups == c).nonzero().flatten()
-        if c not in known:
+        if c not in classes:
             raise ValueError(
-                f"{len(rows)} of {len(predicted)} rows are predicted as class {c}, as no reference is; "
+                f"{len(rows)} of {len(predicted)} rows are predicted as class {c}, which has no references; "
                 "fit to training inputs of every class"
             )
         yield c, rows
@@ -372,7 +345,7 @@ def _check_query(activations: Tensor, predicted: Tensor, *, width: int) -> None:
 
 
 def _blocks(a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Squared distances between the rows of ``a`` and of ``b``, a block at a time, by matrix products."""
+    """Squared distances between the rows of ``a`` and of ``b``, block by block, by matrix products."""
     lengths = (b**2).sum(1)
     for i in range(0, len(a), ROWS):
         rows = slice(i, i + ROWS)
@@ -383,9 +356,9 @@ def _blocks(a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
 
 
 def _nearest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Distance from each row of ``a`` to the nearest row of ``b``, and which one that is.
+    """Distance from each row of ``a`` to the nearest row of ``b``, and the index of that row.
 
-    Products of centred double-precision numbers find it; the distance itself comes from the difference.
+    Matrix products of centred rows find it; the distance is computed from the difference, which is more exact.
     """
     centre = b.mean(0)
     best, place = a.new_full((len(a),), torch.inf), torch.zeros(len(a), dtype=torch.int64, device=a.device)

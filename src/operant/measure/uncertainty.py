@@ -1,4 +1,6 @@
-"""How sure a model is: from its probabilities, and from those of many passes with dropout.
+"""Uncertainty of a model, from its class probabilities and from those of many passes with dropout.
+
+``probs`` are class probabilities ``(N, classes)``, ``mc`` those of T passes ``(T, N, classes)``, from `mc_dropout`.
 
 References:
     | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
@@ -21,18 +23,15 @@ from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 
-CHUNK = 2**22  # probabilities of many passes held at once
+CHUNK = 2**22  # probabilities of many passes in memory at once
 
 # From the probabilities of one pass -----------------------------------------------------------------------------------
 
 
 def prediction_confidence(probs: Tensor) -> Tensor:
-    """How much more probable the predicted class is than the next one (PCS, Definition 4).
+    """Prediction confidence score: how much more probable the predicted class is than the next (PCS, Definition 4).
 
         PCS(x) = max_i P[i] − max_{i ≠ c*} P[i],    c* = argmax_i P[i]        (1)
-
-    Args:
-        probs: ``(N, classes)``.
 
     >>> prediction_confidence(torch.tensor([[0.5, 0.25, 0.25], [0.0, 0.125, 0.875]])).tolist()
     [0.25, 0.75]
@@ -46,12 +45,10 @@ def margin(probs: Tensor, label: Tensor | None = None) -> Tensor:
 
         margin(x, y) = P[y] − max_{i ≠ y} P[i]        (1)
 
-    Without labels the predicted class stands for them, which gives `prediction_confidence`. With them, 1 - margin is a
-    score of risk: 0 for a class that is certain and right, 2 for one that is certain and wrong.
+    1 - margin is a risk score: 0 for a certain correct prediction, 2 for a certain wrong one.
 
     Args:
-        probs: ``(N, classes)``.
-        label: ``(N,)``.
+        label: ``(N,)`` (default: the predicted class, which gives `prediction_confidence`).
     """
     if label is None:
         return prediction_confidence(probs)
@@ -60,27 +57,21 @@ def margin(probs: Tensor, label: Tensor | None = None) -> Tensor:
 
 
 def gini(probs: Tensor) -> Tensor:
-    """The chance that two draws from the probabilities differ: 0 for a certain class, 1 - 1 / classes at most.
+    """Gini impurity: the probability that two draws differ, from 0 (certain) to 1 - 1 / classes.
 
         gini(x) = 1 − Σ_i P[i]²        (1)
-
-    Args:
-        probs: ``(N, classes)``.
 
     References:
         | DeepGini: Prioritizing Massive Tests to Enhance the Robustness of Deep Neural Networks (Feng et al., 2020)
         | https://arxiv.org/abs/1903.00661
     """
-    return (1 - _checked(probs, dims=2).square().sum(1)).clamp_min(0)  # (1); rounding must not go below
+    return (1 - _checked(probs, dims=2).square().sum(1)).clamp_min(0)  # (1); rounding must not make it negative
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """Entropy of the probabilities in nats; a class without probability adds nothing.
+    """Entropy of the probabilities in nats; a class of probability 0 adds nothing.
 
-        H(x) = − Σ_i P[i] log P[i]        (1)
-
-    Args:
-        probs: ``(N, classes)``.
+    H(x) = − Σ_i P[i] log P[i]        (1)
     """
     return _entropy(_checked(probs, dims=2)).to(probs.dtype)  # (1)
 
@@ -89,16 +80,15 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
-    """The share of passes that do not predict the label, by default the one that most predict (VR, Definition 5).
+    """Variation ratio: the share of passes that do not predict the label l (VR, Definition 5).
 
         VR(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = l]        (1)
 
-    Definition 5 takes for l the label of most passes; the follow-up paper (Zhang, 2020) takes a given one. Shares are
+    In Definition 5, l is the most frequent prediction; in the follow-up paper (Zhang, 2020) it is given. Shares are
     exact, in double precision, so that they can be compared with thresholds such as 0.4.
 
     Args:
-        mc: ``(T, N, classes)``, as `mc_dropout` gives them.
-        label: ``(N,)``.
+        label: ``(N,)`` (default: the most frequent prediction).
     """
     passes, n, classes = _checked(mc, dims=3).shape
     votes = mc.argmax(2)
@@ -111,13 +101,12 @@ def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
 
 
 def variation_ratio_original(mc: Tensor, prediction: Tensor) -> Tensor:
-    """The share of passes that do not predict what the model predicts without dropout (VRO, Definition 6).
+    """The share of passes that differ from the model's prediction without dropout (VRO, Definition 6).
 
         VRO(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = L(x)]        (1)
 
     Args:
-        mc: ``(T, N, classes)``.
-        prediction: ``(N,)``, of the model as it is.
+        prediction: ``(N,)``, of the model without dropout.
     """
     return variation_ratio(mc, prediction)  # (1)
 
@@ -125,30 +114,24 @@ def variation_ratio_original(mc: Tensor, prediction: Tensor) -> Tensor:
 def predictive_entropy(mc: Tensor) -> Tensor:
     """Entropy of the mean probabilities, in nats (PE, Definition 7).
 
-        PE(x) = − Σ_i m_i log m_i,    m_i = (1/T) Σ_k P_k[i]        (1)
-
-    Args:
-        mc: ``(T, N, classes)``.
+    PE(x) = − Σ_i m_i log m_i,    m_i = (1/T) Σ_k P_k[i]        (1)
     """
     return _entropy(_mean(_checked(mc, dims=3))).to(mc.dtype)  # (1)
 
 
 def mutual_information(mc: Tensor) -> Tensor:
-    """What the prediction tells about the weights, in nats: how much passes disagree (MI, Definition 8).
+    """Mutual information of prediction and weights, in nats: how much passes disagree (MI, Definition 8).
 
         MI(x) = PE(x) + (1/T) Σ_{k,i} P_k[i] log P_k[i]        (1)
 
-    Never negative: what rounding leaves below zero is cut.
-
-    Args:
-        mc: ``(T, N, classes)``.
+    Never negative: values below zero come from rounding and are set to zero.
     """
     each = sum(_entropy(probs) for probs in _checked(mc, dims=3)) / len(mc)
     return (_entropy(_mean(mc)) - each).clamp_min(0).to(mc.dtype)  # (1)
 
 
 def _mean(mc: Tensor) -> Tensor:
-    """Over the passes, in double precision, without a copy of them all."""
+    """Mean over the passes in double precision, without a double-precision copy of all passes."""
     total = torch.zeros_like(mc[0], dtype=torch.float64)
     for probs in mc:
         total += probs
@@ -156,12 +139,9 @@ def _mean(mc: Tensor) -> Tensor:
 
 
 def _entropy(probs: Tensor) -> Tensor:
-    """In double precision: differences of entropies may be far smaller than these."""
+    """In double precision, because differences of entropies may be far smaller than the entropies."""
     terms: Tensor = torch.special.entr(probs.double())
     return terms.sum(1)
-
-
-# Patterns -------------------------------------------------------------------------------------------------------------
 
 
 def pattern(
@@ -173,11 +153,11 @@ def pattern(
     low_vro: float = 0.4,
     high_vro: float = 0.6,
 ) -> npt.NDArray[np.str_]:
-    """Which of the four patterns of uncertainty each row follows: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` for none.
+    """The uncertainty pattern of each row: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` for none.
 
-    The first letter is for PCS and the second for VRO. Low is below the lower threshold and high above the upper one,
-    both strictly, as section 5.1 words it; the defaults are its thresholds. Benign inputs mostly follow HL, and the
-    cases of known attacks LH: the rest is what such tests miss.
+    The first letter is for PCS and the second for VRO. Low is strictly below the lower threshold and high strictly
+    above the upper one; the defaults are those of section 5.1. Benign inputs mostly follow HL and the cases of known
+    attacks LH; such tests miss the other patterns.
 
     >>> pattern(torch.tensor([0.9, 0.1, 0.9, 0.5]), torch.tensor([0.1, 0.7, 0.8, 0.7])).tolist()
     ['HL', 'LH', 'HH', '']
@@ -201,22 +181,17 @@ def _letters(values: Tensor, low: float, high: float) -> npt.NDArray[np.str_]:
     return np.where((values < low).cpu().numpy(), "L", np.where((values > high).cpu().numpy(), "H", ""))
 
 
-# All of them, for a suite ---------------------------------------------------------------------------------------------
-
-
 def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: torch.Generator) -> Suite:
-    """The suite with further columns: ``pcs gini entropy label_margin vr vro pe mi pattern`` of each case.
+    """The suite with additional columns for each case: ``pcs gini entropy label_margin vr vro pe mi pattern``.
 
-    All cases meet the same masks, as if they were one call of `mc_dropout`, but are worked through in parts: the
-    probabilities of all passes for all cases are never held at once. VRO refers to what the model predicts now.
-    ``label_margin`` is the `margin` of the case's label in probabilities; ``margin`` is the column in which attacks
-    keep theirs, in logits and with the other sign.
+    All cases get the same masks, as in one call of `mc_dropout`, but are processed in chunks to limit memory. VRO
+    refers to the model's present predictions. ``label_margin`` is the `margin` of the case's label in probabilities;
+    attacks store theirs in the column ``margin``, in logits and with the opposite sign.
 
     Args:
         model: one with dropout.
-        suite: any.
-        passes: T, at least 2; the paper takes 50 for MNIST and 100 for larger images.
-        generator: is asked for one number.
+        passes: T, at least 2; the paper uses 50 for MNIST and 100 for larger images.
+        generator: one number is drawn from it.
     """
     check_passes(passes)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
@@ -252,11 +227,11 @@ def _columns(
     }
 
 
-# What is refused ------------------------------------------------------------------------------------------------------
+# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def _checked(probs: Tensor, *, dims: int) -> Tensor:
-    """Probabilities of the right shape; of many passes there must be two at least."""
+    """The probabilities, if they are valid; with ``dims=3`` there must be at least two passes."""
     shape = "(N, classes)" if dims == 2 else "(T, N, classes)"
     if probs.ndim != dims or not probs.is_floating_point() or probs.shape[-1] < 2:
         raise ValueError(f"probabilities must have shape {shape}, got {probs.dtype} of shape {tuple(probs.shape)}")
@@ -268,7 +243,7 @@ def _checked(probs: Tensor, *, dims: int) -> Tensor:
     if not off <= 1e-3 or float(probs.amin()) < 0:  # NaN fails the first
         raise ValueError(
             f"probabilities must be 0 or more and sum to 1 in each row, got sums that are off by up to {off:.3g} and "
-            f"values from {float(probs.amin()):.3g} on; apply softmax to logits"
+            f"a smallest value of {float(probs.amin()):.3g}; apply softmax to logits"
         )
     return probs
 

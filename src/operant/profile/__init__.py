@@ -1,10 +1,10 @@
-"""Step 1: how the model is used."""
+"""Step 1: the operational profile, i.e. how the model is used in the field."""
 
 from operant.profile.drift import Drift, drift
 from operant.profile.fit_conditions import FittedConditions, Parameter, fit_conditions
 from operant.profile.fitting import (
     Profile,
-    Update,
+    ProfileUpdate,
     fit_profile,
     layer_features,
     load_profile,
@@ -18,8 +18,8 @@ from operant.profile.synthesis import (
     FromImages,
     FromModel,
     FromSimulator,
-    Made,
     Source,
+    SourceBatch,
     Synthesised,
     fit_class_vaes,
     remake,
@@ -33,14 +33,14 @@ __all__ = [
     "FromImages",
     "FromModel",
     "FromSimulator",
-    "Made",
     "Parameter",
     "Priors",
     "Profile",
+    "ProfileUpdate",
     "Ratio",
     "Source",
+    "SourceBatch",
     "Synthesised",
-    "Update",
     "drift",
     "estimate_priors",
     "fit_class_vaes",

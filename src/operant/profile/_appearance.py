@@ -1,4 +1,4 @@
-"""What images look like, in numbers whose means can be compared."""
+"""Describes images by numbers whose means can be compared."""
 
 from __future__ import annotations
 
@@ -13,43 +13,38 @@ from torch.nn.functional import avg_pool2d
 
 Array = NDArray[np.float64]
 COMPONENTS = 16  # principal components among the numbers that describe an image
-WAVES = 3  # cosines that describe how one of those numbers is distributed
-LEVELS = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)  # of light, as shares of the pixels that are darker
-FEWEST_PIXELS = 8  # a side
+WAVES = 3  # cosines that describe the distribution of one number
+LEVELS = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)  # quantiles of brightness
+MIN_SIDE = 8  # pixels
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """Images ``(n, channels, height, width)`` as vectors, made by `Look.of`.
+class ImageDescriptor:
+    """Turns images ``(n, channels, height, width)`` into vectors; made by `ImageDescriptor.of`.
 
-    About fifty numbers describe an image: levels of light, sharpness at three scales, directions of edges, where its
-    mass lies, principal components. Each is brought to a value u from 0 to 1, by the normal distribution function with
-    the mean and standard deviation of the images that `of` was given, and
+    About fifty numbers describe an image: levels of brightness, sharpness at three scales, directions of edges, the
+    position of its mass, principal components. Each is mapped to a value u from 0 to 1 by the normal distribution
+    function with the mean and standard deviation of the images given to `of`, and
 
         φ(x) = √2 cos(πku), k = 1 to 3, for each number        (1)
 
-    so that means of φ tell how each is distributed. Unlike ranks, u is smooth: images that differ by a rounding error
-    are as good as alike.
-
-    Attributes:
-        bounds: smallest and largest value of an image.
-        mean, axes: of small copies of the images, and their principal components.
-        centre, scale: of the numbers.
+    so that means of φ describe how each is distributed. Unlike ranks, u is smooth: rounding errors in images hardly
+    change it.
     """
 
-    bounds: tuple[float, float]
-    mean: Tensor
-    axes: Tensor
-    centre: Tensor
-    scale: Tensor
+    bounds: tuple[float, float]  # smallest and largest value of an image
+    mean: Tensor  # of small copies of the images
+    axes: Tensor  # principal components of these
+    centre: Tensor  # mean of the numbers
+    scale: Tensor  # standard deviation of the numbers
 
     @staticmethod
-    def of(x: Tensor, bounds: tuple[float, float]) -> Look:
+    def of(x: Tensor, bounds: tuple[float, float]) -> ImageDescriptor:
         small = _small(_unit(x, bounds))
         mean = small.mean(0)
         axes = torch.linalg.eigh((small - mean).T @ (small - mean)).eigenvectors[:, -COMPONENTS:]
-        plain = Look(bounds, mean, axes, mean, mean).numbers(x)
-        return Look(bounds, mean, axes, plain.mean(0), plain.std(0).clamp_min(1e-3))
+        plain = ImageDescriptor(bounds, mean, axes, mean, mean).numbers(x)
+        return ImageDescriptor(bounds, mean, axes, plain.mean(0), plain.std(0).clamp_min(1e-3))
 
     def numbers(self, x: Tensor) -> Tensor:
         z = _unit(x, self.bounds)
@@ -66,13 +61,13 @@ def _unit(x: Tensor, bounds: tuple[float, float]) -> Tensor:
 
 
 def _small(x: Tensor) -> Tensor:
-    """Images of about 14 pixels a side, flat."""
+    """Flattened images, shrunk to sides of about 14 pixels."""
     return avg_pool2d(x, max(1, min(x.shape[2:]) // 14)).flatten(1)
 
 
 def _appearance(z: Tensor) -> list[Tensor]:
-    """Numbers that describe grey images ``(n, height, width)``, one value an image each."""
-    ordered = _ordered(z)
+    """Numbers that describe grey images ``(n, height, width)``, each one value per image."""
+    ordered = _sorted_values(z)
     levels = [ordered[:, round(q * (ordered.shape[1] - 1))] for q in LEVELS]
     black, white = (z < 1 / 512).float().mean((1, 2)), (z > 1 - 1 / 512).float().mean((1, 2))
     light = [z.mean((1, 2)), z.flatten(1).std(1), *levels, black, white]
@@ -80,18 +75,18 @@ def _appearance(z: Tensor) -> list[Tensor]:
 
 
 def _sharpness(z: Tensor) -> list[Tensor]:
-    """First and second differences at three scales, their ratio; the least and the largest; steps between blocks."""
+    """Median and maximum of second differences; steps between JPEG blocks; differences at three scales."""
     bends, steps = _bend(z).flatten(1), (z[:, :, 1:] - z[:, :, :-1]).abs().mean(1)
-    found = [_ordered(bends)[:, bends.shape[1] // 2], bends.amax(1)]
-    border = torch.arange(1, z.shape[2]) % 8 == 0  # of JPEG's blocks
+    numbers = [_sorted_values(bends)[:, bends.shape[1] // 2], bends.amax(1)]
+    border = torch.arange(1, z.shape[2]) % 8 == 0  # of JPEG blocks
     if bool(border.any()):
-        found.append(steps[:, border].mean(1) - steps[:, ~border].mean(1))
+        numbers.append(steps[:, border].mean(1) - steps[:, ~border].mean(1))
     for _ in range(3):
         across, down = (z.diff(dim=d).abs().mean((1, 2)) for d in (2, 1))
         bend = _bend(z).mean((1, 2))
-        found += [across, down, bend, (bend + 1e-4).log() - (across + down + 1e-4).log()]
+        numbers += [across, down, bend, (bend + 1e-4).log() - (across + down + 1e-4).log()]
         z = avg_pool2d(z, 2) if min(z.shape[1:]) >= 8 else z
-    return found
+    return numbers
 
 
 def _bend(z: Tensor) -> Tensor:
@@ -108,7 +103,7 @@ def _edges(z: Tensor) -> list[Tensor]:
 
 
 def _mass(z: Tensor, median: Tensor) -> list[Tensor]:
-    """Where what differs from the background lies: its middle, its size, its two elongations."""
+    """Centre, size and two elongations of the parts that differ from the background."""
     m = (z - median[:, None, None]).abs()
     m = m / (m.sum((1, 2), keepdim=True) + 1e-6)
     v, u = ((torch.arange(k) - (k - 1) / 2) / k for k in z.shape[1:])
@@ -118,5 +113,5 @@ def _mass(z: Tensor, median: Tensor) -> list[Tensor]:
     return [x, y, size.clamp_min(0).sqrt(), (xx - yy) / size, 2 * xy / size]
 
 
-def _ordered(z: Tensor) -> Tensor:
-    return torch.from_numpy(np.sort(z.flatten(1).numpy(), axis=1))  # many times faster than torch's
+def _sorted_values(z: Tensor) -> Tensor:
+    return torch.from_numpy(np.sort(z.flatten(1).numpy(), axis=1))  # many times faster than torch's sort

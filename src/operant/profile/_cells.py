@@ -1,4 +1,4 @@
-"""Mass of regions: of boxes around codes, and of what lies nearest to each input of a pool."""
+"""Probability mass of regions: of boxes around codes, and of the codes nearest to each input of a pool."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from operant.density import KDE
 from operant.rng import spawn
 from operant.types import Density
 
-PAIRS = 2**21  # worked on at once
-POINTS = 256  # of a box, where its mass has no closed form
-MOST = 5000  # field inputs whose mass is handed out
-TOGETHER = 4  # factors multiplied before their logarithm is taken
+PAIRS = 2**21  # pairs of rows and references per block
+POINTS = 256  # quadrature points per box, for densities without a closed form
+MAX_FIELD_INPUTS = 5000  # whose mass `nearest_mass` distributes
+FACTORS = 4  # multiplied before taking their logarithm
 STEPS = 5  # of expectation-maximisation
-LEFT_OUT = 1e-3  # of a box's mass at most, in kernels that are not looked at
-NEAREST = 16  # kernels whose mass says how much that is
-GRID = 1024  # places at which a bound on boxes is looked for
+MAX_OMITTED = 1e-3  # share of a box's mass in kernels that are skipped
+NEAREST = 16  # kernels that estimate a box's mass, for that share
+GRID = 1024  # points that the bound on boxes is computed from
 
 
 def box_mass(density: Density, z: Tensor, half: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def box_mass(density: Density, z: Tensor, half: Tensor) -> Tensor:
 def _kernel_boxes(kde: KDE, z: Tensor, half: Tensor) -> Tensor:
     """Σᵢ wᵢ Π_d [Φ((z + h - μᵢ) / σ) - Φ((z - h - μᵢ) / σ)], in tiles of single precision.        (1)
 
-    Where all kernels have one bandwidth, those that hold less than a thousandth of the sum together are left out.
+    If all kernels have one bandwidth, kernels that together hold less than a thousandth of the sum are skipped.
     """
     centre = kde.references.double().mean(0)
     z, references, log_weights = z - centre, kde.references.double() - centre, kde.weights.double().log()
@@ -59,9 +59,9 @@ def _kernel_boxes(kde: KDE, z: Tensor, half: Tensor) -> Tensor:
 def _every_box(z: Tensor, references: Tensor, widths: Tensor, half: Tensor, log_weights: Tensor) -> Tensor:
     """(1) for kernels of any widths."""
     logs = log_weights.expand(len(z), -1).clone()
-    for some in torch.arange(z.shape[1]).split(TOGETHER):
+    for dimensions in torch.arange(z.shape[1]).split(FACTORS):
         product = torch.ones(1)
-        for d in some.tolist():
+        for d in dimensions.tolist():
             product = product * _bracket(z[:, d, None].float() - references[:, d].float(), widths[:, d], half[d])
         logs += product.log()
     return logs.exp().sum(1)
@@ -70,25 +70,25 @@ def _every_box(z: Tensor, references: Tensor, widths: Tensor, half: Tensor, log_
 def _near_boxes(
     z: Tensor, references: Tensor, widths: Tensor, half: Tensor, log_weights: Tensor, bound: Tensor
 ) -> Tensor:
-    """(1) over kernels that may matter: a bound on the others' mass lies below their part of what may be left out."""
+    """(1) over the kernels that can matter: the bound on every other's mass is below its share of `MAX_OMITTED`."""
 
     def mass(row: Tensor, kernel: Tensor) -> Tensor:
-        """Of these boxes under these kernels, summed over each row."""
+        """Mass of boxes ``row`` under kernels ``kernel``, summed per row."""
         total = z.new_zeros(len(z))
         for i, j in zip(row.split(PAIRS // 64), kernel.split(PAIRS // 64), strict=True):
             bracket = _bracket((z[i] - references[j]).float(), widths, half)
-            log_mass = log_weights[j] + sum(part.prod(1).log() for part in bracket.split(TOGETHER, dim=1))
+            log_mass = log_weights[j] + sum(part.prod(1).log() for part in bracket.split(FACTORS, dim=1))
             total.index_add_(0, i, log_mass.exp())
         return total
 
     near = bound.topk(min(NEAREST, len(references))).indices
     least = mass(torch.arange(len(z)).repeat_interleave(near.shape[1]), near.flatten())
-    row, kernel = (bound >= (LEFT_OUT * least / len(references)).log()[:, None]).nonzero().unbind(1)
+    row, kernel = (bound >= (MAX_OMITTED * least / len(references)).log()[:, None]).nonzero().unbind(1)
     return mass(row, kernel)
 
 
 def _bracket(apart: Tensor, widths: Tensor, half: Tensor) -> Tensor:
-    """What (1) has in brackets; from upper tails, where differences keep their digits."""
+    """The brackets in (1), computed from upper tails, where differences keep their digits."""
     scale = (math.sqrt(0.5) / widths).to(apart)
     near, reach = apart.abs_().mul_(scale), half.to(apart) * scale
     far = near + reach
@@ -96,11 +96,12 @@ def _bracket(apart: Tensor, widths: Tensor, half: Tensor) -> Tensor:
 
 
 def _bound(references: Tensor, widths: Tensor, half: Tensor, log_weights: Tensor) -> Callable[[Tensor], Tensor]:
-    """Of boxes ``(N, d)``, the logarithm of a bound on each term of (1), ``(N, n)``, by one matrix product.
+    """A function from boxes ``(N, d)`` to log bounds on each term of (1), ``(N, n)``, by one matrix product.
 
         bracket(u) ≤ exp(c - (u / s)² / 2),   s² = σ² + 0.4 h²        (2)
 
-    with c the smallest that will do, found on a grid. A box under a kernel is nearly a wider kernel: c is small.
+    with the smallest possible c, found on a grid. The mass of a box under a kernel is nearly a wider kernel, so c is
+    small.
     """
     ratio = half / widths
     stretch = 1 + 0.4 * ratio.square()
@@ -119,24 +120,25 @@ def _bound(references: Tensor, widths: Tensor, half: Tensor, log_weights: Tensor
 
 
 def nearest_mass(codes: Tensor, shares: Tensor, pool: Tensor) -> Tensor:
-    """How much of the codes' mass belongs to each row of the pool, ``(N,)``, summing to 1; see `Profile.weights`."""
+    """Share of the codes' mass that belongs to each row of the pool, ``(N,)``, summing to 1; see `Profile.weights`."""
     if len(pool) == 0:
         raise ValueError("the pool is empty; give at least one input")
-    if len(codes) > MOST:
-        rows = torch.randperm(len(codes), generator=spawn(0, "mass"))[:MOST].to(codes.device)
+    if len(codes) > MAX_FIELD_INPUTS:
+        rows = torch.randperm(len(codes), generator=spawn(0, "mass"))[:MAX_FIELD_INPUTS].to(codes.device)
         codes, shares = codes[rows], shares[rows]
     shares = (shares / shares.sum()).double()
     centre = shares @ codes.double()
     spread = (shares @ (codes.double() - centre).square()).sqrt()
-    width = spread * len(pool) ** (-1 / (pool.shape[1] + 4))  # as Scott's rule has it for kernels on the pool
+    width = spread * len(pool) ** (-1 / (pool.shape[1] + 4))  # Scott's rule for kernels on the pool
     a, b = ((v.double() - centre) / width for v in (codes, pool))
     mass = torch.full((len(b),), 1 / len(b), dtype=torch.float64, device=b.device)
     for _ in range(STEPS):
-        mass = _handed_out(a.float(), shares, b.float(), mass)
+        mass = _reassigned(a.float(), shares, b.float(), mass)
     return mass / mass.sum()
 
 
-def _handed_out(a: Tensor, shares: Tensor, b: Tensor, mass: Tensor) -> Tensor:
+def _reassigned(a: Tensor, shares: Tensor, b: Tensor, mass: Tensor) -> Tensor:
+    """One step of expectation-maximisation, (1) of `Profile.weights`."""
     offsets = mass.clamp_min(1e-300).log().float() - b.square().sum(1) / 2
     total = torch.zeros_like(mass)
     rows = max(1, PAIRS // len(b))

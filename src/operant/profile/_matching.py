@@ -17,23 +17,20 @@ from torch.nn.functional import one_hot
 
 from operant.conditions import Recipe, Severity, apply, fixed
 from operant.data import Samples
-from operant.profile._appearance import Array, Look
+from operant.profile._appearance import Array, ImageDescriptor
 from operant.profile.synthesis import checked_priors
 
-REFERENCE = 1000  # images of either side from which scales are taken
-STARTS = 24  # places that the search may begin from
-FEW, SOME = 400, 800  # images simulated at each start, and in the first search
+REFERENCE = 1000  # images of either side that the descriptor is fitted to
+STARTS = 24  # candidate starting points of the search
+START_IMAGES, ROUGH_IMAGES = 400, 800  # images simulated at each starting point, and in the rough search
 ROUGH, FINE = 0.02, 0.01  # steps of finite differences in the two searches, as shares of a range
-DOUBT = 0.95  # a condition stays if leaving it out makes the distance larger than chance does at this level
+CONFIDENCE = 0.95  # a condition stays if removing it raises the distance more than chance does at this level
 
 
-# What is unknown
+class FreeParameter(NamedTuple):
+    """A parameter of a severity, searched over t from 0 to 1: means are linear in t, ends and spreads in its root.
 
-
-class Unknown(NamedTuple):
-    """A parameter, searched over t from 0 to 1: means in proportion to t, ends and spreads to its root.
-
-    Small spreads change the distribution of images by their square, which is why.
+    The root is used because small spreads change the distribution of images by their square.
     """
 
     condition: str
@@ -47,61 +44,69 @@ class Unknown(NamedTuple):
 
     @property
     def none(self) -> float:
-        """Where the condition does nothing, or as little as it can."""
+        """The t at which the condition does nothing, or as little as possible."""
         return min(1.0, max(0.0, -self.first / (self.last - self.first))) if self.name == "mean" else 0.0
 
 
-def unknowns_of(condition: str, s: Severity) -> list[Unknown]:
+def free_parameters(condition: str, s: Severity) -> list[FreeParameter]:
     if s.low == s.high:
         return []
     if math.isinf(s.std):
-        return [Unknown(condition, name, 0.0, end) for name, end in (("low", s.low), ("high", s.high)) if end != 0]
-    spread = Unknown(condition, "std", 0.0, s.std)
-    both = s.low < s.mean < s.high
-    return [Unknown(condition, "mean", s.mean - s.std, s.mean + s.std), spread] if both else [spread]
+        ends = (("low", s.low), ("high", s.high))
+        return [FreeParameter(condition, name, 0.0, end) for name, end in ends if end != 0]
+    spread = FreeParameter(condition, "std", 0.0, s.std)
+    two_sided = s.low < s.mean < s.high
+    return [FreeParameter(condition, "mean", s.mean - s.std, s.mean + s.std), spread] if two_sided else [spread]
 
 
-def _narrowed(s: Severity, found: dict[str, float]) -> Severity:
-    """The declared severity with the values found for its parameters."""
-    if not found:
+def _narrowed(s: Severity, values: dict[str, float]) -> Severity:
+    """The declared severity with these values of its parameters."""
+    if not values:
         return s
-    if "std" not in found:
-        return replace(s, low=found.get("low", 0.0), high=found.get("high", 0.0))
-    mean, std = min(s.high, max(s.low, found.get("mean", s.mean))), found["std"]
+    if "std" not in values:
+        return replace(s, low=values.get("low", 0.0), high=values.get("high", 0.0))
+    mean, std = min(s.high, max(s.low, values.get("mean", s.mean))), values["std"]
     if std < 1e-6 * s.std:
         return fixed(mean, absent=s.absent)
     return replace(s, low=max(s.low, mean - 3 * std), high=min(s.high, mean + 3 * std), mean=mean, std=std)
 
 
-# A trial: simulate, and compare with the field
+# Simulate, and compare with the field
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
     residual: Array  # Σ^(-1/2) d of (2)
     features: Array  # φ of the simulated images
-    means: Array  # of φ over each class, in units of the ruler, one a column
+    means: Array  # of φ over each class, whitened, one column per class
     priors: Array
+
+    @property
+    def cost(self) -> float:
+        return float(self.residual @ self.residual)
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """Everything that stays the same from one trial to the next: images, random numbers, what the field looks like."""
+class ConditionMatcher:
+    """Simulates clean images under conditions and compares them with the field, with fixed images and random numbers.
 
-    look: Look
+    ``root`` in its methods is a matrix R with RᵀR = Σ⁻¹ of (2).
+    """
+
+    descriptor: ImageDescriptor
     widest: Recipe
-    unknowns: tuple[Unknown, ...]
+    parameters: tuple[FreeParameter, ...]
     field: Array  # φ of field data
-    x: Tensor  # clean images, one for each that is simulated
-    origin: NDArray[np.int64]  # the row of each in the clean data; there may be several of one
-    classes: Array  # one row an image, 1 at its class
+    x: Tensor  # clean images, one per simulated image
+    origin: NDArray[np.int64]  # row of each in the clean data; rows may repeat
+    classes: Array  # one-hot, one row per image
     priors: Array | None
     seed: int
     tick: Callable[[], None]
 
     def recipe(self, t: Array) -> Recipe:
-        found = [(u.condition, u.name, u.value(v)) for u, v in zip(self.unknowns, t, strict=True)]
+        values = [(p.condition, p.name, p.value(v)) for p, v in zip(self.parameters, t, strict=True)]
         severities = {
-            name: _narrowed(s, {p: v for condition, p, v in found if condition == name})
+            name: _narrowed(s, {p: v for condition, p, v in values if condition == name})
             for name, s in self.widest.severities.items()
         }
         return replace(self.widest, severities=severities)
@@ -109,34 +114,29 @@ class Trial:
     def simulate(self, recipe: Recipe, rows: int, seed: int) -> Array:
         drawn = recipe.draw(len(self.x), generator=torch.Generator().manual_seed(seed))
         self.tick()
-        return self.look(apply(self.x[:rows], drawn[:rows]))
+        return self.descriptor(apply(self.x[:rows], drawn[:rows]))
 
-    def compared(self, t: Array, ruler: Array, rows: int | None = None) -> Compared:
-        """The field with the first of the images, simulated at t."""
+    def compare(self, t: Array, root: Array, rows: int | None = None) -> Comparison:
+        """Compare the field with the first ``rows`` images, simulated at t."""
         features = self.simulate(self.recipe(t), rows or len(self.x), self.seed)
-        return self.against(features, self.field.mean(0), ruler, np.ones(len(features)))
+        return self.compare_features(features, self.field.mean(0), root, np.ones(len(features)))
 
-    def against(self, features: Array, field: Array, ruler: Array, counts: Array) -> Compared:
+    def compare_features(self, features: Array, field: Array, root: Array, counts: Array) -> Comparison:
         weights = self.classes[: len(features)] * counts[:, None]
-        means = ruler @ (weights.T @ features / np.maximum(weights.sum(0), 1e-9)[:, None]).T
-        priors = _mixture(means, ruler @ field) if self.priors is None else self.priors
-        return Compared(means @ priors - ruler @ field, features, means, priors)
+        means = root @ (weights.T @ features / np.maximum(weights.sum(0), 1e-9)[:, None]).T
+        priors = _mixture(means, root @ field) if self.priors is None else self.priors
+        return Comparison(means @ priors - root @ field, features, means, priors)
 
     def weights(self, priors: Array) -> Array:
-        """What each simulated image counts, of 1."""
-        found: Array = self.classes @ (priors / np.maximum(self.classes.sum(0), 1))
-        found /= found.sum()
-        return found
+        """Weight of each simulated image; they sum to 1."""
+        weights: Array = self.classes @ (priors / np.maximum(self.classes.sum(0), 1))
+        weights /= weights.sum()
+        return weights
 
     @property
-    def distinct(self) -> int:
-        """Clean images that take part."""
-        return len(np.unique(self.origin))
-
-    @property
-    def rows(self) -> float:
-        """As many as would have to be on the field's side alone for the same noise in d of (2)."""
-        return 1 / (1 / len(self.field) + 1 / self.distinct)
+    def effective_rows(self) -> float:
+        """Number of field images that alone would give the same noise in d of (2) as both sides together."""
+        return 1 / (1 / len(self.field) + 1 / len(np.unique(self.origin)))
 
 
 def _mixture(means: Array, target: Array) -> Array:
@@ -145,12 +145,12 @@ def _mixture(means: Array, target: Array) -> Array:
         return np.ones(1)
     heavy = 1e3  # keeps the sum at 1
     system = np.vstack([means, np.full((1, means.shape[1]), heavy)])
-    found: Array = nnls(system, np.append(target, heavy))[0]
-    found /= found.sum()
-    return found
+    priors: Array = nnls(system, np.append(target, heavy))[0]
+    priors /= priors.sum()
+    return priors
 
 
-def _ruler(features: Array, weights: Array | None, ridge: float) -> Array:
+def _inverse_root(features: Array, weights: Array | None, ridge: float) -> Array:
     """A matrix R with RᵀR = Σ⁻¹ of (2)."""
     cov = np.cov(features.T, aweights=weights)
     cov += ridge * np.trace(cov) / len(cov) * np.eye(len(cov))
@@ -158,7 +158,7 @@ def _ruler(features: Array, weights: Array | None, ridge: float) -> Array:
     return root
 
 
-def prepared(
+def make_matcher(
     field: Samples,
     clean: Samples,
     widest: Recipe,
@@ -166,18 +166,19 @@ def prepared(
     simulated: int,
     generator: torch.Generator,
     tick: Callable[[], None],
-) -> Trial:
-    some, other = (s.x[shuffled(len(s), generator)[:REFERENCE]].detach().cpu() for s in (field, clean))
-    look = Look.of(torch.cat([some, apply(other, widest.draw(len(other), generator=generator))]), widest.bounds)
+) -> ConditionMatcher:
+    one, other = (s.x[shuffled(len(s), generator)[:REFERENCE]].detach().cpu() for s in (field, clean))
+    reference = torch.cat([one, apply(other, widest.draw(len(other), generator=generator))])
+    descriptor = ImageDescriptor.of(reference, widest.bounds)
     y = torch.zeros(len(clean), dtype=torch.int64) if clean.y is None else clean.y.cpu()
     counts = y.bincount()
     shares = (counts > 0) / (counts > 0).sum() if priors is None else checked_priors(priors, y)
     rows = _rows(y, shares, simulated, generator)
-    return Trial(
-        look=look,
+    return ConditionMatcher(
+        descriptor=descriptor,
         widest=widest,
-        unknowns=tuple(u for name, s in widest.severities.items() for u in unknowns_of(name, s)),
-        field=look(field.x),
+        parameters=tuple(p for name, s in widest.severities.items() for p in free_parameters(name, s)),
+        field=descriptor(field.x),
         x=clean.x.detach().cpu()[rows],
         origin=rows.numpy(),
         classes=one_hot(y[rows], len(counts)).double().numpy(),
@@ -188,7 +189,7 @@ def prepared(
 
 
 def _rows(y: Tensor, shares: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """About n rows, the classes in these shares, in random order; images are used again where a class has too few."""
+    """About n rows in random order, classes in these shares; rows repeat if a class has too few."""
     parts = []
     for c, share in enumerate(shares.tolist()):
         members, count = (y == c).nonzero().flatten(), max(round(n * share), 2 * (share > 0))
@@ -205,100 +206,102 @@ def shuffled(n: int, generator: torch.Generator) -> Tensor:
 # The search
 
 
-def searched(trial: Trial) -> tuple[Array, Array]:
-    """Parameters with the smallest distance, and the ruler it was measured by."""
-    ruler = _ruler(trial.field, None, 0.1)
-    t = _descended(trial, _start(trial, ruler), ruler, rows=SOME, step=ROUGH, most=12)
-    there = trial.compared(t, ruler)
-    ruler = _ruler(there.features, trial.weights(there.priors), 0.01)
-    t = _descended(trial, t, ruler, rows=len(trial.x), step=FINE, most=4)
-    return _without_idle(trial, t, ruler), ruler
+def best_match(matcher: ConditionMatcher) -> tuple[Array, Array]:
+    """The parameters with the smallest distance, and the matrix R that it was measured with."""
+    root = _inverse_root(matcher.field, None, 0.1)
+    t = _descend(matcher, _start(matcher, root), root, rows=ROUGH_IMAGES, step=ROUGH, max_steps=12)
+    there = matcher.compare(t, root)
+    root = _inverse_root(there.features, matcher.weights(there.priors), 0.01)
+    t = _descend(matcher, t, root, rows=len(matcher.x), step=FINE, max_steps=4)
+    return _drop_idle(matcher, t, root), root
 
 
-def _start(trial: Trial, ruler: Array) -> Array:
-    """The best of a few places: little of everything, next to nothing, and points spread over all ranges."""
-    k = len(trial.unknowns)
-    none = np.array([u.none for u in trial.unknowns])
-    little = [np.where([u.name == "mean" for u in trial.unknowns], none, part) for part in (0.1, 0.002)]
-    engine = torch.quasirandom.SobolEngine(k, scramble=True, seed=trial.seed % 2**31)
-    places: list[Array] = [*little, *engine.draw(STARTS).double().numpy()]
-    costs = [_cost(trial.compared(t, ruler, FEW)) for t in places]
-    return places[int(np.argmin(costs))]
+def _start(matcher: ConditionMatcher, root: Array) -> Array:
+    """The best of some candidates: little of everything, almost nothing, and points spread over all ranges."""
+    none = np.array([p.none for p in matcher.parameters])
+    little = [np.where([p.name == "mean" for p in matcher.parameters], none, part) for part in (0.1, 0.002)]
+    engine = torch.quasirandom.SobolEngine(len(none), scramble=True, seed=matcher.seed % 2**31)
+    candidates: list[Array] = [*little, *engine.draw(STARTS).double().numpy()]
+    costs = [matcher.compare(t, root, START_IMAGES).cost for t in candidates]
+    return candidates[int(np.argmin(costs))]
 
 
-def _cost(compared: Compared) -> float:
-    return float(compared.residual @ compared.residual)
-
-
-def _descended(
-    trial: Trial, t: Array, ruler: Array, *, rows: int, step: float, most: int, free: NDArray[np.bool_] | None = None
+def _descend(
+    matcher: ConditionMatcher,
+    t: Array,
+    root: Array,
+    *,
+    rows: int,
+    step: float,
+    max_steps: int,
+    free: NDArray[np.bool_] | None = None,
 ) -> Array:
-    """The end of at most so many Gauss-Newton steps from t, moving the free parameters only."""
+    """The end of at most ``max_steps`` Gauss-Newton steps from t, moving only the free parameters."""
     free = np.ones(len(t), dtype=bool) if free is None else free
     if not free.any():
         return t
-    seen: dict[bytes, Array] = {}
+    computed: dict[bytes, Array] = {}
 
     def at(part: Array) -> Array:
-        if part.tobytes() not in seen:
+        if part.tobytes() not in computed:
             whole = t.copy()
             whole[free] = part
-            seen[part.tobytes()] = trial.compared(whole, ruler, rows).residual
-        return seen[part.tobytes()]
+            computed[part.tobytes()] = matcher.compare(whole, root, rows).residual
+        return computed[part.tobytes()]
 
-    found = least_squares(
+    solution = least_squares(
         at,
         t[free].clip(1e-6, 1 - 1e-6),
         jac=lambda part: _slopes(at, part, step),
         bounds=(0, 1),
-        max_nfev=most,
+        max_nfev=max_steps,
         ftol=3e-3,
         xtol=3e-3,
     )
     end = t.copy()
-    end[free] = found.x
+    end[free] = solution.x
     return end
 
 
 def _slopes(at: Callable[[Array], Array], t: Array, step: float) -> Array:
-    """Finite differences, one column a parameter, away from the end of the range."""
+    """One-sided finite differences within the range, one column per parameter."""
     here, steps = at(t), np.where(t + step <= 1, step, -step)
     return np.stack([(at(t + h * e) - here) / h for h, e in zip(steps, np.eye(len(t)), strict=True)], 1)
 
 
-def wide_slopes(trial: Trial, t: Array, ruler: Array) -> Array:
-    """Finite differences to both sides, as wide as parameters are uncertain: narrow ones would follow chance."""
+def wide_slopes(matcher: ConditionMatcher, t: Array, root: Array) -> Array:
+    """Two-sided finite differences, as wide as the parameters are uncertain: narrow ones would follow chance."""
     columns = []
     for i in range(len(t)):
         left, right = t.copy(), t.copy()
         left[i], right[i] = max(0.0, t[i] - ROUGH), min(1.0, t[i] + ROUGH)
-        rise = trial.compared(right, ruler).residual - trial.compared(left, ruler).residual
+        rise = matcher.compare(right, root).residual - matcher.compare(left, root).residual
         columns.append(rise / (right[i] - left[i]))
     return np.stack(columns, 1)
 
 
-def _without_idle(trial: Trial, t: Array, ruler: Array) -> Array:
-    """Leave out conditions that are not needed, and search again over the rest, until all are needed."""
-    conditions = [u.condition for u in trial.unknowns]
+def _drop_idle(matcher: ConditionMatcher, t: Array, root: Array) -> Array:
+    """Remove conditions that are not needed and search again over the rest, until all are needed."""
+    conditions = [p.condition for p in matcher.parameters]
     on = list(dict.fromkeys(conditions))
     while on:
-        t, needed = _needed(trial, t, ruler, on)
+        t, needed = _needed(matcher, t, root, on)
         if needed == on:
             break
         on = needed
-        t = _descended(trial, t, ruler, rows=len(trial.x), step=FINE, most=4, free=np.isin(conditions, on))
+        t = _descend(matcher, t, root, rows=len(matcher.x), step=FINE, max_steps=4, free=np.isin(conditions, on))
     return t
 
 
-def _needed(trial: Trial, t: Array, ruler: Array, on: list[str]) -> tuple[Array, list[str]]:
-    """Switch off, one after another, conditions without which the distance is no larger than chance allows."""
-    conditions = np.array([u.condition for u in trial.unknowns])
-    none = np.array([u.none for u in trial.unknowns])
-    cost = _cost(trial.compared(t, ruler))
+def _needed(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) -> tuple[Array, list[str]]:
+    """Switch off, one by one, conditions without which the distance rises no more than chance allows."""
+    conditions = np.array([p.condition for p in matcher.parameters])
+    none = np.array([p.none for p in matcher.parameters])
+    cost = matcher.compare(t, root).cost
     while on:
         off = {c: np.where(conditions == c, none, t) for c in on}
-        costs = {c: _cost(trial.compared(v, ruler)) for c, v in off.items()}
-        over = {c: costs[c] - _allowance(trial, conditions == c) for c in on}
+        costs = {c: matcher.compare(v, root).cost for c, v in off.items()}
+        over = {c: costs[c] - _allowance(matcher, int((conditions == c).sum())) for c in on}
         least = min(on, key=lambda c: over[c])
         if over[least] > cost:
             break
@@ -306,6 +309,6 @@ def _needed(trial: Trial, t: Array, ruler: Array, on: list[str]) -> tuple[Array,
     return t, on
 
 
-def _allowance(trial: Trial, parameters: NDArray[np.bool_]) -> float:
-    """By how much (2) rises by chance when that many parameters are left out."""
-    return float(chi2.ppf(DOUBT, parameters.sum()) / trial.rows)
+def _allowance(matcher: ConditionMatcher, parameters: int) -> float:
+    """How much (2) rises by chance if this many parameters are left out."""
+    return float(chi2.ppf(CONFIDENCE, parameters) / matcher.effective_rows)

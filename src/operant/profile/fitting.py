@@ -1,4 +1,4 @@
-"""The operational profile: where in the space of inputs the field data lie, as a density of their codes."""
+"""The operational profile: the distribution of field inputs, as a density of their codes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,25 @@ from torch import Tensor
 from operant import results
 from operant.data import Samples
 from operant.density import KDE, Flow, Mixture, fit_kde
-from operant.model import Classifier
-from operant.model.doctor import Finding
+from operant.model import Classifier, Finding
 from operant.networks import PCA, VAE, Flat, fit_pca
 from operant.profile._cells import box_mass, nearest_mass
+from operant.profile._checks import check_finite, warning
 from operant.profile.label_shift import Priors, shares_of
 from operant.rng import spawn
 from operant.types import Density
 
-FEWEST = 30  # field inputs
-HELD = 0.2  # share of the field inputs that are held back to judge the fit and to rank by
-FAR = 1.0  # nats per dimension by which held-back inputs may be rated below fitted ones
-PROBES = 4  # inputs kept to know the features again
-STRANGE = 0.05  # quantile of held-back field inputs below which an input is called strange
+MIN_INPUTS = 30  # field inputs to fit a profile to
+HELD_SHARE = 0.2  # of the field inputs, held back to check the fit and to rank by
+MAX_GAP = 1.0  # nats per dimension by which held-back inputs may be rated below fitted ones
+PROBES = 4  # inputs stored to recognise the features
+STRANGE_QUANTILE = 0.05  # of held-back field inputs; inputs of lower density are called strange
 
 Features = Callable[[Tensor], Tensor]
-"""Inputs ``(N, *shape)`` to features ``(N, ...)``, row by row: a layer of a model, or anything else."""
+"""Inputs ``(N, *shape)`` to features ``(N, ...)``, row by row: a layer of a model, or any other function."""
 
-
-class Encoder(Protocol):
-    """Inputs or features to codes ``(N, d)``."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
+Encoder = Callable[[Tensor], Tensor]
+"""Inputs or features to codes ``(N, d)``."""
 
 
 class FitEncoder(Protocol):
@@ -51,26 +48,26 @@ class FitDensity(Protocol):
     def __call__(self, x: Tensor, *, weights: Tensor | None, generator: torch.Generator) -> Density: ...
 
 
-LIKELIEST: FitDensity = partial(fit_kde, bandwidth="likelihood")
+DEFAULT_DENSITY: FitDensity = partial(fit_kde, bandwidth="likelihood")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Profile:
-    """How a model is used: a density of field inputs' codes; made by `fit_profile`.
+    """The operational profile as a density of field inputs' codes; made by `fit_profile`.
 
-    The density is of codes, not of inputs: it ranks inputs and weighs regions, and says nothing about what the codes
-    leave out (`operant.measure.fit_naturalness` does).
+    The density is of codes, not of inputs: it ranks inputs and weights regions, but ignores whatever the codes leave
+    out (`operant.measure.fit_naturalness` does not).
 
     Args:
         shape: of one input.
         encoder: from inputs (or their features) to codes.
         density: of codes.
-        codes: of the field inputs that were fitted, ``(n, d)``.
-        shares: how much each of them counts, ``(n,)``, summing to 1; older ones less, after an update.
-        held: codes of the field inputs that were held back.
-        probes: a few field inputs, to know the features again.
-        findings: what makes this profile doubtful.
-        features: what the encoder sees instead of the inputs, or None.
+        codes: of the fitted field inputs, ``(n, d)``.
+        shares: weight of each of them, ``(n,)``, summing to 1; older ones weigh less after an update.
+        held: codes of the held-back field inputs.
+        probes: a few field inputs, to recognise the features.
+        findings: reasons to doubt this profile.
+        features: applied to inputs before the encoder, or None.
     """
 
     shape: tuple[int, ...]
@@ -85,8 +82,8 @@ class Profile:
 
     def __str__(self) -> str:
         n, d = self.codes.shape
-        told = f"Profile of {n + len(self.held)} field inputs of {self.shape}, by {d} numbers each: {self.density}"
-        return "\n".join([told, *map(str, self.findings)])
+        first = f"Profile of {n + len(self.held)} field inputs of {self.shape}, by {d} numbers each: {self.density}"
+        return "\n".join([first, *map(str, self.findings)])
 
     def encode(self, x: Tensor) -> Tensor:
         """The codes of inputs, ``(N, d)``."""
@@ -94,77 +91,74 @@ class Profile:
             raise ValueError(
                 f"this profile is of inputs of shape {self.shape}, got {tuple(x.shape[1:])}; fit one on such inputs"
             )
-        if bad := int((~x.detach().isfinite()).flatten(1).any(1).sum()):
-            raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(x)} rows; remove them")
+        check_finite("inputs", x)
         return self.encoder(x if self.features is None else _featured(self.features, x))
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Log-density of each input's code, ``(N,)``; differentiable in ``x`` where the encoder is."""
+        """Log-density of each input's code, ``(N,)``; differentiable in ``x`` if the encoder is."""
         return self.density.log_prob(self.encode(x))
 
     def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
         """``(n, *shape)`` inputs, decoded from codes drawn from the density; for encoders that can decode."""
         if self.features is not None or not hasattr(self.encoder, "decode"):
             raise ValueError(
-                "codes of features cannot be turned into inputs again; draw codes with profile.density.sample, or fit "
-                "a profile of the inputs themselves"
+                "codes of features cannot be decoded to inputs; draw codes with profile.density.sample, or fit a "
+                "profile of the inputs themselves"
             )
         decoded: Tensor = self.encoder.decode(self.density.sample(n, generator=generator))
         return decoded.view(-1, *self.shape)
 
     def quantile(self, x: Tensor) -> Tensor:
-        """The share of held-back field inputs whose density is no higher than that of each input: 0 is never seen."""
+        """Density quantile of each input: the share of held-back field inputs whose density is no higher."""
         return self.quantile_of_codes(self.encode(x).detach())
 
     def quantile_of_codes(self, codes: Tensor) -> Tensor:
-        """The same for inputs that are encoded already."""
+        """As `quantile`, from codes."""
         values = self.density.log_prob(codes).detach()
         return torch.searchsorted(self._held_log_prob, values, right=True).double() / len(self.held)
 
     def cell_mass(self, x: Tensor, radius: float) -> Tensor:
-        """The probability that a field input's code lies in the box around each input's, ``(N,)``.
+        """The probability that a field input's code lies in the box around each input's code, ``(N,)``.
 
-        The box reaches ``radius`` standard deviations of the field's codes to both sides of every code. For kernels
-        exact, but that kernels too far away to hold a thousandth of it together are left out; for other densities the
-        mean over 256 points of the box, the same for all inputs.
+        The box extends ``radius`` standard deviations of the field's codes to both sides. For kernel densities the
+        result is exact, except that distant kernels with less than a thousandth of it together are skipped. For other
+        densities it is the mean over 256 points of the box, at the same offsets for all inputs.
         """
         if not 0 < radius < math.inf:
             raise ValueError(f"radius must be positive, in standard deviations of codes, got {radius}")
         return box_mass(self.density, self.encode(x).detach(), radius * self._spread)
 
     def weights(self, pool: Samples, *, priors: Priors | Sequence[float] | None = None) -> Tensor:
-        """How the profile's mass is spread over a finite pool, ``(N,)``, summing to 1.
+        """The profile's mass distributed over a finite pool, ``(N,)``, summing to 1.
 
-        Each input of the pool stands for the part of the field that lies nearest to it, in the sense of kernels on the
-        pool: weights are those of a kernel density on the pool that make field data likely, after five steps of
-        expectation-maximisation from equal ones.
+        Each input of the pool represents the part of the field nearest to it: the weights are those of a kernel density
+        on the pool that make field data likely, after five steps of expectation-maximisation from equal weights.
 
             r_ji ∝ w_i K(z_j - z_i),  Σ_i r_ji = 1;   w_i ← Σ_j v_j r_ji        (1)
 
-        z_j the codes of field inputs, which count v_j, z_i those of the pool. Regions get the mass that the field has
-        there. Within a region it is spread unevenly: even a pool drawn as the field data were has an effective size of
-        less than half, so give such a pool equal masses instead. Normalised densities at the pool's inputs, which other
-        tools take, would be right only if the pool lay evenly in space, and put nearly all mass on few inputs in more
-        than a few dimensions.
+        z_j are the codes of field inputs with weights v_j, z_i those of the pool. Regions get the mass of the field
+        there, but within a region it is uneven: even a pool drawn as the field data were has an effective size of less
+        than half, so give such a pool equal masses instead. Normalised densities at the pool's inputs, which other
+        tools use, would be right only for an evenly spaced pool, and in more than a few dimensions they put nearly all
+        mass on few inputs.
 
         Args:
             pool: inputs; with labels, if priors are given.
-            priors: how often each class occurs in the field; every class's mass is brought to this. Declared, or
-                from `estimate_priors`.
+            priors: class priors in the field, declared or from `estimate_priors`; each class's mass is scaled to its
+                prior.
         """
         mass = nearest_mass(self.codes, self.shares, self.encode(pool.x).detach())
         return mass if priors is None else with_priors(mass, pool, priors)
 
     def save(self, path: str | Path) -> None:
-        """Write all but the features to a JSON file, with the tensors beside it; `load_profile` reads it."""
-        own = {name: _of_type(self.encoder, kind) for name, kind in ENCODERS.items()}
-        densities = {name: _of_type(self.density, kind) for name, kind in DENSITIES.items()}
-        for what, parts in ((self.encoder, own), (self.density, densities)):
-            if not any(part is not None for part in parts.values()):
-                raise ValueError(f"a {type(what).__name__} of your own cannot be written; only ours can")
-        kept = {name: getattr(self, name) for name in ("shape", "codes", "shares", "held", "probes", "findings")}
-        stored = _Stored(**kept, **own, **densities, featured=self.features is not None)  # type: ignore[arg-type]
-        results.save(stored, path)
+        """Write everything except the features to a JSON file, with the tensors beside it; see `load_profile`."""
+        parts: dict[str, object] = {}
+        for part, kinds in ((self.encoder, ENCODERS), (self.density, DENSITIES)):
+            if type(part) not in kinds.values():
+                raise ValueError(f"a custom {type(part).__name__} cannot be saved; only the built-in ones can")
+            parts |= {name: part if type(part) is kind else None for name, kind in kinds.items()}
+        parts |= {name: getattr(self, name) for name in STORED}
+        results.save(_StoredProfile(**parts, has_features=self.features is not None), path)  # type: ignore[arg-type]
 
     @cached_property
     def _held_log_prob(self) -> Tensor:
@@ -180,23 +174,23 @@ def fit_profile(
     field: Samples,
     *,
     encoder: FitEncoder = fit_pca,
-    density: FitDensity = LIKELIEST,
+    density: FitDensity = DEFAULT_DENSITY,
     features: Features | None = None,
     generator: torch.Generator,
 ) -> Profile:
-    """Learn where field data lie.
+    """Learn the profile of field data.
 
-    A fifth of the inputs, dealt by id, is held back: if it is rated more than one nat per dimension below the fitted
-    ones (in the median), the density has learned its inputs by heart and is refused.
+    A fifth of the inputs, chosen by id, is held back. If their median rating is more than one nat per dimension below
+    that of the fitted ones, the density is overfitted and rejected.
 
     Args:
-        field: inputs from use; labels are not needed.
+        field: inputs from operation; labels are not needed.
         encoder: learns the codes: `fit_flat` (none), `fit_pca` (whitened principal components), `fit_vae`, each with
             options as ``partial(fit_pca, dimensions=16)``.
-        density: learns the density of codes: `fit_kde`, `fit_mixture` or `fit_flow`, with options in the same way.
-            Unless given, kernels with the bandwidth under which left-out inputs are most likely.
-        features: what to encode instead of the inputs: `layer_features` of a model, or any function of inputs.
-        generator: for whatever the two draw.
+        density: learns the density of codes: `fit_kde`, `fit_mixture` or `fit_flow`, with options in the same way
+            (default: kernels with the bandwidth that maximises the leave-one-out likelihood).
+        features: applied to inputs before the encoder: `layer_features` of a model, or any function of inputs.
+        generator: for the random numbers of both.
 
     >>> from operant import load_digits
     >>> digits = load_digits().train
@@ -209,8 +203,8 @@ def fit_profile(
         | (Zhao et al., 2021), https://arxiv.org/abs/2106.01258
     """
     _check_field(field)
-    parts = field.split(fitting=1 - HELD, held=HELD)
-    fitting, held = (_as_seen(parts[role], features) for role in ("fitting", "held"))
+    parts = field.split(fitting=1 - HELD_SHARE, held=HELD_SHARE)
+    fitting, held = (_with_features(parts[role], features) for role in ("fitting", "held"))
     learned = encoder(fitting, generator=generator)
     codes, held_codes = (_checked_codes(learned(part.x), len(part)) for part in (fitting, held))
     _check_spread(codes)
@@ -230,7 +224,7 @@ def fit_profile(
 
 
 def layer_features(model: Classifier, layer: str) -> Features:
-    """What a layer of the model says of inputs, as vectors: features for `fit_profile` and `fit_ratio`."""
+    """A function from inputs to a layer's flattened outputs: features for `fit_profile` and `fit_ratio`."""
     if layer not in model.layers:
         raise ValueError(f"no layer named {layer}; this model has {', '.join(model.layers)}")
     return lambda x: model.features(x, layers=[layer])[layer].flatten(1)
@@ -241,7 +235,7 @@ def with_priors(mass: Tensor, pool: Samples, priors: Priors | Sequence[float]) -
     given = shares_of(priors)
     if pool.y is None:
         raise ValueError(
-            "priors need the class of each input of the pool; label it, or let the model stand in for that: "
+            "priors need the class of each input of the pool; label it, or use predictions: "
             "Samples(pool.x, model.predict(pool.x))"
         )
     y = pool.y.cpu()
@@ -255,19 +249,15 @@ def with_priors(mass: Tensor, pool: Samples, priors: Priors | Sequence[float]) -
     return weights / weights.sum()
 
 
-# Updates --------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Update:
-    """A profile brought up to date, and how much moved.
+class ProfileUpdate:
+    """An updated profile, and how far it moved.
 
     Attributes:
         profile: the new one.
-        moved: by how many standard deviations the mean of new inputs' codes lies from that of the old ones.
-        strange: share of new inputs whose density is below that of 95 % of the old held-back ones; 5 % if nothing
-            moved.
-        divergence: by how many nats the new profile rates the new held-back inputs above the old one.
+        moved: distance of the mean of the new inputs' codes from that of the old ones, in standard deviations.
+        strange: share of new inputs with a density below that of 95 % of the old held-back ones; 5 % if nothing moved.
+        divergence: mean log-density of the new held-back inputs under the new profile minus under the old, in nats.
     """
 
     profile: Profile
@@ -278,8 +268,8 @@ class Update:
     def __str__(self) -> str:
         return (
             f"The mean of new field inputs lies {self.moved:.2f} standard deviations from that of the old; "
-            f"{self.strange:.0%} of them are stranger than 95 % of the old ones were; the updated profile rates them "
-            f"{self.divergence:+.2f} nats against the old."
+            f"{self.strange:.0%} of them are stranger than 95 % of the old ones; the updated profile rates them "
+            f"{self.divergence:+.2f} nats relative to the old."
         )
 
 
@@ -288,25 +278,25 @@ def update_profile(
     new: Samples,
     *,
     keep: float = 0.5,
-    density: FitDensity = LIKELIEST,
+    density: FitDensity = DEFAULT_DENSITY,
     generator: torch.Generator,
-) -> Update:
-    """Learn the density again from old and new field inputs, the old ones counting less.
+) -> ProfileUpdate:
+    """Learn the density again from old and new field inputs, with less weight on the old ones.
 
-    The codes stay what they were, so that profiles can be compared. An input's weight is ``keep`` to the power of how
-    many updates it has seen. What was held back before gives way to what is held back now.
+    The encoder does not change, so that profiles can be compared. The weight of an input is ``keep`` to the power of
+    the number of updates since it arrived. The newly held-back inputs replace the old ones.
 
     Args:
         profile: the one to update.
         new: field inputs that arrived since.
-        keep: how much an old input counts against a new one, from 0 (forget) to 1 (never).
+        keep: weight of an old input relative to a new one, from 0 (forget) to 1 (equal).
         density: learns the density, as in `fit_profile`.
-        generator: for whatever that draws.
+        generator: for its random numbers.
     """
     if not 0 <= keep <= 1:
-        raise ValueError(f"keep must lie between 0 and 1, got {keep}; 0.5 halves the weight of what was there")
+        raise ValueError(f"keep must lie between 0 and 1, got {keep}; 0.5 halves the weight of old inputs")
     _check_field(new)
-    parts = new.split(fitting=1 - HELD, held=HELD)
+    parts = new.split(fitting=1 - HELD_SHARE, held=HELD_SHARE)
     codes, held = (_checked_codes(profile.encode(parts[role].x), len(parts[role])) for role in ("fitting", "held"))
     old = profile.shares / profile.shares.max() * keep  # the newest inputs weigh 1
     shares = torch.cat([old, torch.ones(len(codes)).to(old)])
@@ -320,23 +310,24 @@ def update_profile(
     apart = (codes.double().mean(0) - profile.shares @ profile.codes.double()) / profile._spread
     rated = torch.searchsorted(profile._held_log_prob, profile.density.log_prob(held).detach(), right=True)
     gain = fitted.log_prob(held).mean() - profile.density.log_prob(held).mean()
-    return Update(
+    return ProfileUpdate(
         profile=replace(updated, findings=_findings(updated, new)),
         moved=float(apart.norm()),
-        strange=float((rated.double() / len(profile.held) <= STRANGE).double().mean()),
+        strange=float((rated.double() / len(profile.held) <= STRANGE_QUANTILE).double().mean()),
         divergence=float(gain),
     )
 
 
-# On disk --------------------------------------------------------------------------------------------------------------
+# Files ----------------------------------------------------------------------------------------------------------------
 
+STORED = ("shape", "codes", "shares", "held", "probes", "findings")
 ENCODERS: dict[str, type] = {"flat": Flat, "pca": PCA, "vae": VAE}
 DENSITIES: dict[str, type] = {"kde": KDE, "mixture": Mixture, "flow": Flow}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Stored:
-    """A profile as it is written: one of the encoders, and one of the densities."""
+class _StoredProfile:
+    """A profile as saved: with one of the encoders and one of the densities."""
 
     shape: tuple[int, ...]
     codes: Tensor
@@ -344,7 +335,7 @@ class _Stored:
     held: Tensor
     probes: Tensor
     findings: tuple[Finding, ...]
-    featured: bool
+    has_features: bool
     flat: Flat | None
     pca: PCA | None
     vae: VAE | None
@@ -354,37 +345,33 @@ class _Stored:
 
 
 def load_profile(path: str | Path, *, features: Features | None = None) -> Profile:
-    """Read what `Profile.save` wrote; every number comes back as it was.
+    """Read the file of `Profile.save`; it gives the same values as before.
 
     Args:
         path: the JSON file.
-        features: the same function as when it was fitted, if there was one; another is refused.
+        features: the function it was fitted with, if any. Another function is rejected.
     """
-    stored = results.load(path, _Stored)
-    if stored.featured != (features is not None):
-        need = "of features: give the function that makes them" if stored.featured else "of inputs: give no features"
+    stored = results.load(path, _StoredProfile)
+    if stored.has_features != (features is not None):
+        need = "of features: give the function for them" if stored.has_features else "of inputs: give no features"
         raise ValueError(f"the profile in {path} is {need}")
     encoder = next(e for e in (stored.flat, stored.pca, stored.vae) if e is not None)
     density = next(d for d in (stored.kde, stored.mixture, stored.flow) if d is not None)
-    kept = {name: getattr(stored, name) for name in ("shape", "codes", "shares", "held", "probes", "findings")}
-    profile = Profile(**kept, encoder=encoder, density=density, features=features)
+    plain = {name: getattr(stored, name) for name in STORED}
+    profile = Profile(**plain, encoder=encoder, density=density, features=features)
     if features is not None:
-        again = profile.encode(stored.probes)
-        if not torch.allclose(again, stored.held[: len(again)].to(again), rtol=1e-3, atol=1e-3):
+        now = profile.encode(stored.probes)
+        if not torch.allclose(now, stored.held[: len(now)].to(now), rtol=1e-3, atol=1e-3):
             raise ValueError(
                 f"these features are not those of the profile in {path}; give the function it was fitted on"
             )
     return profile
 
 
-def _of_type(value: object, kind: type) -> object | None:
-    return value if type(value) is kind else None
-
-
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 
-def _as_seen(part: Samples, features: Features | None) -> Samples:
+def _with_features(part: Samples, features: Features | None) -> Samples:
     return part if features is None else Samples(_featured(features, part.x), ids=part.ids)
 
 
@@ -397,10 +384,9 @@ def _featured(features: Features, x: Tensor) -> Tensor:
 
 
 def _check_field(field: Samples) -> None:
-    if len(field) < FEWEST:
-        raise ValueError(f"a profile needs at least {FEWEST} field inputs, got {len(field)}; gather more")
-    if bad := int((~field.x.isfinite()).flatten(1).any(1).sum()):
-        raise ValueError(f"field inputs contain NaN or infinity in {bad} of {len(field)} rows; remove them")
+    if len(field) < MIN_INPUTS:
+        raise ValueError(f"a profile needs at least {MIN_INPUTS} field inputs, got {len(field)}; collect more")
+    check_finite("field inputs", field.x)
 
 
 def _checked_codes(codes: Tensor, n: int) -> Tensor:
@@ -413,52 +399,41 @@ def _check_spread(codes: Tensor) -> None:
     n, d = codes.shape
     if n <= d:
         raise ValueError(
-            f"there must be more field inputs than dimensions, got {n} to fit {d} dimensions with; gather more, or "
-            "encode them in fewer: encoder=partial(fit_pca, dimensions=...)"
+            f"there must be more field inputs than dimensions, got {n} to fit {d} dimensions; collect more, or use "
+            "fewer dimensions: encoder=partial(fit_pca, dimensions=...)"
         )
     if constant := (codes == codes[:1]).all(0).nonzero().flatten().tolist():
         raise ValueError(
             f"{len(constant)} of {d} features never vary in the field data (number {constant[0]} first); leave them "
-            "out, or take encoder=fit_pca, which does so"
+            "out, or use encoder=fit_pca, which does so"
         )
 
 
 def _check_fit(profile: Profile) -> None:
     fitted = profile.density.log_prob(profile.codes[:: max(1, len(profile.codes) // 2000)]).detach()
     low = fitted.median() - profile._held_log_prob.median()
-    limit = FAR * profile.codes.shape[1] + 2
+    limit = MAX_GAP * profile.codes.shape[1] + 2
     if not math.isfinite(float(low)):
         raise ValueError(
-            "the density of the field inputs is no number; most of them may be copies of a few: remove copies"
+            "the density of the field inputs is not finite; most of them may be copies of a few: remove copies"
         )
-    if not float(low) <= limit:  # NaN is no fit either
+    if float(low) > limit:
         raise ValueError(
             f"the density rates held-back field inputs {float(low):.1f} nats below the ones it was fitted on, more "
-            f"than {limit:.0f}: it has learned them by heart; take a wider bandwidth (bandwidth='likelihood'), fewer "
-            "components, fewer dimensions, or more field data"
+            f"than {limit:.0f}: it is overfitted; use a wider bandwidth (bandwidth='likelihood'), fewer components, "
+            "fewer dimensions, or more field data"
         )
 
 
 def _findings(profile: Profile, field: Samples) -> tuple[Finding, ...]:
     found = []
     if field.y is not None and len(field.y.unique()) == 1:
-        found.append(
-            Finding(
-                name="one class",
-                problem=f"all {len(field)} field inputs are labelled {int(field.y[0])}",
-                advice="If other classes occur in use, this profile does not know of them: gather field data again",
-                severity="warning",
-            )
-        )
+        problem = f"all {len(field)} field inputs are labelled {int(field.y[0])}"
+        advice = "If other classes occur in operation, this profile lacks them: collect field data again"
+        found.append(warning("one class", problem, advice))
     drawn = profile.density.sample(256, generator=spawn(0, "own samples"))
     gap = float(profile._held_log_prob.median() - profile.density.log_prob(drawn).detach().median())
-    if not gap <= FAR * profile.codes.shape[1] + 2:
-        found.append(
-            Finding(
-                name="strange samples",
-                problem=f"the profile rates its own samples {gap:.1f} nats below field inputs",
-                advice="Do not use its samples; take another density",
-                severity="warning",
-            )
-        )
+    if not gap <= MAX_GAP * profile.codes.shape[1] + 2:
+        problem = f"the profile rates its own samples {gap:.1f} nats below field inputs"
+        found.append(warning("strange samples", problem, "Do not use its samples; choose another density"))
     return tuple(found)

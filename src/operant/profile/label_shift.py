@@ -1,4 +1,4 @@
-"""Class priors in the field, without labels: how often each class occurs where the model is used."""
+"""Estimates class priors in the field without field labels."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from operant.data import Samples
-from operant.model import Classifier
-from operant.model.doctor import Finding
+from operant.model import Classifier, Finding
+from operant.profile._checks import check_classes, warning
 
 Array = NDArray[np.float64]
-TINY = 1e-6  # a prior below this is called 0: expectation-maximisation only ever comes near it
-FEWEST = 10  # inputs of a class that an interval is made for, at least
-METHODS = ("mlls", "bbse", "rlls")
+TINY = 1e-6  # smaller priors are set to 0, which expectation-maximisation never reaches exactly
+MIN_COUNT = 10  # inputs of a class that its interval assumes at least
 
 
 @dataclass(frozen=True, kw_only=True)
 class Priors:
-    """How often each class occurs in the field, with bootstrap intervals.
+    """Class priors in the field, with bootstrap intervals.
 
     Attributes:
-        values: one prior a class; they sum to 1.
-        lower, upper: ends of the interval of each.
+        values: one prior per class; they sum to 1.
+        lower, upper: interval of each.
         method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
-        labelled: how often each class occurs in the labelled data.
-        check: what the other method says (BBSE for MLLS, MLLS for the others).
-        findings: what makes these numbers doubtful.
+        labelled: class frequencies in the labelled data.
+        check: estimates of the other method (BBSE for MLLS, MLLS for the others).
+        findings: reasons to doubt the estimates.
     """
 
     values: tuple[float, ...]
@@ -48,7 +47,7 @@ class Priors:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """How much more often each class occurs in the field than in the labelled data."""
+        """Prior of each class divided by its frequency in the labelled data."""
         return tuple(v / s for v, s in zip(self.values, self.labelled, strict=True))
 
     def __str__(self) -> str:
@@ -60,13 +59,13 @@ class Priors:
 
 
 def shares_of(priors: Priors | Sequence[float]) -> Tensor:
-    """Priors, estimated or declared, as numbers ``(classes,)`` in float64; what cannot be priors is refused."""
+    """Estimated or declared priors as a float64 tensor ``(classes,)``; raises if they are not valid."""
     given = priors.values if isinstance(priors, Priors) else priors
     values = torch.tensor([float(p) for p in given], dtype=torch.float64)
     total = float(values.sum())
     if not (bool((values >= 0).all()) and abs(total - 1) <= 1e-6):
-        told = ", ".join(f"{v:.4g}" for v in values.tolist())
-        raise ValueError(f"priors must be 0 or more and sum to 1, got {told} with the sum {total:.6g}")
+        shown = ", ".join(f"{v:.4g}" for v in values.tolist())
+        raise ValueError(f"priors must be 0 or more and sum to 1, got {shown} with the sum {total:.6g}")
     return values / total
 
 
@@ -80,7 +79,7 @@ def estimate_priors(
     confidence: float = 0.95,
     generator: torch.Generator,
 ) -> Priors:
-    """Estimate class priors in the field from a model's outputs, if field data differ in nothing but the priors.
+    """Estimate class priors in the field from a model's outputs, assuming that only the priors differ.
 
         w_c = π_c / πˢ_c, π the priors in the field, πˢ those among the labelled        (1)
 
@@ -90,17 +89,15 @@ def estimate_priors(
         "rlls"   w = 1 + θ, θ minimises ‖Cθ - (μ - C1)‖ + Δ‖θ‖                          (4)
 
     (2) is solved by expectation-maximisation on probabilities that are first calibrated on the labelled data by a
-    temperature and one bias a class. The other way of the two, (2) or (3), is run as a check: where they differ by more
-    than their intervals allow, field data differ in more than priors, and a finding says so. No finding is no proof: a
-    change that moves all inputs alike can fool both. Intervals are percentiles over resamples of both data sets,
-    widened as Hesterberg advises for few inputs.
+    temperature and one bias per class. (3), or (2) if the method is not MLLS, is run as a check: if the two differ by
+    more than chance allows, field data differ in more than priors, and a finding reports it. No finding is no proof: a
+    change that moves all inputs alike can mislead both. Intervals are percentiles over resamples of both data sets,
+    widened for small samples as Hesterberg advises.
 
     Args:
-        model: gives the outputs.
-        labelled: inputs with labels that the model did *not* learn from; every class must occur.
-        field: inputs from use; labels are not looked at.
+        labelled: labelled inputs *outside* the training data; every class must occur.
+        field: inputs from operation; labels are ignored.
         method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
-        resamples: bootstrap resamples.
         confidence: of each class's interval.
         generator: draws the resamples.
 
@@ -120,19 +117,19 @@ def estimate_priors(
     first, second = (ESTIMATORS[name](outputs) for name in (method, other))
     draws: dict[str, list[Array]] = {method: [], other: []}
     for _ in range(resamples):
-        again = outputs.resampled(generator)
-        for name, kept in draws.items():
-            kept.append(ESTIMATORS[name](again))
+        resample = outputs.resampled(generator)
+        for name, estimates in draws.items():
+            estimates.append(ESTIMATORS[name](resample))
     a, b = (np.stack(draws[name]) for name in (method, other))
-    lower, upper = _percentiles(a, _counted(outputs, first), confidence)
+    lower, upper = _percentiles(a, _counts(outputs, first), confidence)
     return Priors(
-        values=_tuple(first),
-        lower=_tuple(np.minimum(lower, first)),
-        upper=_tuple(np.maximum(upper, first)),
+        values=tuple(first.tolist()),
+        lower=tuple(np.minimum(lower, first).tolist()),
+        upper=tuple(np.maximum(upper, first).tolist()),
         confidence=confidence,
         method=method,
-        labelled=_tuple(outputs.frequencies),
-        check=_tuple(second),
+        labelled=tuple(outputs.frequencies.tolist()),
+        check=tuple(second.tolist()),
         findings=_disagreement(method, other, first - second, a - b) + _one_class(outputs),
     )
 
@@ -144,7 +141,7 @@ class _Outputs:
     labelled: Array
     y: NDArray[np.int64]
     field: Array
-    start: Array  # temperature's logarithm and biases to begin calibration with
+    start: Array  # initial log temperature and biases for calibration
 
     @staticmethod
     def of(model: Classifier, labelled: Samples, field: Samples) -> _Outputs:
@@ -158,19 +155,14 @@ class _Outputs:
         return np.bincount(self.y, minlength=self.labelled.shape[1]) / len(self.y)
 
     def resampled(self, generator: torch.Generator) -> _Outputs:
-        """With as many rows drawn with replacement, labelled ones within each class, so that none is lost."""
-        rows = np.concatenate(
-            [
-                members[_draw(len(members), generator)]
-                for c in np.unique(self.y)
-                for members in [np.flatnonzero(self.y == c)]
-            ]
-        )
+        """As many rows drawn with replacement, labelled ones within each class, so that no class is lost."""
+        members = [np.flatnonzero(self.y == c) for c in np.unique(self.y)]
+        rows = np.concatenate([m[_draw(len(m), generator)] for m in members])
         field = self.field[_draw(len(self.field), generator)]
         return _Outputs(labelled=self.labelled[rows], y=self.y[rows], field=field, start=self.start)
 
 
-# The three ways
+# The three methods
 
 
 def mlls(outputs: _Outputs) -> Array:
@@ -180,7 +172,7 @@ def mlls(outputs: _Outputs) -> Array:
 
 
 def saerens(probabilities: Array, source: Array, *, steps: int = 10_000, tolerance: float = 1e-7) -> Array:
-    """Priors π that explain these probabilities best, if they were right under the priors ``source``.
+    """The priors π of largest likelihood, given probabilities that are correct under the priors ``source``.
 
     r_ic ∝ π_c / source_c · p_c(xᵢ),   π_c ← mean of r_ic over i        (1)
     """
@@ -195,14 +187,14 @@ def saerens(probabilities: Array, source: Array, *, steps: int = 10_000, toleran
 
 
 def bbse(outputs: _Outputs) -> Array:
-    """(3); where C cannot be inverted, the shortest solution."""
+    """(3); if C cannot be inverted, the solution of smallest norm."""
     joint, seen = _confusion(outputs)
     weights = np.linalg.lstsq(joint, seen, rcond=None)[0]
     return _cleaned(weights * outputs.frequencies)
 
 
 def rlls(outputs: _Outputs) -> Array:
-    """(4), with Δ a hundredth of the paper's bound on the error of C at 95 % confidence, as its experiments have it."""
+    """(4), with Δ a hundredth of the paper's bound on the error of C at 95 % confidence, as in its experiments."""
     joint, seen = _confusion(outputs)
     k, n = len(seen), len(outputs.y)
     gap, logarithm = seen - joint.sum(1), np.log(2 * k / 0.05)
@@ -225,7 +217,7 @@ def _confusion(outputs: _Outputs) -> tuple[Array, Array]:
     return joint, np.bincount(outputs.field.argmax(1), minlength=k) / len(outputs.field)
 
 
-# Calibration: a temperature and one bias a class
+# Calibration: a temperature and one bias per class
 
 
 def _calibrated(logits: Array, parameters: Array) -> Array:
@@ -234,7 +226,7 @@ def _calibrated(logits: Array, parameters: Array) -> Array:
 
 
 def _fit_calibration(logits: Array, y: NDArray[np.int64], start: Array) -> Array:
-    """The log temperature and biases of least cross-entropy."""
+    """The log temperature and biases that minimise cross-entropy."""
     onehot = np.eye(logits.shape[1])[y]
 
     def loss(parameters: Array) -> tuple[float, Array]:
@@ -245,20 +237,17 @@ def _fit_calibration(logits: Array, y: NDArray[np.int64], start: Array) -> Array
         value = -(logp * onehot).sum() / len(y) + 1e-6 * (parameters**2).sum()  # keeps separable data finite
         return value, np.concatenate([[temperature], error.sum(0)]) + 2e-6 * parameters
 
-    found: Array = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
-    return found
+    best: Array = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
+    return best
 
 
-# Intervals
-
-
-def _counted(outputs: _Outputs, priors: Array) -> Array:
-    """How many inputs of each class speak for its prior: the labelled ones, or those in the field if they are fewer."""
-    return np.clip(np.minimum(outputs.frequencies * len(outputs.y), priors * len(outputs.field)), FEWEST, None)
+def _counts(outputs: _Outputs, priors: Array) -> Array:
+    """Inputs of each class behind its prior: the labelled ones, or those in the field if they are fewer."""
+    return np.clip(np.minimum(outputs.frequencies * len(outputs.y), priors * len(outputs.field)), MIN_COUNT, None)
 
 
 def _percentiles(resampled: Array, counts: Array, confidence: float) -> tuple[Array, Array]:
-    """Percentiles as far out as a t-interval from that many inputs would be: plain ones are too short.
+    """Percentiles at the tails of a t-interval from that many inputs; the usual percentiles are too narrow.
 
     tail = Φ(-√(n / (n - 1)) t(n - 1))        (1)
     """
@@ -269,18 +258,15 @@ def _percentiles(resampled: Array, counts: Array, confidence: float) -> tuple[Ar
     return lower, upper
 
 
-# Small things
-
-
 def _cleaned(priors: Array) -> Array:
-    """Not negative, and exactly 0 where nothing is left."""
+    """Normalised, with negative and tiny values set to 0."""
     priors = np.where(priors < TINY, 0.0, priors)
     cleaned: Array = priors / priors.sum()
     return cleaned
 
 
 def _disagreement(method: str, other: str, difference: Array, resampled: Array) -> tuple[Finding, ...]:
-    """Classes whose two estimates differ by more than chance would make them, at 1 % over all classes together."""
+    """Reports classes whose two estimates differ by more than chance, at 1 % over all classes together."""
     tail = 0.01 / len(difference) / 2
     spread = resampled.std(0, ddof=1)
     limit = float(normal.isf(tail)) * spread + 0.01
@@ -290,37 +276,33 @@ def _disagreement(method: str, other: str, difference: Array, resampled: Array) 
     worst = int(np.abs(difference).argmax())
     problem = (
         f"{method} and {other} disagree on the prior of class {worst} by {abs(difference[worst]):.1%}, "
-        f"more than chance allows ({len(far)} classes do)"
+        f"more than chance allows (so for {len(far)} classes)"
     )
     advice = (
-        "Field data differ from the labelled data in more than how often classes occur; label some field inputs, "
-        "or use fit_conditions and a density instead of priors alone"
+        "Field data differ from the labelled data in more than class frequencies; label some field inputs, or use "
+        "fit_conditions and a density instead of priors alone"
     )
-    return (Finding(name="not pure label shift", problem=problem, advice=advice, severity="warning"),)
+    return (warning("not pure label shift", problem, advice),)
 
 
 def _one_class(outputs: _Outputs) -> tuple[Finding, ...]:
-    seen = np.unique(outputs.field.argmax(1))
-    if len(seen) > 1:
+    predicted = np.unique(outputs.field.argmax(1))
+    if len(predicted) > 1:
         return ()
-    problem = f"the model predicts class {seen[0]} for all {len(outputs.field)} field inputs"
-    advice = "If other classes occur in use, gather field data again; if none does, nothing has to be told apart"
-    return (Finding(name="one class", problem=problem, advice=advice, severity="warning"),)
+    problem = f"the model predicts class {predicted[0]} for all {len(outputs.field)} field inputs"
+    advice = "If other classes occur in operation, collect field data again; if not, no classifier is needed"
+    return (warning("one class", problem, advice),)
 
 
 def _draw(n: int, generator: torch.Generator) -> NDArray[np.int64]:
     return torch.randint(n, (n,), generator=generator, device=generator.device).cpu().numpy()
 
 
-def _tuple(values: Array) -> tuple[float, ...]:
-    return tuple(float(v) for v in values)
-
-
 def _check(
     model: Classifier, labelled: Samples, field: Samples, method: str, resamples: int, confidence: float
 ) -> None:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if method not in ESTIMATORS:
+        raise ValueError(f"method must be one of {', '.join(ESTIMATORS)}, got {method!r}")
     if resamples < 20:
         raise ValueError(f"resamples must be at least 20 for an interval, got {resamples}; 200 is usual")
     if not 0 < confidence < 1:
@@ -330,11 +312,6 @@ def _check(
     if len(field) < 2:
         raise ValueError(f"priors need at least 2 field inputs, got {len(field)}")
     k = model.classes(labelled.x)
-    if field.y is not None and int(field.y.max()) >= k:
-        raise ValueError(
-            f"the field has a class {int(field.y.max())} that the model does not have: it knows 0 to {k - 1}; "
-            "leave such inputs out, or retrain with the class"
-        )
-    missing = sorted(set(range(k)) - set(labelled.labels.tolist()))
-    if missing:
+    check_classes("field", field, k)
+    if missing := sorted(set(range(k)) - set(labelled.labels.tolist())):
         raise ValueError(f"every class must occur in the labelled data, and {missing} do not; label some of those")

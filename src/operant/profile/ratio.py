@@ -1,4 +1,4 @@
-"""How much more often an input occurs in the field than in a pool, from a classifier that tells the two apart."""
+"""The density ratio of field to pool, from a classifier that separates the two."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from operant.data import Samples
-from operant.model.doctor import Finding
+from operant.model import Finding
 from operant.networks import PCA, fit_pca
+from operant.profile._checks import warning
 from operant.profile.fitting import Features, with_priors
 from operant.profile.label_shift import Priors
 from operant.rng import mix
 
 FOLDS = 5
-SQUARED = 16  # codes whose squares and products are looked at, too
-PENALTY = 0.1  # scikit-learn's C: small, so that few inputs are not told apart by chance
-SEPARATE = 0.98  # area under the curve above which a pool hardly holds field inputs
-LOGIT = 30.0  # further from 0 nothing is certain
+SQUARED = 16  # codes whose squares and products are terms too
+PENALTY = 0.1  # scikit-learn's C; small, so that few inputs are not separated by chance
+MAX_AUC = 0.98  # area under the curve above which the pool hardly overlaps with the field
+MAX_LOGIT = 30.0  # limits the ratios to finite values
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ratio:
-    """How much more often inputs occur in the field than in the pool; made by `fit_ratio`.
+    """The density ratio of field to pool; made by `fit_ratio`.
 
         r(x) = n_pool / n_field · d(x) / (1 - d(x)),  d the probability of being from the field        (1)
 
     Attributes:
-        encoder: principal components of both together.
+        encoder: principal components of pool and field together.
         coefficients: of the logistic regression of each fold, ``(5, 1 + terms)``, the constant first.
-        centre, scale: that terms are standardised by.
-        calibration: slope and offset of the logit, fitted on what each fold had not seen.
+        centre, scale: mean and standard deviation of the terms.
+        calibration: slope and offset of the logit, fitted out of fold.
         odds: n_pool / n_field.
-        clip: no input of the pool counts more than this many times the mean.
-        auc: how well pool and field can be told apart: 0.5 not at all, 1 entirely.
+        clip: maximum weight of a pool input, relative to the mean.
+        auc: how well pool and field can be separated: from 0.5 (not at all) to 1 (entirely).
         effective: effective number of the pool's inputs under these weights.
-        findings: what makes them doubtful.
-        features: what is encoded instead of the inputs, or None.
+        findings: reasons to doubt the weights.
+        features: applied to inputs before the encoder, or None.
     """
 
     encoder: PCA
@@ -59,7 +60,7 @@ class Ratio:
     features: Features | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The ratio of each input, ``(N,)`` in float64, not clipped."""
+        """The unclipped ratio of each input, ``(N,)`` in float64."""
         terms = (_terms(self._codes(x)) - self.centre) / self.scale
         logits = (terms @ self.coefficients[:, 1:].T + self.coefficients[:, 0]).mean(1)
         return _ratios(logits, self.calibration, self.odds)
@@ -67,7 +68,7 @@ class Ratio:
     def weights(self, pool: Samples, *, priors: Priors | Sequence[float] | None = None) -> Tensor:
         """Weights of a pool's inputs, ``(N,)``, summing to 1, none above ``clip`` times the mean.
 
-        An alternative to `Profile.weights`: for a pool drawn as the one it was fitted on.
+        An alternative to `Profile.weights` for a pool drawn as the one it was fitted on.
         """
         if len(pool) == 0:
             raise ValueError("the pool is empty; give at least one input")
@@ -87,39 +88,42 @@ def fit_ratio(
     features: Features | None = None,
     generator: torch.Generator,
 ) -> Ratio:
-    """Learn to tell field inputs from a pool's, and from that how much each input of the pool should count.
+    """Learn to separate field inputs from a pool's, and from that the weight of each input of the pool.
 
-    Logistic regression on principal components, with squares and products of the first 16, in five folds dealt by id;
-    each fold's logits for what it did not see calibrate the whole (Platt). Ratios above ``clip`` times the mean are
-    cut: a few inputs that happen to look like the field must not carry everything.
+    Logistic regression on principal components, with squares and products of the first 16, in five folds chosen by id;
+    the out-of-fold logits are used for calibration (Platt). Ratios are clipped at ``clip`` times the mean, so that a
+    few inputs that happen to look like the field do not dominate.
 
     Args:
         pool: inputs to weight, such as training data.
-        field: inputs from use.
+        field: inputs from operation.
         clip: more than 1.
-        dimensions: of the principal components.
-        features: what to encode instead of the inputs, such as `layer_features`.
-        generator: handed to the encoder.
+        dimensions: number of principal components.
+        features: applied to inputs before the encoder, such as `layer_features`.
+        generator: passed to the encoder.
 
     References:
         | Discriminative Learning Under Covariate Shift (Bickel et al., 2009)
         | Probabilistic Outputs for Support Vector Machines (Platt, 1999)
     """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+
     _check(pool, field, clip)
     inputs = torch.cat([pool.x, field.x])
-    seen = Samples(inputs if features is None else features(inputs), ids=torch.cat([pool.ids, field.ids]))
-    encoder = fit_pca(seen, dimensions=dimensions, generator=generator)
-    terms = _terms(encoder(seen.x).double())
+    both = Samples(inputs if features is None else features(inputs), ids=torch.cat([pool.ids, field.ids]))
+    encoder = fit_pca(both, dimensions=dimensions, generator=generator)
+    terms = _terms(encoder(both.x).double())
     scale, centre = torch.std_mean(terms, 0)
     scale = torch.where(scale > 0, scale, 1.0)
     z, y = ((terms - centre) / scale).cpu().numpy(), np.repeat([0, 1], [len(pool), len(field)])
-    folds = (mix(seen.ids) * FOLDS).long().clamp_max(FOLDS - 1).numpy()
+    folds = (mix(both.ids) * FOLDS).long().clamp_max(FOLDS - 1).numpy()
     coefficients, logits = _cross_fitted(z, y, folds)
-    calibration = _platt(logits, y)
+    platt = LogisticRegression(C=1e4, max_iter=2000).fit(logits[:, None], y)
+    calibration = float(platt.coef_[0, 0]), float(platt.intercept_[0])
     odds = len(pool) / len(field)
-    found = _ratios(torch.from_numpy(logits[y == 0]), calibration, odds)
-    mass = _clipped(found, clip)
-    auc, effective = _auc(logits, y), 1 / float(mass.square().sum())
+    mass = _clipped(_ratios(torch.from_numpy(logits[y == 0]), calibration, odds), clip)
+    auc, effective = float(roc_auc_score(y, logits)), 1 / float(mass.square().sum())
     return Ratio(
         encoder=encoder,
         coefficients=torch.from_numpy(coefficients),
@@ -136,10 +140,10 @@ def fit_ratio(
 
 
 def _terms(codes: Tensor) -> Tensor:
-    """The codes, and squares and products of the first few."""
-    few = codes[:, :SQUARED]
-    i, j = torch.triu_indices(few.shape[1], few.shape[1])
-    return torch.cat([codes, few[:, i] * few[:, j]], 1)
+    """The codes, and squares and products of the first ones."""
+    first = codes[:, :SQUARED]
+    i, j = torch.triu_indices(first.shape[1], first.shape[1])
+    return torch.cat([codes, first[:, i] * first[:, j]], 1)
 
 
 def _cross_fitted(z: Array, y: Array, folds: NDArray[np.int64]) -> tuple[Array, Array]:
@@ -149,27 +153,20 @@ def _cross_fitted(z: Array, y: Array, folds: NDArray[np.int64]) -> tuple[Array, 
     for fold in range(FOLDS):
         out = folds == fold
         if len(np.unique(y[~out])) < 2:
-            raise ValueError(f"{len(y)} inputs are too few to tell pool and field apart in {FOLDS} folds; give more")
+            raise ValueError(f"{len(y)} inputs are too few to compare pool and field in {FOLDS} folds; give more")
         learned = LogisticRegression(C=PENALTY, max_iter=2000).fit(z[~out], y[~out])
         rows.append(np.concatenate([learned.intercept_, learned.coef_[0]]))
         logits[out] = learned.decision_function(z[out]) if out.any() else 0
     return np.stack(rows), logits
 
 
-def _platt(logits: Array, y: Array) -> tuple[float, float]:
-    from sklearn.linear_model import LogisticRegression
-
-    learned = LogisticRegression(C=1e4, max_iter=2000).fit(logits[:, None], y)
-    return float(learned.coef_[0, 0]), float(learned.intercept_[0])
-
-
 def _ratios(logits: Tensor, calibration: tuple[float, float], odds: float) -> Tensor:
     slope, offset = calibration
-    return (slope * logits + offset).clamp(-LOGIT, LOGIT).exp() * odds  # (1), since d / (1 - d) = exp(logit)
+    return (slope * logits + offset).clamp(-MAX_LOGIT, MAX_LOGIT).exp() * odds  # (1), since d / (1 - d) = exp(logit)
 
 
 def _clipped(ratios: Tensor, clip: float) -> Tensor:
-    """Summing to 1 and none above ``clip`` times the mean: what is cut off goes to the others."""
+    """Weights that sum to 1, none above ``clip`` times the mean; clipped mass goes to the others."""
     mass = ratios / ratios.sum()
     for _ in range(100):
         over = mass >= clip / len(mass) * (1 - 1e-12)
@@ -181,24 +178,15 @@ def _clipped(ratios: Tensor, clip: float) -> Tensor:
     return mass / mass.sum()
 
 
-def _auc(scores: Array, y: Array) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(y, scores))
-
-
 def _findings(auc: float, effective: float, n: int) -> tuple[Finding, ...]:
-    if auc <= SEPARATE:
+    if auc <= MAX_AUC:
         return ()
-    return (
-        Finding(
-            name="pool unlike field",
-            problem=f"pool and field can be told apart nearly always (area under the curve {auc:.3f}), and only "
-            f"{effective:.0f} of {n} inputs count after weighting",
-            advice="No weighting turns this pool into the field: use field inputs themselves, or synthesise a pool",
-            severity="warning",
-        ),
+    problem = (
+        f"pool and field can nearly always be distinguished (area under the curve {auc:.3f}), and the effective size "
+        f"of the pool after weighting is only {effective:.0f} of {n}"
     )
+    advice = "No weighting turns this pool into the field: use field inputs themselves, or synthesise a pool"
+    return (warning("pool unlike field", problem, advice),)
 
 
 def _check(pool: Samples, field: Samples, clip: float) -> None:
@@ -210,10 +198,6 @@ def _check(pool: Samples, field: Samples, clip: float) -> None:
             "resize them"
         )
     if min(len(pool), len(field)) < 50:
-        raise ValueError(f"at least 50 inputs of each are needed, got {len(pool)} and {len(field)}; gather more")
-    shared = int(torch.isin(pool.ids, field.ids).sum())
-    if shared:
-        raise ValueError(
-            f"{shared} inputs are in both the pool and the field; what is in both cannot be told apart: leave them out "
-            "of one"
-        )
+        raise ValueError(f"at least 50 inputs of each are needed, got {len(pool)} and {len(field)}; collect more")
+    if shared := int(torch.isin(pool.ids, field.ids).sum()):
+        raise ValueError(f"{shared} inputs are in both the pool and the field; leave them out of one")

@@ -1,10 +1,10 @@
-"""Operational data from little data: labelled inputs made to look and to be distributed like those of the field."""
+"""Synthesises labelled inputs that look and are distributed like field data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -12,29 +12,29 @@ from torch import Tensor
 
 from operant.conditions import Recipe, Severity, apply
 from operant.data import Samples, row_index
-from operant.model import slack_of
 from operant.networks import VAE, fit_vae
+from operant.profile._checks import check_bounds
 from operant.profile.label_shift import Priors, shares_of
 from operant.rng import global_streams
 
-CHUNK = 256  # rows made together; a row is made again with the others of its chunk
-ATTEMPTS = 100  # chunks simulated without a class coming up before it is given up
+CHUNK = 256  # rows generated together; one row is reproduced with all others of its chunk
+MAX_ATTEMPTS = 100  # chunks simulated until every class has enough rows
 SEEDS = 2**53  # seeds stay below this, so that a column of doubles can hold them
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Synthesised:
-    """Labelled inputs, and how each was made: enough to make any row again, bit for bit, with `remake`.
+    """Labelled inputs, with everything needed to reproduce any row bit for bit (see `remake`).
 
     `operant.results.save` stores it.
 
     Attributes:
         x, y: the inputs and their labels.
-        method: ``"images under conditions"``, ``"generative model"`` or ``"simulator"``, or as your own source says.
-        source: id of the image that each row was made from; None where there is none.
-        parameters: what was drawn for each row, by name: severities and noise seeds, or a simulator's parameters.
-        chunk, place: the random seed of the rows that were made together, and which of them each row is.
-        priors: as asked for; None if the source's own were taken.
+        method: ``"images under conditions"``, ``"generative model"``, ``"simulator"`` or that of a custom source.
+        source: id of the image that each row was made from; None for other sources.
+        parameters: values drawn for each row, by name: severities and noise seeds, or a simulator's parameters.
+        chunk, place: random seed of each row's chunk, and position of the row in it.
+        priors: as requested; None for the source's own.
     """
 
     x: Tensor = field(repr=False)
@@ -52,20 +52,19 @@ class Synthesised:
     def __getitem__(self, index: Any) -> Synthesised:
         """Some rows, by slice, mask or positions."""
         rows = row_index(index, len(self))
-        return Synthesised(
+        return replace(
+            self,
             x=self.x[rows],
             y=self.y[rows],
-            method=self.method,
             source=None if self.source is None else self.source[rows],
             parameters={name: column[rows] for name, column in self.parameters.items()},
             chunk=self.chunk[rows],
             place=self.place[rows],
-            priors=self.priors,
         )
 
     @property
     def samples(self) -> Samples:
-        """The inputs with their labels; ids are hashes of their content."""
+        """The labelled inputs; ids are hashes of their content."""
         return Samples(self.x, self.y)
 
     def __str__(self) -> str:
@@ -75,8 +74,8 @@ class Synthesised:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Made:
-    """What a source gives: inputs, labels, and for each row the id of its source image and all that was drawn."""
+class SourceBatch:
+    """Inputs and labels from a source, with the id of each row's source image and the parameters drawn for it."""
 
     x: Tensor
     y: Tensor
@@ -85,32 +84,32 @@ class Made:
 
 
 class Source(Protocol):
-    """Whatever makes labelled inputs; `FromImages`, `FromModel`, `FromSimulator`, or your own.
+    """Generates labelled inputs: `FromImages`, `FromModel`, `FromSimulator`, or your own.
 
-    It draws from nothing but the generator, so that the same generator gives the same rows.
+    All its random numbers come from the generator, so the same generator gives the same rows.
     """
 
     @property
     def method(self) -> str: ...
 
-    def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> Made: ...
+    def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch: ...
 
 
 def synthesise(
     source: Source, n: int, *, priors: Priors | Sequence[float] | None = None, generator: torch.Generator
 ) -> Synthesised:
-    """Make n labelled inputs as the field would send them.
+    """Generate n labelled inputs distributed like field data.
 
-    Labels are drawn from the priors, independently of each other, as in use; then an input for each. Rows are made in
-    chunks of 256, each from a random seed of its own, which the result remembers.
+    Labels are drawn independently from the priors, then an input for each. Rows are generated in chunks of 256, each
+    from its own random seed, which the result stores.
 
     Args:
-        source: makes the inputs: `FromImages` (labelled images under declared or fitted conditions), `FromModel` (a
-            generative model) or `FromSimulator`.
-        n: how many.
-        priors: how often each class occurs in the field, one number a class, summing to 1; `estimate_priors` or
-            `fit_conditions` have them. Unless given, the source's own are taken.
-        generator: draws everything.
+        source: `FromImages` (labelled images under declared or fitted conditions), `FromModel` (a generative model),
+            `FromSimulator` or your own.
+        n: number of inputs.
+        priors: class priors in the field, one per class, summing to 1, for example from `estimate_priors` or
+            `fit_conditions` (default: the source's own).
+        generator: for all random numbers.
 
     >>> from operant import load_digits, spawn
     >>> from operant.conditions import Recipe, normal
@@ -141,7 +140,7 @@ def synthesise(
 
 
 def remake(source: Source, rows: Synthesised) -> Tensor:
-    """The same inputs made again from what the rows remember; refuses if they do not come out the same, bit for bit."""
+    """Generate the same inputs again from their stored seeds; raises if they differ in any bit."""
     x = torch.empty_like(rows.x)
     for seed in rows.chunk.unique().tolist():
         mine = (rows.chunk == seed).nonzero().flatten()
@@ -149,26 +148,23 @@ def remake(source: Source, rows: Synthesised) -> Tensor:
     if not torch.equal(x, rows.x):
         wrong = int((x != rows.x).flatten(1).any(1).sum())
         raise ValueError(
-            f"{wrong} of {len(rows)} rows come out otherwise than before; give the source they were made with, and see "
-            "that it draws from nothing but the generator"
+            f"{wrong} of {len(rows)} rows differ from before; give the source they were made with, and make sure that "
+            "all its random numbers come from the generator"
         )
     return x
 
 
-def _chunk(source: Source, seed: int, priors: Sequence[float] | None) -> Made:
-    made = source(CHUNK, priors=priors, generator=torch.Generator().manual_seed(seed))
-    columns = [made.x, made.y, *made.parameters.values(), *([] if made.source is None else [made.source])]
+def _chunk(source: Source, seed: int, priors: Sequence[float] | None) -> SourceBatch:
+    batch = source(CHUNK, priors=priors, generator=torch.Generator().manual_seed(seed))
+    columns = [batch.x, batch.y, *batch.parameters.values(), *([] if batch.source is None else [batch.source])]
     if sizes := sorted({len(column) for column in columns} - {CHUNK}):
-        raise ValueError(f"a source that is asked for {CHUNK} rows must give {CHUNK} of everything, got {sizes}")
-    return made
-
-
-# Labelled images under conditions
+        raise ValueError(f"a source called with n={CHUNK} must return {CHUNK} rows of everything, got {sizes}")
+    return batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FromImages:
-    """Labelled images under field conditions, each drawn afresh from the images of its class.
+    """Labelled images under field conditions, drawn with replacement from the images of each class.
 
     Args:
         images: labelled, ``(n, channels, height, width)``.
@@ -179,7 +175,7 @@ class FromImages:
     recipe: Recipe
     method = "images under conditions"
 
-    def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> Made:
+    def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
         y = self.images.labels.cpu()
         own = y.bincount() / len(y) if len(y) else y
         weights = checked_priors(own.tolist() if priors is None else priors, y)
@@ -187,19 +183,16 @@ class FromImages:
         rows = _drawn(members, n, generator)
         drawn = self.recipe.draw(n, generator=generator)
         x = apply(self.images.x.detach()[rows], drawn)
-        return Made(x=x, y=y[rows], source=self.images.ids[rows], parameters=drawn.columns())
-
-
-# A generative model
+        return SourceBatch(x=x, y=y[rows], source=self.images.ids[rows], parameters=drawn.columns())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FromModel:
-    """Inputs from a generative model that can be asked for a class.
+    """Inputs from a class-conditional generative model.
 
     Args:
-        sample: ``(labels, generator) -> inputs``, one a label; `fit_class_vaes` makes one.
-        classes: how many it knows.
+        sample: ``(labels, generator) -> inputs``, one per label; `fit_class_vaes` makes one.
+        classes: number of classes.
         bounds: smallest and largest value of an input.
     """
 
@@ -208,21 +201,21 @@ class FromModel:
     bounds: tuple[float, float] = (0.0, 1.0)
     method = "generative model"
 
-    def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> Made:
+    def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
         even = [1 / self.classes] * self.classes
         y = _drawn(checked_priors(even if priors is None else priors, torch.arange(self.classes)), n, generator)
         with global_streams(generator), torch.no_grad():
             x = self.sample(y, generator)
-        _check_made("the generative model", x, n, self.bounds)
-        return Made(x=x, y=y)
+        _check_inputs("the generative model", x, n, self.bounds)
+        return SourceBatch(x=x, y=y)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassVAEs:
-    """One small autoencoder a class, and how the codes of its inputs are distributed; made by `fit_class_vaes`.
+    """One small variational autoencoder per class, with the distribution of its codes; made by `fit_class_vaes`.
 
-    ``vaes(labels, generator)`` gives inputs: codes from a normal distribution with the mean and covariance of those of
-    the class, decoded. `operant.results.save` stores it.
+    ``vaes(labels, generator)`` draws codes from a normal distribution with the mean and covariance of the class's codes
+    and decodes them to inputs. `operant.results.save` stores it.
     """
 
     vaes: tuple[VAE, ...]
@@ -249,15 +242,15 @@ def fit_class_vaes(
     generator: torch.Generator,
     progress: bool = True,
 ) -> ClassVAEs:
-    """Learn each class's inputs with `operant.networks.fit_vae`, to draw new ones from.
+    """Learn to generate inputs of each class, with `operant.networks.fit_vae`.
 
     Args:
-        labelled: at least 20 inputs of every class, 0 to the largest label.
-        latent: numbers in a code.
-        epochs, batch_size: many small steps by default, since classes are small.
+        labelled: at least 20 inputs of every class from 0 to the largest label.
+        latent: dimensions of a code.
+        epochs, batch_size: many small steps by default, because classes are small.
         bounds: smallest and largest value of an input.
-        generator: draws first weights, batches and codes.
-        progress: show a bar for each class where there is a terminal to show it on.
+        generator: draws initial weights, batches and codes.
+        progress: show a progress bar per class if there is a terminal.
     """
     y = labelled.labels
     vaes, means, roots = [], [], []
@@ -273,18 +266,15 @@ def fit_class_vaes(
     return ClassVAEs(vaes=tuple(vaes), means=tuple(means), roots=tuple(roots))
 
 
-# A simulator
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FromSimulator:
     """Inputs from your own simulator, whose parameters are drawn from declared distributions.
 
-    Where priors are asked for, it is run until every class has come up often enough, and the rows too many are dropped.
+    With priors, it runs until every class has occurred often enough, and surplus rows are dropped.
 
     Args:
-        simulate: from a table of parameters, one column ``(n,)`` a name, to labelled inputs, one a row. The table has a
-            column more, ``seed``, for whatever is random inside the simulator.
+        simulate: from a table of parameters, one column ``(n,)`` per name, to labelled inputs, one per row. The
+            additional column ``seed`` is for the simulator's own random numbers.
         parameters: from name to distribution; see `operant.conditions.uniform`, ``normal``, ``half_normal``, ``fixed``.
         bounds: smallest and largest value of an input.
     """
@@ -294,23 +284,21 @@ class FromSimulator:
     bounds: tuple[float, float] = (0.0, 1.0)
     method = "simulator"
 
-    def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> Made:
-        made = self._run(n, generator)
+    def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
+        parts = [self._run(n, generator)]
         if priors is None:
-            return made
+            return parts[0]
         wanted = _drawn(shares_of(priors), n, generator)
-        parts, attempts = [made], 1
         while missing := _missing(wanted, torch.cat([part.y for part in parts]), len(priors)):
-            if attempts == ATTEMPTS:
+            if len(parts) == MAX_ATTEMPTS:
                 raise ValueError(
-                    f"the simulator did not make enough inputs of classes {missing} in {attempts * n} runs; widen its "
-                    "parameters, or ask for priors of 0 there"
+                    f"the simulator did not make enough inputs of classes {missing} in {len(parts) * n} runs; widen "
+                    "its parameters, or set those priors to 0"
                 )
             parts.append(self._run(n, generator))
-            attempts += 1
         return _chosen(parts, wanted)
 
-    def _run(self, n: int, generator: torch.Generator) -> Made:
+    def _run(self, n: int, generator: torch.Generator) -> SourceBatch:
         table = {name: s.value(_uniform(n, generator)) for name, s in self.parameters.items()}
         table = {
             name: torch.where(_uniform(n, generator) < s.absent, 0.0, table[name])
@@ -318,9 +306,9 @@ class FromSimulator:
         }
         table["seed"] = torch.randint(SEEDS, (n,), generator=generator, device=generator.device).cpu()
         with global_streams(generator), torch.no_grad():
-            found = self.simulate({name: column.clone() for name, column in table.items()})
-        _check_made("the simulator", found.x, n, self.bounds)
-        return Made(x=found.x, y=found.labels, parameters=table)
+            samples = self.simulate({name: column.clone() for name, column in table.items()})
+        _check_inputs("the simulator", samples.x, n, self.bounds)
+        return SourceBatch(x=samples.x, y=samples.labels, parameters=table)
 
 
 def _missing(wanted: Tensor, y: Tensor, classes: int) -> list[int]:
@@ -328,28 +316,28 @@ def _missing(wanted: Tensor, y: Tensor, classes: int) -> list[int]:
     return [int(c) for c in lack.nonzero().flatten()]
 
 
-def _chosen(parts: list[Made], wanted: Tensor) -> Made:
+def _chosen(parts: list[SourceBatch], wanted: Tensor) -> SourceBatch:
     """For each wanted label the next row that has it."""
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
     rows = torch.empty_like(wanted)
     for c in wanted.unique().tolist():
         here = wanted == c
         rows[here] = (y == c).nonzero().flatten()[: int(here.sum())]
-    names = parts[0].parameters
-    return Made(x=x[rows], y=wanted, parameters={k: torch.cat([p.parameters[k] for p in parts])[rows] for k in names})
+    columns = {name: torch.cat([part.parameters[name] for part in parts])[rows] for name in parts[0].parameters}
+    return SourceBatch(x=x[rows], y=wanted, parameters=columns)
 
 
-# Small things
+# Drawing and checks
 
 
 def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
-    """Priors as numbers ``(classes,)`` in float64; refused where they do not fit the labels."""
+    """Priors as a float64 tensor ``(classes,)``; raises if they do not fit the labels."""
     values = shares_of(priors)
     counts = y.bincount()
     if len(values) != len(counts):
         raise ValueError(
             f"priors must be one number for each class that the data have, 0 to {len(counts) - 1}, got {len(values)}; "
-            "leave out classes that the data lack, or label some of those"
+            "leave out classes that the data lack, or label some inputs of those"
         )
     if lacking := [c for c in range(len(counts)) if values[c] > 0 and counts[c] == 0]:
         raise ValueError(
@@ -364,19 +352,13 @@ def _uniform(n: int, generator: torch.Generator) -> Tensor:
 
 
 def _drawn(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """n places, each as likely as its weight; any number of weights."""
+    """n indices drawn in proportion to the weights; unlike `torch.multinomial`, for any number of weights."""
     edges = weights.double().cumsum(0)
     at = torch.bucketize(_uniform(n, generator) * edges[-1], edges, right=True)
     return at.clamp_max(int(weights.nonzero().max()))
 
 
-def _check_made(maker: str, x: Tensor, n: int, bounds: tuple[float, float]) -> None:
+def _check_inputs(maker: str, x: Tensor, n: int, bounds: tuple[float, float]) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point() or len(x) != n:
-        raise ValueError(f"{maker} must give a floating-point input for each of {n} rows, got {x!r:.60}")
-    low, high = (float(v) for v in torch.aminmax(x))
-    slack = slack_of(bounds)
-    if not (low >= bounds[0] - slack and high <= bounds[1] + slack):
-        raise ValueError(
-            f"inputs must lie within bounds {bounds} and hold no NaN, {maker} gave values from {low:.4g} to "
-            f"{high:.4g}; rescale them, or give the bounds of your data"
-        )
+        raise ValueError(f"{maker} must return a floating-point input for each of {n} rows, got {x!r:.60}")
+    check_bounds(f"inputs of {maker}", x, bounds)
