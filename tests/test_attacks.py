@@ -418,7 +418,7 @@ def test_carlini_wagner_means_the_same_in_other_units(digits28, lenet, seeds, ge
         (lambda: PGD(radius=0.1, step_size=0.0), "step_size must be positive"),
         (lambda: PGD(radius=0.1, confidence=1.0), "only takes effect with stop_early"),
         (lambda: FGSM(radius=0.1, minimal=True, random_start=True), "leave random_start off"),
-        (lambda: DeepFool(candidates=1), "candidates at least 2"),
+        (lambda: DeepFool(candidates=1), "candidates must be at least 2"),
         (lambda: DeepFool(confidence=-1.0), "confidence must be 0 or more"),
         (lambda: CarliniWagner(initial_const=0.0), "initial_const must be positive"),
         (lambda: PGD(radius=0.1, target=-1), "target must be a class"),

@@ -223,10 +223,10 @@ def test_it_raises_its_coverage_faster_than_random_mutation(lenet, seeds, strate
         ({"neurons": 0}, "neurons must be at least 1"),
         ({"trials": 0}, "trials must be at least 1"),
         ({"rows_per_seed": 0}, "rows_per_seed must be at least 1"),
-        ({"weight": -1.0}, "weight must be 0 or more, step positive, both finite"),
-        ({"step": float("nan")}, "step positive, both finite"),
-        ({"threshold": 1.0}, r"threshold in \[0, 1\), got 0.5, 0.05 and 1.0"),
-        ({"seconds_per_seed": -1.0}, "seconds_per_seed must be positive and finite, or None, got -1.0"),
+        ({"weight": -1.0}, "weight must be 0 or more and finite, got -1.0"),
+        ({"step": float("nan")}, "step must be positive and finite, got nan"),
+        ({"threshold": 1.0}, r"threshold must be in \[0, 1\), got 1.0"),
+        ({"seconds_per_seed": -1.0}, "seconds_per_seed must be positive and finite, got -1.0"),
     ],
 )
 def test_bad_options_are_rejected(options, sentence):

@@ -596,7 +596,7 @@ def test_bad_options_are_rejected(options, sentence):
     [
         ({"bounds": (1.0, 0.0)}, "bounds must be"),
         ({"output": (1.0, 1.0)}, "output must be"),
-        ({"std": 0.0}, "std positive"),
+        ({"std": 0.0}, "std must be positive"),
     ],
 )
 def test_bad_sources_are_rejected(options, sentence):

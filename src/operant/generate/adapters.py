@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
+from operant.generate.checks import check_choice, check_counts
 from operant.generate.engine import check_ball, judge, project
 from operant.model import Classifier
 from operant.rng import global_streams
@@ -126,10 +127,8 @@ class AutoAttackFuzzer:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        if self.version not in MIN_CLASSES:
-            raise ValueError(f'version must be "standard" or "rand", got {self.version!r}')
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_choice(self, "version", tuple(MIN_CLASSES))
+        check_counts(self, "batch_size")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         pyautoattack = _require("pyautoattack", extra="attacks")

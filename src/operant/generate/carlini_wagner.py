@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.engine import SLACK, Goal, Rows, advance, check_steps, column, fuzz
+from operant.generate.checks import check_counts, check_positive
+from operant.generate.engine import SLACK, Goal, Rows, advance, column, fuzz
 from operant.model import Classifier, value_and_gradient
 from operant.suite import Suite
 
@@ -45,10 +46,8 @@ class CarliniWagner:
     confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        check_steps(self.steps, self.step_size)
-        check_steps(self.binary_search_steps)
-        if not self.initial_const > 0:
-            raise ValueError(f"initial_const must be positive, got {self.initial_const}")
+        check_counts(self, "steps", "binary_search_steps")
+        check_positive(self, "step_size", "initial_const")
         Goal(target=self.target, confidence=self.confidence)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.engine import SLACK, Goal, Rows, advance, check_ball, check_steps, column, fuzz
+from operant.generate.checks import check_counts, check_nonnegative
+from operant.generate.engine import SLACK, Goal, Rows, advance, check_ball, column, fuzz
 from operant.model import Classifier
 from operant.suite import Suite
 
@@ -48,11 +48,10 @@ class DeepFool:
 
     def __post_init__(self) -> None:
         check_ball(1.0, self.norm)
-        check_steps(self.steps)
-        if not 0 <= self.overshoot < math.inf or self.candidates < 2:
-            raise ValueError(
-                f"overshoot must be 0 or more and candidates at least 2, got {self.overshoot} and {self.candidates}"
-            )
+        check_counts(self, "steps")
+        check_nonnegative(self, "overshoot")
+        if self.candidates < 2:
+            raise ValueError(f"candidates must be at least 2, got {self.candidates}")
         Goal(target=self.target, confidence=self.confidence)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:

@@ -197,13 +197,6 @@ def check_ball(radius: float, norm: str, *, norms: tuple[str, ...] = ("linf", "l
         raise ValueError(f"norm must be {', '.join(others)} or {last}, got {norm!r}")
 
 
-def check_steps(steps: int, step_size: float | None = None) -> None:
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if step_size is not None and not step_size > 0:
-        raise ValueError(f"step_size must be positive, got {step_size}")
-
-
 def eligible(model: Classifier, seeds: Samples, goal: Goal) -> Tensor:
     """Rows of the seeds to search from: for a targeted goal, those that are not of the target class already."""
     if goal.target is None:

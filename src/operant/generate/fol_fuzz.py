@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
+from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive
 from operant.generate.engine import Goal, Rows, check_ball, column, judge, steepest
 from operant.measure.loss import rise
 from operant.model import Classifier
@@ -81,20 +82,13 @@ class FOLFuzz:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         _quantile(self.xi)
-        if self.k < 1 or self.iters < 1:
-            raise ValueError(f"k and iters must be at least 1, got {self.k} and {self.iters}")
-        if not (0 <= self.weight < math.inf and 0 < self.learning_rate < math.inf):
-            raise ValueError(
-                "weight must be 0 or more and learning_rate positive, both finite, "
-                f"got {self.weight} and {self.learning_rate}"
-            )
+        check_counts(self, "k", "iters")
+        check_nonnegative(self, "weight")
+        check_positive(self, "learning_rate")
         if self.rows_per_seed < 2:
             raise ValueError(f"rows_per_seed must be at least 2, the seed and one step, got {self.rows_per_seed}")
-        if self.step not in ("steepest", "gradient") or self.variant not in ("paper", "released"):
-            raise ValueError(
-                'step must be "steepest" or "gradient" and variant "paper" or "released", '
-                f"got {self.step!r} and {self.variant!r}"
-            )
+        check_choice(self, "step", ("steepest", "gradient"))
+        check_choice(self, "variant", ("paper", "released"))
         if self.variant == "released" and (self.norm != "l2" or self.step != "gradient"):
             raise ValueError('the released program takes raw gradients and L2: give norm="l2", step="gradient"')
 

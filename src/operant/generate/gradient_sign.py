@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_positive
 from operant.generate.engine import (
     Goal,
     Rows,
     advance,
     check_ball,
-    check_steps,
     column,
     fuzz,
     loss_gradient,
@@ -62,7 +62,8 @@ class PGD:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_steps(self.steps, self.step_size)
+        check_counts(self, "steps")
+        check_positive(self, "step_size")
         _check_confidence(self.confidence, needed=self.stop_early, by="stop_early")
         Goal(target=self.target)
 
@@ -163,7 +164,8 @@ class BIM:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_steps(self.steps, self.step_size)
+        check_counts(self, "steps")
+        check_positive(self, "step_size")
         _check_confidence(self.confidence, needed=self.stop_early or self.minimal, by="stop_early or minimal")
         Goal(target=self.target)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.generate._uncertainty_fitness import Aim
+from operant.generate.checks import check_choice, check_counts, check_shares
 from operant.generate.engine import Rows, advance, check_ball, judge, project
 from operant.measure.mc_dropout import check_passes, mc_dropout
 from operant.measure.patterns import DEFAULT, Thresholds, patterns
@@ -108,15 +109,11 @@ class UncertaintyFuzz:
         check_passes(self.passes)
         if self.noise is not None and not 0 < self.noise <= self.radius:
             raise ValueError(f"noise must be above 0 and at most the radius {self.radius}, got {self.noise}")
-        if self.population < 2 or self.generations < 1:
-            raise ValueError(
-                "a population needs at least 2 members and 1 generation, "
-                f"got {self.population} and {self.generations}; the paper takes 100 and 50"
-            )
-        if not (0 <= self.crossover <= 1 and 0 <= self.mutation <= 1):
-            raise ValueError(f"crossover and mutation must be probabilities, got {self.crossover} and {self.mutation}")
-        if self.mutated not in ("images", "values"):
-            raise ValueError(f'mutated must be "images" or "values", got {self.mutated!r}')
+        if self.population < 2:
+            raise ValueError(f"population must be at least 2, got {self.population}; the paper takes 100")
+        check_counts(self, "generations")
+        check_shares(self, "crossover", "mutation")
+        check_choice(self, "mutated", ("images", "values"))
         if not 1 <= self.tournament < self.population:
             raise ValueError(
                 f"tournament must be from 1 to {self.population - 1}, fewer than the population, got {self.tournament}"

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.baselines.exploration import Exploration, check_seconds, correct_rows
+from operant.generate.baselines.exploration import Exploration, correct_rows
+from operant.generate.checks import check_counts, check_positive
 from operant.generate.engine import Goal, Rows, judge
 from operant.model import Classifier
 from operant.suite import Suite
@@ -194,6 +195,5 @@ def uniformly(queue: Queue, n: int, generator: torch.Generator) -> Tensor:
 def check_budget(options: SharedSearch) -> None:
     if options.rows_per_seed < 2:
         raise ValueError(f"rows_per_seed must be at least 2, the seed and one mutant, got {options.rows_per_seed}")
-    check_seconds(options.seconds_per_seed)
-    if options.at_once is not None and options.at_once < 1:
-        raise ValueError(f"at_once must be at least 1, or None, got {options.at_once}")
+    check_positive(options, "seconds_per_seed")
+    check_counts(options, "at_once")

@@ -13,7 +13,8 @@ from operant.data import Samples
 from operant.generate.baselines._image_mutations import NAMES, ImageMutation, Lineage
 from operant.generate.baselines._network import Network
 from operant.generate.baselines._shared_queue import Queue, SearchPlan, check_budget, explore_shared
-from operant.generate.baselines.exploration import CriterionFactory, Exploration, check_counts, check_positive
+from operant.generate.baselines.exploration import CriterionFactory, Exploration
+from operant.generate.checks import check_counts, check_positive, check_shares
 from operant.generate.engine import Rows
 from operant.measure.activations import find_neurons
 from operant.measure.coverage import NC, Coverage, Criterion
@@ -95,14 +96,9 @@ class DeepHunter:
             raise ValueError(_wrong_criterion(f"the class {self.criterion.__name__}"))
         if not callable(self.criterion):
             raise ValueError(_wrong_criterion(f"{self.criterion!r}"))
-        if not (0 <= self.alpha <= 1 and 0 < self.beta <= 1):
-            raise ValueError(
-                f"alpha must be a share from 0 to 1 and beta one above 0, got {self.alpha} and {self.beta}"
-            )
+        check_shares(self, "alpha", "beta", "p_min")
+        check_positive(self, "beta", "p_min", "gamma")
         check_counts(self, "tries")
-        check_positive(gamma=self.gamma)
-        if not 0 < self.p_min <= 1:
-            raise ValueError(f"p_min must be a probability above 0, got {self.p_min}")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite

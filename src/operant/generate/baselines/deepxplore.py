@@ -12,7 +12,8 @@ from torch import Tensor
 from operant.data import Samples
 from operant.generate.baselines._network import Network, NeuronReading, Objective
 from operant.generate.baselines._seed_queues import neuron_coverage
-from operant.generate.baselines.exploration import Exploration, check_seconds
+from operant.generate.baselines.exploration import Exploration
+from operant.generate.checks import check_choice, check_nonnegative, check_positive
 from operant.generate.engine import Goal, column, judge, steepest
 from operant.model import Classifier
 from operant.rng import normal_like
@@ -106,22 +107,13 @@ class DeepXplore:
                 "DeepXplore compares models: others must be a tuple of at least one Classifier, beside the one that is "
                 f"tested, got {self.others!r}"
             )
-        if self.constraint not in SIDES:
-            raise ValueError(f'constraint must be "light", "occlusion" or "blackout", got {self.constraint!r}')
-        if self.deviating not in ("model", "any") or self.direction not in ("gradient", "random"):
-            raise ValueError(
-                'deviating must be "model" or "any" and direction "gradient" or "random", '
-                f"got {self.deviating!r} and {self.direction!r}"
-            )
-        if not (0 <= (self.weight_diff or 0) < math.inf and 0 <= self.weight_coverage < math.inf):
-            raise ValueError(
-                "weight_diff and weight_coverage must be 0 or more and finite, "
-                f"got {self.weight_diff} and {self.weight_coverage}"
-            )
-        if not (0 < self.step < math.inf and 0 <= self.threshold < 1):
-            raise ValueError(
-                f"step must be positive and finite and threshold in [0, 1), got {self.step} and {self.threshold}"
-            )
+        check_choice(self, "constraint", tuple(SIDES))
+        check_choice(self, "deviating", ("model", "any"))
+        check_choice(self, "direction", ("gradient", "random"))
+        check_nonnegative(self, "weight_diff", "weight_coverage")
+        check_positive(self, "step", "seconds_per_seed")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size must be a height and a width of at least 1 pixel, got {self.size}")
         if self.rows_per_seed < 2 * (models := 1 + len(self.others)):
@@ -129,7 +121,6 @@ class DeepXplore:
                 f"rows_per_seed must be at least {2 * models}, the seed and one step through each of {models} models, "
                 f"got {self.rows_per_seed}"
             )
-        check_seconds(self.seconds_per_seed)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite
@@ -218,7 +209,8 @@ class _DifferentialSearch:
     def _agreed(self) -> Tensor:
         """Rows of the seeds that every model classifies correctly; they count as covered before the first step."""
         everyone = torch.arange(len(self.x), device=self.x.device)
-        logits, active = zip(*(self._read(k, everyone) for k in range(len(self.networks))), strict=True)
+        readings = (self._read(k, everyone, climb=False) for k in range(len(self.networks)))
+        logits, active, _ = zip(*readings, strict=True)
         for i in range(len(logits)):
             if any(torch.equal(logits[i], other) for other in logits[:i]):
                 raise ValueError("models must differ to disagree, and two of them give the same logits; leave one out")
@@ -232,17 +224,12 @@ class _DifferentialSearch:
             self._cover(k, right, neurons[right])
         return right
 
-    def _read(self, k: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and which neurons are active, without gradients."""
-        readings = [self.networks[k].read(self.x[some]) for some in rows.split(self.model.batch_size)]
-        active = [reading.scaled > self.options.threshold for reading in readings]
-        return torch.cat([reading.logits for reading in readings]), torch.cat(active)
-
-    def _climb(self, k: int, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and the gradient of the k-th model's part of (1)."""
-        parts = [
-            self.networks[k].climb(self.x[some], self._objective(k, some)) for some in rows.split(self.model.batch_size)
-        ]
+    def _read(self, k: int, rows: Tensor, *, climb: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, which neurons are active, and to climb, the gradient of the k-th model's part of (1), else zeros."""
+        network, parts = self.networks[k], []
+        for some in rows.split(self.model.batch_size):
+            x, objective = self.x[some], self._objective(k, some)
+            parts.append(network.climb(x, objective) if climb else (network.read(x), torch.zeros_like(x)))
         active = [reading.scaled > self.options.threshold for reading, _ in parts]
         logits = torch.cat([reading.logits for reading, _ in parts])
         return logits, torch.cat(active), torch.cat([gradient for _, gradient in parts])
@@ -251,7 +238,7 @@ class _DifferentialSearch:
         """Every model's logits, the gain in coverage, and the gradient of (1): one model at a time."""
         logits, gain, gradient = [], torch.zeros_like(rows), torch.zeros_like(self.x[rows])
         for k in range(len(self.networks)):
-            answer, active, part = self._climb(k, rows) if climb else (*self._read(k, rows), 0.0)
+            answer, active, part = self._read(k, rows, climb=climb)
             logits.append(answer)
             gain += self._cover(k, rows, active)
             gradient += part

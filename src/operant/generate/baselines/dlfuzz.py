@@ -13,7 +13,8 @@ from operant.data import Samples
 from operant.generate.baselines._adapt_strategies import fixed_features
 from operant.generate.baselines._network import NeuronReading, Objective
 from operant.generate.baselines._seed_queues import NORMS, SeedQueues, explore_each, neuron_coverage
-from operant.generate.baselines.exploration import Exploration, check_counts, check_seconds
+from operant.generate.baselines.exploration import Exploration
+from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive
 from operant.generate.engine import check_ball, steepest
 from operant.measure.coverage import NC, Criterion
 from operant.model import Classifier
@@ -96,15 +97,12 @@ class DLFuzz:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm, norms=NORMS)
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f'strategy must be "often", "rare", "weight" or "threshold", got {self.strategy!r}')
+        check_choice(self, "strategy", STRATEGIES)
         check_counts(self, "k", "neurons", "trials", "rows_per_seed")
-        if not (0 <= self.weight < math.inf and 0 < self.step < math.inf and 0 <= self.threshold < 1):
-            raise ValueError(
-                "weight must be 0 or more, step positive, both finite, and threshold in [0, 1), "
-                f"got {self.weight}, {self.step} and {self.threshold}"
-            )
-        check_seconds(self.seconds_per_seed)
+        check_nonnegative(self, "weight")
+        check_positive(self, "step", "seconds_per_seed")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite

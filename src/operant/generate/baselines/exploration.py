@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -42,20 +41,3 @@ def correct_rows(model: Classifier, seeds: Samples) -> Tensor:
             "wrong; check the labels, or give other seeds"
         )
     return rows
-
-
-def check_counts(options: object, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(options, name)}")
-
-
-def check_positive(**options: float) -> None:
-    for name, value in options.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-
-
-def check_seconds(seconds_per_seed: float | None) -> None:
-    if seconds_per_seed is not None and not 0 < seconds_per_seed < math.inf:
-        raise ValueError(f"seconds_per_seed must be positive and finite, or None, got {seconds_per_seed}")

@@ -12,8 +12,9 @@ from operant.generate.baselines._shared_queue import explore_shared
 from operant.generate.baselines.adapt import ADAPT
 from operant.generate.baselines.deephunter import DeepHunter
 from operant.generate.baselines.dlfuzz import DLFuzz
-from operant.generate.baselines.exploration import Exploration, check_positive
+from operant.generate.baselines.exploration import Exploration
 from operant.generate.baselines.tensorfuzz import TensorFuzz
+from operant.generate.checks import check_positive
 from operant.generate.engine import steepest
 from operant.model import Classifier
 from operant.rng import normal_like
@@ -43,7 +44,7 @@ class RandomMutation:
                 f"search must be ADAPT, DLFuzz, DeepHunter or TensorFuzz, got {self.search!r}; DeepXplore has "
                 'direction="random" instead'
             )
-        check_positive(step_size=self.step_size)
+        check_positive(self, "step_size")
 
     @property
     def radius(self) -> float | None:

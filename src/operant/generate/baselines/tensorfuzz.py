@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +10,8 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.generate.baselines._shared_queue import Queue, SearchPlan, check_budget, explore_shared
-from operant.generate.baselines.exploration import Exploration, check_counts, check_positive
+from operant.generate.baselines.exploration import Exploration
+from operant.generate.checks import check_counts, check_nonnegative, check_positive
 from operant.generate.engine import Rows, check_ball, project
 from operant.measure.coverage import NeighbourCoverage
 from operant.model import Classifier
@@ -69,9 +69,8 @@ class TensorFuzz:
     def __post_init__(self) -> None:
         check_budget(self)
         check_ball(self.radius, self.norm)
-        check_positive(std=self.std)
-        if not 0 <= self.threshold < math.inf:
-            raise ValueError(f"threshold must be a distance, 0 or more, got {self.threshold}")
+        check_positive(self, "std")
+        check_nonnegative(self, "threshold")
         check_counts(self, "recent")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -45,10 +43,6 @@ class CaseList:
         return suite.with_columns(**{name: values[order] for name, values in rows.items()})
 
 
-def check_search(*, weight: float, stop_after: int | None, level: float) -> None:
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"weight must be 0 or more and finite, got {weight}")
-    if stop_after is not None and stop_after < 1:
-        raise ValueError(f"stop_after must be at least 1 natural failure per seed, or None, got {stop_after}")
+def check_level(level: float) -> None:
     if not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, got {level}; 0.05 rejects one in twenty genuine inputs")

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from operant.conditions import Drawn, Recipe, apply
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_nonnegative, check_positive, check_shares
 from operant.generate.engine import Goal, Rows
-from operant.generate.operational._cases import LEVEL, CaseList, check_search, p_values
+from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.rng import normal_like
@@ -62,11 +63,11 @@ class ConditionMove:
     level: float = LEVEL
 
     def __post_init__(self) -> None:
-        check_search(weight=self.weight, stop_after=self.stop_after, level=self.level)
-        if self.population < 1 or self.steps < 1:
-            raise ValueError(f"population and steps must be at least 1, got {self.population} and {self.steps}")
-        if not (0 < self.spread <= 1 and 0 <= self.fresh <= 1):
-            raise ValueError(f"spread must lie in (0, 1] and fresh in [0, 1], got {self.spread} and {self.fresh}")
+        check_level(self.level)
+        check_nonnegative(self, "weight")
+        check_counts(self, "population", "steps", "stop_after")
+        check_shares(self, "spread", "fresh")
+        check_positive(self, "spread")
         if not self.recipe.names:
             raise ValueError("the recipe must declare at least one condition to search over, got none")
 

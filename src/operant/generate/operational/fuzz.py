@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_nonnegative
 from operant.generate.engine import Goal
-from operant.generate.operational._cases import LEVEL, check_search
+from operant.generate.operational._cases import LEVEL, check_level
 from operant.measure.naturalness import Naturalness, neighbour_distance
 from operant.model import Classifier
 from operant.profile import Profile
@@ -79,16 +80,14 @@ class OperationalFuzz:
             raise ValueError("there must be at least one move, got none; give moves={'gradient': GradientMove(...)}")
         if self.shares and (self.shares.keys() != self.moves.keys() or not all(s > 0 for s in self.shares.values())):
             raise ValueError(f"shares must be positive, one for each of {', '.join(self.moves)}, got {self.shares}")
-        if self.per_seed < 1 or (self.moves_per_seed is not None and self.moves_per_seed < 1):
-            raise ValueError(
-                f"per_seed and moves_per_seed must be at least 1, got {self.per_seed} and {self.moves_per_seed}"
-            )
+        check_counts(self, "per_seed", "moves_per_seed")
+        check_nonnegative(self, "weight")
+        check_level(self.level)
         if not (0 <= self.merge < 1 and 0 <= self.mass_quantile < 1 and self.cell_radius > 0):
             raise ValueError(
                 "merge and mass_quantile must lie in [0, 1) and cell_radius be positive, "
                 f"got {self.merge}, {self.mass_quantile} and {self.cell_radius}"
             )
-        check_search(weight=self.weight or 0.0, stop_after=self.per_seed, level=self.level)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive, check_shares
 from operant.generate.engine import Goal, Rows, check_ball, project
-from operant.generate.operational._cases import LEVEL, CaseList, check_search
+from operant.generate.operational._cases import LEVEL, CaseList, check_level
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier
 from operant.suite import Suite
@@ -79,22 +80,16 @@ class GeneticMove:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_search(weight=self.weight, stop_after=self.stop_after, level=self.level)
-        if self.genes not in ("codes", "values"):
-            raise ValueError(f'genes must be "codes" or "values", got {self.genes!r}')
+        check_level(self.level)
+        check_choice(self, "genes", ("codes", "values"))
         if self.genes == "codes" and self.naturalness is None:
             raise ValueError('genes="codes" needs naturalness, got None; give one, or genes="values"')
-        if self.population < 1 or self.generations < 1 or self.keep < 1:
-            raise ValueError(
-                "population, generations and keep must be at least 1, "
-                f"got {self.population}, {self.generations} and {self.keep}"
-            )
+        check_counts(self, "population", "generations", "keep", "stop_after")
         if not 1 <= self.elites <= self.population:
             raise ValueError(f"elites must be from 1 to the population of {self.population}, got {self.elites}")
-        if not (0 < self.start < math.inf and 0 <= self.mutation < math.inf):
-            raise ValueError(f"start must be positive and mutation 0 or more, got {self.start} and {self.mutation}")
-        if not (0 <= self.mutation_rate <= 1 and 0 <= self.switch <= 1):
-            raise ValueError(f"mutation_rate and switch must lie in [0, 1], got {self.mutation_rate} and {self.switch}")
+        check_positive(self, "start")
+        check_nonnegative(self, "weight", "mutation")
+        check_shares(self, "mutation_rate", "switch")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_nonnegative, check_positive
 from operant.generate.engine import (
     Goal,
     Rows,
     advance,
     check_ball,
-    check_steps,
     column,
     loss_gradient,
     project,
     random_point,
     steepest,
 )
-from operant.generate.operational._cases import LEVEL, CaseList, check_search, p_values
+from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.suite import Suite
@@ -67,8 +67,10 @@ class GradientMove:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_steps(self.steps, self.step_size)
-        check_search(weight=self.weight, stop_after=self.stop_after, level=self.level)
+        check_level(self.level)
+        check_counts(self, "steps", "stop_after")
+        check_positive(self, "step_size")
+        check_nonnegative(self, "weight")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)

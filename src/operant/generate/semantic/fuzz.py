@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,7 +9,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.engine import Goal, Rows, advance, check_steps, column, eligible, judge, steepest
+from operant.generate.checks import check_counts, check_nonnegative, check_positive
+from operant.generate.engine import Goal, Rows, advance, column, eligible, judge, steepest
 from operant.generate.semantic.source import FeatureSource
 from operant.generate.semantic.validity import Validity
 from operant.model import Classifier
@@ -84,13 +84,11 @@ class FeatureFuzz:
 
     def __post_init__(self) -> None:
         Goal(target=self.target, confidence=self.confidence)
-        check_steps(self.steps, self.step_size)
-        if not 0 <= self.budget < math.inf:
-            raise ValueError(f"budget must be 0 or more and finite, got {self.budget}")
+        check_counts(self, "steps")
+        check_positive(self, "step_size", "hold")
+        check_nonnegative(self, "budget")
         if self.loss not in LOSSES or (self.loss == "top" and self.target is not None):
             raise ValueError(f'loss must be "margin", or "top" where there is no target, got {self.loss!r}')
-        if not 0 < self.hold < math.inf:
-            raise ValueError(f"hold must be positive and finite, got {self.hold}")
         if not self.trust:
             _check_quality(self.source)
         self.source.spread(self._layers())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_positive
 from operant.generate.semantic.quality import Quality, compare
 from operant.model import MIN_ROWS, Classifier, copy_module, slack_of
 from operant.networks import CVAE, GAN
@@ -68,11 +68,8 @@ class FeatureSource:
     memory: list[Samples] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        if self.latent < 1 or self.classes < 1 or not 0 < self.std < math.inf:
-            raise ValueError(
-                "latent and classes must be at least 1 and std positive, got "
-                f"{self.latent}, {self.classes} and {self.std}"
-            )
+        check_counts(self, "latent", "classes")
+        check_positive(self, "std")
         for name, ends in {"bounds": self.bounds, "output": self.output or (0, 1)}.items():
             if not ends[0] < ends[1]:
                 raise ValueError(f"{name} must be (low, high) with low < high, got {ends}")
