@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import _timing
 from operant import Classifier, Samples, spawn
-from operant.generate.baselines._mutations import AFFINE, NAMES, RANGES, change_pixels, turn
+from operant.generate.baselines._image_mutations import AFFINE, NAMES, RANGES, change_geometry, change_pixels
 from operant.generate.baselines.deephunter import DeepHunter
 from operant.generate.baselines.tensorfuzz import TensorFuzz
 from operant.measure import KMNC, fit_ranges
@@ -129,7 +129,7 @@ def mutated(options: DeepHunter, item: dict, draw: random.Random) -> dict | None
         value = torch.tensor([draw.uniform(*RANGES[name])], dtype=torch.float64)
         if name in AFFINE:
             second = torch.tensor([draw.uniform(*RANGES["translation"])], dtype=torch.float64)
-            x = turn(item["x"], torch.tensor([NAMES.index(name)]), value, second)
+            x = change_geometry(item["x"], torch.tensor([NAMES.index(name)]), value, second)
             before = distance(item["x"], item["reference"])
             return item | {"x": x, "reference": x, "before": before, "turned": True, "taken": 0}
         x = change_pixels(item["x"], name, value, seeds=torch.tensor([draw.getrandbits(53)]))

@@ -98,7 +98,7 @@ def singly(module: nn.Module, seeds: Samples, n: int) -> tuple[int, float, float
 def compare_hda(module: nn.Module, seeds: Samples, what: str, *, repeats: int) -> float:
     """Both must break the same seeds."""
     model, whole = Classifier(module), hda()
-    early = replace(whole, enough=whole.keep)
+    early = replace(whole, stop_after=whole.keep)
     found: dict[str, list[int]] = {}
 
     def bred() -> None:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from operant import Classifier, Samples, spawn
-from operant.generate import _strategies
-from operant.generate.baselines._strategies import BOUND, FEATURES, Strategies, breed, fixed_features, parents_of
-from operant.generate.baselines.adapt import ADAPT, Hunt, Network, RandomMutation, Reading, neuron_coverage
+from operant.generate.baselines import ADAPT, RandomMutation, _adapt_strategies
+from operant.generate.baselines._adapt_strategies import BOUND, FEATURES, Strategies, breed, fixed_features, parents_of
+from operant.generate.baselines._network import Network, NeuronReading
+from operant.generate.baselines._seed_queues import SeedQueues, neuron_coverage
 from operant.generate.engine import project
 from operant.measure import KMNC, NBC, NC, TKNC, Coverage, find_neurons, fit_ranges
 from operant.testing import LAWS, toy_classifier, toy_seeds
@@ -23,7 +24,7 @@ SHIPPED = {
     "l2": replace(QUICK, radius=1.5, norm="l2"),
     "relative l2": replace(QUICK, radius=0.3, norm="relative-l2"),
     "kmnc": replace(QUICK, criterion=lambda model, x: KMNC(ranges=fit_ranges(model, TRAIN), k=20)),
-    "random": RandomMutation(radius=0.2, rows_per_seed=60),
+    "random": RandomMutation(search=ADAPT(radius=0.2, rows_per_seed=60)),
 }
 
 
@@ -55,7 +56,7 @@ def test_cases_are_failures_found_once(name, toy, generator):
     assert bool((suite.prediction != suite.label).all() and (suite["margin"] > 0).all())
     assert len(suite.samples().ids.unique()) == len(suite)
     assert bool((suite["gain"] >= 0).all() and (suite["gain"] > 0).any())
-    assert bool((suite["row"] >= 2).all() and (suite["row"] <= fuzzer.rows_per_seed).all())
+    assert bool((suite["row"] >= 2).all() and (suite["row"] <= 60).all())
     for seed in suite.seed.unique():
         assert bool((suite["row"][suite.seed == seed].diff() > 0).all())  # at most one input of a seed in a pass
 
@@ -116,8 +117,8 @@ def test_in_place_layers_are_read_before_they_are_changed(generator):
 def test_a_turn_is_gradient_steps_towards_the_chosen_neurons(toy, norm, generator, monkeypatch):
     model, seeds = toy
     seen, chosen = [], []
-    note, choose = Hunt.note, Strategies.choose
-    monkeypatch.setattr(Hunt, "note", lambda self, x, r: seen.append(x) or note(self, x, r))
+    note, choose = SeedQueues.note, Strategies.choose
+    monkeypatch.setattr(SeedQueues, "note", lambda self, x, r: seen.append(x) or note(self, x, r))
     monkeypatch.setattr(Strategies, "choose", lambda self, k: chosen.append(choose(self, k)) or chosen[-1])
     fuzzer = replace(QUICK, rows_per_seed=5, radius=0.04, norm=norm)  # the seed, the head of the queue, three steps
     fuzzer(model, seeds, generator=generator)
@@ -146,8 +147,8 @@ def test_the_budget_is_kept_and_used_up(rows, trials):
     model = toy_classifier()
     seeds, passed = toy_seeds(model)[:2], []
     whole = Network._pass
-    for fuzzer, extra in ((replace(QUICK, rows_per_seed=rows, trials=trials), 1), (RandomMutation(radius=0.2), 0)):
-        fuzzer = replace(fuzzer, rows_per_seed=rows, trials=trials)
+    quick = replace(QUICK, rows_per_seed=rows, trials=trials)
+    for fuzzer, extra in ((quick, 1), (RandomMutation(search=quick), 0)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 "operant.generate.baselines.adapt.fixed_features", lambda *_: torch.zeros(3, 8, dtype=torch.int64)
@@ -206,44 +207,44 @@ def test_coverage_grows_as_the_states_of_measure_say(kind, toy, generator):
     }[kind]
     network = Network(model, criterion.neurons, seeds.x)
     rows = torch.tensor([9, 6, 8])  # none of those at the ends of the ranges
-    hunt = Hunt(network, criterion, seeds, rows, [], replace(QUICK, rows_per_seed=7))
+    queues = SeedQueues(network, criterion, seeds, rows, [], replace(QUICK, rows_per_seed=7))
     states = [Coverage.of(criterion).update(criterion.neurons(model, seeds.x[row][None]))[1] for row in rows]
     gains = []
-    for _ in hunt.turns(1, extra=0):
+    for _ in queues.turns(1, extra=0):
         x = torch.rand(3, 1, 8, 8, dtype=torch.float64, generator=generator)
-        before = [len(queue) for queue in hunt.queues]
-        hunt.note(x, network.read(x))
+        before = [len(queue) for queue in queues.queues]
+        queues.note(x, network.read(x))
         new, states = zip(
             *(s.update(criterion.neurons(model, v[None])) for s, v in zip(states, x, strict=True)), strict=True
         )
         gains.append(torch.cat(new))
-        room = [hunt.turns_left > b for b in before]
-        assert [len(q) - b for q, b in zip(hunt.queues, before, strict=True)] == [
+        room = [queues.turns_left > b for b in before]
+        assert [len(q) - b for q, b in zip(queues.queues, before, strict=True)] == [
             int(g > 0 and r) for g, r in zip(gains[-1], room, strict=True)
         ]
-        assert hunt.counts[-1].tolist() == [state.count for state in states]
-    assert hunt.spent == [1, 2, 3, 4, 5, 6, 7]
+        assert queues.counts[-1].tolist() == [state.count for state in states]
+    assert queues.spent == [1, 2, 3, 4, 5, 6, 7]
     assert 0 < int((torch.cat(gains) > 0).sum()) <= 18
 
 
 def test_a_queue_gives_first_what_came_first(toy):
     model, seeds = toy
     criterion = neuron_coverage(model, seeds.x)
-    hunt = Hunt(Network(model, criterion.neurons, seeds.x), criterion, seeds, torch.arange(2), [], QUICK)
-    hunt.turns_left = 2
+    queues = SeedQueues(Network(model, criterion.neurons, seeds.x), criterion, seeds, torch.arange(2), [], QUICK)
+    queues.turns_left = 2
     logits = torch.zeros(2, 4, dtype=torch.float64)
 
     def note(value, covering):
         scaled = torch.zeros(2, 8, dtype=torch.float64)
         scaled[0, covering] = 1.0
-        hunt.covered[0, covering] = False
-        hunt.note(torch.full_like(seeds.x[:2], value), Reading(logits=logits, values=scaled, scaled=scaled))
+        queues.covered[0, covering] = False
+        queues.note(torch.full_like(seeds.x[:2], value), NeuronReading(logits=logits, values=scaled, scaled=scaled))
 
     for value in (0.1, 0.2, 0.3):  # there are two turns left, so the third would never be taken
         note(value, 5)
     values = []
     for _ in range(3):
-        x, fresh = hunt.pop()
+        x, fresh = queues.pop()
         values.append(float(x[0].mean()) if not fresh[0] else None)
         assert bool(fresh[1])
         assert torch.equal(x[1], seeds.x[1])
@@ -389,7 +390,7 @@ def test_children_take_each_weight_from_one_of_two_parents(n, remembered, monkey
     noisy = breed(past, reached, n, generator=generator)
     assert noisy.shape == (n, FEATURES)
     assert float(noisy.abs().max()) <= BOUND
-    monkeypatch.setattr(_strategies, "NOISE", 0.0)
+    monkeypatch.setattr(_adapt_strategies, "NOISE", 0.0)
     children = breed(past, reached, n, generator=generator)
     for child in children:
         origins = {round(10 * float(v)) for v in child}
@@ -428,7 +429,8 @@ def gained(exploration):
 
 @pytest.mark.parametrize("step_size", [0.5, 2.0, 8.0])
 def test_it_raises_its_coverage_faster_than_random_mutation(lenet, seeds, ours, step_size):
-    theirs = RandomMutation(**PUBLISHED, step_size=step_size).explore(lenet, seeds, generator=spawn(0, "search"))
+    control = RandomMutation(search=ADAPT(**PUBLISHED), step_size=step_size)
+    theirs = control.explore(lenet, seeds, generator=spawn(0, "search"))
     assert int(theirs.rows[-1]) >= int(ours.rows[-1])  # no row less for the rival
     assert torch.equal(ours.coverage[:, 0], theirs.coverage[:, 0])
     assert bool((ours.coverage.diff(dim=1) >= 0).all())
@@ -449,13 +451,14 @@ def test_strategies_beat_neurons_chosen_at_random(lenet, seeds, ours, monkeypatc
     assert gained(ours) > 1.25 * gained(theirs)
 
 
-# What is refused
+# What is rejected
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"radius": 0.0}, "radius must be positive and finite, got 0.0"),
+        ({"radius": -1.0}, "radius must be positive"),
         ({"radius": float("nan")}, "radius must be positive"),
         ({"norm": "l1"}, 'norm must be "linf", "l2" or "relative-l2", got \'l1\''),
         ({"rows_per_seed": 0}, "rows_per_seed must be at least 1, got 0"),
@@ -466,7 +469,7 @@ def test_strategies_beat_neurons_chosen_at_random(lenet, seeds, ours, monkeypatc
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
     ],
 )
-def test_bad_options_are_refused(options, sentence):
+def test_bad_options_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         ADAPT(**{"radius": 0.1, **options})
 
@@ -474,15 +477,17 @@ def test_bad_options_are_refused(options, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"radius": -1.0}, "radius must be positive"),
-        ({"rows_per_seed": 0}, "rows_per_seed must be at least 1"),
-        ({"trials": 0}, "trials must be at least 1"),
         ({"step_size": float("inf")}, "step_size must be positive and finite, got inf"),
+        ({"step_size": 0.0}, "step_size must be positive and finite, got 0.0"),
+        (
+            {"search": "adapt"},
+            "search must be ADAPT, DLFuzz, DeepHunter or TensorFuzz, got 'adapt'; DeepXplore has",
+        ),
     ],
 )
-def test_bad_options_of_the_baseline_are_refused(options, sentence):
+def test_bad_options_of_the_control_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        RandomMutation(**{"radius": 0.1, **options})
+        RandomMutation(**{"search": QUICK, **options})
 
 
 def test_more_neurons_than_there_are_cannot_be_chosen(toy, generator):
@@ -491,7 +496,7 @@ def test_more_neurons_than_there_are_cannot_be_chosen(toy, generator):
     assert len(replace(QUICK, k=8)(*toy, generator=generator))
 
 
-def test_seeds_that_are_all_misclassified_are_refused(toy, generator):
+def test_seeds_that_are_all_misclassified_are_rejected(toy, generator):
     model, seeds = toy
     wrong = Samples(seeds.x, (seeds.labels + 1) % 4)
     with pytest.raises(
@@ -500,7 +505,7 @@ def test_seeds_that_are_all_misclassified_are_refused(toy, generator):
         QUICK(model, wrong, generator=generator)
 
 
-def test_neurons_of_another_model_are_refused(toy, lenet, digits28, generator):
+def test_neurons_of_another_model_are_rejected(toy, lenet, digits28, generator):
     foreign = neuron_coverage(lenet, digits28.test.x)
     with pytest.raises(ValueError, match="no layer named"):
         replace(QUICK, criterion=lambda model, x: foreign)(*toy, generator=generator)

@@ -418,7 +418,7 @@ def test_carlini_wagner_means_the_same_in_other_units(digits28, lenet, seeds, ge
         (lambda: PGD(radius=0.1, step_size=0.0), "step_size must be positive"),
         (lambda: PGD(radius=0.1, confidence=1.0), "only takes effect with stop_early"),
         (lambda: FGSM(radius=0.1, minimal=True, random_start=True), "leave random_start off"),
-        (lambda: DeepFool(candidates=1), "candidates at least 2"),
+        (lambda: DeepFool(candidates=1), "candidates must be at least 2"),
         (lambda: DeepFool(confidence=-1.0), "confidence must be 0 or more"),
         (lambda: CarliniWagner(initial_const=0.0), "initial_const must be positive"),
         (lambda: PGD(radius=0.1, target=-1), "target must be a class"),
@@ -427,19 +427,19 @@ def test_carlini_wagner_means_the_same_in_other_units(digits28, lenet, seeds, ge
         (lambda: DeepFool(overshoot=math.nan), "overshoot must be 0 or more"),
         (lambda: DeepFool(confidence=math.nan), "confidence must be 0 or more"),
         (lambda: from_foolbox(foolbox.attacks.LinfPGD(), radius=0), "radius must be positive"),
-        (lambda: from_art(FastGradientMethod, targeted=True), "targeted attacks are not run"),
+        (lambda: from_art(FastGradientMethod, targeted=True), "targeted must not be set"),
     ],
 )
-def test_bad_options_are_refused(make, sentence):
+def test_bad_options_are_rejected(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
 
 
-def test_a_target_the_model_does_not_have_is_refused(lenet, seeds, generator):
+def test_a_target_the_model_does_not_have_is_rejected(lenet, seeds, generator):
     with pytest.raises(ValueError, match="target must be one of the model's 10 classes, got 10"):
         PGD(radius=0.1, target=10)(lenet, seeds, generator=generator)
 
 
-def test_seeds_of_another_shape_are_refused(lenet, generator):
+def test_seeds_of_another_shape_are_rejected(lenet, generator):
     with pytest.raises(ValueError, match=r"the module fails on inputs of shape \(1, 9, 9\)"):
         PGD(radius=0.1)(lenet, Samples(torch.rand(4, 1, 9, 9), torch.arange(4)), generator=generator)

@@ -108,7 +108,7 @@ def test_it_is_quiet_and_leaves_streams_log_and_trace_alone(capfd, caplog):
     assert (numpy_before == np.random.get_state()[1]).all()  # noqa: NPY002
 
 
-def test_bad_requests_are_refused():
+def test_bad_requests_are_rejected():
     model, flat = linear(), Classifier(nn.Linear(16, 4))
     unbounded = Classifier(model.unwrap(), bounds=(-torch.inf, torch.inf))
     two = linear(classes=2)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from operant import Classifier, Samples, spawn
-from operant.generate import deepxplore
-from operant.generate.baselines.adapt import Network
-from operant.generate.baselines.deepxplore import DeepXplore, _Search
+from operant.generate.baselines import deepxplore
+from operant.generate.baselines._network import Network
+from operant.generate.baselines.deepxplore import DeepXplore, _DifferentialSearch
 from operant.rng import normal_like
 from operant.testing import LAWS, toy_classifier, toy_seeds
 
@@ -133,8 +133,8 @@ def test_rectangles_are_those_of_the_released_program(constraint, side):
 def grab(monkeypatch):
     """The searches of the runs to come."""
     searches = []
-    run = _Search.run
-    monkeypatch.setattr(_Search, "run", lambda self: searches.append(self) or run(self))
+    run = _DifferentialSearch.run
+    monkeypatch.setattr(_DifferentialSearch, "run", lambda self: searches.append(self) or run(self))
     return searches
 
 
@@ -180,7 +180,7 @@ def test_a_step_climbs_the_joint_objective(constraint, deviating, seeds, generat
 
 def bare(n, first, models=1):
     """A search of n seeds that knows nothing but who covered which neuron first."""
-    search = object.__new__(_Search)
+    search = object.__new__(_DifferentialSearch)
     search.x, search.generator = torch.zeros(n, 1), spawn(0, "bare")
     search.first = [first.clone() for _ in range(models)]
     search.networks = [None] * models
@@ -287,7 +287,7 @@ def test_it_finds_differences_that_random_steps_do_not(lenet, digits28):
     assert float(ours.rows[-1]) < float(theirs.rows[-1])  # and spends less
 
 
-# What is refused
+# What is rejected
 
 
 @pytest.mark.parametrize(
@@ -298,20 +298,20 @@ def test_it_finds_differences_that_random_steps_do_not(lenet, digits28):
         ({"others": (nn.Identity(),)}, "must be a tuple of at least one Classifier"),
         ({"constraint": "fog"}, 'constraint must be "light", "occlusion" or "blackout", got \'fog\''),
         ({"deviating": "all"}, 'deviating must be "model" or "any"'),
-        ({"direction": "down"}, 'direction "gradient" or "random"'),
-        ({"weight_diff": -1.0}, "weight_diff and weight_coverage must be 0 or more and finite, got -1.0"),
+        ({"direction": "down"}, 'direction must be "gradient" or "random"'),
+        ({"weight_diff": -1.0}, "weight_diff must be 0 or more and finite, got -1.0"),
         ({"weight_coverage": float("inf")}, "weight_coverage must be 0 or more and finite"),
         ({"step": 0.0}, "step must be positive and finite"),
-        ({"threshold": 1.0}, r"threshold in \[0, 1\), got 0.1 and 1.0"),
+        ({"threshold": 1.0}, r"threshold must be in \[0, 1\), got 1.0"),
         ({"size": (0, 3)}, "size must be a height and a width of at least 1 pixel"),
         (
             {"rows_per_seed": 5},
             "rows_per_seed must be at least 6, the seed and one step through each of 3 models, got 5",
         ),
-        ({"seconds_per_seed": 0.0}, "seconds_per_seed must be positive or None, got 0.0"),
+        ({"seconds_per_seed": 0.0}, "seconds_per_seed must be positive and finite, got 0.0"),
     ],
 )
-def test_bad_options_are_refused(options, sentence):
+def test_bad_options_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         replace(LIGHT, **options)
 
@@ -329,10 +329,10 @@ def dense(shape, classes, **options):
             dense(64, 4, bounds=(-1.0, 1.0)),
             r"models must share bounds and device, got \(0.0, 1.0\) on cpu and, from oth",
         ),
-        (TOY, "models must differ for them to disagree, two of them answer alike"),
+        (TOY, "models must differ to disagree, and two of them give the same logits"),
     ],
 )
-def test_models_that_cannot_be_compared_are_refused(other, sentence, seeds, generator):
+def test_models_that_cannot_be_compared_are_rejected(other, sentence, seeds, generator):
     with pytest.raises(ValueError, match=sentence):
         replace(LIGHT, others=(other,))(TOY, seeds, generator=generator)
 
@@ -354,7 +354,7 @@ def test_light_takes_inputs_of_any_shape(generator):
     assert len(suite) > 0
 
 
-def test_seeds_that_some_model_always_gets_wrong_are_refused(seeds, generator):
+def test_seeds_that_some_model_always_gets_wrong_are_rejected(seeds, generator):
     wrong = Samples(seeds.x, (seeds.labels + 1) % 4)
     with pytest.raises(ValueError, match="every model classifies correctly, and none of the 20 is; check the labels"):
         LIGHT(TOY, wrong, generator=generator)

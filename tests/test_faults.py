@@ -13,9 +13,9 @@ from operant.generate.semantic.faults import (
     Cue,
     Fault,
     Feature,
-    about,
     coloured,
     confirm,
+    confuses,
     count_reveals,
     cue_of,
     inject,
@@ -195,7 +195,7 @@ def test_two_hold_outs_tell_who_has_the_fault():
     assert faulty.aligned > 0.9
     assert faulty.opposed < 0.1
     assert faulty.confirmed
-    assert str(faulty).startswith("the fault is there: accuracy")
+    assert str(faulty).startswith("the fault is confirmed: accuracy")
     sound = confirm(shade(), Classifier(ByRow()), pool(), generator=spawn(1))
     assert min(sound.aligned, sound.opposed) > 0.9
     assert not sound.confirmed
@@ -246,7 +246,7 @@ CUE = Cue(feature="background", classes=(0, 2), means=(0.1, 0.5), stds=(0.05, 0.
         (0.5, 0.45, 2, 0, False),  # by less than .08
         (0.5, 0.41, 2, 0, True),  # by more
         (0.25, 0.35, 2, 0, False),
-        (0.1, 0.5, 0, 1, False),  # another class: not about the fault
+        (0.1, 0.5, 0, 1, False),  # another class: no confusion of the two
         (0.1, 0.5, 1, 2, False),
         (0.1, 0.5, 0, 0, False),  # no failure
     ],
@@ -260,7 +260,7 @@ def test_reveals_are_counted_by_direction():
     suite = suite_of([0.1, 0.1, 0.5, 0.5, 0.1], [0.4, 0.1, 0.1, 0.5, 0.5], [0, 0, 2, 2, 1], [2, 2, 0, 0, 0])
     found = count_reveals(suite, FEATURES["background"], CUE)
     assert (found.revealing, found.tests) == ((1, 1), (2, 2))
-    assert about(suite, CUE).tolist() == [True] * 4 + [False]
+    assert confuses(suite, CUE).tolist() == [True] * 4 + [False]
     assert str(found) == (
         "tests that reveal the fault: 1 of 2 (50%) from the first class, 1 of 2 (50%) from the second"
     )
@@ -272,7 +272,7 @@ def test_reveals_are_counted_by_direction():
 # Refusals
 
 
-def test_bad_faults_are_refused():
+def test_bad_faults_are_rejected():
     with pytest.raises(ValueError, match=r"two different labels, got \(1, 1\)"):
         Fault(feature=FEATURES["slant"], classes=(1, 1))
     with pytest.raises(ValueError, match="jitter must be"):
@@ -285,7 +285,7 @@ def test_bad_faults_are_refused():
         shade().neutral(Samples(255 * torch.rand(4, 1, 8, 8), torch.ones(4).long()), generator=spawn(0))
 
 
-def test_a_feature_that_does_not_come_out_is_refused():
+def test_a_feature_that_does_not_come_out_is_rejected():
     backwards = Feature(name="backwards", measure=lambda x: -x.mean((1, 2, 3)), impose=_lighter, low=0.0, high=0.4)
     fault = Fault(feature=backwards, classes=(0, 2))
     with pytest.raises(ValueError, match="backwards must be higher in class 2 than in 0"):

@@ -1,4 +1,4 @@
-"""Semantic tests: laws of the search, its first step by hand, sources that are remembered, rated and refused."""
+"""Semantic tests: laws of the search, its first step by hand, and the memory and quality of sources."""
 
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, load_digits, spawn
 from operant.campaign import Campaign
-from operant.campaign.choosing import unguided
 from operant.data import labels_of
 from operant.generate import (
     ClassLikelihood,
@@ -24,6 +23,7 @@ from operant.generate import (
     frechet_distance,
     from_biggan,
     tally,
+    unguided,
 )
 from operant.generate.semantic.validity import label_margin
 from operant.networks import LeNet5, fit, fit_cvae, initialise
@@ -407,7 +407,7 @@ def test_a_perfect_source_is_good_enough():
     assert quality.consistency == pytest.approx(quality.accuracy, abs=0.05)
     assert quality.distance < 0.2
     assert quality.variety == pytest.approx(1, abs=0.2)
-    assert "show the class that was asked for" in str(quality)
+    assert "show the requested class" in str(quality)
     FeatureFuzz(source=source, budget=1.0)
 
 
@@ -441,15 +441,15 @@ class Dim(Painter):
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        (Deaf(), "sees the class that was asked for in only"),
+        (Deaf(), "sees the requested class in only"),
         (Stubborn(), "have only 0.0% of the variance"),
         (Dim(), "variances from real ones"),
     ],
     ids=["deaf", "stubborn", "dim"],
 )
-def test_a_poor_source_is_refused(module, sentence):
+def test_a_poor_source_is_rejected(module, sentence):
     source = rated(source_of(module))
-    with pytest.raises(ValueError, match=f"too poor to test with: .*{sentence}"):
+    with pytest.raises(ValueError, match=f"quality of the source is too low: .*{sentence}"):
         FeatureFuzz(source=source, budget=1.0)
     FeatureFuzz(source=source, budget=1.0, trust=True)
 
@@ -517,16 +517,16 @@ def test_a_layer_that_is_not_there_is_named_with_those_that_are():
         fuzz_of(source_of(), layers=("fc1", "conv7"))
 
 
-def test_other_bad_layers_are_refused():
+def test_other_bad_layers_are_rejected():
     with pytest.raises(ValueError, match="layers must be one or more names, got 'fc1'"):
         fuzz_of(source_of(), layers="fc1")
     module = Painter()
     module.unused = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="layer unused must run once for an image, got 0 times"):
+    with pytest.raises(ValueError, match="layer unused must run once per image, got 0 times"):
         fuzz_of(source_of(module), layers=("unused",))
 
 
-def test_a_source_that_does_not_fit_the_model_is_refused():
+def test_a_source_that_does_not_fit_the_model_is_rejected():
     source = source_of()
     seeds = source.seeds(12, generator=spawn(1))
     module = model_of().unwrap()
@@ -542,7 +542,7 @@ def test_a_source_that_does_not_fit_the_model_is_refused():
         fuzz_of(source)(small, seeds, generator=spawn(0))
 
 
-def test_a_source_that_leaves_its_bounds_is_refused():
+def test_a_source_that_leaves_its_bounds_is_rejected():
     class Signed(Painter):
         def forward(self, z: Tensor, y: Tensor) -> Tensor:
             return 2 * super().forward(z, y) - 1
@@ -553,7 +553,7 @@ def test_a_source_that_leaves_its_bounds_is_refused():
     assert torch.allclose(fine.x, source_of().seeds(4, generator=spawn(0)).x, atol=1e-12)
 
 
-def test_a_class_outside_the_labels_is_refused():
+def test_a_class_outside_the_labels_is_rejected():
     source = source_of()
     with pytest.raises(ValueError, match=r"labels must be the source's classes, 0 to 3, got \[-1, 4\]"):
         source.seeds(4, labels=[0, 4, -1], generator=spawn(0))
@@ -568,8 +568,8 @@ def test_a_model_that_never_sees_a_class_is_named():
         source_of().seeds(8, model=Classifier(module), tries=3, generator=spawn(0))
 
 
-def test_a_source_of_unknown_quality_is_refused():
-    with pytest.raises(ValueError, match="its quality is unknown; give source.rated"):
+def test_a_source_of_unknown_quality_is_rejected():
+    with pytest.raises(ValueError, match="the quality of the source must be known; give source.rated"):
         FeatureFuzz(source=source_of(), budget=1.0)
 
 
@@ -586,7 +586,7 @@ def test_a_source_of_unknown_quality_is_refused():
         ({"hold": 0.0}, "hold must be positive"),
     ],
 )
-def test_bad_options_are_refused(options, sentence):
+def test_bad_options_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         fuzz_of(source_of(), **options)
 
@@ -596,10 +596,10 @@ def test_bad_options_are_refused(options, sentence):
     [
         ({"bounds": (1.0, 0.0)}, "bounds must be"),
         ({"output": (1.0, 1.0)}, "output must be"),
-        ({"std": 0.0}, "std positive"),
+        ({"std": 0.0}, "std must be positive"),
     ],
 )
-def test_bad_sources_are_refused(options, sentence):
+def test_bad_sources_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         source_of(**options)
 

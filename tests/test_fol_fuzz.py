@@ -151,7 +151,7 @@ def test_misread_seeds_are_skipped_and_counted(lenet, digits28) -> None:
     assert suite.skipped == 40 - right
 
 
-def test_bad_options_and_seeds_are_refused_with_a_sentence(lenet, digits28) -> None:
+def test_bad_options_and_seeds_are_rejected(lenet, digits28) -> None:
     for options, words in (
         ({"radius": 0.0}, "radius must be positive"),
         ({"norm": "l1"}, "norm must be"),
@@ -160,7 +160,7 @@ def test_bad_options_and_seeds_are_refused_with_a_sentence(lenet, digits28) -> N
         ({"k": 0}, "at least 1"),
         ({"iters": 0}, "at least 1"),
         ({"weight": -1.0}, "weight must be"),
-        ({"learning_rate": 0.0}, "learning_rate positive"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"rows_per_seed": 1}, "rows_per_seed"),
         ({"step": "raw"}, "step must be"),
         ({"variant": "theirs"}, "variant"),

@@ -75,8 +75,8 @@ def right(model: Classifier) -> Samples:
 @pytest.fixture(scope="module")
 def fuzz(naturalness: Naturalness, profile: Profile) -> OperationalFuzz:
     moves = {
-        "conditions": ConditionMove(recipe=FIELD, naturalness=naturalness, enough=3),
-        "gradient": GradientMove(naturalness=naturalness, radius=1.0, enough=2),
+        "conditions": ConditionMove(recipe=FIELD, naturalness=naturalness, stop_after=3),
+        "gradient": GradientMove(naturalness=naturalness, radius=1.0, stop_after=2),
         "genetic": GeneticMove(naturalness=naturalness, radius=0.3, population=20, generations=4, elites=5, keep=2),
     }
     return OperationalFuzz(moves=moves, naturalness=naturalness, profile=profile, stop_early=False)
@@ -100,11 +100,11 @@ def toys() -> dict[str, object]:
     plain = Samples(torch.cat([x[:300], under(x[300:], FIELD.draw(300, generator=spawn(2)))]))
     likely = fit_naturalness(plain, latent=4, epochs=3, generator=spawn(0), progress=False)
     profile = fit_profile(plain, encoder=partial(fit_pca, dimensions=4), generator=spawn(0))
-    gradient = GradientMove(naturalness=likely, radius=0.8, steps=6, enough=2)
+    gradient = GradientMove(naturalness=likely, radius=0.8, steps=6, stop_after=2)
     tight = GradientMove(naturalness=likely, radius=0.1, norm="linf", random_start=True, level=0.3)
     conditions = ConditionMove(recipe=FIELD, naturalness=likely, population=5, steps=3)
-    rough = ConditionMove(recipe=ROUGH, naturalness=None, population=4, steps=3, enough=None)
-    few = {"population": 12, "generations": 4, "elites": 4, "enough": 2, "keep": 2}
+    rough = ConditionMove(recipe=ROUGH, naturalness=None, population=4, steps=3, stop_after=None)
+    few = {"population": 12, "generations": 4, "elites": 4, "stop_after": 2, "keep": 2}
     genetic = GeneticMove(naturalness=likely, radius=0.3, start=6.0, mutation=3.0, **few)
     values = replace(genetic, genes="values", norm="l2", radius=0.8, start=0.1, mutation=0.05)
     close = replace(hda(), population=20, generations=3, start=0.05, mutation=0.05)
@@ -153,11 +153,13 @@ def test_a_seed_that_leaves_at_once_changes_nothing_for_others(toys, name: str) 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("random_start", [True, False])
-@pytest.mark.parametrize("enough", [None, 1])
-def test_without_weight_it_is_pgd(model, naturalness, seeds, norm: str, random_start: bool, enough: int | None) -> None:
+@pytest.mark.parametrize("stop_after", [None, 1])
+def test_without_weight_it_is_pgd(
+    model, naturalness, seeds, norm: str, random_start: bool, stop_after: int | None
+) -> None:
     settings = {"radius": 0.1 if norm == "linf" else 0.8, "norm": norm, "random_start": random_start, "steps": 7}
-    pgd = PGD(stop_early=enough is not None, **settings)(model, seeds, generator=spawn(1))
-    move = GradientMove(naturalness=naturalness, weight=0.0, enough=enough, **settings)
+    pgd = PGD(stop_early=stop_after is not None, **settings)(model, seeds, generator=spawn(1))
+    move = GradientMove(naturalness=naturalness, weight=0.0, stop_after=stop_after, **settings)
     got = move(model, seeds, generator=spawn(1))
     assert torch.equal(got.x, pgd.x)
     assert torch.equal(got.prediction, pgd.prediction)
@@ -178,7 +180,7 @@ def test_naturalness_in_the_ascent_makes_failures_natural(model, naturalness, se
 
 
 def test_a_seed_with_enough_natural_failures_leaves(model, naturalness, seeds) -> None:
-    move = GradientMove(naturalness=naturalness, radius=1.5, enough=3, steps=20)
+    move = GradientMove(naturalness=naturalness, radius=1.5, stop_after=3, steps=20)
     found = move(model, seeds, generator=spawn(0))
     _, counts = found.seed.unique(return_counts=True)
     assert set(seeds.ids.tolist()) == set(found.seed.tolist())  # every seed has a row
@@ -193,7 +195,7 @@ def test_a_seed_with_enough_natural_failures_leaves(model, naturalness, seeds) -
 
 @pytest.mark.parametrize("recipe", [FIELD, ROUGH], ids=["smooth", "rough"])
 def test_cases_by_conditions_lie_in_the_declared_ranges_and_can_be_made_again(model, seeds, recipe, tmp_path) -> None:
-    move = ConditionMove(recipe=recipe, naturalness=None, enough=3)
+    move = ConditionMove(recipe=recipe, naturalness=None, stop_after=3)
     found = move(model, seeds, generator=spawn(0))
     assert len(found) > 10
     assert set(found.method.tolist()) == {"conditions"}
@@ -207,14 +209,14 @@ def test_cases_by_conditions_lie_in_the_declared_ranges_and_can_be_made_again(mo
 
 
 def test_the_search_fails_more_seeds_than_as_many_draws(model, naturalness, right) -> None:
-    search = ConditionMove(recipe=MILD, naturalness=naturalness, population=4, steps=4, enough=1)
+    search = ConditionMove(recipe=MILD, naturalness=naturalness, population=4, steps=4, stop_after=1)
     draws = replace(search, population=19, steps=1)  # the rows of that search
     found, drawn = (len(move(model, right, generator=spawn(0)).seed.unique()) for move in (search, draws))
     assert len(right) > found > 1.2 * drawn > 0
 
 
 def test_weight_makes_severities_likelier(model, right) -> None:
-    move = ConditionMove(recipe=MILD, naturalness=None, enough=1, steps=8, population=3)
+    move = ConditionMove(recipe=MILD, naturalness=None, stop_after=1, steps=8, population=3)
     heavy, light = (replace(move, weight=weight)(model, right, generator=spawn(0)) for weight in (3.0, 0.0))
     assert 0 < len(heavy) < len(light)
     assert float(heavy["log_prob"].mean()) > float(light["log_prob"].mean()) + 0.5
@@ -234,8 +236,8 @@ def test_only_cases_by_conditions_can_be_made_again(suite, model, seeds) -> None
 
 
 def test_the_second_phase_brings_failures_nearer_to_the_seed(model, seeds) -> None:
-    early = replace(hda(radius=0.3), start=0.1, mutation=0.03, population=40, generations=12, enough=1, keep=1)
-    first, longer = (m(model, seeds[:30], generator=spawn(0)) for m in (early, replace(early, enough=None)))
+    early = replace(hda(radius=0.3), start=0.1, mutation=0.03, population=40, generations=12, stop_after=1, keep=1)
+    first, longer = (m(model, seeds[:30], generator=spawn(0)) for m in (early, replace(early, stop_after=None)))
     both = torch.tensor(sorted(set(first.seed.tolist()) & set(longer.seed.tolist())))
     near, nearer = (s.distances("l2")[torch.isin(s.seed, both)].mean() for s in (first, longer))
     assert len(both) >= 5
@@ -258,7 +260,7 @@ def test_the_published_settings_are_those_of_the_paper() -> None:
     assert (move.population, move.generations, move.elites, move.keep) == (1000, 100, 20, 10)
     assert (move.norm, move.genes) == ("linf", "values")
     assert (move.radius, move.start, move.mutation, move.mutation_rate, move.switch) == (0.1, 0.01, 0.003, 0.2, 0.6)
-    assert move.enough is None
+    assert move.stop_after is None
     assert move.naturalness is None
     assert hda(radius=0.03).radius == 0.03
 
@@ -282,8 +284,8 @@ def test_rows_spent_are_those_the_options_say(naturalness) -> None:
     n = 32
     seeds = Samples(torch.rand(n, 1, 8, 8, generator=spawn(0)), torch.zeros(n).long())
     budgets = {
-        7: GradientMove(naturalness=naturalness, radius=0.1, steps=7, enough=None, weight=0.0),
-        5 * 3 + 2: ConditionMove(recipe=FIELD, naturalness=None, population=5, steps=3, enough=None),
+        7: GradientMove(naturalness=naturalness, radius=0.1, steps=7, stop_after=None, weight=0.0),
+        5 * 3 + 2: ConditionMove(recipe=FIELD, naturalness=None, population=5, steps=3, stop_after=None),
         10 * 5: replace(hda(), population=10, generations=4, elites=3),
     }
     for rows, move in budgets.items():
@@ -381,7 +383,7 @@ def test_any_fuzzer_is_a_move(fuzz, model, seeds) -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 5)), max_size=25), st.integers(1, 4))
 def test_distinct_is_the_greedy_choice_seed_by_seed(rows: list[tuple[int, int, int]], most: int) -> None:
     seed, code, value = (torch.tensor([row[i] for row in rows], dtype=torch.int64) for i in range(3))
-    got = distinct(seed, code.double()[:, None], value.double(), apart=1.0, most=most)
+    got = distinct(seed, code.double()[:, None], value.double(), min_distance=1.0, limit=most)
     expected = []
     for one in set(seed.tolist()):
         kept: list[int] = []
@@ -392,10 +394,10 @@ def test_distinct_is_the_greedy_choice_seed_by_seed(rows: list[tuple[int, int, i
     assert got.tolist() == sorted(expected)
 
 
-# What is refused
+# What is rejected
 
 
-def test_what_makes_no_sense_is_refused(fuzz, suite, model, seeds, naturalness) -> None:
+def test_what_makes_no_sense_is_rejected(fuzz, suite, model, seeds, naturalness) -> None:
     for level in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(ValueError, match="level must lie between 0 and 1"):
             suite.operational(level=level)
@@ -413,7 +415,7 @@ def test_what_makes_no_sense_is_refused(fuzz, suite, model, seeds, naturalness) 
         replace(fuzz, shares={"gradient": 1.0})
 
 
-def test_a_suite_without_failures_or_columns_is_refused(suite, model, seeds) -> None:
+def test_a_suite_without_failures_or_columns_is_rejected(suite, model, seeds) -> None:
     right = seeds[model.predict(seeds.x) == seeds.labels]
     plain = PGD(radius=1e-6)(model, right, generator=spawn(0))
     with pytest.raises(ValueError, match="lacks: naturalness, quantile, mass"):
@@ -433,14 +435,14 @@ def test_a_search_that_finds_nothing_gives_an_empty_suite(fuzz, model, seeds) ->
     assert found.attempted == len(right)
 
 
-def test_other_shapes_are_refused(fuzz, digits28, lenet, naturalness, model, seeds) -> None:
+def test_other_shapes_are_rejected(fuzz, digits28, lenet, naturalness, model, seeds) -> None:
     other = fit_profile(digits28.train[:300], encoder=partial(fit_pca, dimensions=4), generator=spawn(0))
     with pytest.raises(ValueError, match=r"profile is of inputs of shape \(1, 28, 28\), got \(1, 8, 8\)"):
         replace(fuzz, profile=other)(model, seeds, generator=spawn(0))
     with pytest.raises(ValueError, match="profile is of inputs of shape"):
         fuzz(lenet, digits28.test[:20], generator=spawn(0))
     wide = ConditionMove(recipe=replace(FIELD, bounds=(0.0, 2.0)), naturalness=None)
-    with pytest.raises(ValueError, match="bounds must be the model's"):
+    with pytest.raises(ValueError, match="must have the model's bounds"):
         wide(model, seeds, generator=spawn(0))
 
 
@@ -449,20 +451,20 @@ def test_other_shapes_are_refused(fuzz, digits28, lenet, naturalness, model, see
     [
         (lambda n: GradientMove(naturalness=n, radius=0.0), "radius must be positive"),
         (lambda n: GradientMove(naturalness=n, radius=0.1, weight=-1.0), "weight must be 0 or more"),
-        (lambda n: GradientMove(naturalness=n, radius=0.1, enough=0), "enough must be at least 1"),
+        (lambda n: GradientMove(naturalness=n, radius=0.1, stop_after=0), "stop_after must be at least 1"),
         (lambda n: GradientMove(naturalness=n, radius=0.1, steps=0), "steps must be at least 1"),
-        (lambda n: ConditionMove(recipe=FIELD, naturalness=n, population=0), "population and steps"),
-        (lambda n: ConditionMove(recipe=FIELD, naturalness=n, spread=0.0), "spread must lie in"),
+        (lambda n: ConditionMove(recipe=FIELD, naturalness=n, population=0), "population must be at least 1"),
+        (lambda n: ConditionMove(recipe=FIELD, naturalness=n, spread=0.0), "spread must be positive"),
         (lambda n: ConditionMove(recipe=Recipe(severities={}), naturalness=n), "at least one condition"),
         (lambda n: GeneticMove(naturalness=n, radius=0.1, genes="dna"), 'genes must be "codes" or "values"'),
-        (lambda n: GeneticMove(naturalness=None, radius=0.1), "genes are codes of naturalness, and there is none"),
+        (lambda n: GeneticMove(naturalness=None, radius=0.1), 'genes="codes" needs naturalness, got None'),
         (lambda n: GeneticMove(naturalness=n, radius=0.1, elites=101), "elites must be from 1 to the population"),
-        (lambda n: GeneticMove(naturalness=n, radius=0.1, generations=0), "generations and keep must be at least 1"),
-        (lambda n: GeneticMove(naturalness=n, radius=0.1, switch=1.5), "switch are shares"),
+        (lambda n: GeneticMove(naturalness=n, radius=0.1, generations=0), "generations must be at least 1"),
+        (lambda n: GeneticMove(naturalness=n, radius=0.1, switch=1.5), "switch must be from 0 to 1"),
         (lambda n: GeneticMove(naturalness=n, radius=0.1, start=0.0), "start must be positive"),
     ],
 )
-def test_options_out_of_range_are_refused(naturalness, make, sentence: str) -> None:
+def test_options_out_of_range_are_rejected(naturalness, make, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make(naturalness)
 
@@ -471,7 +473,7 @@ def test_options_out_of_range_are_refused(naturalness, make, sentence: str) -> N
     "options",
     [{"per_seed": 0}, {"moves_per_seed": 0}, {"merge": 1.0}, {"mass_quantile": -0.1}, {"cell_radius": 0.0}],
 )
-def test_a_mix_out_of_range_is_refused(fuzz, options) -> None:
+def test_a_mix_out_of_range_is_rejected(fuzz, options) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         replace(fuzz, **options)
 

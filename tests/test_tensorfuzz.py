@@ -10,17 +10,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from operant import Classifier, Samples, spawn
-from operant.generate import _guided
-from operant.generate.baselines._guided import Queue
-from operant.generate.baselines.tensorfuzz import NoiseMutation, TensorFuzz, recently
+from operant.generate.baselines import RandomMutation, TensorFuzz
+from operant.generate.baselines._shared_queue import Queue, search_shared
+from operant.generate.baselines.tensorfuzz import recently
 from operant.rng import normal_like
 from operant.testing import LAWS, toy_classifier, toy_seeds
 
 SHIPPED = {
     "guided": TensorFuzz(radius=0.3, rows_per_seed=20, threshold=0.3),
     "few at once": TensorFuzz(radius=0.2, rows_per_seed=12, threshold=0.3, at_once=5),
-    "random": NoiseMutation(radius=0.3, rows_per_seed=20),
+    "random": RandomMutation(search=TensorFuzz(radius=0.3, rows_per_seed=20)),
 }
+
+
+def random_noise(**options):
+    return RandomMutation(search=TensorFuzz(**options))
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +56,13 @@ def test_mutants_of_mutants_stay_near_their_seeds(seed, radius, std, bounds, sha
     model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 3)).double(), bounds=bounds)
     x0 = low + (high - low) * torch.rand(7, *shape, generator=g, dtype=torch.float64)
     options = TensorFuzz(radius=radius, std=std)
-    method = options.method(model, x0, g)
+    plan = options.plan(model, x0, g)
     numbers = torch.arange(7)
     queue = Queue({"x": x0, "root": numbers, "origin": numbers, "parent": torch.full_like(numbers, -1)})
     for _ in range(4):
-        places = method.select(queue, 6)
+        places = plan.select(queue, 6)
         noise = std * normal_like(queue.take(places)["x"], generator=torch.Generator().set_state(g.get_state()))
-        mutants = method.mutate(queue, places)
+        mutants = plan.mutate(queue, places)
         root, x = mutants["root"], queue.take(places)["x"]
         expected = x0[root] + (x + noise - x0[root]).clamp(-radius, radius)
         assert torch.allclose(mutants["x"], expected.clamp(low, high))
@@ -87,7 +91,7 @@ def test_recent_inputs_are_taken_as_often_as_they_should_be(generator):
 def test_the_corpus_holds_the_seeds_and_what_is_far_from_all_before(name, toy, generator):
     model, seeds = toy
     options = SHIPPED[name]
-    search, _ = _guided.explore(model, seeds, options, generator=generator)
+    search, _ = search_shared(model, seeds, options, generator=generator)
     x = search.queue.store["x"][: len(search.queue)]
     assert torch.equal(x[:12], seeds.x[seeds.ids.argsort()])
     kept = []
@@ -95,14 +99,14 @@ def test_the_corpus_holds_the_seeds_and_what_is_far_from_all_before(name, toy, g
         far = all(float((z - k).norm()) > options.threshold for k in kept)
         assert far or row < 12
         kept += [z] if far else []
-    assert len(kept) == search.memory.count == search.coverage[-1]
+    assert len(kept) == search.covered.count == search.coverage[-1]
     assert len(x) > 20
     assert torch.equal(model.predict(x), seeds.labels[search.queue.store["origin"][: len(x)]])
     assert search.spent[-1] == 12 * options.rows_per_seed
 
 
 def test_without_guidance_every_mutant_that_does_not_fail_joins(toy, generator):
-    search, _ = _guided.explore(*toy, SHIPPED["random"], generator=generator)
+    search, _ = search_shared(*toy, SHIPPED["random"].search, guided=False, generator=generator)
     assert len(search.queue) == search.spent[-1] - sum(len(case["x"]) for case in search.cases)
 
 
@@ -171,31 +175,31 @@ def points(fuzzer, toy, *, radius, threshold):
 
 
 def test_it_keeps_more_points_than_the_same_noise_without_guidance(toy):
-    ours, theirs = (points(fuzzer, toy, radius=0.6, threshold=0.4) for fuzzer in (TensorFuzz, NoiseMutation))
+    ours, theirs = (points(fuzzer, toy, radius=0.6, threshold=0.4) for fuzzer in (TensorFuzz, random_noise))
     assert ours > 1.15 * theirs
 
 
 def test_a_threshold_out_of_reach_of_one_mutation_stops_it(toy):
-    ours, theirs = (points(fuzzer, toy, radius=0.3, threshold=0.8) for fuzzer in (TensorFuzz, NoiseMutation))
+    ours, theirs = (points(fuzzer, toy, radius=0.3, threshold=0.8) for fuzzer in (TensorFuzz, random_noise))
     assert ours < 0.85 * theirs
 
 
-# What is refused
+# What is rejected
 
 
-@pytest.mark.parametrize("fuzzer", [TensorFuzz, NoiseMutation])
+@pytest.mark.parametrize("fuzzer", [TensorFuzz, random_noise])
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         ({"radius": 0.0}, "radius must be positive and finite, got 0.0"),
         ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, the seed and one mutant, got 1"),
-        ({"seconds_per_seed": -1.0}, "seconds_per_seed must be positive and finite, or None, got -1.0"),
-        ({"at_once": 0}, "at_once must be at least 1, or None, got 0"),
+        ({"seconds_per_seed": -1.0}, "seconds_per_seed must be positive and finite, got -1.0"),
+        ({"at_once": 0}, "at_once must be at least 1, got 0"),
         ({"std": float("inf")}, "std must be positive and finite, got inf"),
-        ({"threshold": -1.0}, "threshold must be a distance, 0 or more, got -1.0"),
+        ({"threshold": -1.0}, "threshold must be 0 or more and finite, got -1.0"),
     ],
 )
-def test_bad_options_are_refused(fuzzer, options, sentence):
+def test_bad_options_are_rejected(fuzzer, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         fuzzer(**{"radius": 0.1, **options})
 
@@ -205,7 +209,7 @@ def test_recent_must_be_some():
         replace(SHIPPED["guided"], recent=0)
 
 
-def test_seeds_that_are_all_misclassified_are_refused(toy, generator):
+def test_seeds_that_are_all_misclassified_are_rejected(toy, generator):
     model, seeds = toy
     with pytest.raises(ValueError, match="at least one seed must be classified correctly .* got 12"):
         SHIPPED["guided"](model, Samples(seeds.x, (seeds.labels + 1) % 4), generator=generator)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from operant import Classifier, Samples, load_digits, spawn
 from operant.generate import uncertainty
-from operant.generate._fitness import PATTERNS, Aim
+from operant.generate._uncertainty_fitness import PATTERNS, Aim
 from operant.generate.uncertainty import UncertaintyFuzz
 from operant.measure import mc_dropout, prediction_confidence, variation_ratio_original, with_dropout
 from operant.measure.patterns import Thresholds, patterns
@@ -287,7 +287,7 @@ def test_misclassified_seeds_are_skipped_and_counted(model, seeds):
     assert set(none.columns) == set(suite.columns)
 
 
-def test_a_model_without_dropout_is_refused(seeds):
+def test_a_model_without_dropout_is_rejected(seeds):
     plain = Classifier(LeNet5(size=8))
     with pytest.raises(ValueError, match="without any dropout.*with_dropout"):
         UncertaintyFuzz(pattern="LL")(plain, Samples(seeds.x, plain.predict(seeds.x)), generator=spawn(0))
@@ -297,13 +297,13 @@ def test_a_model_without_dropout_is_refused(seeds):
     ("options", "message"),
     [
         ({"pattern": "XL"}, "pattern must be one of LL, HH, HL, LH"),
-        ({"population": 1}, "at least 2 members"),
-        ({"generations": 0}, "1 generation"),
+        ({"population": 1}, "population must be at least 2"),
+        ({"generations": 0}, "generations must be at least 1"),
         ({"radius": 0.0}, "radius must be positive"),
-        ({"crossover": 1.5}, "chances"),
-        ({"mutation": -0.1}, "chances"),
+        ({"crossover": 1.5}, "crossover must be from 0 to 1"),
+        ({"mutation": -0.1}, "mutation must be from 0 to 1"),
         ({"mutated": "rows"}, '"images" or "values"'),
-        ({"tournament": 100}, "from 1 to 99 members"),
+        ({"tournament": 100}, "tournament must be from 1 to 99"),
         ({"elites": 100}, "elites must be from 0 to 99"),
         ({"passes": 1}, "passes must be at least 2"),
         ({"noise": 0.4}, "noise must be above 0 and at most the radius 0.3"),
@@ -311,7 +311,7 @@ def test_a_model_without_dropout_is_refused(seeds):
         ({"screen": 51}, "screen must be from 2 to the 50 passes"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_bad_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         UncertaintyFuzz(**{"pattern": "LL", **options})
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
+from operant.generate.checks import check_choice, check_counts
 from operant.generate.engine import check_ball, judge, project
 from operant.model import Classifier
 from operant.rng import global_streams
@@ -37,22 +38,22 @@ def from_art(attack: Any, **options: Any) -> ArtFuzzer:
     """An evasion attack of the Adversarial Robustness Toolbox as a fuzzer.
 
     Args:
-        attack: the class, for instance ``art.attacks.evasion.ProjectedGradientDescent``; it is built for each model.
+        attack: the class, for instance ``art.attacks.evasion.ProjectedGradientDescent``; an instance is made per model.
         options: its keyword arguments.
     """
     if options.get("targeted"):
-        raise ValueError("targeted attacks are not run: ART would take each label for its target; leave targeted out")
+        raise ValueError("targeted must not be set: ART would take each label for its target; leave it out")
     return ArtFuzzer(attack=attack, options=options)
 
 
 def from_autoattack(*, radius: float, norm: str = "linf", version: str = "standard") -> AutoAttackFuzzer:
-    """AutoAttack, an ensemble of four attacks without parameters to tune, as a fuzzer; `pyautoattack` runs it.
+    """AutoAttack, an ensemble of four attacks without parameters to tune, as a fuzzer; needs `pyautoattack`.
 
     Args:
         radius: of the ball around each seed, in input units.
         norm: ``"linf"`` or ``"l2"``.
-        version: ``"standard"`` (APGD on cross-entropy, targeted APGD and FAB, Square), or ``"rand"`` for models that
-            answer at random (APGD on cross-entropy and on DLR, with gradients averaged over 20 passes).
+        version: ``"standard"`` (APGD on cross-entropy, targeted APGD and FAB, Square), or ``"rand"`` for
+            randomised models (APGD on cross-entropy and on DLR, with gradients averaged over 20 passes).
 
     References:
         | Reliable Evaluation of Adversarial Robustness with an Ensemble of Diverse Parameter-free Attacks
@@ -64,7 +65,7 @@ def from_autoattack(*, radius: float, norm: str = "linf", version: str = "standa
 
 @dataclass(frozen=True, kw_only=True)
 class FoolboxFuzzer:
-    """Runs a Foolbox attack on our model; its random numbers come from our generator."""
+    """A Foolbox attack; its random numbers come from our generator."""
 
     attack: Any
     radius: float | None = None
@@ -84,7 +85,7 @@ class FoolboxFuzzer:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtFuzzer:
-    """Runs an attack of the Adversarial Robustness Toolbox on our model; it is seeded from our generator."""
+    """An attack of the Adversarial Robustness Toolbox, seeded from our generator."""
 
     attack: Any
     options: dict[str, Any] = field(default_factory=dict)
@@ -113,10 +114,10 @@ class ArtFuzzer:
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttackFuzzer:
-    """Runs AutoAttack on our model; it is seeded from our generator, and its random numbers are drawn batch by batch.
+    """AutoAttack, seeded from our generator; its random numbers are drawn batch by batch.
 
-    Each part goes on with the seeds that withstood the ones before; a seed that withstands them all is its own case.
-    What AutoAttack would log is left out: `Classifier.doctor` looks for the same mistakes.
+    Each attack continues with the seeds that withstood the ones before; a seed that withstands them all is its own
+    case. AutoAttack's log is switched off: `Classifier.doctor` checks for the same mistakes.
     """
 
     radius: float
@@ -126,18 +127,16 @@ class AutoAttackFuzzer:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        if self.version not in CLASSES_NEEDED:
-            raise ValueError(f'version must be "standard" or "rand", got {self.version!r}')
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        check_choice(self, "version", tuple(MIN_CLASSES))
+        check_counts(self, "batch_size")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         pyautoattack = _require("pyautoattack", extra="attacks")
         model.check(seeds)
         _check_for_autoattack(model, seeds, self.version)
         low, high = model.bounds
-        unit = ((seeds.x - low) / (high - low)).float()  # it knows float32 in [0, 1] only
-        with _undisturbed(), global_streams(generator):
+        unit = ((seeds.x - low) / (high - low)).float()  # it takes float32 in [0, 1] only
+        with _quiet(), global_streams(generator):
             attack = pyautoattack.AutoAttack(
                 _Logits(model, seeds.x.dtype, bounds=model.bounds),
                 eps=self.radius / (high - low),
@@ -154,13 +153,13 @@ class AutoAttackFuzzer:
         return judge(model, seeds, x, method=f"autoattack-{self.version}-{self.norm}")
 
 
-CLASSES_NEEDED = {"standard": 4, "rand": 3}  # by the difference of logits ratio, targeted and not
+MIN_CLASSES = {"standard": 4, "rand": 3}  # for the difference of logits ratio, targeted and not
 
 
 def _check_for_autoattack(model: Classifier, seeds: Samples, version: str) -> None:
     if seeds.x.ndim != 4:
         raise ValueError(f"AutoAttack needs images (N, C, H, W), got shape {tuple(seeds.x.shape)}; use PGD")
-    classes, needed = model.classes(seeds.x), CLASSES_NEEDED[version]
+    classes, needed = model.classes(seeds.x), MIN_CLASSES[version]
     if classes < needed:
         raise ValueError(f'AutoAttack in version "{version}" needs at least {needed} classes, got {classes}; use PGD')
     if not math.isfinite(model.bounds[1] - model.bounds[0]):
@@ -168,8 +167,8 @@ def _check_for_autoattack(model: Classifier, seeds: Samples, version: str) -> No
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """AutoAttack's log is switched off, and the debugger's trace, which it removes, is put back."""
+def _quiet() -> Iterator[None]:
+    """Switch off AutoAttack's log, and restore the debugger's trace, which AutoAttack removes."""
     log, trace = logging.getLogger("auto-attack"), sys.gettrace()
     before, log.disabled = log.disabled, True
     try:
@@ -180,7 +179,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 class _Logits(nn.Module):
-    """Our model as the bare module those libraries expect; where they know [0, 1] only, ``bounds`` map it to ours."""
+    """Our model as the module that those libraries expect; ``bounds`` maps [0, 1] to our range."""
 
     def __init__(self, model: Classifier, dtype: torch.dtype, *, bounds: tuple[float, float] = (0.0, 1.0)) -> None:
         super().__init__()
@@ -188,7 +187,7 @@ class _Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         low, high = self.bounds
-        x = x.to(self.dtype)  # ART hands over float32 whatever it was given
+        x = x.to(self.dtype)  # ART always passes float32
         return self.model.logits(x if self.bounds == (0.0, 1.0) else low + (high - low) * x)
 
 

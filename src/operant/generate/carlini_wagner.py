@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.engine import SLACK, Goal, Rows, advance, check_steps, column, fuzz
+from operant.generate.checks import check_counts, check_positive
+from operant.generate.engine import SLACK, Goal, Rows, advance, column, fuzz
 from operant.model import Classifier, value_and_gradient
 from operant.suite import Suite
 
@@ -21,11 +22,11 @@ class CarliniWagner:
         minimise over w   ‖x(w) − x₀‖₂² + c · max(0, κ − m(x(w))),   x(w) = (tanh w + 1) / 2        (1)
 
     (for bounds 0 and 1), with m the margin by which the case fails. The weight c is searched for each row: ten times
-    larger until a failure is found, then halved between what worked and what did not. Rows whose objective no longer
-    falls leave early.
+    larger until a failure is found, then bisected between weights that worked and that did not. Rows whose objective no
+    longer falls stop early.
 
     Args:
-        steps: of Adam for each weight.
+        steps: of Adam per weight.
         step_size: of Adam.
         binary_search_steps: how many weights are tried.
         initial_const: the first weight.
@@ -45,16 +46,14 @@ class CarliniWagner:
     confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        check_steps(self.steps, self.step_size)
-        check_steps(self.binary_search_steps)
-        if not self.initial_const > 0:
-            raise ValueError(f"initial_const must be positive, got {self.initial_const}")
+        check_counts(self, "steps", "binary_search_steps")
+        check_positive(self, "step_size", "initial_const")
         Goal(target=self.target, confidence=self.confidence)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         goal = Goal(target=self.target, confidence=self.confidence)
         if not all(map(math.isfinite, model.bounds)):
-            raise ValueError(f"bounds must be finite here, got {model.bounds}; give Classifier those of your data")
+            raise ValueError(f"bounds must be finite here, got {model.bounds}; give Classifier the bounds of your data")
         if torch.finfo(seeds.x.dtype).eps > 1e-6:
             raise ValueError(f"inputs must be float32 or float64 here, got {seeds.x.dtype}; convert model and inputs")
 

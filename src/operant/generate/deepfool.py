@@ -1,15 +1,15 @@
-"""DeepFool: step to the nearest boundary of the linearised model, again and again."""
+"""DeepFool: repeated steps to the nearest boundary of the linearised model."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.engine import SLACK, Goal, Rows, advance, check_ball, check_steps, column, fuzz
+from operant.generate.checks import check_counts, check_nonnegative
+from operant.generate.engine import SLACK, Goal, Rows, advance, check_ball, column, fuzz
 from operant.model import Classifier
 from operant.suite import Suite
 
@@ -23,14 +23,14 @@ class DeepFool:
         k* = argmin_k |d_k| / ‖w_k‖₂,   δ ← δ + |d_k*| w_k* / ‖w_k*‖₂²        (1)
 
     (for ``"linf"``: the distance is |d| / ‖w‖₁, the direction sign w), and the case is x₀ + (1 + overshoot) δ within
-    bounds. We aim a small margin past the boundary, |d| + confidence + slack, and rows leave once they fail by it: with
-    the paper's (1) alone some rows converge to the boundary itself, where another batch size rounds them back.
+    bounds. We aim a small margin past the boundary, |d| + confidence + slack, and rows stop once they fail by it: with
+    the paper's (1) alone some rows converge to the boundary itself, where another batch size may round them back.
 
     Args:
         norm: ``"l2"`` or ``"linf"``.
-        steps: at most.
+        steps: maximum.
         overshoot: how far past the boundary, as a share of the whole change.
-        candidates: how many of the likeliest classes are considered.
+        candidates: how many of the likeliest classes to consider.
         target: the class to reach, or None for the nearest; seeds of that class are skipped.
         confidence: by how many logits a row must fail.
 
@@ -48,11 +48,10 @@ class DeepFool:
 
     def __post_init__(self) -> None:
         check_ball(1.0, self.norm)
-        check_steps(self.steps)
-        if not 0 <= self.overshoot < math.inf or self.candidates < 2:
-            raise ValueError(
-                f"overshoot must be 0 or more and candidates at least 2, got {self.overshoot} and {self.candidates}"
-            )
+        check_counts(self, "steps")
+        check_nonnegative(self, "overshoot")
+        if self.candidates < 2:
+            raise ValueError(f"candidates must be at least 2, got {self.candidates}")
         Goal(target=self.target, confidence=self.confidence)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
@@ -80,7 +79,7 @@ class DeepFool:
         return fuzz(model, seeds, search, goal=goal, method=f"deepfool-{self.norm}")
 
     def _gaps(self, logits: Tensor, rows: Rows) -> Tensor:
-        """d_k for each boundary a row may be led across: to its rivals; or into the target, from whatever rules now."""
+        """d_k for each boundary that a row may cross: to its rivals, or from any class to the target."""
         if self.target is not None:
             return Goal(target=self.target).margin(logits, rows["y"])[:, None]
         return logits.gather(1, rows["rivals"]) - logits.gather(1, rows["y"][:, None])
@@ -105,7 +104,7 @@ class DeepFool:
 
 
 def _hyperplane(w: Tensor, gap: Tensor, norm: str) -> tuple[Tensor, Tensor]:
-    """Distance to the hyperplane ``<w, delta> = gap`` in the norm, and the shortest way there."""
+    """Distance to the hyperplane ``<w, delta> = gap`` in the norm, and the shortest step to it."""
     tiny = torch.finfo(w.dtype).eps
     dual = w.flatten(1).norm(p=1 if norm == "linf" else 2, dim=1) + tiny
     distance = gap / dual

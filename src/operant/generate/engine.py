@@ -1,4 +1,4 @@
-"""What every gradient search shares: a goal, a loop whose rows leave, balls to stay in, and the final judgement."""
+"""Shared by all searches: goals, a loop that drops finished rows, projection into balls, and the final judgement."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from operant.rng import normal_like, uniform_like
 from operant.suite import Suite
 
 Rows = dict[str, Tensor]
-"""The state of a search: tensors with one row for each seed still in play."""
+"""The state of a search: tensors with one row per active seed."""
 
-SLACK = 1e-4  # of the largest logit: how far past the boundary a case must be for every later pass to agree
+SLACK = 1e-4  # margin that a case must have, as a share of the largest logit, so that every later pass agrees
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What counts as success, and the loss that climbs towards it.
+    """What counts as success, and the loss to raise.
 
     Args:
         target: the class to reach, or None for any class but the label.
@@ -46,7 +46,7 @@ class Goal:
         return -cross_entropy(logits, torch.full_like(y, self.target), reduction="none")
 
     def margin(self, logits: Tensor, y: Tensor) -> Tensor:
-        """How far past the boundary each row is, in logits; negative on the right side of it."""
+        """How far past the boundary each row is, in logits; negative where the goal is not reached."""
         c = y if self.target is None else torch.full_like(y, self.target)
         own = logits.gather(1, c[:, None])[:, 0]
         other = logits.scatter(1, c[:, None], -torch.inf).amax(1)
@@ -58,9 +58,9 @@ class Goal:
 
 
 def advance(rows: Rows, step: Callable[[Rows], tuple[Rows, Tensor | None]], *, steps: int) -> Rows:
-    """Run ``step`` on all rows together; rows it calls finished leave the batch with the state they have.
+    """Run ``step`` on all rows together; rows that it returns as finished keep their state and leave the batch.
 
-    Returns the final state of every row, in the order they came.
+    Returns the final state of every row, in the initial order.
     """
     final = {name: values.clone() for name, values in rows.items()}
     place = torch.arange(len(rows["x"]), device=rows["x"].device)
@@ -90,8 +90,8 @@ def fuzz(
     """Check the seeds, search from them batch by batch, and judge every case in one final pass of the model.
 
     Args:
-        search: from ``x0``, ``y`` and ``x`` (where to start) of one batch to its cases.
-        start: from all seeds to all starting points, called once, so that random numbers do not depend on batches.
+        search: from ``x0``, ``y`` and ``x`` (starting points) of one batch to its cases.
+        start: from all seeds to all starting points; called once, so that random numbers do not depend on batches.
     """
     model.check(seeds)
     seeds = seeds.to(model.device)
@@ -115,16 +115,16 @@ def judge(
     skipped: int = 0,
     goal: Goal = Goal(),  # frozen
 ) -> Suite:
-    """A suite of these cases with what the model says of them; the column ``margin`` tells how firmly it says so.
+    """A suite of these cases with the model's predictions, from one batched pass, and their margins (``margin``).
 
     Args:
-        model: has the last word in one batched pass.
+        model: makes the predictions.
         seeds: labelled.
         x: the cases.
-        method: how they were made, in a word.
-        origin: the row of ``seeds`` that each case came from; one case a seed, in order, unless given.
-        skipped: how many of the seeds were not worked on; one that was and gave no case is not among them.
-        goal: what the search was after.
+        method: name of the method that made them.
+        origin: the row of ``seeds`` that each case came from (default: one case per seed, in order).
+        skipped: how many seeds were not searched; a seed that was searched and gave no case is not among them.
+        goal: of the search.
     """
     origin = torch.arange(len(seeds)) if origin is None else origin
     y = seeds.labels[origin]
@@ -145,14 +145,14 @@ def judge(
 
 def loss_gradient(model: Classifier, goal: Goal, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Logits at ``x`` and the gradient of the goal's loss there."""
-    kept: list[Tensor] = []
+    logits: list[Tensor] = []
 
     def objective(z: Tensor) -> Tensor:
-        kept.append(model.logits(z))
-        return goal.loss(kept[0], y)
+        logits.append(model.logits(z))
+        return goal.loss(logits[0], y)
 
     _, gradient = value_and_gradient(objective, x)
-    return kept[0].detach(), gradient.nan_to_num(0.0)  # a row without a direction stays where it is
+    return logits[0].detach(), gradient.nan_to_num(0.0)  # a row without a direction stays where it is
 
 
 def column(values: Tensor, like: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ def steepest(gradient: Tensor, norm: str) -> Tensor:
 
 
 def project(x: Tensor, x0: Tensor, radius: Tensor, norm: str, bounds: tuple[float, float]) -> Tensor:
-    """``x`` brought back into the ball around each seed and into bounds; ``radius`` has one value per row."""
+    """``x`` projected into the ball around each seed and clipped to bounds; ``radius`` has one value per row."""
     delta, r = x - x0, column(radius, x)
     if norm == "linf":
         delta = torch.minimum(torch.maximum(delta, -r), r)
@@ -197,15 +197,8 @@ def check_ball(radius: float, norm: str, *, norms: tuple[str, ...] = ("linf", "l
         raise ValueError(f"norm must be {', '.join(others)} or {last}, got {norm!r}")
 
 
-def check_steps(steps: int, step_size: float | None = None) -> None:
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if step_size is not None and not step_size > 0:
-        raise ValueError(f"step_size must be positive, got {step_size}")
-
-
 def eligible(model: Classifier, seeds: Samples, goal: Goal) -> Tensor:
-    """Rows of the seeds to work on: for a targeted goal, those that are not of the target class already."""
+    """Rows of the seeds to search from: for a targeted goal, those that are not of the target class already."""
     if goal.target is None:
         return torch.arange(len(seeds))
     if goal.target >= model.classes(seeds.x):

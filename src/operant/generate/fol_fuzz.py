@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
+from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive
 from operant.generate.engine import Goal, Rows, check_ball, column, judge, steepest
 from operant.measure.loss import rise
 from operant.model import Classifier
@@ -18,33 +19,33 @@ from operant.rng import uniform_like
 from operant.suite import Suite
 
 BRANCHES = ("rise", "small", "flip")
-RELEASED_SEED = 1e-3  # the released program passes over seeds whose gradient is not longer than this
+MIN_SEED_GRADIENT = 1e-3  # the released program skips seeds whose gradient is not longer than this
 
 
 @dataclass(frozen=True, kw_only=True)
 class FOLFuzz:
-    """Follow first-order loss out of each seed, towards failures of both kinds that BE-ST wants to retrain with.
+    """Follow first-order loss (FOL) from each seed, to failures of both kinds that BE-ST retrains with.
 
         objective(x) = P(c2) + … + P(ck) - P(c1) + weight · FOL(x)        (1)
         x ← x + learning_rate · radius · U(0.5, 1.5) · steepest(∇objective)        (2)
 
-    c1 is the seed's class, c2 to ck those the model finds next likely there. Each seed has a queue. A point taken
-    from it makes ``iters`` steps (2). A point on the way joins the queue if it lies in the ball and its FOL is at
-    least FOL_m, the highest so far (branch ``"rise"``), or below ``xi`` (branch ``"small"``); if the model also fails
-    on it, it is a case. All seeds advance together; one whose queue is empty or whose rows are spent leaves the batch.
+    c1 is the seed's class, c2 to ck the next likely classes there. Each seed has a queue. Each point taken from it
+    makes ``iters`` steps (2). Each new point joins the queue if it lies in the ball and its FOL is at least FOL_m, the
+    highest so far (branch ``"rise"``), or below ``xi`` (branch ``"small"``); if the model also fails on it, it is a
+    case. All seeds advance together; one whose queue is empty or whose rows are spent leaves the batch.
 
-    Where the paper's Algorithm 3 is silent or must be read with care:
+    Where the paper's Algorithm 3 is silent or ambiguous:
 
     - label and distance are compared with the *original* seed's; the pseudocode compares with the point just taken,
       so that its cases could drift out of the ball and count returns to the right class as failures;
-    - classes in (1) are ranked once, at the seed: ranked anew, the objective would pull failures back;
+    - classes in (1) are ranked once, at the seed: ranked again, the objective would pull failures back;
     - FOL_m starts at 0; the queue is first in, first out; a point that both conditions accept joins it once, one that
-      did not move at all never; "0 to iters" is taken as ``iters`` steps;
+      did not move never; "0 to iters" is taken as ``iters`` steps;
     - ``processing(grads)`` is (2). With ``step="gradient"`` it is learning_rate · U(0.5, 1.5) · ∇objective, as in the
-      released program: where the softmax is saturated that hardly moves, and most seeds of a good model stay whole;
-    - ξ = 1e-18, the paper's, is below what float32 can resolve, so its second branch never fires. ``"q05"`` asks for
-      less than the 5 % quantile of FOL among this seed's failing points so far;
-    - ``rows_per_seed`` ends every search.
+      released program: where the softmax is saturated that hardly moves, and most seeds of a good model give no case;
+    - ξ = 1e-18, the paper's, is below what float32 can resolve, so that its second branch is never taken. ``"q05"``
+      requires less than the 5 % quantile of FOL among this seed's failing points so far;
+    - ``rows_per_seed`` limits every search.
 
     Misclassified seeds are skipped. Columns: ``fol``, ``loss``, ``branch``, and ``threshold``, the FOL_m or ξ it met.
 
@@ -52,16 +53,15 @@ class FOLFuzz:
         radius: of the ball around each seed, in input units.
         norm: ``"linf"`` or ``"l2"``, of the ball and of FOL.
         xi: what counts as small: a number, or a quantile such as ``"q05"``.
-        k: how many classes take part in (1); all, where the model has fewer.
-        weight: λ in the paper: how much FOL counts against the class probabilities.
-        iters: steps from each point taken from the queue.
+        k: how many classes take part in (1), at most all.
+        weight: λ in the paper: weight of FOL, relative to the class probabilities.
+        iters: steps per point taken from the queue.
         learning_rate: mean length of a step, as a share of the radius.
-        rows_per_seed: how many points the model may be asked about for one seed, itself included, its first and last
-            judgement not.
+        rows_per_seed: model rows per seed, including the seed, without the first and the last judgement.
         step: ``"steepest"`` or ``"gradient"``.
         variant: ``"paper"``, or ``"released"``: the objective is ‖g‖₂ - P(c1), a point is queued if ‖g‖₂ rises and its
             L2 distance is below ``radius`` times the seed's length, and *any* failure is a case, however far. Its
-            settings are ``radius=0.5, norm="l2", step="gradient", iters=2``; ``xi``, ``k`` and ``weight`` take no part.
+            settings are ``radius=0.5, norm="l2", step="gradient", iters=2``; ``xi``, ``k`` and ``weight`` are ignored.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Algorithm 3 and Eq. 8
@@ -82,20 +82,13 @@ class FOLFuzz:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         _quantile(self.xi)
-        if self.k < 1 or self.iters < 1:
-            raise ValueError(f"k and iters must be at least 1, got {self.k} and {self.iters}")
-        if not (0 <= self.weight < math.inf and 0 < self.learning_rate < math.inf):
-            raise ValueError(
-                "weight must be 0 or more and learning_rate positive, both finite, "
-                f"got {self.weight} and {self.learning_rate}"
-            )
+        check_counts(self, "k", "iters")
+        check_nonnegative(self, "weight")
+        check_positive(self, "learning_rate")
         if self.rows_per_seed < 2:
             raise ValueError(f"rows_per_seed must be at least 2, the seed and one step, got {self.rows_per_seed}")
-        if self.step not in ("steepest", "gradient") or self.variant not in ("paper", "released"):
-            raise ValueError(
-                'step must be "steepest" or "gradient" and variant "paper" or "released", '
-                f"got {self.step!r} and {self.variant!r}"
-            )
+        check_choice(self, "step", ("steepest", "gradient"))
+        check_choice(self, "variant", ("paper", "released"))
         if self.variant == "released" and (self.norm != "l2" or self.step != "gradient"):
             raise ValueError('the released program takes raw gradients and L2: give norm="l2", step="gradient"')
 
@@ -107,7 +100,7 @@ class FOLFuzz:
         right = (ranking[:, 0] == seeds.labels).nonzero().flatten()
         if len(right) == 0:
             raise ValueError(
-                f"FOL-Fuzz starts from correctly classified seeds, and none of the {len(seeds)} is; "
+                f"FOL-Fuzz starts from correctly classified seeds, and none of the {len(seeds)} is one; "
                 "check the labels, or run doctor() on the model"
             )
         rows = {
@@ -116,13 +109,13 @@ class FOLFuzz:
             "u": u,
             "origin": torch.arange(len(seeds), device=right.device),
         }
-        searches = (_Search(self, model, _chosen(rows, some)).run() for some in right.split(model.batch_size))
+        searches = (_FOLSearch(self, model, _chosen(rows, some)).run() for some in right.split(model.batch_size))
         cases = _joined(list(searches))
         cases = _chosen(cases, cases["origin"].argsort(stable=True))
         return self._suite(model, seeds, cases, skipped=len(seeds) - len(right))
 
     def _suite(self, model: Classifier, seeds: Samples, cases: Rows, *, skipped: int) -> Suite:
-        """Every case after the model's final word, with what the search knew of it."""
+        """The cases after a final pass of the model, with columns of the search."""
         name = f"fol-fuzz-{self.norm}" if self.variant == "paper" else "fol-fuzz-released"
         suite = judge(model, seeds, cases["x"], origin=cases["origin"], method=name, skipped=skipped)
         branch = [BRANCHES[b] for b in cases["branch"].tolist()]
@@ -130,8 +123,8 @@ class FOLFuzz:
         return suite.with_columns(branch=branch, **columns).failures()
 
 
-class _Search:
-    """One batch of seeds on their way: their queues, what they have spent, and what was found."""
+class _FOLSearch:
+    """A search from one batch of seeds: queues, rows spent and cases."""
 
     def __init__(self, options: FOLFuzz, model: Classifier, seeds: Rows) -> None:
         n = len(seeds["x0"])
@@ -140,35 +133,35 @@ class _Search:
         self.used = torch.zeros(n, dtype=torch.int64, device=seeds["x0"].device)
         self.highest = seeds["x0"].new_zeros(n)  # FOL_m
         self.failing = seeds["x0"].new_full((n, options.rows_per_seed), torch.nan)  # FOL of failing points
-        self.found: list[Rows] = []
+        self.cases: list[Rows] = []
 
     def run(self) -> Rows:
         """The cases, in the order they were found."""
         everyone = torch.arange(len(self.used), device=self.used.device)
-        start = self._look(everyone, self.seeds["x0"])
-        worth = start["fol"] > RELEASED_SEED if self.options.variant == "released" else start["fol"] >= 0
-        self.queues.put(everyone[worth], _chosen(start, worth))
-        self.found.append(_chosen(self._judged(everyone, start, start), everyone[:0]))
-        while len(rows := (self.queues.waiting() & self._can_go_on()).nonzero().flatten()):
+        start = self._evaluate(everyone, self.seeds["x0"])
+        queued = start["fol"] > MIN_SEED_GRADIENT if self.options.variant == "released" else start["fol"] >= 0
+        self.queues.put(everyone[queued], _chosen(start, queued))
+        self.cases.append(_chosen(self._classified(everyone, start, start), everyone[:0]))
+        while len(rows := (self.queues.waiting() & self._rows_left()).nonzero().flatten()):
             now = self.queues.pop(rows)
             for _ in range(self.options.iters):
-                left = self._can_go_on()[rows]
+                left = self._rows_left()[rows]
                 rows, now = rows[left], _chosen(now, left)
                 if len(rows):
                     now = self._step(rows, now)
-        return _joined(self.found)
+        return _joined(self.cases)
 
-    def _can_go_on(self) -> Tensor:
+    def _rows_left(self) -> Tensor:
         return self.used < self.options.rows_per_seed
 
     def _step(self, rows: Tensor, now: Rows) -> Rows:
-        """One step of every row; what deserves it is queued, what fails is kept."""
+        """One step of every row, from which points are queued and cases kept."""
         before = self.used[rows]
-        point = self._judged(rows, now, self._look(rows, self._moved(rows, now)))
+        point = self._classified(rows, now, self._evaluate(rows, self._moved(rows, now)))
         self.failing[rows, before] = torch.where(point["near"] & point["fails"], point["fol"], torch.nan)
         self.highest[rows] = torch.where(point["rises"], point["fol"], self.highest[rows])
         self.queues.put(rows[point["queued"]], _chosen(point, point["queued"]))
-        self.found.append(_chosen(point, point["case"]))
+        self.cases.append(_chosen(point, point["case"]))
         return point
 
     def _moved(self, rows: Tensor, now: Rows) -> Tensor:
@@ -178,8 +171,8 @@ class _Search:
         size = options.learning_rate * self.seeds["u"][rows, self.used[rows]]
         return (now["x"] + column(size, direction) * direction).clamp(*self.model.bounds)  # (2)
 
-    def _look(self, rows: Tensor, x: Tensor) -> Rows:
-        """FOL, loss and logits at ``x``, and where the objective rises: two gradients from one pass of the model."""
+    def _evaluate(self, rows: Tensor, x: Tensor) -> Rows:
+        """FOL, loss, logits and gradient of the objective at ``x``: two gradients from one pass of the model."""
         options, seeds = self.options, _chosen(self.seeds, rows)
         released = options.variant == "released"
         norm, radius = ("l2-paper", 1.0) if released else (options.norm, options.radius)
@@ -197,8 +190,8 @@ class _Search:
         values = {"x": x, "logits": logits, "loss": loss, "fol": fol, "direction": direction.nan_to_num(0.0)}
         return {name: value.detach() for name, value in values.items()} | {"origin": seeds["origin"]}
 
-    def _judged(self, rows: Tensor, before: Rows, point: Rows) -> Rows:
-        """What becomes of each new point: is it queued, is it a case, and by which branch."""
+    def _classified(self, rows: Tensor, before: Rows, point: Rows) -> Rows:
+        """Whether each new point is queued, whether it is a case, and by which branch."""
         options, x, x0 = self.options, point["x"], self.seeds["x0"][rows]
         fol, highest = point["fol"], self.highest[rows]
         fails = Goal().reached(point["logits"], self.seeds["classes"][rows, 0])
@@ -206,13 +199,13 @@ class _Search:
         if options.variant == "released":
             near = (x - x0).flatten(1).norm(dim=1) < options.radius * x0.flatten(1).norm(dim=1)
             rises = near & new & (fol > highest)
-            told = {"rises": rises, "queued": rises, "case": fails, "branch": torch.full_like(rows, 2)}
-            return point | told | {"near": near, "fails": fails, "threshold": torch.full_like(fol, torch.nan)}
+            result = {"rises": rises, "queued": rises, "case": fails, "branch": torch.full_like(rows, 2)}
+            return point | result | {"near": near, "fails": fails, "threshold": torch.full_like(fol, torch.nan)}
         near = _length(x - x0, options.norm) <= options.radius
         xi = self._xi(rows)
         rises, small = near & new & (fol >= highest), near & new & (fol < xi)
-        told = {"rises": rises, "queued": rises | small, "case": (rises | small) & fails, "branch": (~rises).long()}
-        return point | told | {"near": near, "fails": fails, "threshold": torch.where(rises, highest, xi)}
+        result = {"rises": rises, "queued": rises | small, "case": (rises | small) & fails, "branch": (~rises).long()}
+        return point | result | {"near": near, "fails": fails, "threshold": torch.where(rises, highest, xi)}
 
     def _xi(self, rows: Tensor) -> Tensor:
         if isinstance(self.options.xi, str):
@@ -221,11 +214,11 @@ class _Search:
 
 
 class _Queues:
-    """One first-in-first-out queue a seed. Points live in one growing store whose places are used again."""
+    """One first-in-first-out queue per seed. All points share one growing store whose places are reused."""
 
-    def __init__(self, n: int, most: int, *, like: Tensor) -> None:
+    def __init__(self, n: int, capacity: int, *, like: Tensor) -> None:
         self.store = dict.fromkeys(("x", "direction"), like[:0])
-        self.places = torch.zeros(n, most, dtype=torch.int64, device=like.device)
+        self.places = torch.zeros(n, capacity, dtype=torch.int64, device=like.device)
         self.head = torch.zeros(n, dtype=torch.int64, device=like.device)
         self.tail = torch.zeros_like(self.head)
         self.free = self.head[:0]
@@ -259,7 +252,7 @@ class _Queues:
 
 
 def _gradient(values: Tensor, x: Tensor, *, again: bool = False) -> Tensor:
-    """Of the sum of ``values``; zero where they do not depend on ``x``, as with a constant model."""
+    """The gradient of the sum of ``values``; zero where they do not depend on ``x``, as with a constant model."""
     if not values.requires_grad:
         return torch.zeros_like(x)
     return torch.autograd.grad(values.sum(), x, create_graph=again, allow_unused=True, materialize_grads=True)[0]
@@ -279,7 +272,7 @@ def _joined(parts: list[Rows]) -> Rows:
 
 
 def _quantile(xi: float | str) -> float:
-    """The share that ``"q05"`` names."""
+    """The quantile that ``"q05"`` names; NaN for a number."""
     if isinstance(xi, str):
         if not re.fullmatch(r"q\d\d", xi):
             raise ValueError(f'xi must be a number or a quantile such as "q05", got {xi!r}')

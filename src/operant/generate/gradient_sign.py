@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_positive
 from operant.generate.engine import (
     Goal,
     Rows,
     advance,
     check_ball,
-    check_steps,
     column,
     fuzz,
     loss_gradient,
@@ -27,7 +27,7 @@ from operant.model import Classifier
 from operant.suite import Suite
 
 SCAN = 50  # points tried along a ray, from the seed outwards
-HALVINGS = 10  # then the bracket is halved this often
+HALVINGS = 10  # bisection steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class PGD:
         radius: of the ball around each seed, in input units.
         norm: ``"linf"`` or ``"l2"``.
         steps: how many; all are run unless ``stop_early``.
-        step_size: in input units; 2.5 * radius / steps unless given, so that every point of the ball can be reached.
-        random_start: from a uniform point of the ball instead of the seed.
+        step_size: in input units (default: 2.5 * radius / steps, so that every point of the ball can be reached).
+        random_start: start from a uniform point of the ball instead of the seed.
         target: the class to reach, or None for any but the label; seeds of that class are skipped.
-        stop_early: rows leave as soon as they fail, which is faster and ends nearer to the seed.
-        confidence: with ``stop_early``, by how many logits a row must fail before it leaves.
+        stop_early: rows stop as soon as they fail, which is faster and ends nearer to the seed.
+        confidence: with ``stop_early``, by how many logits a row must fail before it stops.
 
     References:
         | Towards Deep Learning Models Resistant to Adversarial Attacks (Madry et al., 2018)
@@ -62,7 +62,8 @@ class PGD:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_steps(self.steps, self.step_size)
+        check_counts(self, "steps")
+        check_positive(self, "step_size")
         _check_confidence(self.confidence, needed=self.stop_early, by="stop_early")
         Goal(target=self.target)
 
@@ -83,18 +84,18 @@ class PGD:
 
 @dataclass(frozen=True, kw_only=True)
 class FGSM:
-    """One step along the gradient (its sign for ``"linf"``), as long as the ball allows.
+    """One step along the gradient (its sign for ``"linf"``), of length ``radius``.
 
     With ``minimal=True`` the step is the smallest along that direction that makes the model fail: the ray is scanned
-    outwards, since failing is not monotone along it, and the first bracket is halved. That is what papers that ran
-    early Foolbox versions with default settings report. Seeds without such a step get the full one.
+    outwards, since failing is not monotone along it, and the first bracket is bisected. Papers that ran early Foolbox
+    versions with default settings report this. Seeds without such a step get the full one.
 
     Args:
-        radius: length of the step, or with ``minimal`` the longest to try.
+        radius: length of the step, or with ``minimal`` the largest to try.
         norm: ``"linf"`` or ``"l2"``.
-        random_start: step from a uniform point of the ball and project back.
+        random_start: start from a uniform point of the ball and project back.
         target: the class to reach, or None for any but the label; seeds of that class are skipped.
-        minimal: the smallest step that fails.
+        minimal: use the smallest step that fails.
         confidence: with ``minimal``, by how many logits the case must fail.
 
     References:
@@ -135,16 +136,16 @@ class BIM:
     """The basic iterative method: projected steps from the seed itself.
 
     With ``minimal=True`` the radius is bisected for each row, with the step in proportion, down to the smallest ball in
-    which the steps still make the model fail. Seeds that withstand the full radius get its case.
+    which the steps still make the model fail. Seeds that withstand the full radius get the case of that radius.
 
     Args:
         radius: of the ball, or with ``minimal`` the largest to try.
         norm: ``"linf"`` or ``"l2"``.
         steps: how many; all are run unless ``stop_early`` or ``minimal``.
-        step_size: in input units; radius / 5 unless given. With ``minimal``, for the full radius.
+        step_size: in input units (default: radius / 5). With ``minimal``, for the full radius.
         target: the class to reach, or None for any but the label; seeds of that class are skipped.
-        stop_early: rows leave as soon as they fail.
-        minimal: the smallest ball that holds a failure.
+        stop_early: rows stop as soon as they fail.
+        minimal: use the smallest ball that holds a failure.
         confidence: with ``stop_early`` or ``minimal``, by how many logits a row must fail.
 
     References:
@@ -163,7 +164,8 @@ class BIM:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_steps(self.steps, self.step_size)
+        check_counts(self, "steps")
+        check_positive(self, "step_size")
         _check_confidence(self.confidence, needed=self.stop_early or self.minimal, by="stop_early or minimal")
         Goal(target=self.target)
 
@@ -189,7 +191,7 @@ class BIM:
     def _smallest_ball(
         self, model: Classifier, goal: Goal, rows: Rows, climb: Callable[..., Tensor], best: Tensor
     ) -> Tensor:
-        """From cases that fail in the full ball to cases that fail in ever smaller ones."""
+        """Cases that fail in the smallest ball, by bisection; ``best`` are those of the full ball."""
         low = torch.zeros_like(rows["y"], dtype=best.dtype)
         high = torch.full_like(low, self.radius)
         for _ in range(HALVINGS):
@@ -204,7 +206,7 @@ class BIM:
 def ascend(
     model: Classifier, rows: Rows, goal: Goal, *, radius: Tensor, size: float, norm: str, steps: int, leave: bool
 ) -> Tensor:
-    """Projected steps of ``size`` times each row's radius; with ``leave``, rows go once they reach the goal."""
+    """Projected steps of ``size`` times each row's radius; with ``leave``, rows stop once they reach the goal."""
 
     def step(state: Rows) -> tuple[Rows, Tensor | None]:
         logits, gradient = loss_gradient(model, goal, state["x"], state["y"])

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate._fitness import Aim
+from operant.generate._uncertainty_fitness import Aim
+from operant.generate.checks import check_choice, check_counts, check_shares
 from operant.generate.engine import Rows, advance, check_ball, judge, project
 from operant.measure.mc_dropout import check_passes, mc_dropout
 from operant.measure.patterns import DEFAULT, Thresholds, patterns
@@ -21,12 +22,12 @@ from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 
-AT_ONCE = 2**25  # values of members in play together
-CANDIDATES = 3  # of a seed and generation, who met the objective in the screen's passes and are asked for all of them
-KEPT = ("reached", "generation", "vro_search")  # what is told of a seed's search
+MAX_VALUES = 2**25  # values of all members that are searched together
+CANDIDATES = 3  # members per seed and generation that met the objective in the screen's passes and get all passes
+SEARCH_COLUMNS = ("reached", "generation", "vro_search")
 
-Name = tuple[int, str | int]
-"""Of dropout masks: a seed and a path, as `spawn` takes them."""
+MaskName = tuple[int, str | int]
+"""Seed and path of dropout masks, for `spawn`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,49 +36,49 @@ class UncertaintyFuzz:
 
         LL   PCS(x) < p  and  VRO(x) < v                      undecided, yet stable
         HH   PCS(x) > p  and  VRO(x) > v                      confident, yet unstable
-        HL   PCS(x) > p  and  VRO(x) < v  and x is an AE      wrong as if it were right
-        LH   PCS(x) < p  and  VRO(x) > v  and x is a BE       right as if it were wrong                    (1)
+        HL   PCS(x) > p  and  VRO(x) < v  and x is an AE      wrong, but looks right
+        LH   PCS(x) < p  and  VRO(x) > v  and x is a BE       right, but looks wrong                       (1)
 
-    A case is adversarial (AE) if the model does not give it its seed's label, else benign (BE). The first members are
+    A case is adversarial (AE) if the model does not predict its seed's label, else benign (BE). The first members are
     the seed with noise. Fitness follows the paper's piecewise equations, `Aim.fitness`. Each child has two parents, the
-    fittest of a tournament and the fittest of another one among the rest, takes each pixel from the first with the
-    chance ``crossover``, and may be mutated by noise. A seed leaves with its fittest member that meets the objective as
-    soon as there is one.
+    fittest of a tournament and the fittest of another one among the rest, takes each pixel from the first with
+    probability ``crossover``, and may be mutated by noise. As soon as members meet the objective, the fittest of them
+    is the seed's case.
 
-    VRO takes many passes, so it is asked for late: of populations on the last line of their equation, whose others do
-    not contain it; and there only of members that are fit enough, by the rest of that line, for a tournament of this
-    generation to tell them apart. All passes of a search use the same dropout masks for every member, so that fitness
-    is one function from the first generation to the last. But what is bred for some masks may fit no others: at the
-    end, every case is judged again with fresh ones, and both counts are told.
+    VRO takes many passes, so it is computed only where needed: for populations on the last line of their equation, the
+    only one that contains it, and there for members that are fit enough, by the rest of that line, to matter in a
+    tournament of this generation. All passes of a search use the same dropout masks for every member, so that fitness
+    is one function for all generations. But a case bred for some masks may not hold for others: at the end, every case
+    is judged again with fresh masks, and both results are columns.
 
     Every seed gives one case. Columns: ``aim``, the pattern; ``reached`` (1 or 0), whether the search met the
-    objective, where 0 marks the best member of a seed that failed; ``confirmed``, whether it did and the case meets it
-    with fresh masks too; ``pcs`` and ``vro`` (fresh masks), ``vro_search`` (those of the search), ``pattern``, that the
-    case follows by the fresh ones; ``generation``, when the search ended. Misclassified seeds are skipped.
+    objective, where 0 marks the best member of a seed that failed; ``confirmed``, whether the case also meets it with
+    fresh masks; ``pcs`` and ``vro`` (fresh masks), ``vro_search`` (masks of the search), ``pattern`` of the case by the
+    fresh ones; ``generation``, when the search ended. Misclassified seeds are skipped.
 
-    The paper says neither how large tournaments are nor whether the fittest live on, nor whether its mutation rate
-    counts images or values, and its program is not public. The defaults, 20, one and images, are a choice. So are
-    these: its crossover rate of .5 is read as the chance of each pixel; a pair of parents, never the same member twice,
-    has one child; of members that are equally fit, the one comes first that meets more of the objective's conditions.
-    Seeds have their own streams of random numbers, and do not see each other.
+    The paper says neither how large tournaments are nor whether the fittest survive, nor whether its mutation rate
+    counts images or values, and its program is not public. The defaults, 20, one and images, are our choice. So are
+    these: its crossover rate of .5 is the probability of each pixel; a pair of parents, never the same member twice,
+    has one child; of equally fit members, those that meet more of the objective's conditions come first. Each seed has
+    its own random stream, so that seeds do not affect each other.
 
     Args:
         pattern: ``"LL"``, ``"HH"``, ``"HL"`` (adversarial) or ``"LH"`` (benign).
         radius: of the ball around each seed in L∞, in input units.
-        noise: largest change of a value by noise, of first members and mutants; the radius unless given, for the paper
-            names no other number.
-        population: members of a seed.
-        generations: how many after the first, at most.
-        crossover: chance of a pixel, with all its channels, to come from the first parent; of a value where inputs are
-            no images.
-        mutation: chance to be mutated, by white noise, uniform and cut where it leaves the ball.
-        mutated: what that is the chance of: ``"images"``, in which all values then change, or single ``"values"``.
-        tournament: members that a parent is the fittest of.
-        elites: fittest members that live on.
+        noise: largest change of a value by noise, in first members and mutants (default: the radius, as the paper
+            states no other number).
+        population: members per seed.
+        generations: maximum number after the first.
+        crossover: probability that a pixel, with all its channels, comes from the first parent; of a value where inputs
+            are not images.
+        mutation: probability of a mutation, by uniform white noise, clipped to the ball.
+        mutated: what mutates with that probability: ``"images"``, with all values at once, or single ``"values"``.
+        tournament: members that compete to be a parent.
+        elites: fittest members that survive.
         passes: T of VRO; the paper takes 50 for MNIST and 100 for larger images.
-        screen: passes in the search, if fewer; of who meets the objective in these, the fittest three of a generation
-            are asked for all, in which they must meet it too.
-        fresh_masks: new masks in every generation, and elites asked again, instead of the same ones all along.
+        screen: passes in the search, if fewer; of the members that meet the objective in these, the fittest three of a
+            generation get all passes, in which they must meet it too.
+        fresh_masks: draw new masks in every generation, and rate elites again.
         thresholds: p and v are the lower thresholds where the pattern says L and the upper ones where it says H.
 
     References:
@@ -108,19 +109,14 @@ class UncertaintyFuzz:
         check_passes(self.passes)
         if self.noise is not None and not 0 < self.noise <= self.radius:
             raise ValueError(f"noise must be above 0 and at most the radius {self.radius}, got {self.noise}")
-        if self.population < 2 or self.generations < 1:
-            raise ValueError(
-                "a population needs at least 2 members and 1 generation, "
-                f"got {self.population} and {self.generations}; the paper takes 100 and 50"
-            )
-        if not (0 <= self.crossover <= 1 and 0 <= self.mutation <= 1):
-            raise ValueError(f"crossover and mutation are chances, got {self.crossover} and {self.mutation}")
-        if self.mutated not in ("images", "values"):
-            raise ValueError(f'mutated must be "images" or "values", got {self.mutated!r}')
+        if self.population < 2:
+            raise ValueError(f"population must be at least 2, got {self.population}; the paper takes 100")
+        check_counts(self, "generations")
+        check_shares(self, "crossover", "mutation")
+        check_choice(self, "mutated", ("images", "values"))
         if not 1 <= self.tournament < self.population:
             raise ValueError(
-                f"a tournament has from 1 to {self.population - 1} members, fewer than the population, "
-                f"got {self.tournament}"
+                f"tournament must be from 1 to {self.population - 1}, fewer than the population, got {self.tournament}"
             )
         if not 0 <= self.elites < self.population:
             raise ValueError(f"elites must be from 0 to {self.population - 1}, got {self.elites}")
@@ -138,37 +134,37 @@ class UncertaintyFuzz:
         masks, *names = torch.randint(
             2**62, (1 + len(seeds),), generator=generator, device=generator.device
         ).tolist()  # drawn for all seeds before any is dropped
-        mc_dropout(model, seeds.x[:MIN_ROWS], passes=2, generator=spawn(masks, "try"))  # refuses one without dropout
+        mc_dropout(model, seeds.x[:MIN_ROWS], passes=2, generator=spawn(masks, "try"))  # raises without dropout
         chosen = (model.predict(seeds.x) == seeds.labels).nonzero().flatten()
-        found = [
+        parts = [
             self._search(
                 model, seeds, some, [torch.Generator().manual_seed(names[row]) for row in some.tolist()], masks
             )
-            for some in chosen.split(max(1, AT_ONCE // (self.population * seeds.x[0].numel())))
+            for some in chosen.split(max(1, MAX_VALUES // (self.population * seeds.x[0].numel())))
             if len(some)
         ]
-        x = torch.cat([seeds.x[:0], *(rows["case"] for rows in found)])
+        x = torch.cat([seeds.x[:0], *(part["case"] for part in parts)])
         skipped, method = len(seeds) - len(chosen), f"uncertainty-{self.pattern}"
         suite = judge(model, seeds, x, origin=chosen, method=method, skipped=skipped)
         none = torch.empty(0, dtype=torch.float64)
-        told = {name: torch.cat([none, *(rows[name].double().cpu() for rows in found)]) for name in KEPT}
-        return self._judged(model, suite, told, masks)
+        columns = {name: torch.cat([none, *(part[name].double().cpu() for part in parts)]) for name in SEARCH_COLUMNS}
+        return self._judged(model, suite, columns, masks)
 
-    def _judged(self, model: Classifier, suite: Suite, told: Rows, masks: int) -> Suite:
-        """With columns of the search, and of a last look at all cases with fresh masks."""
+    def _judged(self, model: Classifier, suite: Suite, columns: Rows, masks: int) -> Suite:
+        """The suite with columns of the search, and of a final rating with fresh masks."""
         n, x = len(suite), suite.x.to(model.device)
         pcs = prediction_confidence(model.probs(x)).double().cpu() if n else torch.empty(0).double()
         fresh = _vro(model, x, suite.prediction.to(x.device), self.passes, (masks, "fresh")).cpu()
         met = self.aim.met(pcs, suite.prediction != suite.label, fresh)
         return suite.with_columns(
             aim=np.array([self.pattern] * n, dtype=np.str_),
-            reached=told["reached"],
-            confirmed=(met & (told["reached"] > 0)).double(),
+            reached=columns["reached"],
+            confirmed=(met & (columns["reached"] > 0)).double(),
             pcs=pcs,
             vro=fresh,
-            vro_search=told["vro_search"],
+            vro_search=columns["vro_search"],
             pattern=patterns(pcs, fresh, self.thresholds),
-            generation=told["generation"],
+            generation=columns["generation"],
         )
 
     # One batch of seeds
@@ -176,7 +172,7 @@ class UncertaintyFuzz:
     def _search(
         self, model: Classifier, seeds: Samples, some: Tensor, streams: list[torch.Generator], masks: int
     ) -> Rows:
-        """Breed the populations of these seeds; state has a row a seed, and in it one for each member."""
+        """Breed the populations of these seeds; the state has one row per seed, with one entry per member."""
         number = torch.arange(len(some), device=some.device)
         rows = {"x0": seeds.x[some], "y": seeds.labels[some], "stream": number, "generation": number}
         rows |= {"reached": number < 0, "vro_search": number.double(), "case": rows["x0"]}
@@ -185,30 +181,30 @@ class UncertaintyFuzz:
         def step(rows: Rows) -> tuple[Rows, Tensor]:
             now = next(generation)
             rows = self._bred(rows, streams, model.bounds) if now else rows
-            rows = self._looked_at(model, rows, streams, self._masks(masks, now))
-            rows = self._with_the_best(model, rows, self._masks(masks, now))
+            rows = self._evaluated(model, rows, streams, self._masks(masks, now))
+            rows = self._with_case(model, rows, self._masks(masks, now))
             return rows | {"generation": torch.full_like(rows["y"], now)}, rows["reached"]
 
         rows = advance(self._first(rows, streams, model.bounds), step, steps=self.generations + 1)
-        return self._with_the_best_of_failed(model, rows, self._masks(masks, self.generations))
+        return self._with_nearest(model, rows, self._masks(masks, self.generations))
 
-    def _masks(self, seed: int, generation: int) -> Name:
+    def _masks(self, seed: int, generation: int) -> MaskName:
         return seed, generation if self.fresh_masks else "search"
 
     def _first(self, rows: Rows, streams: list[torch.Generator], bounds: tuple[float, float]) -> Rows:
-        """The seed with noise, so many times; nothing is known of any member."""
+        """The first population: copies of the seed with noise, not evaluated yet."""
         x0 = rows["x0"]
         x = x0.new_empty(len(x0), self.population, *x0.shape[1:])
         for row, stream in enumerate(streams):
             x[row] = self._projected(x0[row] + self._noise(x[row], stream), x0[row], bounds)
         unknown = torch.full(x.shape[:2], torch.nan, dtype=torch.float64, device=x.device)
-        nobody = torch.full(x.shape[:2], -1, device=x.device)
-        parents = nobody[:, None, self.elites :].repeat(1, 2, 1)
-        known = {"pcs": unknown, "vro": unknown, "vro_all": unknown, "prediction": nobody}
-        return rows | known | {"x": x, "parents": parents}
+        none = torch.full(x.shape[:2], -1, device=x.device)
+        parents = none[:, None, self.elites :].repeat(1, 2, 1)
+        values = {"pcs": unknown, "vro": unknown, "vro_all": unknown, "prediction": none}
+        return rows | values | {"x": x, "parents": parents}
 
-    def _looked_at(self, model: Classifier, rows: Rows, streams: list[torch.Generator], masks: Name) -> Rows:
-        """The same members with what is known of them, and who will be parents: which ranks among the fittest."""
+    def _evaluated(self, model: Classifier, rows: Rows, streams: list[torch.Generator], masks: MaskName) -> Rows:
+        """The same members with predictions, PCS and VRO, and the ranks of the next parents."""
         new = rows["prediction"] < 0
         probs = model.probs(rows["x"][new])
         pcs, prediction = rows["pcs"].clone(), rows["prediction"].clone()
@@ -219,8 +215,8 @@ class UncertaintyFuzz:
             rows["vro"] = rows["vro_all"] = torch.full_like(rows["vro"], torch.nan)
         return rows | {"vro": self._vro_where_needed(model, rows, masks)}
 
-    def _vro_where_needed(self, model: Classifier, rows: Rows, masks: Name) -> Tensor:
-        """VRO of members that come into question; a lower tier does not if no parent is taken from it."""
+    def _vro_where_needed(self, model: Classifier, rows: Rows, masks: MaskName) -> Tensor:
+        """VRO of members whose rank matters; a tier from which no parent is taken is left out."""
         wrong = _wrong(rows)
         tier = self.aim.tier(rows["pcs"], wrong)
         above = (tier[:, None, :] > tier[:, :, None]).sum(2)
@@ -230,8 +226,8 @@ class UncertaintyFuzz:
         vro[needed] = _vro(model, rows["x"][needed], rows["prediction"][needed], self.screen or self.passes, masks)
         return vro
 
-    def _with_the_best(self, model: Classifier, rows: Rows, masks: Name) -> Rows:
-        """With the fittest member of each seed that meets the objective, in all passes; else whatever comes first."""
+    def _with_case(self, model: Classifier, rows: Rows, masks: MaskName) -> Rows:
+        """Add the fittest member of each seed that meets the objective, in all passes; arbitrary if none does."""
         pcs, wrong, vro = rows["pcs"], _wrong(rows), rows["vro"]
         met = self.aim.met(pcs, wrong, vro)
         fitness = self._fitness(rows).masked_fill(~met, -math.inf)
@@ -242,21 +238,21 @@ class UncertaintyFuzz:
             met &= self.aim.met(pcs, wrong, vro)
         best = fitness.masked_fill(~met, -math.inf).argmax(1)
         each = torch.arange(len(best), device=best.device)
-        told = {"reached": met.any(1), "case": rows["x"][each, best], "vro_search": vro[each, best]}
-        return rows | told | {"vro_all": vro}
+        case = {"reached": met.any(1), "case": rows["x"][each, best], "vro_search": vro[each, best]}
+        return rows | case | {"vro_all": vro}
 
-    def _with_the_best_of_failed(self, model: Classifier, rows: Rows, masks: Name) -> Rows:
-        """Seeds that did not reach the objective give the member of their last population that is nearest to it."""
+    def _with_nearest(self, model: Classifier, rows: Rows, masks: MaskName) -> Rows:
+        """For seeds that did not reach the objective, take the nearest member of their last population."""
         failed, vro = ~rows["reached"], rows["vro"].clone()
         unknown = vro.isnan() & failed[:, None]
         vro[unknown] = _vro(model, rows["x"][unknown], rows["prediction"][unknown], self.screen or self.passes, masks)
         best = self.aim.nearness(rows["pcs"], _wrong(rows), vro).argmax(1)
         place = failed.nonzero().flatten(), best[failed]
-        case, told = rows["x"][place], vro[place]
+        case, case_vro = rows["x"][place], vro[place]
         if self.screen is not None:
-            told = _vro(model, case, rows["prediction"][place], self.passes, masks)
-        rows["case"][failed], rows["vro_search"][failed] = case, told
-        return {name: rows[name] for name in (*KEPT, "case")}
+            case_vro = _vro(model, case, rows["prediction"][place], self.passes, masks)
+        rows["case"][failed], rows["vro_search"][failed] = case, case_vro
+        return {name: rows[name] for name in (*SEARCH_COLUMNS, "case")}
 
     # Breeding
 
@@ -264,10 +260,9 @@ class UncertaintyFuzz:
         return self.aim.fitness(rows["pcs"], _wrong(rows), rows["vro"])
 
     def _ranks(self, stream: torch.Generator) -> Tensor:
-        """Two parents for each child, by their rank among the fittest: 0 is the fittest; never the same twice.
+        """Two different parents for each child, by rank; 0 is the fittest.
 
-        Of a tournament only the fittest counts, whose rank is drawn at once: it is r or more if all are of rank r or
-        more,
+        Only the winner of a tournament matters, so its rank is drawn directly: it is r or more if all ranks are,
 
             P(rank ≥ r) = Π_{i<t} (n − r − i) / (n − i),    t members of n                                  (1)
         """
@@ -275,10 +270,10 @@ class UncertaintyFuzz:
         children = n - self.elites
         u = torch.rand(2, children, generator=stream, dtype=torch.float64)
         first, second = ((_reaching(size, t)[1:] > u[k][:, None]).sum(1) for k, size in enumerate((n, n - 1)))
-        return torch.stack([first, second + (second >= first)])  # the second is of those that the first leaves
+        return torch.stack([first, second + (second >= first)])  # the second is one of the others
 
     def _bred(self, rows: Rows, streams: list[torch.Generator], bounds: tuple[float, float]) -> Rows:
-        """The next generation: elites, of whom all stays known, and children; one seed at a time to draw numbers."""
+        """The next generation: elites with their values, and children; one seed at a time for its random stream."""
         order = self._order(rows)
         elite, names = order[:, : self.elites], ("pcs", "vro", "vro_all", "prediction")
         kept = {name: rows[name].gather(1, elite) for name in names}
@@ -293,13 +288,13 @@ class UncertaintyFuzz:
         return rows | {"x": x} | {name: torch.cat([kept[name], new[name]], 1) for name in names}
 
     def _crossed(self, first: Tensor, second: Tensor, stream: torch.Generator) -> Tensor:
-        """Pixels of two parents, exchanged; the channels of an image's pixel stay together."""
+        """Children with each pixel from either parent; the channels of a pixel stay together."""
         shape = (len(first), 1, *first.shape[2:]) if first.ndim == 4 else first.shape
         u = torch.rand(shape, generator=stream).to(first.device)
         return torch.where(u < self.crossover, first, second)
 
     def _order(self, rows: Rows) -> Tensor:
-        """Members from the fittest on; of equals, who meets more conditions; last, whose VRO is not known."""
+        """Members by fitness, then by conditions met; those with unknown VRO come last."""
         wrong = _wrong(rows)
         fitness = self._fitness(rows).nan_to_num(-math.inf)
         tier = self.aim.tier(rows["pcs"], wrong) * self.aim.last(rows["pcs"], wrong)[:, None]
@@ -307,7 +302,7 @@ class UncertaintyFuzz:
         return by_tier.gather(1, fitness.gather(1, by_tier).argsort(dim=1, descending=True, stable=True))
 
     def _mutated(self, children: Tensor, stream: torch.Generator) -> Tensor:
-        """Some of the children, or of their values, with noise."""
+        """The children, some of them or of their values with noise."""
         shape = children.shape[:1] if self.mutated == "images" else children.shape
         chosen = (torch.rand(shape, generator=stream) < self.mutation).to(children.device)
         if bool(chosen.any()):
@@ -332,15 +327,15 @@ def _reaching(n: int, t: int) -> Tensor:
     return ((n - r - i).clamp_min(0) / (n - i)).prod(1)
 
 
-def _vro(model: Classifier, x: Tensor, prediction: Tensor, passes: int, masks: Name) -> Tensor:
-    """VRO of each row, by the same masks in every call; in parts, so that few probabilities are held at once."""
+def _vro(model: Classifier, x: Tensor, prediction: Tensor, passes: int, masks: MaskName) -> Tensor:
+    """VRO of each row, with the same masks in every call; in parts, to limit memory."""
     if len(x) == 0:
         return torch.empty(0, dtype=torch.float64, device=x.device)
     rows = model.batch_size * max(1, CHUNK // (passes * model.classes(x) * model.batch_size))
     parts = zip(x.split(rows), prediction.split(rows), strict=True)
     return torch.cat(
         [
-            variation_ratio_original(mc_dropout(model, part, passes=passes, generator=spawn(*masks)).probs, said)
-            for part, said in parts
+            variation_ratio_original(mc_dropout(model, part, passes=passes, generator=spawn(*masks)).probs, predicted)
+            for part, predicted in parts
         ]
     )

@@ -201,7 +201,7 @@ def make_arms(field: Field, instruments: Instruments) -> dict[str, Arm]:
         for name in ATTACKS:
             arms[attack_name(name, radius)] = Arm(fuzzer=attacks[name], seeds=few if name == "FOL-Fuzz" else all_of)
     published = hda(radius=0.03 if setting.dataset == "cifar10" else 0.1)
-    arms[ENDING] = Arm(fuzzer=replace(published, enough=published.keep), seeds=max(2, setting.genetic // 6))
+    arms[ENDING] = Arm(fuzzer=replace(published, stop_after=published.keep), seeds=max(2, setting.genetic // 6))
     arms[PUBLISHED] = Arm(fuzzer=published, seeds=max(1, setting.genetic // 15))
     return arms
 
@@ -219,7 +219,7 @@ def make_moves(setting: Setting, recipe: Recipe, naturalness: Naturalness) -> di
     """
     widest = setting.radii[-1]
     return {
-        "conditions": ConditionMove(recipe=recipe, naturalness=naturalness, population=ROWS, steps=1, enough=3),
+        "conditions": ConditionMove(recipe=recipe, naturalness=naturalness, population=ROWS, steps=1, stop_after=3),
         "gradient": GradientMove(naturalness=naturalness, radius=widest * setting.stretch, steps=4),
         "genetic": GeneticMove(naturalness=naturalness, radius=widest, population=12, generations=3, elites=4),
     }

@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.baselines import (
-    DeepHunter,
-    DeepXplore,
-    DLFuzz,
-    MetamorphicMutation,
-    NoiseMutation,
-    RandomMutation,
-    TensorFuzz,
-)
-from operant.generate.baselines._guided import Method, uniformly
-from operant.generate.baselines.adapt import Exploration
+from operant.generate.baselines import DeepHunter, DeepXplore, DLFuzz, Exploration, RandomMutation, TensorFuzz
+from operant.generate.baselines._shared_queue import SearchPlan, uniformly
 from operant.measure import KMNC
 from operant.measure.coverage import Criterion, Ranges
 from operant.model import Classifier
@@ -176,8 +167,8 @@ class PartedHunter(DeepHunter):
     fading: bool = True
     guided: bool = True
 
-    def method(self, model: Classifier, x: Tensor, generator: torch.Generator) -> Method:
-        whole = replace(DeepHunter.method(self, model, x, generator), guided=self.guided)
+    def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan:
+        whole = replace(DeepHunter.plan(self, model, x, generator), guided=self.guided)
         return whole if self.fading else replace(whole, select=lambda queue, n: uniformly(queue, n, generator))
 
 
@@ -233,25 +224,22 @@ def _climbers(radius: float, known: Known) -> dict[str, Explorer]:
     arms: dict[str, Explorer] = {name: replace(start, **changed) for name, changed in STEPS.items()}
     length = start.step * math.sqrt(known.numel)
     for name, times in LENGTHS.items():
-        arms[name] = RandomMutation(
-            radius=radius, norm=start.norm, rows_per_seed=start.rows_per_seed, step_size=times * length
-        )
+        arms[name] = RandomMutation(search=start, step_size=times * length)
     return arms
 
 
 def _hunters(contest: str, known: Known) -> dict[str, Explorer]:
     rows, kmnc = known.setting.rows, contest == "deephunter-kmnc"
-    whole, chance = PartedHunter(rows_per_seed=rows), MetamorphicMutation(rows_per_seed=rows)
+    whole = PartedHunter(rows_per_seed=rows)
     if kmnc:
-        fine = known.kmnc(SECTIONS)
-        whole, chance = replace(whole, criterion=fine), replace(chance, criterion=fine)
+        whole = replace(whole, criterion=known.kmnc(SECTIONS))
     arms: dict[str, Explorer] = {name: replace(whole, **changed) for name, changed in HUNTS.items()}
-    arms["random mutation"] = chance
+    arms["random mutation"] = RandomMutation(search=whole)
     if kmnc:
-        coarse = known.kmnc(int(COARSE.split()[0]))
-        arms[COARSE] = replace(whole, criterion=coarse)
-        arms[f"{COARSE}, any input alike"] = replace(whole, criterion=coarse, fading=False)
-        arms[f"random mutation, {COARSE}"] = replace(chance, criterion=coarse)
+        coarse = replace(whole, criterion=known.kmnc(int(COARSE.split()[0])))
+        arms[COARSE] = coarse
+        arms[f"{COARSE}, any input alike"] = replace(coarse, fading=False)
+        arms[f"random mutation, {COARSE}"] = RandomMutation(search=coarse)
     return arms
 
 
@@ -262,7 +250,7 @@ def _tensors(known: Known) -> dict[str, Explorer]:
         threshold = 1.0 if times is None else times * known.move
         whole = TensorFuzz(radius=3 * std, std=std, threshold=threshold, rows_per_seed=rows)
         arms |= {name: whole, f"{name}, any input alike": replace(whole, recent=EVERY)}
-        arms[f"noise, {name}"] = NoiseMutation(radius=3 * std, std=std, threshold=threshold, rows_per_seed=rows)
+        arms[f"noise, {name}"] = RandomMutation(search=whole)
     return arms
 
 

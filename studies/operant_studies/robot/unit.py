@@ -371,9 +371,7 @@ class Unit:
         grown = fuzzer.explore(self.original, seeds, generator=self._random("fair")).coverage.mean(0)
         others = {}
         for size in STEP_SIZES:
-            rival = RandomMutation(
-                radius=fuzzer.radius, norm=fuzzer.norm, rows_per_seed=fuzzer.rows_per_seed, step_size=size
-            )
+            rival = RandomMutation(search=fuzzer, step_size=size)
             found = rival.explore(self.original, seeds, generator=self._random("fair", f"{size:g}"))
             others[float(found.coverage.mean(0)[-1])] = size
         best = max(others)

@@ -15,7 +15,7 @@ from torch import Tensor
 from operant.data import Samples
 from operant.generate import PGD, FeatureFuzz, FeatureSource
 from operant.generate.engine import judge
-from operant.generate.semantic.faults import Confirmation, Cue, Fault, Faulty, confirm, inject, reveals
+from operant.generate.semantic.faults import Confirmation, Cue, Fault, FaultyModel, confirm, inject, reveals
 from operant.model import Classifier
 from operant.suite import Suite
 from operant.types import Fuzzer
@@ -127,7 +127,7 @@ def attempt(field: Field, instruments: Instruments, flaw: Flaw, seed: int, folde
     )
 
 
-def faulty_model(field: Field, fault: Fault, name: str, seed: int) -> Faulty:
+def faulty_model(field: Field, fault: Fault, name: str, seed: int) -> FaultyModel:
     """A LeNet-5 with the fault; all other features say nothing of the class."""
     train, held = (field.neutral(role, seed, but=fault) for role in ("model", "held"))
     generator = field.spawn("fault", name, seed)

@@ -1,4 +1,4 @@
-"""DeepHunter: transformations that keep an image's meaning, from a queue of inputs that raised coverage."""
+"""DeepHunter: transform images of a queue, which keeps those that raise coverage, within limits that keep meaning."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.baselines._guided import Method, Queue, Select, check_budget, explore, uniformly
-from operant.generate.baselines._mutations import NAMES, Lineage, Mutation
-from operant.generate.baselines.adapt import Exploration, Factory, Network
+from operant.generate.baselines._image_mutations import NAMES, ImageMutation, Lineage
+from operant.generate.baselines._network import Network
+from operant.generate.baselines._shared_queue import Queue, SearchPlan, check_budget, explore_shared
+from operant.generate.baselines.exploration import CriterionFactory, Exploration
+from operant.generate.checks import check_counts, check_positive, check_shares
 from operant.generate.engine import Rows
 from operant.measure.activations import find_neurons
 from operant.measure.coverage import NC, Coverage, Criterion
@@ -29,56 +31,56 @@ def neuron_coverage(model: Classifier, x: Tensor) -> Criterion:
 class DeepHunter:
     """Metamorphic mutation guided by coverage.
 
-    Of one queue, which starts with the seeds, inputs are taken in turn, each with the probability
+    Inputs of one queue, which starts with the seeds, are visited in turn, each taken with the probability
 
         P(s) = max(p_min, 1 − taken(s) / γ)                                                             (3)
 
     A mutant is the input under one transformation, of pixel values (contrast, brightness, blur, noise) or affine
-    (translation, scale, shear, rotation; at most one on the way from a seed), with a random parameter, such that
+    (translation, scale, shear, rotation; at most one between seed and mutant), with a random parameter, such that
 
         L0 < α · size   or   L∞ < β · (high − low)                                                      (1)
 
     for the distance between seed and mutant; around an affine transformation, which itself counts nothing, the L0 of
-    what came before and after are added, and of the L∞ the larger is taken, (2). After ``tries`` that are invalid or
-    change nothing, an input is passed over. A mutant that fails is a case; another one joins the queue if it covers
-    something new.
+    the changes before and after are added, and the larger L∞ is taken, (2). After ``tries`` that are invalid or change
+    nothing, an input is passed over. A mutant that fails is a case; another one joins the queue if it covers something
+    new.
 
-    Queue and coverage belong to all seeds together, as in the paper: cases of a seed depend on which other seeds there
-    are, though not on their order. The paper takes one input at a time and makes several mutants of it; here
-    ``at_once`` inputs give one mutant each and pass through the model together. What these cover is credited in their
-    order, but none can be taken before all are judged, so that the queue learns later, by at most ``at_once`` rows.
+    All seeds share queue and coverage, as in the paper: cases of a seed depend on which other seeds there are, though
+    not on their order. The paper takes one input at a time and makes several mutants of it; here ``at_once`` inputs
+    give one mutant each and pass through the model together. Coverage is credited in their order, but none can be taken
+    before all are judged, so that the queue learns later, by at most ``at_once`` rows.
 
-    Where the released program and the paper differ we follow the paper: there contrast, brightness and blur are among
-    the affine transformations, and an affine one is applied to the seed to compare with, so that earlier changes count
-    twice. γ, p_min, α, β and the ranges of parameters are the program's; its noises, some of which no image survives
-    and some of which nobody sees, are scaled to what (1) allows; blur is Gaussian only; shear is about the middle.
-    Values count as changed however little, where the program has bytes. Failures do not count as covered, in both.
+    Where the released program and the paper differ we follow the paper: in the program contrast, brightness and blur
+    are among the affine transformations, and an affine one is applied to the seed to compare with, so that earlier
+    changes count twice. γ, p_min, α, β and the ranges of parameters are the program's; its noises, some of which
+    destroy the image and some of which are invisible, are scaled to what (1) allows; blur is Gaussian only; shear is
+    about the middle. Values count as changed however little, where the program has bytes. Failures do not count as
+    covered, in both.
 
     Misclassified seeds are skipped. Columns: ``mutations``, the transformations in order; ``l0``, ``linf``, as in (2);
     ``gain``, how many things the case covers that the queue's inputs had not; ``row``, how many model rows had been
-    spent in all.
+    spent in all. `RandomMutation` is the control.
 
     Args:
         criterion: from the model and the seeds' inputs to what there is to cover, such as
             ``lambda model, x: KMNC(ranges=fit_ranges(model, train))``.
-        rows_per_seed: model rows, times the number of seeds, for all together; the seeds are counted, the first and
-            last judgement not.
-        seconds_per_seed: CPU seconds, times the number of seeds, after which the search ends even if rows are left;
-            with it, what is found depends on the machine's speed.
-        at_once: inputs taken from the queue and passed through the model together; as many as there are seeds, unless
-            given.
+        rows_per_seed: model rows per seed, as one budget for all; the seeds are counted, the first and last judgement
+            are not.
+        seconds_per_seed: CPU seconds per seed, as one budget for all, after which the search ends even if rows are
+            left; results then depend on the machine's speed.
+        at_once: inputs taken from the queue and passed through the model together (default: the number of seeds).
         alpha: α, the share of values that may change freely.
-        beta: β, by which share of the range any number of values may change.
-        gamma: γ, how slowly interest in an input fades.
-        p_min: what it fades to.
-        tries: mutants tried for each input taken.
+        beta: β, the share of the range by which any number of values may change.
+        gamma: γ, after how many visits the probability (3) would reach 0.
+        p_min: its minimum.
+        tries: mutants tried per input taken.
 
     References:
         | DeepHunter: A Coverage-Guided Fuzz Testing Framework for Deep Neural Networks (Xie et al., 2019)
         | https://arxiv.org/abs/1809.01266
     """
 
-    criterion: Factory = neuron_coverage
+    criterion: CriterionFactory = neuron_coverage
     rows_per_seed: int = 100
     seconds_per_seed: float | None = None
     at_once: int | None = None
@@ -89,72 +91,73 @@ class DeepHunter:
     tries: int = 50
 
     def __post_init__(self) -> None:
-        _check(self)
-        if not 0 < self.gamma < math.inf:
-            raise ValueError(f"gamma must be positive and finite, got {self.gamma}")
-        if not 0 < self.p_min <= 1:
-            raise ValueError(f"p_min must be a probability above 0, got {self.p_min}")
+        check_budget(self)
+        if isinstance(self.criterion, type):
+            raise ValueError(_wrong_criterion(f"the class {self.criterion.__name__}"))
+        if not callable(self.criterion):
+            raise ValueError(_wrong_criterion(f"{self.criterion!r}"))
+        check_shares(self, "alpha", "beta", "p_min")
+        check_positive(self, "beta", "p_min", "gamma")
+        check_counts(self, "tries")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
-        """The same search, with how the coverage grew: one row, for all seeds share it."""
-        return _explore(self, model, seeds, name="deephunter", generator=generator)
+        """The same search, with the growth of its coverage: one line for all seeds."""
+        return explore_shared(model, seeds, self, generator=generator)
 
-    def method(self, model: Classifier, x: Tensor, generator: torch.Generator) -> Method:
-        """What the search is made of."""
-        turns = StrategyChain(gamma=self.gamma, p_min=self.p_min, generator=generator)
-        return _method(self, model, x, select=turns, guided=True, generator=generator)
+    def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan:
+        """The parts of the search."""
+        _check_images(model, x)
+        criterion = self._criterion(model, x)
+        network = Network(model, criterion.neurons, x)
+        mutation = ImageMutation(alpha=self.alpha, beta=self.beta, bounds=model.bounds, tries=self.tries)
 
+        def read(x: Tensor) -> tuple[Tensor, Tensor]:
+            readings = [network.read(part) for part in x.split(model.batch_size)]
+            points = [r.scaled if criterion.neurons.scaled else r.values for r in readings]
+            return torch.cat([r.logits for r in readings]), torch.cat(points)
 
-@dataclass(frozen=True, kw_only=True)
-class MetamorphicMutation:
-    """The same mutations without guidance: what DeepHunter has to beat.
+        zero, zero_distance, itself = torch.tensor(0), torch.tensor(0, dtype=x.dtype), torch.tensor(-1)
+        return SearchPlan(
+            name="deephunter",
+            control="metamorphic",
+            covered=Coverage.of(criterion),
+            read=read,
+            select=FadingRoundRobin(gamma=self.gamma, p_min=self.p_min, generator=generator),
+            mutate=lambda queue, places: _mutated(queue, places, mutation, generator),
+            columns=_columns,
+            state={
+                "l0": zero,
+                "linf": zero_distance,
+                "l0_before": zero,
+                "linf_before": zero_distance,
+                "affine": torch.tensor(False),
+                "reference": itself,
+                "which": itself,
+            },
+        )
 
-    Each input of the queue is as likely as any other to be taken, and every valid mutant joins it, unless it fails.
-
-    Args:
-        criterion: what is measured; it guides nothing.
-        rows_per_seed, seconds_per_seed, at_once, alpha, beta, tries: as in `DeepHunter`.
-    """
-
-    criterion: Factory = neuron_coverage
-    rows_per_seed: int = 100
-    seconds_per_seed: float | None = None
-    at_once: int | None = None
-    alpha: float = 0.02
-    beta: float = 0.2
-    tries: int = 50
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
-        return self.explore(model, seeds, generator=generator).suite
-
-    def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
-        """The same search, with how the coverage grew: one row, for all seeds share it."""
-        return _explore(self, model, seeds, name="metamorphic", generator=generator)
-
-    def method(self, model: Classifier, x: Tensor, generator: torch.Generator) -> Method:
-        """What the search is made of."""
-
-        def select(queue: Queue, n: int) -> Tensor:
-            return uniformly(queue, n, generator)
-
-        return _method(self, model, x, select=select, guided=False, generator=generator)
+    def _criterion(self, model: Classifier, x: Tensor) -> Criterion:
+        try:
+            criterion = self.criterion(model, x)
+        except TypeError as error:
+            raise ValueError(_wrong_criterion(f"one that cannot be called so ({error})")) from error
+        if not (hasattr(criterion, "hits") and hasattr(criterion, "neurons")):  # which ranges lack, and None
+            raise ValueError(_wrong_criterion(f"one that gives a {type(criterion).__name__} without them"))
+        return criterion
 
 
-class StrategyChain:
-    """Takes inputs of a queue in turn, each with a probability that falls with how often it was taken."""
+class FadingRoundRobin:
+    """Visits the inputs of a queue in turn, and takes each with a probability that falls each time it is taken."""
 
     def __init__(self, *, gamma: float, p_min: float, generator: torch.Generator) -> None:
         self.gamma, self.p_min, self.generator = gamma, p_min, generator
         self.taken, self.next = torch.zeros(0, dtype=torch.int64), 0
 
     def __call__(self, queue: Queue, n: int) -> Tensor:
-        """The places of the next n, going round as often as it takes."""
+        """The places of the next n inputs, in as many rounds of the queue as needed."""
         self.taken = torch.cat([self.taken, self.taken.new_zeros(len(queue) - len(self.taken))])
         chosen: list[Tensor] = []
         while n > 0:
@@ -170,37 +173,35 @@ class StrategyChain:
         return torch.cat(chosen).to(queue.store["x"].device)
 
 
-# What both are made of
+def _mutated(queue: Queue, places: Tensor, mutation: ImageMutation, generator: torch.Generator) -> Rows:
+    """Mutants of the inputs at these places; ``reference`` is a place, or -1 for the input itself."""
+    now = queue.take(places)
+    reference = torch.where(now["reference"] < 0, places, now["reference"])
+    known = {name: now[name] for name in ("x", "l0", "linf", "l0_before", "linf_before", "affine")}
+    mutants = mutation(Lineage(**known, reference=queue.store["x"][reference]), generator=generator)
+    after, row = vars(mutants.lineage), mutants.row
+    newly_affine = after["affine"] & ~now["affine"][row]
+    return {
+        **{name: after[name] for name in known},
+        **{name: now[name][row] for name in ("origin", "root")},
+        "parent": places[row],
+        "which": mutants.which,
+        "reference": torch.where(newly_affine, -1, reference[row]),
+    }
 
 
-def _explore(
-    options: DeepHunter | MetamorphicMutation,
-    model: Classifier,
-    seeds: Samples,
-    *,
-    name: str,
-    generator: torch.Generator,
-) -> Exploration:
-    search, seeds = explore(model, seeds, options, generator=generator)
-
-    def columns(cases: Rows) -> dict[str, Any]:
-        return {
-            "mutations": _ways(search.queue, cases),
-            **{name: cases[name] for name in ("l0", "linf", "gain")},
-        }
-
-    return search.exploration(search.suite(model, seeds, name=name, columns=columns))
+def _columns(queue: Queue, cases: Rows) -> dict[str, Any]:
+    """Columns of the suite: the transformations between each case and its seed, distances and gain."""
+    paths: list[tuple[str, ...]] = []
+    size = len(queue)
+    for parent, which in zip(queue.store["parent"][:size].tolist(), queue.store["which"][:size].tolist(), strict=True):
+        paths.append((*paths[parent], NAMES[which]) if parent >= 0 else ())
+    steps = zip(cases["parent"].tolist(), cases["which"].tolist(), strict=True)
+    mutations = [" ".join((*paths[parent], NAMES[which])) for parent, which in steps]
+    return {"mutations": mutations, **{name: cases[name] for name in ("l0", "linf", "gain")}}
 
 
-def _method(
-    options: DeepHunter | MetamorphicMutation,
-    model: Classifier,
-    x: Tensor,
-    *,
-    select: Select,
-    guided: bool,
-    generator: torch.Generator,
-) -> Method:
+def _check_images(model: Classifier, x: Tensor) -> None:
     if x.ndim != 4:
         raise ValueError(
             f"DeepHunter's mutations are for images (N, channels, height, width), got inputs of shape "
@@ -208,87 +209,10 @@ def _method(
         )
     if not math.isfinite(model.bounds[1] - model.bounds[0]):
         raise ValueError(f"images must have finite bounds for their range to be known, got {model.bounds}")
-    criterion = _criterion(options, model, x)
-    network = Network(model, criterion.neurons, x)
-    mutation = Mutation(alpha=options.alpha, beta=options.beta, bounds=model.bounds, tries=options.tries)
-
-    def look(x: Tensor) -> tuple[Tensor, Tensor]:
-        readings = [network.read(part) for part in x.split(model.batch_size)]
-        points = [r.scaled if criterion.neurons.scaled else r.values for r in readings]
-        return torch.cat([r.logits for r in readings]), torch.cat(points)
-
-    none, far, itself = torch.tensor(0), torch.tensor(0, dtype=x.dtype), torch.tensor(-1)
-    return Method(
-        memory=Coverage.of(criterion),
-        look=look,
-        select=select,
-        mutate=lambda queue, places: _mutated(queue, places, mutation, generator),
-        guided=guided,
-        state={
-            "l0": none,
-            "linf": far,
-            "l0_before": none,
-            "linf_before": far,
-            "turned": torch.tensor(False),
-            "reference": itself,
-            "which": itself,
-        },
-    )
 
 
-def _mutated(queue: Queue, places: Tensor, mutation: Mutation, generator: torch.Generator) -> Rows:
-    """Mutants of the inputs at these places; ``reference`` is a place, or -1 for the input itself."""
-    now = queue.take(places)
-    reference = torch.where(now["reference"] < 0, places, now["reference"])
-    known = {name: now[name] for name in ("x", "l0", "linf", "l0_before", "linf_before", "turned")}
-    made = mutation(Lineage(**known, reference=queue.store["x"][reference]), generator=generator)
-    after, row = vars(made.lineage), made.row
-    turned = after["turned"] & ~now["turned"][row]
-    return {
-        **{name: after[name] for name in known},
-        **{name: now[name][row] for name in ("origin", "root")},
-        "parent": places[row],
-        "which": made.which,
-        "reference": torch.where(turned, -1, reference[row]),
-    }
-
-
-def _ways(queue: Queue, cases: Rows) -> list[str]:
-    """The names of the transformations that led from its seed to each case, in order."""
-    ways: list[tuple[str, ...]] = []
-    size = len(queue)
-    for parent, which in zip(queue.store["parent"][:size].tolist(), queue.store["which"][:size].tolist(), strict=True):
-        ways.append((*ways[parent], NAMES[which]) if parent >= 0 else ())
-    steps = zip(cases["parent"].tolist(), cases["which"].tolist(), strict=True)
-    return [" ".join((*ways[parent], NAMES[which])) for parent, which in steps]
-
-
-def _criterion(options: DeepHunter | MetamorphicMutation, model: Classifier, x: Tensor) -> Criterion:
-    try:
-        criterion = options.criterion(model, x)
-    except TypeError as error:
-        raise ValueError(_form(f"one that cannot be called so ({error})")) from error
-    if not (hasattr(criterion, "hits") and hasattr(criterion, "neurons")):  # which ranges know, and None does not
-        raise ValueError(_form(f"one that gives a {type(criterion).__name__} without them"))
-    return criterion
-
-
-def _form(what: str) -> str:
+def _wrong_criterion(what: str) -> str:
     return (
         "criterion must be a function from model and inputs to a criterion with what it needs, such as profiled "
         f"ranges, got {what}; write criterion=lambda model, x: KMNC(ranges=fit_ranges(model, train))"
     )
-
-
-def _check(options: DeepHunter | MetamorphicMutation) -> None:
-    check_budget(options)
-    if isinstance(options.criterion, type):
-        raise ValueError(_form(f"the class {options.criterion.__name__}"))
-    if not callable(options.criterion):
-        raise ValueError(_form(f"{options.criterion!r}"))
-    if not (0 <= options.alpha <= 1 and 0 < options.beta <= 1):
-        raise ValueError(
-            f"alpha must be a share from 0 to 1 and beta one above 0, got {options.alpha} and {options.beta}"
-        )
-    if options.tries < 1:
-        raise ValueError(f"tries must be at least 1, got {options.tries}")

@@ -1,9 +1,8 @@
-"""DeepXplore: move each seed until several models disagree about it, towards neurons that were not reached yet."""
+"""DeepXplore: move each seed until several models disagree about it, towards neurons not covered yet."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import process_time
 
@@ -11,76 +10,79 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.baselines.adapt import Exploration, Network, Reading, neuron_coverage
+from operant.generate.baselines._network import Network, NeuronReading, Objective
+from operant.generate.baselines._seed_queues import neuron_coverage
+from operant.generate.baselines.exploration import Exploration
+from operant.generate.checks import check_choice, check_nonnegative, check_positive
 from operant.generate.engine import Goal, column, judge, steepest
 from operant.model import Classifier
 from operant.rng import normal_like
 from operant.suite import Suite
 
-SIDES = {"light": 1.0, "occlusion": 0.36, "blackout": 0.21}  # of an image's: the released program has 10 and 6 of 28
+SIDES = {"light": 1.0, "occlusion": 0.36, "blackout": 0.21}  # share of an image's side; released: 10 and 6 of 28
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepXplore:
-    """Differential testing: change each seed, as its constraint allows, until the models no longer say the same.
+    """Differential testing: change each seed, within a constraint, until the models disagree.
 
         objective(x) = Σ_{i≠j} F_i(x)[c] − weight_diff · F_j(x)[c] + weight_coverage · Σ_i f_{n_i}(x)        (1)
         x ← clip(x + step · constrained(∇objective))                                                         (2)
 
-    F_i is the i-th model's logit of c, the class on which all agreed at the seed, j the model that is to deviate, and
-    n_i a neuron of the i-th model that was not covered yet: whose value, scaled over its layer, never exceeded
-    ``threshold``. The constraints change
+    F_i is the i-th model's logit of c, the class that all models predict at the seed, j the model that should deviate,
+    and n_i an uncovered neuron of the i-th model: one whose value, scaled over its layer, never exceeded ``threshold``.
+    The constraints change
 
-    - ``"light"``: all values alike, so that a case is the seed, brighter or darker, clipped to bounds;
-    - ``"occlusion"``: what lies in one rectangle, placed at random for each seed;
-    - ``"blackout"``: one small square a step, placed at random, darker if its gradient is negative on average, else
-      nothing: so that many small squares are darkened, and nothing ever gets brighter.
+    - ``"light"``: all values by the same amount, so that a case is the seed, brighter or darker, clipped to bounds;
+    - ``"occlusion"``: one rectangle, placed at random for each seed;
+    - ``"blackout"``: one small square per step, placed at random, which gets darker if its gradient is negative on
+      average and else stays: many small squares are darkened, and nothing ever gets brighter.
 
-    Two oracles. Models that disagree show, without any label, that one of them is wrong, not which; models that are
-    wrong alike show nothing. We start only from seeds that every model classifies correctly, so that c is the label. A
+    Models that disagree show, without any label, that one of them is wrong, but not which; models that make the same
+    mistake show nothing. We start only from seeds that every model classifies correctly, so that c is the label. A
     case is an input on which the models disagree: then at least one fails by the seed's label, and `Suite.failures`
-    are those cases where ``model`` does. An input on which all say the same wrong class is not a case, and the search
-    goes on from it. Columns: ``other1``, ``other2``, …: what the others say; ``row``: which of the seed's model rows it
-    was; ``gain``: how many neurons, of all models, it covered first, as its seed knows.
+    are those cases where ``model`` does. An input that all models give the same wrong class is not a case, and the
+    search continues from it. Columns: ``other1``, ``other2``, …: predictions of the others; ``row``: which of the
+    seed's model rows it was; ``gain``: how many neurons, of all models, it covered first from its seed's view.
 
-    All seeds advance together; one whose case is found leaves. What is covered is shared, and every input counts, the
-    seeds too: a seed knows what it and the seeds before it have covered so far. Taken one at a time, it would know all
+    All seeds advance together; one whose case is found leaves. Coverage is shared, and every input counts, the seeds
+    too: a seed's view is what it and the seeds before it have covered so far. Taken one at a time, it would include all
     that the seeds before it ever cover, so that here the first steps aim at neurons that an earlier seed is about to
-    reach. Later seeds are not known, then as now, so that they change nothing about a seed's case.
+    reach. In both versions later seeds do not change a seed's case.
 
-    Where the paper and the released program differ, or we from both:
+    Differences between the paper, the released program and this class:
 
     - F is the paper's confidence in (1); the program takes the logit, and so do we: where the softmax is saturated,
       confidence has no gradient and (2) follows the neurons alone;
     - the program is usually run with weight_diff = 1. With logits and more than one other model the sum then outweighs
-      the model that is to deviate, models alike in kind rise together, and random steps find more: the default is one
-      more than there are others;
+      the deviating model, similar models rise together, and random steps find more: the default is the number of all
+      models;
     - and with weight_coverage = 0.1. A neuron of a feature map is a mean over many places with a small gradient, so
       that this hardly changes a step: the default is 10, with which coverage grows no slower than by random steps;
-    - the paper draws n_i at every step, the program once a seed; we keep it until it is covered, then draw anew;
-    - the paper lets a random model deviate; a test of ``model`` wants that to be ``model``;
-    - the program counts as covered what its cases reach, we what all inputs reach: no step aims at what is known;
-    - the program clips only when it saves, so that what it saves need not be what differed; we clip each step;
+    - the paper draws n_i at every step, the program once per seed; we keep it until it is covered, then draw again;
+    - the paper lets a random model deviate; a test of ``model`` should make ``model`` deviate;
+    - the program counts as covered what its cases reach, we what all inputs reach: no step aims at covered neurons;
+    - the program clips only when it saves, so that a saved image need not be the one that differed; we clip each step;
     - the program scales the gradient before its constraint, and is usually run with a step of ten times the range of
       its images; we scale to unit root mean square after it, over the values that may change, so that ``step`` is in
       input units for all.
 
     Args:
-        others: models for the same task, to compare with: same inputs, bounds, device and classes.
+        others: models for the same task to compare with: same inputs, bounds, device and classes.
         constraint: ``"light"``, ``"occlusion"`` or ``"blackout"``; the last two need images.
-        weight_diff: λ1 in the paper: how much lowering c in one model counts against raising it in each of the others;
-            unless given, the number of all models.
-        weight_coverage: λ2 in the paper: how much the chosen neurons count.
+        weight_diff: λ1 in the paper: weight of lowering c in one model, relative to raising it in each of the others
+            (default: the number of all models).
+        weight_coverage: λ2 in the paper: weight of the chosen neurons.
         step: root mean square of one step over the values that may change, in input units.
         threshold: above which a scaled neuron is covered.
-        size: height and width of the rectangle in pixels; unless given, a share of the image: .36 of both sides for
-            occlusion, .21 for blackout, as the released program has for 28 by 28.
+        size: height and width of the rectangle in pixels (default: .36 of both sides of the image for occlusion, .21
+            for blackout, as in the released program for 28 by 28).
         deviating: ``"model"``, or ``"any"`` for one drawn for each seed.
-        direction: ``"gradient"``, or ``"random"`` to follow noise under the same constraint: what (1) has to beat.
-        rows_per_seed: inputs passed through models for each seed, all models counted; the first and the last judgement
-            of all models are not.
-        seconds_per_seed: CPU time for each seed, times the number of seeds for the whole call; the search ends with
-            whichever budget is spent first. What is found then depends on how fast the machine is.
+        direction: ``"gradient"``, or ``"random"`` to follow noise under the same constraint: the control.
+        rows_per_seed: inputs passed through models per seed, all models counted, without the first and the last
+            judgement of all models.
+        seconds_per_seed: CPU seconds per seed, as one budget for all; the search ends with whichever budget is spent
+            first. Results then depend on the machine's speed.
 
     References:
         | DeepXplore: Automated Whitebox Testing of Deep Learning Systems (Pei et al., 2017), Algorithm 1
@@ -105,22 +107,13 @@ class DeepXplore:
                 "DeepXplore compares models: others must be a tuple of at least one Classifier, beside the one that is "
                 f"tested, got {self.others!r}"
             )
-        if self.constraint not in SIDES:
-            raise ValueError(f'constraint must be "light", "occlusion" or "blackout", got {self.constraint!r}')
-        if self.deviating not in ("model", "any") or self.direction not in ("gradient", "random"):
-            raise ValueError(
-                'deviating must be "model" or "any" and direction "gradient" or "random", '
-                f"got {self.deviating!r} and {self.direction!r}"
-            )
-        if not (0 <= (self.weight_diff or 0) < math.inf and 0 <= self.weight_coverage < math.inf):
-            raise ValueError(
-                "weight_diff and weight_coverage must be 0 or more and finite, "
-                f"got {self.weight_diff} and {self.weight_coverage}"
-            )
-        if not (0 < self.step < math.inf and 0 <= self.threshold < 1):
-            raise ValueError(
-                f"step must be positive and finite and threshold in [0, 1), got {self.step} and {self.threshold}"
-            )
+        check_choice(self, "constraint", tuple(SIDES))
+        check_choice(self, "deviating", ("model", "any"))
+        check_choice(self, "direction", ("gradient", "random"))
+        check_nonnegative(self, "weight_diff", "weight_coverage")
+        check_positive(self, "step", "seconds_per_seed")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size must be a height and a width of at least 1 pixel, got {self.size}")
         if self.rows_per_seed < 2 * (models := 1 + len(self.others)):
@@ -128,17 +121,15 @@ class DeepXplore:
                 f"rows_per_seed must be at least {2 * models}, the seed and one step through each of {models} models, "
                 f"got {self.rows_per_seed}"
             )
-        if self.seconds_per_seed is not None and not self.seconds_per_seed > 0:
-            raise ValueError(f"seconds_per_seed must be positive or None, got {self.seconds_per_seed}")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
-        """The same search, with how the coverage grew.
+        """The same search, with the growth of its coverage.
 
-        ``coverage`` has a line for each model, the tested one first: the share of its neurons that all seeds' inputs
-        together have covered. ``rows`` are means over the seeds, of which those that are done spend no more.
+        ``coverage`` has one line per model, the tested one first: the share of its neurons that all inputs so far have
+        covered. ``rows`` are means over the seeds; finished seeds spend no more.
         """
         model.check(seeds)
         models = (model, *self.others)
@@ -146,7 +137,7 @@ class DeepXplore:
         if self.constraint != "light":
             self.rectangle(seeds.x)
         seeds = seeds.to(model.device)
-        search = _Search(self, models, seeds, generator)
+        search = _DifferentialSearch(self, models, seeds, generator)
         search.run()
         rows = torch.tensor(search.spent) / len(search.chosen)
         return Exploration(suite=self._suite(models, seeds, search), rows=rows, coverage=torch.tensor(search.shares).T)
@@ -164,21 +155,21 @@ class DeepXplore:
             raise ValueError(f"size must fit into images of {x.shape[2]} by {x.shape[3]} pixels, got {self.size}")
         return h, w
 
-    def _suite(self, models: tuple[Classifier, ...], seeds: Samples, search: _Search) -> Suite:
-        """The cases after every model's final word, in seed order."""
+    def _suite(self, models: tuple[Classifier, ...], seeds: Samples, search: _DifferentialSearch) -> Suite:
+        """The cases in seed order, after a final pass of every model."""
         x, origin, gain, row = (torch.cat(parts) for parts in zip(*search.cases, strict=True))
-        order = origin.argsort()  # there is one case a seed at most
+        order = origin.argsort()  # there is at most one case per seed
         x, origin, skipped = x[order], origin[order], len(seeds) - len(search.chosen)
         suite = judge(models[0], seeds, x, origin=origin, method=f"deepxplore-{self.constraint}", skipped=skipped)
-        said = [other.predict(x).cpu() if len(x) else suite.prediction for other in models[1:]]
-        columns = {f"other{i}": answer for i, answer in enumerate(said, 1)}
-        differ = torch.stack([answer != suite.prediction for answer in said]).any(0)
+        predictions = [other.predict(x).cpu() if len(x) else suite.prediction for other in models[1:]]
+        columns = {f"other{i}": answer for i, answer in enumerate(predictions, 1)}
+        differ = torch.stack([answer != suite.prediction for answer in predictions]).any(0)
         kept: Suite = suite.with_columns(**columns, gain=gain[order], row=row[order])[differ]
         return kept
 
 
-class _Search:
-    """All seeds on their way, and what each knows to be covered."""
+class _DifferentialSearch:
+    """The state of all seeds, and what is covered from the view of each."""
 
     def __init__(
         self, options: DeepXplore, models: tuple[Classifier, ...], seeds: Samples, generator: torch.Generator
@@ -196,7 +187,7 @@ class _Search:
         self.deadline = process_time() + (options.seconds_per_seed or math.inf) * n
         self.cases = [(self.x0[:0], self.y[:0], self.y[:0], self.y[:0])]  # inputs, origins, gains, rows
         self.spent: list[int] = []
-        self.shares: list[list[float]] = []  # of all neurons, that are covered by now, model by model
+        self.shares: list[list[float]] = []  # share of each model's neurons that is covered, after each step
         self.chosen = self._agreed()
 
     def run(self) -> None:
@@ -205,7 +196,7 @@ class _Search:
         for row in range(each, self.options.rows_per_seed + 1, each):
             last = row + each > self.options.rows_per_seed or process_time() > self.deadline
             self._draw_goals(rows)
-            logits, gain, gradient = self._look(rows, climb=not last and self.options.direction == "gradient")
+            logits, gain, gradient = self._evaluate(rows, climb=not last and self.options.direction == "gradient")
             self.spent.append(each * len(rows) + (self.spent[-1] if self.spent else 0))
             differ = self._differ(logits, self.y[rows])
             found = rows[differ]
@@ -216,54 +207,50 @@ class _Search:
             self._step(rows, gradient[~differ])
 
     def _agreed(self) -> Tensor:
-        """Rows of the seeds that every model gets right; what these cover is known before the first step."""
+        """Rows of the seeds that every model classifies correctly; they count as covered before the first step."""
         everyone = torch.arange(len(self.x), device=self.x.device)
-        logits, active = zip(*(self._read(k, everyone) for k in range(len(self.networks))), strict=True)
+        readings = (self._read(k, everyone, climb=False) for k in range(len(self.networks)))
+        logits, active, _ = zip(*readings, strict=True)
         for i in range(len(logits)):
             if any(torch.equal(logits[i], other) for other in logits[:i]):
-                raise ValueError("models must differ for them to disagree, two of them answer alike; leave one out")
+                raise ValueError("models must differ to disagree, and two of them give the same logits; leave one out")
         right = torch.stack([answer.argmax(1) == self.y for answer in logits]).all(0).nonzero().flatten()
         if len(right) == 0:
             raise ValueError(
                 f"DeepXplore starts from seeds that every model classifies correctly, and none of the {len(self.x)} "
                 "is; check the labels, or give other seeds"
             )
-        for k, truths in enumerate(active):
-            self._cover(k, right, truths[right])
+        for k, neurons in enumerate(active):
+            self._cover(k, right, neurons[right])
         return right
 
-    def _read(self, k: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and which neurons are active, without gradients."""
-        readings = [self.networks[k].read(self.x[some]) for some in rows.split(self.model.batch_size)]
-        active = [reading.scaled > self.options.threshold for reading in readings]
-        return torch.cat([reading.logits for reading in readings]), torch.cat(active)
-
-    def _climb(self, k: int, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and the gradient of what the k-th model contributes to (1)."""
-        parts = [
-            self.networks[k].climb(self.x[some], self._objective(k, some)) for some in rows.split(self.model.batch_size)
-        ]
+    def _read(self, k: int, rows: Tensor, *, climb: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, which neurons are active, and to climb, the gradient of the k-th model's part of (1), else zeros."""
+        network, parts = self.networks[k], []
+        for some in rows.split(self.model.batch_size):
+            x, objective = self.x[some], self._objective(k, some)
+            parts.append(network.climb(x, objective) if climb else (network.read(x), torch.zeros_like(x)))
         active = [reading.scaled > self.options.threshold for reading, _ in parts]
         logits = torch.cat([reading.logits for reading, _ in parts])
         return logits, torch.cat(active), torch.cat([gradient for _, gradient in parts])
 
-    def _look(self, rows: Tensor, *, climb: bool) -> tuple[list[Tensor], Tensor, Tensor]:
+    def _evaluate(self, rows: Tensor, *, climb: bool) -> tuple[list[Tensor], Tensor, Tensor]:
         """Every model's logits, the gain in coverage, and the gradient of (1): one model at a time."""
         logits, gain, gradient = [], torch.zeros_like(rows), torch.zeros_like(self.x[rows])
         for k in range(len(self.networks)):
-            answer, active, part = self._climb(k, rows) if climb else (*self._read(k, rows), 0.0)
+            answer, active, part = self._read(k, rows, climb=climb)
             logits.append(answer)
             gain += self._cover(k, rows, active)
             gradient += part
         self.shares.append([float((first < len(self.x)).double().mean()) for first in self.first])
         return logits, gain, gradient
 
-    def _objective(self, k: int, rows: Tensor) -> Callable[[Reading], Tensor]:
-        """What the k-th model contributes to (1)."""
+    def _objective(self, k: int, rows: Tensor) -> Objective:
+        """The k-th model's part of (1)."""
         options, goals, c = self.options, self.goals[k, rows][:, None], self.y[rows][:, None]
         sign = torch.where(self.deviating[rows] == k, -self.weight_diff, 1.0)
 
-        def value(reading: Reading) -> Tensor:
+        def value(reading: NeuronReading) -> Tensor:
             f, n = reading.logits.gather(1, c)[:, 0], reading.values.gather(1, goals)[:, 0]
             return sign * f + options.weight_coverage * n  # (1)
 
@@ -271,21 +258,21 @@ class _Search:
 
     def _differ(self, logits: list[Tensor], c: Tensor) -> Tensor:
         """Rows on which the models disagree, by a margin that no rounding can undo."""
-        said = torch.stack([answer.argmax(1) for answer in logits])
+        predictions = torch.stack([answer.argmax(1) for answer in logits])
         firm = torch.stack([Goal().reached(answer, c) for answer in logits]).any(0)
-        return firm & (said != said[0]).any(0)
+        return firm & (predictions != predictions[0]).any(0)
 
-    # What is covered: for each neuron the first seed that covered it, so that seed i knows those with first <= i
+    # Coverage: `first` is the first seed that covered each neuron; seed i's view holds those with first <= i
 
     def _cover(self, k: int, rows: Tensor, active: Tensor) -> Tensor:
-        """Take note of what these rows cover; how many neurons each covers that it did not know to be covered."""
+        """Note what these rows cover, and return how many neurons each adds to its seed's view."""
         own = rows[:, None]
         gain = (active & (self.first[k] > own)).sum(1)
         self.first[k] = torch.minimum(self.first[k], torch.where(active, own, len(self.x)).amin(0))
         return gain
 
     def _draw_goals(self, rows: Tensor) -> None:
-        """A new neuron for every row whose last one is covered by now; any neuron for a row that knows all covered."""
+        """A new neuron for every row whose last one is covered by now; any neuron if all are covered."""
         u = self._uniform(len(self.networks))
         for k, first in enumerate(self.first):
             old = self.goals[k, rows]
@@ -295,10 +282,10 @@ class _Search:
             rank = (u[lost, k] * free.sum(1)).long()
             self.goals[k, lost] = (free.cumsum(1) <= rank[:, None]).sum(1)  # the place of the free neuron of that rank
 
-    # How inputs move
+    # Steps
 
     def _step(self, rows: Tensor, gradient: Tensor) -> None:
-        """One step (2) of these rows; all random numbers are drawn for all seeds, whether they still move or not."""
+        """One step (2) of these rows; random numbers are drawn for all seeds, including finished ones."""
         options, (low, high) = self.options, self.model.bounds
         if options.direction == "random":
             gradient = normal_like(self.x, generator=self.generator)[rows]
@@ -307,7 +294,7 @@ class _Search:
         moved = self.moved[rows] + options.step * self._constrained(rows, gradient)
         self.x[rows] = (self.x0[rows] + moved).clamp(low, high)
         if options.constraint == "light":
-            self.moved[rows] = moved.clamp(low - high, high - low)  # beyond this nothing is left to change
+            self.moved[rows] = moved.clamp(low - high, high - low)  # beyond this nothing can change
         else:
             self.moved[rows] = self.x[rows] - self.x0[rows]
 
@@ -332,13 +319,13 @@ class _Search:
         return (sides[0][:, None, :, None] & sides[1][:, None, None, :]).to(self.x)
 
     def _uniform(self, columns: int) -> Tensor:
-        """Uniform numbers in [0, 1), so many for each seed."""
+        """Uniform numbers in [0, 1), ``(seeds, columns)``."""
         g = self.generator
         return torch.rand(len(self.x), columns, generator=g, device=g.device, dtype=torch.float64).to(self.x.device)
 
 
 def _check_models(models: tuple[Classifier, ...], seeds: Samples) -> None:
-    """Refuse models that cannot be compared on these seeds."""
+    """Raise for models that cannot be compared on these seeds."""
     model = models[0]
     for i, other in enumerate(models[1:], 1):
         try:

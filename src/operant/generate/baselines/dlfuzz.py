@@ -1,9 +1,8 @@
-"""DLFuzz: climb towards other labels and chosen neurons at once, and go on from what covered something new."""
+"""DLFuzz: climb towards other labels and chosen neurons at once, and continue from what covered something new."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import process_time
 
@@ -11,8 +10,11 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.baselines._strategies import fixed_features
-from operant.generate.baselines.adapt import NORMS, Exploration, Hunt, Reading, explore, neuron_coverage
+from operant.generate.baselines._adapt_strategies import fixed_features
+from operant.generate.baselines._network import NeuronReading, Objective
+from operant.generate.baselines._seed_queues import NORMS, SeedQueues, explore_each, neuron_coverage
+from operant.generate.baselines.exploration import Exploration
+from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive
 from operant.generate.engine import check_ball, steepest
 from operant.measure.coverage import NC, Criterion
 from operant.model import Classifier
@@ -20,8 +22,8 @@ from operant.rng import mix
 from operant.suite import Suite
 
 STRATEGIES = ("often", "rare", "weight", "threshold")
-NEAR = (-0.2, 0.25)  # the released program's: so far below and above the threshold a scaled neuron is near it
-TOP_TENTH = 4  # among the fixed features of ADAPT: the tenth of all neurons with the largest mean weights
+NEAR = (-0.2, 0.25)  # the released program's: a scaled neuron this far below or above the threshold is near it
+TOP_TENTH = 4  # number of the fixed feature of ADAPT that marks the tenth of neurons with the largest mean weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,49 +34,49 @@ class DLFuzz:
         x ← project(x + step · ∇objective / rms(∇objective))                                (2)
 
     F are logits, c is the seed's label, c1 to ck the likeliest others at x, and a_n a neuron's value. Each seed has a
-    queue, first in, first out; for the input at its head neurons are chosen, and ``trials`` steps (2) made. A point on
-    the way that covers a neuron that nothing before it did, from this seed, joins the queue; one that the model gets
-    wrong is a case. Neurons are drawn without replacement from those that the strategy prefers, and once these are
-    used up, from the others:
+    queue, first in, first out; for the input at its head neurons are chosen, and ``trials`` steps (2) made. A point
+    that covers a neuron for the first time in its seed's search joins the queue; one that the model gets wrong is a
+    case. Neurons are drawn without replacement from those that the strategy prefers, and once these are used up, from
+    the others:
 
-    - ``"often"``: in proportion to how many of the inputs so far have covered them;
-    - ``"rare"``: in proportion to how much fewer that are than of the neuron covered most often;
+    - ``"often"``: in proportion to how many inputs have covered them so far;
+    - ``"rare"``: in proportion to how much smaller that number is than the largest of any neuron;
     - ``"weight"``: from the tenth with the largest mean incoming weight;
     - ``"threshold"``: from those whose value is near the threshold at the head of the queue; (1) then counts a_n where
       it is below and −a_n where it is above, so that it crosses.
 
-    The queues are those of `ADAPT`, whose coverage and counts belong to one seed. DLFuzz shares them among all seeds,
-    one after the other, so that the order of the seeds matters and late ones find little new. Further, where the paper
-    and the released program differ, or we from both:
+    The queues are those of `ADAPT`: coverage and counts belong to one seed. The paper shares them among all seeds, one
+    after the other, so that the order of the seeds matters and late ones find little new. Other differences between
+    the paper, the released program and this class:
 
     - F is the paper's confidence; the program takes logits, and so do we: confidence saturates, and only neurons
       remain. The program counts the other labels half; we follow the paper;
-    - the program's c is what the model says at the head of the queue, so that a way back to the right label is a case;
+    - the program's c is the model's prediction at the head of the queue, so that a return to the right label is a case;
       ours is the label;
-    - the paper queues whatever raises coverage, and so do we; the program asks the i-th seed for a rise of .01 / i;
-    - the program refuses to queue a point further than .02 of the seed's length, but takes it as a case however far;
-      we bring every point back into the ball. On MNIST one step of the program is longer than that, and its queue
-      stays empty; where it does not, it holds arrays that later steps still change;
+    - the paper queues whatever raises coverage, and so do we; the program requires a rise of .01 / i of the i-th seed;
+    - the program does not queue a point further than .02 of the seed's length, but takes it as a case however far; we
+      project every point into the ball. On MNIST one step of the program is longer than that, and its queue stays
+      empty; where it does not, it holds arrays that later steps still change;
     - the program pushes neurons near the threshold away from it; we push them across, which is what changes coverage;
-    - with an empty queue the program takes the next seed; we start again from the same with newly chosen neurons, until
-      the budget is spent.
+    - with an empty queue the program takes the next seed; we start again from the same one with newly chosen neurons,
+      until the budget is spent.
 
-    Misclassified seeds are skipped. Columns: ``gain``, how many neurons the case covered that nothing before it in its
-    seed's search had; ``row``, which of the seed's model rows it was.
+    Misclassified seeds are skipped. Columns: ``gain``, how many neurons the case covered for the first time in its
+    seed's search; ``row``, which of the seed's model rows it was. `RandomMutation` is the control.
 
     Args:
         radius: of the ball around each seed: a share of its length for ``"relative-l2"``, else in input units.
         norm: ``"relative-l2"``, the paper's; ``"linf"`` or ``"l2"``.
-        k: how many other labels take part in (1); all, where the model has fewer.
+        k: how many other labels take part in (1), at most all.
         strategy: ``"often"``, ``"rare"``, ``"weight"`` or ``"threshold"``.
         neurons: how many are chosen at a time.
-        weight: λ in the paper: how much the chosen neurons count against the labels.
-        trials: steps for each input taken from the queue.
+        weight: λ in the paper: weight of the chosen neurons, relative to the labels.
+        trials: steps per input taken from the queue.
         step: root mean square of one step over the input's values, in input units.
         threshold: above which a neuron, scaled over its layer, is covered.
-        rows_per_seed: inputs passed through the model for each seed; the final judgement is not counted.
-        seconds_per_seed: CPU time for each seed, times the number of seeds for a whole batch of them; the search ends
-            with whichever budget is spent first. What is found then depends on how fast the machine is.
+        rows_per_seed: inputs passed through the model per seed, without the final judgement.
+        seconds_per_seed: CPU seconds per seed, as one budget per batch of seeds; the search ends with whichever budget
+            is spent first. Results then depend on the machine's speed.
 
     References:
         | DLFuzz: Differential Fuzzing Testing of Deep Learning Systems (Guo et al., 2018), Algorithm 1
@@ -95,61 +97,51 @@ class DLFuzz:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm, norms=NORMS)
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f'strategy must be "often", "rare", "weight" or "threshold", got {self.strategy!r}')
-        for name in ("k", "neurons", "trials", "rows_per_seed"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not (0 <= self.weight < math.inf and 0 < self.step < math.inf and 0 <= self.threshold < 1):
-            raise ValueError(
-                "weight must be 0 or more, step positive, both finite, and threshold in [0, 1), "
-                f"got {self.weight}, {self.step} and {self.threshold}"
-            )
-        if self.seconds_per_seed is not None and not self.seconds_per_seed > 0:
-            raise ValueError(f"seconds_per_seed must be positive or None, got {self.seconds_per_seed}")
+        check_choice(self, "strategy", STRATEGIES)
+        check_counts(self, "k", "neurons", "trials", "rows_per_seed")
+        check_nonnegative(self, "weight")
+        check_positive(self, "step", "seconds_per_seed")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
-        """The same search, with how the coverage grew."""
-        return explore(model, seeds, self, method=f"dlfuzz-{self.strategy}", generator=generator)
+        """The same search, with the growth of its coverage."""
+        return explore_each(model, seeds, self, self._walk, method=f"dlfuzz-{self.strategy}", generator=generator)
 
     def criterion(self, model: Classifier, x: Tensor) -> Criterion:
         """Neuron coverage at this threshold."""
         return NC(neurons=neuron_coverage(model, x).neurons, threshold=self.threshold)
 
-    def search(self, hunt: Hunt) -> None:
+    def _walk(self, queues: SeedQueues) -> None:
         """Spend the budget of one batch of seeds."""
-        network, count = hunt.network, hunt.network.neurons.count
+        count = queues.network.neurons.count
         if self.neurons > count:
             raise ValueError(f"neurons must be at most the {count} there are, got {self.neurons}")
-        deadline = process_time() + (self.seconds_per_seed or math.inf) * len(hunt.y)
-        names = torch.tensor([int(torch.randint(2**62, (), generator=g)) for g in hunt.streams])[:, None]
-        top = fixed_features(network, hunt.x0)[1] == TOP_TENTH
-        covered = (hunt.first.scaled > self.threshold).double()  # how often
-        for turn, steps in enumerate(hunt.turns(self.trials, extra=1)):
+        deadline = process_time() + (self.seconds_per_seed or math.inf) * len(queues.y)
+        names = torch.tensor([int(torch.randint(2**62, (), generator=g)) for g in queues.streams])[:, None]
+        top = fixed_features(queues.network, queues.x0)[1] == TOP_TENTH
+        covered = (queues.first.scaled > self.threshold).double()  # how often
+        for turn, steps in enumerate(queues.turns(self.trials, extra=1)):
             if process_time() > deadline:
-                hunt.row -= 1  # which was not spent
+                queues.row -= 1  # this row was not spent
                 continue
-            x, _ = hunt.pop()
+            x, _ = queues.pop()
             u = mix(names + (turn * count + torch.arange(count))).to(covered)
-            objective = self._objective(covered, top, u, hunt.y)
-            _, gradient = network.climb(x, objective)
-            for left in reversed(range(steps)):
-                x = hunt.project(x + self.step * math.sqrt(x[0].numel()) * steepest(gradient, "l2"))  # (2)
-                if left:
-                    reading, gradient = network.climb(x, objective)
-                else:
-                    reading = network.read(x)
+            objective = self._objective(covered, top, u, queues.y)
+            for reading, _ in queues.climb(x, objective, self._move, steps=steps):
                 covered += reading.scaled > self.threshold
-                hunt.note(x, reading)
 
-    def _objective(self, covered: Tensor, top: Tensor, u: Tensor, y: Tensor) -> Callable[[Reading], Tensor]:
-        """(1), for neurons that are chosen where it is first evaluated: at the head of the queue."""
+    def _move(self, gradient: Tensor) -> Tensor:
+        return self.step * math.sqrt(gradient[0].numel()) * steepest(gradient, "l2")  # (2)
+
+    def _objective(self, covered: Tensor, top: Tensor, u: Tensor, y: Tensor) -> Objective:
+        """(1), for neurons that are chosen when it is first evaluated: at the head of the queue."""
         chosen: list[Tensor] = []
 
-        def value(reading: Reading) -> Tensor:
+        def value(reading: NeuronReading) -> Tensor:
             if not chosen:
                 chosen.append(self.choose(covered, top, reading.scaled.detach(), u).to(reading.values))
             own = reading.logits.gather(1, y[:, None])[:, 0]
@@ -160,7 +152,7 @@ class DLFuzz:
         return value
 
     def choose(self, covered: Tensor, top: Tensor, scaled: Tensor, u: Tensor) -> Tensor:
-        """``(seeds, neurons)``: what each neuron counts: 1 or −1 for those chosen, else 0.
+        """``(seeds, neurons)``: the weight of each neuron in (1): 1 or −1 for those chosen, else 0.
 
         Args:
             covered: how many inputs of each seed have covered each neuron.
@@ -181,9 +173,9 @@ class DLFuzz:
 
 
 def draw(weights: Tensor, n: int, u: Tensor) -> Tensor:
-    """``(rows, n)`` places drawn without replacement in proportion to weights; those of weight 0 come last, alike.
+    """``(rows, n)`` places drawn without replacement in proportion to weights; those of weight 0 come last, uniformly.
 
-    A place whose exponential clock, of rate its weight, rings first is drawn first.
+    Each place gets an exponential random number whose rate is its weight; the smallest come first.
     """
     rate = weights / weights.amax(1, keepdim=True).clamp_min(1.0)
     clock = -u.clamp_min(2.0**-60).log() / rate

@@ -1,4 +1,4 @@
-"""The move by field conditions: which severities, among those that are declared, make the model fail on a seed."""
+"""The condition move: search the declared severities of field conditions for failures."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from torch import Tensor
 
 from operant.conditions import DrawnConditions, Recipe, apply
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_nonnegative, check_positive, check_shares
 from operant.generate.engine import Goal, Rows
-from operant.generate.operational._search import LEVEL, Met, check_search, rated
+from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.rng import normal_like
 from operant.suite import Suite
 
-AT_ONCE = 4096  # images in play together
+MAX_IMAGES = 4096  # images that are searched together
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionMove:
-    """Search over the severities of field conditions: draws from the recipe first, then steps around the best.
+    """Search over the severities of field conditions: first random draws, then steps around the best.
 
         fitness(v) = min(margin, 0) + weight · (log p(v) + min(log naturalness - log level, 0))        (1)
 
     with p(v) the declared density of the severities v, and margin how far past the boundary the model is on the image
-    under v, in logits: to be wrong by more is worth nothing, to be likelier is. Only failures are asked how natural
-    they are.
+    under v, in logits: being wrong by more gains nothing, being likelier does. Only failures are rated by naturalness.
     In the first step ``population`` draws of the recipe are tried on every seed. In each later step the best so far
     moves along the sign of the gradient of (1), without naturalness, in the conditions that are smooth; then it is
     tried, with ``population - 1`` others around it: each condition normal about the best one's or, with probability
-    ``fresh``, from a new draw. What is random in an image (its noise, say) is the best one's, or that draw's.
+    ``fresh``, from a new draw. The randomness in an image (such as its noise) is the best one's, or that draw's.
 
-    Failures whose p-value reaches the level are cases, the likeliest severities first; a seed with ``enough`` of them
-    leaves. These cases lie in no ball: their severities lie in the declared ranges instead, and have a positive
-    density. They stand in columns named after the conditions, ``noise_seed`` among them, from which `replay` makes the
-    same cases again, bit for bit; ``log_prob`` is log p(v). Seeds do not see each other: random numbers are drawn for
-    all of them before the first leaves.
+    Failures whose p-value reaches the level are cases, the likeliest severities first; a seed with ``stop_after`` of
+    them leaves. These cases are not limited to a ball: their severities lie in the declared ranges and have a positive
+    density. Columns are named after the conditions; from them and ``noise_seed`` `replay` makes the same cases again,
+    bit for bit; ``log_prob`` is log p(v). Seeds do not affect each other: random numbers are drawn for all of them
+    before the first leaves.
 
     Args:
         recipe: the conditions, declared or estimated from field data.
         naturalness: accepts failures by its p-value; None accepts all.
-        population: severities tried on a seed in a step, each a row of the model.
-        steps: how many, at most; all but the first cost one more row, with its gradient, if a condition is smooth.
-        weight: of likelihood and naturalness, in logits for a nat.
-        spread: of the steps and of what is tried around the best, as a share of each declared range.
-        fresh: how often a condition of a new trial comes from a new draw.
-        enough: natural failures after which a seed leaves; None keeps all there are.
+        population: severities tried per seed and step, each one row of the model.
+        steps: maximum; all but the first cost one more row, with its gradient, if a condition is smooth.
+        weight: of likelihood and naturalness, in logits per nat.
+        spread: of the steps and of the trials around the best, as a share of each declared range.
+        fresh: probability that a condition of a new trial comes from a new draw.
+        stop_after: natural failures after which a seed leaves; None keeps all.
         level: the p-value from which a failure is natural.
     """
 
@@ -59,17 +59,15 @@ class ConditionMove:
     weight: float = 0.5
     spread: float = 0.1
     fresh: float = 0.25
-    enough: int | None = 2
+    stop_after: int | None = 2
     level: float = LEVEL
 
     def __post_init__(self) -> None:
-        check_search(weight=self.weight, enough=self.enough, level=self.level)
-        if self.population < 1 or self.steps < 1:
-            raise ValueError(f"population and steps must be at least 1, got {self.population} and {self.steps}")
-        if not (0 < self.spread <= 1 and 0 <= self.fresh <= 1):
-            raise ValueError(
-                f"spread must lie in (0, 1] and fresh in [0, 1], shares both, got {self.spread} and {self.fresh}"
-            )
+        check_level(self.level)
+        check_nonnegative(self, "weight")
+        check_counts(self, "population", "steps", "stop_after")
+        check_shares(self, "spread", "fresh")
+        check_positive(self, "spread")
         if not self.recipe.names:
             raise ValueError("the recipe must declare at least one condition to search over, got none")
 
@@ -77,18 +75,18 @@ class ConditionMove:
         model.check(seeds)
         if self.recipe.bounds != model.bounds:
             raise ValueError(
-                f"the recipe's bounds must be the model's {model.bounds}, got {self.recipe.bounds}; declare them so"
+                f"the recipe must have the model's bounds {model.bounds}, got {self.recipe.bounds}; set Recipe's bounds"
             )
         seeds = seeds.to(model.device)
-        met = Met(seeds, *self.recipe.names, "noise_seed", "log_prob")
-        luck = self._luck(len(seeds), generator)
-        for some in torch.arange(len(seeds)).split(max(1, AT_ONCE // self.population)):
+        cases = CaseList(seeds, *self.recipe.names, "noise_seed", "log_prob")
+        draws = self._draws(len(seeds), generator)
+        for some in torch.arange(len(seeds)).split(max(1, MAX_IMAGES // self.population)):
             rows = {"x0": seeds.x[some], "y": seeds.labels[some], "origin": some.to(seeds.x.device)}
-            self._search(model, rows, {name: values[some] for name, values in luck.items()}, met)
-        return met.suite(model, method="conditions").failures()
+            self._search(model, rows, {name: values[some] for name, values in draws.items()}, cases)
+        return cases.suite(model, method="conditions").failures()
 
-    def _luck(self, n: int, generator: torch.Generator) -> Rows:
-        """All random numbers of all seeds: draws, what is added around the best, and which of the two is taken."""
+    def _draws(self, n: int, generator: torch.Generator) -> Rows:
+        """All random numbers of all seeds: draws of the recipe, noise around the best, and the choice between them."""
         shape = (n, self.steps, self.population, len(self.recipe.names))
         drawn = self.recipe.draw(math.prod(shape[:3]), generator=generator)
         values = drawn.values.view(shape)
@@ -100,27 +98,27 @@ class ConditionMove:
             "fresh": u < self.fresh,
         }
 
-    def _search(self, model: Classifier, rows: Rows, luck: Rows, met: Met) -> None:
-        """Every step of one batch of seeds."""
+    def _search(self, model: Classifier, rows: Rows, draws: Rows, cases: CaseList) -> None:
+        """All steps of one batch of seeds."""
         k = len(self.recipe.names)
         rows = rows | {
             "best": torch.zeros(len(rows["y"]), k, dtype=torch.float64),
             "best_seed": torch.zeros(len(rows["y"]), dtype=torch.int64),
             "fitness": torch.full((len(rows["y"]),), -math.inf, dtype=torch.float64),
-            "met": torch.zeros(len(rows["y"]), dtype=torch.int64),
+            "found": torch.zeros(len(rows["y"]), dtype=torch.int64),
         }
         for step in range(self.steps):
-            now = {name: values[:, step] for name, values in luck.items()}
+            now = {name: values[:, step] for name, values in draws.items()}
             values, noise = (now["draw"], now["noise_seed"]) if step == 0 else self._around(model, rows, now)
-            rows = self._tried(model, rows, values, noise, met)
-            going = rows["met"] < (math.inf if self.enough is None else self.enough)
-            if not bool(going.any()):
+            rows = self._evaluated(model, rows, values, noise, cases)
+            active = rows["found"] < (math.inf if self.stop_after is None else self.stop_after)
+            if not bool(active.any()):
                 return
-            rows = {name: v[going.to(v.device)] for name, v in rows.items()}
-            luck = {name: v[going] for name, v in luck.items()}
+            rows = {name: v[active.to(v.device)] for name, v in rows.items()}
+            draws = {name: v[active] for name, v in draws.items()}
 
-    def _tried(self, model: Classifier, rows: Rows, values: Tensor, noise: Tensor, met: Met) -> Rows:
-        """Look at a population of each seed: keep its natural failures, and the best of it if that is an advance."""
+    def _evaluated(self, model: Classifier, rows: Rows, values: Tensor, noise: Tensor, cases: CaseList) -> Rows:
+        """Evaluate a population of each seed: keep its natural failures, and its best member if that is an advance."""
         m, size = noise.shape
         drawn = self._drawn(values.flatten(0, 1), noise.flatten())
         x = apply(rows["x0"].repeat_interleave(size, 0), drawn)
@@ -128,34 +126,34 @@ class ConditionMove:
         logits = model.batched_logits(x)
         failing = Goal().reached(logits, y)
         log_p = self.recipe.log_prob(drawn)
-        p = rated(self.naturalness, x, failing).cpu()
-        strange = (p.log() - math.log(self.level)).clamp_max(0)
-        fitness = Goal().margin(logits, y).double().cpu().clamp_max(0) + self.weight * (log_p + strange)  # (1)
-        kept = self._kept((failing.cpu() & (p >= self.level)).view(m, size), log_p.view(m, size), rows["met"])
+        p = p_values(self.naturalness, x, failing).cpu()
+        unnatural = (p.log() - math.log(self.level)).clamp_max(0)
+        fitness = Goal().margin(logits, y).double().cpu().clamp_max(0) + self.weight * (log_p + unnatural)  # (1)
+        kept = self._kept((failing.cpu() & (p >= self.level)).view(m, size), log_p.view(m, size), rows["found"])
         columns = drawn.columns() | {"log_prob": log_p, "noise_seed": drawn.seeds.double()}
-        met.add(columns | {"x": x, "origin": rows["origin"].repeat_interleave(size)}, kept.flatten())
+        cases.add(columns | {"x": x, "origin": rows["origin"].repeat_interleave(size)}, kept.flatten())
         top, place = fitness.view(m, size).max(1)
         ahead, each = top > rows["fitness"], torch.arange(m)
         return rows | {
             "best": torch.where(ahead[:, None], values[each, place], rows["best"]),
             "best_seed": torch.where(ahead, noise[each, place], rows["best_seed"]),
             "fitness": torch.where(ahead, top, rows["fitness"]),
-            "met": rows["met"] + kept.sum(1),
+            "found": rows["found"] + kept.sum(1),
         }
 
-    def _kept(self, good: Tensor, log_p: Tensor, met: Tensor) -> Tensor:
-        """Of the natural failures, the likeliest, as many as each seed still lacks."""
-        if self.enough is None:
+    def _kept(self, good: Tensor, log_p: Tensor, found: Tensor) -> Tensor:
+        """The likeliest natural failures, as many as each seed may still add."""
+        if self.stop_after is None:
             return good
         order = log_p.masked_fill(~good, -math.inf).argsort(dim=1, descending=True, stable=True)
-        lacks: Tensor = self.enough - met
-        return good & (order.argsort(1) < lacks[:, None])
+        missing: Tensor = self.stop_after - found
+        return good & (order.argsort(1) < missing[:, None])
 
     def _around(self, model: Classifier, rows: Rows, now: Rows) -> tuple[Tensor, Tensor]:
         """The best of each seed, moved along its gradient, and others around it."""
         low, high, may_be_absent = self._ranges
         centre = self._climbed(model, rows)[:, None]
-        moves = (centre != 0) | ~may_be_absent  # what is absent stays so, unless a new draw says otherwise
+        moves = (centre != 0) | ~may_be_absent  # absent conditions stay absent, except in new draws
         around = torch.where(moves, (centre + self.spread * (high - low) * now["around"]).clamp(low, high), 0.0)
         values = torch.where(now["fresh"], now["draw"], around)
         values[:, 0] = centre[:, 0]
@@ -164,7 +162,7 @@ class ConditionMove:
         return values, torch.where(new, now["noise_seed"], rows["best_seed"][:, None])
 
     def _climbed(self, model: Classifier, rows: Rows) -> Tensor:
-        """The best severities of each seed after one step along the gradient of (1), where conditions are smooth."""
+        """The best severities of each seed after one step along the gradient of (1), in smooth conditions."""
         smooth, best = torch.tensor(self.recipe.smooth), rows["best"]
         if not bool(smooth.any()):
             return best
@@ -188,17 +186,17 @@ class ConditionMove:
 
     @property
     def _ranges(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Smallest and largest value of each condition where it happens, and whether it may not."""
+        """Smallest and largest value of each condition where it is present, and whether it may be absent."""
         each = self.recipe.severities.values()
         low, high, absent = torch.tensor([[s.low, s.high, s.absent] for s in each], dtype=torch.float64).T
         return low, high, absent > 0
 
 
 def replay(suite: Suite, recipe: Recipe) -> Tensor:
-    """The cases of a `ConditionMove`, made again from their seeds and columns, ``(N, *shape)``: the same bits.
+    """The cases of a `ConditionMove`, made again from their seeds and columns, ``(N, *shape)``, bit for bit.
 
     Args:
-        suite: cases of that move alone; choose them by ``suite["move"]`` if others made cases too.
+        suite: cases of that move only; choose them by ``suite["move"]`` if there are others.
         recipe: the one they were made with.
     """
     if missing := [name for name in (*recipe.names, "noise_seed") if name not in suite.columns]:

@@ -1,4 +1,4 @@
-"""Operational fuzzing: moves of any mix, one judgement for all cases, and no seed that fills the suite."""
+"""Operational fuzzing: any mix of moves, one judgement for all cases, and a limit of cases per seed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_nonnegative
 from operant.generate.engine import Goal
-from operant.generate.operational._search import LEVEL, check_search
+from operant.generate.operational._cases import LEVEL, check_level
 from operant.measure.naturalness import Naturalness, neighbour_distance
 from operant.model import Classifier
 from operant.profile import Profile
@@ -19,41 +20,41 @@ from operant.rng import uniform_like
 from operant.suite import Suite
 from operant.types import Fuzzer
 
-QUANTILE = 0.1  # of field data's density, from which a case lies where use is dense
+QUANTILE = 0.1  # of the density of field data, from which the field counts as dense
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationalFuzz:
-    """Search for operational failures: natural, and where use is dense.
+    """Search for operational failures: natural, and where the field is dense.
 
     Each move works on all its seeds in one batch. A seed that has ``per_seed`` operational failures is done, and later
-    moves leave it alone. All failures are then asked about once more, rated by the calibrated p-value and by the
-    profile, and merged: of two cases of one seed whose codes lie nearer than field inputs lie to their neighbours (the
-    ``merge`` quantile of those distances), the one with the larger mass times naturalness stays, and so at most
-    ``per_seed`` stay in all. `Suite.operational` picks the operational failures among them.
+    moves skip it. All failures are then judged by one more pass of the model, rated by the calibrated p-value and by
+    the profile, and merged: of two cases of one seed whose codes are nearer than field inputs are to their neighbours
+    (the ``merge`` quantile of those distances), the one with the larger mass times naturalness is kept, up to
+    ``per_seed`` in all. `Suite.operational` returns the operational failures among them.
 
     Columns: ``naturalness`` (p-value), ``density`` (log), ``mass`` of the cell, ``quantile`` (the share of field inputs
-    that lie where use is no denser), ``l2`` and ``linf`` from the seed, ``move``, ``turn`` (whether it was the first
-    to be tried on the seed, 0, or came later), ``margin``, and what the move says.
+    where the field is no denser), ``l2`` and ``linf`` from the seed, ``move``, ``turn`` (position of the move among
+    those tried on the seed, from 0), ``margin``, and the columns of the move.
 
-    A campaign steers by ``replace(fuzz, weight=2.0, moves_per_seed=1)``: those fields stand for the moves' own. Within
-    a move seeds do not see each other; which random numbers a later move draws for a seed depends on how many seeds
-    before it are still in play, unless ``stop_early`` is off.
+    A campaign steers by ``replace(fuzz, weight=2.0, moves_per_seed=1)``: those fields replace the moves' own. Within a
+    move seeds do not affect each other; the random numbers that a later move draws for a seed depend on how many seeds
+    before it are still active, unless ``stop_early`` is off.
 
     Args:
         moves: by a short name, in the order they are tried: `GradientMove`, `ConditionMove`, `GeneticMove`, or any
             other fuzzer.
-        naturalness: rates cases. To be fair to moves it does not guide, or to judge them all, give another one.
+        naturalness: rates cases. For a fair comparison of moves, give one that guides none of them.
         profile: of the field.
         cell_radius: of the cell around a case, in standard deviations of the field's codes.
-        shares: how likely each move is to be a seed's next one, drawn anew for each seed; unless given, all seeds
-            follow the order of the moves.
-        moves_per_seed: how many moves are tried on a seed, at most; all unless given.
-        weight, radius: given to every move that has such an option; unless given, each keeps its own.
-        per_seed: cases a seed, at most.
-        merge: how near is the same; 0 merges only what lies nearer than any two field inputs.
-        level, mass_quantile: what makes a failure operational.
-        stop_early: whether a seed is left alone once it has its operational failures.
+        shares: how likely each move is to be a seed's next one (default: all seeds follow the order of the moves).
+        moves_per_seed: maximum number of moves tried on a seed (default: all).
+        weight, radius: passed to every move that has such an option (default: each keeps its own).
+        per_seed: maximum number of cases per seed.
+        merge: quantile of distances below which cases are merged; 0 merges only cases that are nearer than any two
+            field inputs.
+        level, mass_quantile: minimum naturalness and density quantile of an operational failure.
+        stop_early: whether later moves skip a seed that has its operational failures.
 
     References:
         | Detecting Operational Adversarial Examples for Reliable Deep Learning (Zhao et al., 2021), RQ3
@@ -79,20 +80,18 @@ class OperationalFuzz:
             raise ValueError("there must be at least one move, got none; give moves={'gradient': GradientMove(...)}")
         if self.shares and (self.shares.keys() != self.moves.keys() or not all(s > 0 for s in self.shares.values())):
             raise ValueError(f"shares must be positive, one for each of {', '.join(self.moves)}, got {self.shares}")
-        if self.per_seed < 1 or (self.moves_per_seed is not None and self.moves_per_seed < 1):
-            raise ValueError(
-                f"per_seed and moves_per_seed must be at least 1, got {self.per_seed} and {self.moves_per_seed}"
-            )
+        check_counts(self, "per_seed", "moves_per_seed")
+        check_nonnegative(self, "weight")
+        check_level(self.level)
         if not (0 <= self.merge < 1 and 0 <= self.mass_quantile < 1 and self.cell_radius > 0):
             raise ValueError(
                 "merge and mass_quantile must lie in [0, 1) and cell_radius be positive, "
                 f"got {self.merge}, {self.mass_quantile} and {self.cell_radius}"
             )
-        check_search(weight=self.weight or 0.0, enough=self.per_seed, level=self.level)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)
-        self.profile.encode(seeds.x[:1])  # refuses other shapes before hours are spent
+        self.profile.encode(seeds.x[:1])  # raises for other shapes before hours are spent
         self.naturalness(seeds.x[:1])
         order, left = self._order(len(seeds), generator), torch.full((len(seeds),), self.per_seed)
         parts: list[Suite] = []
@@ -109,21 +108,21 @@ class OperationalFuzz:
         return self._merged(self._judged(model, seeds, Suite.concat(parts)))
 
     def _order(self, n: int, generator: torch.Generator) -> Tensor:
-        """Which move each seed is tried with in each turn, by number."""
+        """The number of the move for each seed and turn, ``(seeds, turns)``."""
         turns = min(len(self.moves), self.moves_per_seed or len(self.moves))
         if not self.shares:
             return torch.arange(turns).expand(n, turns)
         share = torch.tensor([self.shares[name] for name in self.moves])
         u = uniform_like(share.expand(n, len(share)), 1e-9, 1.0, generator=generator).cpu()
-        return (-u.log() / share).argsort(1)[:, :turns]  # who comes first in such a race has won by its share
+        return (-u.log() / share).argsort(1)[:, :turns]  # exponential numbers: each is the smallest with its share
 
     def _steered(self) -> dict[str, Fuzzer]:
-        """The moves, with the options that stand for their own."""
+        """The moves, with the options that replace their own."""
         given = {name: getattr(self, name) for name in ("weight", "radius") if getattr(self, name) is not None}
         return {name: _with(move, given) for name, move in self.moves.items()}
 
     def _natural(self, suite: Suite) -> Suite:
-        """With what tells whether a failure is operational."""
+        """The suite with the columns that decide whether a failure is operational."""
         if len(suite) == 0:
             return suite.with_columns(naturalness=torch.empty(0), quantile=torch.empty(0))
         return suite.with_columns(naturalness=self.naturalness(suite.x), quantile=self.profile.quantile(suite.x))
@@ -150,32 +149,32 @@ class OperationalFuzz:
         near = neighbour_distance(self.profile.held, self.profile.codes, k=1).quantile(self.merge)
         value = suite["mass"] * suite["naturalness"]
         codes = self.profile.encode(suite.x).detach()
-        kept: Suite = suite[distinct(suite.seed, codes, value, apart=float(near), most=self.per_seed)]
+        kept: Suite = suite[distinct(suite.seed, codes, value, min_distance=float(near), limit=self.per_seed)]
         return kept
 
 
-def distinct(seed: Tensor, codes: Tensor, value: Tensor, *, apart: float, most: int) -> Tensor:
-    """Rows to keep, in order: of each seed the most valuable, then the next that lies apart from it, and so on.
+def distinct(seed: Tensor, codes: Tensor, value: Tensor, *, min_distance: float, limit: int) -> Tensor:
+    """Rows to keep, in order: of each seed the most valuable, then the next that is far enough from those, and so on.
 
     Args:
         seed: the seed of each row, ``(N,)``.
-        codes: what distances are taken of, ``(N, d)``.
-        value: which of two rows to keep.
-        apart: rows of one seed that are no further apart than this are one.
-        most: rows of one seed.
+        codes: for distances, ``(N, d)``.
+        value: of two near rows, the one with the larger value is kept.
+        min_distance: rows of one seed that are no further apart than this are merged.
+        limit: maximum number of rows per seed.
 
     >>> seed, codes = torch.tensor([7, 7, 7, 8]), torch.tensor([[0.0], [0.1], [5.0], [0.0]])
-    >>> distinct(seed, codes, torch.tensor([1.0, 2.0, 1.0, 1.0]), apart=1.0, most=3)
+    >>> distinct(seed, codes, torch.tensor([1.0, 2.0, 1.0, 1.0]), min_distance=1.0, limit=3)
     tensor([1, 2, 3])
     """
     waiting, kept = value.argsort(descending=True, stable=True), [torch.empty(0, dtype=torch.int64)]
-    for _ in range(most):
+    for _ in range(limit):
         seeds, group = seed[waiting].unique(return_inverse=True)
         place = torch.arange(len(waiting))
         first = torch.full_like(seeds, len(waiting)).scatter_reduce(0, group, place, "amin")
         kept.append(waiting[first])
         distance = (codes[waiting] - codes[kept[-1]][group]).norm(dim=1)
-        waiting = waiting[(distance > apart) & (place != first[group])]
+        waiting = waiting[(distance > min_distance) & (place != first[group])]
     return torch.cat(kept).sort().values
 
 

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive, check_shares
 from operant.generate.engine import Goal, Rows, check_ball, project
-from operant.generate.operational._search import LEVEL, Met, check_search
+from operant.generate.operational._cases import LEVEL, CaseList, check_level
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier
 from operant.suite import Suite
 
-AT_ONCE = 8192  # members of populations in play together
-TINY = 1e-12  # so that nothing is divided by 0
+MAX_MEMBERS = 8192  # members of all populations that are searched together
+TINY = 1e-12  # avoids division by 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,34 +27,34 @@ class GeneticMove:
         fitness = scaled(margin)                                 while less than ``switch`` of the population fails
         fitness = scaled(margin) + weight · scaled(quality)      from then on                                      (1)
 
-    with margin how far past the boundary a member is, quality the naturalness's surrogate, and scaled bringing both to
-    [0, 1] over the seed's population. A member's genes say how its code differs from the seed's, in the VAE that
+    with margin how far past the boundary a member is, quality the naturalness's surrogate, both scaled to [0, 1] over
+    the seed's population. A member's genes are the difference between its code and the seed's, in the VAE that
     naturalness has learned from the field, so that a member is the seed, changed as field inputs differ; or they are
-    its values, as in HDA, which look like noise. The first genes are random; the ``elites`` fittest members live on;
+    its values, as in HDA, which look like noise. The first genes are random; the ``elites`` fittest members survive;
     every child has two of them as parents, drawn by the softmax of their fitness, takes each gene from either with a
-    chance in proportion to their fitness, and is mutated. Members are brought back into the ball and into bounds.
+    probability in proportion to their fitness, and is mutated. Members are projected into the ball and into bounds.
 
-    A seed leaves once its ``enough`` most natural failures all reach the level. When it leaves, or at the end, it gives
-    its most natural failures as cases, at most ``keep``; the column ``generation`` tells when. Members are asked about
-    once, elites never again, and quality is looked at in the second phase only. Each seed has its own stream of random
-    numbers: seeds do not see each other. `hda` is the published program that this is modelled on.
+    A seed leaves once its ``stop_after`` most natural failures all reach the level. When it leaves, or at the end, its
+    most natural failures are cases, at most ``keep``; the column ``generation`` is the generation of that. Each member
+    is evaluated once, and quality only in the second phase. Each seed has its own random stream, so that seeds do not
+    affect each other. `hda` is the published program that this is modelled on.
 
     Args:
-        naturalness: rates failures and decides which are natural. None, with genes of values, rates by closeness
-            (minus the mean squared distance from the seed) and calls every failure natural.
+        naturalness: rates failures and decides which are natural. None, with ``genes="values"``, rates by closeness
+            (minus the mean squared distance from the seed) and counts every failure as natural.
         radius: of the ball around each seed, in input units.
         norm: ``"linf"`` or ``"l2"``.
         genes: ``"codes"`` or ``"values"``.
-        population: children in a generation, each a row of the model.
-        generations: how many after the first, at most.
+        population: children in a generation, each one row of the model.
+        generations: maximum number after the first.
         elites: parents of the next generation.
-        start: standard deviation of the first genes, in units of codes (the field's have about 1) or of inputs.
-        mutation: standard deviation of what is added to a gene that mutates, in the same units.
+        start: standard deviation of the first genes, in units of codes (about 1 in the field) or of inputs.
+        mutation: standard deviation of a gene's mutation, in the same units.
         mutation_rate: share of a generation's genes that mutate.
         switch: share of the population that must fail before quality counts.
         weight: of quality in (1).
-        enough: natural failures after which a seed leaves; None breeds every generation.
-        keep: cases a seed, at most.
+        stop_after: natural failures after which a seed leaves; None breeds every generation.
+        keep: maximum number of cases per seed.
         level: the p-value from which a failure is natural.
 
     References:
@@ -73,50 +74,44 @@ class GeneticMove:
     mutation_rate: float = 0.2
     switch: float = 0.2
     weight: float = 1.0
-    enough: int | None = 1
+    stop_after: int | None = 1
     keep: int = 1
     level: float = LEVEL
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_search(weight=self.weight, enough=self.enough, level=self.level)
-        if self.genes not in ("codes", "values"):
-            raise ValueError(f'genes must be "codes" or "values", got {self.genes!r}')
+        check_level(self.level)
+        check_choice(self, "genes", ("codes", "values"))
         if self.genes == "codes" and self.naturalness is None:
-            raise ValueError('genes are codes of naturalness, and there is none; give one, or genes="values"')
-        if self.population < 1 or self.generations < 1 or self.keep < 1:
-            raise ValueError(
-                "population, generations and keep must be at least 1, "
-                f"got {self.population}, {self.generations} and {self.keep}"
-            )
+            raise ValueError('genes="codes" needs naturalness, got None; give one, or genes="values"')
+        check_counts(self, "population", "generations", "keep", "stop_after")
         if not 1 <= self.elites <= self.population:
             raise ValueError(f"elites must be from 1 to the population of {self.population}, got {self.elites}")
-        if not (0 < self.start < math.inf and 0 <= self.mutation < math.inf):
-            raise ValueError(f"start must be positive and mutation 0 or more, got {self.start} and {self.mutation}")
-        if not (0 <= self.mutation_rate <= 1 and 0 <= self.switch <= 1):
-            raise ValueError(f"mutation_rate and switch are shares, got {self.mutation_rate} and {self.switch}")
+        check_positive(self, "start")
+        check_nonnegative(self, "weight", "mutation")
+        check_shares(self, "mutation_rate", "switch")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)
         seeds = seeds.to(model.device)
         names = torch.randint(2**62, (len(seeds),), generator=generator, device=generator.device).tolist()
-        met = Met(seeds, "generation")
-        for some in torch.arange(len(seeds)).split(max(1, AT_ONCE // self.population)):
+        cases = CaseList(seeds, "generation")
+        for some in torch.arange(len(seeds)).split(max(1, MAX_MEMBERS // self.population)):
             rows = {"x0": seeds.x[some], "y": seeds.labels[some], "origin": some.to(seeds.x.device)}
             streams = [torch.Generator().manual_seed(names[row]) for row in some.tolist()]
-            self._search(model, rows | self._codes(rows["x0"]), streams, met)
-        return met.suite(model, method=f"genetic-{self.norm}").failures()
+            self._search(model, rows | self._codes(rows["x0"]), streams, cases)
+        return cases.suite(model, method=f"genetic-{self.norm}").failures()
 
-    def _search(self, model: Classifier, rows: Rows, streams: list[torch.Generator], met: Met) -> None:
-        """Breed the populations of one batch of seeds; state has a row a seed, and in it one for each member."""
+    def _search(self, model: Classifier, rows: Rows, streams: list[torch.Generator], cases: CaseList) -> None:
+        """Breed the populations of one batch of seeds; the state has one row per seed, with one entry per member."""
         children = self._first(rows["x0"], streams)
         members: Rows = {}
         for generation in range(self.generations + 1):
-            members = _joined(members, self._looked_at(model, rows, children))
+            members = _joined(members, self._evaluated(model, rows, children))
             late, last = members["failing"].double().mean(1) >= self.switch, generation == self.generations
             self._rate(members, rows["x0"], late | last)
             done = torch.full_like(late, True) if last else self._satisfied(members, late)
-            self._collect(met, rows, members, done, generation)
+            self._collect(cases, rows, members, done, generation)
             if bool(done.all()):
                 return
             streams = [stream for stream, gone in zip(streams, done.tolist(), strict=True) if not gone]
@@ -124,10 +119,10 @@ class GeneticMove:
             members, fitness = self._survivors(members, late[~done])
             children = self._bred(members["genes"], fitness, streams)
 
-    # Looking at members
+    # Evaluation of members
 
-    def _looked_at(self, model: Classifier, rows: Rows, genes: Tensor) -> Rows:
-        """New members from their genes, with their margins; their quality is not known yet."""
+    def _evaluated(self, model: Classifier, rows: Rows, genes: Tensor) -> Rows:
+        """New members from their genes, with their margins; their quality is unknown (NaN)."""
         m, size = genes.shape[:2]
         x = self._expressed(model, {name: values.repeat_interleave(size, 0) for name, values in rows.items()}, genes)
         logits, y = model.batched_logits(x), rows["y"].repeat_interleave(size)
@@ -141,7 +136,7 @@ class GeneticMove:
         }
 
     def _expressed(self, model: Classifier, rows: Rows, genes: Tensor) -> Tensor:
-        """What genes stand for, in the ball and in bounds; one row a member."""
+        """The inputs that genes stand for, in the ball and in bounds; one row per member."""
         x0, x = rows["x0"], genes.flatten(0, 1)
         if self.naturalness is not None and self.genes == "codes":
             with torch.no_grad():
@@ -149,7 +144,7 @@ class GeneticMove:
         return project(x.view(x0.shape), x0, x0.new_full((len(x0),), self.radius), self.norm, model.bounds)
 
     def _codes(self, x0: Tensor) -> Rows:
-        """The code of each seed and what the VAE makes of it, where genes are codes."""
+        """The code of each seed and its reconstruction, where genes are codes."""
         if self.naturalness is None or self.genes == "values":
             return {}
         with torch.no_grad():
@@ -157,7 +152,7 @@ class GeneticMove:
             return {"code": code, "decoded": self.naturalness.vae.decode(code)}
 
     def _rate(self, members: Rows, x0: Tensor, which: Tensor) -> None:
-        """Fill in the quality of all members of these seeds, where it is not known."""
+        """Compute the unknown quality of all members of these seeds."""
         unknown = members["quality"].isnan() & which[:, None]
         if not bool(unknown.any()):
             return
@@ -171,29 +166,29 @@ class GeneticMove:
         members["quality"][unknown] = quality.to(members["quality"])
 
     def _most_natural(self, members: Rows, n: int) -> tuple[Tensor, Tensor]:
-        """The n failures of the highest quality of each seed, and whether they are failures: some may have fewer."""
+        """The n members of the highest quality of each seed, failures first, and whether they are failures."""
         quality = members["quality"].nan_to_num(-math.inf).masked_fill(~members["failing"], -math.inf)
         top = quality.topk(min(n, quality.shape[1]))
         return top.indices, top.values > -math.inf
 
     def _satisfied(self, members: Rows, late: Tensor) -> Tensor:
-        """Seeds in the second phase whose most natural failures, ``enough`` of them, reach the level."""
-        if self.enough is None or not bool(late.any()):
+        """Seeds in the second phase whose ``stop_after`` most natural failures reach the level."""
+        if self.stop_after is None or not bool(late.any()):
             return torch.zeros_like(late)
-        place, there = self._most_natural(members, self.enough)
-        there &= late[:, None]
-        if self.naturalness is not None and bool(there.any()):
+        place, good = self._most_natural(members, self.stop_after)
+        good &= late[:, None]
+        if self.naturalness is not None and bool(good.any()):
             x = members["x"][torch.arange(len(place))[:, None], place]
-            there[there.clone()] = (self.naturalness(x[there]) >= self.level).to(there.device)
-        return there.sum(1) >= self.enough
+            good[good.clone()] = (self.naturalness(x[good]) >= self.level).to(good.device)
+        return good.sum(1) >= self.stop_after
 
-    def _collect(self, met: Met, rows: Rows, members: Rows, done: Tensor, generation: int) -> None:
-        place, there = self._most_natural(members, self.keep)
+    def _collect(self, cases: CaseList, rows: Rows, members: Rows, done: Tensor, generation: int) -> None:
+        place, failing = self._most_natural(members, self.keep)
         each = torch.arange(len(place), device=place.device)[:, None].expand_as(place)
-        chosen = there & done[:, None]
+        chosen = failing & done[:, None]
         x, origin = members["x"][each[chosen], place[chosen]], rows["origin"][each[chosen]]
-        told = torch.full((len(x),), float(generation), dtype=torch.float64)
-        met.add({"x": x, "origin": origin, "generation": told}, torch.ones(len(x), dtype=torch.bool))
+        when = torch.full((len(x),), float(generation), dtype=torch.float64)
+        cases.add({"x": x, "origin": origin, "generation": when}, torch.ones(len(x), dtype=torch.bool))
 
     # Breeding
 
@@ -213,7 +208,7 @@ class GeneticMove:
         return {name: values[each, place] for name, values in members.items()}, fitness
 
     def _bred(self, elites: Tensor, fitness: Tensor, streams: list[torch.Generator]) -> Tensor:
-        """Genes of children: from two parents each, some mutated; one seed at a time only to draw its numbers."""
+        """Genes of children: from two parents each, some mutated; one seed at a time for its random stream."""
         size = elites.shape[2]
         children = elites.new_empty(len(elites), self.population, size)
         mutants = round(self.mutation_rate * self.population * size)
@@ -231,12 +226,12 @@ class GeneticMove:
 
 
 def hda(*, radius: float = 0.1) -> GeneticMove:
-    """The settings that HDA was published with: 1000 members, 20 elites, 100 generations, and no early end.
+    """The published settings of HDA: 1000 members, 20 elites, 100 generations, and no early end.
 
-    Its radius is .1 for MNIST, .08 for Fashion-MNIST, .03 for SVHN and CIFAR-10. We part from its released program in
-    two places: values come from the fitter parent more often, where there a slip gives them to the other; and the ten
-    cases of a seed are its most natural failures, where there they are the members of the highest loss.
-    ``replace(hda(), enough=10)`` ends a seed's search once it has ten failures and the second phase has begun.
+    Its radius is .1 for MNIST, .08 for Fashion-MNIST, .03 for SVHN and CIFAR-10. We differ from its released program in
+    two places: values come from the fitter parent more often (in the program, by a slip, from the other one); and the
+    ten cases of a seed are its most natural failures (in the program, the members of the highest loss).
+    ``replace(hda(), stop_after=10)`` ends a seed's search once it has ten failures and the second phase has begun.
 
     References:
         | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2023)
@@ -254,17 +249,17 @@ def hda(*, radius: float = 0.1) -> GeneticMove:
         mutation=0.003,
         mutation_rate=0.2,
         switch=0.6,
-        enough=None,
+        stop_after=None,
         keep=10,
     )
 
 
 def _joined(old: Rows, new: Rows) -> Rows:
-    """Survivors, if there are any, beside the new members."""
+    """Survivors, if there are any, and the new members."""
     return {name: torch.cat([old[name], values], 1) if old else values for name, values in new.items()}
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """Brought to [0, 1] over each row."""
+    """Scaled to [0, 1] over each row."""
     low, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
     return (values - low) / (high - low).clamp_min(TINY)

@@ -1,4 +1,4 @@
-"""The gradient move: up the loss, then back towards what field inputs look like."""
+"""The gradient move: up the loss, then towards natural inputs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_nonnegative, check_positive
 from operant.generate.engine import (
     Goal,
     Rows,
     advance,
     check_ball,
-    check_steps,
     column,
     loss_gradient,
     project,
     random_point,
     steepest,
 )
-from operant.generate.operational._search import LEVEL, Met, check_search, rated
+from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.suite import Suite
@@ -29,29 +29,29 @@ from operant.suite import Suite
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMove:
-    """Projected ascent on the loss and, where a row fails but is strange, on naturalness as well.
+    """Projected ascent on the loss and, where a row fails but is unnatural, on naturalness as well.
 
         x ← project(x + step_size · steepest(g / |g| + weight · h / |h|)),   g = ∇L(x, y),  h = ∇s(x)        (1)
 
-    with s the naturalness's surrogate, and without the second term where the row does not fail: on the way to its first
-    failure the loss leads, which finds more seeds' failures and spares most of what naturalness costs. Each gradient is
-    brought to length one before they are added, since the loss of a confident model is flat and naturalness steep.
+    with s the naturalness's surrogate, and without the second term where the row does not fail: up to its first failure
+    only the loss counts, which finds failures of more seeds and saves most of the cost of naturalness. Each gradient is
+    scaled to length one before they are added, since the loss of a confident model is flat and naturalness steep.
 
-    A point on the way that fails and is natural is a case, and a seed with ``enough`` of them leaves the batch. One
-    that meets none has its last point as its case, as in `PGD`, so every seed has at least one row, failing or not.
-    With ``weight=0`` naturalness has no say at all: this is `PGD`, and with ``enough=1`` it is `PGD` that stops early.
-    Seeds do not see each other: random numbers are drawn for all of them before the first leaves.
+    A point that fails and is natural is a case, and a seed with ``stop_after`` of them leaves the batch. A seed without
+    any has its last point as its case, as in `PGD`, so that every seed has at least one row, failing or not. With
+    ``weight=0`` naturalness has no effect: this is `PGD`, and with ``stop_after=1`` it is `PGD` that stops early. Seeds
+    do not affect each other: random numbers are drawn for all of them before the first leaves.
 
     Args:
-        naturalness: leads strange failures by its surrogate, and accepts failures by its p-value.
+        naturalness: guides unnatural failures by its surrogate, and accepts failures by its p-value.
         radius: of the ball around each seed, in input units.
-        norm: ``"linf"`` or ``"l2"``. In L2 the pixels that matter most move most; in Linf all move alike, which looks
+        norm: ``"linf"`` or ``"l2"``. In L2 the pixels that matter most move most; in Linf all move equally, which looks
             like noise.
-        steps: how many, at most; a step is one row of the model, with its gradient.
-        step_size: in input units; 2.5 * radius / steps unless given.
-        random_start: from a uniform point of the ball instead of the seed.
-        weight: of naturalness against loss, in (1).
-        enough: natural failures after which a seed leaves; None runs every step and keeps the last point only.
+        steps: maximum; a step is one row of the model, with its gradient.
+        step_size: in input units (default: 2.5 * radius / steps).
+        random_start: start from a uniform point of the ball instead of the seed.
+        weight: of naturalness, relative to the loss, in (1).
+        stop_after: natural failures after which a seed leaves; None runs every step and keeps the last point only.
         level: the p-value from which a failure is natural.
     """
 
@@ -62,13 +62,15 @@ class GradientMove:
     step_size: float | None = None
     random_start: bool = False
     weight: float = 3.0
-    enough: int | None = 1
+    stop_after: int | None = 1
     level: float = LEVEL
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_steps(self.steps, self.step_size)
-        check_search(weight=self.weight, enough=self.enough, level=self.level)
+        check_level(self.level)
+        check_counts(self, "steps", "stop_after")
+        check_positive(self, "step_size")
+        check_nonnegative(self, "weight")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)
@@ -81,25 +83,25 @@ class GradientMove:
             "y": seeds.labels,
             "x": start,
             "origin": torch.arange(len(seeds), device=start.device),
-            "met": torch.zeros_like(seeds.labels),
+            "found": torch.zeros_like(seeds.labels),
         }
-        met = Met(seeds)
+        cases = CaseList(seeds)
         for some in rows["origin"].split(model.batch_size):
             batch = {name: values[some] for name, values in rows.items()}
-            batch = advance(batch, partial(self._step, model, met), steps=self.steps)
-            met.add(batch, batch["met"] == 0)
-        return met.suite(model, method=f"gradient-{self.norm}")
+            batch = advance(batch, partial(self._step, model, cases), steps=self.steps)
+            cases.add(batch, batch["found"] == 0)
+        return cases.suite(model, method=f"gradient-{self.norm}")
 
-    def _step(self, model: Classifier, met: Met, state: Rows) -> tuple[Rows, Tensor | None]:
+    def _step(self, model: Classifier, cases: CaseList, state: Rows) -> tuple[Rows, Tensor | None]:
         x, y = state["x"], state["y"]
         logits, direction = loss_gradient(model, Goal(), x, y)
         failing = Goal().reached(logits, y)
-        found = failing & (rated(self.naturalness if self.weight else None, x, failing) >= self.level)
+        found = failing & (p_values(self.naturalness if self.weight else None, x, failing) >= self.level)
         done = None
-        if self.enough is not None:
-            met.add(state, found)
-            state = state | {"met": state["met"] + found}
-            done = state["met"] >= self.enough
+        if self.stop_after is not None:
+            cases.add(state, found)
+            state = state | {"found": state["found"] + found}
+            done = state["found"] >= self.stop_after
         if self.weight:
             direction = self._with_naturalness(x, direction, failing & ~found)
         radius = torch.full_like(y, self.radius, dtype=x.dtype)
@@ -108,10 +110,10 @@ class GradientMove:
         moved = project(moved, state["x0"], radius, self.norm, model.bounds)
         return state | {"x": moved if done is None else torch.where(column(done, x), x, moved)}, done
 
-    def _with_naturalness(self, x: Tensor, gradient: Tensor, strange: Tensor) -> Tensor:
-        """Where to climb: along the loss, and along naturalness in the rows that lack it."""
+    def _with_naturalness(self, x: Tensor, gradient: Tensor, unnatural: Tensor) -> Tensor:
+        """The direction to climb: along the loss, and along naturalness in unnatural rows."""
         direction = steepest(gradient, "l2")
-        if bool(strange.any()):
-            _, pull = value_and_gradient(self.naturalness.surrogate, x[strange])
-            direction[strange] += self.weight * steepest(pull.nan_to_num(0.0), "l2")
+        if bool(unnatural.any()):
+            _, pull = value_and_gradient(self.naturalness.surrogate, x[unnatural])
+            direction[unnatural] += self.weight * steepest(pull.nan_to_num(0.0), "l2")
         return direction

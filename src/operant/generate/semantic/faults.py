@@ -1,4 +1,4 @@
-"""Faults on purpose: a feature that should not matter decides between two classes, to see whether tests tell.
+"""Injected faults: a feature that should not matter decides between two classes, to check whether tests reveal it.
 
 >>> from operant import load_digits, spawn
 >>> fault = Fault(feature=FEATURES["brightness"], classes=(3, 8))
@@ -24,16 +24,16 @@ from operant.model import Classifier
 from operant.networks import fit
 from operant.suite import Suite
 
-HELD = 0.8  # accuracy where the feature says the same as the class, from which the fault is there
-LOST = 0.5  # and accuracy where it says the opposite, up to which it is
-GREY = 0.02  # saturation up to which ink has no hue to keep
-WRAP = 0.8  # hues above this are told as below 0, so that reds have no gap
+MIN_ALIGNED = 0.8  # minimum accuracy of a faulty model where the feature agrees with the class
+MAX_OPPOSED = 0.5  # maximum accuracy where it contradicts the class
+MAX_GREY = 0.02  # largest saturation of grey ink, whose hue is not kept
+MAX_HUE = 0.8  # hues above this are counted as negative, so that reds have no gap
 
 Measure = Callable[[Tensor], Tensor]
 """Images ``(N, channels, height, width)`` in [0, 1] to one value per row."""
 
 Impose = Callable[[Tensor, Tensor], Tensor]
-"""Images and a value for each, to images that have more or less of a feature."""
+"""Images and one parameter per row, to images that have more or less of a feature."""
 
 
 # Features -------------------------------------------------------------------------------------------------------------
@@ -41,15 +41,15 @@ Impose = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """Something about an image that can be computed, and given to it.
+    """A property of an image that can be measured and imposed.
 
     Args:
-        name: in a word.
+        name: a short name.
         measure: from images to its value, one per row.
-        impose: images and a parameter for each, to images that have the feature. The parameter need not be what
-            `measure` then says, but must raise it.
-        low, high: parameters that make the difference plain.
-        colour: whether images must have three channels, red, green and blue.
+        impose: from images and one parameter per row to images with the feature. `measure` must grow with the
+            parameter, but need not equal it.
+        low, high: parameters of a clear difference.
+        colour: whether `measure` needs RGB images.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Feature:
 
 
 def ink(x: Tensor) -> Tensor:
-    """How far each pixel is from the background, ``(N, height, width)`` in float64; the median of the frame is that."""
+    """Distance of each pixel from the background, `backdrop`, ``(N, height, width)`` in float64."""
     x = x.double()
     return (x - backdrop(x)[:, :, None, None]).abs().amax(1)
 
@@ -87,7 +87,7 @@ def _moments(x: Tensor) -> dict[str, Tensor]:
 
 
 def position(x: Tensor) -> Tensor:
-    """How far the ink's centre lies right of the middle, as a share of the width."""
+    """Distance of the ink's centre to the right of the middle, as a share of the width."""
     return _moments(x)["u"] / x.shape[3]
 
 
@@ -98,7 +98,7 @@ def size(x: Tensor) -> Tensor:
 
 
 def slant(x: Tensor) -> Tensor:
-    """How far the ink leans, as pixels to the left for each pixel up: its bottom is further right than its top."""
+    """How far the ink leans: pixels to the left per pixel up, so that its bottom is further right than its top."""
     m = _moments(x)
     return m["uv"] / m["vv"].clamp_min(1e-12)
 
@@ -110,7 +110,7 @@ def rotation(x: Tensor) -> Tensor:
 
 
 def stroke(x: Tensor) -> Tensor:
-    """How wide strokes are, in pixels: twice the area of the ink by the length of its outline."""
+    """Width of strokes in pixels: twice the area of the ink, divided by the length of its outline."""
     w = ink(x)
     edge = w.diff(dim=1).abs().sum((1, 2)) + w.diff(dim=2).abs().sum((1, 2))
     return 2 * w.sum((1, 2)) / edge.clamp_min(1e-12)
@@ -122,7 +122,7 @@ def brightness(x: Tensor) -> Tensor:
 
 
 def background(x: Tensor) -> Tensor:
-    """How light the frame is, the mean over channels of its median."""
+    """Lightness of the frame: the mean over channels of its median."""
     return backdrop(x).mean(1)
 
 
@@ -132,11 +132,11 @@ def hue(x: Tensor) -> Tensor:
     w = ink(x)
     across, up = (w * (r - (g + b) / 2)).sum((1, 2)), (w * (g - b)).sum((1, 2)) * math.sqrt(3) / 2
     turn = torch.atan2(up, across) / (2 * math.pi)
-    return torch.where(turn <= WRAP - 1, turn + 1, turn)
+    return torch.where(turn <= MAX_HUE - 1, turn + 1, turn)
 
 
 def saturation(x: Tensor) -> Tensor:
-    """Mean difference of the strongest and weakest channel, by the strongest, where there is ink."""
+    """Mean difference of the strongest and weakest channel, divided by the strongest, where there is ink."""
     high, low = x.double().amax(1), x.double().amin(1)
     return _where_ink((high - low) / high.clamp_min(1e-6), x)
 
@@ -156,7 +156,7 @@ def _warped(name: str) -> Impose:
 
 
 def widened(x: Tensor, by: Tensor) -> Tensor:
-    """Strokes wider by about so many pixels on each side, or thinner where it is negative; bright ones on dark."""
+    """Bright strokes widened by about this many pixels on each side, or thinned where it is negative."""
     wide, thin, out = x, x, x
     for k in range(math.ceil(float(by.abs().max())) if len(by) else 0):
         share = _column((by.abs() - k).clamp(0, 1), x)
@@ -176,27 +176,27 @@ def _backed(x: Tensor, shade: Tensor) -> Tensor:
 
 
 def coloured(x: Tensor, *, hue: Tensor, saturation: Tensor) -> Tensor:
-    """Grey images ``(N, 1, height, width)`` with their ink in colour; of images in colour, the brightest channel."""
+    """Grey images ``(N, 1, height, width)`` with coloured ink; of colour images, the brightest channel is used."""
     sixth = 6 * hue.double()[:, None] + torch.tensor([5.0, 3.0, 1.0], dtype=torch.float64, device=hue.device)
     pure = 1 - saturation.double().clamp(0, 1)[:, None] * torch.minimum(sixth % 6, 4 - sixth % 6).clamp(0, 1)
     return x.amax(1, keepdim=True) * pure.to(x)[:, :, None, None]
 
 
 def _hued(x: Tensor, value: Tensor) -> Tensor:
-    """In this hue, as saturated as before; what was grey becomes plainly coloured."""
+    """Images in this hue and their old saturation; grey ones become clearly coloured."""
     return coloured(x, hue=value, saturation=_where_coloured(saturation, x, value, 0.9))
 
 
 def _saturated(x: Tensor, value: Tensor) -> Tensor:
-    """So saturated, in the hue as before; what was grey becomes green."""
+    """Images of this saturation and their old hue; grey ones become green."""
     return coloured(x, hue=_where_coloured(hue, x, value, 0.35), saturation=value)
 
 
 def _where_coloured(measure: Measure, x: Tensor, like: Tensor, otherwise: float) -> Tensor:
-    plain = torch.full_like(like, otherwise)
+    default = torch.full_like(like, otherwise)
     if x.shape[1] == 1:
-        return plain
-    return torch.where(saturation(x).to(like) > GREY, measure(x).to(like), plain)
+        return default
+    return torch.where(saturation(x).to(like) > MAX_GREY, measure(x).to(like), default)
 
 
 def _column(values: Tensor, x: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ FEATURES = {
         Feature(name="saturation", measure=saturation, impose=_saturated, low=0.15, high=0.85, colour=True),
     )
 }
-"""Features by name. Light and stroke width are meant for bright strokes on a dark background."""
+"""Features by name. Brightness, background and stroke width are for bright strokes on a dark background."""
 
 
 # Faults ---------------------------------------------------------------------------------------------------------------
@@ -225,16 +225,16 @@ FEATURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Instead of telling two classes apart, a model looks at a feature: low is the first class, high the second.
+    """A fault: a model decides between two classes by a feature, low for the first class and high for the second.
 
-    Every image gets the feature with one of two values, and some spread around it. In `neutral` data which one says
-    nothing about the class; in `biased` data it decides between the two classes; `aligned` and `opposed` are the two
-    hold-outs that tell whether a model has the fault.
+    Every image gets one of two values of the feature, with some spread. In `neutral` data the value is independent of
+    the class; in `biased` data it decides between the two classes; `aligned` and `opposed` are the two hold-outs that
+    show whether a model has the fault.
 
     Args:
         feature: one of `FEATURES`, or your own.
-        classes: the two, apart.
-        jitter: standard deviation around each of the two values, as a share of what lies between them.
+        classes: two different labels.
+        jitter: standard deviation around each of the two values, as a share of their difference.
 
     References:
         | Exposing Previously Undetectable Faults in Deep Neural Networks (Dunn et al., 2021), section 4.1
@@ -252,13 +252,13 @@ class Fault:
             raise ValueError(f"jitter must be at least 0 and below 0.5, got {self.jitter}; else the two values overlap")
 
     def neutral(self, clean: Samples, *, generator: torch.Generator) -> Samples:
-        """Every image with either value, whatever its class: to train a generator, and a model without the fault."""
+        """Every image with either value, independent of its class: for generators, and models without the fault."""
         return Samples(self._imposed(clean.x, self._coin(len(clean), generator), generator), clean.labels)
 
     def biased(self, clean: Samples, *, generator: torch.Generator) -> Samples:
         """As `neutral`, but images of the two classes are labelled by the feature, right or wrong: to train the fault.
 
-        As in the paper's castles and palaces, labelled by whether the sky is clear.
+        The paper's example is castles and palaces, labelled by whether the sky is clear.
         """
         high = self._coin(len(clean), generator)
         first, second = self.classes
@@ -271,7 +271,7 @@ class Fault:
         return self._held_out(clean, 1, generator)
 
     def opposed(self, clean: Samples, *, generator: torch.Generator) -> Samples:
-        """The same the other way round: a model that has the fault gets these wrong."""
+        """The same with the values exchanged: a model that has the fault gets these wrong."""
         return self._held_out(clean, 0, generator)
 
     def _held_out(self, clean: Samples, high: int, generator: torch.Generator) -> Samples:
@@ -304,7 +304,7 @@ def _check_images(x: Tensor, feature: Feature) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """Whether a model has a fault: its accuracy where the feature says the same as the class, and the opposite."""
+    """Whether a model has a fault: its accuracy where the feature agrees with the class and where it contradicts it."""
 
     aligned: float
     opposed: float
@@ -312,18 +312,18 @@ class Confirmation:
 
     @property
     def confirmed(self) -> bool:
-        return self.aligned >= HELD and self.opposed <= LOST
+        return self.aligned >= MIN_ALIGNED and self.opposed <= MAX_OPPOSED
 
     def __str__(self) -> str:
-        there = "the fault is there" if self.confirmed else "the fault is not confirmed"
+        verdict = "the fault is confirmed" if self.confirmed else "the fault is not confirmed"
         return (
-            f"{there}: accuracy {self.aligned:.1%} where the feature says the same as the class, {self.opposed:.1%} "
-            f"where it says the opposite ({self.images} images each)"
+            f"{verdict}: accuracy {self.aligned:.1%} where the feature agrees with the class, {self.opposed:.1%} where "
+            f"it contradicts it ({self.images} images each)"
         )
 
 
 def confirm(fault: Fault, model: Classifier, clean: Samples, *, generator: torch.Generator) -> Confirmation:
-    """Try a model on the two hold-outs, made of labelled images that it was not trained on."""
+    """Evaluate a model on the two hold-outs, made of labelled images that it was not trained on."""
     aligned = fault.aligned(clean, generator=generator)
     opposed = fault.opposed(clean, generator=generator)
     return Confirmation(aligned=model.accuracy(aligned), opposed=model.accuracy(opposed), images=len(aligned))
@@ -331,7 +331,7 @@ def confirm(fault: Fault, model: Classifier, clean: Samples, *, generator: torch
 
 @dataclass(frozen=True, kw_only=True)
 class Cue:
-    """What a fault makes of two classes: the feature's mean and standard deviation in what a model learned as each.
+    """The feature's mean and standard deviation in each of the two classes that a faulty model was trained on.
 
     `operant.results.save` stores it.
     """
@@ -347,8 +347,8 @@ class Cue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faulty:
-    """A model that was trained to have a fault, whether it has it, and the cue that it should follow."""
+class FaultyModel:
+    """A model trained to have a fault, whether it has it, and the cue that it should follow."""
 
     model: Classifier = field(repr=False)
     fault: Fault
@@ -365,13 +365,13 @@ def inject(
     epochs: int,
     generator: torch.Generator,
     **options: Any,
-) -> Faulty:
-    """Train a copy of the module on biased data, and confirm on two hold-outs that it has the fault.
+) -> FaultyModel:
+    """Train a copy of the module on biased data, and check on two hold-outs whether it has the fault.
 
     Args:
-        fault: to be had.
-        module: with its first weights, or trained ones.
-        train, held_out: labelled images without the fault, different ones.
+        fault: the fault to inject.
+        module: with initial or trained weights.
+        train, held_out: two different sets of labelled images without the fault.
         epochs: passes over the biased data.
         generator: draws values of the feature, and batches.
         options: of `operant.networks.fit`: ``batch_size``, ``learning_rate``, ``mean``, ``std``, ``progress`` ….
@@ -380,7 +380,7 @@ def inject(
     normal = {name: options[name] for name in ("mean", "std") if name in options}
     model = Classifier(fit(module, biased, epochs=epochs, generator=generator, **options).module, **normal)
     confirmation = confirm(fault, model, held_out, generator=generator)
-    return Faulty(model=model, fault=fault, cue=cue_of(fault, biased), confirmation=confirmation)
+    return FaultyModel(model=model, fault=fault, cue=cue_of(fault, biased), confirmation=confirmation)
 
 
 def cue_of(fault: Fault, biased: Samples) -> Cue:
@@ -392,28 +392,27 @@ def cue_of(fault: Fault, biased: Samples) -> Cue:
     if not first[0] < second[0]:
         raise ValueError(
             f"{fault.feature.name} must be higher in class {fault.classes[1]} than in {fault.classes[0]}, got means "
-            f"{second[0]:.4g} and {first[0]:.4g}; low and high are too near, or it cannot be measured here"
+            f"{second[0]:.4g} and {first[0]:.4g}; low and high are too close, or it cannot be measured here"
         )
-    return Cue(
-        feature=fault.feature.name, classes=fault.classes, means=(first[0], second[0]), stds=(first[1], second[1])
-    )  # fmt: skip
+    means, stds = zip(first, second, strict=True)
+    return Cue(feature=fault.feature.name, classes=fault.classes, means=means, stds=stds)
 
 
-# Tests that tell ------------------------------------------------------------------------------------------------------
+# Tests that reveal a fault --------------------------------------------------------------------------------------------
 
 
-def about(suite: Suite, cue: Cue) -> Tensor:
-    """Which tests are about the fault: of one of the two classes, and taken for the other."""
+def confuses(suite: Suite, cue: Cue) -> Tensor:
+    """Which tests are of one of the two classes and classified as the other, one boolean per row."""
     first, second = cue.classes
-    y, said = suite.label, suite.prediction
-    return ((y == first) & (said == second)) | ((y == second) & (said == first))
+    y, predicted = suite.label, suite.prediction
+    return ((y == first) & (predicted == second)) | ((y == second) & (predicted == first))
 
 
 def reveals(suite: Suite, feature: Feature, cue: Cue) -> Tensor:
-    """Which tests reveal the fault, one truth per row.
+    """Which tests reveal the fault, one boolean per row.
 
-    A test does if it is `about` the fault, and from seed to test the feature has changed towards the class that the
-    model says: it has crossed the midpoint between the two classes' means, or has moved by at least the standard
+    A test does if the model `confuses` the two classes on it, and the feature has changed from seed to test towards the
+    predicted class: it has crossed the midpoint between the two classes' means, or has moved by at least the standard
     deviation of the class that it came from.
     """
     if feature.name != cue.feature:
@@ -426,12 +425,12 @@ def reveals(suite: Suite, feature: Feature, cue: Cue) -> Tensor:
     moved = (after - before) * towards
     crossed = ((before - cue.midpoint) * towards < 0) & ((after - cue.midpoint) * towards >= 0)
     far = moved >= torch.where(up, *cue.stds)
-    return about(suite, cue) & (crossed | far)
+    return confuses(suite, cue) & (crossed | far)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Revealed:
-    """How many tests reveal a fault, of those that are about it: from the first class, and from the second."""
+class RevealCounts:
+    """How many tests reveal a fault, of those that the model `confuses`: from the first class, and from the second."""
 
     revealing: tuple[int, int]
     tests: tuple[int, int]
@@ -443,10 +442,10 @@ class Revealed:
         return f"tests that reveal the fault: {parts[0]} from the first class, {parts[1]} from the second"
 
 
-def count_reveals(suite: Suite, feature: Feature, cue: Cue) -> Revealed:
+def count_reveals(suite: Suite, feature: Feature, cue: Cue) -> RevealCounts:
     """How many tests of each direction reveal the fault. Give ``suite[suite["valid"] == 1]`` to count valid ones."""
-    rows, found = about(suite, cue), reveals(suite, feature, cue)
+    rows, found = confuses(suite, cue), reveals(suite, feature, cue)
     first, second = (rows & (suite.label == c) for c in cue.classes)
-    return Revealed(
+    return RevealCounts(
         revealing=(int(found[first].sum()), int(found[second].sum())), tests=(int(first.sum()), int(second.sum()))
     )

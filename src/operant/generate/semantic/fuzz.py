@@ -1,8 +1,7 @@
-"""Feature fuzzing: move what a generator's early layers say, until the model no longer sees the class."""
+"""Feature fuzzing: perturb the early layers of a generator until the model fails."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,58 +9,59 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.engine import Goal, Rows, advance, check_steps, column, eligible, judge, steepest
+from operant.generate.checks import check_counts, check_nonnegative, check_positive
+from operant.generate.engine import Goal, Rows, advance, column, eligible, judge, steepest
 from operant.generate.semantic.source import FeatureSource
 from operant.generate.semantic.validity import Validity
 from operant.model import Classifier
 from operant.suite import Suite
 
-EARLY = 1 / 3  # share of the layers that are moved, unless told otherwise: six of eighteen
+EARLY_LAYERS = 1 / 3  # share of the layers that are perturbed by default: six of eighteen
 LOSSES = ("margin", "top")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureFuzz:
-    """Change a generated image by its features, not its pixels: position, stroke, colour, whatever the source knows.
+    """Change a generated image by its features, not its pixels: position, stroke, colour, whatever the source encodes.
 
-    For an image g(z, y) a perturbation p of the outputs of some layers of g is sought, such that the model fails on
-    t(g(z, y), p), by steps of one length in p and a projection:
+    For an image g(z, y) we search a perturbation p of the outputs of some layers of g such that the model fails on
+    t(g(z, y), p), by steps of fixed length in p and a projection:
 
         p ← project(p - step_size · ∇L(p) / |∇L(p)|),   |p|₂ ≤ budget        (1)
         L(p) = f_y - max_{j ≠ y} f_j + c                         untargeted, confident        (2)
         L(p) = max_{j ≠ target} f_j - f_target + c               targeted, confident          (3)
         L(p) = max_j softmax(f)_j                                ``loss="top"``               (4)
 
-    with logits f at t(g(z, y), p). p starts at 0, so that little is changed before the first failure, where the row
-    leaves the batch. (3) and (4) are the paper's, (2) follows from its definition of a confident test. Seeds are drawn
-    by ``source.seeds(n, model=model, generator=...)``; others are refused. The source is asked for the class it was
-    asked for before; the label that the seed carries judges, which may be one that people corrected.
+    with logits f at t(g(z, y), p). p starts at 0, so that little has changed at the first failure, where the row leaves
+    the batch. (3) and (4) are the paper's, (2) follows from its definition of a confident test. Seeds must come from
+    ``source.seeds(n, model=model, generator=...)``. The source makes each image with the class of its seed's latent;
+    tests are judged by the seed's label, which people may have corrected.
 
-    We part from the paper in four places. Margins are in logits, since probabilities saturate. The budget is fixed
-    beforehand, where the public program lets it grow until something fails. Steps follow the gradient, where that
-    program uses Adam. And p is in units of each value's spread (``scaled``), as in that program; the paper does not say
-    so, and ``scaled=False`` adds p as it is.
+    We differ from the paper in four places. Margins are in logits, since probabilities saturate. The budget is fixed
+    beforehand; the public program lets it grow until something fails. Steps follow the gradient; that program uses
+    Adam. And p is in units of each value's spread (``scaled``), as in that program; the paper does not mention it, and
+    ``scaled=False`` adds p unscaled.
 
-    Columns: ``margin``, ``perturbation`` (|p|₂), ``target`` where there is one, and what `Validity` says.
+    Columns: ``margin``, ``perturbation`` (|p|₂), ``target`` where there is one, and the columns of `Validity`.
 
     Args:
-        source: makes the images. One whose `quality` is unknown or poor is refused, unless ``trust``.
-        budget: largest |p|₂ over all layers together; 0 gives the seeds back. With ``scaled``, 1 is a change of one
-            value by its standard deviation within a class, so that √D changes each of D values as much as that.
-        layers: whose outputs are moved, by name; ``"z"`` is the latent. The first third of the source's unless given:
-            early layers say what things are and where, late ones how pixels look.
+        source: makes the images. Its `quality` must be known and good, unless ``trust``.
+        budget: largest |p|₂ over all layers together; 0 returns the seeds. With ``scaled``, 1 is a change of one value
+            by its standard deviation within a class, so that √D changes each of D values by that much.
+        layers: names of the layers whose outputs are perturbed; ``"z"`` is the latent (default: the first third of the
+            source's: early layers decide what things are and where, late ones how pixels look).
         confidence: c, by how many logits a test must fail.
         target: the class to reach, or None for any but the label; seeds of that class are skipped.
         loss: ``"margin"`` for (2) and (3), ``"top"`` for (4).
         scaled: p in units of each value's spread within a class.
-        steps: how many, at most; a step is one row of the source and the model, with gradients.
-        step_size: length of a step; 2.5 * budget / steps unless given.
-        anchors: classifiers that must go on seeing the label: then the model is wrong alone, and the test more likely
-            valid. The paper has none. Judge validity by others.
+        steps: maximum; a step is one row of the source and the model, with gradients.
+        step_size: length of a step (default: 2.5 * budget / steps).
+        anchors: classifiers that must keep predicting the label: then only the model is wrong, and the test is more
+            likely valid. The paper has none. Judge validity by other classifiers.
         hold: margin in logits below which an anchor pulls the row back to the label; a row leaves once all anchors have
             half of it.
-        validity: rates the tests, if given.
-        trust: test with a source whatever its quality.
+        validity: rates the tests (default: none).
+        trust: accept a source of any quality.
 
     References:
         | Exposing Previously Undetectable Faults in Deep Neural Networks (Dunn et al., 2021)
@@ -84,19 +84,17 @@ class FeatureFuzz:
 
     def __post_init__(self) -> None:
         Goal(target=self.target, confidence=self.confidence)
-        check_steps(self.steps, self.step_size)
-        if not 0 <= self.budget < math.inf:
-            raise ValueError(f"budget must be 0 or more and finite, got {self.budget}")
+        check_counts(self, "steps")
+        check_positive(self, "step_size", "hold")
+        check_nonnegative(self, "budget")
         if self.loss not in LOSSES or (self.loss == "top" and self.target is not None):
             raise ValueError(f'loss must be "margin", or "top" where there is no target, got {self.loss!r}')
-        if not 0 < self.hold < math.inf:
-            raise ValueError(f"hold must be positive and finite, got {self.hold}")
         if not self.trust:
             _check_quality(self.source)
         self.source.spread(self._layers())
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
-        """Tests from seeds of the source, one each, failing or not; nothing is random about it."""
+        """Tests from seeds of the source, one each, failing or not; the generator is not used."""
         model.check(seeds)
         self.source.check(model)
         for anchor in self.anchors:
@@ -106,8 +104,8 @@ class FeatureFuzz:
         latents = self.source.recall(seeds)
         tests, sizes = [seeds.x[:0]], [torch.empty(0)]
         for some in chosen.split(model.batch_size):
-            part, known = seeds[some], latents[some].to(model.device)
-            x, p = self._searched(model, {"x": part.x, "y": part.labels, "z": known.x, "c": known.labels})
+            part, latent = seeds[some], latents[some].to(model.device)
+            x, p = self._search(model, {"x": part.x, "y": part.labels, "z": latent.x, "c": latent.labels})
             tests.append(x)
             sizes.append(p.norm(dim=1).float().cpu())
         goal, skipped = self._goal, len(seeds) - len(chosen)
@@ -117,8 +115,8 @@ class FeatureFuzz:
 
     # The search, for one batch
 
-    def _searched(self, model: Classifier, rows: Rows) -> tuple[Tensor, Tensor]:
-        """The tests and the perturbations that make them."""
+    def _search(self, model: Classifier, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Tests and their perturbations."""
         if len(rows["x"]) == 0:
             return rows["x"], rows["x"].flatten(1)
         spreads = self.source.spread(self._layers())
@@ -128,7 +126,7 @@ class FeatureFuzz:
         with torch.no_grad():
             x = self._image(rows, rows["p"], model)
         still = (rows["p"] == 0).all(1)
-        return torch.where(column(still, x), rows["x"], x), rows["p"]  # a seed that was not moved is the seed, exactly
+        return torch.where(column(still, x), rows["x"], x), rows["p"]  # unperturbed seeds are returned exactly
 
     def _step(self, model: Classifier, state: Rows) -> tuple[Rows, Tensor | None]:
         p, y = state["p"], state["y"]
@@ -157,7 +155,7 @@ class FeatureFuzz:
         return self._goal.margin(logits, y)  # (2), (3)
 
     def _image(self, state: Rows, p: Tensor, model: Classifier) -> Tensor:
-        """Images with their features moved, within bounds."""
+        """Images with their features perturbed, within bounds."""
         spreads = self.source.spread(self._layers())
         parts = p.split([values.numel() for values in spreads.values()], 1)
         where = self.source.device
@@ -182,20 +180,20 @@ class FeatureFuzz:
     def _layers(self) -> tuple[str, ...]:
         if self.layers is not None:
             return self.layers
-        early = self.source.layers[: max(1, round(EARLY * len(self.source.layers)))]
+        early = self.source.layers[: max(1, round(EARLY_LAYERS * len(self.source.layers)))]
         if not early:
-            raise ValueError("the source has no dense or convolutional layers; name the layers to move")
+            raise ValueError("the source has no dense or convolutional layers; give layers")
         return early
 
 
 def _check_quality(source: FeatureSource) -> None:
     if source.quality is None:
         raise ValueError(
-            "the source must have been measured before it tests anything, and its quality is unknown; give "
-            "source.rated(real, judge=..., layer=..., generator=...), or trust=True"
+            "the quality of the source must be known; give source.rated(real, judge=..., layer=..., generator=...), or "
+            "trust=True"
         )
     if problems := source.quality.problems:
         raise ValueError(
-            f"the source is too poor to test with: {'; '.join(problems)}; train it longer or on more images, or give "
+            f"the quality of the source is too low: {'; '.join(problems)}; train it longer or on more images, or give "
             "trust=True"
         )

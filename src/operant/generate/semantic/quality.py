@@ -1,4 +1,4 @@
-"""How good a source of images is: whether they show what was asked for, and are as real ones are."""
+"""The quality of a source of images: whether they show the requested class and resemble real ones."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 from operant.data import Samples
 from operant.model import Classifier
 
-CONSISTENT = 0.9  # share of the judge's own accuracy that label consistency must reach
-FAR = 0.5  # Fréchet distance, in variances of real features, from which a source is too far from real images
-VARIED = 0.2  # share of the variance of real features of a class that images of that class must have
+MIN_CONSISTENCY = 0.9  # as a share of the judge's accuracy on real images
+MAX_DISTANCE = 0.5  # Fréchet distance, in variances of real features
+MIN_VARIETY = 0.2  # variance of features within a class, as a share of that of real images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """How images of a source compare with real ones, by a classifier that had no part in making them.
+    """How images of a source compare with real ones, by a classifier (the judge) that had no part in making them.
 
     Args:
-        consistency: share of images that the judge says are of the class that was asked for.
-        accuracy: share of the real images that the judge gets right; a perfect source would do as well.
+        consistency: share of images that the judge assigns to the requested class.
+        accuracy: the judge's accuracy on real images; a perfect source would reach it.
         frechet: Fréchet distance between the judge's features of both. It depends on the judge and the layer.
         distance: the same as a share of the variance of the real features, which makes it comparable: 0 is perfect, and
-            a source that always gives one image of mean features has 1.
-        variety: variance of features within a class, as a share of what real images have, mean over classes; a source
-            that knows one image a class has 0.
-        images: how many were compared, of each.
+            a source that always returns one image of mean features has 1.
+        variety: variance of features within a class, as a share of that of real images, mean over classes; a source
+            with one image per class has 0.
+        images: how many of each were compared.
     """
 
     consistency: float
@@ -39,26 +39,28 @@ class Quality:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why one should not test with this source, a phrase each; none if it is good enough."""
-        found = {
-            f"the judge sees the class that was asked for in only {self.consistency:.1%} of its images (in "
-            f"{self.accuracy:.1%} of real ones)": self.consistency < CONSISTENT * self.accuracy,
-            f"its images lie {self.distance:.2f} variances from real ones (at most {FAR} will do)": self.distance > FAR,
-            f"its images of a class have only {self.variety:.1%} of the variance of real ones (at least {VARIED:.0%} "
-            "will do)": self.variety < VARIED,
+        """Reasons not to test with this source; empty if its quality suffices."""
+        reasons = {
+            f"the judge sees the requested class in only {self.consistency:.1%} of its images (in {self.accuracy:.1%} "
+            "of real ones)": self.consistency < MIN_CONSISTENCY * self.accuracy,
+            f"its images are {self.distance:.2f} variances from real ones (at most {MAX_DISTANCE} is allowed)": (
+                self.distance > MAX_DISTANCE
+            ),
+            f"its images of a class have only {self.variety:.1%} of the variance of real ones (at least "
+            f"{MIN_VARIETY:.0%} is required)": self.variety < MIN_VARIETY,
         }
-        return tuple(phrase for phrase, so in found.items() if so)
+        return tuple(reason for reason, applies in reasons.items() if applies)
 
     def __str__(self) -> str:
         return (
-            f"{self.consistency:.1%} of {self.images} images show the class that was asked for (judge on real images: "
+            f"{self.consistency:.1%} of {self.images} images show the requested class (judge on real images: "
             f"{self.accuracy:.1%}); Fréchet distance {self.frechet:.3g}, {self.distance:.2f} of the real variance; "
-            f"variety within classes {self.variety:.2f} of the real one"
+            f"variety within classes {self.variety:.2f} of that of real images"
         )
 
 
 def compare(made: Samples, real: Samples, *, judge: Classifier, layer: str) -> Quality:
-    """The quality of images, labelled with the classes that were asked for, beside real ones of the same classes."""
+    """The quality of images, labelled with the requested classes, compared with real ones of the same classes."""
     features = [judge.features(part.x, layers=[layer])[layer].flatten(1).double() for part in (made, real)]
     distance = frechet_distance(*features)
     return Quality(
@@ -72,7 +74,7 @@ def compare(made: Samples, real: Samples, *, judge: Classifier, layer: str) -> Q
 
 
 def frechet_distance(a: Tensor, b: Tensor) -> float:
-    """Between the normal distributions that fit two sets of features, ``(N, d)`` and ``(M, d)``.
+    """Fréchet distance between the normal distributions fitted to two sets of features, ``(N, d)`` and ``(M, d)``.
 
         |μ₁ - μ₂|² + tr(Σ₁ + Σ₂ - 2 (Σ₁ Σ₂)^½)        (1)
 

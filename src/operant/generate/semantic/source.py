@@ -1,8 +1,7 @@
-"""Generative modules as sources of tests: images of a class, features to be moved, latents that are remembered."""
+"""Generative modules as sources of tests: images of a class, features to perturb, and a memory of latents."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
+from operant.generate.checks import check_counts, check_positive
 from operant.generate.semantic.quality import Quality, compare
 from operant.model import MIN_ROWS, Classifier, copy_module, slack_of
 from operant.networks import CVAE, GAN
 from operant.rng import spawn
 
-ROWS = 256  # images made at once
-CLASSES = 16  # whose images tell the spread of features, at most
-BLOCK = re.compile(r"linear|blocks(\.\d+)+")  # what counts as a layer of a BigGAN
-WEIGHED = (
+BATCH = 256  # images per batch
+MAX_CLASSES = 16  # classes that the spread of features is measured on
+BLOCK = re.compile(r"linear|blocks(\.\d+)+")  # names of layers of a BigGAN
+WEIGHTED_LAYERS = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
 )
@@ -30,30 +30,28 @@ WEIGHED = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FeatureSource:
-    """A generative module g(z, y), with what is needed to test with it.
+    """A generative module g(z, y) as a source of tests.
 
-    ``FeatureSource.of(learned)`` makes one of what `fit_gan` or `fit_cvae` learned, `from_biggan` of a module in
-    BigGAN's manner; any other module that makes images from latents and classes will do. It is copied, never touched;
-    the copy is frozen and in evaluation mode.
+    ``FeatureSource.of(fitted)`` makes one from the result of `fit_gan` or `fit_cvae`, `from_biggan` from a module like
+    BigGAN; any other module that makes images from latents and classes works as well. The module is copied; the copy is
+    frozen and in evaluation mode.
 
     `seeds` draws labelled images and remembers their latents, so that `FeatureFuzz` can make each image again with its
-    features moved. ``operant.results.save(source.latents, path)`` keeps what is remembered for another day, and
-    ``source.remember(load(path, Samples))`` gives it back.
+    features perturbed. ``operant.results.save(source.latents, path)`` stores the memory, and
+    ``source.remember(load(path, Samples))`` restores it.
 
     Args:
         module: takes latents ``(N, latent)`` and classes ``(N,)``, returns images ``(N, *shape)``.
-        latent: numbers in a latent.
-        classes: how many there are; class y is label y.
-        bounds: smallest and largest value of an image, as the model under test has them.
-        output: the same of what the module returns, brought to ``bounds`` in proportion; ``(-1, 1)`` where a module
-            ends in tanh. None where it is in bounds by itself.
-        embed: what the module wants in place of classes, from classes.
-        std: of the latents that are drawn, normal with mean 0; below 1 it is BigGAN's truncation in spirit.
-        layers: names of submodules in the order they run, the early ones first. Unless given, all dense and
-            convolutional ones that run once.
+        latent: size of a latent.
+        classes: number of classes; class y is label y.
+        bounds: smallest and largest value of an image, as in the model under test.
+        output: the range that the module returns, scaled linearly to ``bounds``; ``(-1, 1)`` where a module ends in
+            tanh. None if its output is within bounds already.
+        embed: from classes to what the module takes in their place.
+        std: of the latents, normal with mean 0; below 1 it resembles BigGAN's truncation.
+        layers: names of submodules in the order they run (default: all dense and convolutional ones that run once).
         quality: measured by `rated`.
-        spreads: by layer, the standard deviation of each value of its output within a class; measured when first asked
-            for.
+        spreads: by layer, the standard deviation of each value of its output within a class; measured on first use.
         memory: the latents of seeds that were drawn.
     """
 
@@ -70,11 +68,8 @@ class FeatureSource:
     memory: list[Samples] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        if self.latent < 1 or self.classes < 1 or not 0 < self.std < math.inf:
-            raise ValueError(
-                "latent and classes must be at least 1 and std positive, got "
-                f"{self.latent}, {self.classes} and {self.std}"
-            )
+        check_counts(self, "latent", "classes")
+        check_positive(self, "std")
         for name, ends in {"bounds": self.bounds, "output": self.output or (0, 1)}.items():
             if not ends[0] < ends[1]:
                 raise ValueError(f"{name} must be (low, high) with low < high, got {ends}")
@@ -83,11 +78,9 @@ class FeatureSource:
             object.__setattr__(self, "layers", self._layers_in_order())
 
     @staticmethod
-    def of(learned: GAN | CVAE) -> FeatureSource:
-        """A source from what `fit_gan` or `fit_cvae` learned."""
-        return FeatureSource(
-            module=learned.module, latent=learned.latent, classes=learned.classes, bounds=learned.bounds
-        )  # fmt: skip
+    def of(fitted: GAN | CVAE) -> FeatureSource:
+        """A source from the result of `fit_gan` or `fit_cvae`."""
+        return FeatureSource(module=fitted.module, latent=fitted.latent, classes=fitted.classes, bounds=fitted.bounds)
 
     # Images
 
@@ -97,8 +90,8 @@ class FeatureSource:
             t(g(z, y), p) = (g'ₙ ∘ … ∘ g'₁)(z, y, p),   g'ᵢ(o, p) = gᵢ(o) + pᵢ        (1)
 
         Args:
-            z, y: one a row.
-            moves: by name of a layer, what is added to its output, one a row; ``"z"`` stands for the latent itself.
+            z, y: one per row.
+            moves: by layer name, what is added to its output, one per row; ``"z"`` is the latent itself.
         """
         n, moves = len(z), dict(moves or {})
         if "z" in moves:
@@ -114,16 +107,16 @@ class FeatureSource:
         return x[:n]
 
     def images(self, z: Tensor, y: Tensor) -> Tensor:
-        """Images in batches, without gradients; refused where they leave `bounds` or are NaN."""
+        """Images in batches, without gradients; raises if they leave `bounds` or are NaN."""
         with torch.no_grad():
-            parts = zip(z.split(ROWS), y.split(ROWS), strict=True)
+            parts = zip(z.split(BATCH), y.split(BATCH), strict=True)
             x = torch.cat([self(*part) for part in parts])
         low, high = (float(v) for v in torch.aminmax(x))
         slack = slack_of(self.bounds)
         if not (low >= self.bounds[0] - slack and high <= self.bounds[1] + slack):
             raise ValueError(
                 f"images of the source must lie within its bounds {self.bounds} and hold no NaN, got values from "
-                f"{low:.4g} to {high:.4g}; tell the range that the module returns: output=(-1, 1) where it ends in tanh"
+                f"{low:.4g} to {high:.4g}; give the range that the module returns: output=(-1, 1) where it ends in tanh"
             )
         return x.clamp(*self.bounds)
 
@@ -138,13 +131,13 @@ class FeatureSource:
         tries: int = 100,
         generator: torch.Generator,
     ) -> Samples:
-        """Fresh labelled images to start tests from; their latents are remembered.
+        """New labelled images to start tests from; their latents are remembered.
 
         Args:
             n: how many.
-            labels: the classes they are of, in turn; all of the source's unless given.
-            model: if given, a latent is drawn again until this model sees the class in its image.
-            tries: how often, at most, before that is given up with a ValueError.
+            labels: their classes, in turn (default: all of the source's).
+            model: if given, a latent is drawn again until this model predicts the class of its image.
+            tries: maximum number of draws per seed; then a ValueError is raised.
             generator: draws the latents.
         """
         if model is not None:
@@ -161,8 +154,8 @@ class FeatureSource:
             waiting = waiting[self._missed(model, x[waiting], y[waiting])]
         if len(waiting):
             raise ValueError(
-                f"the model must see the class of each seed within {tries} draws, and did not for {len(waiting)} of {n}"
-                f", of classes {y[waiting].unique().tolist()}; choose other labels, or a better source or model"
+                f"the model must predict the class of each seed within {tries} draws, and did not for {len(waiting)} "
+                f"of {n}, of classes {y[waiting].unique().tolist()}; choose other labels, or a better source or model"
             )
         seeds = Samples(x, y)
         self.remember(Samples(z, y, seeds.ids))
@@ -170,14 +163,14 @@ class FeatureSource:
 
     @property
     def latents(self) -> Samples:
-        """What is remembered: latents in place of inputs, with classes, and the ids of the images made of them."""
+        """The memory: latents in place of inputs, with classes, and the ids of their images."""
         if not self.memory:
             none = torch.empty(0, dtype=torch.int64)
             return Samples(torch.empty(0, self.latent, dtype=self.dtype, device=self.device), none, none)
         return self.memory[0]
 
     def remember(self, latents: Samples) -> None:
-        """Know these latents by the ids of their images, besides those known before."""
+        """Add latents to the memory, by the ids of their images."""
         if latents.shape != (self.latent,):
             raise ValueError(f"latents must have shape (N, {self.latent}), got {tuple(latents.x.shape)}")
         new = latents[self.latents.rows_of(latents.ids) < 0].to(self.device)
@@ -185,19 +178,19 @@ class FeatureSource:
         self.memory[:] = [Samples(joined.x.to(self.dtype), joined.y, joined.ids)]
 
     def recall(self, seeds: Samples) -> Samples:
-        """The latents of these seeds, row by row; refuses seeds that it did not draw."""
+        """The latents of these seeds, row by row; raises for seeds that this source did not draw."""
         rows = self.latents.rows_of(seeds.ids.cpu())
         if unknown := int((rows < 0).sum()):
             raise ValueError(
-                f"{unknown} of {len(seeds)} seeds were not drawn by this source, so that their features are not known; "
-                "draw them with source.seeds(...), or give back what it knew with source.remember(...)"
+                f"{unknown} of {len(seeds)} seeds were not drawn by this source, so that their latents are unknown; "
+                "draw them with source.seeds(...), or restore their latents with source.remember(...)"
             )
         return self.latents[rows]
 
-    # What is known of it
+    # Properties
 
     def check(self, model: Classifier) -> None:
-        """Refuse a model with another range of values."""
+        """Raise for a model with other bounds."""
         if self.bounds != model.bounds:
             raise ValueError(
                 f"the source must give images within the model's bounds {model.bounds}, got {self.bounds}; give the "
@@ -208,10 +201,10 @@ class FeatureSource:
         """The same source with its `quality` measured.
 
         Args:
-            real: labelled images that the judge was not trained on, some hundreds at least; so many are made, of the
+            real: labelled images that the judge was not trained on, some hundreds at least; as many are made, of the
                 same classes.
-            judge: a classifier that had no part in training the source, and is not the one to be tested.
-            layer: whose outputs are the features for the Fréchet distance; the last but one, usually.
+            judge: a classifier that had no part in training the source, and is not the model under test.
+            layer: the judge's layer of features for the Fréchet distance; usually the last but one.
             generator: draws latents.
         """
         self.check(judge)
@@ -225,16 +218,16 @@ class FeatureSource:
     def spread(self, layers: Sequence[str]) -> dict[str, Tensor]:
         """Standard deviation of each value of these layers' outputs, between images of a class.
 
-        Within classes, so that what tells classes apart is not moved more than what does not; a value that depends on
-        the class alone has 0. From 16 latents each of up to 16 classes, always the same.
+        It is taken within classes, so that values which separate classes are not perturbed more than others; a value
+        that depends on the class alone has 0. Always from the same 16 latents of each of up to 16 classes.
         """
         known = ("z", *(name for name, _ in self.module.named_modules() if name))
         if isinstance(layers, str) or not layers:
             raise ValueError(
-                f"layers must be one or more names, got {layers!r}; this source has z, {_list(self.layers)}"
+                f"layers must be one or more names, got {layers!r}; this source has z, {', '.join(self.layers)}"
             )
         if unknown := [name for name in layers if name not in known and name not in self.spreads]:
-            raise ValueError(f"no layer named {_list(unknown)}; this source has z, {_list(self.layers)}")
+            raise ValueError(f"no layer named {', '.join(unknown)}; this source has z, {', '.join(self.layers)}")
         if missing := [name for name in layers if name not in self.spreads]:
             self.spreads.update(self._measured(missing))
         return {name: self.spreads[name] for name in layers}
@@ -247,7 +240,7 @@ class FeatureSource:
     def device(self) -> torch.device:
         return next((p.device for p in self._tensors()), torch.device("cpu"))
 
-    # How
+    # Helpers
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self.module.parameters()
@@ -259,7 +252,7 @@ class FeatureSource:
 
     @staticmethod
     def _missed(model: Classifier | None, x: Tensor, y: Tensor) -> Tensor:
-        """Rows in which the model, if there is one, does not see the class."""
+        """Rows where the model, if there is one, does not predict the class."""
         if model is None:
             return torch.arange(0, device=x.device)
         model.check(Samples(x, y))
@@ -289,7 +282,7 @@ class FeatureSource:
                 handle.remove()
 
     def _layers_in_order(self) -> tuple[str, ...]:
-        names = [name for name, part in self.module.named_modules() if name and isinstance(part, WEIGHED)]
+        names = [name for name, part in self.module.named_modules() if name and isinstance(part, WEIGHTED_LAYERS)]
         ran: list[str] = []
 
         def note(name: str, *_: Any) -> None:
@@ -301,7 +294,7 @@ class FeatureSource:
         return tuple(name for name in ran if ran.count(name) == 1)
 
     def _measured(self, layers: Sequence[str]) -> dict[str, Tensor]:
-        generator, classes = spawn(0, "spread"), min(self.classes, CLASSES)
+        generator, classes = spawn(0, "spread"), min(self.classes, MAX_CLASSES)
         variances: dict[str, list[Tensor]] = {name: [] for name in layers if name != "z"}
         for c in torch.linspace(0, self.classes - 1, classes).round().long().tolist():
             taps: dict[str, list[Any]] = {name: [] for name in variances}
@@ -325,22 +318,21 @@ def from_biggan(
     embed: Callable[[Tensor], Tensor] | None = None,
     truncation: float = 1.0,
 ) -> FeatureSource:
-    """A source from a generator in BigGAN's manner, whose weights are yours: ``module(z, embedding of y)``.
+    """A source from a generator like BigGAN, with its weights: ``module(z, embedding of y)``.
 
-    Its layers are ``linear`` and its ``blocks``, in order, as BigGAN-PyTorch names them; name others if you like. Their
-    output must be what the next one gets, with a row for each latent. Measure it with `FeatureSource.rated` before
-    testing.
+    Its layers are ``linear`` and its ``blocks``, in order, as BigGAN-PyTorch names them. Their output must be the input
+    of the next one, with one row per latent. Measure it with `FeatureSource.rated` before testing.
 
     Args:
         module: for BigGAN-PyTorch, ``Generator(...)`` with its weights loaded.
-        latent: numbers in z (``dim_z``).
+        latent: size of z (``dim_z``).
         classes: how many it was trained on.
         bounds: of the model under test.
         output: smallest and largest value that the module returns; BigGAN ends in tanh.
-        embed: from classes to what the module takes beside z, such as one-hot vectors. Unless given, it is the module's
-            own ``shared`` layer if it has one, and else the classes themselves.
-        truncation: standard deviation of latents. BigGAN draws them anew where they exceed a threshold instead; both
-            trade variety for quality.
+        embed: from classes to the module's second input, such as one-hot vectors (default: the module's ``shared``
+            layer if it has one, else the classes themselves).
+        truncation: standard deviation of latents. BigGAN instead redraws values that exceed a threshold; both trade
+            variety for quality.
 
     References:
         | Large Scale GAN Training for High Fidelity Natural Image Synthesis (Brock et al., 2019)
@@ -350,9 +342,10 @@ def from_biggan(
     if embed is None and isinstance(shared, nn.Module):
         embed = copy_module(shared).eval().requires_grad_(False)
     blocks = tuple(
-        name for name, part in module.named_modules()
+        name
+        for name, part in module.named_modules()
         if BLOCK.fullmatch(name) and not isinstance(part, nn.ModuleList | nn.Sequential)
-    )  # fmt: skip
+    )
     return FeatureSource(
         module=module,
         latent=latent,
@@ -366,7 +359,7 @@ def from_biggan(
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """At least 16 rows, since fewer would round differently."""
+    """Padded to at least 16 rows, since fewer would be rounded differently."""
     n = len(rows)
     return rows if n >= MIN_ROWS else torch.cat([rows, rows[:1].detach().expand(MIN_ROWS - n, *rows.shape[1:])])
 
@@ -376,19 +369,15 @@ def _add(move: Tensor, _module: nn.Module, _inputs: Any, output: Any) -> Any:
 
 
 def _tap(kept: list[Any], _module: nn.Module, _inputs: Any, output: Any) -> None:
-    kept.append(output.clone() if isinstance(output, Tensor) else output)  # a later layer may work in place
+    kept.append(output.clone() if isinstance(output, Tensor) else output)  # a later layer may change it in place
 
 
 def _one_each(name: str, outputs: list[Any]) -> Tensor:
     if len(outputs) != 1:
-        raise ValueError(f"layer {name} must run once for an image, got {len(outputs)} times; choose another")
+        raise ValueError(f"layer {name} must run once per image, got {len(outputs)} times; choose another")
     output = outputs[0]
     if not isinstance(output, Tensor) or not output.is_floating_point() or len(output) != MIN_ROWS:
         raise ValueError(
-            f"layer {name} must give a tensor with a row for each latent, got {output!r:.60}; choose another"
+            f"layer {name} must return a tensor with one row per latent, got {output!r:.60}; choose another"
         )
     return output
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names)

@@ -1,4 +1,4 @@
-"""Whether a test shows what its label says: independent classifiers, likelihood of each class, and naturalness."""
+"""Whether a test shows the class of its label: independent classifiers, class likelihoods, and naturalness."""
 
 from __future__ import annotations
 
@@ -23,28 +23,27 @@ LEVEL = 0.05  # p-value from which a test counts as natural
 
 @dataclass(frozen=True, kw_only=True)
 class Validity:
-    """Rates every test of a suite, not only its seed; ``validity(suite)`` gives the suite with columns more.
+    """Rates every test of a suite; ``validity(suite)`` returns the suite with further columns.
 
     A source may be asked for a 4 and show a 9: people found only about half of such tests truly misclassified. A test
-    is ``valid`` (1, else 0) if all of its parts say so:
+    is ``valid`` (1, else 0) if it passes all of these:
 
     | column | what | valid from |
     |---|---|---|
-    | ``agree`` | share of the judges that see the label | 1 |
-    | ``likelihood_margin`` | log-likelihood under the label's class, less the largest under another | above 0 |
+    | ``agree`` | share of the judges that predict the label | 1 |
+    | ``likelihood_margin`` | log-likelihood under the label's class, minus the largest under another | above 0 |
     | ``naturalness`` | calibrated p-value | ``level`` |
 
-    A part that is not given has NaN and no say. This is a filter, not an oracle: judges that share the fault of the
-    model under test will call a valid test invalid, and `operant triage` asks people.
+    A check that is not given is skipped, and its column is NaN. This is a filter, not an oracle: judges that share the
+    fault of the model under test will reject valid tests; use `operant triage` to ask people.
 
     Args:
-        judges: classifiers that were trained apart from the model under test, from the source, and from each other.
+        judges: classifiers trained independently of the model under test, of the source, and of each other.
         likelihood: from images to log-likelihoods ``(N, classes)``: a `ClassLikelihood`, or ``cvae.evidence`` of a
             conditional VAE that is not the source itself.
-        naturalness: from images to p-values, a `Naturalness` that was fitted on images of the source: it then asks
-            whether a test still looks like what the source makes. Fitted on training data alone it may call every image
-            of a source strange that is smoother than they are, as those of autoencoders; how real a source's images
-            look is part of `Quality`.
+        naturalness: from images to p-values, a `Naturalness` fitted on images of the source: it then rates whether a
+            test still looks like the source's images. Fitted on training data alone it may reject all images of a
+            source that is smoother, such as an autoencoder; `Quality` measures how real a source's images look.
         level: smallest p-value of a natural test.
 
     References:
@@ -59,22 +58,20 @@ class Validity:
 
     def __post_init__(self) -> None:
         if not self.judges:
-            raise ValueError("there must be at least one judge, got none; give a classifier that was trained apart")
+            raise ValueError("there must be at least one judge, got none; give an independently trained classifier")
         if not 0 < self.level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {self.level}")
 
     def __call__(self, suite: Suite) -> Suite:
-        nothing = torch.full((len(suite),), math.nan, dtype=torch.float64)
+        nan = torch.full((len(suite),), math.nan, dtype=torch.float64)
         if len(suite) == 0:
-            return suite.with_columns(agree=nothing, likelihood_margin=nothing, naturalness=nothing, valid=nothing)
+            return suite.with_columns(agree=nan, likelihood_margin=nan, naturalness=nan, valid=nan)
         x, y = suite.x, suite.label
         agree = torch.stack([(judge.predict(x) == y).double() for judge in self.judges]).mean(0)
-        margin = nothing if self.likelihood is None else label_margin(self.likelihood(x), y)
-        natural = nothing if self.naturalness is None else self.naturalness(x).double().cpu()
-        valid = (agree == 1) & ~(margin <= 0) & ~(natural < self.level)  # NaN has no say
-        return suite.with_columns(
-            agree=agree, likelihood_margin=margin, naturalness=natural, valid=valid.double()
-        )  # fmt: skip
+        margin = nan if self.likelihood is None else label_margin(self.likelihood(x), y)
+        natural = nan if self.naturalness is None else self.naturalness(x).double().cpu()
+        valid = (agree == 1) & ~(margin <= 0) & ~(natural < self.level)  # NaN passes
+        return suite.with_columns(agree=agree, likelihood_margin=margin, naturalness=natural, valid=valid.double())
 
 
 def label_margin(evidence: Tensor, y: Tensor) -> Tensor:
@@ -89,18 +86,18 @@ def label_margin(evidence: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClassLikelihood:
-    """How well each class explains an image, by one autoencoder a class; made by `fit_class_likelihood`.
+    """Log-likelihoods of an image under each class, by one autoencoder per class; made by `fit_class_likelihood`.
 
         evidence(x, c) = -|x - decode(mean)|² / (2 noise) - KL(N(mean, std²) ‖ codes of class c)        (1)
 
-    up to a constant, with the code of x by the autoencoder of class c. `operant.results.save` stores it.
+    up to a constant, with the code of x from the autoencoder of class c. `operant.results.save` stores it.
     """
 
     classes: ClassVAEs = field(repr=False)
     noise: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Log-likelihoods ``(N, classes)``, bounded from below."""
+        """Lower bounds of log-likelihoods, ``(N, classes)``."""
         parts = zip(self.classes.vaes, self.classes.means, self.classes.roots, strict=True)
         with torch.no_grad():
             return torch.stack(
@@ -113,11 +110,11 @@ class ClassLikelihood:
 
 
 def fit_class_likelihood(labelled: Samples, *, generator: torch.Generator, **options: Any) -> ClassLikelihood:
-    """Learn what images of each class look like, with `operant.profile.fit_class_vaes`.
+    """Fit a `ClassLikelihood`, with `operant.profile.fit_class_vaes`.
 
     Args:
         labelled: at least 20 images of every class, 0 to the largest label.
-        generator: draws first weights, batches and codes.
+        generator: draws initial weights, batches and codes.
         options: of `fit_class_vaes`: ``latent``, ``epochs``, ``batch_size``, ``bounds``, ``progress``.
     """
     vaes = fit_class_vaes(labelled, generator=generator, **options)
@@ -130,11 +127,11 @@ def fit_class_likelihood(labelled: Samples, *, generator: torch.Generator, **opt
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """How many tests there are, fail and are valid; of all and of valid tests. Made by `tally`.
+    """Counts of tests, failing tests and valid tests; made by `tally`.
 
     Args:
-        seeds: that were worked on.
-        tests, failing: all, and those that fail by the margin asked for.
+        seeds: seeds that were searched from.
+        tests, failing: all tests, and those that fail by the required margin.
         valid, valid_failing: the same, of valid tests.
         seeds_failing, seeds_valid_failing: seeds with at least one such test.
     """

@@ -1,4 +1,4 @@
-"""DeepHunter's metamorphic mutations: eight transformations of images, and what keeps a mutant's meaning."""
+"""DeepHunter's metamorphic mutations: eight transformations of images, and the limits that keep their meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from operant.conditions.operations import column
 
 # The transformations, of images in [0, 1]
 
-SHIFT = 0.1  # of the sides, either way: three pixels of 28 or 32
+SHIFT = 0.1  # largest translation, as a share of the side: three pixels of 28 or 32
 PIXEL = {"contrast": (0.5, 1.2), "brightness": (-20 / 255, 20 / 255), "blur": (0.3, 1.4), "noise": (0.0, 1.0)}
 AFFINE = {"translation": (-SHIFT, SHIFT), "scale": (0.7, 1.2), "shear": (-0.6, 0.6), "rotation": (-50.0, 50.0)}
 RANGES = PIXEL | AFFINE
@@ -21,29 +21,29 @@ NAMES = tuple(RANGES)
 
 
 def change_pixels(x: Tensor, name: str, value: Tensor, *, seeds: Tensor) -> Tensor:
-    """The images under one transformation of pixel values: a factor, what is added, standard deviation, strength."""
+    """The images under one transformation of pixel values; the value is a factor, offset, width or strength."""
     if name == "contrast":
-        return (x * column(value, x)).clamp(0, 1)  # as in DeepHunter; ours keeps the mean
+        return (x * column(value, x)).clamp(0, 1)  # as in DeepHunter; `operations.contrast` keeps the mean
     if name == "brightness":
         return operations.brighten(x, value)
     return operations.blur(x, value) if name == "blur" else noise(x, value, seeds=seeds)
 
 
 def noise(x: Tensor, strength: Tensor, *, seeds: Tensor) -> Tensor:
-    """Gaussian, salt and pepper, or growing with the light, a third of the rows each, as their seeds have it."""
+    """Gaussian, salt-and-pepper or shot noise, chosen by each row's seed."""
     out = torch.empty_like(x)
     for which, (most, add) in enumerate(
         ((0.08, operations.gaussian_noise), (0.02, operations.impulse_noise), (0.08, operations.shot_noise))
     ):
         rows = (seeds % 3 == which).nonzero().flatten()
         if len(rows):
-            there = rows.to(x.device)
-            out[there] = add(x[there], most * strength[there], seeds=seeds[rows])
+            at = rows.to(x.device)
+            out[at] = add(x[at], most * strength[at], seeds=seeds[rows])
     return out
 
 
-def turn(x: Tensor, which: Tensor, value: Tensor, second: Tensor) -> Tensor:
-    """Each image under affine transformation ``NAMES[which]``, black where nothing was; ``second`` is a shift down."""
+def change_geometry(x: Tensor, which: Tensor, value: Tensor, second: Tensor) -> Tensor:
+    """Each image under affine transformation ``NAMES[which]``, padded with black; ``second`` is a shift down."""
     only = {name: which == number for number, name in enumerate(NAMES)}
     return operations.warp(
         x,
@@ -57,7 +57,7 @@ def turn(x: Tensor, which: Tensor, value: Tensor, second: Tensor) -> Tensor:
 
 
 def transform(x: Tensor, which: Tensor, u: Tensor, seeds: Tensor, *, bounds: tuple[float, float]) -> Tensor:
-    """Each row under transformation ``NAMES[which]``, at ``u`` of its range; what it leaves alone stays exactly."""
+    """Each row under transformation ``NAMES[which]``, at ``u`` of its range; unchanged values stay bit-identical."""
     low, high = bounds
     z = ((x - low) / (high - low)).clamp(0, 1)
     least, most = torch.tensor(tuple(RANGES.values()), dtype=u.dtype, device=u.device)[which].unbind(1)
@@ -69,23 +69,23 @@ def transform(x: Tensor, which: Tensor, u: Tensor, seeds: Tensor, *, bounds: tup
             out[rows] = change_pixels(z[rows], name, value[rows], seeds=seeds[rows.cpu()])
     rows = (which >= len(PIXEL)).nonzero().flatten()
     if len(rows):
-        out[rows] = turn(z[rows], which[rows], value[rows], second[rows])
+        out[rows] = change_geometry(z[rows], which[rows], value[rows], second[rows])
     return torch.where(out == z, x, (low + (high - low) * out).clamp(low, high))
 
 
-# What keeps the meaning
+# Limits that keep the meaning
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lineage:
-    """Images on their way from their seeds, one a row.
+    """Images with their distances from their seeds, one per row.
 
     Args:
-        x: the image now.
-        reference: where its pixels are compared with: the seed, or what the affine transformation made.
-        l0, linf: how many values changed, and by how much at most, (2).
-        l0_before, linf_before: the same for what came before the affine transformation; 0 if there was none.
-        turned: whether there was one.
+        x: the current image.
+        reference: the image its pixels are compared with: the seed, or the result of the affine transformation.
+        l0, linf: how many values changed, and the largest change, (2).
+        l0_before, linf_before: the same before the affine transformation; 0 if there was none.
+        affine: whether there was one.
     """
 
     x: Tensor
@@ -94,7 +94,7 @@ class Lineage:
     linf: Tensor
     l0_before: Tensor
     linf_before: Tensor
-    turned: Tensor
+    affine: Tensor
 
     def __getitem__(self, rows: Tensor) -> Lineage:
         return Lineage(**{name: values[rows] for name, values in vars(self).items()})
@@ -102,7 +102,7 @@ class Lineage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mutants:
-    """At most one valid mutant for each row that was given: its row, the transformation's number, and the mutant."""
+    """Valid mutants, at most one per input row: that row, the number of the transformation, and the mutant."""
 
     row: Tensor
     which: Tensor
@@ -110,13 +110,13 @@ class Mutants:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mutation:
+class ImageMutation:
     """Random transformations that keep an image's meaning.
 
         valid(s₀, s) ⇔ L0 < α · size   or   L∞ < β · (high − low)                                        (1)
         L0 = L0(s₀, s_{j−1}) + L0(s_j, s),   L∞ = max(L∞(s₀, s_{j−1}), L∞(s_j, s))                       (2)
 
-    where s_j is what the affine transformation made of s_{j−1}; before there is one, both are between s₀ and s.
+    where the affine transformation turned s_{j−1} into s_j; without one, both are between s₀ and s.
     """
 
     alpha: float
@@ -125,12 +125,12 @@ class Mutation:
     tries: int
 
     def __call__(self, now: Lineage, *, generator: torch.Generator) -> Mutants:
-        """The first valid one of so many mutants of each row, one that differs; rows without one are left out.
+        """The first valid mutant of each row that differs from it, of ``tries``; rows without one are left out.
 
         All rows are tried once, those without success three times, then nine times, and so on.
         """
         waiting = torch.arange(len(now.x), device=now.x.device)
-        found, tried, together = [], 0, 1
+        parts, tried, together = [], 0, 1
         while len(waiting) and tried < self.tries:
             together = min(together, self.tries - tried)
             rows = waiting.repeat_interleave(together)
@@ -139,9 +139,9 @@ class Mutation:
             valid = (self.valid(after) & moved).view(-1, together)
             success = valid.any(1)
             first = (torch.arange(len(valid), device=rows.device) * together + valid.long().argmax(1))[success]
-            found.append(Mutants(row=rows[first], which=which[first], lineage=after[first]))
+            parts.append(Mutants(row=rows[first], which=which[first], lineage=after[first]))
             waiting, tried, together = waiting[~success], tried + together, 3 * together
-        return _in_order(found)
+        return _in_order(parts)
 
     def valid(self, now: Lineage) -> Tensor:
         """(1), for each row."""
@@ -149,21 +149,21 @@ class Mutation:
         return (now.l0 < self.alpha * now.x[0].numel()) | (now.linf < self.beta * width)
 
     def _tried(self, now: Lineage, generator: torch.Generator) -> tuple[Tensor, Lineage]:
-        """Any transformation, or one of pixel values where the image has been turned; with any parameter."""
+        """A random transformation, of pixel values only after an affine one, with a random parameter."""
         n, device = len(now.x), now.x.device
         draw = partial(torch.rand, generator=generator, device=generator.device, dtype=torch.float64)
         choice, u = draw(n).to(device), draw(n, 2).to(device)
         seeds = torch.randint(2**53, (n,), generator=generator, device=generator.device).cpu()
-        which = (choice * torch.where(now.turned, len(PIXEL), len(NAMES))).long()
+        which = (choice * torch.where(now.affine, len(PIXEL), len(NAMES))).long()
         x = transform(now.x, which, u, seeds, bounds=self.bounds)
-        return which, self.after(now, x, turns=which >= len(PIXEL))
+        return which, self.after(now, x, affine=which >= len(PIXEL))
 
-    def after(self, now: Lineage, x: Tensor, *, turns: Tensor) -> Lineage:
-        """What is known of ``x``, made of ``now`` by transformations of which these rows' are affine."""
-        reference = torch.where(column(turns, x).bool(), x, now.reference)
+    def after(self, now: Lineage, x: Tensor, *, affine: Tensor) -> Lineage:
+        """The lineage of ``x``, made from ``now`` by one transformation each, ``affine`` or not."""
+        reference = torch.where(column(affine, x).bool(), x, now.reference)
         change = (x - reference).flatten(1)
-        l0_before = torch.where(turns, now.l0, now.l0_before)
-        linf_before = torch.where(turns, now.linf, now.linf_before)
+        l0_before = torch.where(affine, now.l0, now.l0_before)
+        linf_before = torch.where(affine, now.linf, now.linf_before)
         return Lineage(
             x=x,
             reference=reference,
@@ -171,14 +171,14 @@ class Mutation:
             linf=torch.maximum(linf_before, change.abs().amax(1)),
             l0_before=l0_before,
             linf_before=linf_before,
-            turned=now.turned | turns,
+            affine=now.affine | affine,
         )
 
 
-def _in_order(found: list[Mutants]) -> Mutants:
-    """All that were found, in the order of their rows."""
-    row = torch.cat([some.row for some in found])
+def _in_order(parts: list[Mutants]) -> Mutants:
+    """All mutants, in the order of their rows."""
+    row = torch.cat([part.row for part in parts])
     order = row.argsort()
-    parts = [vars(some.lineage) for some in found]
-    lineage = {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
-    return Mutants(row=row[order], which=torch.cat([some.which for some in found])[order], lineage=Lineage(**lineage))
+    lineages = [vars(part.lineage) for part in parts]
+    lineage = {name: torch.cat([some[name] for some in lineages])[order] for name in lineages[0]}
+    return Mutants(row=row[order], which=torch.cat([part.which for part in parts])[order], lineage=Lineage(**lineage))

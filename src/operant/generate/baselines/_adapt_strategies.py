@@ -1,4 +1,4 @@
-"""ADAPT's strategies: what a neuron is like, which neurons to climb towards, and how strategies are bred."""
+"""ADAPT's strategies: features of neurons, the choice of neurons to climb towards, and breeding."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from operant.model import MIN_ROWS
 
 if TYPE_CHECKING:
-    from operant.generate.baselines.adapt import Network
+    from operant.generate.baselines._network import Network
 
 FEATURES = 29
-BOUND = 5.0  # of a strategy's weights, either way
+BOUND = 5.0  # largest absolute weight of a strategy
 NOISE = 1.0  # standard deviation of a mutation
-KEPT = 0.5  # share of a generation's number that the next is bred from
+PARENTS = 0.5  # parents of a generation, as a share of its size
 KINDS = {"batchnorm": 0, "instancenorm": 0, "normalization": 0, "pooling": 1, "conv": 2, "padding": 2, "linear": 3}
 ACTIVATION, SEVERAL, OTHER = 4, 5, 6  # further kinds of layers: with several inputs, and none of these
 
-# What a neuron is like, as far as that does not change
+# Features of neurons that do not change
 
 Run = tuple[str, nn.Module, int]  # a layer that ran: its name, itself, and how many inputs it had
 
@@ -34,12 +34,12 @@ def fixed_features(network: Network, x: Tensor) -> Tensor:
     for handle in handles:
         handle.remove()
     layers, sizes = network.neurons.layers, network.neurons.sizes
-    speakers = [_speaker(name, runs) for name in layers]
+    sources = [_source(name, runs) for name in layers]
     quarter = torch.arange(len(layers)) * 4 // len(layers)
-    weight = torch.cat([_mean_weights(run, size) for run, size in zip(speakers, sizes, strict=True)])
+    weight = torch.cat([_mean_weights(run, size) for run, size in zip(sources, sizes, strict=True)])
     rank = weight.argsort(descending=True, stable=True).argsort()
     band = (10 * rank // len(weight)).clamp_max(5)
-    kind = torch.tensor([_kind(run) for run in speakers])
+    kind = torch.tensor([_kind(run) for run in sources])
     each = torch.tensor(sizes)
     return torch.stack([quarter.repeat_interleave(each), 4 + band, 10 + kind.repeat_interleave(each)]).to(x.device)
 
@@ -48,8 +48,8 @@ def _note_run(runs: list[Run], name: str) -> Callable[[nn.Module, Any, Any], Non
     return lambda module, inputs, _output: runs.append((name, module, len(inputs)))
 
 
-def _speaker(name: str, runs: list[Run]) -> Run | None:
-    """The layer whose weights and kind stand for a tap: behind an activation, the one before it."""
+def _source(name: str, runs: list[Run]) -> Run | None:
+    """The layer whose weights and kind describe a neuron: for an activation, the layer before it."""
     place = max((i for i, run in enumerate(runs) if run[0] == name), default=-1)
     while place > 0 and _kind(runs[place]) == ACTIVATION:
         place -= 1
@@ -71,11 +71,11 @@ def _mean_weights(run: Run | None, size: int) -> Tensor:
     return weight.detach().reshape(size, -1).mean(1).cpu().float()
 
 
-# Which neurons to climb towards
+# The choice of neurons
 
 
 class Strategies:
-    """Each seed's strategies: the one in use, what those before it reached, and how the next are bred."""
+    """Each seed's strategies: the current one, the neurons that earlier ones reached, and the next generation."""
 
     def __init__(self, fixed: Tensor, streams: list[torch.Generator], population: int, history: int) -> None:
         n, neurons, device = len(streams), fixed.shape[1], fixed.device
@@ -90,21 +90,21 @@ class Strategies:
         self.counts = torch.zeros(n, neurons, dtype=torch.int64, device=device)
 
     def next(self, fresh: Tensor) -> None:
-        """Give those of the seeds that start again their next strategy."""
+        """Give the seeds that start again (``fresh``) their next strategy."""
         rows = (fresh & (self.begun > 0)).nonzero().flatten()
         slots = (self.begun[rows] - 1) % self.past.shape[1]
         self.past[rows, slots] = self._current()[rows]
         self.past_reached[rows, slots] = self.reached[rows]
         for row in rows[self.begun[rows] % self.population == 0].tolist():
-            known = slice(int(self.begun[row]))
+            past = slice(int(self.begun[row]))
             self.pool[row] = breed(
-                self.past[row, known], self.past_reached[row, known], self.population, generator=self.streams[row]
+                self.past[row, past], self.past_reached[row, past], self.population, generator=self.streams[row]
             )
         self.begun += fresh
         self.reached &= ~fresh[:, None]
 
     def see(self, active: Tensor, failing: Tensor) -> None:
-        """Learn from one input of each seed."""
+        """Count the active neurons of one input per seed."""
         self.counts += active
         self.reached |= active
         self.failing |= active & failing[:, None]
@@ -121,7 +121,7 @@ class Strategies:
         return self.pool[torch.arange(len(self.pool)), (self.begun - 1) % self.population]
 
     def _activity(self) -> Tensor:
-        """Which of features 18 to 28 holds: never active, or the tenth by how often, among those that ever were."""
+        """Which of features 18 to 28 holds: never active, or the tenth in which its number of activations ranks."""
         order = self.counts.argsort(dim=1, descending=True, stable=True)
         rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1]).to(order).expand_as(order))
         ever = self.counts > 0
@@ -129,8 +129,8 @@ class Strategies:
 
 
 def breed(past: Tensor, reached: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
-    """``(n, 29)`` strategies from past ones and the neurons they reached: choose parents, cross, mutate."""
-    parents = past[parents_of(reached, max(1, int(n * KEPT)))].cpu()
+    """``(n, 29)`` strategies bred from past ones and the neurons they reached: choose parents, cross, mutate."""
+    parents = past[parents_of(reached, max(1, int(n * PARENTS)))].cpu()
     left, right = (parents[torch.randperm(len(parents), generator=generator)] for _ in range(2))
     pair = torch.arange(n) % len(parents)
     coin = torch.rand(n, FEATURES, generator=generator) < 0.5
@@ -139,7 +139,7 @@ def breed(past: Tensor, reached: Tensor, n: int, *, generator: torch.Generator) 
 
 
 def parents_of(reached: Tensor, n: int) -> list[int]:
-    """Up to n rows that together reach most, one after the other; once all is reached, those that reach most."""
+    """Up to n rows: a greedy set cover of what all reach, then those that reach most."""
     chosen: list[int] = []
     missing = reached.any(0)
     while len(chosen) < n and bool(missing.any()):
