@@ -418,7 +418,7 @@ def test_the_top_has_the_largest_weights_and_no_probabilities():
     assert torch.equal(weights[drawn.indices], weights.sort(descending=True).values[:50])
     assert drawn.probabilities is None
     assert abs(drawn.unreachable - (1 - 50 / SIZE)) < 1e-9
-    with pytest.raises(ValueError, match='"top" takes the largest weights.*no estimate.*draw by one of pps, poisson'):
+    with pytest.raises(ValueError, match='"top" only takes the largest weights.*no estimate.*draw by one of pps, poisson'):
         drawn.chances  # noqa: B018
 
 
@@ -487,7 +487,7 @@ def test_bad_input_is_refused_by_every_design(design, weights, n, options, sente
             torch.arange(10.0),
             5,
             {},
-            "n must be at least 7, 2 from each of 4 strata or all that one holds, got 5",
+            "n must be at least 7 \\(2 from each of 4 strata, or all rows of a smaller one\\), got 5",
         ),
         ("stratified", torch.arange(10.0), 5, {"strata": 1}, "strata must be at least 2, got 1; without strata"),
         ("stratified", ONE, 5, {"mass": 1 - ONE}, "weights / mass must differ between inputs"),

@@ -201,7 +201,7 @@ def test_huge_and_tiny_numbers_neither_overflow_nor_vanish():
     ("mass", "risk", "options", "sentence"),
     [
         ([1.0, 1.0], [1.0], {}, r"risk must be a tensor with one number for each of the 2 inputs, got shape \(1,\)"),
-        ([1.0, 1.0], [1.0, -1.0], {}, r"risk must be 0 or more and finite, got 1 of 2.*take ranked\(risk\)"),
+        ([1.0, 1.0], [1.0, -1.0], {}, r"risk must be 0 or more and finite, got 1 of 2.*use ranked\(risk\)"),
         ([1.0, 1.0], [1.0, torch.nan], {}, "got 1 of 2 that are negative, NaN or infinite"),
         ([1.0, 1.0], [0.0, 0.0], {}, "risk must be positive for some input that has mass, but it is 0"),
         ([1.0, 0.0], [0.0, 1.0], {}, "risk must be positive for some input that has mass"),
