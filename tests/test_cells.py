@@ -201,8 +201,8 @@ def test_masses_that_do_not_fit_are_refused() -> None:
     for masses, resampled, message in [
         (torch.ones(4), again, "masses must be 0 or more and sum to 1"),
         (None, again * torch.nan, "every row of resampled must be 0 or more"),
-        (torch.full((3,), 1 / 3), again, "one column a cell"),
-        (None, again[:, :2], "one column a cell"),
+        (torch.full((3,), 1 / 3), again, "one column per cell"),
+        (None, again[:, :2], "one column per cell"),
         (None, again[:5], "at least 20"),
     ]:
         with pytest.raises(ValueError, match=message):

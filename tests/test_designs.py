@@ -418,7 +418,9 @@ def test_the_top_has_the_largest_weights_and_no_probabilities():
     assert torch.equal(weights[drawn.indices], weights.sort(descending=True).values[:50])
     assert drawn.probabilities is None
     assert abs(drawn.unreachable - (1 - 50 / SIZE)) < 1e-9
-    with pytest.raises(ValueError, match='"top" only takes the largest weights.*no estimate.*draw by one of pps, poisson'):
+    with pytest.raises(
+        ValueError, match='"top" only takes the largest weights.*no estimate.*draw by one of pps, poisson'
+    ):
         drawn.chances  # noqa: B018
 
 

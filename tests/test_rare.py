@@ -251,7 +251,7 @@ def test_a_flat_margin_stalls_and_says_so(method):
                   generator=spawn(0), **FEW[method])  # fmt: skip
     assert told.upper.tolist() == [1, 1]
     assert told.lower.tolist() == [0, 0]
-    assert bool(told.spread.isfinite().all())
+    assert bool(told.variance_ratio.isfinite().all())
     assert [finding.name for finding in told.findings] == ["stalled"]
 
 
@@ -278,14 +278,14 @@ def test_walks_that_are_too_short_are_found_out():
     model, seeds, options = plane(1e-4, MIDDLE), cells(MIDDLE, 8), {"radius": RADIUS, "particles": 32}
     lazy = last_particle(model, seeds, moves=2, generator=spawn(0), **options)
     assert "runs disagree" in names(lazy)
-    assert float(lazy.spread.mean()) > 2
+    assert float(lazy.variance_ratio.mean()) > 2
     assert covered(lazy, 1e-4) >= 4  # the exact interval alone would cover next to none
     assert {"stalled", "few moves accepted", "short walks"} <= names(
         splitting(model, seeds, moves=1, generator=spawn(0), **options)
     )
     good = splitting(model, seeds, generator=spawn(0), radius=RADIUS)
     assert names(good) == set()
-    assert 0.5 < float(good.spread.mean()) < 2
+    assert 0.5 < float(good.variance_ratio.mean()) < 2
     assert "conditional on mixing" in str(good)
 
 
@@ -334,7 +334,7 @@ def test_the_result_round_trips_and_prints(method, tmp_path):
     ("options", "sentence"),
     [
         ({"radius": 0.0}, "radius must be positive"),
-        ({"particles": 1}, "particles must be a whole number, 2 at least, got 1"),
+        ({"particles": 1}, "particles must be a whole number of at least 2, got 1"),
         ({"moves": 0}, "moves must be a whole number"),
         ({"repeats": 1.5}, "repeats must be a whole number"),
         ({"floor": 0.0}, "floor must be a probability"),

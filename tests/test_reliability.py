@@ -142,7 +142,7 @@ def test_bad_input_is_refused(weak, profile, field) -> None:
     with pytest.raises(ValueError, match="the pool is empty|no labelled inputs"):
         assess(weak, profile, field[:0])
     for wrong in (lambda s: torch.full((len(s),), 10), lambda s: torch.zeros(3).long(), lambda s: None):
-        with pytest.raises(ValueError, match="the labeller must give"):
+        with pytest.raises(ValueError, match="the labeller must return"):
             assess_reliability(weak, profile, wrong, pool=Samples(field.x), generator=spawn(0))
 
 
