@@ -166,13 +166,16 @@ NONE = BENIGN[:0]
         (lambda: fit_feature_squeezing(TOY, BENIGN[:5]), "no p-value can fall below level 0.05: with 5"),
         (lambda: fit_mutation_detector(TOY, BENIGN[:20], generator=spawn(0)), "no p-value can fall below level 0.05"),
         (lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[]), "there are no squeezers"),
-        (lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[lambda x: x]), "are equal (0), so nothing is stranger"),
-        (lambda: fit_feature_squeezing(TOY, WRONG), "benign inputs must be read correctly"),
+        (
+            lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[lambda x: x]),
+            "are equal (0), so they cannot rank inputs",
+        ),
+        (lambda: fit_feature_squeezing(TOY, WRONG), "benign inputs must be classified correctly"),
         (lambda: fit_logit_detector(TOY, WRONG, WRONG, generator=spawn(0)), "give model.correct(samples)"),
         (lambda: fit_logit_detector(TOY, BENIGN, NONE, generator=spawn(0)), "there are no adversarial inputs"),
         (
             lambda: fit_logit_detector(TOY, BENIGN, fresh(20, "right"), generator=spawn(0)),
-            "adversarial inputs must be ones that the model gets wrong, got 20 of 20",
+            "adversarial inputs must be misclassified, got 20 of 20",
         ),
         (
             lambda: fit_logit_detector(TOY, BENIGN, Samples(torch.rand(5, 1, 9, 9)), generator=spawn(0)),
