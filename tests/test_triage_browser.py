@@ -20,8 +20,8 @@ from operant.data.labels import name_of
 from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.retrain import OperationalFinetune
-from operant.triage import Plan, open_desk, read_verdicts
-from operant.triage.server import _leading_to, _listen, make_app
+from operant.triage import SamplePlan, open_desk, read_verdicts
+from operant.triage.server import _listen, _redirect_file, make_app
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="the extra [triage] is not installed")
@@ -129,7 +129,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_file_that_is_opened_leads_to_the_page(browser, tmp_path) -> None:
     """It lies elsewhere, so that the page is opened from another origin; and stays open when it is loaded again."""
     pages = Pages(browser)
-    with serving(pages, made().save(tmp_path / "suite")) as address, _leading_to(address) as door:
+    with serving(pages, made().save(tmp_path / "suite")) as address, _redirect_file(address) as door:
         page = pages.open(door)
         assert page.url == address.partition("?")[0]
         page.reload()
@@ -139,7 +139,7 @@ def test_the_file_that_is_opened_leads_to_the_page(browser, tmp_path) -> None:
 
 
 def test_ten_are_marked_by_keys_and_stay_marked(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=20), by="ann", classes=CLASSES) as address:
+    with serving(pages, folder, plan=SamplePlan(n=20), by="ann", classes=CLASSES) as address:
         page = pages.open(address)
         assert "token" not in page.url
         marked(page, "0 of 20 marked")
@@ -163,7 +163,7 @@ def test_ten_are_marked_by_keys_and_stay_marked(pages, folder) -> None:
 
 
 def test_what_the_server_did_not_take_is_told_and_not_shown_as_marked(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=10), by="ann") as address:
+    with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         page = pages.open(address)
         press(page, "v")
         page.route("**/api/mark", lambda route: route.abort())
@@ -193,7 +193,7 @@ def test_a_page_goes_on_when_its_list_is_forgotten(pages, folder) -> None:
 
 
 def test_two_people_in_two_tabs(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=10), by="ann") as address:
+    with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         ann, bob = pages.open(address), pages.open(address)
         bob.locator("#who").click()
         bob.locator("#name").fill("bob")
@@ -220,7 +220,7 @@ def test_two_people_in_two_tabs(pages, folder) -> None:
 
 
 def test_undo_goes_back_step_by_step(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=10), by="ann") as address:
+    with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         page = pages.open(address)
         press(page, "vxu")
         page.keyboard.press("z")
@@ -234,7 +234,7 @@ def test_undo_goes_back_step_by_step(pages, folder) -> None:
 
 
 def test_tags_are_added_completed_and_filtered_by(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=10), by="ann") as address:
+    with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         page = pages.open(address)
         for word in ("rotation", "<b>dark</b>"):
             page.keyboard.press("t")

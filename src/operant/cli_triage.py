@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from operant.triage import Plan, agreement, export_csv, export_pictures, open_desk, serve, valid_share
+from operant.triage import SamplePlan, agreement, export_csv, export_pictures, open_desk, serve, valid_share
 from operant.triage.label_desk import LabelDesk
 from operant.triage.opening import about_of, labels_in, suite_in
 from operant.triage.sampling import latest_plan
@@ -61,7 +61,7 @@ def triage(
             by=by or _user(),
             blind=blind,
         )
-        serve(desk, port=port, opened=browser, told=lambda address: _tell(console, address))
+        serve(desk, port=port, open_browser=browser, on_start=lambda address: _tell(console, address))
         if not isinstance(desk, LabelDesk):
             _sum_up(console, desk.path)
     except (ValueError, OSError) as error:
@@ -98,7 +98,7 @@ def _export(
         console.print(escape(f"valid cases: {n} pictures in {pictures}"), soft_wrap=True)
 
 
-def _plan(place: Path, sample: int | None, of: str | None, seed: int | None) -> Plan | None:
+def _plan(place: Path, sample: int | None, of: str | None, seed: int | None) -> SamplePlan | None:
     """The sample that is asked for; what is not named is as it was begun with. None if nothing is."""
     given = {"n": sample, "of": of, "seed": seed}
     told: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
