@@ -210,7 +210,7 @@ def test_two_people_in_two_tabs(pages, folder) -> None:
         sync_api.expect(bob.locator("#others")).to_have_text("ann: valid")
         bob.select_option("#label", "2")  # of which they have judged none
         marked(bob, "0 of 3 marked")
-        bob.get_by_text("Look at where people differ").click()
+        bob.get_by_text("Show where people differ").click()
         marked(bob, "1 of 1 marked")
         sync_api.expect(bob.locator("#others")).to_have_text("ann: valid")
         sync_api.expect(bob.locator("#verdicts .invalid")).to_have_attribute("aria-pressed", "true")
@@ -268,7 +268,7 @@ def test_cases_are_filtered_and_sorted(pages, folder) -> None:
         page.select_option("#show", "done")
         marked(page, "2 of 2 marked")
         page.select_option("#show", "unsure")
-        sync_api.expect(page.locator("#empty")).to_have_text("Nothing passes the filters.")
+        sync_api.expect(page.locator("#empty")).to_have_text("Nothing matches the filters.")
         page.select_option("#order", "ranked")
         page.select_option("#show", "todo")
         marked(page, f"0 of {cats - 2} marked")
@@ -432,8 +432,8 @@ def test_a_campaign_gets_its_labels_through_the_page(pages, tmp_path) -> None:
                 page.wait_for_function("() => !document.querySelector('#share').textContent.includes('All labels')")
         assert "All labels" in str(page.locator("#share").text_content())
     assert delivered.rounds[0].assessment.labels >= 30
-    told = {name: label for name, label in ask.read().items() if label is not None}
-    assert told == {name: truth[name] for name in told}
+    given = {name: label for name, label in ask.read().items() if label is not None}
+    assert given == {name: truth[name] for name in given}
 
 
 def answer(page: "sync_api.Page", truth: dict[str, int], ask: LabelFolder) -> None:
@@ -447,4 +447,4 @@ def answer(page: "sync_api.Page", truth: dict[str, int], ask: LabelFolder) -> No
         sync_api.expect(page.locator("#facts")).to_contain_text(name)
         page.keyboard.press(str(truth[name]))
     settled(page)
-    sync_api.expect(page.locator("#share")).to_contain_text("All labels are there")
+    sync_api.expect(page.locator("#share")).to_contain_text("All inputs are labelled")
