@@ -144,8 +144,8 @@ def test_winnings_reach_one_over_alpha_just_above_the_bound(counts, truth, confi
 
 
 def test_conservative_confidence_of_a_thousand_trials_without_failure():
-    told = conservative_bayes_confidence(0, 1000, prior=BELIEF, upper=1e-3)
-    assert told.confidence == pytest.approx(0.960, abs=5e-4)
+    result = conservative_bayes_confidence(0, 1000, prior=BELIEF, upper=1e-3)
+    assert result.confidence == pytest.approx(0.960, abs=5e-4)
     half = PartialPrior(within=1e-5, belief=0.5)
     assert conservative_bayes_confidence(0, 1000, prior=half, upper=1e-3).confidence == pytest.approx(0.729, abs=5e-4)
 
@@ -169,8 +169,8 @@ def worst_posterior(k: int, n: int, prior: PartialPrior, upper: float) -> float:
     ],
 )
 def test_no_two_point_prior_is_worse(k, n, prior, upper):
-    told = conservative_bayes_confidence(k, n, prior=prior, upper=upper).confidence
-    assert told == pytest.approx(worst_posterior(k, n, prior, upper), abs=2e-3)
+    result = conservative_bayes_confidence(k, n, prior=prior, upper=upper).confidence
+    assert result == pytest.approx(worst_posterior(k, n, prior, upper), abs=2e-3)
 
 
 @settings(max_examples=40)
@@ -368,7 +368,7 @@ def test_confidence_must_lie_between_zero_and_one(name, confidence):
         (0.5, 10, "k must be a whole number"),
     ],
 )
-def test_impossible_counts_are_refused(name, k, n, sentence):
+def test_impossible_counts_are_rejected(name, k, n, sentence):
     with pytest.raises(ValueError, match=sentence):
         EVERY[name](k, n)
 
@@ -390,6 +390,6 @@ def test_impossible_counts_are_refused(name, k, n, sentence):
         (lambda: stratified_bound([1], [10], [1.0], method="normal"), "method must be one of score, laplace, beta"),
     ],
 )
-def test_bad_input_is_refused(call, sentence):
+def test_bad_input_is_rejected(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()

@@ -78,13 +78,13 @@ def test_rows_do_not_see_each_other(name, fitted):
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_another_shape_is_refused(name, fitted):
+def test_another_shape_is_rejected(name, fitted):
     with pytest.raises(ValueError, match=r"was fitted on inputs of shape \(1, 8, 8\), got \(1, 9, 9\)"):
         fitted[name].accepts(torch.rand(3, 1, 9, 9, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_bad_inputs_are_refused(name, fitted):
+def test_bad_inputs_are_rejected(name, fitted):
     x = fresh(20, "bad").x
     x[3, 0, 2, 2] = float("nan")
     with pytest.raises(ValueError, match="NaN in 1 of 20 rows"):
@@ -193,7 +193,7 @@ NONE = BENIGN[:0]
         (lambda: fit_feature_squeezing(TOY, BENIGN, level=0), "level must lie between 0 and 1, got 0"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(make, sentence):
+def test_what_cannot_be_fitted_is_rejected(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)

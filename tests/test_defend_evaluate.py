@@ -185,7 +185,7 @@ def test_a_suite_of_a_network_goes_through(lenet, digits28):
         ({"defences": {"short": lambda x: number_is_even(x)[1:]}}, ValueError, "got torch.bool of shape (39,)"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(change, error, sentence):
+def test_what_cannot_be_judged_is_rejected(change, error, sentence):
     inputs = {"suite": made(), "defences": {"d": number_is_even}, "confidence": 0.95, **change}
     with pytest.raises(error) as refusal:
         evaluate_defences(inputs["suite"], inputs["defences"], confidence=inputs["confidence"])
@@ -214,7 +214,7 @@ def test_the_transfer_calibration_rate_is_the_mean_over_methods(tmp_path):
 
 
 class Table(nn.Module):
-    """Says for the i-th input what it is told."""
+    """Predicts the i-th given label for the i-th input."""
 
     def __init__(self, answers: torch.Tensor) -> None:
         super().__init__()

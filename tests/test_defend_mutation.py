@@ -95,7 +95,7 @@ def test_noise_is_added_to_the_weight_in_units_of_its_layer():
         ),
     ],
 )
-def test_what_cannot_be_mutated_is_refused(network, options, sentence):
+def test_what_cannot_be_mutated_is_rejected(network, options, sentence):
     with pytest.raises(ValueError, match=sentence.replace("(", "\\(")):
         mutate(network, **{"operator": "NAI", "rate": 0.1, "generator": spawn(0), **options})
 
@@ -175,7 +175,7 @@ def test_a_label_that_never_changes_is_decided_after_a_known_number():
         ({"alpha": 0.6}, "alpha and beta must lie between 0 and 0.5, got 0.6 and 0.05"),
     ],
 )
-def test_bad_tests_are_refused(options, sentence):
+def test_bad_tests_are_rejected(options, sentence):
     with pytest.raises(ValueError) as error:
         SequentialTest(**{"threshold": 0.1, **options})
     assert sentence in str(error.value)
@@ -270,7 +270,7 @@ def test_modules_that_work_in_place_do_not_change_the_inputs(digits28):
         ({"calibration": 0.01}, "benign inputs is empty"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(lenet, digits28, options, sentence):
+def test_what_cannot_be_fitted_is_rejected(lenet, digits28, options, sentence):
     benign = lenet.correct(digits28.test)[: 20 if "calibration" in options else 200]
     with pytest.raises(ValueError) as error:
         fit_mutation_detector(lenet, benign, generator=spawn(0), **options)

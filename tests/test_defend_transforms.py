@@ -337,7 +337,7 @@ def test_probabilities_are_the_mean_over_transforms_in_any_units():
         ),
     ],
 )
-def test_bad_settings_are_refused(make, sentence):
+def test_bad_settings_are_rejected(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)

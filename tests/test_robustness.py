@@ -67,7 +67,7 @@ def test_the_interval_covers_in_simulation():
         (1, 4, float("nan"), "confidence must be between 0 and 1, got nan"),
     ],
 )
-def test_a_bad_count_is_refused(k, n, confidence, sentence):
+def test_a_bad_count_is_rejected(k, n, confidence, sentence):
     with pytest.raises(ValueError) as error:
         clopper_pearson_interval(k, n, confidence=confidence)
     assert sentence in str(error.value)
@@ -265,7 +265,7 @@ def test_the_text_never_gives_one_mode_in_the_others_name():
 # Refusals
 
 
-def test_bad_requests_are_refused(points, generator):
+def test_bad_requests_are_rejected(points, generator):
     model, attacks = linear(), {"fgsm": FGSM(radius=0.2)}
     cases = attack_cases(model, points, attacks, generator=generator)
     wide = Suite.of(

@@ -148,7 +148,7 @@ def test_km_st_of_one_section_is_random_and_of_constant_values_too():
         assert all(near(count / times, 1 / 6, times) for count in chosen.values())
 
 
-def test_km_st_has_ten_sections_unless_told_or_as_many_as_cases():
+def test_km_st_has_ten_sections_by_default_or_as_many_as_cases():
     values = torch.linspace(0, 1, 1001)
     rows = km_st(values, 50, generator=spawn(0))
     assert torch.equal(rows, km_st(values, 50, k=10, generator=spawn(0)))
@@ -390,7 +390,7 @@ three = torch.tensor([1.0, 2.0, 3.0])
         ([1.0, 2.0], 1, "one number per case, got a list"),
     ],
 )
-def test_bad_input_is_refused(name, values, n, sentence):
+def test_bad_input_is_rejected(name, values, n, sentence):
     with pytest.raises(ValueError) as error:
         EVERY[name](values, n, generator=spawn(0))
     assert sentence in str(error.value)
@@ -406,7 +406,7 @@ def test_bad_input_is_refused(name, values, n, sentence):
         ({"by": "ranks"}, 'by must be "range" or "rank", got \'ranks\''),
     ],
 )
-def test_bad_options_of_km_st_are_refused(options, sentence):
+def test_bad_options_of_km_st_are_rejected(options, sentence):
     with pytest.raises(ValueError) as error:
         km_st(three, 2, generator=spawn(0), **options)
     assert sentence in str(error.value)
@@ -435,7 +435,7 @@ def test_values_of_any_type_will_do():
         (three, 1, {"covered": torch.ones(1, 2)}, "give codes too"),
     ],
 )
-def test_bad_input_of_operational_is_refused(values, n, options, sentence):
+def test_bad_input_of_operational_is_rejected(values, n, options, sentence):
     with pytest.raises(ValueError) as error:
         operational(values, n, generator=spawn(0), **options)
     assert sentence in str(error.value)
@@ -450,7 +450,7 @@ def test_bad_input_of_operational_is_refused(values, n, options, sentence):
         (torch.ones(3, 1), 1, "one number per case, got shape (3, 1)"),
     ],
 )
-def test_bad_values_of_operational_are_refused_as_everywhere(values, n, sentence):
+def test_bad_values_of_operational_are_rejected_as_everywhere(values, n, sentence):
     with pytest.raises(ValueError) as error:
         operational(values, n, generator=spawn(0))
     assert sentence in str(error.value)

@@ -162,7 +162,7 @@ def test_ten_are_marked_by_keys_and_stay_marked(pages, folder) -> None:
     assert Suite.open(folder)["verdict_by"].tolist().count("ann") == 10
 
 
-def test_what_the_server_did_not_take_is_told_and_not_shown_as_marked(pages, folder) -> None:
+def test_a_rejected_mark_is_reported_and_not_shown_as_marked(pages, folder) -> None:
     with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         page = pages.open(address)
         press(page, "v")
@@ -429,8 +429,10 @@ def test_a_campaign_gets_its_labels_through_the_page(pages, tmp_path) -> None:
                 delivered = go_on()
                 break
             except LabelsMissing:
-                page.wait_for_function("() => !document.querySelector('#share').textContent.includes('All labels')")
-        assert "All labels" in str(page.locator("#share").text_content())
+                page.wait_for_function(
+                    "() => !document.querySelector('#share').textContent.includes('All inputs are labelled')"
+                )
+        assert "All inputs are labelled" in str(page.locator("#share").text_content())
     assert delivered.rounds[0].assessment.labels >= 30
     given = {name: label for name, label in ask.read().items() if label is not None}
     assert given == {name: truth[name] for name in given}

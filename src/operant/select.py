@@ -34,7 +34,6 @@ def km_st(values: Tensor, n: int, *, k: int | None = None, by: str = "range", ge
 
     Args:
         values: one per case, the first-order loss in the paper.
-        n: number of cases to choose.
         k: number of sections, at most n (default: 10, or n if that is smaller).
         by: ``"range"`` for (1), or ``"rank"`` for what the released program does: the ranking is cut into k blocks of
             equal count (default: 1000, at most the number of cases), and blocks drawn at random are taken whole until
@@ -59,7 +58,6 @@ def be_st(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
 
     Args:
         values: one per case, the first-order loss in the paper.
-        n: number of cases to choose.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Section III-D
@@ -75,7 +73,6 @@ def gini(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
 
     Args:
         values: one per case, the Gini impurity 1 - Σ p² of the model's probabilities in the paper.
-        n: number of cases to choose.
 
     References:
         | DeepGini: Prioritizing Massive Tests to Enhance the Robustness of Deep Neural Networks (Feng et al., 2020)
@@ -114,7 +111,6 @@ def operational(
 
     Args:
         values: w, one per case: mass times naturalness, ``suite["mass"] * suite["naturalness"]``.
-        n: number of cases to choose.
         codes: position of each case, ``(N, dimensions)``, for instance ``profile.encode(suite.x)``; distances are
             Euclidean. Without codes no case is near another, and the cases with the largest values are chosen.
         covered: codes of the inputs learned from before.

@@ -38,10 +38,7 @@ class Bound:
 
     Attributes:
         upper: the bound, never 0 and at most 1.
-        confidence: of the bound.
         method: name of the method, with the prior where there is one.
-        failures: k.
-        trials: n.
     """
 
     upper: float
@@ -189,7 +186,6 @@ def stratified_bound(
         k: failures of each stratum.
         n: trials of each, at least one.
         mass: P_h, positive; mass missing to a sum of 1 is known not to fail.
-        confidence: of the bound.
         method: one of the four.
 
     >>> stratified_bound([0, 0, 3], [100, 100, 100], [0.6, 0.3, 0.1]).upper

@@ -176,11 +176,9 @@ def local_failures(
     """Failures among inputs drawn from the cell of every seed, computed in common batches.
 
     Args:
-        model: to assess.
         seeds: labelled centres of the cells.
         local: distribution of inputs in a cell: `Ball`, `UnderConditions`, or your own function.
         samples: inputs drawn per cell.
-        generator: source of randomness.
         progress: show a progress bar on a terminal.
     """
     if samples < 1:
@@ -299,8 +297,6 @@ def cells_estimate(
         masses: p, ``(n,)`` (default: equal, which is right for seeds drawn from the profile).
         resampled: p⁽ᵇ⁾, rows that sum to 1: `seed_masses`, ``(B, n + 1)``, for seeds drawn from the profile, with a
             last column that fails; `kernel_masses`, ``(B, n)``, for fixed cells.
-        confidence: of the bound.
-        generator: source of randomness.
 
     References:
         | Assessing the Reliability of Deep Learning Classifiers Through Robustness Evaluation and Operational Profiles

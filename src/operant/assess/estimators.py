@@ -53,9 +53,7 @@ class Estimate:
     Attributes:
         estimate: λ̂, unbiased and therefore not cut off at 1.
         upper: λ is at most this, with ``confidence``; None where no bound can be trusted, see ``findings``.
-        confidence: of the bound.
         standard_error: of the estimate; None if there are too few labels to compute it.
-        method: the estimator's name.
         bound: the name of the bound's method, or "none".
         labels: number of drawn inputs; one that was drawn twice counts twice.
         failures: number of them that failed.
@@ -92,7 +90,6 @@ def estimate(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimat
     Args:
         draw: result of `operant.seeds.draw`.
         failed: for each of its rows, in order, whether the model misclassified it.
-        confidence: of the bound.
 
     >>> from operant import Samples, spawn
     >>> from operant.seeds import draw
@@ -178,7 +175,6 @@ def stratified(draw: Draw, failed: Tensor, *, confidence: float = 0.95, bound: s
     Args:
         draw: with the design ``"stratified"``.
         failed: for each of its rows, whether it failed.
-        confidence: of the bound.
         bound: ``"score"``, ``"laplace"``, ``"beta"`` or ``"jeffreys"``; see `operant.assess.stratified_bound`.
     """
     y = _checked(draw, failed, confidence, "stratified")
@@ -219,7 +215,6 @@ def prediction_powered(
         scores: s, an estimate of each pool input's probability of failing, in the pool's order.
         mass: the pool's, as given to the draw.
         power: η (default: estimated).
-        confidence: of the bound.
 
     References:
         | PPI++: Efficient Prediction-Powered Inference (Angelopoulos et al., 2023)

@@ -50,7 +50,6 @@ class RareFailures:
         particles: N, per run.
         moves: of the walk, between levels.
         floor: runs stop below this probability.
-        confidence: of the intervals.
         log_p: natural logarithm of the probability ``(C,)``; where not `reached`, of an estimated upper limit.
         lower, upper: interval for the probability ``(C,)``; lower is 0 where not `reached`.
         reached: whether every run found failures ``(C,)``; otherwise some run ended at the floor or stalled.
@@ -136,7 +135,6 @@ def splitting(
     A cell's random numbers depend only on the generator and the seed's id, not on the other cells.
 
     Args:
-        model: to test.
         seeds: labelled; a cell is the L∞ ball around one, within the model's bounds.
         radius: of the cells.
         particles: N.
@@ -144,7 +142,6 @@ def splitting(
         moves: of every particle, after each level.
         repeats: runs per cell.
         floor: smallest probability of interest.
-        confidence: of the intervals.
         generator: source of randomness; every cell and run gets its own stream.
 
     References:

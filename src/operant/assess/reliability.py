@@ -58,7 +58,6 @@ class Assessment:
         upper: pmi over the pool is at most this, with ``confidence``; None where no bound can be trusted.
         field_upper: the same for the field that the pool was sampled from; None for a pool weighted by the profile,
             since statistics cannot ensure that it resembles the field.
-        confidence: of both bounds.
         design, method, bound: sampling design, estimator, and method of the bound.
         pool: number of inputs that could be drawn.
         labels: number of labels bought.
@@ -139,12 +138,10 @@ def assess_reliability(
         pool: inputs that were drawn from the field, or inputs weighted like it (then give ``mass``). Its labels, if
             any, are ignored.
         labels: number of labels to buy.
-        confidence: of the bounds.
         design: of `operant.seeds.draw`; ``"pps"`` draws by mass alone, with an exact bound.
         risk: score that estimates which inputs fail.
         mass: of each input of the pool, such as `Profile.weights` (default: equal, for a pool drawn from the field).
         used: `content_ids` of all inputs learned from. A pool that contains one of them is rejected, whatever its ids.
-        generator: source of randomness.
     """
     check_confidence(confidence)
     _check_pool(model, pool, labels, used)
@@ -249,7 +246,6 @@ class LabelPlan:
 
     Attributes:
         target: the claim: pmi at most this.
-        confidence: of the claim.
         fewest: labels needed if none of them fails.
         expected: assumed pmi, or None.
         labels: with at least so many labels the claim succeeds with probability ``power`` if pmi is as expected.
@@ -286,7 +282,6 @@ def plan(target: float, *, confidence: float = 0.95, expected: float | None = No
 
     Args:
         target: the claim: pmi at most this.
-        confidence: of the claim.
         expected: assumed pmi; it must be below the target, or no number of labels is enough.
         power: probability that the claim succeeds if pmi is as expected.
 

@@ -41,7 +41,6 @@ class Robustness:
 
     Attributes:
         mode: ``"adaptive"`` or ``"static"``.
-        confidence: of every interval.
         clean: accuracy on the unchanged samples.
         adaptive: the samples classified correctly both clean and under attack on this model; one row per attack, and
             last the row ``all`` for samples that withstand every attack.
@@ -118,13 +117,11 @@ def empirical_robustness(
     independent. Both are reported if there are cases, whatever the mode.
 
     Args:
-        model: to assess.
         samples: labelled inputs, the paper's D_v. One that is misclassified unchanged counts as not robust.
         attacks: fuzzers by name.
         mode: the definition that `value` follows.
         cases: result of `attack_cases` on a reference model; required for ``"static"``.
         generator: source of randomness; each attack's depends only on it and on the attack's name.
-        confidence: of the intervals.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Definition 2

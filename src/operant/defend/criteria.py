@@ -21,7 +21,6 @@ class TransferCalibration:
     Attributes:
         rates: one per method among the cases, with the method's name as ``defence``.
         mean: over the methods, with equal weights.
-        confidence: of every interval.
     """
 
     rates: tuple[Success, ...]
@@ -42,7 +41,6 @@ def transfer_calibration_rate(model: Corrector, suite: Suite, *, confidence: flo
         model: the retrained one, or anything with ``predict(x)``.
         suite: cases generated against the original, from seeds not learned from; only those that the original
             misclassified (``suite.prediction``) count.
-        confidence: of the intervals.
 
     References:
         | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.4
@@ -67,7 +65,6 @@ class AccuracyChange:
         lower, upper: interval of the change.
         gained, lost: inputs that only the new model, or only the old one, classifies correctly.
         n: number of inputs.
-        confidence: of the interval.
     """
 
     before: float
@@ -95,7 +92,6 @@ def accuracy_change(
     Args:
         before, after: the original model and the retrained one.
         samples: labelled; neither model was trained on them.
-        confidence: of the interval.
 
     References:
         | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.4

@@ -30,7 +30,6 @@ class PixelDeflection:
         keep: from images ``(N, channels, height, width)`` to each pixel's probability of being kept, ``(N, height,
             width)`` in [0, 1], for instance a class activation map; places are drawn until ``count`` pixels are
             replaced (default: equal for all).
-        seed: random seed.
 
     References:
         | Deflecting Adversarial Attacks with Pixel Deflection (Prakash et al., 2018)

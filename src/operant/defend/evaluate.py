@@ -73,7 +73,6 @@ class DefenceTable:
     Attributes:
         rows: by defence, then kind, then pattern.
         detectors: names of the defences that accept or reject; the others classify.
-        confidence: of every interval.
     """
 
     rows: tuple[Success, ...]
@@ -135,7 +134,6 @@ def evaluate_defences(
         defences: by name; each has ``accepts(x)`` or ``predict(x)``, or is a function from inputs to booleans
             (accepted or not) or to labels.
         thresholds: of the patterns.
-        confidence: of the intervals.
 
     References:
         | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty

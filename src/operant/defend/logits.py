@@ -28,7 +28,6 @@ class LogitDetector:
         centre, scale: for standardising.
         calibration: scores of benign inputs that the network did not learn from.
         level: the false-positive rate.
-        shape: of an input.
     """
 
     model: Classifier
@@ -71,7 +70,6 @@ def fit_logit_detector(
     others.
 
     Args:
-        model: to defend.
         benign: inputs that it classifies correctly and was not trained on.
         adversarial: inputs that it misclassifies, for instance ``suite.failures().samples()``, from other seeds than
             those of the evaluation.
@@ -80,7 +78,6 @@ def fit_logit_detector(
         calibration: share of the benign inputs for calibration, split by id.
         hidden: width of the network.
         epochs, learning_rate: of its training; the best epoch is kept, by a held-out tenth.
-        generator: source of randomness.
 
     References:
         | Adversarial and Clean Data Are Not Twins (Gong et al., 2017), https://arxiv.org/abs/1704.04960

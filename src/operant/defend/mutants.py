@@ -30,7 +30,6 @@ def mutate(module: nn.Module, *, operator: str, rate: float, generator: torch.Ge
         module: with dense layers or convolutions.
         operator: one of the four.
         rate: share of the neurons or weights to choose; at least one is chosen.
-        generator: source of randomness.
 
     References:
         | Adversarial Sample Detection for Deep Neural Network through Model Mutation Testing (Wang et al., 2019)

@@ -51,7 +51,6 @@ class MutationDetector:
         numbers: of the mutants that are accurate enough.
         test: makes the decision, with its calibrated threshold.
         level: the false-positive rate.
-        shape: of an input.
     """
 
     model: Classifier
@@ -130,7 +129,6 @@ def fit_mutation_detector(
     with which an unchanging label takes 15 / threshold mutants: more than there are, for most thresholds.
 
     Args:
-        model: to defend.
         benign: inputs that it classifies correctly and was not trained on.
         operator: ``"NAI"``, ``"GF"``, ``"WS"`` or ``"NS"``; see `operant.defend.mutants.mutate`.
         rate: share of neurons or weights that a mutant changes.

@@ -28,7 +28,6 @@ class FeatureSqueezing:
         squeezers: transforms applied to inputs.
         calibration: scores of benign inputs.
         level: the false-positive rate.
-        shape: of an input.
     """
 
     model: Classifier
@@ -75,7 +74,6 @@ def fit_feature_squeezing(
     The threshold is conformal: at most a share ``level`` of new benign inputs from the same distribution is rejected.
 
     Args:
-        model: to defend.
         benign: inputs that it classifies correctly and was not trained on, at least 1 / ``level`` of them.
         squeezers: default: the paper's choice, one bit and medians of 2 by 2 pixels for grey images; five bits, the
             medians and non-local means for others.

@@ -26,7 +26,6 @@ class TotalVariation:
         keep: share of the values that are kept; the paper drops half.
         weight: of the variation.
         steps: of the minimisation.
-        seed: random seed.
 
     References:
         | Countering Adversarial Images using Input Transformations (Guo et al., 2018)

@@ -103,7 +103,6 @@ class CropRescale:
     Args:
         share: of the side that is kept. The paper crops 90 of 224 pixels and retrains; a network trained only on whole
             images needs a larger share.
-        seed: random seed.
     """
 
     share: float = 0.9

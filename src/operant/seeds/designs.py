@@ -77,7 +77,6 @@ class Draw:
             the sample at all. ``"top"``: None.
         mass: p, the profile's mass of each drawn row (default: 1 / pool size).
         ids: of the drawn inputs; `samples` uses them to recognise the pool.
-        design: its name.
         n: the requested number of rows; for ``"poisson"``, the mean number.
         pool_size: N.
         unreachable: the mass of the rows that could not have been drawn. No estimate covers failures among them.
@@ -154,7 +153,6 @@ def draw(
             of weight 0 are never drawn (but ``"stratified"`` draws wherever there is mass).
         n: number of rows.
         design: one of the names above.
-        generator: source of randomness.
         mass: the profile's mass per input, on any scale; estimates refer to it (default: equal, which is right for a
             pool that is itself a sample from the field).
         strata: maximum number for ``"stratified"``; rows of equal score stay together.

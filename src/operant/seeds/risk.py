@@ -28,7 +28,6 @@ def risk_of(model: Classifier, pool: Samples, score: Score, *, labelled: bool = 
     """The score of each input of a pool, ``(N,)`` in double precision.
 
     Args:
-        model: to test.
         pool: with or without labels.
         score: one from this module, or any function of that shape. It must return finite numbers.
         labelled: pass the pool's labels to the score. By default the model's predictions replace them even if there

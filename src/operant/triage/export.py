@@ -25,8 +25,6 @@ def export_csv(path: str | Path, file: str | Path, *, classes: Sequence[str] = (
     """Write a table of a suite's cases, their columns and each person's verdict.
 
     Args:
-        path: the suite's folder.
-        file: to write.
         classes: the name of each label (default: its number).
     """
     place = Path(file)
@@ -71,8 +69,6 @@ def export_pictures(
     of each file, in that reader's order. Values are rounded to the 256 shades of such a file.
 
     Args:
-        path: the suite's folder.
-        folder: new or empty.
         verdict: ``"valid"``, ``"invalid"``, ``"unsure"`` or ``"disputed"``.
         classes: the name of each label, which becomes part of the folder's.
         bounds: smallest and largest value of a pixel (default: those of the cases).

@@ -31,7 +31,6 @@ class SamplePlan:
     Attributes:
         of: the cases to sample from: ``"failures"`` of the model, or ``"all"``; all if there is no failure.
         n: sample size, or all cases if there are fewer. 100 cases give the share to 10 points.
-        seed: random seed.
     """
 
     of: str = "failures"
@@ -128,12 +127,7 @@ def ranked_rows(suite: Suite) -> Tensor:
 
 
 def valid_share(path: str | Path, *, confidence: float = 0.95) -> ValidShare | None:
-    """The share of valid cases of a suite; None if there are no verdicts.
-
-    Args:
-        path: the suite's folder.
-        confidence: of the interval.
-    """
+    """The share of valid cases of a suite; None if there are no verdicts."""
     suite, known = open_with_known_cases(path)
     for problem in suite.refused:
         warnings.warn(f"left out: {problem}", stacklevel=2)

@@ -43,7 +43,6 @@ class SuiteDesk:
     """A desk on which people call a suite's cases valid, invalid or unsure.
 
     Args:
-        path: the suite's folder.
         plan: the sample to judge (default: the plan in its log, or ``SamplePlan()``).
         classes: the name of each label (default: its number).
         bounds: smallest and largest value of a pixel.
@@ -253,9 +252,7 @@ class SuiteDesk:
             "mine": {verdict: int((mine == 1 + i).sum()) for i, verdict in enumerate(VERDICTS)},
             "people": people,
             "share": {
-                "of": share.of, "population": share.population, "planned": share.planned, "judged": share.judged,
-                "valid": share.valid, "share": share.share if share.judged else None, "lower": share.lower,
-                "upper": share.upper, "confidence": share.confidence, "finished": share.finished,
+                **asdict(share), "share": share.share if share.judged else None, "finished": share.finished,
             },
             "agreement": [
                 {

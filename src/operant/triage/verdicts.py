@@ -29,7 +29,6 @@ from operant.suite.verdicts import (
     line_of,
     log_files,
     newest,
-    together,
 )
 
 MAX_NAME_LENGTH = 60  # characters, also of a tag
@@ -148,11 +147,6 @@ class VerdictStore:
         with self._lock:
             used = [(-n, tag) for tag, n in self.tags.items() if n > 0]
         return [tag for _, tag in sorted(used)]
-
-    def consensus(self, row: int) -> str:
-        """The combined verdict on a case."""
-        with self._lock:
-            return together(VERDICTS[codes[row] - 1] if codes[row] else "" for codes in self.codes.values())
 
     def consensus_codes(self) -> Codes:
         """The combined verdicts of all cases: 0 none, 1 valid, 2 invalid, 3 unsure, 4 disputed."""
