@@ -38,7 +38,7 @@ from torch.nn.functional import interpolate, pad
 
 from operant import Classifier, Samples, load, samples_from_npz, spawn
 from operant.assess import estimators as of
-from operant.assess.bounds import clopper_pearson, confidence_sequence, log_winnings
+from operant.assess.bounds import clopper_pearson, confidence_sequence, log_wealth
 from operant.networks import ResNet20, load_weights
 from operant.seeds import Draw, combine, draw
 from operant_studies.robot.known import find_known, known_network
@@ -227,7 +227,7 @@ def _any_time(pool: Pool, n: int, repetitions: int) -> list[Row]:
     u = torch.rand(repetitions, n, generator=spawn(0, pool.name, "looks"), dtype=torch.float64)
     k, looks, truth = (u < pool.truth).cumsum(1).double().numpy(), np.arange(1.0, n + 1), pool.truth
     below = k < looks * truth  # only there can a bound be below the truth
-    winnings = np.where(below, log_winnings(np.where(below, k, 0), looks, truth), 0)
+    winnings = np.where(below, log_wealth(np.where(below, k, 0), looks, truth), 0)
     sequence = (winnings >= -np.log(TAIL)).any(1)
     exact = (binom.cdf(k, looks, truth) < TAIL).any(1)
     counts, place = np.unique(k[:, -1], return_inverse=True)

@@ -73,14 +73,14 @@ def _many(samples: Samples, n: int) -> Samples:
 
 def _against_all(detector: MutationDetector, x: Tensor, *, repeats: int) -> tuple[float, list[str]]:
     def together() -> Tensor:
-        return detector.verdicts(x).adversarial
+        return detector.decisions(x).adversarial
 
     def everything() -> Tensor:
         return detector.test.run(detector.changes(x))[0] == 1
 
     if differ := int((together() != everything()).sum()):
         raise SystemExit(f"{differ} of {len(x)} inputs are decided in another way when all mutants are run")
-    asked = float(detector.verdicts(x).mutants.double().mean())
+    asked = float(detector.decisions(x).mutants.double().mean())
     times = _timing.cpu_times({"together": together, "all": everything}, repeats=repeats)
     share = times["together"] / times["all"]
     return share, [f"{asked:.0f}", f"{times['together']:.2f}", f"{times['all']:.2f}", f"{share:.3f}"]

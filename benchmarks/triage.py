@@ -26,7 +26,7 @@ import uvicorn
 from operant import Samples, Suite, spawn
 from operant.suite import ROWS_PER_SHARD
 from operant.triage import open_desk
-from operant.triage.asking import Asked
+from operant.triage.desk import RequestFields
 from operant.triage.server import _listen, make_app
 
 TOKEN = "benchmark"
@@ -70,9 +70,9 @@ def opening(path: Path) -> float:
     start = time.perf_counter()
     desk = open_desk(path)
     desk.about()
-    key = desk.arrange(Asked({"order": "sample"}))["key"]
-    desk.rows(Asked({"key": key, "count": 30}))
-    desk.state(Asked({}))
+    key = desk.arrange(RequestFields({"order": "sample"}))["key"]
+    desk.rows(RequestFields({"key": key, "count": 30}))
+    desk.state(RequestFields({}))
     return time.perf_counter() - start
 
 

@@ -20,7 +20,7 @@ from operant.assess.bounds import (
     confidence_sequence,
     conservative_bayes,
     conservative_bayes_confidence,
-    log_winnings,
+    log_wealth,
     stratified_bound,
 )
 from operant.results import load, save
@@ -105,7 +105,7 @@ def test_the_winnings_are_the_mixture_of_likelihood_ratios(k, n):
         return (u / p) ** k * ((1 - u) / (1 - p)) ** (n - k) * beta.pdf(u, 0.5, 0.5)
 
     mixed = quad(ratio, 0, p, limit=500, points=[k / n] if 0 < k / n < p else None)[0] / beta.cdf(p, 0.5, 0.5)
-    assert math.exp(log_winnings(k, n, p)) == pytest.approx(mixed, rel=1e-5)
+    assert math.exp(log_wealth(k, n, p)) == pytest.approx(mixed, rel=1e-5)
     assert mixed == pytest.approx(20, rel=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_the_confidence_sequence_holds_however_often_one_looks_and_clopper_pears
     for truth in (0.05, 0.3):
         k, looks = (rng.random((repetitions, n)) < truth).cumsum(1).astype(float), np.arange(1.0, n + 1)
         below = k < looks * truth
-        winnings = np.where(below, log_winnings(np.where(below, k, 0), looks, truth), 0)
+        winnings = np.where(below, log_wealth(np.where(below, k, 0), looks, truth), 0)
         assert repetitions - int((winnings >= math.log(20)).any(1).sum()) >= lowest(repetitions)
         assert repetitions - int((binom.cdf(k, looks, truth) < 0.05).any(1).sum()) < 0.9 * repetitions
 
@@ -137,15 +137,15 @@ def test_winnings_reach_one_over_alpha_just_above_the_bound(counts, truth, confi
     k, n = counts
     upper = confidence_sequence(k, n, confidence=confidence).upper
     if truth > k / n and abs(upper - truth) > 1e-9:
-        assert (upper < truth) == (float(log_winnings(k, n, truth)) > -math.log(1 - confidence))
+        assert (upper < truth) == (float(log_wealth(k, n, truth)) > -math.log(1 - confidence))
 
 
 # A partial prior ------------------------------------------------------------------------------------------------------
 
 
 def test_conservative_confidence_of_a_thousand_trials_without_failure():
-    told = conservative_bayes_confidence(0, 1000, prior=BELIEF, upper=1e-3)
-    assert told.confidence == pytest.approx(0.960, abs=5e-4)
+    result = conservative_bayes_confidence(0, 1000, prior=BELIEF, upper=1e-3)
+    assert result.confidence == pytest.approx(0.960, abs=5e-4)
     half = PartialPrior(within=1e-5, belief=0.5)
     assert conservative_bayes_confidence(0, 1000, prior=half, upper=1e-3).confidence == pytest.approx(0.729, abs=5e-4)
 
@@ -169,8 +169,8 @@ def worst_posterior(k: int, n: int, prior: PartialPrior, upper: float) -> float:
     ],
 )
 def test_no_two_point_prior_is_worse(k, n, prior, upper):
-    told = conservative_bayes_confidence(k, n, prior=prior, upper=upper).confidence
-    assert told == pytest.approx(worst_posterior(k, n, prior, upper), abs=2e-3)
+    result = conservative_bayes_confidence(k, n, prior=prior, upper=upper).confidence
+    assert result == pytest.approx(worst_posterior(k, n, prior, upper), abs=2e-3)
 
 
 @settings(max_examples=40)
@@ -363,12 +363,12 @@ def test_confidence_must_lie_between_zero_and_one(name, confidence):
     [
         (0, 0, "n must be at least 1 trial, got 0"),
         (0, math.nan, "n must be at least 1 trial, got nan"),
-        (-1, 10, "k must be a whole number of successes from 0 to n, got k=-1"),
+        (-1, 10, "k must be a whole number from 0 to n, got k=-1"),
         (11, 10, "k must be a whole number"),
         (0.5, 10, "k must be a whole number"),
     ],
 )
-def test_impossible_counts_are_refused(name, k, n, sentence):
+def test_impossible_counts_are_rejected(name, k, n, sentence):
     with pytest.raises(ValueError, match=sentence):
         EVERY[name](k, n)
 
@@ -390,6 +390,6 @@ def test_impossible_counts_are_refused(name, k, n, sentence):
         (lambda: stratified_bound([1], [10], [1.0], method="normal"), "method must be one of score, laplace, beta"),
     ],
 )
-def test_bad_input_is_refused(call, sentence):
+def test_bad_input_is_rejected(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()

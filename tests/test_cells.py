@@ -54,7 +54,7 @@ def test_separation_is_the_smallest_distance_between_classes(norm: str) -> None:
     assert list(found.quantiles.values()) == sorted(found.quantiles.values())
 
 
-def test_separation_round_trips_and_refuses(tmp_path) -> None:
+def test_separation_round_trips_and_rejects(tmp_path) -> None:
     labelled = Samples(torch.rand(20, 2), torch.arange(20) % 2)
     found = separation(labelled)
     results.save(found, tmp_path / "r.json")
@@ -194,15 +194,15 @@ def test_zero_failures_give_no_zero_bound_and_all_give_one() -> None:
     assert "at most" in str(every)
 
 
-def test_masses_that_do_not_fit_are_refused() -> None:
+def test_masses_that_do_not_fit_are_rejected() -> None:
     rates = CellRates(failures=torch.zeros(4).long(), samples=5, missed=torch.zeros(4).bool(), ids=torch.arange(4))
     again = seed_masses(4, resamples=30, generator=spawn(0))
     torch.testing.assert_close(again.sum(1), torch.ones(30, dtype=torch.float64))
     for masses, resampled, message in [
         (torch.ones(4), again, "masses must be 0 or more and sum to 1"),
         (None, again * torch.nan, "every row of resampled must be 0 or more"),
-        (torch.full((3,), 1 / 3), again, "one column a cell"),
-        (None, again[:, :2], "one column a cell"),
+        (torch.full((3,), 1 / 3), again, "one column per cell"),
+        (None, again[:, :2], "one column per cell"),
         (None, again[:5], "at least 20"),
     ]:
         with pytest.raises(ValueError, match=message):

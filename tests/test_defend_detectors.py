@@ -78,13 +78,13 @@ def test_rows_do_not_see_each_other(name, fitted):
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_another_shape_is_refused(name, fitted):
+def test_another_shape_is_rejected(name, fitted):
     with pytest.raises(ValueError, match=r"was fitted on inputs of shape \(1, 8, 8\), got \(1, 9, 9\)"):
         fitted[name].accepts(torch.rand(3, 1, 9, 9, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_bad_inputs_are_refused(name, fitted):
+def test_bad_inputs_are_rejected(name, fitted):
     x = fresh(20, "bad").x
     x[3, 0, 2, 2] = float("nan")
     with pytest.raises(ValueError, match="NaN in 1 of 20 rows"):
@@ -166,13 +166,16 @@ NONE = BENIGN[:0]
         (lambda: fit_feature_squeezing(TOY, BENIGN[:5]), "no p-value can fall below level 0.05: with 5"),
         (lambda: fit_mutation_detector(TOY, BENIGN[:20], generator=spawn(0)), "no p-value can fall below level 0.05"),
         (lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[]), "there are no squeezers"),
-        (lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[lambda x: x]), "are equal (0), so nothing is stranger"),
-        (lambda: fit_feature_squeezing(TOY, WRONG), "benign inputs must be read correctly"),
+        (
+            lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[lambda x: x]),
+            "are equal (0), so they cannot rank inputs",
+        ),
+        (lambda: fit_feature_squeezing(TOY, WRONG), "benign inputs must be classified correctly"),
         (lambda: fit_logit_detector(TOY, WRONG, WRONG, generator=spawn(0)), "give model.correct(samples)"),
         (lambda: fit_logit_detector(TOY, BENIGN, NONE, generator=spawn(0)), "there are no adversarial inputs"),
         (
             lambda: fit_logit_detector(TOY, BENIGN, fresh(20, "right"), generator=spawn(0)),
-            "adversarial inputs must be ones that the model gets wrong, got 20 of 20",
+            "adversarial inputs must be misclassified, got 20 of 20",
         ),
         (
             lambda: fit_logit_detector(TOY, BENIGN, Samples(torch.rand(5, 1, 9, 9)), generator=spawn(0)),
@@ -190,7 +193,7 @@ NONE = BENIGN[:0]
         (lambda: fit_feature_squeezing(TOY, BENIGN, level=0), "level must lie between 0 and 1, got 0"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(make, sentence):
+def test_what_cannot_be_fitted_is_rejected(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)

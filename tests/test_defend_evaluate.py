@@ -95,7 +95,7 @@ def number_is_even(x: torch.Tensor) -> torch.Tensor:
 def test_cases_are_read_in_parts_also_from_disk(tmp_path, monkeypatch):
     suite = made()
     suite.save(tmp_path / "suite")
-    monkeypatch.setattr(module, "ROWS", 7)
+    monkeypatch.setattr(module, "BATCH_CASES", 7)
     sizes = []
 
     def defence(x):
@@ -154,7 +154,7 @@ def test_the_table_prints_and_comes_back_from_disk(tmp_path):
     assert cells[0] == ["mine", "benign", "30", "33%", "(19-50)"]
     assert cells[1] == ["mine", "adversarial", "10", "0%", "(0-26)"]
     assert cells[5] == ["reader", "all", "40", "100%", "(93-100)"]
-    assert "90% intervals in percent. mine: accept benign and reject adversarial cases; the others: read" in text
+    assert "90% intervals in percent. mine: accept benign and reject adversarial cases; the others: predict" in text
     assert " - " in text  # no benign cases of low PCS
     assert max(map(len, text.splitlines()[:-1])) < 120
 
@@ -177,15 +177,15 @@ def test_a_suite_of_a_network_goes_through(lenet, digits28):
 @pytest.mark.parametrize(
     ("change", "error", "sentence"),
     [
-        ({"suite": made()[:0]}, ValueError, "there are no cases"),
+        ({"suite": made()[:0]}, ValueError, "the suite has no cases"),
         ({"defences": {}}, ValueError, "there are no defences"),
         ({"confidence": 1.0}, ValueError, "confidence must lie between 0 and 1, got 1.0"),
-        ({"defences": {"odd": 3}}, TypeError, "odd is no defence: it has no accepts(x)"),
-        ({"defences": {"soft": lambda x: x[:, 0]}}, ValueError, "soft must answer with one truth"),
+        ({"defences": {"odd": 3}}, TypeError, "odd is not a defence: it has neither accepts(x)"),
+        ({"defences": {"soft": lambda x: x[:, 0]}}, ValueError, "soft must return one boolean"),
         ({"defences": {"short": lambda x: number_is_even(x)[1:]}}, ValueError, "got torch.bool of shape (39,)"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(change, error, sentence):
+def test_what_cannot_be_judged_is_rejected(change, error, sentence):
     inputs = {"suite": made(), "defences": {"d": number_is_even}, "confidence": 0.95, **change}
     with pytest.raises(error) as refusal:
         evaluate_defences(inputs["suite"], inputs["defences"], confidence=inputs["confidence"])
@@ -209,12 +209,12 @@ def test_the_transfer_calibration_rate_is_the_mean_over_methods(tmp_path):
     assert str(found).startswith("transfer calibration rate 50.0%, the mean of a 50% (7-93) of 4, b 50% (16-84) of 8")
     save(found, tmp_path / "rate.json")
     assert load(tmp_path / "rate.json", TransferCalibration) == found
-    with pytest.raises(ValueError, match="no attacks that succeeded on the original model among 36 cases"):
+    with pytest.raises(ValueError, match="none of the 36 cases was misclassified by the original model"):
         transfer_calibration_rate(Retrained(), suite[suite.prediction == suite.label])
 
 
 class Table(nn.Module):
-    """Says for the i-th input what it is told."""
+    """Predicts the i-th given label for the i-th input."""
 
     def __init__(self, answers: torch.Tensor) -> None:
         super().__init__()

@@ -86,8 +86,8 @@ def test_noise_is_added_to_the_weight_in_units_of_its_layer():
     [
         (NET, {"operator": "XX"}, "operator must be one of NAI, GF, WS, NS, got 'XX'"),
         (NET, {"rate": 0.0}, "rate must be a share above 0 and at most 1, got 0.0"),
-        (nn.Linear(3, 2), {}, "NAI changes hidden neurons, and this network has none"),
-        (nn.ReLU(), {"operator": "GF"}, "GF changes weights, and this network has no"),
+        (nn.Linear(3, 2), {}, "NAI changes hidden neurons, but this network has none"),
+        (nn.ReLU(), {"operator": "GF"}, "GF changes weights, but this network has no"),
         (
             nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 2)),
             {"operator": "NS"},
@@ -95,7 +95,7 @@ def test_noise_is_added_to_the_weight_in_units_of_its_layer():
         ),
     ],
 )
-def test_what_cannot_be_mutated_is_refused(network, options, sentence):
+def test_what_cannot_be_mutated_is_rejected(network, options, sentence):
     with pytest.raises(ValueError, match=sentence.replace("(", "\\(")):
         mutate(network, **{"operator": "NAI", "rate": 0.1, "generator": spawn(0), **options})
 
@@ -175,7 +175,7 @@ def test_a_label_that_never_changes_is_decided_after_a_known_number():
         ({"alpha": 0.6}, "alpha and beta must lie between 0 and 0.5, got 0.6 and 0.05"),
     ],
 )
-def test_bad_tests_are_refused(options, sentence):
+def test_bad_tests_are_rejected(options, sentence):
     with pytest.raises(ValueError) as error:
         SequentialTest(**{"threshold": 0.1, **options})
     assert sentence in str(error.value)
@@ -210,14 +210,14 @@ def test_decisions_are_those_of_all_mutants_on_all_inputs_and_rows_leave(subject
     detector, benign, wrong = subject
     x = torch.cat([benign, wrong])
     detector.network.rows = 0
-    verdicts = detector.verdicts(x)
+    decisions = detector.decisions(x)
     asked = detector.network.rows
     answer, used = detector.test.run(detector.changes(x))
-    assert torch.equal(verdicts.adversarial, answer == 1)
-    assert torch.equal(verdicts.mutants, used)
+    assert torch.equal(decisions.adversarial, answer == 1)
+    assert torch.equal(decisions.mutants, used)
     assert asked <= len(x) + int(used.sum()) + 16 * 60  # small batches are padded
     assert int(used.sum()) < 0.5 * 60 * len(x)
-    assert torch.equal(detector.accepts(x), ~verdicts.adversarial)
+    assert torch.equal(detector.accepts(x), ~decisions.adversarial)
 
 
 def test_labels_of_attacked_inputs_change_more_often(subject):
@@ -257,7 +257,7 @@ def test_modules_that_work_in_place_do_not_change_the_inputs(digits28):
     model, x = Classifier(network, bounds=(-1.0, 1.0)), digits28.test.x[:200] * 2 - 1
     kept = x.clone()
     detector = fit_mutation_detector(model, Samples(x), rate=0.02, mutants=10, generator=spawn(0))
-    detector.verdicts(x)
+    detector.decisions(x)
     assert torch.equal(x, kept)
 
 
@@ -265,12 +265,12 @@ def test_modules_that_work_in_place_do_not_change_the_inputs(digits28):
     ("options", "sentence"),
     [
         ({"mutants": 0}, "mutants must be at least 1, got 0"),
-        ({"rate": 0.9, "mutants": 3}, "of 15 mutants read at least 90% of the benign inputs as the network does"),
+        ({"rate": 0.9, "mutants": 3}, "of 15 mutants agree with the network on at least 90% of the benign inputs"),
         ({"operator": "YY"}, "operator must be one of"),
         ({"calibration": 0.01}, "benign inputs is empty"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused(lenet, digits28, options, sentence):
+def test_what_cannot_be_fitted_is_rejected(lenet, digits28, options, sentence):
     benign = lenet.correct(digits28.test)[: 20 if "calibration" in options else 200]
     with pytest.raises(ValueError) as error:
         fit_mutation_detector(lenet, benign, generator=spawn(0), **options)

@@ -321,10 +321,10 @@ def test_probabilities_are_the_mean_over_transforms_in_any_units():
         (lambda: CropRescale(share=1.5), "share must be above 0 and at most 1, got 1.5"),
         (lambda: crops(0), "at least 1 crop, got 0"),
         (lambda: PixelDeflection(window=0), "window at least 1"),
-        (lambda: PixelDeflection(keep=lambda x: x)(images()), "chances in [0, 1] of shape (5, 9, 12)"),
+        (lambda: PixelDeflection(keep=lambda x: x)(images()), "probabilities in [0, 1] of shape (5, 9, 12)"),
         (
             lambda: PixelDeflection(keep=lambda x: torch.ones(5, 9, 12))(images()),
-            "leaves every pixel of an image alone",
+            "keep is 1 for every pixel of an image",
         ),
         (lambda: Median()(torch.rand(3, 4)), "images must have shape (N, channels, height, width), got (3, 4)"),
         (lambda: NonLocalMeans(search=31)(images()), "reaches 16 pixels beyond images of side 9"),
@@ -337,7 +337,7 @@ def test_probabilities_are_the_mean_over_transforms_in_any_units():
         ),
     ],
 )
-def test_bad_settings_are_refused(make, sentence):
+def test_bad_settings_are_rejected(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)

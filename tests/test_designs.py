@@ -309,7 +309,7 @@ def test_inclusion_probabilities_sum_to_n_and_are_proportional_below_one(values,
 
 
 @pytest.mark.parametrize("name", ["horvitz-thompson", "rao-hartley-cochran", "lure", "stratified"])
-def test_whoever_draws_the_whole_pool_knows_the_truth(name):
+def test_drawing_the_whole_pool_is_exact(name):
     design, estimate = ESTIMATORS[name]
     mass, risk, y = (v[:200] for v in a_pool())
     drawn = draw(pool_of(200), combine(mass, risk), 200, design=design, mass=mass, generator=spawn(0))
@@ -418,7 +418,9 @@ def test_the_top_has_the_largest_weights_and_no_probabilities():
     assert torch.equal(weights[drawn.indices], weights.sort(descending=True).values[:50])
     assert drawn.probabilities is None
     assert abs(drawn.unreachable - (1 - 50 / SIZE)) < 1e-9
-    with pytest.raises(ValueError, match='"top" takes the largest weights.*no estimate.*draw by one of pps, poisson'):
+    with pytest.raises(
+        ValueError, match='"top" only takes the largest weights.*no estimate.*draw by one of pps, poisson'
+    ):
         drawn.chances  # noqa: B018
 
 
@@ -439,7 +441,7 @@ def test_the_drawn_samples_come_from_the_same_pool_only():
             drawn.samples(other)
 
 
-def test_mass_that_no_weight_reaches_is_told():
+def test_unreachable_mass_is_reported():
     weights = torch.tensor([0.0, 1.0, 1.0, 1.0])
     mass = torch.tensor([1.0, 1.0, 1.0, 1.0])
     for design in ("pps", "poisson", "rhc", "sequential"):
@@ -469,7 +471,7 @@ ONE = torch.tensor([1.0] + [0.0] * 9)
         (W, 2, {"mass": W * 0}, "mass must be positive for some input"),
     ],
 )
-def test_bad_input_is_refused_by_every_design(design, weights, n, options, sentence):
+def test_bad_input_is_rejected_by_every_design(design, weights, n, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         draw(pool_of(10), weights, n, design=design, generator=spawn(0), **options)
 
@@ -487,18 +489,18 @@ def test_bad_input_is_refused_by_every_design(design, weights, n, options, sente
             torch.arange(10.0),
             5,
             {},
-            "n must be at least 7, 2 from each of 4 strata or all that one holds, got 5",
+            "n must be at least 7 \\(2 from each of 4 strata, or all rows of a smaller one\\), got 5",
         ),
         ("stratified", torch.arange(10.0), 5, {"strata": 1}, "strata must be at least 2, got 1; without strata"),
         ("stratified", ONE, 5, {"mass": 1 - ONE}, "weights / mass must differ between inputs"),
     ],
 )
-def test_bad_input_is_refused(design, weights, n, options, sentence):
+def test_bad_input_is_rejected(design, weights, n, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         draw(pool_of(10), weights, n, design=design, generator=spawn(0), **options)
 
 
-def test_a_pool_without_inputs_and_a_number_that_is_none_are_refused():
+def test_a_pool_without_inputs_and_a_number_that_is_none_are_rejected():
     with pytest.raises(ValueError, match="there are no inputs"):
         draw(pool_of(0), torch.ones(0), 1, design="pps", generator=spawn(0))
     with pytest.raises(TypeError, match="float"):

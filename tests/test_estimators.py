@@ -77,11 +77,11 @@ def test_estimates_are_unbiased_and_know_their_variance(name, n):
     else:
         design, f = EVERY[name]
     times = 120 if design == "stratified" else 250
-    told = [f(d, Y[d.indices]) for d in many(design, n, times)]
-    found = torch.tensor([t.estimate for t in told], dtype=torch.float64)
+    result = [f(d, Y[d.indices]) for d in many(design, n, times)]
+    found = torch.tensor([t.estimate for t in result], dtype=torch.float64)
     assert abs(float(found.mean()) - TRUTH) < 5 * float(found.std()) / times**0.5
     squares = (found - TRUTH) ** 2
-    claimed = torch.tensor([t.standard_error**2 for t in told], dtype=torch.float64)
+    claimed = torch.tensor([t.standard_error**2 for t in result], dtype=torch.float64)
     error = math.hypot(float(squares.std()), float(claimed.std())) / times**0.5
     assert abs(float(squares.mean() - claimed.mean())) < 5 * error
     assert error < 0.2 * float(squares.mean())  # precise enough to mean something
@@ -122,10 +122,10 @@ def test_des_raj_written_out():
         value = p * float(Y[row])
         terms.append(seen + value / q)
         seen += value
-    told = des_raj(d, Y[d.indices])
+    result = des_raj(d, Y[d.indices])
     mean = sum(terms) / 50
-    assert told.estimate == pytest.approx(mean, rel=1e-12)
-    assert told.standard_error == pytest.approx(math.sqrt(sum((z - mean) ** 2 for z in terms) / (50 * 49)), rel=1e-9)
+    assert result.estimate == pytest.approx(mean, rel=1e-12)
+    assert result.standard_error == pytest.approx(math.sqrt(sum((z - mean) ** 2 for z in terms) / (50 * 49)), rel=1e-9)
 
 
 def test_strata_written_out():
@@ -134,8 +134,8 @@ def test_strata_written_out():
     for h in range(len(d.strata.mass)):
         counts.append(int(Y[d.indices[d.strata.of == h]].sum()))
         rates.append(counts[-1] / int(d.strata.drawn[h]))
-    told = stratified(d, Y[d.indices])
-    assert told.estimate == pytest.approx(float(d.strata.mass @ torch.tensor(rates, dtype=torch.float64)), rel=1e-9)
+    result = stratified(d, Y[d.indices])
+    assert result.estimate == pytest.approx(float(d.strata.mass @ torch.tensor(rates, dtype=torch.float64)), rel=1e-9)
     for bound in STRATIFIED:
         upper = stratified_bound(counts, d.strata.drawn.tolist(), d.strata.mass.tolist(), method=bound).upper
         assert stratified(d, Y[d.indices], bound=bound).upper == pytest.approx(upper, rel=1e-9)
@@ -145,12 +145,12 @@ def test_strata_written_out():
 def test_whoever_draws_the_whole_pool_knows_the_truth(name):
     design, f = EVERY[name]
     d = drawn_by(design, SIZE)
-    told = f(d, Y[d.indices])
-    assert told.estimate == pytest.approx(TRUTH, rel=1e-9)
-    assert told.standard_error == pytest.approx(0, abs=1e-9)
+    result = f(d, Y[d.indices])
+    assert result.estimate == pytest.approx(TRUTH, rel=1e-9)
+    assert result.standard_error == pytest.approx(0, abs=1e-9)
     if name == "stratified":
-        assert told.upper == pytest.approx(TRUTH, rel=1e-9)
-        assert told.bound == "all labels known"
+        assert result.upper == pytest.approx(TRUTH, rel=1e-9)
+        assert result.bound == "all labels known"
 
 
 def test_rows_that_were_certain_are_counted_as_they_are():
@@ -161,12 +161,12 @@ def test_rows_that_were_certain_are_counted_as_they_are():
     d = draw(pool_of(200), combine(mass, risk), 40, design="stratified", mass=mass, generator=spawn(0), strata=2)
     failed = d.indices == 0
     assert int(failed.sum()) == 1
-    told = stratified(d, failed)
-    assert told.estimate == pytest.approx(100 / 299, rel=1e-9)
-    assert told.standard_error == pytest.approx(0, abs=1e-9)
+    result = stratified(d, failed)
+    assert result.estimate == pytest.approx(100 / 299, rel=1e-9)
+    assert result.standard_error == pytest.approx(0, abs=1e-9)
     none = stratified(d, torch.zeros(40))
     assert none.estimate == 0
-    assert none.upper == pytest.approx(told.upper - 100 / 299, rel=1e-9)
+    assert none.upper == pytest.approx(result.upper - 100 / 299, rel=1e-9)
     assert 0 < none.upper < 0.2
 
 
@@ -176,20 +176,20 @@ def test_rows_that_were_certain_are_counted_as_they_are():
 def test_draws_by_the_mass_itself_are_counted():
     for seed in range(5):
         d = drawn_by("pps", 300, weights=MASS * 7, seed=seed)
-        told = estimate(d, Y[d.indices])
+        result = estimate(d, Y[d.indices])
         k = int(Y[d.indices].sum())
-        assert told.upper == clopper_pearson(k, 300).upper
-        assert told.bound == "Clopper-Pearson"
-        assert told.estimate == pytest.approx(k / 300, rel=1e-9)
-        assert told.effective_failures == pytest.approx(k, rel=1e-9)
-        assert not told.findings
+        assert result.upper == clopper_pearson(k, 300).upper
+        assert result.bound == "Clopper-Pearson"
+        assert result.estimate == pytest.approx(k / 300, rel=1e-9)
+        assert result.effective_failures == pytest.approx(k, rel=1e-9)
+        assert not result.findings
 
 
 def test_a_simple_random_sample_is_counted():
     d = draw(pool_of(SIZE), torch.ones(SIZE), 200, design="sequential", generator=spawn(0))
     for f in (lure, des_raj, estimate):
-        told = f(d, Y[d.indices])
-        assert told.upper == clopper_pearson(int(Y[d.indices].sum()), 200).upper
+        result = f(d, Y[d.indices])
+        assert result.upper == clopper_pearson(int(Y[d.indices].sum()), 200).upper
     assert lure(d, Y[d.indices]).estimate == pytest.approx(float(Y[d.indices].double().mean()), rel=1e-12)
     uneven = draw(pool_of(SIZE), torch.ones(SIZE), 200, design="sequential", mass=MASS, generator=spawn(0))
     assert lure(uneven, Y[uneven.indices]).bound == "none"
@@ -201,14 +201,14 @@ def test_mass_out_of_reach_is_in_the_bound_and_not_in_the_estimate(design):
     weights[:600] = 0
     lost = float(MASS[:600].sum())
     d = drawn_by(design, 1200, weights=weights)
-    told = estimate(d, Y[d.indices])
-    assert told.unreachable == pytest.approx(lost, rel=1e-9)
-    assert abs(told.estimate - float(MASS[600:] @ Y[600:].double())) < 5 * told.standard_error
-    assert told.upper > lost + told.estimate
-    assert [f.name for f in told.findings] == ["out of reach"]
+    result = estimate(d, Y[d.indices])
+    assert result.unreachable == pytest.approx(lost, rel=1e-9)
+    assert abs(result.estimate - float(MASS[600:] @ Y[600:].double())) < 5 * result.standard_error
+    assert result.upper > lost + result.estimate
+    assert [f.name for f in result.findings] == ["out of reach"]
     if design == "pps":  # what can be reached is drawn in proportion to the mass
         k = int(Y[d.indices].sum())
-        assert told.upper == pytest.approx(lost + (1 - lost) * clopper_pearson(k, 1200).upper, rel=1e-9)
+        assert result.upper == pytest.approx(lost + (1 - lost) * clopper_pearson(k, 1200).upper, rel=1e-9)
     everything = estimate(d, torch.ones(len(d)))
     assert everything.upper == 1
 
@@ -219,48 +219,48 @@ WEIGHED = [name for name in EVERY if name != "stratified"]
 
 
 @pytest.mark.parametrize("name", WEIGHED)
-def test_a_normal_bound_is_refused_where_failures_are_few(name):
+def test_a_normal_bound_is_rejected_where_failures_are_few(name):
     design, f = EVERY[name]
     d = drawn_by(design, 60)
     for failed in (Y[d.indices], torch.zeros(len(d)), torch.arange(len(d)) == 3):
-        told = f(d, failed)
-        assert told.upper is None
-        assert told.bound == "none"
-        assert told.effective_failures < 20
-        assert told.estimate >= 0
-        (finding,) = told.findings
+        result = f(d, failed)
+        assert result.upper is None
+        assert result.bound == "none"
+        assert result.effective_failures < 20
+        assert result.estimate >= 0
+        (finding,) = result.findings
         assert "cannot be trusted" in finding.problem
-        assert "it takes 20" in finding.problem
+        assert "and 20 are needed" in finding.problem
         assert '"stratified"' in finding.advice
 
 
-def test_a_normal_bound_is_refused_where_one_input_weighs_too_much():
+def test_a_normal_bound_is_rejected_where_one_input_weighs_too_much():
     """Though thirty others failed; and though the heavy one did not fail itself."""
     d = drawn_by("pps", 1500)
     assert hansen_hurwitz(d, Y[d.indices]).upper is not None
     heavy = d.chances.clone()
     heavy[0] /= 2000
     for failed in (Y[d.indices].clone().index_fill_(0, torch.tensor([0]), value) for value in (False, True)):
-        told = hansen_hurwitz(replace(d, probabilities=heavy), failed)
-        assert told.upper is None
-        assert told.effective_failures > 20 or bool(failed[0])
+        result = hansen_hurwitz(replace(d, probabilities=heavy), failed)
+        assert result.upper is None
+        assert result.effective_failures > 20 or bool(failed[0])
 
 
 def test_effective_failures_count_by_weight():
     d = drawn_by("pps", 400)
     terms = (d.mass / d.chances)[Y[d.indices]]
-    told = hansen_hurwitz(d, Y[d.indices])
-    assert told.effective_failures == pytest.approx(float(terms.sum()) ** 2 / float((terms**2).sum()), rel=1e-9)
-    assert told.effective_failures <= told.failures == int(Y[d.indices].sum())
-    assert told.labels == 400
+    result = hansen_hurwitz(d, Y[d.indices])
+    assert result.effective_failures == pytest.approx(float(terms.sum()) ** 2 / float((terms**2).sum()), rel=1e-9)
+    assert result.effective_failures <= result.failures == int(Y[d.indices].sum())
+    assert result.labels == 400
 
 
 @pytest.mark.parametrize("name", WEIGHED)
 def test_normal_bounds_where_they_are_given(name):
     """By Wilson's form they are longer than λ̂ + z · standard error, and true as often as they should be."""
     design, f = EVERY[name]
-    told = [f(d, Y[d.indices]) for d in many(design, 1500, 200)]
-    given_ = [t for t in told if t.upper is not None]
+    result = [f(d, Y[d.indices]) for d in many(design, 1500, 200)]
+    given_ = [t for t in result if t.upper is not None]
     assert len(given_) > 150
     assert sum(t.upper >= TRUTH for t in given_) >= binom.ppf(0.01, len(given_), 0.95)
     plain = [t.estimate + 1.6449 * t.standard_error for t in given_]
@@ -315,18 +315,18 @@ def test_no_failure_is_no_zero_bound_and_all_failures_are_no_nan(name, n, seed, 
     failed = torch.rand(len(d), generator=spawn(seed), dtype=torch.float64) < share
     if len(d) == 0:
         return
-    told = f(d, failed)
-    numbers = [told.estimate, told.effective_failures, told.confidence, told.standard_error or 0.0]
+    result = f(d, failed)
+    numbers = [result.estimate, result.effective_failures, result.confidence, result.standard_error or 0.0]
     assert all(math.isfinite(value) and value >= 0 for value in numbers)
-    assert told.upper is None or 0 < told.upper <= 1
-    assert told.upper is None or told.upper >= min(1, told.estimate) - 1e-9
-    assert told.failures == int(failed.sum())
-    assert told.labels == len(d)
+    assert result.upper is None or 0 < result.upper <= 1
+    assert result.upper is None or result.upper >= min(1, result.estimate) - 1e-9
+    assert result.failures == int(failed.sum())
+    assert result.labels == len(d)
     if name == "stratified":
-        assert told.upper is not None
-        assert share < 1 or told.upper == pytest.approx(1)
+        assert result.upper is not None
+        assert share < 1 or result.upper == pytest.approx(1)
     for kind in (torch.bool, torch.float32, torch.int64):
-        assert f(d, failed.to(kind)) == told
+        assert f(d, failed.to(kind)) == result
 
 
 @pytest.mark.parametrize("design", ["pps", "poisson", "rhc", "sequential", "stratified"])
@@ -361,13 +361,13 @@ def test_more_confidence_is_a_larger_bound():
 def test_an_estimate_prints_and_comes_back_from_disk(tmp_path):
     for design, n in (("stratified", 300), ("sequential", 60)):
         d = drawn_by(design, n)
-        told = estimate(d, Y[d.indices])
-        save(told, tmp_path / "estimate.json")
-        assert load(tmp_path / "estimate.json", Estimate) == told
-    text = str(told)
+        result = estimate(d, Y[d.indices])
+        save(result, tmp_path / "estimate.json")
+        assert load(tmp_path / "estimate.json", Estimate) == result
+    text = str(result)
     assert text.startswith("Probability of misclassification 0.")
     assert "no bound" in text
-    assert "draw by the design" in text
+    assert "use the design" in text
     d = drawn_by("stratified", 300)
     assert "with 0.95 confidence" in str(estimate(d, Y[d.indices]))
 
@@ -375,18 +375,18 @@ def test_an_estimate_prints_and_comes_back_from_disk(tmp_path):
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_top_is_refused_by_every_estimate():
+def test_the_top_is_rejected_by_every_estimate():
     d = drawn_by("top", 50)
     for f in (estimate, *(f for _, f in EVERY.values()), lambda d, y: prediction_powered(d, y, RISK, mass=MASS)):
-        with pytest.raises(ValueError, match='"top" takes the largest weights and nothing else, so no estimate'):
+        with pytest.raises(ValueError, match='"top" only takes the largest weights, so no estimate'):
             f(d, Y[d.indices])
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_draw_by_another_design_is_refused(name):
+def test_a_draw_by_another_design_is_rejected(name):
     design, f = EVERY[name]
     other = drawn_by("rhc" if design != "rhc" else "pps", 50)
-    with pytest.raises(ValueError, match=f'for draws by "{design}", got one by "{other.design}"'):
+    with pytest.raises(ValueError, match=f'for the design "{design}", got a draw with "{other.design}"'):
         f(other, Y[other.indices])
 
 
@@ -408,13 +408,13 @@ FINE = Y[D.indices]
         (FINE.double() * math.nan, 0.95, "failed must be 0 or 1.*got 50 of 50"),
     ],
 )
-def test_bad_input_is_refused(failed, confidence, sentence):
+def test_bad_input_is_rejected(failed, confidence, sentence):
     for f in (estimate, hansen_hurwitz, lambda *a, **o: prediction_powered(*a, RISK, mass=MASS, **o)):
         with pytest.raises(ValueError, match=sentence):
             f(D, failed, confidence=confidence)
 
 
-def test_a_draw_of_nothing_is_refused():
+def test_a_draw_of_nothing_is_rejected():
     empty = next(d for d in (drawn_by("poisson", 1, seed=seed) for seed in range(100)) if len(d) == 0)
     with pytest.raises(ValueError, match="there are no labels: the draw is empty"):
         estimate(empty, torch.zeros(0))
@@ -426,12 +426,12 @@ def test_a_draw_of_nothing_is_refused():
         (RISK[:99], {"mass": MASS}, r"scores must be a tensor with one number for each of the pool's 3000 inputs"),
         (RISK.tolist(), {"mass": MASS}, "got a list"),
         (RISK * math.nan, {"mass": MASS}, "scores must be finite, got 3000 of 3000"),
-        (RISK, {}, "mass is not the one that this draw was made with"),
-        (RISK, {"mass": MASS.flip(0)}, "mass is not the one"),
+        (RISK, {}, "mass differs from the one that this draw was made with"),
+        (RISK, {"mass": MASS.flip(0)}, "mass differs from the one"),
         (RISK, {"mass": MASS[:5]}, "mass must be a tensor with one number for each of the 3000 inputs"),
     ],
 )
-def test_scores_and_masses_that_do_not_match_are_refused(scores, options, sentence):
+def test_scores_and_masses_that_do_not_match_are_rejected(scores, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         prediction_powered(D, FINE, scores, **options)
 
@@ -444,7 +444,7 @@ def test_scores_cannot_help_where_nothing_could_be_drawn():
         prediction_powered(d, Y[d.indices], RISK, mass=MASS)
 
 
-def test_an_unknown_bound_is_refused():
+def test_an_unknown_bound_is_rejected():
     d = drawn_by("stratified", 100)
     with pytest.raises(ValueError, match="bound must be one of score, laplace, beta, jeffreys, got 'normal'"):
         stratified(d, Y[d.indices], bound="normal")

@@ -90,10 +90,10 @@ def test_both_agree_with_a_million_plain_samples(method, x0):
     failed = int(model.predict(low + (high - low) * u).sum())
     plain = clopper_pearson_interval(failed, len(u))
     assert plain.lower <= 1e-3 <= plain.upper
-    told = method(model, cells(x0, n), radius=RADIUS, generator=spawn(1), **FEW[method])
-    assert covered(told, failed / len(u)) >= least(n)
-    assert bool(told.reached.all())
-    assert torch.allclose(told.log_p.mean(), torch.tensor(1e-3).double().log(), atol=0.25)  # natural logarithms
+    result = method(model, cells(x0, n), radius=RADIUS, generator=spawn(1), **FEW[method])
+    assert covered(result, failed / len(u)) >= least(n)
+    assert bool(result.reached.all())
+    assert torch.allclose(result.log_p.mean(), torch.tensor(1e-3).double().log(), atol=0.25)  # natural logarithms
 
 
 @pytest.mark.slow
@@ -101,10 +101,10 @@ def test_both_agree_with_a_million_plain_samples(method, x0):
 def test_one_in_a_million_is_found_within_a_factor_of_two(method):
     model, n = plane(1e-6, CORNER, seed=1), 10
     options = {"particles": 64, "repeats": 16} if method is splitting else {"particles": 16, "repeats": 16}
-    told = method(model, cells(CORNER, n), radius=RADIUS, generator=spawn(3), **options)
-    assert bool(((told.log_p - math.log(1e-6)).abs() < math.log(2)).all()), told.p
-    assert covered(told, 1e-6) >= 9
-    assert told.findings == ()
+    result = method(model, cells(CORNER, n), radius=RADIUS, generator=spawn(3), **options)
+    assert bool(((result.log_p - math.log(1e-6)).abs() < math.log(2)).all()), result.p
+    assert covered(result, 1e-6) >= 9
+    assert result.findings == ()
 
 
 @pytest.mark.slow
@@ -112,10 +112,10 @@ def test_one_in_a_million_is_found_within_a_factor_of_two(method):
 def test_intervals_cover_at_one_in_a_million_also_without_the_repeats(method):
     model, n = plane(1e-6, CORNER, seed=2), 100
     for repeats in (1, 8):
-        told = method(model, cells(CORNER, n), radius=RADIUS, repeats=repeats, generator=spawn(3, repeats))
-        assert covered(told, 1e-6) >= least(n, 0.9)
-        assert float(told.p.mean()) == pytest.approx(1e-6, rel=0.25)
-    assert bool(((told.log_p - math.log(1e-6)).abs() < math.log(2)).all())
+        result = method(model, cells(CORNER, n), radius=RADIUS, repeats=repeats, generator=spawn(3, repeats))
+        assert covered(result, 1e-6) >= least(n, 0.9)
+        assert float(result.p.mean()) == pytest.approx(1e-6, rel=0.25)
+    assert bool(((result.log_p - math.log(1e-6)).abs() < math.log(2)).all())
 
 
 def test_one_call_serves_cells_of_every_rarity_and_shape():
@@ -125,10 +125,10 @@ def test_one_call_serves_cells_of_every_rarity_and_shape():
     c = float((torch.where(w > 0, high, low) @ w).min()) * 0.8
     truth = [exact(a.numpy(), c - float(at)) for a, at in zip(w * (high - low), low @ w, strict=True)]
     seeds = Samples(x, torch.zeros(6, dtype=torch.long))
-    told = splitting(Classifier(Plane(w, c)), seeds, radius=RADIUS, generator=spawn(1))
+    result = splitting(Classifier(Plane(w, c)), seeds, radius=RADIUS, generator=spawn(1))
     assert min(truth) < 1e-5
     assert max(truth) > 1e-3
-    assert bool(((told.log_p - torch.tensor(truth).log()).abs() < math.log(2)).all()), (told.p, truth)
+    assert bool(((result.log_p - torch.tensor(truth).log()).abs() < math.log(2)).all()), (result.p, truth)
 
 
 # The walk -------------------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def test_particles_stay_in_the_cell_and_uniform_where_the_margin_does_not_look(m
     SEEN.clear()
     seeds = cells(torch.tensor([0.5, 0.9, 0.1, 0.5], dtype=torch.float64), 10)
     model = Classifier(Witness(), batch_size=4096, strict=True)
-    told = method(model, seeds, radius=RADIUS, generator=spawn(0), **FEW[method])
-    assert covered(told, 1.25e-3) >= 8  # one part in 800 of the first coordinate's side
+    result = method(model, seeds, radius=RADIUS, generator=spawn(0), **FEW[method])
+    assert covered(result, 1.25e-3) >= 8  # one part in 800 of the first coordinate's side
     shown = torch.cat([seen for seen in SEEN if len(seen) > 16][1:])  # without the seeds themselves
     low, high = torch.tensor([[0.1, 0.5, 0.0, 0.1], [0.9, 1.0, 0.5, 0.9]], dtype=torch.float64)
     assert bool(((shown >= low - 1e-9) & (shown <= high + 1e-9)).all())
@@ -187,7 +187,7 @@ def test_particles_stay_in_the_cell_and_uniform_where_the_margin_does_not_look(m
 
 def test_one_run_of_the_last_particle_has_the_exact_interval():
     n, confidence = 20, 0.9
-    told = last_particle(
+    result = last_particle(
         plane(0.02, MIDDLE),
         cells(MIDDLE, 30),
         radius=RADIUS,
@@ -196,12 +196,12 @@ def test_one_run_of_the_last_particle_has_the_exact_interval():
         confidence=confidence,
         generator=spawn(0),
     )
-    m = told.runs[:, 0] / math.log(1 - 1 / n)  # whole but where copies had not moved and died with their originals
-    assert torch.allclose(told.p, (1 - 1 / n) ** m)
-    assert torch.allclose(told.lower, torch.as_tensor(np.exp(-gamma.ppf(0.95, m + 1) / n)))
-    assert torch.allclose(told.upper, torch.as_tensor(np.exp(-gamma.ppf(0.05, m) / n)))
-    assert covered(told, 0.02) >= least(30, confidence)
-    assert torch.allclose(told.evaluations.double(), n + 20 * m, rtol=0.1)
+    m = result.runs[:, 0] / math.log(1 - 1 / n)  # whole but where copies had not moved and died with their originals
+    assert torch.allclose(result.p, (1 - 1 / n) ** m)
+    assert torch.allclose(result.lower, torch.as_tensor(np.exp(-gamma.ppf(0.95, m + 1) / n)))
+    assert torch.allclose(result.upper, torch.as_tensor(np.exp(-gamma.ppf(0.05, m) / n)))
+    assert covered(result, 0.02) >= least(30, confidence)
+    assert torch.allclose(result.evaluations.double(), n + 20 * m, rtol=0.1)
     assert float((m - m.mean()).square().mean() / m.mean()) == pytest.approx(1, abs=0.8)  # a Poisson variable
 
 
@@ -219,9 +219,9 @@ def test_intervals_hold_the_estimate_and_grow_with_confidence(method):
 
 @METHODS
 def test_certain_failure_is_no_accident(method):
-    told = method(plane(1e-2, MIDDLE), replace(cells(MIDDLE, 3), y=torch.ones(3).long()), radius=RADIUS,
+    result = method(plane(1e-2, MIDDLE), replace(cells(MIDDLE, 3), y=torch.ones(3).long()), radius=RADIUS,
                   generator=spawn(0), **FEW[method])  # fmt: skip
-    assert covered(told, 0.99) >= 2
+    assert covered(result, 0.99) >= 2
     sure = method(Classifier(Plane(torch.zeros(8).double(), -1.0)), cells(MIDDLE, 3), radius=RADIUS,
                   generator=spawn(0), **FEW[method])  # fmt: skip
     assert sure.p.tolist() == [1, 1, 1]
@@ -231,28 +231,28 @@ def test_certain_failure_is_no_accident(method):
     assert sure.findings == ()
 
 
-# What cannot be told --------------------------------------------------------------------------------------------------
+# Unreached cells and findings -----------------------------------------------------------------------------------------
 
 
 @METHODS
 def test_where_nothing_fails_the_answer_is_at_most_the_floor(method):
     model = Classifier(Plane(torch.ones(8).double(), 8.0))  # its highest point in the cell is 0.8 short of failing
-    told = method(model, cells(MIDDLE, 4), radius=RADIUS, floor=1e-4, generator=spawn(0), **FEW[method])
-    assert not bool(told.reached.any())
-    assert told.lower.tolist() == [0] * 4
-    assert bool((told.runs <= math.log(1e-4)).all())
-    assert bool(((told.upper > told.p) & (told.upper < 1e-3)).all())
-    assert "at most" in str(told)
+    result = method(model, cells(MIDDLE, 4), radius=RADIUS, floor=1e-4, generator=spawn(0), **FEW[method])
+    assert not bool(result.reached.any())
+    assert result.lower.tolist() == [0] * 4
+    assert bool((result.runs <= math.log(1e-4)).all())
+    assert bool(((result.upper > result.p) & (result.upper < 1e-3)).all())
+    assert "at most" in str(result)
 
 
 @METHODS
 def test_a_flat_margin_stalls_and_says_so(method):
-    told = method(Classifier(Plane(torch.zeros(8).double(), 1.0)), cells(MIDDLE, 2), radius=RADIUS,
+    result = method(Classifier(Plane(torch.zeros(8).double(), 1.0)), cells(MIDDLE, 2), radius=RADIUS,
                   generator=spawn(0), **FEW[method])  # fmt: skip
-    assert told.upper.tolist() == [1, 1]
-    assert told.lower.tolist() == [0, 0]
-    assert bool(told.spread.isfinite().all())
-    assert [finding.name for finding in told.findings] == ["stalled"]
+    assert result.upper.tolist() == [1, 1]
+    assert result.lower.tolist() == [0, 0]
+    assert bool(result.variance_ratio.isfinite().all())
+    assert [finding.name for finding in result.findings] == ["stalled"]
 
 
 class Stairs(nn.Module):
@@ -265,27 +265,29 @@ class Stairs(nn.Module):
 
 @METHODS
 def test_particles_that_tie_die_together(method):
-    told = method(Classifier(Stairs()), cells(MIDDLE, 10), radius=RADIUS, particles=100, repeats=4, generator=spawn(0))
-    assert bool(told.reached.all())
-    assert covered(told, 0.01) >= 8
-    assert float(told.log_p.mean()) == pytest.approx(math.log(0.01), abs=0.4)
+    result = method(
+        Classifier(Stairs()), cells(MIDDLE, 10), radius=RADIUS, particles=100, repeats=4, generator=spawn(0)
+    )
+    assert bool(result.reached.all())
+    assert covered(result, 0.01) >= 8
+    assert float(result.log_p.mean()) == pytest.approx(math.log(0.01), abs=0.4)
 
 
 def test_walks_that_are_too_short_are_found_out():
-    def names(told: RareFailures) -> set[str]:
-        return {finding.name for finding in told.findings}
+    def names(result: RareFailures) -> set[str]:
+        return {finding.name for finding in result.findings}
 
     model, seeds, options = plane(1e-4, MIDDLE), cells(MIDDLE, 8), {"radius": RADIUS, "particles": 32}
     lazy = last_particle(model, seeds, moves=2, generator=spawn(0), **options)
     assert "runs disagree" in names(lazy)
-    assert float(lazy.spread.mean()) > 2
+    assert float(lazy.variance_ratio.mean()) > 2
     assert covered(lazy, 1e-4) >= 4  # the exact interval alone would cover next to none
     assert {"stalled", "few moves accepted", "short walks"} <= names(
         splitting(model, seeds, moves=1, generator=spawn(0), **options)
     )
     good = splitting(model, seeds, generator=spawn(0), radius=RADIUS)
     assert names(good) == set()
-    assert 0.5 < float(good.spread.mean()) < 2
+    assert 0.5 < float(good.variance_ratio.mean()) < 2
     assert "conditional on mixing" in str(good)
 
 
@@ -309,21 +311,21 @@ def test_a_cell_has_the_same_answer_whatever_else_is_there(method):
 
 
 def test_duplicate_runs_are_independent():
-    told = splitting(plane(1e-2, MIDDLE), cells(MIDDLE, 3), radius=RADIUS, generator=spawn(0), repeats=4, moves=3)
-    assert len(told.runs.unique()) > 8
+    result = splitting(plane(1e-2, MIDDLE), cells(MIDDLE, 3), radius=RADIUS, generator=spawn(0), repeats=4, moves=3)
+    assert len(result.runs.unique()) > 8
 
 
 @METHODS
 def test_the_result_round_trips_and_prints(method, tmp_path):
-    told = method(plane(1e-2, MIDDLE), cells(MIDDLE, 10), radius=RADIUS, moves=1, generator=spawn(0), **FEW[method])
-    save(told, tmp_path / "rare.json")
+    result = method(plane(1e-2, MIDDLE), cells(MIDDLE, 10), radius=RADIUS, moves=1, generator=spawn(0), **FEW[method])
+    save(result, tmp_path / "rare.json")
     back = load(tmp_path / "rare.json", RareFailures)
-    for name, value in vars(told).items():
+    for name, value in vars(result).items():
         same = torch.equal(value, getattr(back, name)) if isinstance(value, torch.Tensor) else value == vars(back)[name]
         assert same, name
-    assert str(back) == str(told)
+    assert str(back) == str(result)
     assert len(back) == 10
-    assert "and 2 more" in str(told)
+    assert "and 2 more" in str(result)
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -334,7 +336,7 @@ def test_the_result_round_trips_and_prints(method, tmp_path):
     ("options", "sentence"),
     [
         ({"radius": 0.0}, "radius must be positive"),
-        ({"particles": 1}, "particles must be a whole number, 2 at least, got 1"),
+        ({"particles": 1}, "particles must be a whole number of at least 2, got 1"),
         ({"moves": 0}, "moves must be a whole number"),
         ({"repeats": 1.5}, "repeats must be a whole number"),
         ({"floor": 0.0}, "floor must be a probability"),
@@ -342,13 +344,13 @@ def test_the_result_round_trips_and_prints(method, tmp_path):
         ({"confidence": 1.0}, "confidence must be between 0 and 1"),
     ],
 )
-def test_bad_options_are_refused(method, options, sentence):
+def test_bad_options_are_rejected(method, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         method(plane(1e-2, MIDDLE), cells(MIDDLE, 2), **{"radius": RADIUS, "generator": spawn(0), **options})
 
 
 @METHODS
-def test_bad_seeds_and_quantiles_are_refused(method):
+def test_bad_seeds_and_quantiles_are_rejected(method):
     model, good = plane(1e-2, MIDDLE), cells(MIDDLE, 2)
     for seeds, sentence in (
         (replace(good, y=None), "no labels"),

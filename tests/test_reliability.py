@@ -115,7 +115,7 @@ def test_the_same_generator_asks_for_the_same_labels(weak, profile, field) -> No
     assert assess(weak, profile, field, 3) == assess(weak, profile, field, 3)
 
 
-def test_what_was_learned_from_is_refused_under_any_name(weak, profile, field) -> None:
+def test_what_was_learned_from_is_rejected_under_any_name(weak, profile, field) -> None:
     used = content_ids(field.x[:7])
     renamed = Samples(field.x.double().flip(0), field.labels.flip(0), torch.arange(len(field)))
     with pytest.raises(ValueError, match="7 of the pool's 1028 inputs were learned from"):
@@ -127,7 +127,7 @@ def test_what_was_learned_from_is_refused_under_any_name(weak, profile, field) -
     assert assess(weak, profile, rest, used=used).pool == len(field) - 7
 
 
-def test_bad_input_is_refused(weak, profile, field) -> None:
+def test_bad_input_is_rejected(weak, profile, field) -> None:
     for options, message in [
         ({"labels": 0}, "labels must be a whole number, at least 1"),
         ({"confidence": 1.0}, "confidence must"),
@@ -142,7 +142,7 @@ def test_bad_input_is_refused(weak, profile, field) -> None:
     with pytest.raises(ValueError, match="the pool is empty|no labelled inputs"):
         assess(weak, profile, field[:0])
     for wrong in (lambda s: torch.full((len(s),), 10), lambda s: torch.zeros(3).long(), lambda s: None):
-        with pytest.raises(ValueError, match="the labeller must give"):
+        with pytest.raises(ValueError, match="the labeller must return"):
             assess_reliability(weak, profile, wrong, pool=Samples(field.x), generator=spawn(0))
 
 
@@ -163,20 +163,20 @@ def test_no_failure_gives_no_zero_bound_and_all_failures_no_nan(weak, profile, f
 
 @pytest.mark.parametrize(("target", "expected"), [(0.05, 0.03), (0.05, 0.02), (0.1, 0.05), (0.1, 0.0)])
 def test_a_plan_is_enough_from_there_on_and_not_before(target: float, expected: float) -> None:
-    told = plan(target, expected=expected, power=0.8)
+    result = plan(target, expected=expected, power=0.8)
 
     def enough(n: int) -> bool:
         most = max((k for k in range(n) if clopper_pearson(k, n, confidence=0.95).upper <= target), default=-1)
         return float(binom.cdf(most, n, expected)) >= 0.8
 
-    assert clopper_pearson(0, told.fewest, confidence=0.95).upper <= target
-    assert clopper_pearson(0, told.fewest - 1, confidence=0.95).upper > target
-    assert all(enough(n) for n in range(told.labels, told.labels + 40, 13))
-    assert told.labels == told.fewest or not enough(told.labels - 1)
-    assert "labels" in str(told)
+    assert clopper_pearson(0, result.fewest, confidence=0.95).upper <= target
+    assert clopper_pearson(0, result.fewest - 1, confidence=0.95).upper > target
+    assert all(enough(n) for n in range(result.labels, result.labels + 40, 13))
+    assert result.labels == result.fewest or not enough(result.labels - 1)
+    assert "labels" in str(result)
 
 
-def test_plans_that_cannot_be_are_refused() -> None:
+def test_plans_that_cannot_be_are_rejected() -> None:
     with pytest.raises(ValueError, match="improve the model first"):
         plan(0.01, expected=0.02)
     with pytest.raises(ValueError, match="target must be"):
@@ -212,7 +212,7 @@ def test_a_folder_asks_once_and_goes_on_when_labels_are_there(tmp_path, field) -
     assert len(table.read_text().splitlines()) == 8  # what was filled in stays
 
 
-def test_a_folder_refuses_labels_that_are_none(tmp_path, field) -> None:
+def test_a_folder_rejects_labels_that_are_none(tmp_path, field) -> None:
     ask = LabelFolder(folder=tmp_path, classes=10)
     with pytest.raises(LabelsMissing):
         ask(field[:2])

@@ -54,7 +54,7 @@ from operant.report.page import matrix, render_page
 from operant.retrain import FinetuneEpoch, FinetuneRecord
 from operant.suite.verdicts import log_files
 from operant.triage import open_desk
-from operant.triage.asking import Asked
+from operant.triage.desk import RequestFields
 
 NASTY = """</style></script><script src='//a.org/x.js'>alert("1")</script><img src=x onerror=alert(1)>|`&lt;\x01"""
 SETTINGS = {
@@ -298,7 +298,7 @@ def judged(folder: Path, tmp_path: Path) -> Path:
 def mark(place: Path, **verdicts: str) -> None:
     desk = open_desk(place, by="ann")
     for row, verdict in verdicts.items():
-        desk.mark(Asked({"row": int(row[1:]), "verdict": verdict}))
+        desk.mark(RequestFields({"row": int(row[1:]), "verdict": verdict}))
 
 
 def test_only_valid_failures_are_shown_of_all_and_the_page_says_so(judged):
@@ -336,7 +336,7 @@ def test_without_verdicts_there_is_nothing_to_choose_by(folder, judged):
     with pytest.raises(ValueError, match=r"nobody has judged the cases of .*; run `operant triage '.*a run'` first"):
         gather(judged, valid=True)
     mark(judged, r0="valid")
-    open_desk(judged, by="ann").undo(Asked({}))
+    open_desk(judged, by="ann").undo(RequestFields({}))
     with pytest.raises(ValueError, match="nobody has judged the cases"):
         write_report(judged, valid=True)
     done = CliRunner().invoke(app, ["report", str(judged), "--valid"])

@@ -153,12 +153,12 @@ def test_any_function_is_a_score(lenet, pool):
         (partial(gradient_risk, norm="l3"), "norm must be one of l1, l2, linf, got 'l3'"),
     ],
 )
-def test_what_is_no_score_is_refused(score, sentence, lenet, pool):
+def test_what_is_no_score_is_rejected(score, sentence, lenet, pool):
     with pytest.raises(ValueError, match=sentence):
         risk_of(lenet, pool[:5], score)
 
 
-def test_labels_outside_the_classes_are_refused(lenet, pool):
+def test_labels_outside_the_classes_are_rejected(lenet, pool):
     with pytest.raises(ValueError, match="below the model's 10 classes, got 12"):
         gradient_risk(lenet, pool.x[:3], torch.tensor([1, 12, 3]))
     with pytest.raises(ValueError, match="passes must be at least 2"):
@@ -201,7 +201,7 @@ def test_huge_and_tiny_numbers_neither_overflow_nor_vanish():
     ("mass", "risk", "options", "sentence"),
     [
         ([1.0, 1.0], [1.0], {}, r"risk must be a tensor with one number for each of the 2 inputs, got shape \(1,\)"),
-        ([1.0, 1.0], [1.0, -1.0], {}, r"risk must be 0 or more and finite, got 1 of 2.*take ranked\(risk\)"),
+        ([1.0, 1.0], [1.0, -1.0], {}, r"risk must be 0 or more and finite, got 1 of 2.*use ranked\(risk\)"),
         ([1.0, 1.0], [1.0, torch.nan], {}, "got 1 of 2 that are negative, NaN or infinite"),
         ([1.0, 1.0], [0.0, 0.0], {}, "risk must be positive for some input that has mass, but it is 0"),
         ([1.0, 0.0], [0.0, 1.0], {}, "risk must be positive for some input that has mass"),
@@ -214,7 +214,7 @@ def test_huge_and_tiny_numbers_neither_overflow_nor_vanish():
         ([1.0], [1.0], {"defensive": torch.nan}, "defensive must be a share from 0 to 1, got nan"),
     ],
 )
-def test_bad_input_is_refused(mass, risk, options, sentence):
+def test_bad_input_is_rejected(mass, risk, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         combine(torch.tensor(mass), torch.tensor(risk), **options)
 
@@ -226,7 +226,7 @@ def test_ranks_are_shares_in_the_order_of_the_values(values):
     assert found.tolist() == [sum(v <= w for v in values) / len(values) for w in values]
 
 
-def test_what_has_no_rank_is_refused():
+def test_what_has_no_rank_is_rejected():
     for values in (torch.tensor([1.0, torch.nan]), torch.empty(0), torch.rand(2, 2, generator=spawn(0))):
         with pytest.raises(ValueError, match="values must be numbers"):
             ranked(values)

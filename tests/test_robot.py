@@ -405,7 +405,7 @@ def test_an_unknown_mode_is_refused():
 
 
 def test_attacks_must_be_given(tmp_path):
-    with pytest.raises(ValueError, match="attacks must be fuzzers by name, one at least"):
+    with pytest.raises(ValueError, match="attacks must be fuzzers by name, at least one"):
         run(replace(LOOP, attacks={}), tmp_path)
 
 

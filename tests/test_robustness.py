@@ -67,7 +67,7 @@ def test_the_interval_covers_in_simulation():
         (1, 4, float("nan"), "confidence must be between 0 and 1, got nan"),
     ],
 )
-def test_a_bad_count_is_refused(k, n, confidence, sentence):
+def test_a_bad_count_is_rejected(k, n, confidence, sentence):
     with pytest.raises(ValueError) as error:
         clopper_pearson_interval(k, n, confidence=confidence)
     assert sentence in str(error.value)
@@ -265,7 +265,7 @@ def test_the_text_never_gives_one_mode_in_the_others_name():
 # Refusals
 
 
-def test_bad_requests_are_refused(points, generator):
+def test_bad_requests_are_rejected(points, generator):
     model, attacks = linear(), {"fgsm": FGSM(radius=0.2)}
     cases = attack_cases(model, points, attacks, generator=generator)
     wide = Suite.of(
@@ -275,7 +275,7 @@ def test_bad_requests_are_refused(points, generator):
     bad = [
         ({"mode": "adaptve"}, 'mode must be "adaptive" or "static", got \'adaptve\''),
         ({"mode": "static"}, "pass cases=attack_cases("),
-        ({"attacks": {}}, "attacks must be fuzzers by name, one at least"),
+        ({"attacks": {}}, "attacks must be fuzzers by name, at least one"),
         ({"attacks": [FGSM(radius=0.1)]}, "attacks must be fuzzers by name"),
         ({"attacks": {"all": FGSM(radius=0.1)}}, 'no attack may be named "all"'),
         ({"samples": points[:0]}, "there are no inputs"),
@@ -283,7 +283,7 @@ def test_bad_requests_are_refused(points, generator):
         ({"samples": Samples(points.x, points.labels + 1)}, "labels must be below the model's 2 classes"),
         ({"cases": wide}, "cases must have the shape of the samples (4,), got (5,)"),
         ({"cases": replace(cases, label=cases.label + 2)}, "below the model's 2 classes, got 3"),
-        ({"cases": cases[:0]}, "there are no cases to judge on"),
+        ({"cases": cases[:0]}, "there are no cases: the reference model withstood every attack"),
         ({"cases": replace(cases, method=np.array(["all"] * len(cases)))}, 'may be named "all"'),
         ({"confidence": 95}, "confidence must be between 0 and 1, got 95"),
     ]
@@ -295,5 +295,5 @@ def test_bad_requests_are_refused(points, generator):
     for samples, sentence in ((points[:0], "there are no inputs"), (Samples(points.x), "carry no labels")):
         with pytest.raises(ValueError, match=sentence):
             attack_cases(model, samples, attacks, generator=generator)
-    with pytest.raises(ValueError, match="one at least"):
+    with pytest.raises(ValueError, match="at least one"):
         attack_cases(model, points, {}, generator=generator)

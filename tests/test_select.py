@@ -13,7 +13,7 @@ from torch import Tensor
 
 from operant.measure import gini as gini_impurity
 from operant.rng import spawn
-from operant.select import LOOKED_AT, be_st, gini, km_st, operational, random
+from operant.select import GAINS_PER_STEP, be_st, gini, km_st, operational, random
 
 by_rank = partial(km_st, by="rank")
 EVERY = {
@@ -148,7 +148,7 @@ def test_km_st_of_one_section_is_random_and_of_constant_values_too():
         assert all(near(count / times, 1 / 6, times) for count in chosen.values())
 
 
-def test_km_st_has_ten_sections_unless_told_or_as_many_as_cases():
+def test_km_st_has_ten_sections_by_default_or_as_many_as_cases():
     values = torch.linspace(0, 1, 1001)
     rows = km_st(values, 50, generator=spawn(0))
     assert torch.equal(rows, km_st(values, 50, k=10, generator=spawn(0)))
@@ -280,7 +280,7 @@ def test_operational_is_near_the_best_choice_that_brute_force_finds():
 
 def test_operational_with_many_cases_is_the_greedy_choice():
     """More cases than are looked at together, so that bounds do their work."""
-    m, width = 6 * LOOKED_AT, 1.0
+    m, width = 6 * GAINS_PER_STEP, 1.0
     codes, values = cloud(m, 3, seed=1)
     rows = operational(values, 40, codes=codes, width=width, shared=False, generator=spawn(0))
     near = (1 - torch.cdist(codes.double(), codes.double()) ** 2 / width**2).clamp_min(0)
@@ -294,8 +294,8 @@ def test_operational_with_many_cases_is_the_greedy_choice():
 def test_operational_does_not_depend_on_tiles(monkeypatch):
     codes, values = torch.randn(150, 3, generator=spawn(0)), torch.rand(150, generator=spawn(1))
     first = operational(values, 30, codes=codes, covered=codes[:7] + 0.1, generator=spawn(0))
-    monkeypatch.setattr("operant.select.PAIRS", 300)
-    monkeypatch.setattr("operant.select.LOOKED_AT", 3)
+    monkeypatch.setattr("operant.select.MAX_PAIRS", 300)
+    monkeypatch.setattr("operant.select.GAINS_PER_STEP", 3)
     assert torch.equal(first, operational(values, 30, codes=codes, covered=codes[:7] + 0.1, generator=spawn(0)))
 
 
@@ -390,7 +390,7 @@ three = torch.tensor([1.0, 2.0, 3.0])
         ([1.0, 2.0], 1, "one number per case, got a list"),
     ],
 )
-def test_bad_input_is_refused(name, values, n, sentence):
+def test_bad_input_is_rejected(name, values, n, sentence):
     with pytest.raises(ValueError) as error:
         EVERY[name](values, n, generator=spawn(0))
     assert sentence in str(error.value)
@@ -401,12 +401,12 @@ def test_bad_input_is_refused(name, values, n, sentence):
     [
         ({"k": 3}, "k must be from 1 to the number of cases to choose (2), got 3"),
         ({"k": 0}, "got 0"),
-        ({"k": 4, "by": "rank"}, "k must be from 1 to the number of cases there are (3), got 4"),
+        ({"k": 4, "by": "rank"}, "k must be from 1 to the number of cases (3), got 4"),
         ({"k": 0, "by": "rank"}, "got 0"),
         ({"by": "ranks"}, 'by must be "range" or "rank", got \'ranks\''),
     ],
 )
-def test_bad_options_of_km_st_are_refused(options, sentence):
+def test_bad_options_of_km_st_are_rejected(options, sentence):
     with pytest.raises(ValueError) as error:
         km_st(three, 2, generator=spawn(0), **options)
     assert sentence in str(error.value)
@@ -421,8 +421,8 @@ def test_values_of_any_type_will_do():
 @pytest.mark.parametrize(
     ("values", "n", "options", "sentence"),
     [
-        (torch.zeros(3), 1, {}, "values must be positive for some case, all 3 are 0"),
-        (torch.tensor([1.0, -1.0, -2.0]), 1, {}, "values must be 0 or more, mass times naturalness, got 2 of 3 below"),
+        (torch.zeros(3), 1, {}, "values must be positive for some case, but all 3 are 0"),
+        (torch.tensor([1.0, -1.0, -2.0]), 1, {}, "values must be 0 or more (mass times naturalness), got 2 of 3 below"),
         (three, 4, {"codes": torch.ones(3, 2)}, "n must be from 1 to the number of cases (3), got 4"),
         (three, 1, {"codes": torch.ones(2, 2)}, "codes must be a tensor (3, dimensions) with one row for each case"),
         (three, 1, {"codes": torch.ones(3)}, "got shape (3,)"),
@@ -431,11 +431,11 @@ def test_values_of_any_type_will_do():
         (three, 1, {"codes": torch.ones(3, 2), "covered": torch.ones(4, 3)}, "covered must be a tensor (M, 2)"),
         (three, 1, {"codes": torch.ones(3, 2), "covered": torch.full((1, 2), torch.inf)}, "in 1 of 1 rows"),
         (three, 1, {"codes": torch.ones(3, 2), "width": 0.0}, "width must be a positive distance between codes, got"),
-        (three, 1, {"width": 1.0}, "covered and width speak of distances; give codes too"),
+        (three, 1, {"width": 1.0}, "covered and width are about distances; give codes too"),
         (three, 1, {"covered": torch.ones(1, 2)}, "give codes too"),
     ],
 )
-def test_bad_input_of_operational_is_refused(values, n, options, sentence):
+def test_bad_input_of_operational_is_rejected(values, n, options, sentence):
     with pytest.raises(ValueError) as error:
         operational(values, n, generator=spawn(0), **options)
     assert sentence in str(error.value)
@@ -450,7 +450,7 @@ def test_bad_input_of_operational_is_refused(values, n, options, sentence):
         (torch.ones(3, 1), 1, "one number per case, got shape (3, 1)"),
     ],
 )
-def test_bad_values_of_operational_are_refused_as_everywhere(values, n, sentence):
+def test_bad_values_of_operational_are_rejected_as_everywhere(values, n, sentence):
     with pytest.raises(ValueError) as error:
         operational(values, n, generator=spawn(0))
     assert sentence in str(error.value)

@@ -20,8 +20,8 @@ from operant.data.labels import name_of
 from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.retrain import OperationalFinetune
-from operant.triage import Plan, open_desk, read_verdicts
-from operant.triage.server import _leading_to, _listen, make_app
+from operant.triage import SamplePlan, open_desk, read_verdicts
+from operant.triage.server import _listen, _redirect_file, make_app
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="the extra [triage] is not installed")
@@ -129,7 +129,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_file_that_is_opened_leads_to_the_page(browser, tmp_path) -> None:
     """It lies elsewhere, so that the page is opened from another origin; and stays open when it is loaded again."""
     pages = Pages(browser)
-    with serving(pages, made().save(tmp_path / "suite")) as address, _leading_to(address) as door:
+    with serving(pages, made().save(tmp_path / "suite")) as address, _redirect_file(address) as door:
         page = pages.open(door)
         assert page.url == address.partition("?")[0]
         page.reload()
@@ -139,7 +139,7 @@ def test_the_file_that_is_opened_leads_to_the_page(browser, tmp_path) -> None:
 
 
 def test_ten_are_marked_by_keys_and_stay_marked(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=20), by="ann", classes=CLASSES) as address:
+    with serving(pages, folder, plan=SamplePlan(n=20), by="ann", classes=CLASSES) as address:
         page = pages.open(address)
         assert "token" not in page.url
         marked(page, "0 of 20 marked")
@@ -162,8 +162,8 @@ def test_ten_are_marked_by_keys_and_stay_marked(pages, folder) -> None:
     assert Suite.open(folder)["verdict_by"].tolist().count("ann") == 10
 
 
-def test_what_the_server_did_not_take_is_told_and_not_shown_as_marked(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=10), by="ann") as address:
+def test_a_rejected_mark_is_reported_and_not_shown_as_marked(pages, folder) -> None:
+    with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         page = pages.open(address)
         press(page, "v")
         page.route("**/api/mark", lambda route: route.abort())
@@ -193,7 +193,7 @@ def test_a_page_goes_on_when_its_list_is_forgotten(pages, folder) -> None:
 
 
 def test_two_people_in_two_tabs(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=10), by="ann") as address:
+    with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         ann, bob = pages.open(address), pages.open(address)
         bob.locator("#who").click()
         bob.locator("#name").fill("bob")
@@ -210,7 +210,7 @@ def test_two_people_in_two_tabs(pages, folder) -> None:
         sync_api.expect(bob.locator("#others")).to_have_text("ann: valid")
         bob.select_option("#label", "2")  # of which they have judged none
         marked(bob, "0 of 3 marked")
-        bob.get_by_text("Look at where people differ").click()
+        bob.get_by_text("Show where people differ").click()
         marked(bob, "1 of 1 marked")
         sync_api.expect(bob.locator("#others")).to_have_text("ann: valid")
         sync_api.expect(bob.locator("#verdicts .invalid")).to_have_attribute("aria-pressed", "true")
@@ -220,7 +220,7 @@ def test_two_people_in_two_tabs(pages, folder) -> None:
 
 
 def test_undo_goes_back_step_by_step(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=10), by="ann") as address:
+    with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         page = pages.open(address)
         press(page, "vxu")
         page.keyboard.press("z")
@@ -234,7 +234,7 @@ def test_undo_goes_back_step_by_step(pages, folder) -> None:
 
 
 def test_tags_are_added_completed_and_filtered_by(pages, folder) -> None:
-    with serving(pages, folder, plan=Plan(n=10), by="ann") as address:
+    with serving(pages, folder, plan=SamplePlan(n=10), by="ann") as address:
         page = pages.open(address)
         for word in ("rotation", "<b>dark</b>"):
             page.keyboard.press("t")
@@ -268,7 +268,7 @@ def test_cases_are_filtered_and_sorted(pages, folder) -> None:
         page.select_option("#show", "done")
         marked(page, "2 of 2 marked")
         page.select_option("#show", "unsure")
-        sync_api.expect(page.locator("#empty")).to_have_text("Nothing passes the filters.")
+        sync_api.expect(page.locator("#empty")).to_have_text("Nothing matches the filters.")
         page.select_option("#order", "ranked")
         page.select_option("#show", "todo")
         marked(page, f"0 of {cats - 2} marked")
@@ -429,11 +429,13 @@ def test_a_campaign_gets_its_labels_through_the_page(pages, tmp_path) -> None:
                 delivered = go_on()
                 break
             except LabelsMissing:
-                page.wait_for_function("() => !document.querySelector('#share').textContent.includes('All labels')")
-        assert "All labels" in str(page.locator("#share").text_content())
+                page.wait_for_function(
+                    "() => !document.querySelector('#share').textContent.includes('All inputs are labelled')"
+                )
+        assert "All inputs are labelled" in str(page.locator("#share").text_content())
     assert delivered.rounds[0].assessment.labels >= 30
-    told = {name: label for name, label in ask.read().items() if label is not None}
-    assert told == {name: truth[name] for name in told}
+    given = {name: label for name, label in ask.read().items() if label is not None}
+    assert given == {name: truth[name] for name in given}
 
 
 def answer(page: "sync_api.Page", truth: dict[str, int], ask: LabelFolder) -> None:
@@ -447,4 +449,4 @@ def answer(page: "sync_api.Page", truth: dict[str, int], ask: LabelFolder) -> No
         sync_api.expect(page.locator("#facts")).to_contain_text(name)
         page.keyboard.press(str(truth[name]))
     settled(page)
-    sync_api.expect(page.locator("#share")).to_contain_text("All labels are there")
+    sync_api.expect(page.locator("#share")).to_contain_text("All inputs are labelled")

@@ -1,8 +1,8 @@
-"""Which cases to retrain with: one value per case and a number in, that many row numbers out.
+"""Selecting cases to retrain with: one value per case and a number n in, n row numbers out.
 
-Every function here can stand for every other: ``(values, n, *, generator)`` gives n different rows, int64, in no
-particular order. Equal values are taken in random order, since a first-order loss is often exactly 0. What the values
-are is each function's own business; those of `operational` are masses, 0 or more.
+All functions share one signature: ``(values, n, *, generator)`` returns n different rows, int64, in no particular
+order. Ties are broken at random, since a first-order loss is often exactly 0. The values depend on the function;
+those of `operational` are masses, 0 or more.
 
 >>> fol = torch.tensor([0.0, 0.0, 0.1, 0.2, 5.0, 9.0])
 >>> sorted(be_st(fol, 4, generator=torch.Generator().manual_seed(0)).tolist())
@@ -16,29 +16,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-SECTIONS = {"range": 10, "rank": 1000}  # unless told; the paper names no number, its released program has 1000
-HUGE = 1e300  # beyond this a range would overflow
-PAIRS = 2**21  # of cases, compared at once
-LOOKED_AT = 32  # cases whose gain is brought up to date together
-PROBED = 512  # cases that tell how far apart cases are
+SECTIONS = {"range": 10, "rank": 1000}  # defaults; the paper gives no number, its released program uses 1000
+MAX_VALUE = 1e300  # a range of larger values would overflow
+MAX_PAIRS = 2**21  # pairs of cases compared at once
+GAINS_PER_STEP = 32  # cases whose gain is recomputed together
+WIDTH_CASES = 512  # cases from which the default width is computed
 
 
 def km_st(values: Tensor, n: int, *, k: int | None = None, by: str = "range", generator: torch.Generator) -> Tensor:
-    """K-multisection: the same number of cases at random from each of k sections of the values.
+    """K-multisection: equally many random cases from each of k sections of the values.
 
         R_i = [min + (i - 1) w, min + i w),  w = (max - min) / k,  i = 1 … k        (1)
         n / k at random from each R_i                                               (2)
 
-    The largest value belongs to the last section. What a section lacks is spread evenly over those that have more, and
-    what cannot be spread evenly goes to sections drawn at random; the paper says nothing about either.
+    The largest value belongs to the last section. If a section has too few cases, the others make up for it evenly, and
+    what cannot be split evenly goes to sections drawn at random; the paper does not say what to do in either case.
 
     Args:
         values: one per case, the first-order loss in the paper.
-        n: how many cases to choose.
-        k: how many sections, at most n; 10 unless given, or n if that is fewer.
+        k: number of sections, at most n (default: 10, or n if that is smaller).
         by: ``"range"`` for (1), or ``"rank"`` for what the released program does: the ranking is cut into k blocks of
-            equal count (1000 unless given, at most as many as there are cases), and blocks drawn at random are taken
-            whole until there are n cases. The last one is cut, where that program would stop short of n.
+            equal count (default: 1000, at most the number of cases), and blocks drawn at random are taken whole until
+            there are n cases. The last one is cut, where that program would stop short of n.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Algorithm 2
@@ -47,19 +46,18 @@ def km_st(values: Tensor, n: int, *, k: int | None = None, by: str = "range", ge
     values = _checked(values, n)
     if by not in SECTIONS:
         raise ValueError(f'by must be "range" or "rank", got {by!r}')
-    limit, meaning = (n, "cases to choose") if by == "range" else (len(values), "cases there are")
+    limit, meaning = (n, "cases to choose") if by == "range" else (len(values), "cases")
     k = min(SECTIONS[by], limit) if k is None else k
     if not 1 <= k <= limit:
         raise ValueError(f"k must be from 1 to the number of {meaning} ({limit}), got {k}")
-    return _spread(values, n, k, generator) if by == "range" else _blocks(values, n, k, generator)
+    return _from_sections(values, n, k, generator) if by == "range" else _from_blocks(values, n, k, generator)
 
 
 def be_st(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
-    """Bi-end: half of the cases from the smallest values, half from the largest; of an odd n, one more of the largest.
+    """Bi-end: half of the cases from the smallest values, half from the largest; for odd n, one more of the largest.
 
     Args:
         values: one per case, the first-order loss in the paper.
-        n: how many cases to choose.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Section III-D
@@ -71,11 +69,10 @@ def be_st(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
 
 
 def gini(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
-    """DeepGini: the cases of the largest values, largest first.
+    """DeepGini: the cases with the largest values, largest first.
 
     Args:
         values: one per case, the Gini impurity 1 - Σ p² of the model's probabilities in the paper.
-        n: how many cases to choose.
 
     References:
         | DeepGini: Prioritizing Massive Tests to Enhance the Robustness of Deep Neural Networks (Feng et al., 2020)
@@ -85,7 +82,7 @@ def gini(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
 
 
 def random(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
-    """Any n cases, whatever their values: what the others must beat."""
+    """Any n cases, whatever their values: the baseline for the others."""
     return _shuffled(len(_checked(values, n)), generator)[:n]
 
 
@@ -99,28 +96,27 @@ def operational(
     shared: bool = True,
     generator: torch.Generator,
 ) -> Tensor:
-    """The cases that together cover most operational mass that is not covered yet, greedily; best first.
+    """The cases that together cover most operational mass that is not yet covered, chosen greedily; best first.
 
         k(i, j) = max(0, 1 - |z_i - z_j|² / width²)                                    (1)
         c_i = max k(i, j)  over what is covered and the cases j chosen so far          (2)
         gain of j = Σ_i v_i max(0, k(i, j) - c_i)                                      (3)
         v_i = w_i / Σ_j k(i, j),  or v_i = w_i where mass is not shared                (4)
 
-    What a case j is worth is the pmi that learning it may take away: its own mass times naturalness w times
-    (1 - already covered), and that of the cases near it in part. Copies of a chosen case are worth nothing. A mass is
-    that of a whole cell, which near cases have in common, so it is divided among them (4): twenty cases of one cell
-    count as much as one. Each step takes the largest gain, which comes within 1 - 1/e of the best choice there is.
-    Once nothing is left to gain, the rest are the cases of the largest w.
+    The value of a case j is the pmi that learning it may remove: its own mass times naturalness w times (1 - already
+    covered), plus part of that of nearby cases. Copies of a chosen case have no value. A mass belongs to a whole cell,
+    which nearby cases share, so it is divided among them (4): twenty cases of one cell count as much as one. Each step
+    takes the largest gain, which is within 1 - 1/e of the best possible choice. Once nothing more can be gained, the
+    remaining cases are those of the largest w.
 
     Args:
-        values: w, one for each case: mass times naturalness, ``suite["mass"] * suite["naturalness"]``.
-        n: how many cases to choose.
-        codes: where each case lies, ``(N, dimensions)``, for instance ``profile.encode(suite.x)``; distances are
-            Euclidean. Without codes no case is near another, and those of the largest values are chosen.
-        covered: codes of what was learned from before.
-        width: how far a case reaches; unless given, so far that the median case has N / n others within it.
-        shared: whether near cases have their mass in common. False where values are each case's own share, such as 1
-            for failures drawn from the field.
+        values: w, one per case: mass times naturalness, ``suite["mass"] * suite["naturalness"]``.
+        codes: position of each case, ``(N, dimensions)``, for instance ``profile.encode(suite.x)``; distances are
+            Euclidean. Without codes no case is near another, and the cases with the largest values are chosen.
+        covered: codes of the inputs learned from before.
+        width: reach of a case (default: such that the median case has N / n others within it).
+        shared: whether nearby cases share their mass. False where each value is the case's own share, such as 1 for
+            failures drawn from the field.
 
     References:
         | An Analysis of Approximations for Maximizing Submodular Set Functions (Nemhauser et al., 1978)
@@ -131,27 +127,27 @@ def operational(
     weights = _checked_weights(values, n)
     if codes is None:
         if covered is not None or width is not None:
-            raise ValueError("covered and width speak of distances; give codes too, one row for each case")
+            raise ValueError("covered and width are about distances; give codes too, one row for each case")
         return gini(weights, n, generator=generator)
     z, seen, scale = _checked_codes(codes, covered, len(weights))
-    order = _shuffled(len(weights), generator)  # of equal gains the first is taken
+    order = _shuffled(len(weights), generator)  # ties: the first is taken
     reach = _reach(z[order], n) if width is None else _checked_width(width) / scale
-    reach = max(reach, 1e-6)  # below that, rounding cannot tell copies from neighbours
+    reach = max(reach, 1e-6)  # below that, rounding hides the difference between copies and neighbours
     return order[_greedy(z[order] / reach, seen / reach, weights[order], n, shared)]
 
 
 def _greedy(z: Tensor, seen: Tensor, weights: Tensor, n: int, shared: bool) -> Tensor:
-    """Rows of the largest gain, one after the other; codes are in units of the width.
+    """Rows of the largest gain, one after another; codes are in units of the width.
 
-    A gain only shrinks as more is covered, so an old one is a bound: only the cases of the largest bounds are looked at
-    again, until one of them is above all bounds.
+    A gain only shrinks as more is covered, so an old one is an upper bound: only the cases of the largest bounds are
+    recomputed, until one of them exceeds all bounds.
     """
     v = weights / _each(z, z, lambda near: near.sum(1)).clamp_min(1) if shared else weights  # (4)
     cover = _each(z, seen, lambda near: near.amax(1)) if len(seen) else torch.zeros_like(v)  # (2)
     bounds = _each(z, z, lambda near: (near - cover).clamp_min_(0) @ v)  # (3)
     nothing, chosen = 1e-12 * float(v.sum()), list[int]()
     while len(chosen) < n and float(bounds.amax()) > nothing:
-        rows = bounds.topk(min(LOOKED_AT, len(bounds) - len(chosen))).indices.sort().values
+        rows = bounds.topk(min(GAINS_PER_STEP, len(bounds) - len(chosen))).indices.sort().values
         near = _near(z[rows], z)
         bounds[rows] = (near - cover).clamp_min_(0) @ v  # (3)
         best = int(bounds[rows].argmax())
@@ -165,8 +161,8 @@ def _greedy(z: Tensor, seen: Tensor, weights: Tensor, n: int, shared: bool) -> T
 
 
 def _each(a: Tensor, b: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
-    """One value for each row of a, from how near it is to each row of b."""
-    return torch.cat([value(_near(part, b)) for part in a.split(max(1, PAIRS // len(b)))])
+    """One value for each row of a, computed from its nearness to all rows of b."""
+    return torch.cat([value(_near(part, b)) for part in a.split(max(1, MAX_PAIRS // len(b)))])
 
 
 def _near(a: Tensor, b: Tensor) -> Tensor:
@@ -177,12 +173,12 @@ def _near(a: Tensor, b: Tensor) -> Tensor:
 
 def _reach(z: Tensor, n: int) -> float:
     """The distance within which the median case has N / n others; z is in random order."""
-    rank = min(len(z), 1 + max(1, round(len(z) / n)))  # the nearest to a case is itself
-    apart = [torch.cdist(part, z).kthvalue(rank, dim=1).values for part in z[:PROBED].split(64)]
+    rank = min(len(z), 1 + max(1, round(len(z) / n)))  # a case is its own nearest
+    apart = [torch.cdist(part, z).kthvalue(rank, dim=1).values for part in z[:WIDTH_CASES].split(64)]
     return float(torch.cat(apart).median())
 
 
-def _spread(values: Tensor, n: int, k: int, generator: torch.Generator) -> Tensor:
+def _from_sections(values: Tensor, n: int, k: int, generator: torch.Generator) -> Tensor:
     low, width = values.amin(), values.amax() - values.amin()
     section = ((values - low) * k / width if width > 0 else values - low).long().clamp_max(k - 1)  # (1)
     counts = section.bincount(minlength=k)
@@ -193,7 +189,7 @@ def _spread(values: Tensor, n: int, k: int, generator: torch.Generator) -> Tenso
 
 
 def _quotas(counts: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """How many to take from sections that hold ``counts``, as evenly as they allow: n in all."""
+    """How many to take from sections that hold ``counts``, as evenly as possible: n in total."""
     quota = torch.zeros_like(counts)
     while left := n - int(quota.sum()):
         open_ = (quota < counts).nonzero().flatten()
@@ -204,7 +200,7 @@ def _quotas(counts: Tensor, n: int, generator: torch.Generator) -> Tensor:
     return quota
 
 
-def _blocks(values: Tensor, n: int, k: int, generator: torch.Generator) -> Tensor:
+def _from_blocks(values: Tensor, n: int, k: int, generator: torch.Generator) -> Tensor:
     blocks = _ranked(values, generator).tensor_split(k)
     drawn = [blocks[i] for i in _shuffled(k, generator).tolist()]
     return torch.cat([block[_shuffled(len(block), generator)] for block in drawn])[:n]
@@ -228,30 +224,30 @@ def _checked(values: Tensor, n: int) -> Tensor:
     if len(values) == 0:
         raise ValueError("there are no cases to choose from; give at least one value")
     values = values.detach().cpu().double()
-    if bad := int((~(values.abs() < HUGE)).sum()):
-        raise ValueError(f"values must be finite, got NaN or infinity for {bad} of {len(values)} cases; leave them out")
+    if bad := int((~(values.abs() < MAX_VALUE)).sum()):
+        raise ValueError(f"values must be finite, got NaN or infinity for {bad} of {len(values)} cases; remove them")
     if not 1 <= n <= len(values):
-        raise ValueError(f"n must be from 1 to the number of cases ({len(values)}), got {n}; choose fewer or make more")
+        raise ValueError(f"n must be from 1 to the number of cases ({len(values)}), got {n}; choose fewer")
     return values
 
 
 def _checked_weights(values: Tensor, n: int) -> Tensor:
-    """The values as weights whose largest is 1."""
+    """The values, scaled so that the largest is 1."""
     weights = _checked(values, n)
     if bad := int((weights < 0).sum()):
         raise ValueError(
-            f"values must be 0 or more, mass times naturalness, got {bad} of {len(weights)} below; leave them out"
+            f"values must be 0 or more (mass times naturalness), got {bad} of {len(weights)} below; remove them"
         )
     if not bool((weights > 0).any()):
         raise ValueError(
-            f"values must be positive for some case, all {len(weights)} are 0: no case lies where the system is used; "
-            "look for others, or choose with random"
+            f"values must be positive for some case, but all {len(weights)} are 0: no case lies where the system is "
+            "used; generate others, or choose with random"
         )
     return weights / weights.amax()
 
 
 def _checked_codes(codes: Tensor, covered: Tensor | None, size: int) -> tuple[Tensor, Tensor, float]:
-    """The codes as float64 on the CPU, around their mean and none further from it than 1; and the scale of that."""
+    """Codes as float64 on the CPU, centred and scaled to norms of at most 1; what is covered likewise; the scale."""
     if not isinstance(codes, Tensor) or codes.ndim != 2 or len(codes) != size or codes.shape[1] == 0:
         got = f"shape {tuple(codes.shape)}" if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
         raise ValueError(f"codes must be a tensor ({size}, dimensions) with one row for each case, got {got}")
@@ -261,7 +257,7 @@ def _checked_codes(codes: Tensor, covered: Tensor | None, size: int) -> tuple[Te
         raise ValueError(f"covered must be a tensor (M, {codes.shape[1]}) of codes like those of the cases, got {got}")
     z, seen = (v.detach().cpu().double() for v in (codes, covered))
     for name, values in (("codes", z), ("covered", seen)):
-        if bad := int((~(values.abs() < HUGE**0.5)).any(1).sum()):
+        if bad := int((~(values.abs() < MAX_VALUE**0.5)).any(1).sum()):
             raise ValueError(f"{name} must be finite, got NaN or infinity in {bad} of {len(values)} rows; remove them")
     z, seen = z - z.mean(0), seen - z.mean(0)
     scale = float(torch.cat([z, seen]).norm(dim=1).amax()) or 1.0
@@ -269,6 +265,6 @@ def _checked_codes(codes: Tensor, covered: Tensor | None, size: int) -> tuple[Te
 
 
 def _checked_width(width: float) -> float:
-    if not 0 < width < HUGE:
+    if not 0 < width < MAX_VALUE:
         raise ValueError(f"width must be a positive distance between codes, got {width}")
     return width

@@ -1,4 +1,4 @@
-"""Step 5: how good the model is, and with what confidence."""
+"""Step 5: the probability of misclassification, with a confidence bound."""
 
 from operant.assess.bounds import (
     Bound,
@@ -16,7 +16,7 @@ from operant.assess.cells import (
     Ball,
     CellEstimate,
     CellRates,
-    Local,
+    LocalProfile,
     Separation,
     UnderConditions,
     cells_estimate,
@@ -37,7 +37,7 @@ from operant.assess.estimators import (
     stratified,
 )
 from operant.assess.rare import RareFailures, last_particle, splitting
-from operant.assess.reliability import Assessment, Part, Plan, assess_reliability, field_bound, plan
+from operant.assess.reliability import Assessment, Contribution, LabelPlan, assess_reliability, field_bound, plan
 from operant.assess.robustness import Rate, Robustness, attack_cases, empirical_robustness
 
 __all__ = [
@@ -46,12 +46,12 @@ __all__ = [
     "Bound",
     "CellEstimate",
     "CellRates",
+    "Contribution",
     "Estimate",
     "Interval",
-    "Local",
-    "Part",
+    "LabelPlan",
+    "LocalProfile",
     "PartialPrior",
-    "Plan",
     "RareFailures",
     "Rate",
     "Robustness",

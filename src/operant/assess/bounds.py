@@ -1,8 +1,8 @@
-"""What a count says about the probability behind it: k failures in n trials, and how likely the next one is to fail.
+"""Bounds for the probability of failure from k failures in n trials.
 
-Each bound answers for its own assumption. `clopper_pearson`: n was fixed beforehand. `confidence_sequence`: one looked
-as often as one liked and stopped when one liked. `stratified_bound`: trials came from several strata of known mass.
-`conservative_bayes` and `beta_binomial`: something was believed before, wholly or in part.
+Choose by assumption. `clopper_pearson`: n was fixed beforehand. `confidence_sequence`: the bound is checked as often as
+one likes. `stratified_bound`: trials come from several strata of known mass. `conservative_bayes` and `beta_binomial`:
+there is a partial or a full prior.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ class Bound:
 
     Attributes:
         upper: the bound, never 0 and at most 1.
-        confidence: how sure that is.
-        method: how it was obtained, in words, with the prior where there is one.
-        failures: k.
-        trials: n.
+        method: name of the method, with the prior where there is one.
     """
 
     upper: float
@@ -57,16 +54,16 @@ class Bound:
         )
 
 
-# A number of trials fixed beforehand ----------------------------------------------------------------------------------
+# Fixed number of trials -----------------------------------------------------------------------------------------------
 
 
 def clopper_pearson_interval(k: int, n: int, *, confidence: float = 0.95) -> Interval:
-    """The exact two-sided interval for a probability of which n independent trials showed k successes.
+    """The exact two-sided interval for a probability, from k successes in n independent trials.
 
         lower = B(α/2; k, n - k + 1),  upper = B(1 - α/2; k + 1, n - k),  α = 1 - confidence        (1)
 
-    B(q; a, b) is the q-quantile of the beta distribution; the lower end is 0 for k = 0, the upper one 1 for k = n.
-    Never too short, whatever the probability; for that it is somewhat too long.
+    B(q; a, b) is the q-quantile of the beta distribution; the lower end is 0 for k = 0, the upper end 1 for k = n. It
+    covers the truth at least as often as promised, and is therefore somewhat longer than necessary.
 
     >>> clopper_pearson_interval(0, 10).upper
     0.3084...
@@ -75,30 +72,24 @@ def clopper_pearson_interval(k: int, n: int, *, confidence: float = 0.95) -> Int
         | The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial (Clopper and Pearson, 1934)
         | https://doi.org/10.1093/biomet/26.4.404
     """
-    _check_counts(k, n)
-    check_confidence(confidence)
+    _check(k, n, confidence)
     tail = (1 - confidence) / 2
     lower = float(beta.ppf(tail, k, n - k + 1)) if k > 0 else 0.0  # (1)
     return Interval(lower=lower, upper=_exact_upper(k, n, tail), confidence=confidence)
 
 
 def clopper_pearson(k: int, n: int, *, confidence: float = 0.95) -> Bound:
-    """The exact upper bound for n independent trials, n fixed beforehand: true at its confidence, whatever the truth.
+    """The exact upper bound from k failures in n independent trials, n fixed beforehand.
 
-        upper = B(1 - α; k + 1, n - k)        (1)
+        upper = B(1 - α; k + 1, n - k),  B as in `clopper_pearson_interval`        (1)
 
-    All of α is above the bound, so it is lower than the upper end of `clopper_pearson_interval`. Without a failure it
-    is 1 - α^(1/n), at 95 % about 3 / n.
+    All of α is above the bound, so it is lower than the upper end of the interval. Without a failure it is
+    1 - α^(1/n), about 3 / n at 95 %.
 
     >>> clopper_pearson(0, 1000).upper
     0.00299...
-
-    References:
-        | The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial (Clopper and Pearson, 1934)
-        | https://doi.org/10.1093/biomet/26.4.404
     """
-    _check_counts(k, n)
-    check_confidence(confidence)
+    _check(k, n, confidence)
     return _bound(_exact_upper(k, n, 1 - confidence), k, n, confidence, "Clopper-Pearson")
 
 
@@ -106,17 +97,17 @@ def _exact_upper(k: int, n: int, tail: float) -> float:
     return float(beta.isf(tail, k + 1, n - k)) if k < n else 1.0  # (1)
 
 
-# Any number of looks --------------------------------------------------------------------------------------------------
+# Any number of checks -------------------------------------------------------------------------------------------------
 
 
 def confidence_sequence(k: int, n: int, *, confidence: float = 0.95) -> Bound:
-    """An upper bound that holds after every trial at once: look after each, stop when you like, sign what it says.
+    """An upper bound that holds after all trials simultaneously: check it after each trial and stop at any time.
 
         M(p) = ∫₀^p u^k (1 - u)^(n - k) dB(u) / (B(p) p^k (1 - p)^(n - k)),   upper = sup {p : M(p) < 1 / α}        (1)
 
-    B is the beta distribution with both parameters ½. If p is the truth, M is a fair game's winnings when betting on
-    anything smaller, and reaches 1 / α once in a lifetime with probability α at most (Ville's inequality). The price
-    against `clopper_pearson` is a bound 20 to 40 % larger.
+    B is the beta distribution with both parameters ½. If p is the truth, M is the wealth of a fair bet on smaller
+    values, which ever reaches 1 / α with probability at most α (Ville's inequality). The bound is 20 to 40 % larger
+    than that of `clopper_pearson`.
 
     >>> confidence_sequence(0, 1000).upper
     0.00378...
@@ -127,18 +118,17 @@ def confidence_sequence(k: int, n: int, *, confidence: float = 0.95) -> Bound:
         | Time-uniform, Nonparametric, Nonasymptotic Confidence Sequences (Howard et al., 2021)
         | https://arxiv.org/abs/1810.08240
     """
-    _check_counts(k, n)
-    check_confidence(confidence)
+    _check(k, n, confidence)
     threshold = -math.log1p(-confidence)
     if k == n:
         upper = 1.0
     else:
-        above = _root(lambda x: float(log_winnings(k, n, _share(x, k / n))) - threshold)
+        above = _root(lambda x: float(log_wealth(k, n, _share(x, k / n))) - threshold)
         upper = _share(above, k / n)
     return _bound(upper, k, n, confidence, "confidence sequence")
 
 
-def log_winnings(k: Array | int, n: Array | int, p: Array | float) -> Array:
+def log_wealth(k: Array | int, n: Array | int, p: Array | float) -> Array:
     """log M(p) of `confidence_sequence`, for p no smaller than k / n; broadcasts."""
     a, b = MIXTURE
     after = betaln(a + k, b + n - k) + np.log(betainc(a + k, b + n - k, p))
@@ -148,17 +138,17 @@ def log_winnings(k: Array | int, n: Array | int, p: Array | float) -> Array:
 
 
 def _share(x: float, low: float) -> float:
-    """From the whole line to (low, 1), fine at both ends."""
+    """Map the real line to (low, 1), with high resolution at both ends."""
     return low + (1 - low) / (1 + math.exp(-x))
 
 
-def _root(f: Callable[[float], float], *, most: float = 32.0) -> float:
-    """Where a growing function passes 0, as far up as ``most``."""
+def _root(f: Callable[[float], float], *, limit: float = 32.0) -> float:
+    """The root of an increasing function, or ``limit`` if it lies above."""
     low, high = -1.0, 1.0
     while f(low) >= 0:
         low *= 2
     while f(high) < 0:
-        if high >= most:
+        if high >= limit:
             return high
         high *= 2
     return float(brentq(f, low, high, xtol=1e-12))
@@ -172,31 +162,30 @@ def stratified_bound(
 ) -> Bound:
     """An upper bound for Σ P_h θ_h, from k_h failures in n_h trials of each stratum h of mass P_h.
 
-    ``"score"``, the default, asks which rates θ with the given sum would make the counts likeliest, and how far the
+    ``"score"``, the default, finds the rates θ with the given sum that make the counts most likely, and how far the
     estimate then lies below that sum in units of its standard deviation:
 
         n_h θ_h - k_h = m P_h θ_h (1 - θ_h)  for each h,   m (upper - λ̂) = z²,   upper = Σ P_h θ_h        (1)
 
     with λ̂ = Σ P_h k_h / n_h. For one stratum that is Wilson's bound. z is the normal quantile, or larger, such that
     without any failure the bound is the exact one: the largest Σ P_h θ_h with Π (1 - θ_h)^n_h = α. Where more than half
-    of a stratum fails, one failure more is counted, for there the normal approximation errs to the other side.
+    of a stratum fails, one more failure is counted, since there the normal approximation errs to the other side.
 
-    What no trial has shown is looked for where it would weigh most, so the bound holds when all failures sit in one
-    stratum that seemed safe, and a stratum without failures costs nothing if another has more mass per trial. Both are
-    otherwise with the other methods:
+    Unseen failures are assumed where they would weigh most, so the bound holds when all failures are in one stratum
+    that seemed safe, and a stratum without failures costs nothing if another has more mass per trial. Neither is true
+    of the other methods:
 
     - ``"laplace"``: λ̂ + z √(Σ P_h² θ̃_h (1 - θ̃_h) / n_h), θ̃_h = (k_h + 1) / (n_h + 2)        (2)
-      Short, and true for scores of the usual kind. With 4 strata of 75 trials the confidence can fall from .95 to .89
-      if the failures are all in the safest one.
+      Short, and correct for typical scores. With 4 strata of 75 trials its coverage can fall from .95 to .89 if all
+      failures are in the safest stratum.
     - ``"beta"``: the quantile of Σ P_h B_h, B_h ~ Beta(k_h + 1, n_h - k_h) independent        (3)
-      Safe, and long: every stratum adds 1 / n_h to its rate.
+      Safe, but long: every stratum adds 1 / n_h to its rate.
     - ``"jeffreys"``: the same with Beta(k_h + ½, n_h - k_h + ½); in between.
 
     Args:
         k: failures of each stratum.
-        n: trials of each, one at least.
-        mass: P_h, positive; what they do not sum up to 1 is known not to fail.
-        confidence: of the bound.
+        n: trials of each, at least one.
+        mass: P_h, positive; mass missing to a sum of 1 is known not to fail.
         method: one of the four.
 
     >>> stratified_bound([0, 0, 3], [100, 100, 100], [0.6, 0.3, 0.1]).upper
@@ -223,21 +212,21 @@ def _score(k: Array, n: Array, mass: Array, tail: float) -> float:
     if bool((k == n).all()):
         return float(mass.sum())
     rate = float((mass * k / n).sum())
-    x = _root(lambda x: math.exp(x) * (float((mass * _rates(k, n, mass, math.exp(x))).sum()) - rate) - z2, most=64)
+    x = _root(lambda x: math.exp(x) * (float((mass * _rates(k, n, mass, math.exp(x))).sum()) - rate) - z2, limit=64)
     return float((mass * _rates(k, n, mass, math.exp(x))).sum())  # (1)
 
 
 def _rates(k: Array, n: Array, mass: Array, m: float) -> Array:
-    """θ_h of (1): of the two forms of the solution, the one that loses no digits."""
+    """θ_h of (1), by the numerically stable one of the two forms of the solution."""
     b = m * mass - n
     root = np.sqrt(b**2 + 4 * m * mass * k)
     return np.where(b > 0, (b + root) / (2 * m * mass), 2 * k / np.maximum(root - b, np.finfo(float).tiny))
 
 
 def _z2_of_no_failure(n: Array, mass: Array, tail: float) -> float:
-    """z² with which (1) gives, without any failure, the largest Σ P_h θ_h of which none would be seen too rarely."""
+    """z² with which (1) gives the exact bound if there is no failure: the largest Σ P_h θ_h not yet excluded."""
     none = np.zeros_like(n)
-    x = _root(lambda x: math.log(tail) - float((n * np.log1p(-_rates(none, n, mass, math.exp(x)))).sum()), most=64)
+    x = _root(lambda x: math.log(tail) - float((n * np.log1p(-_rates(none, n, mass, math.exp(x)))).sum()), limit=64)
     return math.exp(x) * float((mass * _rates(none, n, mass, math.exp(x))).sum())
 
 
@@ -248,7 +237,7 @@ def _laplace(k: Array, n: Array, mass: Array, tail: float) -> float:
 
 
 def _convolution(before: float, behind: float) -> Callable[[Array, Array, Array, float], float]:
-    """(3) on a grid. Each part's distribution is rounded up, by a three-thousandth of the bound or so in all."""
+    """(3) on a grid; rounding up raises the bound by about a three-thousandth in total."""
 
     def upper(k: Array, n: Array, mass: Array, tail: float) -> float:
         a, b = k + before, n - k + behind
@@ -260,7 +249,7 @@ def _convolution(before: float, behind: float) -> Callable[[Array, Array, Array,
         step = float((part * beta.isf(min(tail, 0.5) * 1e-4, a, b)).sum()) / GRID
         edges = np.arange(GRID + 1) * step
         masses = np.diff(betainc(a[:, None], b[:, None], np.minimum(edges / part[:, None], 1)), axis=1)
-        size = 2 * GRID  # the grid ends where hardly anything is left: nothing of weight comes round
+        size = 2 * GRID  # the grid ends where almost no mass is left, so nothing wraps around
         product = np.fft.irfft(np.prod(np.fft.rfft(masses, size), axis=0), size)
         place = int(np.searchsorted(product.cumsum(), 1 - tail))
         return known + min((place + len(part)) * step, float(part.sum()))
@@ -276,18 +265,17 @@ STRATIFIED: dict[str, Callable[[Array, Array, Array, float], float]] = {
 }
 
 
-# Something believed before --------------------------------------------------------------------------------------------
+# Prior knowledge ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartialPrior:
-    """All that is believed before testing: P(λ ≤ within) = belief, and, where there is reason for it, λ ≥ lowest.
+    """A partial prior: P(λ ≤ within) = belief and, where there is reason for it, λ ≥ lowest.
 
     Attributes:
         within: ε, in (0, 1).
         belief: θ, in (0, 1).
-        lowest: p_l, from 0 up to ε. With 0, nobody says that failures are possible at all, and a single one voids the
-            belief.
+        lowest: p_l, from 0 to ε. With 0, failures may be impossible, and a single one voids the belief.
     """
 
     within: float
@@ -304,17 +292,16 @@ class PartialPrior:
 
 
 def conservative_bayes(k: int, n: int, *, prior: PartialPrior, confidence: float = 0.95) -> Bound:
-    """The upper bound that holds with the given posterior confidence for every prior that has the believed part.
+    """The upper bound that holds with the given posterior confidence for every prior that agrees with the partial one.
 
-    Solves (1) of `conservative_bayes_confidence` for p. For carrying evidence over from an earlier release; it is as
-    good as the belief, and no replacement for trials.
+    Solves (1) of `conservative_bayes_confidence` for p. Use it to carry over evidence from an earlier release; it is
+    only as good as the belief, and does not replace trials.
 
     >>> prior = PartialPrior(within=1e-5, belief=0.9)
     >>> conservative_bayes(0, 1000, prior=prior, confidence=0.96).upper
     0.00099...
     """
-    _check_counts(k, n)
-    check_confidence(confidence)
+    _check(k, n, confidence)
 
     def doubt(p: float) -> float:
         return _log_odds(k, n, p, prior) - math.log(confidence / (1 - confidence))
@@ -324,18 +311,18 @@ def conservative_bayes(k: int, n: int, *, prior: PartialPrior, confidence: float
     elif k == n or doubt(math.nextafter(1, 0)) < 0:
         upper = 1.0
     else:
-        low = max(prior.within, k / n)  # below, the odds stay what they are
+        low = max(prior.within, k / n)  # below, the odds are constant
         upper = _share(_root(lambda x: doubt(_share(x, low))), low)
-    return _bound(upper, k, n, confidence, _named(prior))
+    return _bound(upper, k, n, confidence, _prior_name(prior))
 
 
 def conservative_bayes_confidence(k: int, n: int, *, prior: PartialPrior, upper: float) -> Bound:
-    """The posterior confidence in λ ≤ upper that no prior with the believed part can fall below.
+    """The smallest posterior confidence in λ ≤ upper over all priors that agree with the partial one.
 
         P(λ ≤ p | k, n) ≥ θ L(x*) / (θ L(x*) + (1 - θ) sup_{x > p} L(x)),   L(x) = x^k (1 - x)^(n - k)        (1)
 
-    x* is where L is smallest in [p_l, ε]: the worst prior has all its belief there, and the rest just above p or where
-    the counts are likeliest. For p below ε nothing is known, and the confidence is 0.
+    x* is where L is smallest in [p_l, ε]: the worst prior puts all its belief there, and the rest just above p or where
+    the counts are most likely. For p below ε nothing is known, and the confidence is 0.
 
     >>> prior = PartialPrior(within=1e-5, belief=0.9)
     >>> conservative_bayes_confidence(0, 1000, prior=prior, upper=1e-3).confidence
@@ -354,37 +341,38 @@ def conservative_bayes_confidence(k: int, n: int, *, prior: PartialPrior, upper:
         raise ValueError(f"upper must be a probability above 0, got {upper}")
     odds = math.inf if upper == 1 else _log_odds(k, n, upper, prior)
     confidence = 0.0 if upper < prior.within else 1 / (1 + math.exp(min(-odds, 700.0)))
-    return _bound(upper, k, n, confidence, _named(prior))
+    return _bound(upper, k, n, confidence, _prior_name(prior))
 
 
 def _log_odds(k: int, n: int, p: float, prior: PartialPrior) -> float:
-    """Of (1), with natural logarithms: for λ ≤ p against λ > p."""
+    """The logarithm of the odds in (1) of λ ≤ p against λ > p."""
 
     def log_likelihood(x: float) -> float:
         return float(xlogy(k, x) + xlog1py(n - k, -x))
 
-    worst = min(log_likelihood(prior.lowest), log_likelihood(prior.within))  # L has one peak: least at an end
+    worst = min(
+        log_likelihood(prior.lowest), log_likelihood(prior.within)
+    )  # L has one peak, so it is smallest at an end
     return math.log(prior.belief) - math.log1p(-prior.belief) + worst - log_likelihood(max(p, k / n))
 
 
-def _named(prior: PartialPrior) -> str:
+def _prior_name(prior: PartialPrior) -> str:
     lowest = f", λ ≥ {prior.lowest:g}" if prior.lowest else ""
     return f"conservative Bayes, prior P(λ ≤ {prior.within:g}) = {prior.belief:g}{lowest}"
 
 
 def beta_binomial(k: int, n: int, *, prior: str | tuple[float, float], confidence: float = 0.95) -> Bound:
-    """The posterior quantile from a beta prior, which must be named: the bound is as good as the prior.
+    """The posterior quantile from a beta prior, which must be named: the bound is only as good as the prior.
 
         upper = B(confidence; a + k, b + n - k)        (1)
 
     ``"uniform"`` (a = b = 1) is close to `clopper_pearson`. ``"jeffreys"`` (a = b = ½) is shorter and no guarantee:
-    without a failure it claims 1.9 / n where 3 / n is true at 95 %.
+    without a failure it claims 1.9 / n where the valid bound at 95 % is 3 / n.
 
     >>> beta_binomial(0, 1000, prior="jeffreys").upper
     0.00191...
     """
-    _check_counts(k, n)
-    check_confidence(confidence)
+    _check(k, n, confidence)
     pair = PRIORS.get(prior) if isinstance(prior, str) else tuple(prior)
     if pair is None or len(pair) != 2 or not all(0 < value < math.inf for value in pair):
         raise ValueError(
@@ -397,7 +385,7 @@ def beta_binomial(k: int, n: int, *, prior: str | tuple[float, float], confidenc
     return _bound(upper, k, n, confidence, f"{name} Beta({a:g}, {b:g})")
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def _bound(upper: float, k: int, n: int, confidence: float, method: str) -> Bound:
@@ -409,11 +397,16 @@ def check_confidence(confidence: float) -> None:
         raise ValueError(f"confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
 
 
+def _check(k: int, n: int, confidence: float) -> None:
+    check_confidence(confidence)
+    _check_counts(k, n)
+
+
 def _check_counts(k: int, n: int) -> None:
     if not n >= 1:
         raise ValueError(f"n must be at least 1 trial, got {n}")
     if not 0 <= k <= n or k != int(k) or n != int(n):
-        raise ValueError(f"k must be a whole number of successes from 0 to n, got k={k} of n={n}")
+        raise ValueError(f"k must be a whole number from 0 to n, got k={k} of n={n}")
 
 
 def _checked_strata(k: Sequence[int], n: Sequence[int], mass: Sequence[float]) -> tuple[Array, Array, Array]:

@@ -1,4 +1,4 @@
-"""Cells: small neighbourhoods of real inputs in which the true label does not change, and how much of them fails."""
+"""Cells: small neighbourhoods of real inputs in which the true label does not change, and their failure rates."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from operant.data import Samples
 from operant.density import KDE
 from operant.model import Classifier
 
-MOST = 4000  # labelled inputs between which distances are measured
+MAX_COMPARED = 4000  # labelled inputs between which distances are computed
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5)
 NORMS = {"linf": math.inf, "l2": 2.0}
-ROWS = 256  # of a distance matrix at once
-CELLS = 64  # whose local inputs are drawn together
+DISTANCE_ROWS = 256  # rows of a distance matrix computed at once
+CELLS_PER_BATCH = 64  # cells whose inputs are drawn together
 
 
-# How far apart classes are --------------------------------------------------------------------------------------------
+# Distance between classes ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Separation:
     Attributes:
         quantiles: from share to distance; share 0 is the smallest distance.
         norm: ``"linf"`` or ``"l2"``.
-        inputs: how many were compared.
+        inputs: number of inputs compared.
     """
 
     quantiles: dict[str, float]
@@ -47,24 +47,22 @@ class Separation:
         return self.quantiles["0"] / 2
 
     def __str__(self) -> str:
-        told = ", ".join(f"{100 * float(share):g} %: {value:.3g}" for share, value in self.quantiles.items())
+        quantiles = ", ".join(f"{100 * float(share):g} %: {value:.3g}" for share, value in self.quantiles.items())
+        if self.radius == 0:
+            advice = "Two equal inputs have different classes: no cell holds one class only; check those labels."
+        else:
+            advice = f"Cells of radius {self.radius:.3g} hold one class each."
         return (
             f"Distance ({self.norm}) to the nearest input of another class, among {self.inputs} labelled inputs: "
-            f"{told}. {self._advice}"
+            f"{quantiles}. {advice}"
         )
-
-    @property
-    def _advice(self) -> str:
-        if self.radius == 0:
-            return "Two equal inputs have different classes: no cell holds one class only; look at those labels."
-        return f"Cells of radius {self.radius:.3g} hold one class each."
 
 
 def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
-    """Measure r-separation: how large cells may be without holding inputs of two classes.
+    """The r-separation of labelled inputs: how large cells can be without holding inputs of two classes.
 
-    That nothing was found between two labelled inputs is no proof that nothing is there: more data can only bring
-    classes closer. Of more than 4000 inputs, 4000 are compared, evenly spaced.
+    More data can only bring classes closer: that no input lies between two labelled ones does not prove that none
+    exists. Of more than 4000 inputs, 4000 evenly spaced ones are compared.
 
     Args:
         labelled: inputs of at least two classes.
@@ -75,14 +73,14 @@ def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
     """
     if norm not in NORMS:
         raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
-    some = labelled[:: math.ceil(len(labelled) / MOST)] if len(labelled) > MOST else labelled
+    some = labelled[:: math.ceil(len(labelled) / MAX_COMPARED)] if len(labelled) > MAX_COMPARED else labelled
     if bad := int((~some.x.isfinite()).flatten(1).any(1).sum()):
         raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(some)} rows; remove them")
     x, y = some.x.flatten(1).float(), some.labels
     if len(y.unique()) < 2:
         raise ValueError("separation needs inputs of at least two classes, got one; give labelled data of more")
     nearest = []
-    for rows, own in zip(x.split(ROWS), y.split(ROWS), strict=True):
+    for rows, own in zip(x.split(DISTANCE_ROWS), y.split(DISTANCE_ROWS), strict=True):
         apart = torch.cdist(rows, x, p=NORMS[norm], compute_mode="donot_use_mm_for_euclid_dist")
         nearest.append(apart.masked_fill_(own[:, None] == y, math.inf).amin(1))
     distances = torch.cat(nearest).double()
@@ -93,15 +91,15 @@ def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
 # Local profiles -------------------------------------------------------------------------------------------------------
 
 
-class Local(Protocol):
-    """How inputs lie around their cell's centre: for each row of ``x``, one input drawn from its cell."""
+class LocalProfile(Protocol):
+    """The distribution of inputs in a cell: for each centre, a row of ``x``, one input drawn from its cell."""
 
     def __call__(self, x: Tensor, *, generator: torch.Generator) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ball:
-    """Uniform in the L-infinity ball around the centre, as far as it lies within the bounds."""
+    """Uniform in the L-infinity ball around the centre, cut off at the bounds."""
 
     radius: float
     bounds: tuple[float, float] = (0.0, 1.0)
@@ -123,7 +121,7 @@ class Ball:
 
 @dataclass(frozen=True, kw_only=True)
 class UnderConditions:
-    """The centre under field conditions, as the recipe says how likely they are."""
+    """The centre under field conditions drawn from a recipe."""
 
     recipe: Recipe
 
@@ -136,12 +134,12 @@ class UnderConditions:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CellRates:
-    """How many of the inputs drawn from each cell failed.
+    """Failures among the inputs drawn from each cell.
 
     Attributes:
         failures: k, ``(n,)``.
-        samples: m, drawn from each cell.
-        missed: whether the model gets the centre itself wrong; such a cell counts fully.
+        samples: m, inputs drawn per cell.
+        missed: whether the model misclassifies the centre itself; such a cell counts fully.
         ids: of the centres.
     """
 
@@ -155,7 +153,7 @@ class CellRates:
 
     @property
     def rates(self) -> Tensor:
-        """Share of each cell that fails, ("unastuteness"), ``(n,)``; 1 where the centre does."""
+        """Share of each cell that fails ("unastuteness"), ``(n,)``; 1 where the centre fails."""
         return torch.where(self.missed, 1.0, self.failures.double() / self.samples)
 
     def __str__(self) -> str:
@@ -169,28 +167,26 @@ class CellRates:
 def local_failures(
     model: Classifier,
     seeds: Samples,
-    local: Local,
+    local: LocalProfile,
     *,
     samples: int,
     generator: torch.Generator,
     progress: bool = True,
 ) -> CellRates:
-    """Draw inputs from the cell of every seed and count the failures, all cells in common batches.
+    """Failures among inputs drawn from the cell of every seed, computed in common batches.
 
     Args:
-        model: the one to be assessed.
         seeds: labelled centres of the cells.
-        local: how inputs lie in a cell: `Ball`, `UnderConditions`, or a function of your own.
-        samples: inputs drawn from each cell.
-        generator: draws them.
-        progress: show a bar where there is a terminal to show it on.
+        local: distribution of inputs in a cell: `Ball`, `UnderConditions`, or your own function.
+        samples: inputs drawn per cell.
+        progress: show a progress bar on a terminal.
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
     model.check(seeds)
     y, console = seeds.labels, Console(stderr=True)
     shown = progress and console.is_terminal
-    parts = track(torch.arange(len(seeds)).split(CELLS), "cells", console=console, disable=not shown)
+    parts = track(torch.arange(len(seeds)).split(CELLS_PER_BATCH), "cells", console=console, disable=not shown)
     failures = [_failures(model, seeds.x[part], y[part], local, samples, generator) for part in parts]
     return CellRates(
         failures=torch.cat(failures),
@@ -201,9 +197,9 @@ def local_failures(
 
 
 def _failures(
-    model: Classifier, x: Tensor, y: Tensor, local: Local, samples: int, generator: torch.Generator
+    model: Classifier, x: Tensor, y: Tensor, local: LocalProfile, samples: int, generator: torch.Generator
 ) -> Tensor:
-    """Counts for some cells: rows are dealt out cell by cell until each has had its samples."""
+    """Failure counts of some cells; the cells take turns until each has had its samples."""
     counts = torch.zeros(len(x), dtype=torch.int64)
     order = torch.arange(len(x) * samples) % len(x)
     for rows in order.split(max(len(x), model.batch_size)):
@@ -217,13 +213,13 @@ def _failures(
 
 @dataclass(frozen=True, kw_only=True)
 class CellEstimate:
-    """The probability of misclassification under "the profile's seeds, each with its local profile".
+    """The probability of misclassification if field inputs are drawn from local profiles around the profile's seeds.
 
     Attributes:
         estimate: Σ mass · rate.
-        upper: at most this, with ``confidence``, by the bootstrap of the whole sum.
-        standard_error: by the same bootstrap.
-        independent_error: what the published formula gives, which takes cells for independent; shown to be compared.
+        upper: bound with ``confidence``, from the bootstrap of the whole sum.
+        standard_error: from the same bootstrap.
+        independent_error: by the published formula, which treats cells as independent; for comparison.
     """
 
     estimate: float
@@ -238,16 +234,16 @@ class CellEstimate:
         return (
             f"Probability of misclassification {self.estimate:.3g} ± {self.standard_error:.2g}, at most "
             f"{self.upper:.3g} with {self.confidence:.4g} confidence, from {self.cells} cells with {self.samples} "
-            "inputs each; if inputs of the field are such seeds with the local profile around them."
+            "inputs each, assuming that field inputs are distributed like the local profiles around these seeds."
         )
 
 
 def seed_masses(n: int, *, resamples: int, generator: torch.Generator) -> Tensor:
-    """Masses of n seeds that were drawn from the profile, resampled, ``(resamples, n + 1)``.
+    """Resampled masses of n seeds that were drawn from the profile, ``(resamples, n + 1)``.
 
-    Flat Dirichlet weights (the Bayesian bootstrap) over the n seeds and, in the last column, one more that was not
-    drawn and is taken to fail: with cells that fail entirely or not at all, the bound is Clopper-Pearson's. Without it,
-    what n seeds happened not to show would be thought impossible.
+    Flat Dirichlet weights (the Bayesian bootstrap) over the n seeds and, in the last column, one unseen seed that is
+    assumed to fail: if every cell fails entirely or not at all, the bound is Clopper-Pearson's. Without it, failures
+    that n seeds happened not to show would count as impossible.
     """
     u = torch.rand(resamples, n + 1, dtype=torch.float64, generator=generator, device=generator.device).cpu()
     weights = -torch.log1p(-u)
@@ -255,11 +251,11 @@ def seed_masses(n: int, *, resamples: int, generator: torch.Generator) -> Tensor
 
 
 def kernel_masses(kde: KDE, centres: Tensor, *, resamples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Masses of fixed cells by a kernel density at their centres, ``(n,)``, and resampled, ``(resamples, n)``.
+    """Masses of fixed cells from a kernel density at their centres, ``(n,)``, and resampled, ``(resamples, n)``.
 
-    Every resample draws the field inputs (the kernels' references) anew, with all their kernels and the normalisation
-    over cells: cells do not move independently of each other. What lies outside the cells is not in them, and
-    a bound from these masses is approximate.
+    Every resample draws the field inputs (the kernels' references) again, with all their kernels and the normalisation
+    over cells, so masses of cells are dependent. Mass outside the cells is ignored, so a bound from these masses is
+    approximate.
     """
     log_kernels = _log_kernels(kde, centres.double().flatten(1))
     kernels = (log_kernels - log_kernels.amax()).exp()
@@ -272,7 +268,7 @@ def kernel_masses(kde: KDE, centres: Tensor, *, resamples: int, generator: torch
 
 
 def _log_kernels(kde: KDE, z: Tensor) -> Tensor:
-    """log N(z; μᵢ, σᵢ) up to a constant, ``(N, n)``, one dimension after another."""
+    """log N(z; μᵢ, σᵢ) up to a constant, ``(N, n)``, summed dimension by dimension to save memory."""
     references = kde.references.double().flatten(1)
     widths = kde.bandwidth.double().expand_as(kde.references).flatten(1)
     logs = -widths.log().sum(1).expand(len(z), -1).clone()
@@ -289,20 +285,18 @@ def cells_estimate(
     confidence: float = 0.95,
     generator: torch.Generator,
 ) -> CellEstimate:
-    """Add cells up, and bootstrap the sum as a whole.
+    """The mass-weighted sum of the cells' failure rates, with a bound from a bootstrap of the whole sum.
 
         λ = Σᵢ pᵢ λᵢ,   λ⁽ᵇ⁾ = Σᵢ pᵢ⁽ᵇ⁾ λᵢ⁽ᵇ⁾,   λᵢ⁽ᵇ⁾ ~ Beta(kᵢ + ½, m - kᵢ + ½)        (1)
 
-    The published formula, V[λ] = Σᵢ V[pᵢ λᵢ], takes the cells' masses for independent. They are not: kernels make
-    neighbours rise together, and all masses sum to 1. It comes out too small, and smaller the finer the cells.
+    The published formula, V[λ] = Σᵢ V[pᵢ λᵢ], treats the cells' masses as independent. They are not: kernels make
+    neighbours rise together, and all masses sum to 1. Its error is too small, the more so the finer the cells.
 
     Args:
         rates: from `local_failures`.
-        masses: p, ``(n,)``; equal unless given, which is right for seeds drawn from the profile.
-        resampled: p⁽ᵇ⁾, rows that sum to 1: `seed_masses`, ``(B, n + 1)``, for seeds drawn from the profile, where the
-            last column fails; `kernel_masses`, ``(B, n)``, for fixed cells.
-        confidence: of the bound.
-        generator: draws the rates.
+        masses: p, ``(n,)`` (default: equal, which is right for seeds drawn from the profile).
+        resampled: p⁽ᵇ⁾, rows that sum to 1: `seed_masses`, ``(B, n + 1)``, for seeds drawn from the profile, with a
+            last column that fails; `kernel_masses`, ``(B, n)``, for fixed cells.
 
     References:
         | Assessing the Reliability of Deep Learning Classifiers Through Robustness Evaluation and Operational Profiles
@@ -331,7 +325,7 @@ def cells_estimate(
 
 
 def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """``(n, cells)`` draws of Beta(a, b); by way of scipy, whose generator takes its seed from ours."""
+    """``(n, cells)`` draws of Beta(a, b) by NumPy, seeded from our generator."""
     import numpy as np
 
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
@@ -341,9 +335,9 @@ def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
 def _check_masses(p: Tensor, resampled: Tensor, n: int) -> None:
     if p.shape != (n,) or resampled.ndim != 2 or resampled.shape[1] not in (n, n + 1) or len(resampled) < 20:
         raise ValueError(
-            f"masses must be ({n},) and resampled (B, {n}) or (B, {n + 1}) with B at least 20, one column a cell, got "
-            f"{tuple(p.shape)} and {tuple(resampled.shape)}"
+            f"masses must be ({n},) and resampled (B, {n}) or (B, {n + 1}) with B at least 20, one column per cell, "
+            f"got {tuple(p.shape)} and {tuple(resampled.shape)}"
         )
     for name, rows in (("masses", p[None]), ("every row of resampled", resampled)):
         if not bool((rows >= 0).all()) or not bool(((rows.sum(1) - 1).abs() < 1e-6).all()):
-            raise ValueError(f"{name} must be 0 or more and sum to 1; `seed_masses` and `kernel_masses` make them so")
+            raise ValueError(f"{name} must be 0 or more and sum to 1; use `seed_masses` or `kernel_masses`")

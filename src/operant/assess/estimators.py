@@ -1,7 +1,7 @@
-"""From a draw, and from which of the drawn inputs failed, to the probability of misclassification λ, with a bound.
+"""Estimates of the probability of misclassification λ, with a bound, from a draw and which drawn inputs failed.
 
-Every estimate but the prediction-powered one is a sum over the drawn failures, λ̂ = Σ t_i y_i, and without bias for the
-mass of all failures within reach of the draw. `estimate` takes what suits the design:
+Every estimate except the prediction-powered one is a sum over the drawn failures, λ̂ = Σ t_i y_i, unbiased for the mass
+of all failures that the draw can reach. `estimate` chooses by design:
 
     design           estimate                      bound
     "pps"            `hansen_hurwitz`              exact if drawn by the mass itself, else normal
@@ -10,17 +10,18 @@ mass of all failures within reach of the draw. `estimate` takes what suits the d
     "sequential"     `lure` (or `des_raj`)         exact if drawn by equal chances, else normal
     "stratified"     `stratified`                  score
 
-A normal bound is only given where it can be trusted: if at least 20 failures, counted by weight, were drawn, and if no
-drawn input counts for more than a tenth of the estimate. Otherwise ``upper`` is None, a finding says what to do,
-and the estimate stands. The second rule looks at all drawn inputs, not at failures alone: that one which weighs so much
-did not fail tells that others like it, which were not drawn, may. The bound is
+A normal bound is only given where it can be trusted: if the drawn failures are worth at least 20 of equal weight, and
+if no drawn input counts for more than a tenth of the estimate. Otherwise ``upper`` is None, a finding says what to do,
+and the estimate stands. The second rule covers all drawn inputs, not only failures: if an input of large weight did not
+fail, others like it that were not drawn still may. The bound is
 
     λ̂ + z² t̄ / 2 + z √(V̂ + z² t̄² / 4),   t̄ = Σ t³ / Σ t²  over the failures        (1)
 
-and not λ̂ + z √V̂, which is too small at its confidence, since a draw with few failures also has a small V̂. Where all
-terms are equal and small, (1) is Wilson's. Failures that were likely to be drawn in any case count less in t̄.
+and not λ̂ + z √V̂, which covers too rarely, since a draw with few failures also has a small V̂. Where all terms are
+equal and small, (1) is Wilson's. Failures that were likely to be drawn in any case count less in t̄.
 
-Failures out of reach (`Draw.unreachable`) are in no estimate; their mass is added to every bound.
+Failures that cannot be drawn (`Draw.unreachable`) are in no estimate; their mass is added to every bound. References
+for the designs are in `operant.seeds.draw`.
 """
 
 from __future__ import annotations
@@ -38,29 +39,27 @@ from operant.assess.bounds import STRATIFIED, check_confidence, clopper_pearson,
 from operant.model.doctor import Finding
 from operant.seeds.designs import Draw, normalised
 
-LARGEST_SHARE = 0.1  # of the estimate, that one input may count for under a normal bound
-FEWEST_FAILURES = 20.0  # counted by weight, under a normal bound
-SAME = 1e-9  # relative difference up to which two probabilities are equal
+MAX_SHARE = 0.1  # of the estimate that one input may account for under a normal bound
+MIN_FAILURES = 20.0  # of equal weight, for a normal bound
+TOLERANCE = 1e-9  # relative difference up to which two probabilities are equal
 INCLUSION = ("poisson", "stratified")  # designs whose probabilities are those of being in the sample at all
-CERTAIN = 1 - SAME  # from here on, a row was sure to be drawn
+CERTAIN = 1 - TOLERANCE  # rows with at least this probability were sure to be drawn
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a draw says about the probability of misclassification per input.
+    """An estimate of the probability of misclassification per input.
 
     Attributes:
-        estimate: λ̂, without bias and therefore not cut off at 1.
+        estimate: λ̂, unbiased and therefore not cut off at 1.
         upper: λ is at most this, with ``confidence``; None where no bound can be trusted, see ``findings``.
-        confidence: of the bound.
-        standard_error: of the estimate; None if a single label does not tell.
-        method: the estimator's name.
-        bound: how ``upper`` was obtained, "none" without it.
-        labels: how many drawn inputs were looked at; one that came up twice counts twice.
-        failures: how many of them failed.
-        effective_failures: (Σ t)² / Σ t² over the failures' terms t: as many failures of equal weight tell as much.
-        unreachable: the mass the draw could not reach; it is in ``upper`` and not in ``estimate``.
-        findings: what to know before using the numbers.
+        standard_error: of the estimate; None if there are too few labels to compute it.
+        bound: the name of the bound's method, or "none".
+        labels: number of drawn inputs; one that was drawn twice counts twice.
+        failures: number of them that failed.
+        effective_failures: (Σ t)² / Σ t² over the failures' terms t: the equivalent number of failures of equal weight.
+        unreachable: the mass that could not be drawn; it is in ``upper`` and not in ``estimate``.
+        findings: warnings about the numbers.
     """
 
     estimate: float
@@ -86,12 +85,11 @@ class Estimate:
 
 
 def estimate(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimate:
-    """The estimate and bound that suit the draw's design; a draw of the "top" is refused.
+    """The estimate and bound for the draw's design; raises for the design "top".
 
     Args:
-        draw: what `operant.seeds.draw` returned.
-        failed: for each of its rows, in its order, whether the model got it wrong.
-        confidence: of the bound.
+        draw: result of `operant.seeds.draw`.
+        failed: for each of its rows, in order, whether the model misclassified it.
 
     >>> from operant import Samples, spawn
     >>> from operant.seeds import draw
@@ -100,7 +98,7 @@ def estimate(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimat
     >>> estimate(drawn, pool.x[drawn.indices, 0] < 0.01).upper
     0.0302...
     """
-    draw.chances  # noqa: B018  # refuses a draw without
+    draw.chances  # noqa: B018  # raises if the design has none
     return ESTIMATORS[draw.design](draw, failed, confidence=confidence)
 
 
@@ -109,73 +107,53 @@ def hansen_hurwitz(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> E
 
         λ̂ = (1/n) Σ p_i y_i / d_i,   V̂ = Σ (p_i y_i / d_i - λ̂)² / (n (n - 1))        (1)
 
-    If the chances are the masses, failures are independent with probability λ, and the bound is Clopper and Pearson's.
-
-    References:
-        | On the Theory of Sampling from Finite Populations (Hansen and Hurwitz, 1943)
-        | https://doi.org/10.1214/aoms/1177731356
+    If the chances are the masses, failures are independent with probability λ, and the bound is Clopper-Pearson's.
     """
     y = _checked(draw, failed, confidence, "pps")
     if _agree(draw.mass / draw.chances, 1 - draw.unreachable):
-        return _counted(draw, y, _pps(draw, y), confidence, "Hansen-Hurwitz")
-    return _weighed(draw, y, _pps(draw, y), confidence, "Hansen-Hurwitz")
+        return _exact(draw, y, _pps(draw, y), confidence, "Hansen-Hurwitz")
+    return _normal(draw, y, _pps(draw, y), confidence, "Hansen-Hurwitz")
 
 
 def horvitz_thompson(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimate:
-    """For ``"poisson"``: each row was in the sample with chance d_i, independently.
+    """For ``"poisson"``: each row was included with chance d_i, independently.
 
-        λ̂ = Σ p_i y_i / d_i,   V̂ = Σ (1 - d_i) (p_i y_i / d_i)²        (1)
-
-    References:
-        | A Generalization of Sampling Without Replacement from a Finite Universe (Horvitz and Thompson, 1952)
-        | https://doi.org/10.1080/01621459.1952.10483446
+    λ̂ = Σ p_i y_i / d_i,   V̂ = Σ (1 - d_i) (p_i y_i / d_i)²        (1)
     """
     y = _checked(draw, failed, confidence, "poisson")
-    return _weighed(draw, y, _poisson(draw, y), confidence, "Horvitz-Thompson")
+    return _normal(draw, y, _poisson(draw, y), confidence, "Horvitz-Thompson")
 
 
 def rao_hartley_cochran(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimate:
     """For ``"rhc"``: one row from each random group g of N_g rows and weight Q_g, with chance d_i = q_i / Q_g.
 
-        λ̂ = Σ p_i y_i / d_i,   V̂ = (Σ N_g² - N) / (N² - Σ N_g²) Σ Q_g (p_i y_i / q_i - λ̂)²        (1)
-
-    References:
-        | On a Simple Procedure of Unequal Probability Sampling without Replacement (Rao, Hartley and Cochran, 1962)
-        | Journal of the Royal Statistical Society B 24, 482-491
+    λ̂ = Σ p_i y_i / d_i,   V̂ = (Σ N_g² - N) / (N² - Σ N_g²) Σ Q_g (p_i y_i / q_i - λ̂)²        (1)
     """
     y = _checked(draw, failed, confidence, "rhc")
-    return _weighed(draw, y, _rhc(draw, y), confidence, "Rao-Hartley-Cochran")
+    return _normal(draw, y, _rhc(draw, y), confidence, "Rao-Hartley-Cochran")
 
 
 def des_raj(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimate:
-    """For ``"sequential"``: at the k-th draw row k had chance d_k among those that were left. DeepEST's estimate.
+    """For ``"sequential"``: at the k-th draw row k had chance d_k among the rows left. DeepEST's estimate.
 
         z_k = Σ_{j<k} p_j y_j + p_k y_k / d_k,   λ̂ = (1/n) Σ z_k,   V̂ = Σ (z_k - λ̂)² / (n (n - 1))        (1)
 
-    Each z_k is without bias, whatever was drawn before, and they are uncorrelated. DeepEST's program takes the distance
-    from z_1 instead of λ̂ in V̂, which is no estimate of the variance; we do not follow it.
-
-    References:
-        | Some Estimators in Sampling with Varying Probabilities without Replacement (Des Raj, 1956)
-        | Journal of the American Statistical Association 51, 269-284
-        | Operation is the Hardest Teacher: Estimating DNN Accuracy Looking for Mispredictions (Guerriero et al., 2021)
-        | https://arxiv.org/abs/2102.04287
+    Each z_k is unbiased, whatever was drawn before, and they are uncorrelated. In V̂, DeepEST's program takes the
+    distance from z_1 instead of λ̂, which does not estimate the variance; we do not follow it.
     """
     y = _checked(draw, failed, confidence, "sequential")
     return _without_replacement(draw, y, _des_raj(draw, y), confidence, "Des Raj")
 
 
 def lure(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimate:
-    """For ``"sequential"``: the same terms as `des_raj`, later ones counting more, for there less was left unknown.
+    """For ``"sequential"``: the terms of `des_raj`, with more weight on later ones, where fewer rows were unknown.
 
         λ̂ = Σ c_k z_k,   c_k = (N/n) (N - n) / ((N - k) (N - k + 1)),   V̂ = (n / (n - 1)) Σ c_k² (z_k - λ̂)²        (1)
 
-    This is LURE written by its uncorrelated parts, which also gives its variance. By equal chances it is the plain
-    rate; whoever draws the whole pool gets the truth.
+    This is LURE written as a sum of uncorrelated parts, which also gives its variance. With equal chances it is the
+    plain rate; if the whole pool is drawn, it is exact.
 
     References:
-        | On Statistical Bias In Active Learning: How and When to Fix It (Farquhar et al., 2021)
-        | https://arxiv.org/abs/2101.11665
         | Active Testing: Sample-Efficient Model Evaluation (Kossen et al., 2021)
         | https://arxiv.org/abs/2103.05331
     """
@@ -184,36 +162,34 @@ def lure(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimate:
 
 
 def stratified(draw: Draw, failed: Tensor, *, confidence: float = 0.95, bound: str = "score") -> Estimate:
-    """For ``"stratified"``: the rate of each stratum, weighed by its mass. The default for claims from few labels.
+    """For ``"stratified"``: the stratum rates weighted by mass. The default for claims from few labels.
 
         λ̂ = Σ P_h k_h / n_h,   V̂ = Σ P_h² (1 - f_h) r_h (1 - r_h) / (n_h - 1),   r_h = k_h / n_h        (1)
 
-    f_h is the part of the stratum that was drawn. Rows that were certain to be drawn are taken out beforehand and
-    counted as they are. The bound takes draws of a stratum for independent; that they are without replacement makes it
-    somewhat long.
+    f_h is the drawn share of the stratum. Rows that were certain to be drawn are counted separately, exactly. The bound
+    treats the draws of a stratum as independent; since they are without replacement, it is somewhat long.
 
-    Most is claimed from few labels with ``combine(mass, risk, risk_power=0.5, defensive=0.5)`` for weights: what looks
-    safe must be looked at often enough, or its possible failures make up the bound. Six strata do better than four.
+    Fewest labels are needed with the weights ``combine(mass, risk, risk_power=0.5, defensive=0.5)``: inputs that look
+    safe must be drawn often enough, or their possible failures dominate the bound. Six strata do better than four.
 
     Args:
-        draw: by the design ``"stratified"``.
-        failed: for each of its rows whether it failed.
-        confidence: of the bound.
+        draw: with the design ``"stratified"``.
+        failed: for each of its rows, whether it failed.
         bound: ``"score"``, ``"laplace"``, ``"beta"`` or ``"jeffreys"``; see `operant.assess.stratified_bound`.
     """
     y = _checked(draw, failed, confidence, "stratified")
     if bound not in STRATIFIED:
         raise ValueError(f"bound must be one of {', '.join(STRATIFIED)}, got {bound!r}")
     terms = _stratified(draw, y)
-    mass, drawn, failures = _open_strata(draw, y)
+    mass, drawn, failures = _uncertain_strata(draw, y)
     known = float((draw.mass * y)[draw.chances >= CERTAIN].sum())
-    told = None
+    upper, method = known, "all labels known"
     if len(mass):
-        told = stratified_bound(
+        rest = stratified_bound(
             failures.round().tolist(), drawn.tolist(), mass.tolist(), confidence=confidence, method=bound
         )
-    upper = known + (told.upper if told else 0.0)
-    return _result(draw, y, terms, confidence, "stratified", told.method if told else "all labels known", upper)
+        upper, method = known + rest.upper, rest.method
+    return _result(draw, y, terms, confidence, "stratified", method, upper)
 
 
 def prediction_powered(
@@ -225,36 +201,34 @@ def prediction_powered(
     power: float | None = None,
     confidence: float = 0.95,
 ) -> Estimate:
-    """Guesses for the whole pool, put right by the drawn failures: survey sampling's difference estimator.
+    """A predicted risk for the whole pool, corrected by the drawn failures: survey sampling's difference estimator.
 
         λ̂ = η Σ_pool p_i s_i + Σ_drawn t_i (y_i - η s_i)        (1)
 
-    t_i is what a failure of row i counts for in the design's own estimate, for example p_i / (n d_i). That is (1) with
-    η = 0; a good score takes variance away from it, a bad one adds to it. Left open, η is the coefficient of the
+    t_i is the weight of a failure of row i in the design's own estimate, for example p_i / (n d_i). That is (1) with
+    η = 0; a good score reduces its variance, a bad one increases it. By default η is the coefficient of the
     regression of t y on t s over the drawn rows, at the price of a bias of the order 1 / n.
 
     Args:
-        draw: by any design with probabilities that reaches the whole pool.
-        failed: for each of its rows whether it failed.
-        scores: s, a guess of each pool input's probability of failing, in the pool's order.
+        draw: with any design that has probabilities and reaches the whole pool.
+        failed: for each of its rows, whether it failed.
+        scores: s, an estimate of each pool input's probability of failing, in the pool's order.
         mass: the pool's, as given to the draw.
-        power: η; estimated if None.
-        confidence: of the bound.
+        power: η (default: estimated).
 
     References:
         | PPI++: Efficient Prediction-Powered Inference (Angelopoulos et al., 2023)
         | https://arxiv.org/abs/2311.01453
         | Model Assisted Survey Sampling (Särndal, Swensson and Wretman, 1992), chapter 6
     """
-    draw.chances  # noqa: B018  # refuses a draw without
     y = _checked(draw, failed, confidence, draw.design)
     total, s = _checked_scores(draw, scores, mass)
     terms = TERMS[draw.design]
     shares = terms(draw, y).shares
     eta = _regression(shares * y, shares * s) if power is None else float(power)
     rest = terms(draw, y - eta * s)
-    powered = _Terms(shares, eta * total + float((shares * (y - eta * s)).sum()), rest.error)
-    return _weighed(draw, y, powered, confidence, f"prediction-powered, η = {eta:.3g}")
+    powered = _EstimateTerms(shares, eta * total + float((shares * (y - eta * s)).sum()), rest.error)
+    return _normal(draw, y, powered, confidence, f"prediction-powered, η = {eta:.3g}")
 
 
 ESTIMATORS: dict[str, Callable[..., Estimate]] = {
@@ -269,42 +243,42 @@ ESTIMATORS: dict[str, Callable[..., Estimate]] = {
 # The terms of each estimate -------------------------------------------------------------------------------------------
 
 
-class _Terms(NamedTuple):
-    """What a failure of each drawn row counts for, the estimate, and its standard error."""
+class _EstimateTerms(NamedTuple):
+    """The weight of a failure of each drawn row, the estimate, and its standard error."""
 
     shares: Tensor
     estimate: float
     error: float | None
 
 
-def _pps(draw: Draw, y: Tensor) -> _Terms:
+def _pps(draw: Draw, y: Tensor) -> _EstimateTerms:
     n, weights = len(draw), draw.mass / draw.chances
-    return _Terms(weights / n, float((weights * y).mean()), _error_of_mean(weights * y))
+    return _EstimateTerms(weights / n, float((weights * y).mean()), _error_of_mean(weights * y))
 
 
-def _poisson(draw: Draw, y: Tensor) -> _Terms:
+def _poisson(draw: Draw, y: Tensor) -> _EstimateTerms:
     weights = draw.mass / draw.chances
     variance = ((1 - draw.chances) * (weights * y) ** 2).sum()
-    return _Terms(weights, float((weights * y).sum()), math.sqrt(float(variance)))
+    return _EstimateTerms(weights, float((weights * y).sum()), math.sqrt(float(variance)))
 
 
-def _rhc(draw: Draw, y: Tensor) -> _Terms:
+def _rhc(draw: Draw, y: Tensor) -> _EstimateTerms:
     assert draw.groups is not None
     sums, sizes = draw.groups.sums, draw.groups.sizes.double()
     weights = draw.mass / draw.chances
     total, squares, size = (weights * y).sum(), (sizes**2).sum(), sizes.sum()
     spread = (sums * (weights * y / sums - total) ** 2).sum()
     error = math.sqrt(float((squares - size) / (size**2 - squares) * spread)) if len(draw) > 1 else None
-    return _Terms(weights, float(total), error)
+    return _EstimateTerms(weights, float(total), error)
 
 
-def _des_raj(draw: Draw, y: Tensor) -> _Terms:
+def _des_raj(draw: Draw, y: Tensor) -> _EstimateTerms:
     n, k = len(draw), torch.arange(1, len(draw) + 1)
     z = _cumulated(draw, y)
-    return _Terms(draw.mass * ((n - k) + 1 / draw.chances) / n, float(z.mean()), _error_of_mean(z))
+    return _EstimateTerms(draw.mass * ((n - k) + 1 / draw.chances) / n, float(z.mean()), _error_of_mean(z))
 
 
-def _lure(draw: Draw, y: Tensor) -> _Terms:
+def _lure(draw: Draw, y: Tensor) -> _EstimateTerms:
     n, size, k = len(draw), draw.pool_size, torch.arange(1, len(draw) + 1, dtype=torch.float64)
     if n == size:
         c = torch.zeros(n, dtype=torch.float64).index_fill_(0, torch.tensor([n - 1]), 1)  # the last row's term is λ
@@ -314,7 +288,7 @@ def _lure(draw: Draw, y: Tensor) -> _Terms:
     z = _cumulated(draw, y)
     total = (c * z).sum()
     error = math.sqrt(float(n / (n - 1) * (c**2 * (z - total) ** 2).sum())) if n > 1 else None
-    return _Terms(draw.mass * (later + c / draw.chances), float(total), error)
+    return _EstimateTerms(draw.mass * (later + c / draw.chances), float(total), error)
 
 
 def _cumulated(draw: Draw, y: Tensor) -> Tensor:
@@ -323,7 +297,7 @@ def _cumulated(draw: Draw, y: Tensor) -> Tensor:
     return values.cumsum(0) - values + values / draw.chances
 
 
-def _stratified(draw: Draw, y: Tensor) -> _Terms:
+def _stratified(draw: Draw, y: Tensor) -> _EstimateTerms:
     assert draw.strata is not None
     of, some = draw.strata.of, draw.chances < CERTAIN
     weights, drawn = draw.mass / draw.chances, torch.bincount(of[some], minlength=len(draw.strata.mass)).double()
@@ -333,7 +307,7 @@ def _stratified(draw: Draw, y: Tensor) -> _Terms:
     fraction = _by_stratum(draw, draw.chances) / drawn.clamp_min(1)
     variance = (squares * (1 - fraction) / drawn.clamp_min(1)).sum()
     error = None if bool((drawn == 1).any()) else math.sqrt(float(variance))
-    return _Terms(weights, float((weights * y).sum()), error)
+    return _EstimateTerms(weights, float((weights * y).sum()), error)
 
 
 def _by_stratum(draw: Draw, values: Tensor) -> Tensor:
@@ -343,15 +317,15 @@ def _by_stratum(draw: Draw, values: Tensor) -> Tensor:
     return sums.index_add_(0, draw.strata.of, values * (draw.chances < CERTAIN))
 
 
-def _open_strata(draw: Draw, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass, draws and failures of each stratum, without the rows that were certain; only strata with some left."""
+def _uncertain_strata(draw: Draw, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mass, draws and failures of each stratum, without rows that were certain to be drawn and without empty strata."""
     assert draw.strata is not None
     drawn, failures = _by_stratum(draw, torch.ones_like(y)), _by_stratum(draw, y)
     mass = _by_stratum(draw, draw.mass / draw.chances)
     return mass[drawn > 0], drawn[drawn > 0], failures[drawn > 0]
 
 
-TERMS: dict[str, Callable[[Draw, Tensor], _Terms]] = {
+TERMS: dict[str, Callable[[Draw, Tensor], _EstimateTerms]] = {
     "pps": _pps,
     "poisson": _poisson,
     "rhc": _rhc,
@@ -374,22 +348,22 @@ def _regression(a: Tensor, b: Tensor) -> float:
 # Bounds ---------------------------------------------------------------------------------------------------------------
 
 
-def _without_replacement(draw: Draw, y: Tensor, terms: _Terms, confidence: float, method: str) -> Estimate:
-    """Equal chances and masses make a simple random sample: its failures are counted, as if drawn with replacement."""
+def _without_replacement(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, method: str) -> Estimate:
+    """An exact bound for equal chances and masses, which are a simple random sample; otherwise a normal one."""
     left = draw.pool_size - torch.arange(len(draw))
     if _agree(draw.chances * left, 1) and _agree(draw.mass * draw.pool_size, 1):
-        return _counted(draw, y, terms, confidence, method)
-    return _weighed(draw, y, terms, confidence, method)
+        return _exact(draw, y, terms, confidence, method)
+    return _normal(draw, y, terms, confidence, method)
 
 
-def _counted(draw: Draw, y: Tensor, terms: _Terms, confidence: float, method: str) -> Estimate:
-    told = clopper_pearson(int(y.sum()), len(y), confidence=confidence)
-    return _result(draw, y, terms, confidence, method, told.method, (1 - draw.unreachable) * told.upper)
+def _exact(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, method: str) -> Estimate:
+    exact = clopper_pearson(int(y.sum()), len(y), confidence=confidence)
+    return _result(draw, y, terms, confidence, method, exact.method, (1 - draw.unreachable) * exact.upper)
 
 
-def _weighed(draw: Draw, y: Tensor, terms: _Terms, confidence: float, method: str) -> Estimate:
-    """A normal bound, if there may be one."""
-    finding = _distrust(y, terms)
+def _normal(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, method: str) -> Estimate:
+    """A normal bound if it can be trusted, otherwise none."""
+    finding = _why_not_normal(y, terms)
     if finding is not None:
         return _result(draw, y, terms, confidence, method, "none", None, finding)
     assert terms.error is not None
@@ -400,22 +374,22 @@ def _weighed(draw: Draw, y: Tensor, terms: _Terms, confidence: float, method: st
     return _result(draw, y, terms, confidence, method, "normal", upper)
 
 
-def _distrust(y: Tensor, terms: _Terms) -> Finding | None:
+def _why_not_normal(y: Tensor, terms: _EstimateTerms) -> Finding | None:
     effective, largest = _effective(terms.shares * y), float(terms.shares.max())
     total = float((terms.shares * y).sum())
-    if effective < FEWEST_FAILURES:
-        why = f"the failures drawn tell no more than {effective:.3g} of equal weight, and it takes {FEWEST_FAILURES:g}"
-    elif largest > LARGEST_SHARE * total:
-        why = f"one drawn input counts for {largest / total:.0%} of the estimate, and {LARGEST_SHARE:.0%} is the most"
+    if effective < MIN_FAILURES:
+        why = f"the drawn failures are worth only {effective:.3g} of equal weight, and {MIN_FAILURES:g} are needed"
+    elif largest > MAX_SHARE * total:
+        why = f"one drawn input counts for {largest / total:.0%} of the estimate; at most {MAX_SHARE:.0%} is allowed"
     elif terms.error is None:
-        why = "a stratum has a single label, from which no variance can be told"
+        why = "a stratum has a single label, which gives no variance"
     else:
         return None
     return Finding(
         name="no normal bound",
         problem=f"a normal approximation cannot be trusted here: {why}",
-        advice='draw by the design "stratified", or by "pps" with the mass as weights, whose bounds do not rest on it; '
-        "or buy more labels",
+        advice='use the design "stratified", or "pps" with the mass as weights, whose bounds need no normal '
+        "approximation; or buy more labels",
         severity="warning",
     )
 
@@ -423,7 +397,7 @@ def _distrust(y: Tensor, terms: _Terms) -> Finding | None:
 def _result(
     draw: Draw,
     y: Tensor,
-    terms: _Terms,
+    terms: _EstimateTerms,
     confidence: float,
     method: str,
     bound: str,
@@ -435,8 +409,8 @@ def _result(
         findings += (
             Finding(
                 name="out of reach",
-                problem=f"inputs with {lost:.3g} of the profile's mass could not be drawn, and no estimate knows them",
-                advice="the bound takes all of them for failures; give every input some weight, as combine does",
+                problem=f"inputs with {lost:.3g} of the profile's mass could not be drawn and are in no estimate",
+                advice="the bound counts all of them as failures; give every input some weight, as combine does",
                 severity="warning",
             ),
         )
@@ -460,21 +434,21 @@ def _effective(terms: Tensor) -> float:
     return float(terms.sum()) ** 2 / squares if squares > 0 else 0.0
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def _agree(values: Tensor, target: float) -> bool:
-    return bool(((values - target).abs() <= SAME * abs(target)).all())
+    return bool(((values - target).abs() <= TOLERANCE * abs(target)).all())
 
 
 def _checked(draw: Draw, failed: Tensor, confidence: float, design: str) -> Tensor:
     """Whether each row failed, as 0.0 or 1.0."""
     check_confidence(confidence)
-    draw.chances  # noqa: B018  # refuses a draw without
+    draw.chances  # noqa: B018  # raises if the design has none
     if draw.design != design:
         raise ValueError(
-            f'this estimate is for draws by "{design}", got one by "{draw.design}"; '
-            "estimate(...) takes the one that suits"
+            f'this estimate is for the design "{design}", got a draw with "{draw.design}"; '
+            "estimate(...) chooses the right one"
         )
     if len(draw) == 0:
         raise ValueError("there are no labels: the draw is empty; draw again, with a larger n")
@@ -484,7 +458,7 @@ def _checked(draw: Draw, failed: Tensor, confidence: float, design: str) -> Tens
     y = failed.detach().cpu().double()
     if bad := int(((y != 0) & (y != 1)).sum()):
         raise ValueError(
-            f"failed must be 0 or 1 (or False and True), got {bad} of {len(y)} that are neither; "
+            f"failed must be 0 or 1 (or False and True), got {bad} of {len(y)} other values; "
             "give model.predict(x) != labels"
         )
     return y
@@ -502,9 +476,9 @@ def _checked_scores(draw: Draw, scores: Tensor, mass: Tensor | None) -> tuple[fl
     if draw.unreachable > 0:
         raise ValueError(
             f"the draw must reach the whole pool, but {draw.unreachable:.3g} of the mass had no weight, where scores "
-            "cannot be put right; draw with positive weights, as combine gives them"
+            "cannot be corrected; draw with positive weights, as combine gives them"
         )
     p = torch.full((size,), 1 / size, dtype=torch.float64) if mass is None else normalised(mass, size, "mass")
     if not torch.allclose(p[draw.indices], draw.mass, rtol=1e-6, atol=0):
-        raise ValueError("mass is not the one that this draw was made with; give the same, in the pool's order")
+        raise ValueError("mass differs from the one that this draw was made with; give the same, in the pool's order")
     return float(p @ s), s[draw.indices]

@@ -1,16 +1,15 @@
-"""How likely failures are in cells where plain sampling finds none: multilevel splitting and the last particle.
+"""The probability of failure in cells where plain sampling finds none: multilevel splitting and the last particle.
 
-Both ask for the probability that a point drawn uniformly from a cell fails, and both answer with a product. N particles
-climb the margin
+Both estimate the probability that a point drawn uniformly from a cell fails, as a product. N particles climb the margin
 
     s(x) = max_{j ≠ y} f_j(x) - f_y(x),   a failure where s ≥ 0,
 
-level by level: the k particles up to the new level die, which multiplies the probability by 1 - k/N, copies of the
-others take their places, and a random walk above the level parts each copy from its original. All runs of all cells
+level by level: the k particles up to the new level are removed, which multiplies the probability by 1 - k/N, copies of
+the others replace them, and a random walk above the level separates each copy from its original. All runs of all cells
 climb together, so that a move is one batch of the model. Logarithms are natural everywhere.
 
-The answer is conditional on mixing: the formulas hold if the walk makes copies independent, which `moves` buys and
-nothing proves. Failures in a corner that no particle came near are not in the number.
+The result is conditional on mixing: the formulas hold if the walk makes copies independent. More `moves` help, but
+nothing proves it. Failures in a corner that no particle came near are not counted.
 """
 
 from __future__ import annotations
@@ -31,38 +30,37 @@ from operant.model import Classifier
 from operant.model.doctor import Finding
 from operant.rng import spawn
 
-ASSUMPTION = "conditional on mixing: the walk is taken to make copied particles independent of their originals"
-ACCEPTED = 0.3  # the share of moves to be accepted; their length is steered to it
-INERTIA = 50  # as many moves count half in the steering
-SHORTEST = 1e-6  # a move, as a share of the cell's side
-ROWS = 1024  # moved at once, or the model's batch size if that is more
-HELD = 2**24  # coordinates of particles held at once
-TOLERATED, UNLIKELY = 1.5, 1e-3  # runs may vary so many times as the formulas say; level of the test whether they do
-FEW_ACCEPTED, SHORT = 0.1, 1 / 3  # of moves, and of the way between particles: less is told as a finding
+ASSUMPTION = "conditional on mixing: the walk is assumed to make copied particles independent of their originals"
+TARGET_ACCEPTANCE = 0.3  # share of accepted moves that the step length is adapted to
+INERTIA = 50  # moves after which the adaptation has half its weight
+MIN_STEP = 1e-6  # as a share of the cell's side
+BATCH_ROWS = 1024  # rows moved at once, or the model's batch size if that is larger
+MAX_COORDINATES = 2**24  # coordinates of particles in memory
+MAX_VARIANCE_RATIO, TEST_LEVEL = 1.5, 1e-3  # tolerated variance between runs, and level of the test for more
+MIN_ACCEPTANCE, MIN_TRAVEL = 0.1, 1 / 3  # below these a finding is reported
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RareFailures:
-    """The probability of failure in each of C cells, from R runs a cell.
+    """The probability of failure in each of C cells, from R runs per cell.
 
     Attributes:
         method: ``"splitting"`` or ``"last particle"``.
         radius: of the cells, in input units.
-        particles: N, of each run.
+        particles: N, per run.
         moves: of the walk, between levels.
         floor: runs stop below this probability.
-        confidence: of the intervals.
-        log_p: natural logarithm of the probability ``(C,)``; where not `reached`, of what it is at most, as estimated.
-        lower, upper: ends of the interval for the probability ``(C,)``; the lower one is 0 where not `reached`.
-        reached: whether every run found failures ``(C,)``; where not, some run ended at the floor or stalled.
+        log_p: natural logarithm of the probability ``(C,)``; where not `reached`, of an estimated upper limit.
+        lower, upper: interval for the probability ``(C,)``; lower is 0 where not `reached`.
+        reached: whether every run found failures ``(C,)``; otherwise some run ended at the floor or stalled.
         runs: log_p of every run ``(C, R)``.
-        spread: variance of the runs, in units of what the formulas say ``(C,)``; about 1 if the walk mixes.
-        acceptance: share of the moves that were accepted ``(C,)``.
-        travel: squared length of the walks, in units of the squared distance between particles ``(C,)``; near 0,
-            copies stayed with their originals.
-        evaluations: rows the model computed ``(C,)``.
-        assumption: what all of this rests on.
-        findings: what speaks against it.
+        variance_ratio: variance between runs relative to the formulas ``(C,)``; about 1 if the walk mixes.
+        acceptance: share of accepted moves ``(C,)``.
+        travel: squared length of the walks relative to the squared distance between particles ``(C,)``; near 0,
+            copies stayed close to their originals.
+        evaluations: model evaluations, in rows ``(C,)``.
+        assumption: what the results are conditional on.
+        findings: evidence against the assumption.
     """
 
     method: str
@@ -76,7 +74,7 @@ class RareFailures:
     upper: Tensor
     reached: Tensor
     runs: Tensor
-    spread: Tensor
+    variance_ratio: Tensor
     acceptance: Tensor
     travel: Tensor
     evaluations: Tensor
@@ -101,7 +99,7 @@ class RareFailures:
             (
                 f"Failure probability within {self.radius:g} of {len(self)} seeds by {self.method}: {cells}; "
                 f"{self.confidence:.4g} confidence, {self.assumption}. Each from {self.runs.shape[1]} runs of "
-                f"{self.particles} particles, {self.moves} moves a level; {int(self.evaluations.sum())} model rows.",
+                f"{self.particles} particles, {self.moves} moves per level; {int(self.evaluations.sum())} model rows.",
                 *map(str, self.findings),
             )
         )
@@ -127,36 +125,34 @@ def splitting(
     The runs' p̂ are averaged. The interval is normal for ln p̂, with the variance of (1) or with the runs' own and
     Student's quantile, whichever is wider: the variance of (1) is too small where the walk mixes poorly.
 
-    Parts from the paper in the walk, which is reflected at the walls of the cell (a symmetric proposal that needs no
-    correction; step 1 forgets where it came from) and steered by acceptance run by run; in drawing copies
-    systematically; and in the stopping rule: a run ends at the floor, or where no particle is above the new level, and
-    is then told as "at most".
+    Differs from the paper in three ways. The walk is reflected at the walls of the cell (a symmetric proposal that
+    needs no correction; step 1 forgets its start) and each run adapts its step length to the acceptance. Copies are
+    drawn systematically. A run ends at the floor, or where no particle is above the new level, and is then reported as
+    "at most".
 
-    All coordinates share one length of moves; where failures hang on one coordinate alone, the others mix slowly.
+    All coordinates share one step length; where failures depend on one coordinate alone, the others mix slowly.
 
-    A cell's random numbers depend on the generator and the seed's id alone, not on which other cells are there.
+    A cell's random numbers depend only on the generator and the seed's id, not on the other cells.
 
     Args:
-        model: to test.
         seeds: labelled; a cell is the L∞ ball around one, within the model's bounds.
         radius: of the cells.
         particles: N.
-        quantile: ρ; the paper's is .1, which takes fewer levels and more moves for each.
+        quantile: ρ; the paper uses .1, which needs fewer levels and more moves per level.
         moves: of every particle, after each level.
-        repeats: runs of each cell.
+        repeats: runs per cell.
         floor: smallest probability of interest.
-        confidence: of the intervals.
-        generator: every cell and run gets its own stream from it.
+        generator: source of randomness; every cell and run gets its own stream.
 
     References:
         | A Statistical Approach to Assessing Neural Network Robustness (Webb et al., 2019)
         | https://arxiv.org/abs/1811.07209
     """
-    plan = _Plan(radius, particles, quantile, moves, repeats, floor, confidence)
-    runs = _runs(model, seeds, plan, generator)
+    options = _Options(radius, particles, quantile, moves, repeats, floor, confidence)
+    runs = _runs(model, seeds, options, generator)
     log_p = runs.log_p.logsumexp(1) - math.log(repeats)
-    half = float(norm.isf(plan.tail)) * (runs.variance.mean(1) / repeats).sqrt()  # (1)
-    return _result("splitting", plan, runs, log_p, log_p - half, log_p + half)
+    half = float(norm.isf(options.tail)) * (runs.variance.mean(1) / repeats).sqrt()  # (1)
+    return _result("splitting", options, runs, log_p, log_p - half, log_p + half)
 
 
 def last_particle(
@@ -171,46 +167,37 @@ def last_particle(
     confidence: float = 0.95,
     generator: torch.Generator,
 ) -> RareFailures:
-    """Splitting where only the last particle dies at each level, which makes the number of levels a Poisson variable.
+    """Splitting where only the lowest particle is removed at each level, so that the number of levels is Poisson.
 
         M ~ Poisson(-N ln p),   p̂ = (1 - 1/N)^M,   -ln p ∈ [Γ(α/2; M), Γ(1 - α/2; M + 1)] / N        (1)
 
     Γ(q; a) is the q-quantile of the gamma distribution of shape a: the interval is exact for any p and N if the walk
     mixes and no margins tie. R runs count as one of R N particles with the sum of their M. Where the runs' own variance
-    and Student's quantile reach farther, the interval is widened to that; with ``repeats=1``, (1) is all there is.
+    and Student's quantile give a wider interval, that one is used; with ``repeats=1``, only (1) is available.
 
-    The walk, the stopping rule and the random numbers are those of `splitting`. A run has many short steps one after
-    the other, -N ln p levels, so this is for many cells at once; it costs about what `splitting` does.
+    The walk, the stopping rule and the random numbers are those of `splitting`. A run has many short sequential steps,
+    -N ln p levels, so this is for many cells at once; its cost is similar.
 
-    Args:
-        model: to test.
-        seeds: labelled; a cell is the L∞ ball around one, within the model's bounds.
-        radius: of the cells.
-        particles: N.
-        moves: of the copy that replaces the last particle.
-        repeats: runs of each cell.
-        floor: smallest probability of interest.
-        confidence: of the intervals.
-        generator: every cell and run gets its own stream from it.
+    Arguments are those of `splitting`, except that ``moves`` applies only to the copy that replaces the last particle.
 
     References:
         | Efficient Statistical Assessment of Neural Network Corruption Robustness (Tit et al., 2021)
         | https://proceedings.neurips.cc/paper/2021/hash/4d215ab7508a3e089af43fb605dd27d1-Abstract.html
     """
-    plan = _Plan(radius, particles, None, moves, repeats, floor, confidence)
-    runs, everyone = _runs(model, seeds, plan, generator), particles * repeats
-    m = runs.log_p.sum(1) / math.log1p(-1 / particles)  # no whole number where particles tied and died together
-    lower = torch.as_tensor(-gamma.isf(plan.tail, m.numpy() + 1) / everyone)  # (1)
-    upper = torch.as_tensor(-gamma.ppf(plan.tail, m.clamp_min(1e-9).numpy()) / everyone)
-    return _result("last particle", plan, runs, m * math.log1p(-1 / everyone), lower, upper)
+    options = _Options(radius, particles, None, moves, repeats, floor, confidence)
+    runs, everyone = _runs(model, seeds, options, generator), particles * repeats
+    m = runs.log_p.sum(1) / math.log1p(-1 / particles)  # not a whole number where tied particles were removed together
+    lower = torch.as_tensor(-gamma.isf(options.tail, m.numpy() + 1) / everyone)  # (1)
+    upper = torch.as_tensor(-gamma.ppf(options.tail, m.clamp_min(1e-9).numpy()) / everyone)
+    return _result("last particle", options, runs, m * math.log1p(-1 / everyone), lower, upper)
 
 
 # The climb ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """The options of both methods; without a quantile, one particle dies at a level."""
+class _Options:
+    """The options of both methods; without a quantile, one particle is removed per level."""
 
     radius: float
     particles: int
@@ -225,14 +212,14 @@ class _Plan:
         check_confidence(self.confidence)
         for name, least in (("particles", 2), ("moves", 1), ("repeats", 1)):
             if (value := getattr(self, name)) != int(value) or value < least:
-                raise ValueError(f"{name} must be a whole number, {least} at least, got {value}")
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
         if self.quantile is not None and not 0 < self.quantile < 1:
             raise ValueError(f"quantile must be between 0 and 1, got {self.quantile}; it is the share that survives")
         if not 1e-300 <= self.floor < 1:
             raise ValueError(f"floor must be a probability, from 1e-300 to below 1, got {self.floor}; 1e-9 is usual")
 
     @property
-    def kill(self) -> int:
+    def removed(self) -> int:
         share = 0.0 if self.quantile is None else 1 - self.quantile
         return min(max(round(share * self.particles), 1), self.particles - 1)
 
@@ -243,17 +230,17 @@ class _Plan:
 
 @dataclass(kw_only=True)
 class _Runs:
-    """What is known of each run: the outcome, and how its particles walked."""
+    """The result of each run, and statistics of its walk."""
 
     log_p: Tensor
     variance: Tensor
     reached: Tensor
     stalled: Tensor
-    step: Tensor  # the longest move, as a share of the cell's side
+    step: Tensor  # maximum move, as a share of the cell's side
     proposed: Tensor
     accepted: Tensor
-    length: Tensor  # squared, of the walks
-    apart: Tensor  # squared, between particles
+    length: Tensor  # squared length of the walks
+    apart: Tensor  # squared distance between particles
 
     @staticmethod
     def new(n: int) -> _Runs:
@@ -263,22 +250,22 @@ class _Runs:
 
     @staticmethod
     def table(parts: list[_Runs], repeats: int) -> _Runs:
-        """All runs, a row for each cell."""
+        """All runs, one row per cell."""
         return _Runs(**{k: torch.cat([vars(part)[k] for part in parts]).view(-1, repeats) for k in vars(parts[0])})
 
 
 class _Populations:
     """The particles of several runs: positions ``u`` as shares of the cell's sides, and margins ``s``.
 
-    Every run has its own stream of random numbers, so that it does not matter which others are there.
+    Every run has its own random stream, so it does not depend on the other runs.
     """
 
     def __init__(
-        self, model: Classifier, plan: _Plan, cells: tuple[Tensor, ...], streams: list[torch.Generator]
+        self, model: Classifier, options: _Options, cells: tuple[Tensor, ...], streams: list[torch.Generator]
     ) -> None:
-        self.model, self.plan, self.streams = model, plan, streams
+        self.model, self.options, self.streams = model, options, streams
         self.low, self.side, self.y = cells
-        runs, n = len(streams), plan.particles
+        runs, n = len(streams), options.particles
         u = self.draw(list(range(runs)), [n] * runs)[0]
         self.s = self.margins(torch.arange(runs).repeat_interleave(n), u).view(runs, n)
         self.u = u.view(runs, n, *u.shape[1:])
@@ -294,86 +281,92 @@ class _Populations:
         return Goal().margin(logits, self.y[run]).double().cpu()
 
 
-def _runs(model: Classifier, seeds: Samples, plan: _Plan, generator: torch.Generator) -> _Runs:
-    """Climb with every run of every cell, as many at a time as fill a batch and fit in memory."""
+def _runs(model: Classifier, seeds: Samples, options: _Options, generator: torch.Generator) -> _Runs:
+    """All runs of all cells, as many at a time as fill a batch and fit in memory."""
     model.check(seeds)
     seeds = seeds.to(model.device)
-    low = (seeds.x - plan.radius).clamp(*model.bounds)
-    side = (seeds.x + plan.radius).clamp(*model.bounds) - low
+    low = (seeds.x - options.radius).clamp(*model.bounds)
+    side = (seeds.x + options.radius).clamp(*model.bounds) - low
     root = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    moved = 1 if plan.kill == 1 else plan.particles
-    most = min(max(model.batch_size, ROWS) // moved, HELD // (plan.particles * low[0].numel()))
+    moved = 1 if options.removed == 1 else options.particles
+    most = min(max(model.batch_size, BATCH_ROWS) // moved, MAX_COORDINATES // (options.particles * low[0].numel()))
     parts, ids = [], seeds.ids.tolist()
-    for run in torch.arange(len(seeds) * plan.repeats).split(max(1, most)):
-        cell = run // plan.repeats
-        names = zip(cell.tolist(), (run % plan.repeats).tolist(), strict=True)
+    for run in torch.arange(len(seeds) * options.repeats).split(max(1, most)):
+        cell = run // options.repeats
+        names = zip(cell.tolist(), (run % options.repeats).tolist(), strict=True)
         streams = [spawn(root, "rare", ids[c], r) for c, r in names]
-        parts.append(_climb(_Populations(model, plan, (low[cell], side[cell], seeds.labels[cell]), streams)))
-    return _Runs.table(parts, plan.repeats)
+        parts.append(_climb(_Populations(model, options, (low[cell], side[cell], seeds.labels[cell]), streams)))
+    return _Runs.table(parts, options.repeats)
 
 
-def _climb(they: _Populations) -> _Runs:
+def _climb(populations: _Populations) -> _Runs:
     """Raise the level of each run until its particles fail, none is above it, or the floor is reached."""
-    n, kill, runs = they.plan.particles, they.plan.kill, _Runs.new(len(they.s))
-    alive = torch.arange(len(they.s))
+    n, removed, runs = populations.options.particles, populations.options.removed, _Runs.new(len(populations.s))
+    alive = torch.arange(len(populations.s))
     while len(alive):
-        s = they.s[alive]
-        level = s.kthvalue(kill, dim=1).values
+        s = populations.s[alive]
+        level = s.kthvalue(removed, dim=1).values
         done = level >= 0
         k = torch.where(done, (s < 0).sum(1), (s <= level[:, None]).sum(1))
         stalled = k == n
         k = torch.where(stalled, 0, k).double()
         runs.reached[alive], runs.stalled[alive] = done, stalled
         runs.log_p[alive] += torch.log1p(-k / n)
-        runs.variance[alive] += torch.where(done, (k + 1) / (n - k + 1), k / (n - k)) / n  # at last it must not be 0
-        on = ~done & ~stalled & (runs.log_p[alive] > math.log(they.plan.floor))
+        runs.variance[alive] += (
+            torch.where(done, (k + 1) / (n - k + 1), k / (n - k)) / n
+        )  # the last level must not add 0
+        on = ~done & ~stalled & (runs.log_p[alive] > math.log(populations.options.floor))
         alive, level = alive[on], level[on]
         if len(alive):
-            copies = _replace(they, alive, s[on], k[on].long())
+            copies = _replace(populations, alive, s[on], k[on].long())
             everyone = torch.arange(len(alive)).repeat_interleave(n), torch.arange(n).repeat(len(alive))
-            _walk(they, runs, alive, level, *(copies if kill == 1 else everyone))
+            _walk(populations, runs, alive, level, *(copies if removed == 1 else everyone))
     return runs
 
 
-def _replace(they: _Populations, alive: Tensor, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def _replace(populations: _Populations, alive: Tensor, s: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Put copies of survivors, drawn systematically, in the places of the k lowest; returns those places."""
     order, survivors = s.argsort(1), s.shape[1] - k
-    start = torch.cat([torch.rand(1, generator=they.streams[r]) for r in alive.tolist()]).double()
+    start = torch.cat([torch.rand(1, generator=populations.streams[r]) for r in alive.tolist()]).double()
     j = torch.arange(int(k.max()))
-    rank = ((survivors / k)[:, None] * (j + start[:, None])).long()  # evenly spaced: all are equally likely
+    rank = (
+        (survivors / k)[:, None] * (j + start[:, None])
+    ).long()  # evenly spaced, so all survivors are equally likely
     rank = k[:, None] + torch.minimum(rank, survivors[:, None] - 1)
     row, which = (j < k[:, None]).nonzero(as_tuple=True)
     run, place, parent = alive[row], order[row, which], order[row, rank[row, which]]
-    they.u[run, place], they.s[run, place] = they.u[run, parent], they.s[run, parent]
+    populations.u[run, place], populations.s[run, place] = populations.u[run, parent], populations.s[run, parent]
     return row, place
 
 
-def _walk(they: _Populations, runs: _Runs, alive: Tensor, level: Tensor, row: Tensor, place: Tensor) -> None:
+def _walk(populations: _Populations, runs: _Runs, alive: Tensor, level: Tensor, row: Tensor, place: Tensor) -> None:
     """Move particles (each ``place`` of the run ``alive[row]``) at random in their cells, above their run's level."""
-    run, count, moves = alive[row], torch.bincount(row, minlength=len(alive)), they.plan.moves
-    first, other = they.u[run, place], they.u[run, (place + 1) % they.plan.particles]
-    u, s, step = first, they.s[run, place], runs.step[alive]
-    times = moves if they.plan.kill == 1 else 1  # one particle a run: all its random numbers at once
+    run, count, moves = alive[row], torch.bincount(row, minlength=len(alive)), populations.options.moves
+    first, other = populations.u[run, place], populations.u[run, (place + 1) % populations.options.particles]
+    u, s, step = first, populations.s[run, place], runs.step[alive]
+    times = (
+        moves if populations.options.removed == 1 else 1
+    )  # one particle per run: draw all its random numbers at once
     for move in range(moves):
         if move % times == 0:
-            noise = they.draw(alive.tolist(), count.tolist(), times=times)
+            noise = populations.draw(alive.tolist(), count.tolist(), times=times)
         proposal = reflected(u, column(step[row].to(u), u) * (2 * noise[move % times] - 1))
-        margin = they.margins(run, proposal)
+        margin = populations.margins(run, proposal)
         accept = margin > level[row]
         u, s = torch.where(column(accept.to(u.device), u), proposal, u), torch.where(accept, margin, s)
         accepted = _sums(accept, row, len(alive))
         runs.accepted[alive] += accepted
-        step = (step * ((accepted - ACCEPTED * count) / (count + INERTIA)).exp()).clamp(SHORTEST, 1)
-    they.u[run, place], they.s[run, place], runs.step[alive] = u, s, step
+        step = (step * ((accepted - TARGET_ACCEPTANCE * count) / (count + INERTIA)).exp()).clamp(MIN_STEP, 1)
+    populations.u[run, place], populations.s[run, place], runs.step[alive] = u, s, step
     runs.proposed[alive] += moves * count
     runs.length[alive] += _sums((u - first).square().flatten(1).sum(1), row, len(alive))
     runs.apart[alive] += _sums((other - first).square().flatten(1).sum(1), row, len(alive))
 
 
 def reflected(u: Tensor, move: Tensor) -> Tensor:
-    """``u`` in [0, 1] moved by at most 1 and mirrored at the walls.
+    """``u`` in [0, 1] moved by at most 1 and reflected at the walls.
 
-    As likely from a to b as back, so uniform stays uniform; a move uniform in [-1, 1] forgets where it came from.
+    A move and its reverse are equally likely, so uniform stays uniform; a uniform move in [-1, 1] forgets its start.
     """
     return 1 - (1 - (u + move).abs()).abs()
 
@@ -382,79 +375,81 @@ def _sums(values: Tensor, row: Tensor, rows: int) -> Tensor:
     return torch.zeros(rows, dtype=torch.float64).index_add_(0, row, values.double().cpu())
 
 
-# The answer -----------------------------------------------------------------------------------------------------------
+# The result -----------------------------------------------------------------------------------------------------------
 
 
-def _result(method: str, plan: _Plan, runs: _Runs, log_p: Tensor, lower: Tensor, upper: Tensor) -> RareFailures:
-    """The interval's ends come as logarithms; where runs scatter by more than it allows, it is widened."""
-    reached, spread, repeats = runs.reached.all(1), torch.ones_like(log_p), plan.repeats
+def _result(method: str, options: _Options, runs: _Runs, log_p: Tensor, lower: Tensor, upper: Tensor) -> RareFailures:
+    """The result from logarithmic interval ends, widened where the runs vary more than the interval allows."""
+    reached, variance_ratio, repeats = runs.reached.all(1), torch.ones_like(log_p), options.repeats
     if repeats > 1:
         own = runs.log_p.var(1)
-        spread = own / runs.variance.mean(1).clamp_min(1e-12)
-        half = float(student.isf(plan.tail, repeats - 1)) * (own / repeats).sqrt()
+        variance_ratio = own / runs.variance.mean(1).clamp_min(1e-12)
+        half = float(student.isf(options.tail, repeats - 1)) * (own / repeats).sqrt()
         lower, upper = torch.minimum(lower, log_p - half), torch.maximum(upper, log_p + half)
     acceptance, travel = _share(runs.accepted, runs.proposed), _share(runs.length, runs.apart)
     return RareFailures(
         method=method,
-        radius=float(plan.radius),
-        particles=plan.particles,
-        moves=plan.moves,
-        floor=float(plan.floor),
-        confidence=float(plan.confidence),
+        radius=float(options.radius),
+        particles=options.particles,
+        moves=options.moves,
+        floor=float(options.floor),
+        confidence=float(options.confidence),
         log_p=log_p,
         lower=torch.where(reached, lower.exp(), 0.0),
         upper=upper.exp().clamp_max(1),
         reached=reached,
         runs=runs.log_p,
-        spread=spread,
+        variance_ratio=variance_ratio,
         acceptance=acceptance,
         travel=travel,
-        evaluations=(runs.proposed.sum(1) + plan.particles * repeats).long(),
-        findings=tuple(_findings(runs.stalled.any(1), acceptance, travel, spread[reached], repeats - 1)),
+        evaluations=(runs.proposed.sum(1) + options.particles * repeats).long(),
+        findings=tuple(_findings(runs.stalled.any(1), acceptance, travel, variance_ratio[reached], repeats - 1)),
     )
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """Of all runs of a cell; 1 where nothing had to walk."""
+    """The ratio over all runs of a cell; 1 where there was no walk."""
     return torch.where(whole.sum(1) > 0, part.sum(1) / whole.sum(1), 1.0)
 
 
-def _findings(stalled: Tensor, acceptance: Tensor, travel: Tensor, spread: Tensor, freedom: int) -> Iterator[Finding]:
+def _findings(
+    stalled: Tensor, acceptance: Tensor, travel: Tensor, variance_ratio: Tensor, freedom: int
+) -> Iterator[Finding]:
     if n := int(stalled.sum()):
         yield _finding(
             "stalled",
             f"in {n} of {len(stalled)} cells a run had no particle above its next level: the margin is flat there, or "
-            "the walk stuck; the upper bound is for the level where it stopped",
-            "draw plain samples there, or give more particles and moves",
+            "the walk is stuck; the upper bound is for the level where it stopped",
+            "draw plain samples there, or use more particles and moves",
         )
-    if n := int((acceptance < FEW_ACCEPTED).sum()):
+    if n := int((acceptance < MIN_ACCEPTANCE).sum()):
         yield _finding(
             "few moves accepted",
-            f"in {n} of {len(acceptance)} cells fewer than {FEW_ACCEPTED:.0%} of the moves were accepted",
-            "give more moves",
+            f"in {n} of {len(acceptance)} cells fewer than {MIN_ACCEPTANCE:.0%} of the moves were accepted",
+            "use more moves",
         )
-    if n := int((travel < SHORT).sum()):
+    if n := int((travel < MIN_TRAVEL).sum()):
         yield _finding(
             "short walks",
             f"in {n} of {len(travel)} cells copies stayed near their originals, at {float(travel.min()):.2g} of the "
             "squared distance between particles",
-            "give more moves",
+            "use more moves",
         )
-    if freedom and len(spread) and _differ(spread, freedom):
+    if freedom and len(variance_ratio) and _differ(variance_ratio, freedom):
         yield _finding(
             "runs disagree",
-            f"runs of one cell vary {float(spread.mean()):.2g} times as much as they should if the walk mixed, "
-            f"{float(spread.max()):.2g} times in the worst cell",
-            "the intervals are wider for it; give more moves or particles, until the runs agree",
+            f"runs of one cell vary {float(variance_ratio.mean()):.2g} times as much as they should if the walk mixed, "
+            f"{float(variance_ratio.max()):.2g} times in the worst cell",
+            "the intervals are widened accordingly; use more moves or particles until the runs agree",
         )
 
 
-def _differ(spread: Tensor, freedom: int) -> bool:
-    """Whether all cells together, or one of them, vary more than is tolerated, beyond chance."""
-    squares = spread * freedom / TOLERATED
-    together = chi2.sf(float(squares.sum()), freedom * len(spread))
-    one = chi2.sf(float(squares.max()), freedom) * len(spread)
-    return bool(min(together, one) < UNLIKELY)
+def _differ(variance_ratio: Tensor, freedom: int) -> bool:
+    """Whether the runs of all cells together, or of one cell, vary significantly more than tolerated."""
+    squares = variance_ratio * freedom / MAX_VARIANCE_RATIO
+    together = chi2.sf(float(squares.sum()), freedom * len(variance_ratio))
+    one = chi2.sf(float(squares.max()), freedom) * len(variance_ratio)
+    return bool(min(together, one) < TEST_LEVEL)
 
 
 def _finding(name: str, problem: str, advice: str) -> Finding:

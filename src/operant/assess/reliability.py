@@ -1,4 +1,4 @@
-"""How likely the next input is to be misclassified: the number for a release meeting, with a bound one may sign."""
+"""The probability that the next input is misclassified, with a bound that can be signed off."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from operant.seeds import Draw, combine, draw, margin_risk, risk_of
 from operant.seeds.designs import normalised
 from operant.types import Labeller, Score
 
-DEFENSIVE = 0.5  # share of the draw that follows the mass alone: labels on what looks safe decide the bound
+DEFENSIVE = 0.5  # share of the draw that follows the mass alone: labels on inputs that look safe decide the bound
 STRATA = 6
-CELLS = 12  # parts of the profile that pmi is told for
-STRANGE = 0.01  # quantile of field inputs below which an input is outside the profile
-OUTSIDE = 0.5  # share of a pool that may lie outside before the profile is said to have no mass on it
-POOL_PART = 0.2  # of the allowed error, for the step from the pool to the field
+PROFILE_CELLS = 12  # parts of the profile that pmi is reported for
+OUTSIDE_QUANTILE = 0.01  # of field inputs: an input below it is outside the profile
+MAX_OUTSIDE = 0.5  # share of a pool that may be outside the profile
+POOL_ERROR_SHARE = 0.2  # of the allowed error, for the step from the pool to the field
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A class or a cell of the profile: how much of use and of failing happens there.
+class Contribution:
+    """The share of use and of pmi in one class or cell of the profile.
 
     Attributes:
         name: the class, or the number of the cell.
         mass: share of use, by the profile.
-        pmi: the part's contribution to the probability of misclassification; all parts sum to the whole.
+        pmi: contribution to the probability of misclassification; all contributions sum to the whole.
         labels, failures: drawn there.
-        centre: of a cell, in the profile's codes: an input belongs to the cell whose centre is nearest.
+        centre: of a cell, in the profile's codes: an input belongs to the cell with the nearest centre.
     """
 
     name: str
@@ -54,18 +54,17 @@ class Assessment:
     """The probability of misclassification per input (pmi) of a model in use.
 
     Attributes:
-        pmi: estimated, without bias.
+        pmi: unbiased estimate.
         upper: pmi over the pool is at most this, with ``confidence``; None where no bound can be trusted.
-        field_upper: the same for the field that the pool is a sample of; None for a pool weighted by the profile, whose
-            likeness to the field no statistics can promise.
-        confidence: of both bounds.
-        design, method, bound: how the inputs were drawn, and the two numbers were obtained.
-        pool: inputs that could be drawn.
-        labels: how many labels were bought.
-        failures: how many of those inputs the model got wrong.
-        by_class, by_cell: where pmi comes from; by the true class, and by cells of the profile.
-        ids: of the inputs that were labelled: use them for retraining, and they are spent for the next assessment.
-        findings: what makes the numbers doubtful.
+        field_upper: the same for the field that the pool was sampled from; None for a pool weighted by the profile,
+            since statistics cannot ensure that it resembles the field.
+        design, method, bound: sampling design, estimator, and method of the bound.
+        pool: number of inputs that could be drawn.
+        labels: number of labels bought.
+        failures: number of labelled inputs that the model misclassified.
+        by_class, by_cell: contributions to pmi by true class and by cell of the profile.
+        ids: of the labelled inputs. They may be used for retraining, but not for the next assessment.
+        findings: warnings about the numbers.
     """
 
     pmi: float
@@ -78,18 +77,18 @@ class Assessment:
     pool: int
     labels: int
     failures: int
-    by_class: tuple[Part, ...] = field(repr=False)
-    by_cell: tuple[Part, ...] = field(repr=False)
+    by_class: tuple[Contribution, ...] = field(repr=False)
+    by_cell: tuple[Contribution, ...] = field(repr=False)
     ids: tuple[int, ...] = field(repr=False)
     findings: tuple[Finding, ...] = ()
 
     @property
     def claim(self) -> float | None:
-        """The bound to sign: for the field where there is one, else for the pool."""
+        """The bound to sign off: for the field where there is one, otherwise for the pool."""
         return self.upper if self.field_upper is None else self.field_upper
 
     def meets(self, requirement: float) -> bool | None:
-        """True: pmi is at most this, with confidence. False: not even the estimate is. None: it cannot be told yet."""
+        """True: pmi is at most this, with confidence. False: even the estimate exceeds it. None: not decided yet."""
         if not 0 < requirement < 1:
             raise ValueError(f"a requirement must be a probability between 0 and 1, got {requirement}")
         if self.claim is not None and self.claim <= requirement:
@@ -125,27 +124,24 @@ def assess_reliability(
     used: Tensor | None = None,
     generator: torch.Generator,
 ) -> Assessment:
-    """Draw inputs from the pool, have them labelled, and say how likely the next input is to be misclassified.
+    """Draw inputs from the pool, ask for their labels, and estimate the probability of misclassification.
 
-    By default six strata of the risk are drawn from, each by its mass and its risk. At a pmi of .03 and above that
-    needs about half the labels of simple sampling if the risk is good (at .01 little is saved, at .001 nothing), and
-    its bound holds if it is not: ``benchmarks/coverage.py``. The bound is for one look: who looks again after buying
-    more labels must share the allowed error between the looks, as `operant assess` does.
+    By default inputs are drawn from six risk strata, by mass and risk. At a pmi of .03 and above that needs about half
+    the labels of simple sampling if the risk is good (at .01 little is saved, at .001 nothing), and the bound holds if
+    it is not: ``benchmarks/coverage.py``. The bound is valid for one check: to check again after buying more labels,
+    divide the allowed error between the checks, as `operant assess` does.
 
     Args:
-        model: to be assessed; it must not have learned from the pool.
-        profile: fitted to field data; tells cells, and whether the pool has to do with the field at all.
-        labeller: asked for the labels of the drawn inputs, once.
-        pool: inputs that were drawn from the field, or inputs weighted like it (then give ``mass``). Their labels, if
-            there are any, are not looked at.
-        labels: how many to buy.
-        confidence: of the bounds.
+        model: to assess; it must not have learned from the pool.
+        profile: fitted to field data; defines the cells and checks that the pool resembles the field.
+        labeller: called once, with the drawn inputs.
+        pool: inputs that were drawn from the field, or inputs weighted like it (then give ``mass``). Its labels, if
+            any, are ignored.
+        labels: number of labels to buy.
         design: of `operant.seeds.draw`; ``"pps"`` draws by mass alone, with an exact bound.
-        risk: guesses which inputs fail.
-        mass: of each input of the pool, such as `Profile.weights`; equal for a pool drawn from the field.
-        used: `content_ids` of all inputs that were learned from. A pool that holds one of them is refused, whatever
-            ids it carries.
-        generator: draws the inputs.
+        risk: score that estimates which inputs fail.
+        mass: of each input of the pool, such as `Profile.weights` (default: equal, for a pool drawn from the field).
+        used: `content_ids` of all inputs learned from. A pool that contains one of them is rejected, whatever its ids.
     """
     check_confidence(confidence)
     _check_pool(model, pool, labels, used)
@@ -157,68 +153,68 @@ def assess_reliability(
     else:
         weights = combine(p, risk_of(model, Samples(pool.x, ids=pool.ids), risk), risk_power=0.5, defensive=DEFENSIVE)
     drawn = draw(pool, weights, labels, design=design, strata=STRATA, mass=p, generator=generator)
-    drawn.chances  # noqa: B018  # refuses a design without, before any label is bought
-    asked = drawn.samples(Samples(pool.x, ids=pool.ids))
-    y = _asked(labeller, asked, model)
-    failed = (model.predict(asked.x).cpu() != y).double()
-    told = estimate(drawn, failed, confidence=confidence)
+    drawn.chances  # noqa: B018  # raises before any label is bought if the design has none
+    chosen = drawn.samples(Samples(pool.x, ids=pool.ids))
+    y = _labels_of(chosen, labeller, model)
+    failed = (model.predict(chosen.x).cpu() != y).double()
+    estimated = estimate(drawn, failed, confidence=confidence)
     shares = TERMS[drawn.design](drawn, failed).shares * failed
     centres = centres_of(profile, generator=generator)
     cells = torch.cdist(codes.cpu().double(), centres).argmin(1)
     return Assessment(
-        pmi=told.estimate,
-        upper=told.upper,
+        pmi=estimated.estimate,
+        upper=estimated.upper,
         field_upper=_field_upper(drawn, failed, confidence) if mass is None else None,
         confidence=confidence,
         design=design,
-        method=told.method,
-        bound=told.bound,
+        method=estimated.method,
+        bound=estimated.bound,
         pool=len(pool),
         labels=len(drawn),
         failures=int(failed.sum()),
-        by_class=_parts(y, failed, shares, _class_masses(drawn, y, model.classes(pool.x))),
-        by_cell=_parts(cells[drawn.indices], failed, shares, _sums(cells, p, len(centres)), centres),
-        ids=tuple(asked.ids.tolist()),
-        findings=told.findings + profile.findings + _doubts(outside, p, labels),
+        by_class=_contributions(y, failed, shares, _class_masses(drawn, y, model.classes(pool.x))),
+        by_cell=_contributions(cells[drawn.indices], failed, shares, _sums(cells, p, len(centres)), centres),
+        ids=tuple(chosen.ids.tolist()),
+        findings=estimated.findings + profile.findings + _warnings(outside, p, labels),
     )
 
 
 def _field_upper(drawn: Draw, failed: Tensor, confidence: float) -> float | None:
-    """The allowed error is shared: four fifths for the pool's bound, one fifth for the step from there to the field."""
-    inner = estimate(drawn, failed, confidence=1 - (1 - POOL_PART) * (1 - confidence)).upper
+    """The bound for the field: four fifths of the allowed error are for the pool's bound, one fifth for this step."""
+    inner = estimate(drawn, failed, confidence=1 - (1 - POOL_ERROR_SHARE) * (1 - confidence)).upper
     return None if inner is None else field_bound(inner, drawn.pool_size, confidence)
 
 
 def field_bound(upper: float, size: int, confidence: float) -> float:
-    """From a pool to the field it is a sample of: at most ``upper`` of its inputs fail, as if all were labelled.
+    """The bound for the field if at most the share ``upper`` of a pool of ``size`` inputs from it fails.
 
     The exact bound from ``size`` trials, at a fifth of the error that ``confidence`` allows.
     """
     k = min(size, math.ceil(upper * size - 1e-9))
-    return clopper_pearson(k, size, confidence=1 - POOL_PART * (1 - confidence)).upper
+    return clopper_pearson(k, size, confidence=1 - POOL_ERROR_SHARE * (1 - confidence)).upper
 
 
-# Where it comes from --------------------------------------------------------------------------------------------------
+# Contributions --------------------------------------------------------------------------------------------------------
 
 
 def centres_of(profile: Profile, *, generator: torch.Generator) -> Tensor:
-    """Centres of the cells that a profile is cut into, in its codes: by k-means over field inputs, ``(cells, d)``."""
+    """Centres of a profile's cells, in its codes: k-means over field inputs, ``(cells, d)``."""
     from sklearn.cluster import KMeans
 
     seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
-    parts = KMeans(min(CELLS, len(profile.codes)), n_init=1, random_state=seed).fit(
+    parts = KMeans(min(PROFILE_CELLS, len(profile.codes)), n_init=1, random_state=seed).fit(
         profile.codes.cpu().double().numpy(), sample_weight=profile.shares.cpu().numpy()
     )
     return torch.from_numpy(parts.cluster_centers_)
 
 
-def _parts(
+def _contributions(
     of: Tensor, failed: Tensor, shares: Tensor, masses: Tensor, centres: Tensor | None = None
-) -> tuple[Part, ...]:
+) -> tuple[Contribution, ...]:
     n = len(masses)
     pmi, labels, failures = (_sums(of, values, n) for values in (shares, torch.ones_like(shares), failed))
     return tuple(
-        Part(
+        Contribution(
             name=str(i),
             mass=float(masses[i]),
             pmi=float(pmi[i]),
@@ -231,7 +227,7 @@ def _parts(
 
 
 def _class_masses(drawn: Draw, y: Tensor, classes: int) -> Tensor:
-    """Estimated from the labels, since the pool has none."""
+    """Class masses estimated from the labels, since the pool has none."""
     weights = TERMS[drawn.design](drawn, torch.zeros(len(y), dtype=torch.float64)).shares
     masses = _sums(y, weights, classes)
     return masses / masses.sum().clamp_min(1e-300)
@@ -241,19 +237,18 @@ def _sums(of: Tensor, values: Tensor, n: int) -> Tensor:
     return torch.zeros(n, dtype=torch.float64).index_add_(0, of.cpu(), values.cpu().double())
 
 
-# Before any label is bought ------------------------------------------------------------------------------------------
+# Planning -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How many labels a claim will need.
+class LabelPlan:
+    """The number of labels that a claim needs.
 
     Attributes:
         target: the claim: pmi at most this.
-        confidence: of the claim.
-        fewest: labels, if none of them fails.
-        expected: what pmi is thought to be, or None.
-        labels: with these or more labels the claim succeeds with probability ``power`` if pmi is as expected, or None.
+        fewest: labels needed if none of them fails.
+        expected: assumed pmi, or None.
+        labels: with at least so many labels the claim succeeds with probability ``power`` if pmi is as expected.
         power: that probability.
     """
 
@@ -265,31 +260,30 @@ class Plan:
     power: float
 
     def __str__(self) -> str:
-        told = (
+        text = (
             f"To claim a pmi of at most {self.target:.3g} with {self.confidence:.4g} confidence takes at least "
             f"{self.fewest} labels of inputs drawn from the field, if none of them fails."
         )
         if self.labels is None:
-            return told
+            return text
         return (
-            f"{told} If pmi is {self.expected:.3g}, {self.labels} labels are enough with probability {self.power:.2g}."
+            f"{text} If pmi is {self.expected:.3g}, {self.labels} labels are enough with probability {self.power:.2g}."
         )
 
 
-def plan(target: float, *, confidence: float = 0.95, expected: float | None = None, power: float = 0.8) -> Plan:
-    """How many labels a claim will need, by simple sampling and the exact bound.
+def plan(target: float, *, confidence: float = 0.95, expected: float | None = None, power: float = 0.8) -> LabelPlan:
+    """The number of labels that a claim needs with simple sampling and the exact bound.
 
         B(1 - α; k + 1, n - k) ≤ target        (1)
 
-    from which n on, for k = 0, and for the k that Binomial(n, expected) does not exceed with probability ``power``.
-    Drawn in strata of a good risk, fewer may do where pmi is not small; a bound for the field rather than for the pool
-    takes somewhat more.
+    The smallest n from which (1) holds for k = 0, and for the k that Binomial(n, expected) does not exceed with
+    probability ``power``. Strata of a good risk need fewer where pmi is not small; a bound for the field rather than
+    for the pool needs somewhat more.
 
     Args:
         target: the claim: pmi at most this.
-        confidence: of the claim.
-        expected: what pmi is thought to be; below the target, or no number of labels will do.
-        power: how sure one wants to be that the claim succeeds.
+        expected: assumed pmi; it must be below the target, or no number of labels is enough.
+        power: probability that the claim succeeds if pmi is as expected.
 
     >>> plan(0.01).fewest
     299
@@ -300,15 +294,15 @@ def plan(target: float, *, confidence: float = 0.95, expected: float | None = No
     if not 0 < power < 1:
         raise ValueError(f"power must be between 0 and 1, got {power}; 0.8 is usual")
     fewest = math.ceil(math.log(1 - confidence) / math.log1p(-target) - 1e-9)
-    labels = None if expected is None else _enough(target, confidence, expected, power, fewest)
-    return Plan(target=target, confidence=confidence, fewest=fewest, expected=expected, labels=labels, power=power)
+    labels = None if expected is None else _labels_needed(target, confidence, expected, power, fewest)
+    return LabelPlan(target=target, confidence=confidence, fewest=fewest, expected=expected, labels=labels, power=power)
 
 
-def _enough(target: float, confidence: float, expected: float, power: float, fewest: int) -> int:
+def _labels_needed(target: float, confidence: float, expected: float, power: float, fewest: int) -> int:
     if not 0 <= expected < target:
         raise ValueError(
             f"expected must be a pmi below the target {target}, got {expected}; no number of labels proves a claim "
-            "that is not true: improve the model first"
+            "that is false: improve the model first"
         )
 
     def succeeds(n: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -318,19 +312,21 @@ def _enough(target: float, confidence: float, expected: float, power: float, few
         return held
 
     high = fewest
-    while not succeeds(np.arange(high, 2 * high)).all():  # it goes up and down as k steps up: look at whole stretches
+    while not succeeds(np.arange(high, 2 * high)).all():  # not monotone as k steps up: check whole ranges
         high *= 2
     n = np.arange(fewest, 2 * high)
     failing = np.flatnonzero(~succeeds(n))
     return int(n[failing[-1]]) + 1 if len(failing) else fewest
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def _check_pool(model: Classifier, pool: Samples, labels: int, used: Tensor | None) -> None:
     if labels != int(labels) or labels < 1:
-        raise ValueError(f"labels must be a whole number, at least 1, got {labels}; `plan` says how many a claim needs")
+        raise ValueError(
+            f"labels must be a whole number, at least 1, got {labels}; `plan` computes how many a claim needs"
+        )
     if len(pool) == 0:
         raise ValueError("the pool is empty; give inputs from the field")
     model.check_inputs(pool.x)
@@ -338,30 +334,30 @@ def _check_pool(model: Classifier, pool: Samples, labels: int, used: Tensor | No
         spent = torch.isin(content_ids(pool.x), used.cpu())
         if bool(spent.any()):
             raise ValueError(
-                f"{int(spent.sum())} of the pool's {len(pool)} inputs were learned from, and tell nothing of new "
-                "ones; leave them out: pool[~torch.isin(content_ids(pool.x), used)]"
+                f"{int(spent.sum())} of the pool's {len(pool)} inputs were learned from and say nothing about new "
+                "ones; remove them: pool[~torch.isin(content_ids(pool.x), used)]"
             )
 
 
 def _checked_outside(profile: Profile, codes: Tensor) -> float:
-    """The share of a pool that is stranger than field inputs are; refused where that is most of it."""
-    outside = float((profile.quantile_of_codes(codes) < STRANGE).double().mean())
-    if outside > OUTSIDE:
+    """The share of a pool that is less likely than 99 % of field inputs; raises if that is most of the pool."""
+    outside = float((profile.quantile_of_codes(codes) < OUTSIDE_QUANTILE).double().mean())
+    if outside > MAX_OUTSIDE:
         raise ValueError(
-            f"the profile has no mass on this pool: {outside:.0%} of its inputs are stranger than 99 % of field "
+            f"the profile has no mass on this pool: {outside:.0%} of its inputs are less likely than 99 % of field "
             "inputs; give inputs from the field, or fit the profile to data like these"
         )
     return outside
 
 
-def _doubts(outside: float, mass: Tensor, labels: int) -> tuple[Finding, ...]:
+def _warnings(outside: float, mass: Tensor, labels: int) -> tuple[Finding, ...]:
     found, effective = [], 1 / float(mass.square().sum())
     if outside > 0.1:
         found.append(
             Finding(
                 name="pool unlike field",
-                problem=f"{outside:.0%} of the pool's inputs are stranger than 99 % of the profile's field inputs",
-                advice="Find out whether the field has changed: drift() tells, and update_profile follows",
+                problem=f"{outside:.0%} of the pool's inputs are less likely than 99 % of the profile's field inputs",
+                advice="Check whether the field has changed with drift(), and update the profile with update_profile",
                 severity="warning",
             )
         )
@@ -370,27 +366,23 @@ def _doubts(outside: float, mass: Tensor, labels: int) -> tuple[Finding, ...]:
             Finding(
                 name="few inputs carry the mass",
                 problem=f"the pool's {len(mass)} inputs count like {effective:.0f} of equal mass",
-                advice="The bound is about these masses, not the field; assess inputs drawn from the field instead",
+                advice="The bound holds for these masses, not for the field; assess inputs drawn from the field",
                 severity="warning",
             )
         )
     return tuple(found)
 
 
-def _asked(labeller: Labeller, asked: Samples, model: Classifier) -> Tensor:
-    told, classes = labeller(asked), model.classes(asked.x)
+def _labels_of(inputs: Samples, labeller: Labeller, model: Classifier) -> Tensor:
+    """Labels from the labeller, checked."""
+    labels, classes = labeller(inputs), model.classes(inputs.x)
     try:
-        y = torch.as_tensor(told).cpu()
+        y = torch.as_tensor(labels).cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"the labeller must give integers, got {told!r:.60}") from None
-    if y.shape != (len(asked),) or y.is_floating_point():
-        raise ValueError(
-            f"the labeller must give one class from 0 to {classes - 1} for each of {len(asked)} inputs, got "
-            f"{y.dtype} of shape {tuple(y.shape)}"
-        )
+        raise ValueError(f"the labeller must return integers, got {labels!r:.60}") from None
+    wanted = f"the labeller must return one class from 0 to {classes - 1} for each of {len(inputs)} inputs, got "
+    if y.shape != (len(inputs),) or y.is_floating_point():
+        raise ValueError(f"{wanted}{y.dtype} of shape {tuple(y.shape)}")
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
-        raise ValueError(
-            f"the labeller must give one class from 0 to {classes - 1} for each input, got labels from {int(y.min())} "
-            f"to {int(y.max())}"
-        )
+        raise ValueError(f"{wanted}labels from {int(y.min())} to {int(y.max())}")
     return y.long()

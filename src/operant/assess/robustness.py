@@ -17,12 +17,12 @@ from operant.suite import Suite
 from operant.types import Fuzzer
 
 MODES = ("adaptive", "static")
-ALL = "all"  # the row of what withstands every attack
+ALL = "all"  # name of the row for all attacks together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """k of n inputs were classified correctly, and the interval for the probability behind it."""
+    """k of n inputs were classified correctly, with an interval for the probability."""
 
     name: str
     k: int
@@ -37,16 +37,15 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness:
-    """Empirical robustness in both of its meanings; `value` is that of ``mode``.
+    """Empirical robustness by both definitions; `value` follows ``mode``.
 
     Attributes:
         mode: ``"adaptive"`` or ``"static"``.
-        confidence: of every interval.
-        clean: accuracy on the samples as they are.
-        adaptive: of all samples, those classified correctly both clean and under attack on this very model; one row an
-            attack, and last the row ``all`` of those that withstand every attack.
-        static: of the seeds of ready-made cases, those whose cases are all classified correctly; one row for each
-            method among the cases, and last the row ``all``. None if there were no cases.
+        clean: accuracy on the unchanged samples.
+        adaptive: the samples classified correctly both clean and under attack on this model; one row per attack, and
+            last the row ``all`` for samples that withstand every attack.
+        static: the seeds of existing cases whose cases are all classified correctly; one row per method among the
+            cases, and last the row ``all``. None if there were no cases.
     """
 
     mode: str
@@ -58,7 +57,7 @@ class Robustness:
     @property
     def value(self) -> float:
         rows = self.adaptive if self.mode == "adaptive" else self.static
-        assert rows is not None  # empirical_robustness saw to it
+        assert rows is not None  # checked by empirical_robustness
         return rows[-1].value
 
     def __str__(self) -> str:
@@ -71,27 +70,26 @@ class Robustness:
             f"  [{rate.lower:6.1%}, {rate.upper:6.1%}]  {rate.k} of {rate.n}"
             for kind, rate in rows
         ]
-        lines.append("Adaptive: attacks on this model; static: cases made once against a reference model.")
+        lines.append("Adaptive: attacks on this model; static: cases generated once against a reference model.")
         if self.static is None:
-            lines.append("Static was not measured, because no cases were given; make them with attack_cases.")
+            lines.append("Static was not measured, because no cases were given; generate them with attack_cases.")
         return "\n".join(lines)
 
 
 def attack_cases(
     model: Classifier, samples: Samples, attacks: Mapping[str, Fuzzer], *, generator: torch.Generator
 ) -> Suite:
-    """Cases made once against a reference model, to judge others on.
+    """Successful attacks on a reference model, as fixed test cases for other models.
 
     As in the paper's experiments only successful cases are kept: for each attack, the failures on samples that the
     model classifies correctly; `method` names the attack. So the reference itself scores 0 on them by construction, and
-    what another model scores tells how little the cases transfer to it, not how it would stand up to an attack of its
-    own.
+    the score of another model measures how little the cases transfer to it, not how it withstands its own attacks.
 
     Args:
         model: the reference.
         samples: labelled inputs to start from, the paper's D_v.
         attacks: fuzzers by name.
-        generator: each attack's random numbers depend on it and on the attack's name alone.
+        generator: source of randomness; each attack's depends only on it and on the attack's name.
     """
     _check_attacks(attacks)
     correct = model.correct(samples)
@@ -114,18 +112,16 @@ def empirical_robustness(
 
         ER(f, D_v, ATT) = share of (x, y) in D_v with f(x) = y and f(x') = y for all x' of ATT on ⟨(x, y), f⟩        (1)
 
-    That is ``"adaptive"``: the attacks run against the model being judged. The paper's experiments judge on cases that
-    were made once against another model instead: ``"static"``, counted here by seed, since cases of one seed are not
-    independent. Whichever is asked for, both are reported where there are cases.
+    That is ``"adaptive"``: the attacks run against the assessed model. The paper's experiments use cases that were
+    generated once against another model instead: ``"static"``, counted here by seed, since cases of one seed are not
+    independent. Both are reported if there are cases, whatever the mode.
 
     Args:
-        model: the one to judge.
-        samples: labelled inputs, the paper's D_v. One that is misclassified as it is counts as not robust.
+        samples: labelled inputs, the paper's D_v. One that is misclassified unchanged counts as not robust.
         attacks: fuzzers by name.
-        mode: whose number `value` gives.
-        cases: what `attack_cases` made against a reference model; needed for ``"static"``.
-        generator: each attack's random numbers depend on it and on the attack's name alone.
-        confidence: of the intervals.
+        mode: the definition that `value` follows.
+        cases: result of `attack_cases` on a reference model; required for ``"static"``.
+        generator: source of randomness; each attack's depends only on it and on the attack's name.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Definition 2
@@ -134,7 +130,7 @@ def empirical_robustness(
     if mode not in MODES:
         raise ValueError(f'mode must be "adaptive" or "static", got {mode!r}')
     if mode == "static" and cases is None:
-        raise ValueError('mode="static" judges on ready-made cases; pass cases=attack_cases(reference, samples, ...)')
+        raise ValueError('mode="static" needs existing cases; pass cases=attack_cases(reference, samples, ...)')
     _check_attacks(attacks)
     model.check(samples)
     right = (model.predict(samples.x) == samples.labels).cpu()
@@ -156,7 +152,7 @@ def _adaptive(
     generator: torch.Generator,
     confidence: float,
 ) -> tuple[Rate, ...]:
-    """(1) for each attack and for all together; only what is classified correctly clean has to be attacked."""
+    """(1) for each attack and for all together; only samples that are classified correctly have to be attacked."""
     rates, robust, ids = [], right, samples.ids.cpu()
     suites = _attacked(model, samples[right], attacks, generator) if bool(right.any()) else [None] * len(attacks)
     for name, suite in zip(attacks, suites, strict=True):
@@ -169,7 +165,7 @@ def _adaptive(
 def _attacked(
     model: Classifier, seeds: Samples, attacks: Mapping[str, Fuzzer], generator: torch.Generator
 ) -> Iterator[Suite]:
-    """Each attack's cases, under its name, from a generator that no other attack has a part in."""
+    """Each attack's cases, under its name, from a random stream of its own."""
     root = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     for name, attack in attacks.items():
         suite = attack(model, seeds, generator=spawn(root, "attack", name))
@@ -177,7 +173,7 @@ def _attacked(
 
 
 def _static(model: Classifier, samples: Samples, cases: Suite, confidence: float) -> tuple[Rate, ...]:
-    """For each method and for all together, the seeds of which no case is misclassified."""
+    """For each method and for all together, the seeds without a misclassified case."""
     _check_cases(model, samples, cases)
     wrong = model.predict(cases.x) != cases.label
     rates = []
@@ -196,27 +192,27 @@ def _rate(name: str, hits: Tensor, confidence: float) -> Rate:
 
 def _check_attacks(attacks: Mapping[str, Fuzzer]) -> None:
     if not isinstance(attacks, Mapping) or not attacks:
-        raise ValueError(f'attacks must be fuzzers by name, one at least, as {{"pgd": PGD(radius=0.1)}}; got {attacks}')
+        raise ValueError(f'attacks must be fuzzers by name, at least one, as {{"pgd": PGD(radius=0.1)}}; got {attacks}')
     if ALL in attacks:
-        raise ValueError(f'no attack may be named "{ALL}", which is the row of all attacks together; rename it')
+        raise ValueError(f'no attack may be named "{ALL}", the name of the row for all attacks; rename it')
 
 
 def _check_cases(model: Classifier, samples: Samples, cases: Suite) -> None:
     if len(cases) == 0:
         raise ValueError(
-            "there are no cases to judge on: the reference model withstood every attack; make them with stronger "
-            "attacks, or leave cases out"
+            "there are no cases: the reference model withstood every attack; generate them with stronger attacks, or "
+            "leave cases out"
         )
     if cases.rows.shape != samples.shape:
         raise ValueError(
             f"cases must have the shape of the samples {tuple(samples.shape)}, got {tuple(cases.rows.shape)}; "
-            "make them from the same data"
+            "generate them from the same data"
         )
     classes = model.classes(samples.x)
     if int(cases.label.max()) >= classes:
         raise ValueError(
             f"labels of the cases must be below the model's {classes} classes, got {int(cases.label.max())}; "
-            "make them from the same data"
+            "generate them from the same data"
         )
     if ALL in cases.method:
-        raise ValueError(f'no method among the cases may be named "{ALL}", which is the row of all; rename it')
+        raise ValueError(f'no method among the cases may be named "{ALL}", the name of the row for all; rename it')

@@ -11,7 +11,7 @@ import typer
 from operant.cli.output import exit_on_error, print_line
 
 if TYPE_CHECKING:
-    from operant.triage import Plan
+    from operant.triage import SamplePlan
 
 
 def triage(
@@ -71,7 +71,7 @@ def triage(
             by=by or _user(),
             blind=blind,
         )
-        serve(desk, port=port, opened=browser, told=_print_address)
+        serve(desk, port=port, open_browser=browser, on_start=_print_address)
         if not isinstance(desk, LabelDesk):
             _print_summary(desk.path)
 
@@ -108,7 +108,7 @@ def _export(
         print_line(f"valid cases: {n} pictures in {pictures}")
 
 
-def _sampling_plan(folder: Path, sample: int | None, of: str | None, seed: int | None) -> Plan | None:
+def _sampling_plan(folder: Path, sample: int | None, of: str | None, seed: int | None) -> SamplePlan | None:
     """The last plan with the given values replaced; None if none is given, or if inputs are to be labelled."""
     from dataclasses import replace
 

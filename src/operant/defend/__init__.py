@@ -1,10 +1,10 @@
-"""Detectors and input transformations that suites are tried against."""
+"""Detectors and input transformations as defences, and their evaluation on suites."""
 
 from operant.defend.criteria import AccuracyChange, TransferCalibration, accuracy_change, transfer_calibration_rate
 from operant.defend.deflection import PixelDeflection
 from operant.defend.evaluate import Corrector, Defence, DefenceTable, Detector, Success, evaluate_defences
 from operant.defend.logits import LogitDetector, fit_logit_detector
-from operant.defend.mutation import MutationDetector, Verdicts, fit_mutation_detector
+from operant.defend.mutation import MutationDecisions, MutationDetector, fit_mutation_detector
 from operant.defend.non_local_means import NonLocalMeans
 from operant.defend.sequential import SequentialTest
 from operant.defend.squeezing import FeatureSqueezing, fit_feature_squeezing, squeezing_score
@@ -24,6 +24,7 @@ __all__ = [
     "FeatureSqueezing",
     "LogitDetector",
     "Median",
+    "MutationDecisions",
     "MutationDetector",
     "NonLocalMeans",
     "PixelDeflection",
@@ -32,7 +33,6 @@ __all__ = [
     "TotalVariation",
     "TransferCalibration",
     "TransformedInputs",
-    "Verdicts",
     "accuracy_change",
     "crops",
     "evaluate_defences",

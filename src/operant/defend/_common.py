@@ -1,4 +1,4 @@
-"""What defences share: benign inputs that calibrate them, the shape they were made for, units, random numbers."""
+"""Shared by all defences: calibration on benign inputs, checks, units, and random seeds."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from operant.measure.conformal import Conformal, check_level, fit_conformal
 from operant.model import Classifier
 
 Transform = Callable[[Tensor], Tensor]
-"""Images in [0, 1] to images of the same shape; a row comes out alike in any batch."""
+"""Images in [0, 1] to images of the same shape; the result for a row does not depend on the batch."""
 
 
 # Calibration ----------------------------------------------------------------------------------------------------------
 
 
 def calibrated(scores: Tensor, level: float) -> Conformal:
-    """The scores of held-out benign inputs, if a p-value from them can fall below the level and they say something."""
+    """Conformal calibration from scores of held-out benign inputs; raises if they are too few or all equal."""
     if len(scores) == 0:
         raise ValueError("there are no benign inputs to calibrate on; give more, or a larger share for calibration")
     check_level(level, len(scores))
     conformal = fit_conformal(scores.detach().cpu())
     if not conformal.varies:
         raise ValueError(
-            f"the scores of all {len(scores)} calibration inputs are equal ({float(scores[0]):.4g}), so nothing is "
-            "stranger than anything else; choose another setting of this detector"
+            f"the scores of all {len(scores)} calibration inputs are equal ({float(scores[0]):.4g}), so they cannot "
+            "rank inputs; choose another setting of this detector"
         )
     return conformal
 
 
 def check_benign(model: Classifier, benign: Samples) -> None:
-    """Refuse benign inputs that the model gets wrong, as far as their labels tell."""
+    """Raise if there are no benign inputs, or labelled ones that the model misclassifies."""
     if len(benign) == 0:
-        raise ValueError("there are no benign inputs; give some that the model reads correctly")
+        raise ValueError("there are no benign inputs; give some that the model classifies correctly")
     model.check_inputs(benign.x)
     if benign.y is None:
         return
     if wrong := int((model.predict(benign.x) != benign.labels.to(benign.x.device)).sum()):
         raise ValueError(
-            f"benign inputs must be read correctly, got {wrong} of {len(benign)} that the model gets wrong; "
+            f"benign inputs must be classified correctly, got {wrong} of {len(benign)} that are not; "
             "give model.correct(samples)"
         )
 
 
-def dealt(benign: Samples, calibration: float) -> tuple[Samples, Samples]:
-    """What to learn from and what to calibrate on, dealt by id, so that copies of one input stay together."""
+def split_benign(benign: Samples, calibration: float) -> tuple[Samples, Samples]:
+    """Inputs to learn from and inputs to calibrate on, split by id, so that copies of an input stay together."""
     if not 0 < calibration < 1:
         raise ValueError(f"calibration must be a share between 0 and 1, got {calibration}; 0.5 is half")
     parts = benign.split(learning=1 - calibration, calibration=calibration)
@@ -62,7 +62,7 @@ def dealt(benign: Samples, calibration: float) -> tuple[Samples, Samples]:
 
 
 def check_shape(x: Tensor, shape: Sequence[int]) -> None:
-    """Refuse inputs of another shape than the defence was fitted on."""
+    """Raise if inputs have another shape than the defence was fitted on."""
     if tuple(x.shape[1:]) != tuple(shape):
         raise ValueError(
             f"this defence was fitted on inputs of shape {tuple(shape)}, got {tuple(x.shape[1:])}; "
@@ -71,13 +71,13 @@ def check_shape(x: Tensor, shape: Sequence[int]) -> None:
 
 
 def check_images(x: Tensor) -> None:
-    """Refuse what is no batch of images."""
+    """Raise if this is not a batch of images."""
     if x.ndim != 4:
         raise ValueError(f"images must have shape (N, channels, height, width), got {tuple(x.shape)}")
 
 
 def transformed(x: Tensor, transform: Transform, bounds: tuple[float, float]) -> Tensor:
-    """A transform of images in [0, 1], for inputs within ``bounds``."""
+    """Apply a transform of images in [0, 1] to inputs within ``bounds``."""
     low, high = bounds
     width = high - low
     if not width < float("inf"):
@@ -90,7 +90,7 @@ def transformed(x: Tensor, transform: Transform, bounds: tuple[float, float]) ->
 
 
 def seeds_of(x: Tensor, seed: int) -> Tensor:
-    """A seed for each input that depends on ``seed`` and on its content, at a few hundred evenly spaced places."""
+    """One seed per input, from ``seed`` and the input's values at a few hundred evenly spaced places."""
     values = x.detach().flatten(1)
     rows = values[:, :: max(1, values.shape[1] // 512)].to("cpu", torch.float32).contiguous().numpy()
     key = repr((tuple(x.shape[1:]), seed)).encode()[:64]
@@ -99,7 +99,7 @@ def seeds_of(x: Tensor, seed: int) -> Tensor:
 
 
 def mirrored(x: Tensor, before: int, after: int) -> Tensor:
-    """Images continued beyond their edges as in a mirror that stands on the edge: ``b a | a b c | c b``."""
+    """Images continued beyond their edges by mirroring at the edge: ``b a | a b c | c b``."""
     return _mirrored(_mirrored(x, before, after, 2), before, after, 3)
 
 

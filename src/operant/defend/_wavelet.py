@@ -1,4 +1,4 @@
-"""Wavelet denoising: small coefficients of Haar's transform are mostly noise, and shrink to nothing."""
+"""Wavelet denoising: small coefficients of the Haar transform are mostly noise and are shrunk to 0."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from operant.conditions.operations import RGB, YCBCR
 
 
 def denoise(x: Tensor, *, sigma: float, levels: int | None = None) -> Tensor:
-    """Images without noise of about this standard deviation (BayesShrink, soft thresholds).
+    """Images with noise of about this standard deviation removed (BayesShrink, soft thresholds).
 
         t = σ² / √(max(mean(d²) - σ², 0)),    d ← sign(d) · max(|d| - t, 0)        (1)
 
-    for the details d of each image, channel, direction and level by themselves; where the details are no larger than
-    the noise, t is infinite and nothing of them is left. Three channels are denoised as brightness and two colours.
+    for the details d of each image, channel, direction and level separately; where the details are no larger than the
+    noise, t is infinite and they are set to 0. Three channels are denoised as brightness and two colours.
 
     Args:
         x: ``(N, channels, height, width)``.
         sigma: of the noise, in units of ``x``.
-        levels: of the transform; three less than the image has unless given, and at least 1.
+        levels: of the transform (default: three less than the image has, at least 1).
 
     References:
         | Adaptive Wavelet Thresholding for Image Denoising and Compression (Chang et al., 2000)
@@ -31,9 +31,9 @@ def denoise(x: Tensor, *, sigma: float, levels: int | None = None) -> Tensor:
     if levels is None:
         levels = max(1, int(math.log2(min(x.shape[2:]))) - 3)
     colour = x.shape[1] == 3
-    z = _turned(x, YCBCR) if colour else x
+    z = _converted(x, YCBCR) if colour else x
     made = _denoised(z, sigma, levels)
-    return _turned(made, RGB) if colour else made
+    return _converted(made, RGB) if colour else made
 
 
 def _denoised(x: Tensor, sigma: float, levels: int) -> Tensor:
@@ -54,13 +54,13 @@ def shrunk(details: Tensor, sigma: float) -> Tensor:
 def forward(x: Tensor) -> tuple[Tensor, Tensor]:
     """One level: the coarse image, and its details in three directions ``(3, N, channels, ...)``; orthonormal.
 
-    An odd side is continued by its last pixel.
+    An odd side is extended by its last pixel.
     """
     x = pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2), mode="replicate")
     half = x / 2
-    added, taken = half[..., ::2, :] + half[..., 1::2, :], half[..., ::2, :] - half[..., 1::2, :]
-    across, down, diagonal = _differences(added), _sums(taken), _differences(taken)
-    return _sums(added), torch.stack([across, down, diagonal])
+    summed, differing = half[..., ::2, :] + half[..., 1::2, :], half[..., ::2, :] - half[..., 1::2, :]
+    across, down, diagonal = _differences(summed), _sums(differing), _differences(differing)
+    return _sums(summed), torch.stack([across, down, diagonal])
 
 
 def _sums(x: Tensor) -> Tensor:
@@ -72,14 +72,14 @@ def _differences(x: Tensor) -> Tensor:
 
 
 def inverse(coarse: Tensor, details: Tensor, size: torch.Size) -> Tensor:
-    """What `forward` was given, of this height and width."""
+    """The image of this height and width from which `forward` computed these."""
     across, down, diagonal = details
     h, w = coarse.shape[-2:]
-    added = torch.stack([coarse + across, coarse - across], -1).view(*coarse.shape[:-1], 2 * w) / 2
-    taken = torch.stack([down + diagonal, down - diagonal], -1).view(*coarse.shape[:-1], 2 * w) / 2
-    x = torch.stack([added + taken, added - taken], -2).view(*coarse.shape[:-2], 2 * h, 2 * w)
+    summed = torch.stack([coarse + across, coarse - across], -1).view(*coarse.shape[:-1], 2 * w) / 2
+    differing = torch.stack([down + diagonal, down - diagonal], -1).view(*coarse.shape[:-1], 2 * w) / 2
+    x = torch.stack([summed + differing, summed - differing], -2).view(*coarse.shape[:-2], 2 * h, 2 * w)
     return x[..., : size[0], : size[1]]
 
 
-def _turned(x: Tensor, matrix: tuple[tuple[float, ...], ...]) -> Tensor:
+def _converted(x: Tensor, matrix: tuple[tuple[float, ...], ...]) -> Tensor:
     return torch.stack([x[:, 0] * a + x[:, 1] * b + x[:, 2] * c for a, b, c in matrix], 1)

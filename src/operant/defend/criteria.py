@@ -1,4 +1,4 @@
-"""What retraining brought: accuracy on clean inputs, and cases made against the old model that the new one reads."""
+"""The effect of retraining: accuracy on clean inputs, and attacks on the old model that the new one withstands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from operant.suite import Suite
 
 @dataclass(frozen=True, kw_only=True)
 class TransferCalibration:
-    """The share of cases made against another model that a model reads correctly.
+    """The share of cases generated against another model that a model classifies correctly.
 
     Attributes:
-        rates: one for each method among the cases; its name stands under ``defence``.
-        mean: over the methods, each counted alike.
-        confidence: of every interval.
+        rates: one per method among the cases, with the method's name as ``defence``.
+        mean: over the methods, with equal weights.
     """
 
     rates: tuple[Success, ...]
@@ -34,22 +33,21 @@ class TransferCalibration:
 
 
 def transfer_calibration_rate(model: Corrector, suite: Suite, *, confidence: float = 0.95) -> TransferCalibration:
-    """How much of the attacks on an original model a retrained one reads correctly (the paper's second criterion).
+    """The share of attacks on an original model that a retrained one classifies correctly (the paper's criterion 2).
 
         rate = (1 / methods) Σ_methods share of cases x with f(x) = y        (1)
 
     Args:
         model: the retrained one, or anything with ``predict(x)``.
-        suite: cases made against the original, of seeds that were not learned from; only those that the original got
-            wrong count (``suite.prediction``).
-        confidence: of the intervals.
+        suite: cases generated against the original, from seeds not learned from; only those that the original
+            misclassified (``suite.prediction``) count.
 
     References:
         | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.4
     """
     attacks = suite.failures()
     if len(attacks) == 0:
-        raise ValueError(f"there are no attacks that succeeded on the original model among {len(suite)} cases")
+        raise ValueError(f"none of the {len(suite)} cases was misclassified by the original model; give attacks")
     rates = []
     for method in dict.fromkeys(attacks.method.tolist()):
         some = attacks[torch.from_numpy(attacks.method == method)]
@@ -59,15 +57,14 @@ def transfer_calibration_rate(model: Corrector, suite: Suite, *, confidence: flo
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyChange:
-    """By how much accuracy rose on the same inputs; an interval above 0 says that it did.
+    """The change of accuracy on the same inputs; an interval above 0 shows an improvement.
 
     Attributes:
         before, after: the two accuracies.
         change: their difference.
-        lower, upper: an interval for it.
-        gained, lost: inputs that only the new model, or only the old one, reads correctly.
-        n: inputs.
-        confidence: of the interval.
+        lower, upper: interval of the change.
+        gained, lost: inputs that only the new model, or only the old one, classifies correctly.
+        n: number of inputs.
     """
 
     before: float
@@ -90,12 +87,11 @@ class AccuracyChange:
 def accuracy_change(
     before: Classifier, after: Classifier, samples: Samples, *, confidence: float = 0.95
 ) -> AccuracyChange:
-    """How accuracy on a test set changed (the paper's first criterion), with Agresti and Min's interval for pairs.
+    """The change of accuracy on a test set (the paper's criterion 1), with Agresti and Min's interval for pairs.
 
     Args:
         before, after: the original model and the retrained one.
-        samples: labelled, learned from by neither.
-        confidence: of the interval.
+        samples: labelled; neither model was trained on them.
 
     References:
         | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.4
@@ -108,9 +104,9 @@ def accuracy_change(
     y = samples.labels.to(samples.x.device)
     old, new = before.predict(samples.x) == y, after.predict(samples.x) == y
     n, gained, lost = len(samples), int((new & ~old).sum()), int((old & ~new).sum())
-    wide = n + 2  # half a pair more in each of the four cells
-    centre = (gained - lost) / wide
-    spread = math.sqrt((gained + lost + 1 - (gained - lost) ** 2 / wide) / wide**2)
+    padded = n + 2  # half a pair more in each of the four cells
+    centre = (gained - lost) / padded
+    spread = math.sqrt((gained + lost + 1 - (gained - lost) ** 2 / padded) / padded**2)
     reach = float(norm.isf((1 - confidence) / 2)) * spread
     return AccuracyChange(
         before=float(old.double().mean()),

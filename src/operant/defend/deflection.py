@@ -1,4 +1,4 @@
-"""Pixel deflection: pixels put in the place of others nearby, and the noise that makes taken out again."""
+"""Pixel deflection: replace random pixels by nearby ones, then denoise."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from operant.defend._wavelet import denoise
 
 @dataclass(frozen=True, kw_only=True)
 class PixelDeflection:
-    """Replace pixels at random, each by one from the square window around it, one after the other; then denoise.
+    """Replace random pixels, each by one from the square window around it, one after another; then denoise.
 
-    Networks hardly notice; changes that were made with care for every pixel do. All images are worked on together. The
-    paper replaces where the network does not look more often than where it does: that is ``keep``. Its program draws
-    places for each channel by itself and never from the first row and column; here a pixel is all of its channels, as
-    in the paper's text, and every pixel may be drawn.
+    Networks hardly react to this, but carefully optimised perturbations break. All images are processed together. The
+    paper replaces pixels more often where the network does not look: that is ``keep``. Its program draws places per
+    channel and never in the first row and column; here a pixel has all its channels, as in the paper's text, and every
+    pixel can be drawn.
 
     Args:
-        count: pixels replaced; the paper has 200 of 224 times 224.
-        window: how far away the other one may be, in rows and in columns.
+        count: pixels replaced; the paper uses 200 of 224 times 224.
+        window: maximum distance of the replacing pixel, in rows and in columns.
         sigma: of the wavelet denoising, in units of [0, 1]; 0 for none.
-        keep: from images ``(N, channels, height, width)`` to how likely each pixel is to be left alone, ``(N, height,
-            width)`` in [0, 1], for instance a class activation map; places are drawn again until as many as ``count``
-            are replaced. All alike unless given.
-        seed: another one draws others.
+        keep: from images ``(N, channels, height, width)`` to each pixel's probability of being kept, ``(N, height,
+            width)`` in [0, 1], for instance a class activation map; places are drawn until ``count`` pixels are
+            replaced (default: equal for all).
 
     References:
         | Deflecting Adversarial Attacks with Pixel Deflection (Prakash et al., 2018)
@@ -56,7 +55,7 @@ class PixelDeflection:
         return denoise(moved, sigma=self.sigma).clamp(0, 1) if self.sigma else moved
 
     def places(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Which pixels are replaced, and by which: numbers row by row from the upper left, ``(N, count)`` each."""
+        """The replaced and the replacing pixels, ``(N, count)`` each, numbered row by row from the upper left."""
         height, width = x.shape[2:]
         at, rest = self._drawn(x, uniforms(seeds_of(x, self.seed), (self.count,), "deflection").to(x.device))
         row, rest = _nearby(at // width, rest, self.window, height)
@@ -64,33 +63,33 @@ class PixelDeflection:
         return at, row * width + column
 
     def _drawn(self, x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """A pixel for each number in (0, 1), and what is left of the number, again in (0, 1)."""
+        """A pixel for each uniform number, and the remainder of the number, again uniform in (0, 1)."""
         pixels = x.shape[2] * x.shape[3]
         if self.keep is None:
             return _split(u * pixels, pixels)
         keep = self.keep(x).double().to(x.device)
         if keep.shape != (len(x), *x.shape[2:]) or not bool(((keep >= 0) & (keep <= 1)).all()):
             raise ValueError(
-                f"keep must give chances in [0, 1] of shape {(len(x), *x.shape[2:])}, got {tuple(keep.shape)}"
+                f"keep must return probabilities in [0, 1] of shape {(len(x), *x.shape[2:])}, got {tuple(keep.shape)}"
             )
-        chance = (1 - keep).flatten(1).cumsum(1)  # a place that is left alone is drawn again: this is what comes of it
+        chance = (1 - keep).flatten(1).cumsum(1)  # equivalent to drawing again wherever a pixel is kept
         total = chance[:, -1:]
         if not bool((total > 0).all()):
-            raise ValueError("keep leaves every pixel of an image alone; let some be replaced")
+            raise ValueError("keep is 1 for every pixel of an image; let some be replaced")
         at = torch.searchsorted(chance, u * total, right=True).clamp_max(pixels - 1)
         share = (1 - keep).flatten(1).gather(1, at).clamp_min(1e-300)
         return at, (1 - (chance.gather(1, at) - u * total) / share).clamp(0, 1)
 
 
 def deflect(x: Tensor, at: Tensor, by: Tensor) -> Tensor:
-    """Images with pixels ``at`` replaced by those ``by``, one after the other: later ones see what earlier ones did.
+    """Images with pixels ``at`` replaced by those ``by``, in order: later replacements see earlier ones.
 
-    Which pixel ends up where is found first, for all images together, one deflection after the other; pixels move once.
+    The final source of each pixel is computed first, for all images together; pixels are moved once.
     """
     n, channels, height, width = x.shape
     first = torch.arange(n)
     to, source = ((places.cpu().T * n + first).contiguous().numpy() for places in (at, by))
-    now = np.arange(height * width, dtype=np.int32).repeat(n)  # which pixel lies where, place by place
+    now = np.arange(height * width, dtype=np.int32).repeat(n)  # the pixel at each place
     for a, b in zip(to, source, strict=True):
         now[a] = now[b]
     last = torch.from_numpy(now[to]).T.long().to(x.device)
@@ -100,7 +99,7 @@ def deflect(x: Tensor, at: Tensor, by: Tensor) -> Tensor:
 
 
 def _nearby(place: Tensor, u: Tensor, window: int, side: int) -> tuple[Tensor, Tensor]:
-    """A row or column of the window, drawn evenly where it lies in the image, and what is left of the number."""
+    """A row or column drawn uniformly from the part of the window inside the image, and the number's remainder."""
     first = (place - window).clamp_min(0)
     size = (place + window).clamp_max(side - 1) - first + 1
     step, rest = _split(u * size, size)
@@ -108,6 +107,6 @@ def _nearby(place: Tensor, u: Tensor, window: int, side: int) -> tuple[Tensor, T
 
 
 def _split(v: Tensor, size: Tensor | int) -> tuple[Tensor, Tensor]:
-    """The whole part of numbers below ``size``, and the rest: both are drawn evenly if the numbers are."""
+    """The integer part of numbers below ``size``, and the fraction: both are uniform if the numbers are."""
     whole = torch.minimum(v.long(), torch.as_tensor(size, device=v.device) - 1)
     return whole, v - whole

@@ -1,4 +1,4 @@
-"""What defences stop: their success on the benign and adversarial cases of a suite, by pattern of uncertainty."""
+"""Evaluation of defences on the benign and adversarial cases of a suite, by pattern of uncertainty."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from operant.suite import Suite
 
 ALL, NONE = "all", "none"
 KINDS = ("benign", "adversarial", ALL)
-ROWS = 2048  # cases read at once
+BATCH_CASES = 2048  # cases read at once
 
 
 class Detector(Protocol):
-    """A defence that takes inputs for benign, or rejects them."""
+    """A defence that accepts inputs as benign or rejects them."""
 
     def accepts(self, x: Tensor) -> Tensor: ...
 
 
 class Corrector(Protocol):
-    """A defence that reads inputs in a way of its own; every `Classifier` is one."""
+    """A defence that classifies inputs in its own way; every `Classifier` is one."""
 
     def predict(self, x: Tensor) -> Tensor: ...
 
 
 Defence = Detector | Corrector | Callable[[Tensor], Tensor]
-"""A function is one too: from inputs to truths (which it accepts) or to labels (what it reads)."""
+"""A function also works: from inputs to booleans (accepted or not) or to labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Success:
-    """How often one defence did what it should on one group of cases.
+    """The success rate of one defence on one group of cases.
 
     Attributes:
         defence: its name.
         kind: ``"benign"``, ``"adversarial"`` or ``"all"``.
         pattern: ``"all"``, ``"HL"``, ``"LH"``, ``"LL"``, ``"HH"``, or ``"none"`` for cases between the thresholds.
         k, n: successes, and cases.
-        seeds: how many seeds the cases come from.
-        lower, upper: an interval for the probability of success.
+        seeds: number of seeds that the cases come from.
+        lower, upper: interval of the success probability.
     """
 
     defence: str
@@ -68,12 +68,11 @@ class Success:
 
 @dataclass(frozen=True, kw_only=True)
 class DefenceTable:
-    """What `evaluate_defences` found: one `Success` for each defence, kind and pattern that has cases.
+    """The result of `evaluate_defences`: one `Success` per defence, kind and pattern that has cases.
 
     Attributes:
         rows: by defence, then kind, then pattern.
-        detectors: names of the defences that accept or reject; the others read in a way of their own.
-        confidence: of every interval.
+        detectors: names of the defences that accept or reject; the others classify.
     """
 
     rows: tuple[Success, ...]
@@ -81,7 +80,7 @@ class DefenceTable:
     confidence: float
 
     def of(self, defence: str, kind: str = ALL, pattern: str = ALL) -> Success:
-        """One row; what has no cases has none."""
+        """One row; raises if there are no such cases."""
         for row in self.rows:
             if (row.defence, row.kind, row.pattern) == (defence, kind, pattern):
                 return row
@@ -104,13 +103,13 @@ class DefenceTable:
         for (defence, kind), n in lines.items():
             row = "  ".join(f"{cells.get((defence, kind, p), '-'):>{width}}" for p in shown)
             text.append(f"{defence:{names}}  {kind:11}  {n:5d}  {row}")
-        told = "; ".join(
+        legend = "; ".join(
             [
                 *([f"{', '.join(self.detectors)}: accept benign and reject adversarial cases"] * bool(self.detectors)),
-                *(["the others: read the label of the seed"] * (len(self.detectors) < len({d for d, _ in lines}))),
+                *(["the others: predict the seed's label"] * (len(self.detectors) < len({d for d, _ in lines}))),
             ]
         )
-        return "\n".join([*text, f"Success with {self.confidence:.0%} intervals in percent. {told}."])
+        return "\n".join([*text, f"Success with {self.confidence:.0%} intervals in percent. {legend}."])
 
 
 def evaluate_defences(
@@ -120,39 +119,39 @@ def evaluate_defences(
     thresholds: Thresholds = DEFAULT,
     confidence: float = 0.95,
 ) -> DefenceTable:
-    """How often each defence does what it should: by kind of case, and by pattern where the suite tells uncertainty.
+    """The success rate of each defence by kind of case, and by pattern where the suite has uncertainty columns.
 
     A case is adversarial if the suite's ``prediction`` is not its label, and benign otherwise. A detector succeeds if
-    it accepts a benign case or rejects an adversarial one; a defence that reads in a way of its own succeeds if it
-    reads the label. Patterns come from the columns ``pcs`` and ``vro``, which `annotate` and `UncertaintyFuzz` give;
-    without them all cases are one group.
+    it accepts a benign case or rejects an adversarial one; any other defence succeeds if it predicts the label.
+    Patterns come from the columns ``pcs`` and ``vro`` (see `annotate` and `UncertaintyFuzz`); without them all cases
+    are one group.
 
-    Intervals are Clopper and Pearson's. Where seeds have several cases, these count as if each seed's were always
-    answered alike: with as many trials as seeds of even size would have, n² / Σ n_s² for n_s cases of seed s.
+    Intervals are Clopper-Pearson. Several cases of one seed count as if the defence always treated them alike: the
+    number of trials is that of equally large seeds, n² / Σ n_s² for n_s cases of seed s.
 
     Args:
-        suite: any, on disk or in memory.
-        defences: by name; each has ``accepts(x)`` or ``predict(x)``, or is a function from inputs to truths (which it
-            accepts) or to labels (what it reads).
+        suite: on disk or in memory.
+        defences: by name; each has ``accepts(x)`` or ``predict(x)``, or is a function from inputs to booleans
+            (accepted or not) or to labels.
         thresholds: of the patterns.
-        confidence: of the intervals.
 
     References:
         | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
         | (Zhang et al., 2020), section 5.2, https://arxiv.org/abs/2004.11573
     """
     if len(suite) == 0:
-        raise ValueError("there are no cases to try defences on; give a suite with some")
+        raise ValueError("the suite has no cases to evaluate defences on; give one with cases")
     if not defences:
         raise ValueError("there are no defences; give at least one by name, such as {'none': model}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
     groups = list(_groups(suite, thresholds))
     adversarial = suite.prediction != suite.label
+    parts = torch.arange(len(suite)).split(BATCH_CASES)
     rows: list[Success] = []
     detectors: list[str] = []
     for name, defence in defences.items():
-        answer = torch.cat([ask(name, defence, suite.rows.take(part)) for part in _parts(suite)]).cpu()
+        answer = torch.cat([ask(name, defence, suite.rows.take(part)) for part in parts]).cpu()
         detects = answer.dtype == torch.bool
         detectors += [name] * detects
         good = answer != adversarial if detects else answer == suite.label
@@ -163,21 +162,17 @@ def evaluate_defences(
 
 
 def ask(name: str, defence: Any, x: Tensor) -> Tensor:
-    """What a defence says of inputs: truths or labels, ``(N,)``."""
-    said = getattr(defence, "accepts", None) or getattr(defence, "predict", None) or defence
-    if not callable(said):
-        raise TypeError(f"{name} is no defence: it has no accepts(x), no predict(x), and is no function")
-    answer = torch.as_tensor(said(x))
+    """A defence's answer for each input: booleans or labels, ``(N,)``."""
+    function = getattr(defence, "accepts", None) or getattr(defence, "predict", None) or defence
+    if not callable(function):
+        raise TypeError(f"{name} is not a defence: it has neither accepts(x) nor predict(x) and is not a function")
+    answer = torch.as_tensor(function(x))
     if answer.shape != (len(x),) or answer.is_floating_point() or answer.is_complex():
         raise ValueError(
-            f"{name} must answer with one truth (accepts) or one integer label for each of {len(x)} inputs, got "
+            f"{name} must return one boolean (accepted) or one integer label for each of {len(x)} inputs, got "
             f"{answer.dtype} of shape {tuple(answer.shape)}"
         )
     return answer
-
-
-def _parts(suite: Suite) -> Iterator[Tensor]:
-    yield from torch.arange(len(suite)).split(ROWS)
 
 
 def _groups(suite: Suite, thresholds: Thresholds) -> Iterator[tuple[str, str, Tensor]]:
@@ -203,7 +198,7 @@ def _success(name: str, kind: str, pattern: str, good: Tensor, seed: Tensor, con
 
 
 def interval(k: float, n: float, confidence: float, *, trials: float | None = None) -> tuple[float, float]:
-    """Clopper and Pearson's interval for k of n, as wide as if there had been this many trials.
+    """The Clopper-Pearson interval for k of n, as wide as for this many trials (default: n).
 
     >>> interval(0, 10, 0.95)
     (0.0, 0.3084...)

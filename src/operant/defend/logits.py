@@ -1,4 +1,4 @@
-"""A binary classifier that tells adversarial from benign inputs by the model's logits, or by what a layer says."""
+"""A binary classifier that separates adversarial from benign inputs by the model's logits or by a layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.defend._common import calibrated, check_benign, check_shape, dealt
+from operant.defend._common import calibrated, check_benign, check_shape, split_benign
 from operant.measure.conformal import Conformal
 from operant.model import Classifier
 from operant.networks.training import fit, initialise
@@ -19,16 +19,15 @@ INPUT, LOGITS = "input", "logits"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogitDetector:
-    """Rejects what looks adversarial to a small network that reads the model's logits; made by `fit_logit_detector`.
+    """Rejects inputs that a small network on the model's logits considers adversarial; from `fit_logit_detector`.
 
     Attributes:
-        model: what is guarded.
-        on: what is read of it: ``"logits"``, ``"input"`` or the name of a layer.
-        network: from standardised readings to two logits, benign and adversarial.
-        centre, scale: that readings are standardised by.
-        calibration: the scores of benign inputs that the network did not learn from.
+        model: the defended model.
+        on: the network's input: ``"logits"``, ``"input"`` or the name of a layer.
+        network: from standardised values to two logits, benign and adversarial.
+        centre, scale: for standardising.
+        calibration: scores of benign inputs that the network did not learn from.
         level: the false-positive rate.
-        shape: of an input.
     """
 
     model: Classifier
@@ -41,12 +40,12 @@ class LogitDetector:
     shape: tuple[int, ...]
 
     def score(self, x: Tensor) -> Tensor:
-        """How much more the network takes each input for adversarial than for benign, ``(N,)``."""
+        """The network's adversarial logit minus its benign one, ``(N,)``."""
         check_shape(x, self.shape)
-        return _scores(self.network, (read(self.model, x, self.on) - self.centre) / self.scale)
+        return _scores(self.network, (detector_inputs(self.model, x, self.on) - self.centre) / self.scale)
 
     def accepts(self, x: Tensor) -> Tensor:
-        """Truths ``(N,)``: which inputs are taken for benign."""
+        """Booleans ``(N,)``: which inputs are accepted as benign."""
         return self.calibration.p_values(self.score(x)) >= self.level
 
 
@@ -63,24 +62,22 @@ def fit_logit_detector(
     learning_rate: float = 5e-3,
     generator: torch.Generator,
 ) -> LogitDetector:
-    """Learn from benign and adversarial inputs to tell others apart.
+    """A detector trained on benign and adversarial inputs.
 
-    A network of one hidden layer is trained on part of the benign inputs and all adversarial ones. The rest of the
-    benign inputs calibrates it: of fresh ones, drawn as these were, a share ``level`` is rejected at most. (Gong et
-    al. reject what the network takes for adversarial, whatever share of benign inputs that is.) It knows the attacks
-    that it was shown; judge it on others.
+    A network of one hidden layer is trained on part of the benign inputs and all adversarial ones. The other benign
+    inputs calibrate it: at most a share ``level`` of new ones from the same distribution is rejected. (Gong et al.
+    reject whatever the network considers adversarial.) It knows only the attacks it was trained on; evaluate it on
+    others.
 
     Args:
-        model: what is to be guarded.
-        benign: inputs that it reads correctly and was not trained on.
-        adversarial: inputs that it gets wrong, for instance ``suite.failures().samples()``, of other seeds than those
-            it is judged on.
-        on: ``"logits"``, as Zhang et al. take them; ``"input"``, as Gong et al.; or the name of a layer.
+        benign: inputs that it classifies correctly and was not trained on.
+        adversarial: inputs that it misclassifies, for instance ``suite.failures().samples()``, from other seeds than
+            those of the evaluation.
+        on: ``"logits"`` as in Zhang et al., ``"input"`` as in Gong et al., or the name of a layer.
         level: the false-positive rate.
-        calibration: share of the benign inputs that is not learned from, dealt by id.
+        calibration: share of the benign inputs for calibration, split by id.
         hidden: width of the network.
-        epochs, learning_rate: of its training; the best epoch is kept, by a tenth held back.
-        generator: draws its first weights and shuffles.
+        epochs, learning_rate: of its training; the best epoch is kept, by a held-out tenth.
 
     References:
         | Adversarial and Clean Data Are Not Twins (Gong et al., 2017), https://arxiv.org/abs/1704.04960
@@ -91,14 +88,14 @@ def fit_logit_detector(
     _check_adversarial(model, benign, adversarial)
     if hidden < 1:
         raise ValueError(f"hidden must be at least 1, got {hidden}")
-    learned, held = dealt(benign, calibration)
-    readings = read(model, torch.cat([learned.x, adversarial.x.to(learned.x)]), on)
-    scale, centre = torch.std_mean(readings, 0)
+    learned, held = split_benign(benign, calibration)
+    values = detector_inputs(model, torch.cat([learned.x, adversarial.x.to(learned.x)]), on)
+    scale, centre = torch.std_mean(values, 0)
     scale = torch.where(scale > 0, scale, 1.0)
     kinds = torch.arange(2).repeat_interleave(torch.tensor([len(learned), len(adversarial)]))
-    rows = Samples((readings - centre) / scale, kinds, torch.cat([learned.ids, adversarial.ids]))
+    rows = Samples((values - centre) / scale, kinds, torch.cat([learned.ids, adversarial.ids]))
     start = initialise(
-        lambda: nn.Sequential(nn.Linear(rows.shape[0], hidden), nn.ReLU(), nn.Linear(hidden, 2)).to(readings.device),
+        lambda: nn.Sequential(nn.Linear(rows.shape[0], hidden), nn.ReLU(), nn.Linear(hidden, 2)).to(values.device),
         generator=generator,
     )
     fitted = fit(start, rows, epochs=epochs, learning_rate=learning_rate, generator=generator, progress=False)
@@ -109,14 +106,14 @@ def fit_logit_detector(
         network=network,
         centre=centre,
         scale=scale,
-        calibration=calibrated(_scores(network, (read(model, held.x, on) - centre) / scale), level),
+        calibration=calibrated(_scores(network, (detector_inputs(model, held.x, on) - centre) / scale), level),
         level=level,
         shape=tuple(benign.shape),
     )
 
 
-def read(model: Classifier, x: Tensor, on: str) -> Tensor:
-    """What the detector sees of each input, ``(N, values)`` in float32."""
+def detector_inputs(model: Classifier, x: Tensor, on: str) -> Tensor:
+    """The detector's view of each input, ``(N, values)`` in float32."""
     if on == INPUT:
         model.check_inputs(x)
         values = x
@@ -127,8 +124,8 @@ def read(model: Classifier, x: Tensor, on: str) -> Tensor:
     return values.flatten(1).float()
 
 
-def _scores(network: Classifier, readings: Tensor) -> Tensor:
-    z = network.batched_logits(readings)
+def _scores(network: Classifier, values: Tensor) -> Tensor:
+    z = network.batched_logits(values)
     return z[:, 1] - z[:, 0]
 
 
@@ -145,6 +142,6 @@ def _check_adversarial(model: Classifier, benign: Samples, adversarial: Samples)
         return
     if right := int((model.predict(adversarial.x) == adversarial.labels.to(adversarial.x.device)).sum()):
         raise ValueError(
-            f"adversarial inputs must be ones that the model gets wrong, got {right} of {len(adversarial)} that it "
-            "reads correctly; give suite.failures().samples()"
+            f"adversarial inputs must be misclassified, got {right} of {len(adversarial)} that the model classifies "
+            "correctly; give suite.failures().samples()"
         )

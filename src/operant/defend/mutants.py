@@ -14,23 +14,22 @@ KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def mutate(module: nn.Module, *, operator: str, rate: float, generator: torch.Generator) -> Weights:
-    """The parameters in which one mutant differs from the network, by name; the network stays as it is.
+    """The parameters, by name, in which one mutant differs from the network; the network is not changed.
 
     A neuron is an output of a dense layer or a channel of a convolution, with the weights that lead into it.
 
-    - ``NAI``, neuron activation inverse: the sign of chosen neurons is turned.
-    - ``WS``, weight shuffle: the weights into each of the chosen neurons change places.
-    - ``NS``, neuron switch: chosen neurons change places in pairs, within their layer.
-    - ``GF``, Gaussian fuzz: chosen weights get noise of their layer's standard deviation.
+    - ``NAI``, neuron activation inverse: flip the sign of chosen neurons.
+    - ``WS``, weight shuffle: shuffle the weights into each chosen neuron.
+    - ``NS``, neuron switch: swap chosen neurons in pairs, within their layer.
+    - ``GF``, Gaussian fuzz: add noise with their layer's standard deviation to chosen weights.
 
-    Neurons are chosen among all but those of the last layer, whose outputs are classes. The public program redraws
-    weights for ``GF`` around the layer's mean; here noise is added to the weight, as the paper describes it.
+    Neurons are chosen among all except those of the last layer, whose outputs are classes. The public program redraws
+    weights for ``GF`` around the layer's mean; here noise is added to the weight, as the paper describes.
 
     Args:
         module: with dense layers or convolutions.
         operator: one of the four.
-        rate: share of the neurons, or weights, that are chosen; one at least.
-        generator: draws them.
+        rate: share of the neurons or weights to choose; at least one is chosen.
 
     References:
         | Adversarial Sample Detection for Deep Neural Network through Model Mutation Testing (Wang et al., 2019)
@@ -47,9 +46,9 @@ def mutate(module: nn.Module, *, operator: str, rate: float, generator: torch.Ge
         names = names[:-1]
     if not names:
         raise ValueError(
-            f"{operator} changes hidden neurons, and this network has none in dense layers or convolutions"
+            f"{operator} changes hidden neurons, but this network has none in dense layers or convolutions"
             if operator != "GF"
-            else "GF changes weights, and this network has no dense layers or convolutions"
+            else "GF changes weights, but this network has no dense layers or convolutions"
         )
     return OPERATORS[operator]({name: parameters[_weight(name)] for name in names}, parameters, rate, generator)
 
@@ -81,7 +80,7 @@ def _shuffled(layers: Weights, parameters: Weights, rate: float, generator: torc
 def _switched(layers: Weights, parameters: Weights, rate: float, generator: torch.Generator) -> Weights:
     wide = {name: w for name, w in layers.items() if len(w) > 1}
     if not wide:
-        raise ValueError("NS switches neurons of one layer, and no hidden layer of this network has two")
+        raise ValueError("NS swaps neurons of one layer, but no hidden layer of this network has two")
     sizes = torch.tensor([float(len(w)) for w in wide.values()])
     pairs = max(1, round(rate * float(sizes.sum()) / 2))
     chosen = torch.multinomial(sizes, pairs, replacement=True, generator=generator)
@@ -118,7 +117,7 @@ OPERATORS: Mapping[str, Callable[[Weights, Weights, float, torch.Generator], Wei
 
 
 def _neurons(layers: Weights, rate: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """Which neurons of which layers are chosen; layers of which none is are left out."""
+    """The chosen neurons of each layer; layers without any are left out."""
     sizes = [len(w) for w in layers.values()]
     chosen = torch.randperm(sum(sizes), generator=generator)[: max(1, round(rate * sum(sizes)))]
     hit = torch.zeros(sum(sizes), dtype=torch.bool)

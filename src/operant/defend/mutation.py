@@ -10,28 +10,28 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from operant.data import Samples
-from operant.defend._common import check_benign, check_shape, dealt
+from operant.defend._common import check_benign, check_shape, split_benign
 from operant.defend.mutants import Weights, mutate
 from operant.defend.sequential import ADVERSARIAL, GRID, OPEN, SequentialTest, critical_thresholds, on_grid
 from operant.measure.conformal import check_level, fit_conformal
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
 
-TRIES = 5  # mutants made for each one that is kept, at most
+MAX_TRIES = 5  # mutants tried per mutant needed
 
 
 class InaccurateMutants(ValueError):
-    """Too few mutants read benign inputs as the network does."""
+    """Too few mutants agree with the network on benign inputs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Verdicts:
-    """What the mutants said of each input.
+class MutationDecisions:
+    """The detector's decision on each input.
 
     Attributes:
-        adversarial: truths ``(N,)``.
-        mutants: how many were asked, ``(N,)``.
-        rate: the share of those that gave another label, ``(N,)``.
+        adversarial: booleans ``(N,)``.
+        mutants: number of mutants used, ``(N,)``.
+        rate: share of those that predicted another label, ``(N,)``.
     """
 
     adversarial: Tensor
@@ -41,17 +41,16 @@ class Verdicts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MutationDetector:
-    """Asks mutant after mutant until it is clear whether an input's label is stable; made by `fit_mutation_detector`.
+    """Runs mutants until it is clear whether an input's label is stable; from `fit_mutation_detector`.
 
     Attributes:
-        model: what is guarded.
+        model: the defended model.
         network: the module that is mutated.
-        operator, rate: how; see `mutate`.
-        seed: that mutants are drawn from, each by its number.
+        operator, rate: of `mutate`.
+        seed: from which mutants are drawn, each by its number.
         numbers: of the mutants that are accurate enough.
-        test: which decides, with its calibrated threshold.
+        test: makes the decision, with its calibrated threshold.
         level: the false-positive rate.
-        shape: of an input.
     """
 
     model: Classifier
@@ -65,11 +64,11 @@ class MutationDetector:
     shape: tuple[int, ...]
 
     def accepts(self, x: Tensor) -> Tensor:
-        """Truths ``(N,)``: which inputs are taken for benign."""
-        return ~self.verdicts(x).adversarial
+        """Booleans ``(N,)``: which inputs are accepted as benign."""
+        return ~self.decisions(x).adversarial
 
-    def verdicts(self, x: Tensor) -> Verdicts:
-        """Undecided inputs meet the next mutant together; those that are decided have left."""
+    def decisions(self, x: Tensor) -> MutationDecisions:
+        """The decision on each input; undecided inputs share the next mutant, decided ones are dropped."""
         check_shape(x, self.shape)
         self.model.check_inputs(x)
         z = _laid_out(self.model, x)
@@ -87,14 +86,14 @@ class MutationDetector:
             if len(place) == 0:
                 break
         answer[place] = self.test.finish(changes[place], len(self.numbers))
-        return Verdicts(
+        return MutationDecisions(
             adversarial=(answer == ADVERSARIAL).to(x.device),
             mutants=used.to(x.device),
             rate=(changes.double() / used).to(x.device),
         )
 
     def changes(self, x: Tensor) -> Tensor:
-        """Whether each mutant gives each input another label than the network: every mutant on every input."""
+        """Booleans ``(N, mutants)``: where each mutant predicts another label than the network; runs all mutants."""
         check_shape(x, self.shape)
         self.model.check_inputs(x)
         return _changes(self.network, _laid_out(self.model, x), self._mutants(), self.model.batch_size).to(x.device)
@@ -118,28 +117,27 @@ def fit_mutation_detector(
     beta: float = 0.05,
     generator: torch.Generator,
 ) -> MutationDetector:
-    """Make mutants that still read most benign inputs as the network does, and find the rate of changes to reject at.
+    """A detector with mutants that agree with the network on most benign inputs, and a calibrated threshold.
 
-    Of each mutant it is asked how much of one part of the benign inputs it still reads as the network does; the rest
-    calibrates. What is calibrated is the decision of the sequential test itself (`critical_thresholds`): of fresh
-    benign inputs, drawn as these were, a share ``level`` is rejected at most. The threshold is never so small that an
-    input whose label never changes would need more mutants than there are.
+    One part of the benign inputs selects mutants by their agreement with the network; the rest calibrates. Calibration
+    is of the sequential test's decision itself (`critical_thresholds`): at most a share ``level`` of new benign inputs
+    from the same distribution is rejected. The threshold is never so small that an input whose label never changes
+    would need more mutants than there are.
 
-    The public program computes the ratio before it counts the mutant at hand, and only when the label has changed, so
-    that benign inputs are always put to all mutants; here it is computed after every mutant. Its indifference is 0.1,
+    The public program computes the ratio before it counts the current mutant, and only when the label has changed, so
+    that benign inputs always run through all mutants; here it is computed after every mutant. Its indifference is 0.1,
     with which an unchanging label takes 15 / threshold mutants: more than there are, for most thresholds.
 
     Args:
-        model: what is to be guarded.
-        benign: inputs that it reads correctly and was not trained on.
+        benign: inputs that it classifies correctly and was not trained on.
         operator: ``"NAI"``, ``"GF"``, ``"WS"`` or ``"NS"``; see `operant.defend.mutants.mutate`.
-        rate: share of neurons or weights that a mutant differs in.
-        mutants: how many, at most, an input is put to.
-        min_accuracy: share of benign inputs that a mutant must read as the network does, or it is not used.
+        rate: share of neurons or weights that a mutant changes.
+        mutants: maximum number per input.
+        min_accuracy: minimum agreement of a mutant with the network on benign inputs.
         level: the false-positive rate.
-        calibration: share of the benign inputs that calibrates, dealt by id.
+        calibration: share of the benign inputs for calibration, split by id.
         indifference, alpha, beta: of the `SequentialTest`.
-        generator: is asked for one number, from which all mutants are drawn.
+        generator: one number is drawn from it, which seeds all mutants.
 
     References:
         | Adversarial Sample Detection for Deep Neural Network through Model Mutation Testing (Wang et al., 2019)
@@ -148,14 +146,14 @@ def fit_mutation_detector(
     check_benign(model, benign)
     if mutants < 1:
         raise ValueError(f"mutants must be at least 1, got {mutants}")
-    judged, held = dealt(benign, calibration)
+    selecting, held = split_benign(benign, calibration)
     check_level(level, len(held))
     network = _network(model, benign.x)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    z = _laid_out(model, judged.x)
+    z = _laid_out(model, selecting.x)
     label = _labels(network, {}, z, model.batch_size)
     numbers: list[int] = []
-    for number in range(TRIES * mutants):
+    for number in range(MAX_TRIES * mutants):
         mutant = _mutant(network, operator, rate, seed, number)
         if float((_labels(network, mutant, z, model.batch_size) == label).double().mean()) >= min_accuracy:
             numbers.append(number)
@@ -163,11 +161,11 @@ def fit_mutation_detector(
             break
     else:
         raise InaccurateMutants(
-            f"only {len(numbers)} of {TRIES * mutants} mutants read at least {min_accuracy:.0%} of the benign inputs "
-            f"as the network does, and {mutants} are needed; lower the rate ({rate}) or min_accuracy"
+            f"only {len(numbers)} of {MAX_TRIES * mutants} mutants agree with the network on at least "
+            f"{min_accuracy:.0%} of the benign inputs, {mutants} are needed; lower the rate ({rate}) or min_accuracy"
         )
-    made = (_mutant(network, operator, rate, seed, number) for number in numbers)
-    changed = _changes(network, _laid_out(model, held.x), made, model.batch_size).cpu()
+    chosen = (_mutant(network, operator, rate, seed, number) for number in numbers)
+    changed = _changes(network, _laid_out(model, held.x), chosen, model.batch_size).cpu()
     options = {"indifference": indifference, "alpha": alpha, "beta": beta}
     threshold = fit_conformal(critical_thresholds(changed, **options)).threshold(level)
     return MutationDetector(
@@ -184,10 +182,10 @@ def fit_mutation_detector(
 
 
 def _test(threshold: float, mutants: int, options: dict[str, float]) -> SequentialTest:
-    """With the calibrated threshold, or the smallest that lets an unchanging label be decided."""
+    """The test with the calibrated threshold, or the smallest one that can decide about an unchanging label."""
     top = on_grid(GRID - 1, options["indifference"])
     if threshold > top:
-        raise ValueError("mutants change the labels of benign inputs nearly always; lower the rate")
+        raise ValueError("mutants change the labels of nearly all benign inputs; lower the rate")
     low, high = 0.0, top
     while high - low > 1e-9:
         middle = (low + high) / 2
@@ -200,7 +198,7 @@ def _test(threshold: float, mutants: int, options: dict[str, float]) -> Sequenti
 
 
 def _network(model: Classifier, x: Tensor) -> nn.Module:
-    """The module that mutants are made of: as the user wrote it, with its convolutions in the order that runs fast."""
+    """The module to mutate: the user's, with convolutions in the faster memory format."""
     model.prepare(x[:MIN_ROWS])
     module = model.unwrap().eval().requires_grad_(False)
     if model.channels_last:
@@ -215,24 +213,24 @@ def _mutant(network: nn.Module, operator: str, rate: float, seed: int, number: i
 
 
 def _laid_out(model: Classifier, x: Tensor) -> Tensor:
-    """Inputs as the bare module wants them."""
+    """Inputs normalised and laid out for the bare module."""
     z = model.normalise(x.to(model.device))
     return z.contiguous(memory_format=torch.channels_last) if model.channels_last and z.ndim == 4 else z
 
 
 @torch.no_grad()
 def _labels(network: nn.Module, mutant: Weights, z: Tensor, batch_size: int) -> Tensor:
-    """What a mutant says; small batches are padded, as `Classifier` does it."""
-    said = []
+    """A mutant's predictions; small batches are padded as in `Classifier`."""
+    labels = []
     for part in z.split(batch_size):
         n = len(part)
         more = part[:1].expand(max(0, MIN_ROWS - n), *part.shape[1:])
         part = torch.cat([part, more]) if len(more) else part.clone()  # the module may work on its input in place
-        said.append(functional_call(network, mutant, (part,))[:n].argmax(1))
-    return torch.cat(said)
+        labels.append(functional_call(network, mutant, (part,))[:n].argmax(1))
+    return torch.cat(labels)
 
 
 def _changes(network: nn.Module, z: Tensor, mutants: Iterable[Weights], batch_size: int) -> Tensor:
-    """Truths ``(N, mutants)``: where a mutant says something else than the network."""
+    """Booleans ``(N, mutants)``: where a mutant predicts another label than the network."""
     label = _labels(network, {}, z, batch_size)
     return torch.stack([_labels(network, mutant, z, batch_size) != label for mutant in mutants], 1)

@@ -1,4 +1,4 @@
-"""Non-local means: every pixel the mean of those nearby whose surroundings look like its own."""
+"""Non-local means: every pixel becomes the mean of nearby pixels with similar surroundings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from operant.defend._common import check_images, mirrored
 
 @dataclass(frozen=True, kw_only=True)
 class NonLocalMeans:
-    """The mean of the pixels in a search window, weighted by how alike the patches around them are.
+    """The mean of the pixels in a search window, weighted by the similarity of the patches around them.
 
         z_p = Σ_q w(p, q) x_q / Σ_q w(p, q),    w(p, q) = exp(-d²(p, q) / strength²)        (1)
 
     with d² the mean squared difference of the two patches over all channels. Beyond the edge the image is mirrored.
-    Works on all images together, one offset of the search window after the other.
+    All images are processed together, one offset of the search window after another.
 
     Args:
-        search: side of the window in which pixels are looked for, odd.
+        search: side of the search window, odd.
         patch: side of the patches that are compared, odd.
         strength: in units of [0, 1]; OpenCV's 4 is 4 / 255.
 

@@ -1,4 +1,4 @@
-"""The sequential probability ratio test: as many observations as it takes to tell a small rate from a large one."""
+"""The sequential probability ratio test: stop as soon as a small rate can be distinguished from a large one."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 BENIGN, OPEN, ADVERSARIAL = -1, 0, 1
-GRID = 2**20  # how finely thresholds are told apart
+GRID = 2**20  # resolution of thresholds
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequentialTest:
-    """Whether labels change at a rate above a threshold, decided as soon as that is clear.
+    """A test whether labels change at a rate above a threshold, which stops as early as possible.
 
         L(c, n) = c ln(p₁/p₀) + (n - c) ln((1 - p₁)/(1 - p₀)),    p₀, p₁ = threshold · (1 ∓ indifference)        (1)
         adversarial once L ≥ ln((1 - β)/α),  benign once L ≤ ln(β/(1 - α))                                       (2)
 
-    for c changes in n observations. If the rate is at most p₀, "adversarial" comes out with probability α at most; if
-    it is at least p₁, "benign" with probability β at most; up to what (2) oversteps, which makes both smaller.
+    for c changes in n observations. If the rate is at most p₀, the answer is "adversarial" with probability at most α;
+    if it is at least p₁, "benign" with probability at most β; overshooting (2) makes both smaller.
 
     Args:
-        threshold: the rate in question.
-        indifference: how far around it either answer will do.
+        threshold: the rate to test for.
+        indifference: relative distance from it within which either answer is acceptable.
         alpha, beta: the two error rates.
 
     References:
@@ -49,18 +49,18 @@ class SequentialTest:
 
     @property
     def steps(self) -> tuple[float, float]:
-        """What a change and what no change adds to L."""
+        """The increments of L for a change and for no change."""
         p0, p1 = self.threshold * (1 - self.indifference), self.threshold * (1 + self.indifference)
         return math.log(p1 / p0), math.log1p(-p1) - math.log1p(-p0)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Where L says benign, and where adversarial."""
+        """The values of L at which the answer is benign, and adversarial."""
         return math.log(self.beta / (1 - self.alpha)), math.log((1 - self.beta) / self.alpha)  # (2)
 
     @property
     def shortest(self) -> int:
-        """How many observations without a change say benign."""
+        """Number of observations without a change after which the answer is benign."""
         return math.ceil(self.bounds[0] / self.steps[1])
 
     def decide(self, changes: Tensor, seen: Tensor | int) -> Tensor:
@@ -69,16 +69,16 @@ class SequentialTest:
         return self.answer(changes.double() * up + (seen - changes).double() * down)  # (1)
 
     def answer(self, ratio: Tensor) -> Tensor:
-        """What L says."""
+        """The answer for values of L."""
         low, high = self.bounds
         return (ratio >= high).to(torch.int8) - (ratio <= low).to(torch.int8)
 
     def finish(self, changes: Tensor, seen: int) -> Tensor:
-        """The answer for what is still open when nothing more can be observed: by the rate itself."""
+        """The answer for undecided counts when no more can be observed: by the rate itself."""
         return torch.where(changes > self.threshold * seen, ADVERSARIAL, BENIGN).to(torch.int8)
 
     def run(self, changed: Tensor) -> tuple[Tensor, Tensor]:
-        """The answer for each row of truths ``(N, observations)``, and after how many it came."""
+        """The answer for each row of booleans ``(N, observations)``, and the number of observations it took."""
         return _run(changed, [self] * len(changed))
 
 
@@ -87,12 +87,12 @@ def critical_thresholds(
 ) -> Tensor:
     """The smallest threshold at which the test calls each row benign, ``(N,)`` in float64.
 
-    A larger threshold lowers L where labels did not change and leaves it where they did; so an answer of "benign" stays
-    one as the threshold grows, and the test's decision is the comparison of this number with its threshold. That makes
-    it a score, to calibrate by. It is looked for by halving, on a grid.
+    A larger threshold lowers L where labels did not change and does not change it where they did; so an answer of
+    "benign" stays one as the threshold grows, and the test's decision is a comparison of this number with its
+    threshold. So it can be calibrated as a score. It is found by bisection on a grid.
 
     Args:
-        changed: truths ``(N, observations)``.
+        changed: booleans ``(N, observations)``.
         indifference, alpha, beta: of the `SequentialTest`.
     """
     low = torch.zeros(len(changed), dtype=torch.int64, device=changed.device)
@@ -109,12 +109,12 @@ def critical_thresholds(
 
 
 def on_grid(place: int, indifference: float) -> float:
-    """The thresholds that are told apart: even steps up to place ``GRID``, where p₁ is 1."""
+    """The threshold at a place of the grid: even steps up to place ``GRID``, where p₁ is 1."""
     return place / GRID / (1 + indifference)
 
 
 def _run(changed: Tensor, tests: Sequence[SequentialTest]) -> tuple[Tensor, Tensor]:
-    """As `SequentialTest.run`, each row by a test of its own; they differ in their thresholds alone."""
+    """As `SequentialTest.run`, with one test per row; they differ only in their thresholds."""
     if len(changed) == 0:
         return changed.new_zeros(0, dtype=torch.int8), changed.new_zeros(0, dtype=torch.int64)
     n = changed.shape[1]
@@ -123,9 +123,9 @@ def _run(changed: Tensor, tests: Sequence[SequentialTest]) -> tuple[Tensor, Tens
     up, down = (
         torch.tensor(v, dtype=torch.float64).to(changed.device) for v in zip(*(t.steps for t in tests), strict=True)
     )
-    said = tests[0].answer(changes.double() * up[:, None] + (seen - changes).double() * down[:, None])  # (1)
-    first = (said != OPEN).to(torch.int8).argmax(1)  # 0 also where all are open
-    answer = said.gather(1, first[:, None])[:, 0]
+    answers = tests[0].answer(changes.double() * up[:, None] + (seen - changes).double() * down[:, None])  # (1)
+    first = (answers != OPEN).to(torch.int8).argmax(1)  # also 0 where all are open
+    answer = answers.gather(1, first[:, None])[:, 0]
     limit = torch.tensor([t.threshold * n for t in tests], dtype=torch.float64, device=changed.device)
     last = torch.where(changes[:, -1] > limit, ADVERSARIAL, BENIGN).to(torch.int8)
     still = answer == OPEN

@@ -1,4 +1,4 @@
-"""Feature squeezing: an input is suspect if the model reads it otherwise once needless detail is gone."""
+"""Feature squeezing: reject inputs whose prediction changes when needless detail is removed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ COLOUR = (BitDepth(bits=5), Median(size=2), NonLocalMeans(search=11, patch=3, st
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FeatureSqueezing:
-    """Detects inputs that squeezing changes too much; made by `fit_feature_squeezing`.
+    """Rejects inputs whose probabilities change too much under squeezing; from `fit_feature_squeezing`.
 
     Attributes:
-        model: whose probabilities are compared.
-        squeezers: what inputs are squeezed by.
-        calibration: the scores of benign inputs.
+        model: the defended model.
+        squeezers: transforms applied to inputs.
+        calibration: scores of benign inputs.
         level: the false-positive rate.
-        shape: of an input.
     """
 
     model: Classifier
@@ -38,12 +37,12 @@ class FeatureSqueezing:
     shape: tuple[int, ...]
 
     def score(self, x: Tensor) -> Tensor:
-        """As `squeezing_score`."""
+        """See `squeezing_score`."""
         check_shape(x, self.shape)
         return squeezing_score(self.model, x, self.squeezers)
 
     def accepts(self, x: Tensor) -> Tensor:
-        """Truths ``(N,)``: which inputs are taken for benign."""
+        """Booleans ``(N,)``: which inputs are accepted as benign."""
         return self.calibration.p_values(self.score(x)) >= self.level
 
 
@@ -70,14 +69,13 @@ def _score(model: Classifier, x: Tensor, squeezers: Sequence[Transform]) -> Tens
 def fit_feature_squeezing(
     model: Classifier, benign: Samples, *, squeezers: Sequence[Transform] | None = None, level: float = 0.05
 ) -> FeatureSqueezing:
-    """Find the score above which an input is rejected, from benign inputs.
+    """A detector with a threshold calibrated on benign inputs.
 
-    The threshold is conformal: of fresh benign inputs, drawn as these were, a share ``level`` is rejected at most.
+    The threshold is conformal: at most a share ``level`` of new benign inputs from the same distribution is rejected.
 
     Args:
-        model: what is to be guarded.
-        benign: inputs that it reads correctly and was not trained on, at least 1 / ``level`` of them.
-        squeezers: the paper's choice unless given: one bit and medians of 2 by 2 pixels for grey images; five bits, the
+        benign: inputs that it classifies correctly and was not trained on, at least 1 / ``level`` of them.
+        squeezers: default: the paper's choice, one bit and medians of 2 by 2 pixels for grey images; five bits, the
             medians and non-local means for others.
         level: the false-positive rate.
 

@@ -14,19 +14,18 @@ from operant.defend._common import check_images, seeds_of
 
 @dataclass(frozen=True, kw_only=True)
 class TotalVariation:
-    """Drop pixels at random and put the image together again from the rest, as smooth as it goes.
+    """Drop random pixels and reconstruct the image as smoothly as possible from the rest.
 
         minimise  ½ Σ m (z - x)² + weight · TV(z),    TV(z) = Σ √((∂₁z)² + (∂₂z)²)        (1)
 
-    over z, with m = 1 for kept values and 0 for dropped ones, and each channel by itself. The paper writes the first
-    term without the square and its program minimises it with one; so do we, by the primal-dual method of Chambolle and
-    Pock, for all images together. What a dropped pixel showed has no influence at all.
+    over z, with m = 1 for kept values and 0 for dropped ones, for each channel separately. The paper writes the first
+    term without the square, but its program minimises it with one; so do we, by the primal-dual method of Chambolle and
+    Pock, for all images together. Dropped pixels have no influence at all.
 
     Args:
         keep: share of the values that are kept; the paper drops half.
         weight: of the variation.
         steps: of the minimisation.
-        seed: another one drops others.
 
     References:
         | Countering Adversarial Images using Input Transformations (Guo et al., 2018)
@@ -54,7 +53,7 @@ class TotalVariation:
 
 
 def minimise(x: Tensor, kept: Tensor, *, weight: float, steps: int) -> Tensor:
-    """The minimiser of (1) of `TotalVariation`, from the mean of the kept values on."""
+    """The minimiser of (1) of `TotalVariation`, starting from the mean of the kept values."""
     mean = (kept * x).sum((2, 3), keepdim=True) / kept.sum((2, 3), keepdim=True).clamp_min(1)
     z = torch.where(kept > 0, x, mean)
     ahead, dual = z, torch.zeros(2, *x.shape, dtype=x.dtype, device=x.device)
@@ -77,7 +76,7 @@ def gradient(z: Tensor) -> Tensor:
 
 
 def _divergence(dual: Tensor) -> Tensor:
-    """What `gradient` is the negative transpose of."""
+    """The negative transpose of `gradient`."""
     down, right = dual[0].clone(), dual[1].clone()
     down[:, :, -1], right[:, :, :, -1] = 0, 0
     down[:, :, 1:] -= dual[0][:, :, :-1]

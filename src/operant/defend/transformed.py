@@ -1,4 +1,4 @@
-"""Inputs transformed before the model reads them."""
+"""A model that classifies transformed inputs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from operant.model import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class TransformedInputs:
-    """A model that reads transformed inputs; of several transforms, the mean of the probabilities decides.
+    """A model that classifies transformed inputs; with several transforms it averages the probabilities.
 
-    Nothing is learned: this is the paper's setting in which transforms are met at test time alone. A model that was
-    retrained on transformed inputs takes them better, and goes in here in the same way.
+    Nothing is learned: this is the paper's setting with transforms only at test time. A model that was retrained on
+    transformed inputs handles them better and is used in the same way.
 
     Args:
-        model: what reads.
-        transforms: functions from images in [0, 1] to images, such as `JPEG`; inputs are brought to [0, 1] for them
-            and back into the model's bounds after.
+        model: classifies the transformed inputs.
+        transforms: functions from images in [0, 1] to images, such as `JPEG`; inputs are scaled to [0, 1] before and
+            back to the model's bounds after them.
 
     References:
         | Countering Adversarial Images using Input Transformations (Guo et al., 2018)

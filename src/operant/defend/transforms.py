@@ -1,8 +1,8 @@
-"""Transforms of images that leave what they show and take from small changes: fewer colours, medians, JPEG, crops.
+"""Image transforms that keep the content and remove small changes: fewer colours, medians, JPEG, crops.
 
-Each is a function from images in [0, 1], ``(N, channels, height, width)``, to images of the same shape. They serve
-`TransformedInputs`, which reads transformed inputs, and `fit_feature_squeezing`, which compares readings before and
-after. Where numbers are drawn, they depend on an image's content and on ``seed`` alone.
+Each is a function from images in [0, 1], ``(N, channels, height, width)``, to images of the same shape.
+`TransformedInputs` classifies transformed inputs; `fit_feature_squeezing` compares predictions before and after.
+Random numbers depend only on an image's content and on ``seed``.
 
 References:
     | Feature Squeezing: Detecting Adversarial Examples in Deep Neural Networks (Xu et al., 2018)
@@ -29,7 +29,7 @@ from operant.defend._common import check_images, mirrored, seeds_of
 
 @dataclass(frozen=True, kw_only=True)
 class BitDepth:
-    """Fewer colours: every value rounded to one of 2^bits that lie evenly in [0, 1].
+    """Fewer colours: every value rounded to one of 2^bits evenly spaced values in [0, 1].
 
     >>> BitDepth(bits=1)(torch.tensor([[0.2, 0.6]]))
     tensor([[0., 1.]])
@@ -49,10 +49,10 @@ class BitDepth:
 
 @dataclass(frozen=True, kw_only=True)
 class Median:
-    """Every pixel the median of the square window around it, as SciPy's ``median_filter`` has it.
+    """Every pixel becomes the median of the square window around it, like SciPy's ``median_filter``.
 
-    A window of even size reaches further up and left; of an even number of values the upper of the two in the middle
-    is taken. Beyond the edge the image is mirrored.
+    A window of even size extends further up and left; for an even number of values the upper of the two middle ones is
+    taken. Beyond the edge the image is mirrored.
     """
 
     size: int = 2
@@ -70,7 +70,7 @@ class Median:
 
 @dataclass(frozen=True, kw_only=True)
 class JPEG:
-    """Written as a JPEG file and read again, by Pillow; three channels as a colour image, others each as a grey one."""
+    """JPEG compression by Pillow; three channels as a colour image, others each as a grey one."""
 
     quality: int = 75
 
@@ -86,9 +86,9 @@ class JPEG:
         read = [self._read(page) for page in flat.contiguous().numpy()]
         if not read:
             return x
-        made = torch.from_numpy(np.stack(read))
-        made = made.permute(0, 3, 1, 2) if colour else made.view(x.shape)
-        return made.to(x) / 255
+        decoded = torch.from_numpy(np.stack(read))
+        decoded = decoded.permute(0, 3, 1, 2) if colour else decoded.view(x.shape)
+        return decoded.to(x) / 255
 
     def _read(self, page: NDArray[np.uint8]) -> NDArray[np.uint8]:
         file = BytesIO()
@@ -98,12 +98,11 @@ class JPEG:
 
 @dataclass(frozen=True, kw_only=True)
 class CropRescale:
-    """A part of the image at a random place, enlarged to the whole.
+    """A random part of the image, enlarged to the whole.
 
     Args:
-        share: of the side that is kept. The paper cuts 90 of 224 pixels and retrains; a network that has only seen
-            whole images needs more of them.
-        seed: another one cuts elsewhere.
+        share: of the side that is kept. The paper crops 90 of 224 pixels and retrains; a network trained only on whole
+            images needs a larger share.
     """
 
     share: float = 0.9
@@ -119,11 +118,11 @@ class CropRescale:
         rows, columns = (self._places(u[:, i], side) for i, side in enumerate(x.shape[2:]))
         grid = torch.stack(
             torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), dim=3
-        )  # as grid_sample wants it: x, then y
+        )  # grid_sample expects x, then y
         return grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=True)
 
     def _places(self, u: Tensor, side: int) -> Tensor:
-        """Where each row or column of the enlarged part lies in the image, ``(N, side)`` from -1 to 1."""
+        """Position of each row or column of the enlarged part in the image, ``(N, side)`` from -1 to 1."""
         part = max(1, round(self.share * side))
         first = (u * (side - part + 1)).floor().clamp_max(side - part)
         inside = ((torch.arange(side).to(u) + 0.5) * part / side - 0.5).clamp(0, part - 1)
@@ -131,7 +130,7 @@ class CropRescale:
 
 
 def crops(n: int = 30, *, share: float = 0.9, seed: int = 0) -> tuple[CropRescale, ...]:
-    """Several crops, over which `TransformedInputs` takes the mean of probabilities; the paper takes 30."""
+    """Several crops for `TransformedInputs`, which averages over them; the paper uses 30."""
     if n < 1:
         raise ValueError(f"there must be at least 1 crop, got {n}")
     return tuple(CropRescale(share=share, seed=seed + k) for k in range(n))

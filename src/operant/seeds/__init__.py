@@ -1,4 +1,4 @@
-"""Step 2: from a profile and a guess of risk to the inputs that tests start from."""
+"""Step 2: risk scores and sampling designs that choose which inputs to label and to start tests from."""
 
 from operant.seeds.designs import Draw, Groups, Strata, draw, inclusion_probabilities
 from operant.seeds.risk import (

@@ -1,6 +1,6 @@
-"""Sampling designs that know their own probabilities: which inputs to draw, and what an estimate needs afterwards.
+"""Sampling designs: which inputs to draw, with the probabilities that estimates need.
 
-Every design draws from a finite pool with weights q, which sum to 1, and leaves a `Draw`. From it, and from whether
+Every design draws from a finite pool with weights q, which sum to 1, and returns a `Draw`. From it, and from whether
 each drawn input i failed (y = 1 or 0), the probability of misclassification λ = Σ p_i y_i over the whole pool can be
 estimated without bias, p being the profile's mass and d the `Draw.probabilities`:
 
@@ -10,7 +10,7 @@ estimated without bias, p being the profile's mass and d the `Draw.probabilities
     "sequential"     λ̂ = (1/n) Σ_k z_k,   z_k = Σ_{j<k} p_j y_j + p_k y_k / d_k     Des Raj               (4)
                      λ̂ = (1/n) Σ_k N p_k y_k (1 + (N - n)/(N - k) (1/((N - k + 1) d_k) - 1))     LURE     (5)
     "stratified"     λ̂ = Σ p y / d                                                  Horvitz-Thompson      (6)
-    "top"            none: what was not taken had no chance
+    "top"            no estimate: inputs outside the top had no chance to be drawn
 
 >>> from operant import Samples, spawn
 >>> pool = Samples(torch.rand(100, 4, generator=spawn(0)))
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from operant.data import Samples
 
-FEWEST = 2  # drawn from a stratum, so that its variance can be estimated
+MIN_PER_STRATUM = 2  # drawn inputs, so that a stratum's variance can be estimated
 WITHOUT_REPLACEMENT = ("poisson", "rhc", "sequential", "stratified", "top")
 
 
@@ -40,8 +40,8 @@ class Groups:
     """The random groups of a Rao-Hartley-Cochran draw, in the order of its rows.
 
     Attributes:
-        sums: Q_g, the weight of each group; rows that stand alone in one have probability 1.
-        sizes: N_g, how many rows of positive weight each held.
+        sums: Q_g, the weight of each group; a row that is alone in its group has probability 1.
+        sizes: N_g, the number of rows of positive weight in each.
     """
 
     sums: Tensor
@@ -54,8 +54,8 @@ class Strata:
 
     Attributes:
         of: the stratum of each drawn row, from 0.
-        sizes: N_h, how many rows of positive mass each stratum holds.
-        drawn: n_h, how many of them were drawn.
+        sizes: N_h, the number of rows of positive mass in each stratum.
+        drawn: n_h, the number of rows drawn from each.
         mass: P_h, the profile's mass of each stratum; they sum to 1.
     """
 
@@ -67,22 +67,21 @@ class Strata:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draw:
-    """Rows of a pool, with everything that estimates from them need.
+    """Drawn rows of a pool, with everything that estimates need.
 
     Attributes:
-        indices: the drawn rows of the pool; for ``"sequential"`` in the order in which they were drawn. With
-            replacement (``"pps"``) a row may come up again; ``"poisson"`` may even draw none.
+        indices: the drawn rows of the pool; for ``"sequential"`` in the order of drawing. ``"pps"`` (with replacement)
+            can draw a row several times; ``"poisson"`` can draw none.
         probabilities: the chance of each drawn row. ``"pps"``, ``"rhc"`` and ``"sequential"``: at its own draw, among
-            all rows, those of its group, or those not drawn before. ``"poisson"`` and ``"stratified"``: of being in the
-            sample at all. ``"top"``: None.
-        mass: p, the profile's mass of each drawn row (1 / pool size if none was given).
-        ids: of the drawn inputs, by which `samples` knows the pool again.
-        design: its name.
-        n: how many rows were asked for; for ``"poisson"``, the mean number.
+            all rows, the rows of its group, or the rows not yet drawn. ``"poisson"`` and ``"stratified"``: of being in
+            the sample at all. ``"top"``: None.
+        mass: p, the profile's mass of each drawn row (default: 1 / pool size).
+        ids: of the drawn inputs; `samples` uses them to recognise the pool.
+        n: the requested number of rows; for ``"poisson"``, the mean number.
         pool_size: N.
-        unreachable: the mass of the rows that could not have been drawn. Whatever fails there is in no estimate.
-        groups: of ``"rhc"``.
-        strata: of ``"stratified"``.
+        unreachable: the mass of the rows that could not have been drawn. No estimate covers failures among them.
+        groups: only for ``"rhc"``.
+        strata: only for ``"stratified"``.
     """
 
     indices: Tensor = field(repr=False)
@@ -101,20 +100,20 @@ class Draw:
 
     @property
     def chances(self) -> Tensor:
-        """The probabilities, for estimates; refuses a draw that has none."""
+        """The probabilities; raises for a design that has none."""
         if self.probabilities is None:
             raise ValueError(
-                f'the design "{self.design}" takes the largest weights and nothing else, so no estimate can be made '
-                "from it; draw by one of " + ", ".join(name for name in DESIGNS if name != self.design)
+                f'the design "{self.design}" only takes the largest weights, so no estimate can be made from it; '
+                "draw by one of " + ", ".join(name for name in DESIGNS if name != self.design)
             )
         return self.probabilities
 
     def samples(self, pool: Samples) -> Samples:
-        """The drawn rows of the pool they were drawn from; another pool is refused."""
+        """The drawn rows of this pool; raises if they were drawn from another."""
         if len(pool) != self.pool_size or not torch.equal(pool.ids.cpu()[self.indices], self.ids):
             raise ValueError(
-                f"this draw is from another pool, of {self.pool_size} inputs, than the one of {len(pool)} given; "
-                "give the same inputs in the same order"
+                f"this draw was made from another pool, of {self.pool_size} inputs, and not from this one of "
+                f"{len(pool)}; give the same inputs in the same order"
             )
         return pool[self.indices]
 
@@ -129,35 +128,34 @@ def draw(
     mass: Tensor | None = None,
     strata: int = 4,
 ) -> Draw:
-    """Draw n rows of a pool, the likelier the larger their weight.
+    """Draw n rows of a pool; rows of larger weight are more likely.
 
-    - ``"pps"``: n independent draws with replacement, a row's chance is its weight. With the profile's mass as weights,
-      this is plain operational testing: what is drawn fails with probability λ, independently.
-    - ``"poisson"``: a coin for every row, n rows in the mean; see `inclusion_probabilities`.
-    - ``"rhc"``: the rows are dealt into n random groups of equal size, and one is drawn from each.
-    - ``"sequential"``: one after another among those that are left. The order of LURE and of DeepEST, which draws the
-      first row uniformly and mixes with the uniform distribution at each draw; here `operant.seeds.combine` does that
-      beforehand, once for all.
-    - ``"stratified"``: rows are ordered by weight / mass, the risk that the weights claim, and cut where the mean of
-      mass and weight reaches equal parts. Half of the n rows are allotted to the strata in proportion to mass, half to
-      weight, which is Neyman's allotment if weights are mass times the standard deviation of failing (√risk where risk
-      is a small probability). Within a stratum a row's chance is in proportion to its mass (systematic sampling in
-      random order), so the stratum's rate is estimated by k_h / n_h, unless single rows hold so much mass that they
-      are certain.
-    - ``"top"``: the n largest weights, equal ones in random order; HDA's way and a baseline, not fit for estimates.
+    - ``"pps"``: n independent draws with replacement; a row's chance is its weight. With the profile's mass as weights,
+      this is plain operational testing: drawn inputs fail independently with probability λ.
+    - ``"poisson"``: one coin per row, n rows on average; see `inclusion_probabilities`.
+    - ``"rhc"``: the rows are split into n random groups of equal size, and one is drawn from each.
+    - ``"sequential"``: one after another among the rows that are left, the order of LURE and of DeepEST. DeepEST draws
+      the first row uniformly and mixes with the uniform distribution at each draw; here `operant.seeds.combine` mixes
+      once, beforehand.
+    - ``"stratified"``: rows are sorted by weight / mass, the risk that the weights imply, and cut where the mean of
+      mass and weight reaches equal parts. Half of the n rows are allocated to the strata in proportion to mass, half to
+      weight. That is Neyman's allocation if weights are mass times the standard deviation of failing (√risk where risk
+      is a small probability). Within a stratum a row's chance is proportional to its mass (systematic sampling in
+      random order), so k_h / n_h estimates the stratum's rate, unless single rows hold so much mass that they are
+      certain to be drawn.
+    - ``"top"``: the n largest weights, ties in random order; HDA's way and a baseline, not suitable for estimates.
 
-    Memory grows with the pool's size and no faster; no design loops over rows.
+    Memory is linear in the pool's size; no design loops over rows.
 
     Args:
         pool: inputs, labelled or not.
-        weights: one per input, 0 or more, of any scale; `operant.seeds.combine` makes them from mass and risk. Where
-            the weight is 0 nothing is drawn (but ``"stratified"`` draws wherever there is mass).
-        n: how many rows.
+        weights: one per input, 0 or more, on any scale; `operant.seeds.combine` computes them from mass and risk. Rows
+            of weight 0 are never drawn (but ``"stratified"`` draws wherever there is mass).
+        n: number of rows.
         design: one of the names above.
-        generator: draws come from it.
-        mass: the profile's, one per input, of any scale: what estimates refer to; every input the same unless given,
-            which is right for a pool that is itself a sample from the field.
-        strata: at most this many for ``"stratified"``; rows of equal score stay together.
+        mass: the profile's mass per input, on any scale; estimates refer to it (default: equal, which is right for a
+            pool that is itself a sample from the field).
+        strata: maximum number for ``"stratified"``; rows of equal score stay together.
 
     References:
         | On the Theory of Sampling from Finite Populations (Hansen and Hurwitz, 1943)
@@ -197,7 +195,7 @@ def draw(
 
 
 def inclusion_probabilities(weights: Tensor, n: int) -> Tensor:
-    """Chances in proportion to the weights that sum to n; rows that would exceed 1 are certain.
+    """Inclusion chances that are proportional to the weights and sum to n; rows that would exceed 1 get 1.
 
         π_i = min(1, c q_i),  c such that Σ π_i = n        (1)
 
@@ -207,7 +205,7 @@ def inclusion_probabilities(weights: Tensor, n: int) -> Tensor:
     q = normalised(weights, len(weights), "weights")
     _checked_number(n, "poisson", int((q > 0).sum()))
     certain = torch.zeros_like(q, dtype=torch.bool)
-    while True:  # more rows are certain each time, after a few times none
+    while True:  # each pass makes more rows certain, so this ends after a few
         rest = q.masked_fill(certain, 0).sum().clamp_min(torch.finfo(q.dtype).tiny)
         chances = torch.where(certain, 1, (n - certain.sum()) * (q / rest))  # (1)
         if not bool((chances > 1).any()):
@@ -219,7 +217,7 @@ def inclusion_probabilities(weights: Tensor, n: int) -> Tensor:
 
 
 class _Task(NamedTuple):
-    """What a design is given."""
+    """The input of a design."""
 
     q: Tensor
     p: Tensor
@@ -229,7 +227,7 @@ class _Task(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """What a design gives back."""
+    """The output of a design."""
 
     rows: Tensor
     chances: Tensor | None
@@ -251,7 +249,7 @@ def _poisson(task: _Task) -> _Drawn:
 
 
 def _rhc(task: _Task) -> _Drawn:
-    """Groups are the columns of a table into which the shuffled rows are written line by line."""
+    """Groups are the columns of a table that the shuffled rows fill line by line."""
     n = task.n
     rows = _shuffled(task.q.nonzero().flatten(), task.generator)
     table = task.q.new_zeros(-(-len(rows) // n) * n)
@@ -265,11 +263,11 @@ def _rhc(task: _Task) -> _Drawn:
 
 
 def _sequential(task: _Task) -> _Drawn:
-    """The n first in a race of exponential times are a draw without replacement, in its order (Efraimidis, 2006)."""
+    """The n smallest of exponential times are a draw without replacement, in its order (Efraimidis, 2006)."""
     possible = task.q.nonzero().flatten()
     order = _race(task.q[possible], task.generator).topk(task.n, largest=False, sorted=True).indices
     rows = possible[order]
-    others = task.q.clone().index_fill_(0, rows, 0).sum()  # sums from the end: differences would lose digits
+    others = task.q.clone().index_fill_(0, rows, 0).sum()  # sum from the end: differences lose digits
     left = others + task.q[rows].flip(0).cumsum(0).flip(0)
     return _Drawn(rows, task.q[rows] / left, task.q > 0)
 
@@ -278,9 +276,9 @@ def _stratified(task: _Task) -> _Drawn:
     possible = task.p.nonzero().flatten()
     p, q = task.p[possible], task.q[possible]
     shares = (p + q / q.sum().clamp_min(torch.finfo(q.dtype).tiny)) / 2
-    stratum = _cut((q.log() - p.log()).round(decimals=9), shares, task.strata)  # equal up to rounding is equal
+    stratum = _cut((q.log() - p.log()).round(decimals=9), shares, task.strata)  # treat equal up to rounding as equal
     sizes = stratum.bincount()
-    counts = _allotted(torch.zeros(len(sizes), dtype=p.dtype).index_add_(0, stratum, shares), sizes, task.n)
+    counts = _allocated(torch.zeros(len(sizes), dtype=p.dtype).index_add_(0, stratum, shares), sizes, task.n)
     parts, chances = [], []
     for h, count in enumerate(counts.tolist()):
         members = _shuffled((stratum == h).nonzero().flatten(), task.generator)
@@ -321,8 +319,8 @@ def _cut(score: Tensor, shares: Tensor, strata: int) -> Tensor:
     below = score[score < score.max()]
     if len(below) == 0:
         raise ValueError(
-            f"weights / mass must differ between inputs, for strata are made from it, but it is the same for all "
-            f"{len(score)}; give weights that tell them apart, or use another design"
+            f"weights / mass must differ between inputs to form strata, but it is the same for all {len(score)}; "
+            "give weights that differ, or use another design"
         )
     order = score.argsort()
     sums = shares[order].cumsum(0)
@@ -331,13 +329,13 @@ def _cut(score: Tensor, shares: Tensor, strata: int) -> Tensor:
     return torch.bucketize(score, bounds)  # none is empty: each bound is a score, and the last is not the largest
 
 
-def _allotted(shares: Tensor, sizes: Tensor, n: int) -> Tensor:
-    """Whole numbers as near to the shares as may be: n in all, no more than the sizes, at least two where there are."""
-    least = sizes.clamp_max(FEWEST)
+def _allocated(shares: Tensor, sizes: Tensor, n: int) -> Tensor:
+    """Sizes close to the shares: n in total, no more than a stratum holds, and MIN_PER_STRATUM where it holds them."""
+    least = sizes.clamp_max(MIN_PER_STRATUM)
     if n < int(least.sum()):
         raise ValueError(
-            f"n must be at least {int(least.sum())}, {FEWEST} from each of {len(sizes)} strata or all that one holds, "
-            f"got {n}; draw more, or ask for fewer strata"
+            f"n must be at least {int(least.sum())} ({MIN_PER_STRATUM} from each of {len(sizes)} strata, or all rows "
+            f"of a smaller one), got {n}; draw more, or ask for fewer strata"
         )
     bounds = list(zip(shares.tolist(), least.tolist(), sizes.tolist(), strict=True))
 
@@ -345,7 +343,7 @@ def _allotted(shares: Tensor, sizes: Tensor, n: int) -> Tensor:
         return [min(max(factor * share, low), high) for share, low, high in bounds]
 
     small, large = 0.0, max(high / share for share, _, high in bounds)
-    for _ in range(100):  # n is reached somewhere between
+    for _ in range(100):  # bisect for the factor that gives n
         middle = (small + large) / 2
         small, large = (small, middle) if sum(quotas(middle)) >= n else (middle, large)
     quota = torch.tensor(quotas(large), dtype=torch.float64)
@@ -355,7 +353,7 @@ def _allotted(shares: Tensor, sizes: Tensor, n: int) -> Tensor:
 
 
 def _systematic(chances: Tensor, generator: torch.Generator) -> Tensor:
-    """Rows in which points at distance 1 fall, when the chances are laid end to end; exactly as many as they sum to."""
+    """Rows hit by points at distance 1 when the chances are laid end to end; their number is the sum of the chances."""
     certain = (chances >= 1).nonzero().flatten()
     open_ = (chances < 1).nonzero().flatten()
     count = round(float(chances[open_].sum()))
@@ -366,7 +364,7 @@ def _systematic(chances: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat([certain, open_[torch.searchsorted(sums / sums[-1], points, right=True)]])
 
 
-# Random numbers and refusals ------------------------------------------------------------------------------------------
+# Random numbers and checks --------------------------------------------------------------------------------------------
 
 
 def _uniform(shape: Any, generator: torch.Generator) -> Tensor:
@@ -378,25 +376,33 @@ def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _race(q: Tensor, generator: torch.Generator) -> Tensor:
-    """Logarithms of exponential times with rates q: each is the smallest with probability q / Σ q, and so on."""
+    """Logarithms of exponential times with rates q: each is the smallest with probability q / Σ q."""
     u = _uniform(q.shape, generator).clamp_min(2**-54)
     return (-torch.log1p(-u)).log() - q.log()
 
 
 def normalised(values: Tensor, size: int, name: str) -> Tensor:
-    """The values as float64 on the CPU, summing to 1, if they can be weights of ``size`` inputs."""
-    if not isinstance(values, Tensor) or values.shape != (size,) or values.is_complex():
-        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        raise ValueError(f"{name} must be a tensor with one number for each of the {size} inputs, got {got}")
+    """Weights of ``size`` inputs as float64 on the CPU, scaled to sum to 1."""
+    values = checked_values(values, size, name)
     if size == 0:
         raise ValueError("there are no inputs; give at least one row")
-    values = values.detach().cpu().double()
-    if bad := int((~(values >= 0) | values.isinf()).sum()):
-        raise ValueError(f"{name} must be 0 or more and finite, got {bad} of {size} that are negative, NaN or infinite")
     if not bool((values > 0).any()):
         raise ValueError(f"{name} must be positive for some input, all {size} are 0")
     values = values / values.max()  # the sum must not overflow
     return values / values.sum()
+
+
+def checked_values(values: Tensor, size: int, name: str, *, advice: str = "") -> Tensor:
+    """One finite number of at least 0 for each of ``size`` inputs, as float64 on the CPU."""
+    if not isinstance(values, Tensor) or values.shape != (size,) or values.is_complex():
+        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise ValueError(f"{name} must be a tensor with one number for each of the {size} inputs, got {got}")
+    values = values.detach().cpu().double()
+    if bad := int((~(values >= 0) | values.isinf()).sum()):
+        raise ValueError(
+            f"{name} must be 0 or more and finite, got {bad} of {size} that are negative, NaN or infinite{advice}"
+        )
+    return values
 
 
 def _checked_number(n: int, design: str, possible: int) -> int:
@@ -406,7 +412,7 @@ def _checked_number(n: int, design: str, possible: int) -> int:
     if design in WITHOUT_REPLACEMENT and n > possible:
         what = "mass" if design == "stratified" else "weight"
         raise ValueError(
-            f'n must be at most the {possible} inputs of positive {what} for "{design}", which takes none twice, '
+            f'n must be at most the {possible} inputs of positive {what} for "{design}", which draws no input twice, '
             f'got {n}; draw fewer, or use "pps"'
         )
     return n

@@ -1,7 +1,7 @@
-"""How likely an input is to fail, by guess: scores that need no true label, and their union with the profile's mass.
+"""Risk scores that estimate how likely an input is to fail without its true label, and their mix with the mass.
 
 Each is a `operant.types.Score`: ``(model, x, y) -> one value per row``, higher is riskier. For field inputs, whose
-labels nobody has told, y is what the model itself predicts; `risk_of` does that. Any function of that shape will do.
+labels are unknown, y is the model's own prediction; `risk_of` takes care of that. Any function of that shape works.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from operant.measure.mc_dropout import check_passes, mc_dropout
 from operant.measure.uncertainty import CHUNK, entropy, gini, margin, variation_ratio_original
 from operant.model import Classifier
 from operant.rng import spawn
-from operant.seeds.designs import normalised
+from operant.seeds.designs import checked_values, normalised
 from operant.types import Score
 
 NORMS = {"l1": 1.0, "l2": 2.0, "linf": inf}
 
 
 def risk_of(model: Classifier, pool: Samples, score: Score, *, labelled: bool = False) -> Tensor:
-    """The score of each input of a pool, ``(N,)`` in double precision; what is no number is refused.
+    """The score of each input of a pool, ``(N,)`` in double precision.
 
     Args:
-        model: the one to be tested.
-        pool: with labels or without.
-        score: one of this module's, or any function of that shape.
-        labelled: hand the pool's labels to the score. Unless asked, the model's predictions stand for them, whether or
-            not there are labels: most draws are made to find out which inputs deserve one.
+        pool: with or without labels.
+        score: one from this module, or any function of that shape. It must return finite numbers.
+        labelled: pass the pool's labels to the score. By default the model's predictions replace them even if there
+            are labels, because most draws are made to choose which inputs to label.
     """
     y = pool.labels if labelled else model.predict(pool.x)
     values = score(model, pool.x, y)
@@ -48,20 +47,20 @@ def risk_of(model: Classifier, pool: Samples, score: Score, *, labelled: bool = 
 def combine(
     mass: Tensor, risk: Tensor, *, mass_power: float = 1.0, risk_power: float = 1.0, defensive: float = 0.2
 ) -> Tensor:
-    """Weights of a pool where use and weakness meet: large for what is both likely in the field and likely to fail.
+    """Sampling weights of a pool: large for inputs that are both likely in the field and likely to fail.
 
         q ∝ p^a r^b                     (1)
         w = (1 - ε) q + ε p             (2)
 
-    The mixture is with the mass p, not with the uniform distribution: every input that the field can send stays within
-    reach, however safe it looks, and since w ≥ ε p, none counts more than 1 / ε times in an estimate. If risk is the
-    probability of failing, b = ½ gives the smallest variance, and b = 1 more failures.
+    The mixture uses the mass p, not the uniform distribution: every input that the field can send can be drawn, however
+    safe it looks, and since w ≥ ε p, none counts more than 1 / ε times in an estimate. If risk is the probability of
+    failing, b = ½ gives the smallest variance, and b = 1 finds more failures.
 
     Args:
-        mass: p, the profile's, one per input, of any scale.
-        risk: r, one per input, 0 or more, of any scale; for scores that can be negative, such as LSA, take `ranked`.
-        mass_power: a; 0 leaves the profile out of (1).
-        risk_power: b; 0 leaves the risk out.
+        mass: p, the profile's mass per input, on any scale.
+        risk: r, one per input, 0 or more, on any scale; for scores that can be negative, such as LSA, use `ranked`.
+        mass_power: a; 0 removes the profile from (1).
+        risk_power: b; 0 removes the risk.
         defensive: ε, from 0 to 1.
 
     Returns:
@@ -82,18 +81,18 @@ def combine(
     if not 0 <= defensive <= 1:
         raise ValueError(f"defensive must be a share from 0 to 1, got {defensive}; 0.2 is usual")
     p = normalised(mass, len(mass), "mass")
-    r = _checked_risk(risk, len(p))
+    r = checked_values(risk, len(p), "risk", advice="; for a score that can be negative use ranked(risk)")
     product = (p / p.max()) ** mass_power * (r / r.max().clamp_min(torch.finfo(r.dtype).tiny)) ** risk_power
     if not bool((product > 0).any()):
         raise ValueError(
             f"risk must be positive for some input that has mass, but it is 0 for all of them ({len(p)} inputs); "
-            "give another risk, or draw by mass alone"
+            "use another risk, or draw by mass alone"
         )
     return (1 - defensive) * (product / product.sum()) + defensive * p  # (1), (2)
 
 
 def ranked(values: Tensor) -> Tensor:
-    """Ranks as shares in (0, 1]: the part of the pool whose value is no larger. For scores of any sign and scale.
+    """Ranks as shares in (0, 1]: the share of the pool whose value is no larger. For scores of any sign and scale.
 
     >>> ranked(torch.tensor([-3.0, 5.0, 5.0, 9.0])).tolist()
     [0.25, 0.75, 0.75, 1.0]
@@ -102,19 +101,6 @@ def ranked(values: Tensor) -> Tensor:
         raise ValueError(f"values must be numbers (N,), one at least, got shape {tuple(values.shape)} or NaN in it")
     places = torch.searchsorted(values.sort().values, values, right=True)
     return places.double() / len(values)
-
-
-def _checked_risk(risk: Tensor, size: int) -> Tensor:
-    if not isinstance(risk, Tensor) or risk.shape != (size,):
-        got = f"shape {tuple(risk.shape)}" if isinstance(risk, Tensor) else f"a {type(risk).__name__}"
-        raise ValueError(f"risk must be a tensor with one number for each of the {size} inputs, got {got}")
-    risk = risk.detach().cpu().double()
-    if bad := int((~(risk >= 0) | risk.isinf()).sum()):
-        raise ValueError(
-            f"risk must be 0 or more and finite, got {bad} of {size} that are negative, NaN or infinite; "
-            "for a score that can be negative take ranked(risk)"
-        )
-    return risk
 
 
 # Scores ---------------------------------------------------------------------------------------------------------------
@@ -143,7 +129,7 @@ def gradient_risk(model: Classifier, x: Tensor, y: Tensor, *, norm: str = "l2") 
 
     Args:
         norm: ``"l1"`` (times a radius: by how much a small L-infinity ball can raise the loss), ``"l2"``, or ``"linf"``
-            (what HDA takes). For another than ``"l2"``, pass ``partial(gradient_risk, norm=...)``.
+            (used by HDA). For a norm other than ``"l2"``, pass ``partial(gradient_risk, norm=...)``.
 
     References:
         | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2022)
@@ -158,13 +144,13 @@ def gradient_risk(model: Classifier, x: Tensor, y: Tensor, *, norm: str = "l2") 
 
 
 def vro_risk(*, passes: int = 50, generator: torch.Generator) -> Score:
-    """A score: the share of passes with dropout that do not predict what the model predicts without; y is not used.
+    """A score: the share of dropout passes that predict another class than the model without dropout; y is not used.
 
-    The same masks serve every row and every call, so an input's risk depends on nothing but itself and the model.
+    All rows and calls share the same masks, so an input's risk depends only on the input and the model.
 
     Args:
         passes: at least 2.
-        generator: is asked for one number, here and not later.
+        generator: one number is drawn from it, when this is called.
     """
     check_passes(passes)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
@@ -183,8 +169,8 @@ def _vro(model: Classifier, x: Tensor, passes: int, generator: torch.Generator) 
 
 
 def surprise_risk(surprise: Callable[[Classifier, Tensor], Tensor]) -> Score:
-    """A score from a fitted measure of surprise: what `fit_lsa`, `fit_dsa` or `fit_mdsa` returned; y is not used.
+    """A score from a fitted surprise measure (the result of `fit_lsa`, `fit_dsa` or `fit_mdsa`); y is not used.
 
-    LSA is a logarithm and can be negative: hand its values through `ranked` before `combine`.
+    LSA is a logarithm and can be negative: pass its values through `ranked` before `combine`.
     """
     return lambda model, x, y: surprise(model, x)

@@ -1,4 +1,4 @@
-"""How far people agree beyond chance."""
+"""Agreement between people beyond chance."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy.typing as npt
 from operant.suite.verdicts import VERDICTS
 from operant.triage.verdicts import read_verdicts
 
-NAMED = 20  # rows named in a sentence
+MAX_LISTED_ROWS = 20  # in a printed sentence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How two people's verdicts on the same cases compare.
+    """The agreement of two people's verdicts on the same cases.
 
     Attributes:
-        people: the two.
-        both: cases that both have judged.
-        same: those of which they say the same.
-        kappa: Cohen's; 1 full agreement, 0 what chance would give; NaN where chance alone would agree on all.
+        people: the two names.
+        both: number of cases that both have judged.
+        same: number of those with equal verdicts.
+        kappa: Cohen's; 1 full agreement, 0 chance level; NaN where chance alone gives full agreement.
         rows: of the suite, where they differ.
     """
 
@@ -36,14 +36,14 @@ class Agreement:
     rows: tuple[int, ...]
 
     def __str__(self) -> str:
-        told = "cannot be told" if math.isnan(self.kappa) else f"{self.kappa:.2f}"
-        named = ", ".join(map(str, self.rows[:NAMED])) + (", …" if len(self.rows) > NAMED else "")
-        differ = f"; they differ on rows {named}" if self.rows else ""
-        return f"{' and '.join(self.people)} agree on {self.same} of {self.both} cases (Cohen's kappa {told}){differ}"
+        kappa = "undefined" if math.isnan(self.kappa) else f"{self.kappa:.2f}"
+        rows = ", ".join(map(str, self.rows[:MAX_LISTED_ROWS])) + (", …" if len(self.rows) > MAX_LISTED_ROWS else "")
+        differ = f"; they differ on rows {rows}" if self.rows else ""
+        return f"{' and '.join(self.people)} agree on {self.same} of {self.both} cases (Cohen's kappa {kappa}){differ}"
 
 
 def cohens_kappa(a: Sequence[int] | npt.NDArray[np.int8], b: Sequence[int] | npt.NDArray[np.int8]) -> float:
-    """Cohen's kappa of two raters' categories, one each for every item.
+    """Cohen's kappa of two raters' categories, one per item.
 
         κ = (p_o - p_e) / (1 - p_e),   p_o = share of equal ones,   p_e = Σ_c p_a(c) p_b(c)        (1)
 
@@ -56,7 +56,7 @@ def cohens_kappa(a: Sequence[int] | npt.NDArray[np.int8], b: Sequence[int] | npt
     """
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape or a.ndim != 1:
-        raise ValueError(f"both must have one category for each item, got shapes {a.shape} and {b.shape}")
+        raise ValueError(f"both raters must have one category per item, got shapes {a.shape} and {b.shape}")
     if len(a) == 0:
         return math.nan
     categories = np.union1d(a, b)
@@ -66,7 +66,7 @@ def cohens_kappa(a: Sequence[int] | npt.NDArray[np.int8], b: Sequence[int] | npt
 
 
 def agreements(codes: Mapping[str, npt.NDArray[np.int8]]) -> list[Agreement]:
-    """Every two people that have judged the same case; ``codes`` are by person, 0 where nothing is said."""
+    """The agreement of every two people who judged a common case; ``codes`` by person, 0 where not judged."""
     found = []
     for first, second in combinations(sorted(codes), 2):
         a, b = codes[first], codes[second]
@@ -86,10 +86,10 @@ def agreements(codes: Mapping[str, npt.NDArray[np.int8]]) -> list[Agreement]:
 
 
 def agreement(path: str | Path) -> list[Agreement]:
-    """How far the people that judged a suite agree, two at a time."""
-    said = [judgement for judgement in read_verdicts(path) if judgement.verdict]
-    n = 1 + max((judgement.row for judgement in said), default=-1)
-    codes = {judgement.by: np.zeros(n, dtype=np.int8) for judgement in said}
-    for judgement in said:
+    """The agreement of the people who judged a suite, for every pair."""
+    judgements = [judgement for judgement in read_verdicts(path) if judgement.verdict]
+    n = 1 + max((judgement.row for judgement in judgements), default=-1)
+    codes = {judgement.by: np.zeros(n, dtype=np.int8) for judgement in judgements}
+    for judgement in judgements:
         codes[judgement.by][judgement.row] = 1 + VERDICTS.index(judgement.verdict)
     return agreements(codes)

@@ -1,4 +1,4 @@
-"use strict"; // goes on where page.js ends
+"use strict"; // continues page.js
 
 // Keys
 
@@ -15,7 +15,7 @@ const KEYS = {
     ["z", "undo", undo],
     ["→ j", "next", () => move(1)],
     ["← k", "back", () => move(-1)],
-    ["n", "next that is not marked", () => trying(arrangeAnew)],
+    ["n", "next unmarked case", () => trying(rearrange)],
   ],
   more: [
     ["t", "tag what changed, Enter adds it", focusTag],
@@ -36,8 +36,8 @@ function keysNow() {
   return [...digits, ...KEYS.both, ...KEYS.last];
 }
 
-async function arrangeAnew(options) {
-  await queue; // so that the server knows what is marked
+async function rearrange(options) {
+  await queue; // the server must have all verdicts first
   await arrange(options);
 }
 
@@ -92,7 +92,7 @@ function setUp() {
   options($("show"), [...shows, ["valid", "valid"], ["invalid", "invalid"], ["unsure", "unsure"], ["differ", "where people differ"]]);
   options($("order"), [
     ["sample", `random sample of ${about.planned}`],
-    ...(about.failures ? [["ranked", "failures, likeliest first"]] : []),
+    ...(about.failures ? [["ranked", "failures, most likely first"]] : []),
     ["suite", "as in the suite"],
     ...about.columns.flatMap((name) => [[`-${name}`, `${name}, largest first`], [name, `${name}, smallest first`]]),
   ]);
@@ -100,7 +100,7 @@ function setUp() {
   options($("prediction"), [["", "all"], ...about.predictions]);
   options($("method"), [["", "all"], ...about.methods.map((name) => [name, name])]);
   options($("tag-filter"), [["", "all"]]);
-  options($("factor"), [["auto", "as large as fits"], ...about.factors.map((n) => [String(n), `× ${n}`])]);
+  options($("factor"), [["auto", "automatic"], ...about.factors.map((n) => [String(n), `× ${n}`])]);
   $("verdicts").replaceChildren(
     ...Object.entries(VERDICTS).map(([verdict, key]) => {
       const button = make("button", { type: "button", className: verdict, data: { verdict } }, verdict[0].toUpperCase() + verdict.slice(1), make("kbd", { textContent: key }));
@@ -109,9 +109,9 @@ function setUp() {
     })
   );
   const meanings = [
-    ["Valid", "it still shows what its label says, and use could send it."],
-    ["Invalid", "it shows something else, or nothing that anybody could tell."],
-    ["Unsure", "you cannot say; it counts as not valid until somebody can."],
+    ["Valid", "it still shows what its label says, and could occur in use."],
+    ["Invalid", "it shows something else, or nothing recognisable."],
+    ["Unsure", "you cannot say; it counts as not valid until somebody decides."],
   ];
   $("meaning").replaceChildren(...meanings.map(([name, text]) => make("p", {}, make("b", { textContent: `${name}: ` }), text)));
 }
@@ -131,7 +131,7 @@ function setUpLabels(shows) {
   $("tags").hidden = few;
   $("tag").placeholder = "class (t)";
   options($("known-tags"), about.classes.map(([label, name]) => [name, String(label)]));
-  setInterval(() => document.hidden || trying(more), 4000); // a campaign may ask for more
+  setInterval(() => document.hidden || trying(more), 4000); // a campaign may add inputs
 }
 
 async function more() {
@@ -156,8 +156,8 @@ function listen() {
   document.querySelector(".controls").addEventListener("change", (event) => {
     if (event.target.id === "factor") return draw();
     root.classList.toggle("blind", blind());
-    event.target.blur(); // keys mark again
-    trying(() => arrangeAnew({ keep: event.target.id === "blind" }));
+    event.target.blur(); // keys mark cases again
+    trying(() => rearrange({ keep: event.target.id === "blind" }));
   });
   $("strip").addEventListener("click", (event) => {
     const button = event.target.closest("button");
@@ -171,7 +171,7 @@ function listen() {
     event.preventDefault();
     const word = $("tag").value.replaceAll(",", " ").trim().replace(/\s+/g, " ");
     $("tag").value = "";
-    $("tag").blur(); // keys mark again
+    $("tag").blur(); // keys mark cases again
     if (!word) return;
     if (!labelling()) return mark({ tags: [...new Set([...rows.get(at).tags, word])] });
     const found = about.classes.find(([label, name]) => name === word || String(label) === word);
@@ -185,14 +185,14 @@ function listen() {
   $("naming-form").addEventListener("submit", (event) => {
     event.preventDefault();
     $("naming").close();
-    $("who").blur(); // keys mark again
+    $("who").blur(); // keys mark cases again
     trying(() => become($("name").value.replaceAll(",", " ").trim().replace(/\s+/g, " ")));
   });
 }
 
 async function become(name) {
   who = name || who;
-  sessionStorage.setItem("operant-triage-by", who); // a tab stays one person's
+  sessionStorage.setItem("operant-triage-by", who); // a tab belongs to one person
   $("who").textContent = who;
   times.length = 0;
   await arrange();
@@ -207,7 +207,7 @@ async function begin() {
   about = await ask("api/about");
   setUp();
   $("key-list").replaceChildren(
-    ...keysNow().flatMap(([keys, told]) => [make("dt", {}, ...keys.split(" ").map((key) => make("kbd", { textContent: key }))), make("dd", { textContent: told })])
+    ...keysNow().flatMap(([keys, meaning]) => [make("dt", {}, ...keys.split(" ").map((key) => make("kbd", { textContent: key }))), make("dd", { textContent: meaning })])
   );
   listen();
   root.classList.toggle("blind", blind());

@@ -1,4 +1,4 @@
-"""Verdicts for other tools: a table, and a folder of pictures."""
+"""Exports of verdicts for other tools: a table, and a folder of pictures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from operant.suite.verdicts import VERDICTS, Judgement, columns_of
 from operant.triage.verdicts import read_verdicts
 
 TABLE = "labels.csv"
-ORDERS = re.compile(r"^[=+\-@\t\r]")  # what spreadsheets take for a formula
+FORMULA = re.compile(r"^[=+\-@\t\r]")  # spreadsheets run cells that start like this
 
 
 def export_csv(path: str | Path, file: str | Path, *, classes: Sequence[str] = ()) -> Path:
-    """Write a table of all cases of a suite: what they are, what was measured, and what each person says.
+    """Write a table of a suite's cases, their columns and each person's verdict.
 
     Args:
-        path: the suite's folder.
-        file: to write.
-        classes: the name of each label; the number stands for itself unless given.
+        classes: the name of each label (default: its number).
     """
     place = Path(file)
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -35,13 +33,12 @@ def export_csv(path: str | Path, file: str | Path, *, classes: Sequence[str] = (
     return place
 
 
-def csv_of(suite: Suite, said: Iterable[Judgement], classes: Sequence[str] = ()) -> str:
+def csv_of(suite: Suite, judgements: Sequence[Judgement], classes: Sequence[str] = ()) -> str:
     """The table as text."""
-    said = list(said)
-    told = {name: values for name, values in suite.columns.items() if name not in columns_of((), 0)}
-    people = sorted({judgement.by for judgement in said if judgement.verdict})
+    measured = {name: values for name, values in suite.columns.items() if name not in columns_of((), 0)}
+    people = sorted({judgement.by for judgement in judgements if judgement.verdict})
     each = {name: [""] * len(suite) for name in people}
-    for judgement in said:
+    for judgement in judgements:
         if judgement.verdict:
             each[judgement.by][judgement.row] = judgement.verdict
     columns: dict[str, Sequence[Any]] = {
@@ -50,8 +47,8 @@ def csv_of(suite: Suite, said: Iterable[Judgement], classes: Sequence[str] = ())
         "label": [_name(classes, label) for label in suite.label.tolist()],
         "prediction": [_name(classes, label) for label in suite.prediction.tolist()],
         "method": [_safe(str(method)) for method in suite.method],
-        **{_safe(name): _cells(values) for name, values in told.items()},
-        **{name: [_safe(str(cell)) for cell in values] for name, values in columns_of(said, len(suite)).items()},
+        **{_safe(name): _cells(values) for name, values in measured.items()},
+        **{name: [_safe(str(cell)) for cell in values] for name, values in columns_of(judgements, len(suite)).items()},
         **{_safe(f"verdict of {name}"): values for name, values in each.items()},
     }
     return _lines([tuple(columns), *zip(*columns.values(), strict=True)])
@@ -65,40 +62,37 @@ def export_pictures(
     classes: Sequence[str] = (),
     bounds: tuple[float, float] | None = None,
 ) -> int:
-    """Write the cases of one verdict as PNG files, a folder for each label, and a table of the labels.
+    """Write the cases of one verdict as PNG files, one folder per label, and a table of the labels.
 
-    Folders begin with their label, ``02-cat``, so that they stand in the order of labels. Readers that number classes
-    by their folders, such as `operant.samples_from_folder`, give other numbers where a label has no such case: the
-    label of each file, in the order in which that one reads them, is in ``labels.csv``. Values are rounded to the 256
-    shades that such a file has.
+    Folder names begin with the label, ``02-cat``, so that they sort by label. Readers that number classes by folder,
+    such as `operant.samples_from_folder`, assign other numbers where a label has no case: ``labels.csv`` has the label
+    of each file, in that reader's order. Values are rounded to the 256 shades of such a file.
 
     Args:
-        path: the suite's folder.
-        folder: a new one, or an empty one.
         verdict: ``"valid"``, ``"invalid"``, ``"unsure"`` or ``"disputed"``.
         classes: the name of each label, which becomes part of the folder's.
-        bounds: smallest and largest value of a pixel; as the cases have them unless given.
+        bounds: smallest and largest value of a pixel (default: those of the cases).
 
     Returns:
-        How many were written.
+        The number of files written.
     """
     suite, place = Suite.open(path), Path(folder)
     if not is_picture(tuple(suite.rows.shape)):
-        raise ValueError(f"cases of shape {tuple(suite.rows.shape)} are no pictures; export them as a table")
+        raise ValueError(f"cases of shape {tuple(suite.rows.shape)} are not pictures; export them as a table")
     if verdict not in (*VERDICTS, "disputed"):
         raise ValueError(f"verdict must be one of {', '.join((*VERDICTS, 'disputed'))}, got {verdict!r}")
     if place.exists() and any(place.iterdir()):
-        raise ValueError(f"{place} already holds files; choose a new folder")
+        raise ValueError(f"{place} is not empty; choose a new folder")
     if "verdict" not in suite.columns:
         raise ValueError(f"nobody has judged the cases of {path}; `operant triage {path}` opens a page to do so")
     chosen = (suite["verdict"] == verdict).nonzero()[0].tolist()
-    low_high, homes = range_of(suite, bounds), _folder_names(suite, classes)
+    limits, folders = range_of(suite, bounds), _folder_names(suite, classes)
     written: list[tuple[str, int, str]] = []
     for row in chosen:
         label = int(suite.label[row])
-        file = f"{homes[label]}/case-{row:06d}.png"
+        file = f"{folders[label]}/case-{row:06d}.png"
         (place / file).parent.mkdir(parents=True, exist_ok=True)
-        (place / file).write_bytes(png(shades(unit(pair_of(suite, row)[1], low_high))))
+        (place / file).write_bytes(png(shades(unit(pair_of(suite, row)[1], limits))))
         written.append((file, label, _name(classes, label)))
     place.mkdir(parents=True, exist_ok=True)
     write_atomically(place / TABLE, _lines([("file", "label", "class"), *sorted(written)]).encode())
@@ -116,8 +110,8 @@ def _cells(values: Any) -> list[str]:
 
 
 def _safe(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    return f"'{text}" if ORDERS.match(text) else text
+    """A text that spreadsheets do not run as a formula."""
+    return f"'{text}" if FORMULA.match(text) else text
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> str:
@@ -127,7 +121,7 @@ def _lines(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _folder_names(suite: Suite, classes: Sequence[str]) -> dict[int, str]:
-    """For each label a name that is one folder on every system; the names stand in the order of the labels."""
+    """For each label a folder name that is valid on every system; the names sort by label."""
     labels = suite.label.unique().tolist()
     digits = len(str(max([len(classes) - 1, *labels])))
     names = {label: classes[label] if 0 <= label < len(classes) else str(label) for label in labels}

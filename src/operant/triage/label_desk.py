@@ -1,4 +1,4 @@
-"""Inputs that wait for labels, as a page asks for them: the folder that a campaign or an assessment writes."""
+"""The desk for inputs that wait for labels: the folder that a campaign or an assessment writes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import numpy as np
 
 from operant.data.formats import read_npz
 from operant.data.labels import CLASSES, TABLE, LabelFolder
-from operant.triage.asking import Asked, Lists, Unknown
+from operant.triage.desk import NotFound, RequestFields, RowLists
 
-VALUES = 40  # told of an input that is no picture
-SHOWS = ("all", "todo", "done")
+MAX_VALUES = 40  # shown of an input that is not a picture
+FILTERS = ("all", "todo", "done")
 
 
 class LabelDesk:
-    """A `LabelFolder` whose labels people give on a page.
+    """A desk on which people label the inputs of a `LabelFolder`.
 
-    The table is read anew whenever something is asked, so more inputs may be added, and labels written elsewhere count.
+    The table is read again at every request, so inputs can be added, and labels written elsewhere count.
 
     Args:
-        folder: that `LabelFolder` wrote.
-        classes: names of the classes; those that the folder tells unless given.
-        by: who labels.
+        folder: written by `LabelFolder`.
+        classes: names of the classes (default: those in the folder).
+        by: name of the person.
     """
 
     def __init__(self, folder: str | Path, *, classes: Sequence[str] = (), by: str = "me") -> None:
         self.folder, self.by = Path(folder), by
         self.classes = tuple(classes) or class_names(self.folder)
         self._table = LabelFolder(folder=self.folder, classes=len(self.classes))
-        self._names: list[str] = []  # never in another order: pages know inputs by their places
+        self._names: list[str] = []  # the order never changes: pages refer to inputs by place
         self._steps: list[tuple[str, int | None]] = []
-        self._lists, self._lock = Lists(), Lock()
-        self._version = token_hex(4)  # of pictures: another desk's rows are other inputs
+        self._lists, self._lock = RowLists(), Lock()
+        self._version = token_hex(4)  # so that browsers do not reuse another desk's pictures
         self._read()
 
     def _read(self) -> dict[str, int | None]:
-        """The labels so far."""
+        """The labels so far; appends new inputs to the names."""
         table = self._table.read()
         known = set(self._names)
         self._names += [name for name in table if name not in known]
@@ -63,10 +63,10 @@ class LabelDesk:
             "classes": list(enumerate(self.classes)),
         }
 
-    def arrange(self, asked: Asked) -> dict[str, Any]:
-        show = asked.text("show", "all")
-        if show not in SHOWS:
-            raise ValueError(f"show must be one of {', '.join(SHOWS)}, got {show!r:.40}")
+    def arrange(self, fields: RequestFields) -> dict[str, Any]:
+        show = fields.text("show", "all")
+        if show not in FILTERS:
+            raise ValueError(f"show must be one of {', '.join(FILTERS)}, got {show!r:.40}")
         with self._lock:
             table = self._read()
             done = np.array([table.get(name) is not None for name in self._names], dtype=np.bool_)
@@ -74,8 +74,8 @@ class LabelDesk:
         first = int(done[rows].argmin()) if len(rows) and not done[rows].all() else 0
         return {"key": self._lists.keep(rows), "total": len(rows), "done": int(done[rows].sum()), "first": first}
 
-    def rows(self, asked: Asked) -> dict[str, Any]:
-        start, rows = self._lists.part(asked)
+    def rows(self, fields: RequestFields) -> dict[str, Any]:
+        start, rows = self._lists.rows(fields)
         with self._lock:
             table = self._read()
         return {"start": start, "rows": [self._row(row, table) for row in rows]}
@@ -94,9 +94,9 @@ class LabelDesk:
             "others": [],
         }
 
-    def mark(self, asked: Asked) -> dict[str, Any]:
-        """Write a label into the table; it is on disk when this returns."""
-        row, label = asked.number("row"), asked.maybe("label")
+    def mark(self, fields: RequestFields) -> dict[str, Any]:
+        """Write a label to the table; it is on disk when this returns."""
+        row, label = fields.number("row"), fields.optional_number("label")
         with self._lock:
             table = self._read()
             if row >= len(self._names):
@@ -106,7 +106,7 @@ class LabelDesk:
             self._steps.append((name, table.get(name)))
         return self._row(row, table | {name: label})
 
-    def undo(self, asked: Asked) -> dict[str, Any]:
+    def undo(self, fields: RequestFields) -> dict[str, Any]:
         with self._lock:
             if not self._steps:
                 return {"row": None}
@@ -115,7 +115,7 @@ class LabelDesk:
             self._steps.pop()
         return self._row(self._names.index(name), {name: before})
 
-    def state(self, asked: Asked) -> dict[str, Any]:
+    def state(self, fields: RequestFields) -> dict[str, Any]:
         with self._lock:
             table = self._read()
         given = [label for label in table.values() if label is not None]
@@ -125,35 +125,35 @@ class LabelDesk:
     def picture(self, row: int, what: str, factor: int) -> bytes:
         file = self._file(self._names[row], ".png") if what == "case" and 0 <= row < len(self._names) else None
         if file is None:
-            raise Unknown("there is no such picture")
+            raise NotFound("there is no such picture")
         return file.read_bytes()
 
     def table(self) -> str:
         return (self.folder / TABLE).read_text(encoding="utf-8-sig")
 
     def _file(self, name: str, suffix: str) -> Path | None:
-        """The file of an input, if it is one of the folder's own."""
+        """The file of an input, if it is inside the folder."""
         file = self.folder / f"{name}{suffix}"
         inside = "/" not in name and "\\" not in name and "\0" not in name and file.is_file()
         return file if inside and file.resolve().parent == self.folder.resolve() else None
 
     def _values(self, name: str) -> list[tuple[str, str]]:
-        """The first values of an input that is no picture."""
+        """The first values of an input that is not a picture."""
         if (file := self._file(name, ".npz")) is None:
             return []
         try:
-            x = np.asarray(read_npz(file)["x"], dtype=np.float64).ravel()[:VALUES]
+            x = np.asarray(read_npz(file)["x"], dtype=np.float64).ravel()[:MAX_VALUES]
         except (ValueError, KeyError, OSError):
             return [("file", "cannot be read")]
         return [(f"value {i}", f"{value:.4g}") for i, value in enumerate(x.tolist())]
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The classes that the inputs of a folder can have, as the folder tells them."""
+    """The class names in a folder of inputs to label."""
     file = folder / CLASSES
     if not file.is_file():
         raise ValueError(
-            f"{folder} does not tell its classes: it has no {CLASSES}; name them with --classes, such as 10 or cat,dog"
+            f"{folder} does not name its classes: it has no {CLASSES}; name them with --classes, such as 10 or cat,dog"
         )
     try:
         page = json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""What a folder is, and the desk that fits it."""
+"""Opening the desk that fits a folder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from operant import results
 from operant.campaign.records import CampaignInfo
 from operant.data.labels import TABLE
 from operant.triage.label_desk import LabelDesk
-from operant.triage.sampling import Plan
+from operant.triage.sampling import SamplePlan
 from operant.triage.suite_desk import SuiteDesk
 
 
 def open_desk(
     path: str | Path,
     *,
-    plan: Plan | None = None,
+    plan: SamplePlan | None = None,
     classes: Sequence[str] = (),
     bounds: tuple[float, float] | None = None,
     by: str = "me",
@@ -26,11 +26,11 @@ def open_desk(
 
     Args:
         path: the folder.
-        plan: the sample of a suite to be judged; the one begun with, or the usual one, unless given.
-        classes: the name of each label; those that a campaign or ``to_label`` tells unless given.
+        plan: the sample of a suite to be judged (default: the plan in its log, or ``SamplePlan()``).
+        classes: the name of each label (default: those of the campaign or of ``to_label``).
         bounds: smallest and largest value of a pixel.
-        by: who judges, unless the page says otherwise.
-        blind: whether the page begins without the model's answers.
+        by: initial name of the person.
+        blind: whether the model's predictions are hidden at first.
     """
     place = Path(path)
     if (labels := labels_in(place)) is not None:
@@ -48,29 +48,29 @@ def open_desk(
 
 
 def labels_in(place: Path) -> Path | None:
-    """The folder with a table of labels that a path means, if it does."""
+    """The folder with a table of labels at or below a path, if any."""
     if (place / "manifest.json").exists():
         return None
     return next((folder for folder in (place, place / "to_label") if (folder / TABLE).is_file()), None)
 
 
 def suite_in(place: Path) -> Path:
-    """The suite that a path means: itself, or the cases of a campaign."""
+    """The suite at a path, or the cases of the campaign there."""
     for folder in (place, place / "cases"):
         if (folder / "manifest.json").is_file():
             return folder
     if (labels := labels_in(place)) is not None:
-        raise ValueError(f"{place} holds inputs to label and no cases; the table of their labels is {labels / TABLE}")
+        raise ValueError(f"{place} holds inputs to label, not cases; the table of their labels is {labels / TABLE}")
     if not place.is_dir():
         raise ValueError(f"there is no folder {place}; name a suite, a campaign's folder, or a folder to label")
     raise ValueError(
-        f"{place} holds nothing to judge: neither a suite (manifest.json), nor a campaign's cases, nor {TABLE}; if a "
-        "campaign is under way, its cases are there when it ends"
+        f"{place} holds nothing to judge: neither a suite (manifest.json), nor a campaign's cases, nor {TABLE}; the "
+        "cases of a running campaign are there when it ends"
     )
 
 
 def about_of(suite: Path) -> CampaignInfo | None:
-    """What the campaign that a suite lies in is about, if it lies in one."""
+    """The description of the campaign that a suite belongs to, if any."""
     for place in suite.resolve().parents[:3]:
         if (place / "info.json").is_file():
             try:

@@ -2,8 +2,8 @@
 const $ = (id) => document.getElementById(id);
 const root = document.documentElement;
 const VERDICTS = { valid: "v", invalid: "x", unsure: "u" };
-const WINDOW = 30; // rows asked for at a time
-const BEFORE = 8; // shown in the strip before the present one
+const WINDOW = 30; // rows per request
+const BEFORE = 8; // rows in the strip before the current one
 const STRIP = 28;
 let about, state;
 let list = { key: "", total: 0, done: 0 };
@@ -12,10 +12,10 @@ let rows = new Map(); // by place
 let who = "";
 let showsDifference = true;
 let pending = 0; // verdicts not yet acknowledged
-let queue = Promise.resolve(); // one after another, in the order in which they were given
+let queue = Promise.resolve(); // verdicts are sent in the order they were given
 const times = []; // seconds between verdicts
 
-// Talking to the server; whatever it refuses is told.
+// Requests to the server; errors are shown.
 
 async function ask(path, body) {
   const options = body && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
@@ -43,7 +43,7 @@ function toast(text) {
 }
 const trying = (work) => work().catch((error) => toast(error.message));
 
-// Building blocks: text is always set as text, so names with markup are words.
+// Building blocks: text is always set as text, so markup in names is harmless.
 
 function make(tag, options = {}, ...children) {
   const element = document.createElement(tag);
@@ -60,20 +60,20 @@ const duration = (seconds) =>
 const picture = (row, what, factor) =>
   `image/${row}/${what}.png?${query({ v: about.version, ...(what === "difference" ? { factor } : {}) })}`;
 
-// The list: rows are fetched in windows, and kept while one goes through them.
+// The list: rows are fetched in windows and cached.
 
 function wanted() {
-  const asked = { by: who, blind: blind(), show: $("show").value };
-  if (labelling()) return asked;
-  for (const name of ["order", "label", "prediction", "method"]) asked[name] = $(name).value;
-  return { ...asked, tag: $("tag-filter").value };
+  const fields = { by: who, blind: blind(), show: $("show").value };
+  if (labelling()) return fields;
+  for (const name of ["order", "label", "prediction", "method"]) fields[name] = $(name).value;
+  return { ...fields, tag: $("tag-filter").value };
 }
 
 async function arrange({ keep = false } = {}) {
-  const turn = (arrange.turn = (arrange.turn ?? 0) + 1);
-  const told = await ask("api/list", wanted());
-  if (turn !== arrange.turn) return; // something else is wanted by now
-  list = told;
+  const request = (arrange.request = (arrange.request ?? 0) + 1);
+  const answer = await ask("api/list", wanted());
+  if (request !== arrange.request) return; // a newer request replaced this one
+  list = answer;
   rows = new Map();
   at = keep && at < list.total ? at : list.first;
   await go(at);
@@ -84,8 +84,8 @@ async function load(place) {
   const kept = rows;
   if (kept.has(place) || place < 0 || place >= list.total) return;
   const start = Math.max(0, place - BEFORE);
-  const told = await ask(`api/rows?${query({ key: list.key, start, count: WINDOW, by: who, blind: blind() ? 1 : "" })}`);
-  told.rows.forEach((row, i) => kept.set(told.start + i, row));
+  const answer = await ask(`api/rows?${query({ key: list.key, start, count: WINDOW, by: who, blind: blind() ? 1 : "" })}`);
+  answer.rows.forEach((row, i) => kept.set(answer.start + i, row));
 }
 
 async function go(place) {
@@ -96,9 +96,9 @@ async function go(place) {
     await load(Math.min(there + STRIP - BEFORE, total - 1));
   } catch (error) {
     if (!error.gone) throw error;
-    return arrange({ keep: true }); // the server was started again and knows no lists
+    return arrange({ keep: true }); // the server was restarted and has no lists
   }
-  if (there !== at || key !== list.key) return; // somewhere else by now
+  if (there !== at || key !== list.key) return; // the user has moved on
   draw();
   [1, 2, 3].forEach((by) => prefetch(rows.get(at + by)));
 }
@@ -117,7 +117,7 @@ function draw() {
   $("stage").hidden = !row;
   $("empty").hidden = Boolean(row);
   if (!row) {
-    $("empty").textContent = about.tests ? "Nothing passes the filters." : "There is nothing here to look at.";
+    $("empty").textContent = about.tests ? "Nothing matches the filters." : "There is nothing to show.";
     $("strip").replaceChildren();
     return progress();
   }
@@ -139,8 +139,8 @@ function draw() {
 function drawWords(row) {
   const place = make("span", { className: "place", textContent: `${at + 1} of ${list.total}` });
   if (labelling()) {
-    const told = row.given === null ? ["Which class is this?"] : ["Labelled ", make("b", { textContent: row.verdict })];
-    return $("what").replaceChildren(make("span", {}, ...told), place);
+    const words = row.given === null ? ["Which class is this?"] : ["Labelled ", make("b", { textContent: row.verdict })];
+    return $("what").replaceChildren(make("span", {}, ...words), place);
   }
   const assumed = make("span", {}, "Should be ", make("b", { textContent: row.label }));
   const answer = make("b", { textContent: row.prediction ?? "hidden", className: row.failing ? "wrong" : "" });
@@ -212,7 +212,7 @@ function mark(change) {
     try {
       Object.assign(row, await ask("api/mark", body));
     } catch (error) {
-      await arrange({ keep: true }); // what is on disk is shown again
+      await arrange({ keep: true }); // show what is on disk
       throw error;
     } finally {
       pending -= 1;
@@ -224,28 +224,28 @@ function mark(change) {
   trying(() => (moves ? go(forward(place)) : go(place)));
 }
 
-// The next case of the list; at its end, the first that was left out.
+// The next case of the list; at its end, the first skipped one.
 function forward(place) {
   if (place + 1 < list.total) return place + 1;
   const open = [...rows].filter(([, row]) => !done(row)).map(([other]) => other);
   if (open.length) return Math.min(...open);
-  toast("That was the last one of this list.");
+  toast("That was the last case of this list.");
   return place;
 }
 const done = (row) => Number(labelling() ? row.given !== null : Boolean(row.verdict));
 
 function undo() {
   queue = queue.then(() => trying(async () => {
-    const told = await ask("api/undo", { by: who });
-    if (told.row === null) return toast("Nothing to undo.");
-    const place = [...rows].find(([, row]) => row.row === told.row)?.[0];
+    const answer = await ask("api/undo", { by: who });
+    if (answer.row === null) return toast("Nothing to undo.");
+    const place = [...rows].find(([, row]) => row.row === answer.row)?.[0];
     if (place === undefined) {
       await arrange({ keep: true });
-      return toast(`Undone for case ${told.row}, which is not in sight.`);
+      return toast(`Undone for case ${answer.row}, which is not in this list.`);
     }
     const row = rows.get(place);
     list.done -= done(row);
-    Object.assign(row, told);
+    Object.assign(row, answer);
     list.done += done(row);
     await go(place);
     soon();
@@ -271,7 +271,7 @@ function progress() {
   $("count").textContent = `${list.done} of ${list.total} ${labelling() ? "labelled" : "marked"}${time}`;
 }
 
-// What it comes to
+// Statistics
 
 function soon() {
   clearTimeout(soon.timer);
@@ -297,7 +297,7 @@ function drawShare(share) {
   const parts = [make("h3", { textContent: `Valid among ${share.population} ${what}` })];
   if (share.share === null) {
     const points = Math.ceil(100 / Math.sqrt(Math.max(1, share.planned)));
-    const text = `Mark the random sample in its order: ${share.planned} ${what} tell the share to within about ${points} points.`;
+    const text = `Mark the random sample in order: ${share.planned} ${what} give the share to within about ${points} points.`;
     return $("share").replaceChildren(...parts, make("p", { className: "faint", textContent: text }));
   }
   const range = make("i"), point = make("b");
@@ -305,7 +305,7 @@ function drawShare(share) {
   range.style.right = `${100 * (1 - share.upper)}%`;
   point.style.left = `${100 * share.share}%`;
   const sure = `${percent(share.lower)} to ${percent(share.upper)} with ${percent(share.confidence)} confidence`;
-  const basis = `${share.valid} of the ${share.judged} first of a random sample of ${share.planned}`;
+  const basis = `${share.valid} of the first ${share.judged} of a random sample of ${share.planned}`;
   const rest = share.finished ? "The sample is complete." : "Holds whenever you stop; narrower once the sample is complete.";
   $("share").replaceChildren(
     ...parts,
@@ -322,22 +322,22 @@ function drawAgreement() {
     pair(people.join(" and "), `${same} of ${both}, κ ${kappa === null ? "–" : kappa.toFixed(2)}`)
   );
   const differ = state.agreement.some(({ both, same }) => same < both);
-  const look = make("button", { type: "button", className: "quiet", textContent: "Look at where people differ", hidden: !differ });
-  look.addEventListener("click", () => {
+  const show = make("button", { type: "button", className: "quiet", textContent: "Show where people differ", hidden: !differ });
+  show.addEventListener("click", () => {
     for (const name of ["label", "prediction", "method", "tag-filter"]) $(name).value = "";
     $("order").value = "suite";
     $("show").value = "differ";
     trying(arrange);
   });
-  $("agreement").replaceChildren(make("h3", { textContent: "Agreement" }), make("dl", {}, ...pairs), look);
+  $("agreement").replaceChildren(make("h3", { textContent: "Agreement" }), make("dl", {}, ...pairs), show);
 }
 
 function drawLabels() {
   const counts = Object.entries(state.mine).map(([name, n]) => pair(name, n));
   const done = state.labelled === state.tests;
   const text = done
-    ? "All labels are there: run `operant run` or `operant assess` again. What it asks for next appears here by itself."
-    : "Every label is in the table at once.";
+    ? "All inputs are labelled: run `operant run` or `operant assess` again. New inputs to label appear here automatically."
+    : "Every label is saved immediately.";
   $("share").replaceChildren(
     make("h3", { textContent: "Labelled" }),
     make("p", { className: "big", textContent: `${state.labelled} of ${state.tests}` }),

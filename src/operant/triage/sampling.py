@@ -1,9 +1,9 @@
-"""Which cases to look at, and what the verdicts on a sample of them say about all."""
+"""Samples of cases to judge, and what their verdicts say about all cases."""
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,12 @@ POPULATIONS = ("failures", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Which sample is to be judged, chosen before the first verdict.
+class SamplePlan:
+    """The sample to judge, chosen before the first verdict.
 
     Attributes:
-        of: the cases that the share is about: ``"failures"`` of the model, or ``"all"``; all if there is no failure.
-        n: how many of them; fewer if there are not so many. 100 tell the share to 10 points.
-        seed: of the draw.
+        of: the cases to sample from: ``"failures"`` of the model, or ``"all"``; all if there is no failure.
+        n: sample size, or all cases if there are fewer. 100 cases give the share to 10 points.
     """
 
     of: str = "failures"
@@ -42,26 +41,25 @@ class Plan:
         if self.of not in POPULATIONS:
             raise ValueError(f"of must be one of {', '.join(POPULATIONS)}, got {self.of!r}")
         if self.n < 1:
-            raise ValueError(f"n must be at least 1, got {self.n}; 100 tell the share to about 10 points")
+            raise ValueError(f"n must be at least 1, got {self.n}; 100 give the share to about 10 points")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidShare:
-    """The share of cases that people call valid, judged by a random sample.
+    """The share of valid cases, estimated from a random sample.
 
-    A case counts as valid if somebody says so and nobody calls it invalid. When the whole sample is judged, and it is
-    the one that was chosen before the first verdict, the interval is exact for its size. Otherwise it is one that holds
-    however often one looks and whenever one stops, which makes it wider. Each holds with its confidence by itself.
+    A case counts as valid if somebody calls it valid and nobody invalid. If the whole sample is judged and was planned
+    before the first verdict, the interval is exact for its size. Otherwise it is one that holds however often one
+    checks and whenever one stops, which makes it wider. Each holds with its confidence by itself.
 
     Attributes:
-        of: what the share is of, ``"failures"`` or ``"all"`` cases.
-        population: how many these are.
-        planned: how many of them are drawn to be judged.
-        judged, valid: those judged so far without leaving one out, in the order in which they were drawn, and the
-            valid ones among them.
-        lower, upper, confidence: of the share among all of the population.
-        verdicts: cases of the whole suite that anybody has judged.
-        people: who they are.
+        of: ``"failures"`` or ``"all"`` cases.
+        population: number of these.
+        planned: size of the sample.
+        judged, valid: number of cases judged in the order of the sample without a gap, and of valid ones among them.
+        lower, upper, confidence: interval of the share in the population.
+        verdicts: number of judged cases in the whole suite.
+        people: names of those who judged.
     """
 
     of: str
@@ -88,25 +86,25 @@ class ValidShare:
     def __str__(self) -> str:
         what = "failures" if self.of == "failures" else "cases"
         if not self.judged:
-            looked = f"{self.verdicts} were judged, but not " if self.verdicts else "Not "
-            return f"{looked}in the order of the sample, so the share of valid {what} cannot be told."
+            others = f" ({self.verdicts} in another order)" if self.verdicts else ""
+            return f"No case is judged in the order of the sample{others}: the share of valid {what} is unknown."
         by = f" by {', '.join(self.people)}" if self.people else ""
-        rest = "" if self.finished else f"; {self.planned - self.judged} of the sample are still to be judged"
+        rest = "" if self.finished else f"; {self.planned - self.judged} cases of the sample are not judged yet"
         return (
             f"{percent(self.share)} of {self.population} {what} are valid, between {percent(self.lower)} and "
             f"{percent(self.upper)} with {percent(self.confidence)} confidence: {self.valid} of {self.judged} drawn at "
-            f"random were called so{by}{rest}."
+            f"random were called valid{by}{rest}."
         )
 
 
 def population(suite: Suite, of: str) -> Tensor:
-    """The rows that a share is about."""
+    """The rows to sample from."""
     failing = (suite.prediction != suite.label).nonzero().flatten()
     return failing if of == "failures" and len(failing) else torch.arange(len(suite))
 
 
-def sample_rows(suite: Suite, plan: Plan) -> Tensor:
-    """The rows of the sample in the order in which they are drawn: each start of it is a random sample too."""
+def sample_rows(suite: Suite, plan: SamplePlan) -> Tensor:
+    """The rows of the sample in the order of drawing: every start of it is a random sample too."""
     rows = population(suite, plan.of)
     if len(rows) == 0:
         return rows
@@ -118,7 +116,7 @@ def sample_rows(suite: Suite, plan: Plan) -> Tensor:
 
 
 def ranked_rows(suite: Suite) -> Tensor:
-    """The failures, those first that use will meet most: by mass times naturalness, as far as these are known."""
+    """The failures by mass times naturalness, as far as these are known; the most likely in use come first."""
     failing = (suite.prediction != suite.label).nonzero().flatten()
     score = torch.ones(len(failing), dtype=torch.float64)
     for name in ("mass", "naturalness"):
@@ -129,69 +127,59 @@ def ranked_rows(suite: Suite) -> Tensor:
 
 
 def valid_share(path: str | Path, *, confidence: float = 0.95) -> ValidShare | None:
-    """What the verdicts on a suite say about all of it; None if nobody has judged anything.
-
-    Args:
-        path: the suite's folder.
-        confidence: of the interval.
-    """
+    """The share of valid cases of a suite; None if there are no verdicts."""
     suite, known = open_with_index(path)
-    for sentence in suite.rejected:
-        warnings.warn(f"left out: {sentence}", stacklevel=2)
+    for problem in suite.rejected:
+        warnings.warn(f"left out: {problem}", stacklevel=2)
     reader, verdicts = VerdictReader(Path(path)), np.asarray(suite.columns.get("verdict", ""))
     if not reader.new_judgements(known) or not (verdicts != "").any():
         return None
     people = {name for names in np.unique(np.asarray(suite["verdict_by"])) for name in str(names).split(", ") if name}
     return share_of(
-        suite, plan_of(reader.plan), verdicts != "", verdicts == "valid", tuple(sorted(people)),
-        begun=reader.first_plan, confidence=confidence,
+        suite, plan_from_log(reader.plan), verdicts != "", verdicts == "valid", tuple(sorted(people)),
+        first_plan=reader.first_plan, confidence=confidence,
     )  # fmt: skip
 
 
-def latest_plan(path: str | Path) -> Plan:
-    """The plan that a suite is judged by; the usual one if nobody has begun. Only logs are read."""
+def latest_plan(path: str | Path) -> SamplePlan:
+    """The plan in a suite's log, or ``SamplePlan()`` if there is none. Only logs are read."""
     reader = VerdictReader(Path(path))
     reader.new_judgements(CaseIndex(parts=(), rows_of_key=lambda _: []))
-    return plan_of(reader.plan)
+    return plan_from_log(reader.plan)
 
 
-def plan_of(page: dict[str, Any] | None) -> Plan:
-    """The plan that a log tells; the usual one where it tells none."""
+def plan_from_log(stored: dict[str, Any] | None) -> SamplePlan:
+    """The plan as a log stores it, or ``SamplePlan()`` if it is missing or damaged."""
     try:
-        return Plan(**(page or {}))
+        return SamplePlan(**(stored or {}))
     except (TypeError, ValueError):
-        return Plan()
-
-
-def page_of(plan: Plan) -> dict[str, Any]:
-    """A plan as a log tells it."""
-    return asdict(plan)
+        return SamplePlan()
 
 
 def share_of(
     suite: Suite,
-    plan: Plan,
+    plan: SamplePlan,
     judged: Any,
     valid: Any,
     people: tuple[str, ...],
     *,
-    begun: dict[str, Any] | None,
+    first_plan: dict[str, Any] | None,
     confidence: float = 0.95,
     rows: Any = None,
 ) -> ValidShare:
-    """The share from what is judged and what is valid, one truth for each row of the suite.
+    """The share of valid cases, from one boolean per row of the suite for judged and valid.
 
     Args:
-        suite, plan, judged, valid, people, confidence: as they are called.
-        begun: the plan before the first verdict, as a log tells it: a size chosen later may follow from a look.
-        rows: the sample; worked out unless given.
+        suite, plan, judged, valid, people, confidence: see `ValidShare`.
+        first_plan: the plan before the first verdict, as a log stores it: a size chosen later may depend on verdicts.
+        rows: the sample (default: computed).
     """
     rows = sample_rows(suite, plan).numpy() if rows is None else rows
     size = len(population(suite, plan.of))
     done = judged[rows]
-    n = len(rows) if done.all() else int(done.argmin())  # nothing is left out before that
+    n = len(rows) if done.all() else int(done.argmin())  # before the first gap
     k = int(valid[rows[:n]].sum())
-    fixed = begun is not None and plan_of(begun) == plan
+    fixed = first_plan is not None and plan_from_log(first_plan) == plan
     interval = exact_interval if fixed and n == len(rows) else anytime_interval
     found = interval(k, n, size, confidence=confidence) if size else Interval(lower=0, upper=1, confidence=confidence)
     failing = plan.of == "failures" and bool((suite.prediction != suite.label).any())
@@ -213,13 +201,12 @@ def share_of(
 
 
 def exact_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> Interval:
-    """The share of a finite population of which n members, drawn at random without replacement, showed k successes.
+    """The exact interval of a share in a finite population, from k successes in n draws without replacement.
 
         lower = min {K : P(X ≥ k | K) > α/2} / N,  upper = max {K : P(X ≤ k | K) > α/2} / N,  α = 1 - confidence     (1)
 
-    X is hypergeometric: n drawn from N, of which K are successes. The size n must have been chosen beforehand. It is
-    what `operant.assess.clopper_pearson_interval` is for a population without end, and shrinks to the share itself as
-    all of the population is drawn.
+    X is hypergeometric: n drawn from N, of which K are successes. The size n must be fixed beforehand. For an infinite
+    population it is `operant.assess.clopper_pearson_interval`; it shrinks to the share itself as n approaches N.
 
     >>> found = exact_interval(80, 100, 1000)
     >>> round(found.lower, 3), round(found.upper, 3), exact_interval(3, 4, 4)
@@ -231,8 +218,8 @@ def exact_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> In
     """
     _check(k, n, size, confidence)
     tail = (1 - confidence) / 2
-    fewest, most = k, size - n + k  # successes there can be
-    low, high = fewest - 1, most  # P(X ≥ k | high) > α/2, and not so at low
+    fewest, most = k, size - n + k  # possible numbers of successes
+    low, high = fewest - 1, most  # P(X ≥ k | high) > α/2, but not at low
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if hypergeom.sf(k - 1, size, middle, n) > tail else (middle, high)
@@ -245,13 +232,13 @@ def exact_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> In
 
 
 def anytime_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> Interval:
-    """The same, for whoever looks after every draw and stops when they like: all looks hold together.
+    """An interval like `exact_interval` that holds after every draw simultaneously, so one can stop at any time.
 
         {K : prior(K) < posterior(K | k of n) / α}        (1)
 
-    The prior over the number K of successes among N is uniform. If K is the truth, prior over posterior is what a fair
-    bet would have won, and reaches 1 / α once in all draws with probability α at most (Ville's inequality). At 100
-    draws it is about 1.6 times as wide as `exact_interval`.
+    The prior over the number K of successes among N is uniform. If K is the truth, prior over posterior is the wealth
+    of a fair bet, which ever reaches 1 / α with probability at most α (Ville's inequality). At 100 draws the interval
+    is about 1.6 times as wide as `exact_interval`.
 
     >>> found = anytime_interval(80, 100, 1000)
     >>> round(found.lower, 3), round(found.upper, 3), anytime_interval(0, 0, 1000)
@@ -262,7 +249,7 @@ def anytime_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> 
         | https://arxiv.org/abs/2006.04347
     """
     _check(k, n, size, confidence)
-    rest, more = size - n, np.arange(size - n + 1)  # successes among those not drawn
+    rest, more = size - n, np.arange(size - n + 1)  # successes among the rest
     ways = gammaln(rest + 1) - gammaln(more + 1) - gammaln(rest - more + 1)
     posterior = ways + betaln(k + 1 + more, size - k - more + 1) - betaln(k + 1, n - k + 1)
     inside = more[posterior > np.log(1 - confidence) - np.log(size + 1)]  # (1)
@@ -272,4 +259,4 @@ def anytime_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> 
 def _check(k: int, n: int, size: int, confidence: float) -> None:
     check_confidence(confidence)
     if not 0 <= k <= n <= size or size < 1:
-        raise ValueError(f"there must be 0 <= k <= n <= size and a size of 1 at least, got {k}, {n} and {size}")
+        raise ValueError(f"0 <= k <= n <= size and size >= 1 must hold, got k={k}, n={n} and size={size}")

@@ -1,4 +1,4 @@
-"""The page and what it asks for, served to this machine only."""
+"""The web server of the page, reachable from this machine only."""
 
 from __future__ import annotations
 
@@ -15,48 +15,49 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
-from operant.triage.asking import Asked, Desk, Unknown
-from operant.triage.guard import App, Guard
+from operant.triage.access import AccessControl, App
+from operant.triage.desk import Desk, NotFound, RequestFields
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
 LOOPBACK = "127.0.0.1"
-LARGEST_BODY = 16_384  # bytes
+MAX_BODY = 16_384  # bytes
 FILES = {"/page.css": "text/css", "/page.js": "text/javascript", "/controls.js": "text/javascript"}
 MISSING = "triage needs starlette and uvicorn, which are not installed; pip install 'operant[triage]'"
+Api = Callable[[RequestFields], dict[str, Any]]
+Endpoint = Callable[["Request"], Any]
 
 
 def make_app(desk: Desk, token: str) -> App:
-    """The application: pages, questions and pictures, behind a guard."""
+    """The application: page, API and pictures, behind access control."""
     try:
         from starlette.applications import Starlette
         from starlette.routing import Route
     except ImportError:
         raise ValueError(MISSING) from None
-    asks: dict[str, Callable[[Asked], dict[str, Any]]] = {"rows": desk.rows, "state": desk.state}
-    says: dict[str, Callable[[Asked], dict[str, Any]]] = {"list": desk.arrange, "mark": desk.mark, "undo": desk.undo}
+    queries: dict[str, Api] = {"about": lambda _: desk.about(), "rows": desk.rows, "state": desk.state}
+    changes: dict[str, Api] = {"list": desk.arrange, "mark": desk.mark, "undo": desk.undo}
     routes = [
         Route("/", _page),
         *(Route(path, _file) for path in FILES),
-        Route("/api/about", _asking(lambda _: desk.about())),
-        *(Route(f"/api/{name}", _asking(answer)) for name, answer in asks.items()),
-        *(Route(f"/api/{name}", _saying(answer), methods=["POST"]) for name, answer in says.items()),
-        Route("/image/{row}/{what}.png", _picturing(desk)),
-        Route("/verdicts.csv", _table(desk)),
+        *(Route(f"/api/{name}", _query_endpoint(answer)) for name, answer in queries.items()),
+        *(Route(f"/api/{name}", _json_endpoint(answer), methods=["POST"]) for name, answer in changes.items()),
+        Route("/image/{row}/{what}.png", _picture_endpoint(desk)),
+        Route("/verdicts.csv", _table_endpoint(desk)),
     ]
-    return Guard(Starlette(routes=routes), token)
+    return AccessControl(Starlette(routes=routes), token)
 
 
-def serve(desk: Desk, *, port: int = 0, opened: bool = True, told: Callable[[str], object] = print) -> None:
+def serve(desk: Desk, *, port: int = 0, open_browser: bool = True, on_start: Callable[[str], object] = print) -> None:
     """Serve the page to this machine until Ctrl-C.
 
     Args:
         desk: what the page works on.
-        port: 0 for any that is free.
-        opened: whether to open the page in a browser.
-        told: is given the address, which holds the token.
+        port: 0 for any free one.
+        open_browser: whether to open the page in a browser.
+        on_start: called with the address, which contains the token.
     """
     try:
         import uvicorn
@@ -68,24 +69,24 @@ def serve(desk: Desk, *, port: int = 0, opened: bool = True, told: Callable[[str
         app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off",
         timeout_graceful_shutdown=2,
     )  # fmt: skip
-    with _listen(port) as listening, ExitStack() as kept:
+    with _listen(port) as listening, ExitStack() as stack:
         address = f"http://{LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
-        told(address)
-        if opened:
-            door = kept.enter_context(_leading_to(address))
-            threading.Thread(target=webbrowser.open, args=[door], daemon=True).start()
+        on_start(address)
+        if open_browser:
+            file = stack.enter_context(_redirect_file(address))
+            threading.Thread(target=webbrowser.open, args=[file], daemon=True).start()
         try:
             uvicorn.Server(config).run(sockets=[listening])
-        except KeyboardInterrupt:  # as people end it
+        except KeyboardInterrupt:  # the normal way to stop
             return
 
 
 @contextmanager
-def _leading_to(address: str) -> Iterator[str]:
-    """The address of a file that leads on to another; it is there as long as this is open.
+def _redirect_file(address: str) -> Iterator[str]:
+    """The address of a temporary file that redirects to another address.
 
-    Everybody on the machine can see what a browser is started with, and so must not find the token there. The file can
-    be read by its owner only.
+    All users of the machine can see the arguments a browser is started with, so the token must not be among them. Only
+    the owner can read the file.
     """
     descriptor, name = tempfile.mkstemp(prefix="operant-", suffix=".html")  # with mode 0600
     try:
@@ -93,7 +94,7 @@ def _leading_to(address: str) -> Iterator[str]:
             file.write(
                 f'<!doctype html><meta charset="utf-8"><title>Operant</title>'
                 f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">'
-                f'<a href="{html.escape(address)}">To the page</a>\n'
+                f'<a href="{html.escape(address)}">Open the page</a>\n'
             )
         yield Path(name).as_uri()
     finally:
@@ -101,19 +102,23 @@ def _leading_to(address: str) -> Iterator[str]:
 
 
 def _listen(port: int) -> socket.socket:
-    """A socket that only this machine can reach; connections wait there until the server has begun."""
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio then sends at once
+    """A socket that only this machine can reach; connections wait until the server runs."""
+    listening = socket.socket(
+        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )  # makes asyncio send without delay
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((LOOPBACK, port))
         listening.listen(64)
     except OSError as error:
         listening.close()
-        raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another, or none") from None
+        raise ValueError(
+            f"port {port} cannot be used ({error.strerror}); choose another, or leave --port out"
+        ) from None
     return listening
 
 
-# Answers
+# Endpoints
 
 
 def _file_text(name: str) -> str:
@@ -133,83 +138,80 @@ async def _file(request: Request) -> Response:
     return Response(_file_text(path[1:]), media_type=FILES[path], headers={"cache-control": "no-cache"})
 
 
-Answer = Callable[["Request"], Any]
-
-
-def _asking(answer: Callable[[Asked], dict[str, Any]]) -> Answer:
-    """Questions come in the address."""
+def _query_endpoint(api: Api) -> Endpoint:
+    """An endpoint that reads; fields come in the address."""
 
     async def ask(request: Request) -> Response:
-        return await _answered(answer, Asked(dict(request.query_params)))
+        return await _answer(api, RequestFields(dict(request.query_params)))
 
     return ask
 
 
-def _saying(answer: Callable[[Asked], dict[str, Any]]) -> Answer:
-    """What changes something comes as a JSON object, which no form of another page can send."""
+def _json_endpoint(api: Api) -> Endpoint:
+    """An endpoint that changes something; fields come as a JSON object, which forms of other pages cannot send."""
 
-    async def say(request: Request) -> Response:
+    async def change(request: Request) -> Response:
         from starlette.requests import ClientDisconnect
 
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return _sentence(415, "send application/json")
+            return _error(415, "send application/json")
         content = b""
         try:
             async for part in request.stream():
                 content += part
-                if len(content) > LARGEST_BODY:
-                    return _sentence(413, f"send at most {LARGEST_BODY} bytes")
-            page = json.loads(content)
+                if len(content) > MAX_BODY:
+                    return _error(413, f"send at most {MAX_BODY} bytes")
+            values = json.loads(content)
         except (ValueError, RecursionError):
-            return _sentence(400, "send JSON")
+            return _error(400, "send JSON")
         except ClientDisconnect:
-            return _sentence(400, "send all of it")
-        if not isinstance(page, dict):
-            return _sentence(400, "send a JSON object")
-        return await _answered(answer, Asked(page))
+            return _error(400, "the request is incomplete; send it again")
+        if not isinstance(values, dict):
+            return _error(400, "send a JSON object")
+        return await _answer(api, RequestFields(values))
 
-    return say
+    return change
 
 
-async def _answered(answer: Callable[[Asked], dict[str, Any]], asked: Asked) -> Response:
-    """The answer, worked out beside other requests: flushing to disk takes a while."""
+async def _answer(api: Api, fields: RequestFields) -> Response:
+    """The answer, computed in a thread, since flushing to disk takes a while."""
     from starlette.concurrency import run_in_threadpool
     from starlette.responses import JSONResponse
 
     try:
-        told = await run_in_threadpool(answer, asked)
-    except Unknown as error:
-        return _sentence(404, str(error))
+        answer = await run_in_threadpool(api, fields)
+    except NotFound as error:
+        return _error(404, str(error))
     except ValueError as error:
-        return _sentence(400, str(error))
+        return _error(400, str(error))
     except OSError as error:
-        return _sentence(507, f"this could not be written: {error.strerror or error}; nothing was changed")
-    return JSONResponse(told, headers={"cache-control": "no-store"})
+        return _error(507, f"writing failed: {error.strerror or error}; nothing was changed")
+    return JSONResponse(answer, headers={"cache-control": "no-store"})
 
 
-def _sentence(status: int, text: str) -> Response:
+def _error(status: int, text: str) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse({"error": text}, status, headers={"cache-control": "no-store"})
 
 
-def _picturing(desk: Desk) -> Answer:
+def _picture_endpoint(desk: Desk) -> Endpoint:
     async def picture(request: Request) -> Response:
         from starlette.concurrency import run_in_threadpool
         from starlette.responses import Response
 
         try:
-            asked = Asked({**request.query_params, **request.path_params})
-            what, row, factor = asked.text("what"), asked.number("row"), min(asked.number("factor", 1), 1000)
+            fields = RequestFields({**request.query_params, **request.path_params})
+            what, row, factor = fields.text("what"), fields.number("row"), min(fields.number("factor", 1), 1000)
             content = await run_in_threadpool(desk.picture, row, what, factor)
-        except (Unknown, ValueError, OSError) as error:
-            return _sentence(404, str(error))
+        except (NotFound, ValueError, OSError) as error:
+            return _error(404, str(error))
         return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=600"})
 
     return picture
 
 
-def _table(desk: Desk) -> Answer:
+def _table_endpoint(desk: Desk) -> Endpoint:
     async def table(request: Request) -> Response:
         from starlette.concurrency import run_in_threadpool
         from starlette.responses import Response
@@ -217,7 +219,7 @@ def _table(desk: Desk) -> Answer:
         try:
             text = await run_in_threadpool(desk.table)
         except (ValueError, OSError) as error:
-            return _sentence(404, str(error))
+            return _error(404, str(error))
         headers = {"content-disposition": 'attachment; filename="verdicts.csv"', "cache-control": "no-store"}
         return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
 

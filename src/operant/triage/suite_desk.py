@@ -1,9 +1,10 @@
-"""The cases of a suite, as a page asks for them: in an order, filtered, with what was said of each."""
+"""The desk for the cases of a suite: ordered and filtered rows, with their verdicts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
@@ -25,36 +26,35 @@ from operant.suite.drawing import (
     pair_of,
     range_of,
 )
-from operant.suite.verdicts import VERDICTS, Judgement
+from operant.suite.verdicts import VERDICTS
 from operant.triage.agreement import agreements
-from operant.triage.asking import Asked, Lists, Rows, Unknown
+from operant.triage.desk import NotFound, RequestFields, RowLists, Rows
 from operant.triage.export import csv_of
-from operant.triage.sampling import Plan, page_of, plan_of, ranked_rows, sample_rows, share_of
-from operant.triage.verdicts import Verdicts, checked_words
+from operant.triage.sampling import SamplePlan, plan_from_log, ranked_rows, sample_rows, share_of
+from operant.triage.verdicts import VerdictStore, checked_name
 
-SHOWS = ("all", "todo", "done", *VERDICTS, "differ")
-FIRST = ("naturalness", "mass")  # what is told of a case before other columns
-OURS = ("verdict", "verdict_by", "verdict_at", "tags")
-MOST_TAGS = 200  # offered
+FILTERS = ("all", "todo", "done", *VERDICTS, "differ")
+LEADING_COLUMNS = ("naturalness", "mass")  # shown before other columns
+VERDICT_COLUMNS = ("verdict", "verdict_by", "verdict_at", "tags")
+MAX_OFFERED_TAGS = 200
 
 
 class SuiteDesk:
-    """A suite whose cases people call valid, invalid or unsure.
+    """A desk on which people call a suite's cases valid, invalid or unsure.
 
     Args:
-        path: its folder.
-        plan: the sample to be judged; the one begun with, or the usual one, unless given.
-        classes: the name of each label; the number stands for itself unless given.
+        plan: the sample to judge (default: the plan in its log, or ``SamplePlan()``).
+        classes: the name of each label (default: its number).
         bounds: smallest and largest value of a pixel.
-        by: whose verdicts they are unless the page says otherwise.
-        blind: whether the page begins without the model's answers.
+        by: initial name of the person.
+        blind: whether the model's predictions are hidden at first.
     """
 
     def __init__(
         self,
         path: str | Path,
         *,
-        plan: Plan | None = None,
+        plan: SamplePlan | None = None,
         classes: Sequence[str] = (),
         bounds: tuple[float, float] | None = None,
         by: str = "me",
@@ -62,19 +62,19 @@ class SuiteDesk:
     ) -> None:
         self.path, self.blind = Path(path), blind
         self.suite, known = open_with_index(self.path)
-        self.by = checked_words(by, "name")
+        self.by = checked_name(by, "name")
         self.classes = classes
         self.pictured = is_picture(tuple(self.suite.rows.shape))
         self.bounds = range_of(self.suite, bounds)
-        told = None if plan is None else page_of(plan)
-        self.verdicts = Verdicts(self.path, self.suite, known, plan=told)
-        self.plan = plan_of(self.verdicts.plan)
-        self._version = token_hex(4)  # of pictures: another desk's rows are other cases
+        stored = None if plan is None else asdict(plan)
+        self.verdicts = VerdictStore(self.path, self.suite, known, plan=stored)
+        self.plan = plan_from_log(self.verdicts.plan)
+        self._version = token_hex(4)  # so that browsers do not reuse another desk's pictures
         self._label, self._prediction = self.suite.label.numpy(), self.suite.prediction.numpy()
         self._orders: dict[str, Rows] = {}
-        self._lists, self._lock = Lists(), Lock()
+        self._lists, self._lock = RowLists(), Lock()
 
-    # What there is
+    # Description
 
     def about(self) -> dict[str, Any]:
         failing = int((self._label != self._prediction).sum())
@@ -109,18 +109,18 @@ class SuiteDesk:
 
     # Orders and filters
 
-    def arrange(self, asked: Asked) -> dict[str, Any]:
-        """Keep a list of rows, to be asked for in parts."""
+    def arrange(self, fields: RequestFields) -> dict[str, Any]:
+        """Store a list of rows, to be requested in parts."""
         self.verdicts.refresh()
-        by = checked_words(asked.text("by", self.by), "name")
-        rows = self._order(asked.text("order", "sample"))
-        rows = rows[self._shown(asked, by)[rows]]
+        by = self._person(fields)
+        rows = self._order(fields.text("order", "sample"))
+        rows = rows[self._shown(fields, by)[rows]]
         mine = self._mine(by)[rows] > 0
         first = 0 if not len(rows) or mine.all() else int(mine.argmin())
         return {"key": self._lists.keep(rows), "total": len(rows), "done": int(mine.sum()), "first": first}
 
     def _order(self, word: str) -> Rows:
-        """Rows in an order; worked out when it is first asked for."""
+        """Rows in an order, computed at the first request."""
         with self._lock:
             if word not in self._orders:
                 self._orders[word] = self._ordered(word)
@@ -139,24 +139,24 @@ class SuiteDesk:
         column = torch.as_tensor(self.suite.columns[name]).double()
         return (-column if falling else column).nan_to_num(math.inf).argsort(stable=True).numpy()
 
-    def _shown(self, asked: Asked, by: str) -> Any:
+    def _shown(self, fields: RequestFields, by: str) -> Any:
         """Which rows pass the filters."""
         kept = np.ones(len(self.suite), dtype=np.bool_)
-        if (label := asked.maybe("label")) is not None:
+        if (label := fields.optional_number("label")) is not None:
             kept &= self._label == label
-        if (prediction := asked.maybe("prediction")) is not None and not asked.truth("blind"):
+        if (prediction := fields.optional_number("prediction")) is not None and not fields.flag("blind"):
             kept &= self._prediction == prediction
-        if method := asked.text("method"):
+        if method := fields.text("method"):
             kept &= self.suite.method == method
-        if tag := asked.text("tag"):
-            mine = self._mine(by) > 0  # others are heard where one has spoken
+        if tag := fields.text("tag"):
+            mine = self._mine(by) > 0  # others' tags only count where this person has judged
             tagged = [s.row for s in self.verdicts.everything() if tag in s.tags and (s.by == by or mine[s.row])]
             kept &= np.isin(np.arange(len(kept)), tagged)
-        return kept & self._judged(asked.text("show", "all"), by)
+        return kept & self._judged(fields.text("show", "all"), by)
 
     def _judged(self, show: str, by: str) -> Any:
-        if show not in SHOWS:
-            raise ValueError(f"show must be one of {', '.join(SHOWS)}, got {show!r:.40}")
+        if show not in FILTERS:
+            raise ValueError(f"show must be one of {', '.join(FILTERS)}, got {show!r:.40}")
         mine = self._mine(by)
         if show == "differ":
             every = np.stack([mine, *self.verdicts.people().values()])
@@ -165,20 +165,23 @@ class SuiteDesk:
             return mine == 1 + VERDICTS.index(show)
         return {"all": mine >= 0, "todo": mine == 0, "done": mine > 0}[show]
 
+    def _person(self, fields: RequestFields) -> str:
+        return checked_name(fields.text("by", self.by), "name")
+
     def _mine(self, by: str) -> Any:
         return self.verdicts.codes.get(by, np.zeros(len(self.suite), dtype=np.int8))
 
     # Rows
 
-    def rows(self, asked: Asked) -> dict[str, Any]:
+    def rows(self, fields: RequestFields) -> dict[str, Any]:
         """Some rows of a list."""
-        start, rows = self._lists.part(asked)
-        by, blind = checked_words(asked.text("by", self.by), "name"), asked.truth("blind")
+        start, rows = self._lists.rows(fields)
+        by, blind = self._person(fields), fields.flag("blind")
         return {"start": start, "rows": [self._row(row, by, blind) for row in rows]}
 
     def _row(self, row: int, by: str, blind: bool) -> dict[str, Any]:
         seed, case = pair_of(self.suite, row)
-        told = {
+        return {
             "row": row,
             "label": self.name_of(int(self._label[row])),
             "prediction": None if blind else self.name_of(int(self._prediction[row])),
@@ -186,17 +189,17 @@ class SuiteDesk:
             "facts": self._facts(row, seed, case, blind),
             "changes": [] if self.pictured else changes_of(seed, case),
             "factor": factor_of(seed, case, self.bounds) if self.pictured else 1,
+            **self._judgements(row, by),
         }
-        return told | self._said(row, by)
 
     def _facts(self, row: int, seed: Tensor, case: Tensor, blind: bool) -> list[tuple[str, str]]:
-        """What columns tell of a case; who is blind sees none that may give the model's answer away."""
+        """Values of a case's columns; in blind mode none that may reveal the model's prediction."""
         change = (case.double() - seed.double()).flatten()
         distances = {"L∞": float(change.abs().max()), "L2": float(change.norm())} if len(change) else {}
-        first = [(name, self._cell(name, row)) for name in FIRST if name in self.suite.columns]
+        first = [(name, self._cell(name, row)) for name in LEADING_COLUMNS if name in self.suite.columns]
         facts = [*first, *((name, _number(value)) for name, value in distances.items())]
         if not blind:
-            rest = [name for name in self.suite.columns if name not in (*FIRST, *OURS)]
+            rest = [name for name in self.suite.columns if name not in (*LEADING_COLUMNS, *VERDICT_COLUMNS)]
             facts += [("method", str(self.suite.method[row])), *((name, self._cell(name, row)) for name in rest)]
         return [(name, text) for name, text in facts if text]
 
@@ -204,8 +207,8 @@ class SuiteDesk:
         column = self.suite.columns[name]
         return _number(float(column[row])) if isinstance(column, Tensor) else str(column[row])
 
-    def _said(self, row: int, by: str) -> dict[str, Any]:
-        """What a person says of a case; and the others, once the person has said something."""
+    def _judgements(self, row: int, by: str) -> dict[str, Any]:
+        """A person's judgement of a case, and the others' once the person has judged it."""
         mine = self.verdicts.of(row, by)
         others = self.verdicts.others(row, by) if mine.verdict else []
         return {
@@ -216,36 +219,40 @@ class SuiteDesk:
 
     # Verdicts
 
-    def mark(self, asked: Asked) -> dict[str, Any]:
-        """Take a verdict; it is on disk when this returns."""
-        by = checked_words(asked.text("by", self.by), "name")
-        said = self.verdicts.mark(asked.number("row"), by, asked.text("verdict"), asked.words("tags"))
-        return {"row": said.row, **self._said(said.row, by)}
+    def mark(self, fields: RequestFields) -> dict[str, Any]:
+        """Record a verdict; it is on disk when this returns."""
+        by = self._person(fields)
+        marked = self.verdicts.mark(fields.number("row"), by, fields.text("verdict"), fields.words("tags"))
+        return {"row": marked.row, **self._judgements(marked.row, by)}
 
-    def undo(self, asked: Asked) -> dict[str, Any]:
-        """Take back a person's last step."""
-        by = checked_words(asked.text("by", self.by), "name")
-        said: Judgement | None = self.verdicts.undo(by)
-        return {"row": None} if said is None else {"row": said.row, **self._said(said.row, by)}
+    def undo(self, fields: RequestFields) -> dict[str, Any]:
+        """Undo a person's last step."""
+        by = self._person(fields)
+        restored = self.verdicts.undo(by)
+        return {"row": None} if restored is None else {"row": restored.row, **self._judgements(restored.row, by)}
 
-    def state(self, asked: Asked) -> dict[str, Any]:
-        """Counts, the share of valid cases, and how far people agree."""
+    def state(self, fields: RequestFields) -> dict[str, Any]:
+        """Counts, the share of valid cases, and the agreement between people."""
         self.verdicts.refresh()
-        by = checked_words(asked.text("by", self.by), "name")
+        by = self._person(fields)
         codes = self.verdicts.consensus_codes()
         people = {name: int((c > 0).sum()) for name, c in sorted(self.verdicts.people().items())}
         names = tuple(name for name, n in people.items() if n)
         share = share_of(
-            self.suite, self.plan, codes > 0, codes == 1, names, begun=self.verdicts.begun, rows=self._order("sample")
+            self.suite,
+            self.plan,
+            codes > 0,
+            codes == 1,
+            names,
+            first_plan=self.verdicts.first_plan,
+            rows=self._order("sample"),
         )
         mine = self._mine(by)
         return {
             "mine": {verdict: int((mine == 1 + i).sum()) for i, verdict in enumerate(VERDICTS)},
             "people": people,
             "share": {
-                "of": share.of, "population": share.population, "planned": share.planned, "judged": share.judged,
-                "valid": share.valid, "share": share.share if share.judged else None, "lower": share.lower,
-                "upper": share.upper, "confidence": share.confidence, "finished": share.finished,
+                **asdict(share), "share": share.share if share.judged else None, "finished": share.finished,
             },
             "agreement": [
                 {
@@ -254,14 +261,14 @@ class SuiteDesk:
                 }
                 for pair in agreements(self.verdicts.people())
             ],
-            "tags": self.verdicts.words()[:MOST_TAGS],
+            "tags": self.verdicts.known_tags()[:MAX_OFFERED_TAGS],
         }  # fmt: skip
 
     # Files
 
     def picture(self, row: int, what: str, factor: int) -> bytes:
         if not self.pictured or what not in ROW_VIEWS or not 0 <= row < len(self.suite):
-            raise Unknown("there is no such picture")
+            raise NotFound("there is no such picture")
         return draw_row(self.suite, row, what, self.bounds, factor)
 
     def table(self) -> str:

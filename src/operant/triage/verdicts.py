@@ -1,4 +1,4 @@
-"""What people say about the cases of a suite: kept on disk before it is acknowledged, and undone one step at a time."""
+"""The verdicts of a suite: written to disk before they are acknowledged, and undone one step at a time."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from operant.suite.verdicts import (
     newest,
 )
 
-LONGEST = 60  # characters of a name or tag
-MOST_TAGS = 20
+MAX_NAME_LENGTH = 60  # characters, also of a tag
+MAX_TAGS = 20
 Codes = npt.NDArray[np.int8]
 
 
 def read_verdicts(path: str | Path) -> list[Judgement]:
-    """What each person says of each case of a suite, in the order of its rows; damaged lines are left out.
+    """The newest judgement of each person on each case of a suite, by row; damaged lines are left out.
 
-    `Suite.open` tells what they say together, in columns.
+    `Suite.open` combines them in columns.
     """
     _, known = open_with_index(path)
-    said = newest(VerdictReader(Path(path)).new_judgements(known))
-    return [said[key] for key in sorted(said) if said[key].verdict or said[key].tags]
+    judgements = newest(VerdictReader(Path(path)).new_judgements(known))
+    return [j for _, j in sorted(judgements.items()) if j.verdict or j.tags]
 
 
 def verdicts_for(cases: Suite, path: str | Path) -> npt.NDArray[np.str_]:
-    """What was said of each of these cases where it also is in the suite at ``path``; empty where nothing was.
+    """The combined verdict on each of these cases in the suite at ``path``; empty where there is none.
 
     Args:
-        cases: of any suite: a case is known by its seed and its content.
-        path: the folder of the suite that people judged.
+        cases: of any suite; a case is recognised by its seed and content.
+        path: the folder of the judged suite.
     """
     judged = Suite.open(path)
     if "verdict" not in judged.columns:
@@ -62,26 +62,26 @@ def verdicts_for(cases: Suite, path: str | Path) -> npt.NDArray[np.str_]:
     return np.array([known.get(key_of(s, x), "") for s, x in zip(cases.seed.tolist(), cases.x, strict=True)], np.str_)
 
 
-class Verdicts:
-    """The verdicts of a suite: those on disk, by whomever, and those that are added here.
+class VerdictStore:
+    """The verdicts of a suite, read from disk and added here.
 
-    A verdict is flushed to disk before `mark` returns. Several threads may use this, and several processes may have
-    one of their own; `refresh` looks what the others have added.
+    A verdict is flushed to disk before `mark` returns. Several threads can share an instance, and several processes can
+    each have their own; `refresh` reads what others have added.
 
     Args:
-        path: the suite's folder. If it is part of a run, which may write it anew, verdicts go to a folder beside it.
-        suite, known: what is in there.
-        plan: which sample is to be judged, told to whoever reads the log; as it was unless given.
+        path: the suite's folder. If it is part of a run, which may rewrite it, verdicts go to a folder beside it.
+        suite, known: its contents.
+        plan: the sample to judge, stored in the log (default: the plan in the log).
     """
 
     def __init__(self, path: Path, suite: Suite, known: CaseIndex, *, plan: dict[str, Any] | None = None) -> None:
         self.path, self.suite = path, suite
-        self.said: dict[tuple[int, str], Judgement] = {}
-        self.codes: dict[str, Codes] = {}  # by person: 0 where nothing is said, else 1 + the place in VERDICTS
-        self.tags: dict[str, int] = {}  # how often each is used
+        self.judgements: dict[tuple[int, str], Judgement] = {}
+        self.codes: dict[str, Codes] = {}  # by person: 0 for no verdict, else 1 + the place in VERDICTS
+        self.tags: dict[str, int] = {}  # number of uses
         self._known, self._reader, self._lock = known, VerdictReader(path), RLock()
-        self._steps: dict[str, list[Judgement]] = {}  # what each person's next undos put back, the next one last
-        self._log: _Log | None = None
+        self._steps: dict[str, list[Judgement]] = {}  # by person, what undo restores, next one last
+        self._log: _LogWriter | None = None
         self._last = 0.0
         self.refresh()
         self.plan = self._reader.plan if plan is None else plan
@@ -93,69 +93,64 @@ class Verdicts:
                 self._take(judgement)
 
     def of(self, row: int, by: str) -> Judgement:
-        """What a person says of a case."""
-        return self.said.get((row, by), Judgement(row=row, by=by, at=0.0))
+        """A person's judgement of a case."""
+        return self.judgements.get((row, by), Judgement(row=row, by=by, at=0.0))
 
     def others(self, row: int, by: str) -> list[Judgement]:
-        """What the others say of a case."""
+        """The other people's judgements of a case."""
         with self._lock:
-            several = [self.said.get((row, name)) for name in sorted(self.codes) if name != by]
+            several = [self.judgements.get((row, name)) for name in sorted(self.codes) if name != by]
         return [judgement for judgement in several if judgement is not None and judgement.verdict]
 
     def mark(self, row: int, by: str, verdict: str, tags: Sequence[str] = ()) -> Judgement:
-        """Say something about a case; it is on disk when this returns."""
+        """Record a judgement; it is on disk when this returns."""
         if not 0 <= row < len(self.suite):
             raise ValueError(f"row must be one of the {len(self.suite)} cases, got {row}")
         if verdict not in ("", *VERDICTS):
             raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}, or empty, got {verdict!r:.40}")
-        words = tuple(dict.fromkeys(checked_words(tag, "tag") for tag in tags))
-        if len(words) > MOST_TAGS:
-            raise ValueError(f"a case can have at most {MOST_TAGS} tags, got {len(words)}")
-        by = checked_words(by, "name")
+        unique = tuple(dict.fromkeys(checked_name(tag, "tag") for tag in tags))
+        if len(unique) > MAX_TAGS:
+            raise ValueError(f"a case can have at most {MAX_TAGS} tags, got {len(unique)}")
+        by = checked_name(by, "name")
         with self._lock:
             before = self.of(row, by)
-            if (before.verdict, before.tags) == (verdict, words):
+            if (before.verdict, before.tags) == (verdict, unique):
                 return before
-            return self._write(Judgement(row=row, by=by, at=self._now(), verdict=verdict, tags=words))
+            return self._write(Judgement(row=row, by=by, at=self._now(), verdict=verdict, tags=unique))
 
     def undo(self, by: str) -> Judgement | None:
-        """Put back what a person's last step changed; None if there is none left. A step that is undone is gone."""
+        """Undo a person's last step and return the restored judgement; None if no step is left."""
         with self._lock:
             steps = self._steps.get(by)
             return self._write(replace(steps[-1], at=self._now(), undo=True)) if steps else None
 
     @property
-    def begun(self) -> dict[str, Any] | None:
-        """The plan of the first log, as of the last `refresh`; None before there is one."""
+    def first_plan(self) -> dict[str, Any] | None:
+        """The plan in the first log, as of the last `refresh`; None if there is no log."""
         return self._reader.first_plan
 
     def refused(self) -> list[str]:
-        """What could not be read in logs, a sentence each."""
+        """Problems with the logs, one sentence each."""
         return list(self._reader.rejected)
 
     def people(self) -> dict[str, Codes]:
-        """Codes by person, as they are now."""
+        """Codes by person."""
         with self._lock:
             return dict(self.codes)
 
     def everything(self) -> list[Judgement]:
-        """What everybody says, as it is now."""
+        """All judgements."""
         with self._lock:
-            return list(self.said.values())
+            return list(self.judgements.values())
 
-    def words(self) -> list[str]:
-        """All tags in use, the most used first."""
+    def known_tags(self) -> list[str]:
+        """All tags in use, the most frequent first."""
         with self._lock:
             used = [(-n, tag) for tag, n in self.tags.items() if n > 0]
         return [tag for _, tag in sorted(used)]
 
-    def consensus(self, row: int) -> str:
-        """What all people's verdicts of a case come to."""
-        with self._lock:
-            return combined_verdict(VERDICTS[codes[row] - 1] if codes[row] else "" for codes in self.codes.values())
-
     def consensus_codes(self) -> Codes:
-        """The same of all cases: 0 nothing, 1 valid, 2 invalid, 3 unsure, 4 disputed."""
+        """The combined verdicts of all cases: 0 none, 1 valid, 2 invalid, 3 unsure, 4 disputed."""
         with self._lock:
             nobody = np.zeros(len(self.suite), dtype=np.int8)
             every = np.stack([nobody, *self.codes.values()])
@@ -163,12 +158,12 @@ class Verdicts:
         return np.select([valid & invalid, valid, invalid, unsure], [4, 1, 2, 3], 0).astype(np.int8)
 
     def _now(self) -> float:
-        """Later than everything said so far, whatever the clocks say."""
+        """The time, but later than all judgements so far, even if clocks differ."""
         return max(round(time.time(), 6), round(self._last + 1e-6, 6))
 
     def _write(self, judgement: Judgement) -> Judgement:
         if self._log is None:
-            self._log = _Log.begin(self.path, header_of(self._known.parts, self.plan or {}))
+            self._log = _LogWriter.start(self.path, header_of(self._known.parts, self.plan or {}))
             self._reader.skip(self._log.file, self.plan or {})
         row = judgement.row
         key = key_of(int(self.suite.seed[row]), self.suite.rows.take(self.suite.seed.new_tensor([row]))[0])
@@ -177,7 +172,7 @@ class Verdicts:
                 [judgement.at, judgement.by, row, key, judgement.verdict, judgement.tags, int(judgement.undo)]
             )
         except OSError:
-            self._log = None  # what is whole in there counts; the next one begins another
+            self._log = None  # its complete lines count; the next judgement starts a new log
             raise
         self._take(judgement)
         return judgement
@@ -197,26 +192,26 @@ class Verdicts:
             self.tags[tag] = self.tags.get(tag, 0) + (1 if tag in judgement.tags else -1)
         codes = self.codes.setdefault(by, np.zeros(len(self.suite), dtype=np.int8))
         codes[row] = 1 + VERDICTS.index(judgement.verdict) if judgement.verdict else 0
-        self.said[row, by] = judgement
+        self.judgements[row, by] = judgement
 
 
-class _Log:
-    """A log that one process adds to."""
+class _LogWriter:
+    """A log file that one process appends to."""
 
     def __init__(self, file: Path, descriptor: int) -> None:
         self.file, self._descriptor, self._size = file, descriptor, 0
 
     @staticmethod
-    def begin(suite: Path, header: dict[str, Any]) -> _Log:
-        """A new file under the next free number, with its first line on disk."""
+    def start(suite: Path, header: dict[str, Any]) -> _LogWriter:
+        """A new file with the next free number; its first line is on disk."""
         place = beside(suite) if in_run(suite) else suite
         place.mkdir(exist_ok=True)
         while True:
             numbers = [int(re.sub(r"\D", "", file.stem)) for file in log_files(suite)]
             file = place / f"verdicts-{max(numbers, default=-1) + 1:06d}.jsonl"
             try:
-                log = _Log(file, os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644))
-            except FileExistsError:  # another process was quicker
+                log = _LogWriter(file, os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644))
+            except FileExistsError:  # another process was faster
                 continue
             log.add(header)
             for folder in (place, place.parent):
@@ -224,12 +219,14 @@ class _Log:
             return log
 
     def add(self, value: Any) -> None:
-        """One line more; on disk when this returns, or cut off again."""
+        """Append a line; it is on disk when this returns. If that fails, it is removed and the file closed."""
         line = line_of(value)
         try:
             written = os.write(self._descriptor, line)
             if written < len(line):
-                raise OSError(f"only {written} of {len(line)} bytes could be written to {self.file}; make room")
+                raise OSError(
+                    f"only {written} of {len(line)} bytes could be written to {self.file}; free some disk space"
+                )
             os.fsync(self._descriptor)
         except OSError:
             with suppress(OSError):
@@ -240,7 +237,7 @@ class _Log:
 
 
 def in_run(suite: Path) -> bool:
-    """Whether a suite is part of a run: its cases, those of a round, or a chunk of them."""
+    """Whether a suite belongs to a run: its cases, those of a round, or a chunk of them."""
     return any((place / RUN).is_file() for place in suite.resolve().parents[:3])
 
 
@@ -252,11 +249,16 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def checked_words(text: object, what: str) -> str:
-    """A name or tag as it is kept: one line without commas, which stand between several."""
+def checked_name(text: object, what: str) -> str:
+    """A name or tag with single spaces; raises unless it is one line without commas, which separate several."""
     words = " ".join(text.split()) if isinstance(text, str) else ""
-    if not words or len(words) > LONGEST or "," in words or any(unicodedata.category(c)[0] == "C" for c in words):
+    if (
+        not words
+        or len(words) > MAX_NAME_LENGTH
+        or "," in words
+        or any(unicodedata.category(c)[0] == "C" for c in words)
+    ):
         raise ValueError(
-            f"a {what} must be words of at most {LONGEST} characters without commas, got {text!r:.80}; write it so"
+            f"a {what} must be one line of 1 to {MAX_NAME_LENGTH} characters without commas, got {text!r:.80}"
         )
     return words

@@ -1,4 +1,4 @@
-"""Who may ask: only pages and programs on this machine that know the token."""
+"""Access control: only pages and programs on this machine that know the token are answered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HOSTS = ("127.0.0.1", "localhost")
 HEADER = b"x-operant-token"
-SAME = (b"same-origin", b"none")  # what a browser says of a request that our own page or the user makes
+SAME_ORIGIN = (b"same-origin", b"none")  # what a browser sends for requests of our own page or of the user
 POLICY = (
     "default-src 'none'; img-src 'self' data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -30,17 +30,19 @@ HEADERS = [
 ]
 
 
-class Guard:
-    """Answers nobody who does not know the token, and no page of another origin.
+class AccessControl:
+    """Rejects requests without the token, and requests from pages of another origin.
 
-    A browser that opens ``/?token=...`` keeps the token in a cookie that scripts cannot read and that other sites
-    cannot have sent along. Programs send it in the header ``X-Operant-Token``. A name that leads to this machine but
-    is not its own (DNS rebinding) is refused, whatever the token.
+    A browser that opens ``/?token=...`` keeps the token in a cookie that scripts cannot read and other sites cannot
+    send. Programs send it in the header ``X-Operant-Token``. Requests under another host name that leads to this
+    machine (DNS rebinding) are rejected, whatever the token.
     """
 
     def __init__(self, app: App, token: str) -> None:
         self.app, self.token = app, token.encode()
-        self.cookie = f"operant-{hashlib.sha256(self.token).hexdigest()[:8]}"  # servers on other ports have others
+        self.cookie = (
+            f"operant-{hashlib.sha256(self.token).hexdigest()[:8]}"  # differs between servers on several ports
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -49,31 +51,31 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        if refused := self.refusal(scope):
-            await _answer(send, *refused)
+        if rejection := self.rejection(scope):
+            await _send_text(send, *rejection)
             return
         await self.app(scope, receive, self._with_headers(scope, send))
 
-    def refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Why a request is not answered; None if it may pass."""
+    def rejection(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and reason if a request is rejected, otherwise None."""
         headers = _headers(scope)
         host = headers.get(b"host", b"").decode("latin-1")
         if host.rpartition(":")[0] not in HOSTS and host not in HOSTS:
-            return 421, "This server answers to its own name only; open the address that `operant triage` printed."
+            return 421, "This server only answers under its own name; open the address that `operant triage` printed."
         origin = headers.get(b"origin")
         if origin is not None and origin != b"http://" + host.encode("latin-1"):
-            return 403, "A page of another origin cannot ask here."
-        if headers.get(b"sec-fetch-site", b"none") not in SAME and scope["path"] != "/":
-            return 403, "A page of another origin cannot ask here."
-        by_cookie = self._known(self._cookie(headers))
-        by_header = self._known(headers.get(HEADER, b""))
+            return 403, "Requests from pages of another origin are rejected."
+        if headers.get(b"sec-fetch-site", b"none") not in SAME_ORIGIN and scope["path"] != "/":
+            return 403, "Requests from pages of another origin are rejected."
+        by_cookie = self._is_token(self._cookie(headers))
+        by_header = self._is_token(headers.get(HEADER, b""))
         if scope["method"] not in ("GET", "HEAD") and not (by_header or (by_cookie and origin is not None)):
-            return 403, "Only the page itself can change something here."
+            return 403, "Only the page itself can make changes here."
         if not (by_cookie or by_header or self._opened(scope)):
-            return 403, "Open the address that `operant triage` printed: it holds a token that is missing here."
+            return 403, "The token is missing; open the address that `operant triage` printed, which contains it."
         return None
 
-    def _known(self, token: bytes) -> bool:
+    def _is_token(self, token: bytes) -> bool:
         return compare_digest(token, self.token)
 
     def _cookie(self, headers: dict[bytes, bytes]) -> bytes:
@@ -85,11 +87,11 @@ class Guard:
         return b"" if found is None else found.value.encode("latin-1", "replace")
 
     def _opened(self, scope: Scope) -> bool:
-        """Whether this is the address that was printed."""
+        """Whether this is the printed address, with the token."""
         if scope["path"] != "/" or scope["method"] not in ("GET", "HEAD"):
             return False
-        told = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=None).get("token", [""])
-        return self._known(told[0].encode("utf-8", "replace"))
+        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=None).get("token", [""])
+        return self._is_token(given[0].encode("utf-8", "replace"))
 
     def _with_headers(self, scope: Scope, send: Send) -> Send:
         opened = self._opened(scope)
@@ -105,14 +107,14 @@ class Guard:
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:
-    """The headers; one that is sent twice could mean two things, so it means neither."""
+    """The headers; one that is sent twice is ambiguous and counts as empty."""
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         found[name.lower()] = b"" if name.lower() in found else value
     return found
 
 
-async def _answer(send: Send, status: int, text: str) -> None:
+async def _send_text(send: Send, status: int, text: str) -> None:
     content = text.encode()
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *HEADERS]})
