@@ -1,37 +1,39 @@
-"""What the KuK study runs at each scale."""
+"""Settings of the KuK study at each scale."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-PATTERNS = ("LL", "HH", "LH", "HL")  # as Table 5 has them
+from operant_studies.shared import check_scale
+
+PATTERNS = ("LL", "HH", "LH", "HL")  # in the order of Table 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """One model with its data: how much of them is used, and what is asked.
+    """One model with its data and the size of each experiment.
 
     Attributes:
-        name: as the paper's tables are looked up.
-        title: as the page has it.
-        dataset: that inputs are taken from.
-        train, epochs: of LeNet-5, which is trained here.
-        places: layers that dropout may sit before, what costs least first; every set is tried with every rate.
-        rates: share of the values to drop.
+        name: key of the paper's tables.
+        title: name on the page.
+        dataset: source of the inputs.
+        train, epochs: training inputs and epochs of LeNet-5, which is trained here.
+        places: sets of layers to put dropout before, the cheapest first; each is tried with each rate.
+        rates: dropout rates to try.
         calibration: inputs that decide where dropout sits; nothing else uses them.
-        calibration_passes: T there.
+        calibration_passes: T for these inputs.
         inputs: benign inputs of RQ1 and RQ2, which attacks start from.
-        carlini, carlini_steps: of these, the ones that C&W starts from, and its steps for each of five weights.
-        fuzzed, rows: of these, the seeds of the testing tools, and model rows a seed.
-        reach: largest radius of the attacks that stop at the boundary.
-        radius: of the same attacks where it is fixed.
-        passes: T of VRO, the paper's.
-        screen: passes in the search, if fewer.
-        seeds, runs: of each search, and how many with other seeds; experiments have those of the first.
-        controlled: whether the same is run without selection, which takes as long as a search that fails.
-        chunk: seeds of a chunk, after which work is on disk.
-        population, generations, tournament: of the searches.
-        batch_size: rows computed at once.
+        carlini, carlini_steps: how many of these C&W starts from, and its steps for each of five weights.
+        fuzzed, rows: how many of these the testing tools start from, and model rows per seed.
+        reach: maximum radius of attacks that stop at the boundary.
+        radius: radius of the same attacks where it is fixed.
+        passes: T of VRO, as in the paper.
+        screen: passes during the search, if fewer.
+        seeds, runs: seeds per search, and the number of runs with different seeds; experiments use the first run's.
+        controlled: whether the control without selection runs, which takes as long as a search that fails.
+        chunk: seeds per chunk; each finished chunk is on disk.
+        population, generations, tournament: options of the searches.
+        batch_size: rows per forward pass.
     """
 
     name: str
@@ -63,11 +65,10 @@ class Subject:
 
 
 def subjects(scale: str) -> tuple[Subject, ...]:
-    """``small`` is the study, with the paper's searches; ``smoke`` shows that it runs, on the embedded digits."""
+    """The models of a scale; ``small`` has the paper's searches."""
+    check_scale(scale, "smoke", "small")
     if scale == "smoke":
         return (_smoke(),)
-    if scale != "small":
-        raise ValueError(f"scale must be smoke or small, got {scale!r}")
     return _lenet5(), _nin(), _resnet20(), _mobilenet()
 
 
@@ -95,7 +96,7 @@ def _lenet5() -> Subject:
 
 
 def _nin() -> Subject:
-    """With the weights that ``operant train-nin`` wrote."""
+    """Uses the weights that ``operant train-nin`` wrote."""
     return replace(
         _resnet20(),
         name="nin",
@@ -145,7 +146,7 @@ def _resnet20() -> Subject:
 
 
 def _mobilenet() -> Subject:
-    """Dropout in its last layers alone: before that, one generation of one seed takes minutes."""
+    """Dropout sits in the last layers only; before them, one generation of one seed takes minutes."""
     return Subject(
         name="mobilenet",
         title="MobileNet v2, ImageNet (the paper has v1)",
