@@ -140,49 +140,23 @@ def plans(scale: str) -> tuple[DefencePlan, ...]:
 
 def _lenet5(subject: Subject) -> DefencePlan:
     return DefencePlan(
-        subject=subject,
-        cut=subject,
-        seeds=50,
-        attacked=900,
-        carlini=90,
-        benign=1_200,
-        draws=20,
-        mutants=200,
-        mutation_rates=(0.05, 0.02, 0.01),
-        train=18_000,
-        validation=1_000,
-        epochs=8,
-        learning_rate=3e-3,
+        subject=subject, cut=subject, seeds=50, attacked=900, carlini=90, benign=1_200, draws=20, mutants=200,
+        mutation_rates=(0.05, 0.02, 0.01), train=18_000, validation=1_000, epochs=8, learning_rate=3e-3,
         from_scratch=True,
-    )
+    )  # fmt: skip
 
 
 def _resnet20(subject: Subject) -> DefencePlan:
     return DefencePlan(
-        subject=subject,
-        cut=subject,
-        seeds=10,
-        attacked=300,
-        carlini=45,
-        benign=600,
-        mutants=100,
-        mutation_rates=(0.005, 0.003, 0.001),
-        train=6_000,
-        validation=1_000,
-        epochs=2,
-        learning_rate=1e-4,
-    )
+        subject=subject, cut=subject, seeds=10, attacked=300, carlini=45, benign=600, mutants=100,
+        mutation_rates=(0.005, 0.003, 0.001), train=6_000, validation=1_000, epochs=2, learning_rate=1e-4,
+    )  # fmt: skip
 
 
 def _nin(subject: Subject) -> DefencePlan:
     return replace(
-        _resnet20(subject),
-        attacked=200,
-        carlini=30,
-        mutants=60,
-        mutation_rates=(0.005, 0.002, 0.001),
-        train=5_000,
-    )
+        _resnet20(subject), attacked=200, carlini=30, mutants=60, mutation_rates=(0.005, 0.002, 0.001), train=5_000,
+    )  # fmt: skip
 
 
 def _mobilenet(subject: Subject) -> DefencePlan:
@@ -193,34 +167,15 @@ def _mobilenet(subject: Subject) -> DefencePlan:
     return DefencePlan(
         subject=subject,
         cut=replace(subject, generations=10, population=50, tournament=10, passes=40, carlini_steps=40),
-        changes={"LH": "a third of the noise"},
-        defences=TABLE_7,
-        runs=1,
-        seeds=100,
-        quota=52,
-        limits={"LL": 6, "HH": 6},
-        attacked=30,
-        carlini=8,
-        benign=90,
-        draws=1,
-        mutants=30,
+        changes={"LH": "a third of the noise"}, defences=TABLE_7, runs=1, seeds=100, quota=52,
+        limits={"LL": 6, "HH": 6}, attacked=30, carlini=8, benign=90, draws=1, mutants=30,
         mutation_rates=(0.0005, 0.0002, 0.0001),
-    )
+    )  # fmt: skip
 
 
 def _smoke(subject: Subject) -> DefencePlan:
     return DefencePlan(
-        subject=subject,
-        cut=replace(subject, carlini_steps=10),
-        defences=(*TABLE_6, TRANSFORMS, DEFLECTION),
-        seeds=4,
-        attacked=30,
-        carlini=9,
-        benign=60,
-        level=0.1,
-        mutants=12,
-        mutation_rates=(0.02, 0.01),
-        train=300,
-        validation=100,
-        epochs=2,
-    )
+        subject=subject, cut=replace(subject, carlini_steps=10), defences=(*TABLE_6, TRANSFORMS, DEFLECTION), seeds=4,
+        attacked=30, carlini=9, benign=60, level=0.1, mutants=12, mutation_rates=(0.02, 0.01), train=300,
+        validation=100, epochs=2,
+    )  # fmt: skip

@@ -57,41 +57,20 @@ def enhance_plans(scale: str) -> tuple[EnhancePlan, ...]:
 
 def _lenet5(suites: DefencePlan) -> EnhancePlan:
     return EnhancePlan(
-        suites=suites,
-        layers=("input", "pool1", "pool2"),
-        cases=60,
-        case_rows=2_000,
-        train=8_000,
-        validation=1_000,
-        test=2_000,
-        epochs=3,
-        learning_rate=5e-4,
-    )
+        suites=suites, layers=("input", "pool1", "pool2"), cases=60, case_rows=2_000, train=8_000, validation=1_000,
+        test=2_000, epochs=3, learning_rate=5e-4,
+    )  # fmt: skip
 
 
 def _nin(suites: DefencePlan) -> EnhancePlan:
     return EnhancePlan(
-        suites=suites,
-        layers=("input", "pool1", "pool2"),
-        cases=40,
-        case_rows=1_000,
-        train=2_000,
-        validation=1_000,
-        test=2_500,
-        epochs=2,
-        learning_rate=5e-5,
-    )
+        suites=suites, layers=("input", "pool1", "pool2"), cases=40, case_rows=1_000, train=2_000, validation=1_000,
+        test=2_500, epochs=2, learning_rate=5e-5,
+    )  # fmt: skip
 
 
 def _smoke(suites: DefencePlan) -> EnhancePlan:
     return EnhancePlan(
-        suites=suites,
-        layers=("input", "pool1"),
-        cases=8,
-        case_rows=32,
-        train=128,
-        validation=60,
-        test=20,
-        epochs=1,
+        suites=suites, layers=("input", "pool1"), cases=8, case_rows=32, train=128, validation=60, test=20, epochs=1,
         learning_rate=5e-4,
-    )
+    )  # fmt: skip

@@ -75,123 +75,51 @@ def subjects(scale: str) -> tuple[Subject, ...]:
 def _lenet5() -> Subject:
     dense = ("fc1", "fc2", "fc3")
     return Subject(
-        name="lenet5",
-        title="LeNet-5, MNIST",
-        dataset="mnist",
-        train=55_000,
-        epochs=8,
+        name="lenet5", title="LeNet-5, MNIST", dataset="mnist", train=55_000, epochs=8,
         places=(("fc3",), ("fc2", "fc3"), dense, ("fc1",), ("conv2",), ("conv2", *dense), ("conv1",)),
-        rates=(0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8),
-        calibration=300,
-        inputs=1_000,
-        carlini=500,
-        carlini_steps=500,
-        fuzzed=300,
-        radius=0.3,
-        passes=50,
-        seeds=50,
-        runs=3,
-        chunk=25,
-    )
+        rates=(0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8), calibration=300, inputs=1_000, carlini=500, carlini_steps=500,
+        fuzzed=300, radius=0.3, passes=50, seeds=50, runs=3, chunk=25,
+    )  # fmt: skip
 
 
 def _nin() -> Subject:
     """Uses the weights that ``operant train-nin`` wrote."""
     return replace(
-        _resnet20(),
-        name="nin",
-        title="NIN, CIFAR-10",
+        _resnet20(), name="nin", title="NIN, CIFAR-10",
         places=(
-            ("mlp3b",),
-            ("conv3",),
-            ("conv3", "mlp3a", "mlp3b"),
-            ("conv2",),
-            ("conv2", "conv3"),
-            ("mlp1a", "mlp1b", "conv2", "mlp2a", "mlp2b", "conv3", "mlp3a", "mlp3b"),
-            ("conv1",),
+            ("mlp3b",), ("conv3",), ("conv3", "mlp3a", "mlp3b"), ("conv2",), ("conv2", "conv3"),
+            ("mlp1a", "mlp1b", "conv2", "mlp2a", "mlp2b", "conv3", "mlp3a", "mlp3b"), ("conv1",),
         ),
-        calibration=60,
-        inputs=200,
-        carlini=100,
-    )
+        calibration=60, inputs=200, carlini=100,
+    )  # fmt: skip
 
 
 def _resnet20() -> Subject:
     blocks = tuple(f"layer{stage}.{block}.conv2" for stage in (1, 2, 3) for block in (0, 1, 2))
     return Subject(
-        name="resnet20",
-        title="ResNet-20, CIFAR-10",
-        dataset="cifar10",
+        name="resnet20", title="ResNet-20, CIFAR-10", dataset="cifar10",
         places=(
-            ("linear",),
-            ("layer3",),
-            blocks[6:],
-            ("layer2",),
-            ("layer2", "layer3"),
-            ("layer1",),
-            blocks,
-            ("conv1",),
+            ("linear",), ("layer3",), blocks[6:], ("layer2",), ("layer2", "layer3"), ("layer1",), blocks, ("conv1",),
         ),
-        rates=(0.02, 0.05, 0.1, 0.2, 0.35, 0.5),
-        calibration=80,
-        inputs=300,
-        carlini=150,
-        fuzzed=100,
-        radius=0.03,
-        passes=100,
-        screen=10,
-        seeds=20,
-        chunk=5,
-    )
+        rates=(0.02, 0.05, 0.1, 0.2, 0.35, 0.5), calibration=80, inputs=300, carlini=150, fuzzed=100, radius=0.03,
+        passes=100, screen=10, seeds=20, chunk=5,
+    )  # fmt: skip
 
 
 def _mobilenet() -> Subject:
     """Dropout sits in the last layers only; before them, one generation of one seed takes minutes."""
     return Subject(
-        name="mobilenet",
-        title="MobileNet v2, ImageNet (the paper has v1)",
-        dataset="imagenet-500",
+        name="mobilenet", title="MobileNet v2, ImageNet (the paper has v1)", dataset="imagenet-500",
         places=(("classifier",), ("features.18",), ("features.18", "classifier"), ("features.17",)),
-        rates=(0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-        calibration=40,
-        inputs=150,
-        carlini=30,
-        carlini_steps=100,
-        fuzzed=20,
-        rows=30,
-        radius=0.03,
-        passes=100,
-        screen=10,
-        seeds=10,
-        controlled=False,
-        chunk=2,
-        batch_size=16,
-    )
+        rates=(0.1, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), calibration=40, inputs=150, carlini=30, carlini_steps=100,
+        fuzzed=20, rows=30, radius=0.03, passes=100, screen=10, seeds=10, controlled=False, chunk=2, batch_size=16,
+    )  # fmt: skip
 
 
 def _smoke() -> Subject:
     return Subject(
-        name="lenet5",
-        title="LeNet-5, digits",
-        dataset="digits",
-        train=900,
-        epochs=4,
-        places=(("fc3",), ("fc2", "fc3"), ("conv2",)),
-        rates=(0.3, 0.6),
-        calibration=20,
-        calibration_passes=8,
-        inputs=30,
-        carlini=10,
-        carlini_steps=20,
-        fuzzed=10,
-        rows=8,
-        radius=0.2,
-        passes=12,
-        screen=6,
-        seeds=4,
-        runs=2,
-        chunk=2,
-        population=20,
-        generations=3,
-        tournament=4,
-    )
+        name="lenet5", title="LeNet-5, digits", dataset="digits", train=900, epochs=4,
+        places=(("fc3",), ("fc2", "fc3"), ("conv2",)), rates=(0.3, 0.6), calibration=20, calibration_passes=8,
+        inputs=30, carlini=10, carlini_steps=20, fuzzed=10, rows=8, radius=0.2, passes=12, screen=6, seeds=4, runs=2,
+        chunk=2, population=20, generations=3, tournament=4,
+    )  # fmt: skip

@@ -104,26 +104,15 @@ def _exists(name: str, data: Path | None) -> bool:
 
 def _small() -> RobotSetting:
     return RobotSetting(
-        dataset="mnist",
-        radius=0.3,
-        train=20_000,
-        validation=1_000,
-        test=1_000,
-        epochs=10,
-        finetune=Finetune(epochs=10, max_drop=0.03, progress=False),
-        race=(20.0,),
-    )
+        dataset="mnist", radius=0.3, train=20_000, validation=1_000, test=1_000, epochs=10,
+        finetune=Finetune(epochs=10, max_drop=0.03, progress=False), race=(20.0,),
+    )  # fmt: skip
 
 
 def _paper() -> RobotSetting:
     return replace(
-        _small(),
-        train=55_000,
-        validation=5_000,
-        test=3_333,
-        shares=tuple(range(1, 11)),
-        race=(300.0, 600.0, 1200.0),
-    )
+        _small(), train=55_000, validation=5_000, test=3_333, shares=tuple(range(1, 11)), race=(300.0, 600.0, 1200.0),
+    )  # fmt: skip
 
 
 def _cifar(scale: str) -> RobotSetting:
@@ -133,13 +122,6 @@ def _cifar(scale: str) -> RobotSetting:
         epochs=6 if few else 40, learning_rate=1e-4, decay_after=4 if few else 25, max_drop=0.03, progress=False
     )
     return RobotSetting(
-        dataset="cifar10",
-        radius=0.01,
-        train=2_000 if few else 18_000,
-        validation=500 if few else 1_000,
-        test=300 if few else 3_000,
-        epochs=0,
-        finetune=recipe,
-        shares=(5, 10),
-        strategies=("be-st",),
-    )
+        dataset="cifar10", radius=0.01, train=2_000 if few else 18_000, validation=500 if few else 1_000,
+        test=300 if few else 3_000, epochs=0, finetune=recipe, shares=(5, 10), strategies=("be-st",),
+    )  # fmt: skip
