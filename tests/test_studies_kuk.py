@@ -408,7 +408,7 @@ def write_nin(path: Path, *, width: int) -> None:
 
 def test_models_without_weights_are_left_out_and_nin_is_found_once_it_is_there(tmp_path: Path) -> None:
     by_name = {s.name: s for s in subjects("small")}
-    assert "operant train-nin" in models.why_missing(by_name["nin"], tmp_path, tmp_path)
+    assert "python -m operant_studies.train_nin" in models.why_missing(by_name["nin"], tmp_path, tmp_path)
     assert "imagenet-500.npz" in models.why_missing(by_name["mobilenet"], tmp_path, tmp_path)
     assert models.why_missing(by_name["lenet5"], tmp_path, tmp_path) == ""
     write_nin(tmp_path / "nin.safetensors", width=6)
@@ -419,7 +419,7 @@ def test_models_without_weights_are_left_out_and_nin_is_found_once_it_is_there(t
 def test_weights_are_taken_into_the_studys_folder_once(tmp_path: Path) -> None:
     first, second, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "out"
     out.mkdir()
-    with pytest.raises(ValueError, match="as `operant train-nin` writes them"):
+    with pytest.raises(ValueError, match="as `python -m operant_studies.train_nin` writes them"):
         models.copy_nin(first, out, None)
     for i, path in enumerate((first, second)):
         write_nin(path, width=6 + i)

@@ -22,7 +22,7 @@ from operant_studies.shared import T
 from operant_studies.subjects import find_file, load_resnet20, read_dataset, require_resnet20, train_once
 from operant_studies.train_nin import TrainedNIN
 
-NIN_FILE = "nin.safetensors"  # with the JSON file that `operant train-nin` writes beside it
+NIN_FILE = "nin.safetensors"  # with the JSON file that `python -m operant_studies.train_nin` writes beside it
 MOBILENET_FILE = "imagenet_mobilenet_v2_1.0_224.safetensors"
 IMAGES, SIZE = "imagenet-500.npz", 224
 
@@ -51,8 +51,8 @@ def why_missing(subject: Subject, data: Path | None, out: Path) -> str:
     """Why a model cannot be studied here; empty if it can."""
     if subject.name == "nin" and find_nin(out, data) is None:
         return (
-            f"{subject.title} is left out because its weights are missing: `operant train-nin --data DATA --out "
-            f"{NIN_FILE}` makes them; then run the study again with --weights {NIN_FILE}"
+            f"{subject.title} is left out because its weights are missing: `python -m operant_studies.train_nin --data "
+            f"DATA --out {NIN_FILE}` makes them; then run the study again with --weights {NIN_FILE}"
         )
     if subject.name == "mobilenet" and not (find_file(data, IMAGES) and find_file(data, MOBILENET_FILE)):
         return f"{subject.title} is left out: {IMAGES} or {MOBILENET_FILE} is not in the data folder"
@@ -89,7 +89,9 @@ def copy_nin(weights: Path | None, out: Path, data: Path | None) -> None:
     if weights is None or weights.parent == out:
         return
     if not weights.exists() or not weights.with_suffix(".json").exists():
-        raise ValueError(f"{weights} and a JSON file beside it must exist, as `operant train-nin` writes them")
+        raise ValueError(
+            f"{weights} and a JSON file beside it must exist, as `python -m operant_studies.train_nin` writes them"
+        )
     results.load(weights.with_suffix(".json"), TrainedNIN)
     for source in (weights.with_suffix(".json"), weights):
         content, target = source.read_bytes(), (out / NIN_FILE).with_suffix(source.suffix)

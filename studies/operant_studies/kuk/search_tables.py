@@ -118,8 +118,9 @@ METHOD = """
 
 NOTES = {
     "lenet5": "LeNet-5 is trained here; the CPU hours do not include this.",
-    "nin": "NIN has half the paper's width, and batch norm; [its weights](nin.safetensors), made by `operant "
-    "train-nin`, are passed with `--weights nin.safetensors`; `nin.json` beside them describes the training.",
+    "nin": "NIN has half the paper's width, and batch norm; [its weights](nin.safetensors), made by `python -m "
+    "operant_studies.train_nin`, are passed with `--weights nin.safetensors`; `nin.json` beside them describes the "
+    "training.",
     "resnet20": "ResNet-20 has existing weights.",
     "mobilenet": "MobileNet is v2, on 500 natural images, a part of them for each purpose; the paper's is v1. Dropout "
     "was tried in the last layers only; before them, one generation of one seed takes minutes.",

@@ -83,7 +83,7 @@ def _lenet5() -> Subject:
 
 
 def _nin() -> Subject:
-    """Uses the weights that ``operant train-nin`` wrote."""
+    """Uses the weights that ``python -m operant_studies.train_nin`` wrote."""
     return replace(
         _resnet20(), name="nin", title="NIN, CIFAR-10",
         places=(
