@@ -125,8 +125,8 @@ class TrainedNIN:
         seen, seconds = sum(e.images for e in self.history), sum(e.seconds for e in self.history)
         return (
             f"NIN of width {self.recipe.width} classifies {self.accuracy:.2%} of {self.test_images} test images "
-            f"correctly, after {seen / self.train_images:.1f} passes over {self.train_images} in {seconds / 60:.1f} minutes "
-            f"({seen / seconds:.0f} images per second)."
+            f"correctly, after {seen / self.train_images:.1f} passes over {self.train_images} in {seconds / 60:.1f} "
+            f"minutes ({seen / seconds:.0f} images per second)."
         )
 
 

@@ -17,11 +17,7 @@ SMOOTHING, SQUEEZING = "label smoothing", "feature squeezing"
 TRANSFORMS, DEFLECTION = "input transformations", "pixel deflection"
 TABLE_6 = (CLASSIFIER, MUTATION, DISTILLATION, SMOOTHING, SQUEEZING)
 TABLE_7 = (MUTATION, TRANSFORMS, DEFLECTION)
-SHOWN = (
-    ("FGSM", "BIM"),
-    ("DeepFool", "C&W"),
-    ("FGSM", "DeepFool"),
-)  # to the binary classifier in training, by run
+SHOWN = (("FGSM", "BIM"), ("DeepFool", "C&W"), ("FGSM", "DeepFool"))  # to the binary classifier in training, by run
 
 
 class SeedChunk(NamedTuple):

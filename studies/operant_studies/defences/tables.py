@@ -11,17 +11,7 @@ from operant_studies.defences.results import DefenceResults, average, plain_mean
 from operant_studies.defences.settings import CLASSIFIER, MUTATION, SQUEEZING
 from operant_studies.defences.suites import searched
 from operant_studies.kuk.settings import PATTERNS
-from operant_studies.shared import (
-    HELD,
-    NOT_DECIDED,
-    NOT_HELD,
-    Mean,
-    in_percent,
-    mean,
-    minus,
-    table,
-    verdict,
-)
+from operant_studies.shared import HELD, NOT_DECIDED, NOT_HELD, Mean, in_percent, mean, minus, table, verdict
 
 MOST_AFFECTED = (CLASSIFIER, MUTATION)  # according to the paper
 DETECTORS = (*MOST_AFFECTED, SQUEEZING)  # calibrated on benign inputs
@@ -61,22 +51,12 @@ def _headline(found: Sequence[DefenceResults]) -> list[list[object]]:
     theirs = 100 * plain_mean(plain_mean(each) for each in known.values())
     most = 100 * max(max(each) for each in known.values())
     claim, large = f"{100 * paper.AVERAGE:.0f}", f"{100 * paper.LARGEST:.0f}"
+    average_word, largest_word = _bold(minus(value, paper.AVERAGE)), f"**{_up_to(wide, paper.LARGEST)}**"
+    where, tables = f"the largest, {f.title}, {defence}", (f"its tables: {theirs:.0f}", f"its tables: {most:.0f}")
     return [
         ["success is lower on uncommon data", every, f"{theirs:.0f}", value, _bold(value)],
-        [
-            f"… by {claim} points on average",
-            every,
-            f"{claim} (its tables: {theirs:.0f})",
-            value,
-            _bold(minus(value, paper.AVERAGE)),
-        ],
-        [
-            f"… and by up to {large}",
-            f"the largest, {f.title}, {defence}",
-            f"{large} (its tables: {most:.0f})",
-            f.drop(defence),
-            f"**{_up_to(wide, paper.LARGEST)}**",
-        ],
+        [f"… by {claim} points on average", every, f"{claim} ({tables[0]})", value, average_word],
+        [f"… and by up to {large}", where, f"{large} ({tables[1]})", f.drop(defence), largest_word],
     ]
 
 
@@ -228,19 +208,9 @@ def _sizes(found: Sequence[DefenceResults]) -> str:
         rows.append([f.title, p.runs, seeds, f.size(UNCOMMON), f.size(UNCOMMON, "benign"), f.size(CONFIRMED), theirs])
         rows[-1] += [f.size(COMMON), f.size(NOISE), f.size(NOISE, "benign")]
         rows[-1] += [p.benign if any(d in DETECTORS for d in p.defences) else "-", f"{f.seconds / 60:.0f}"]
-    columns = [
-        "model",
-        "runs",
-        "seeds of all searches",
-        "uncommon cases",
-        "of these benign",
-        "confirmed",
-        "the paper's",
-        "common cases",
-        "noise",
-        "of this benign",
-    ]
-    return table([*columns, "benign inputs per run for fitting", "CPU minutes"], rows)
+    columns = ["model", "runs", "seeds of all searches", "uncommon cases", "of these benign", "confirmed"]
+    columns += ["the paper's", "common cases", "noise", "of this benign", "benign inputs per run for fitting"]
+    return table([*columns, "CPU minutes"], rows)
 
 
 def _searches(found: Sequence[DefenceResults]) -> str:

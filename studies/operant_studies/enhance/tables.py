@@ -33,17 +33,16 @@ choice of cases.
 
 def _accuracy(f: EnhanceResults) -> list[list[object]]:
     first, second = paper.BEST_ACCURACY, paper.SECOND
-    rows = [_row(f"{first} data improve accuracy", f, f.mean(first, change))]
-    rows.append(_best_row(f, "… most of all groups", first, change, f.groups))
-    lead = f.lead(first, second, change)
-    rows.append(_row(f"… more than {second} data", f, lead))
-    rows.append(_ratio(f))
+    rows = [
+        _row(f"{first} data improve accuracy", f, f.mean(first, change)),
+        _best_row(f, "… most of all groups", first, change, f.groups),
+        _row(f"… more than {second} data", f, f.lead(first, second, change)),
+        _ratio(f),
+    ]
     for group in paper.NEGATIVE:
-        own = f.mean(group, change)
-        rows.append(_row(f"{group} data lower accuracy", f, own, sign=-1))
-        rows.append(
-            _row(f"{group} data lower it more than the clean control", f, f.lead(group, CONTROL, change), sign=-1)
-        )
+        lead = f.lead(group, CONTROL, change)
+        rows.append(_row(f"{group} data lower accuracy", f, f.mean(group, change), sign=-1))
+        rows.append(_row(f"{group} data lower it more than the clean control", f, lead, sign=-1))
     return rows
 
 

@@ -12,10 +12,7 @@ from operant_studies.kuk.results import KukResults
 from operant_studies.kuk.settings import PATTERNS
 from operant_studies.shared import HELD, NOT_DECIDED, NOT_HELD, in_percent, table
 
-ORDER = {
-    "pcs": ("vro", "vr", "pe", "mi"),
-    "vro": ("vr", "pe", "mi"),
-}  # measure: those that it exceeds in the paper
+ORDER = {"pcs": ("vro", "vr", "pe", "mi"), "vro": ("vr", "pe", "mi")}  # measure: those that it exceeds in the paper
 
 
 # Where dropout sits
@@ -43,13 +40,8 @@ dropout do not change.
 
 """
     edges = "".join(f"The rate chosen for {f.subject.title} is {_edge(f)} that was tried.\n" for f in found if _edge(f))
-    return (
-        text
-        + table(columns, rows)
-        + (f"\n{edges}" if edges else "")
-        + "\nThe six nearest trials of each model:\n\n"
-        + _tried(found)
-    )
+    text += table(columns, rows) + (f"\n{edges}" if edges else "")
+    return text + "\nThe six nearest trials of each model:\n\n" + _tried(found)
 
 
 def _edge(f: KukResults) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from operant.assess import Rate, attack_cases, empirical_robustness
 from operant.data import load
-from operant.generate import FGSM, PGD
+from operant.generate import PGD
 from operant.model import Classifier
 from operant.networks import load_weights
 from operant.rng import spawn
-from operant.types import Fuzzer
+from operant_studies.robot.settings import attacks_at
 from operant_studies.robot.unit import Quantiles, fol_by_attack
 from operant_studies.subjects import mnist_network
 
@@ -34,10 +34,6 @@ def attack_network(kind: str, weights: Path, data: Path, *, n: int) -> NetworkRo
     model, test = Classifier(load_weights(mnist_network(), weights)), load("mnist", data).test[:n]
     strong = {"pgd": PGD(radius=RADIUS, steps=40, step_size=0.01)}
     robustness = empirical_robustness(model, test, strong, generator=spawn(0, "known", kind))
-    attacks: dict[str, Fuzzer] = {
-        "fgsm": FGSM(radius=RADIUS),
-        "pgd": PGD(radius=RADIUS, steps=10, step_size=RADIUS / 6),
-    }
-    cases = attack_cases(model, test, attacks, generator=spawn(0, "known", kind, "fol"))
+    cases = attack_cases(model, test, attacks_at(RADIUS), generator=spawn(0, "known", kind, "fol"))
     fgsm, pgd = fol_by_attack(model, cases, RADIUS)
     return NetworkRobustness(kind=kind, clean=robustness.clean, pgd40=robustness.adaptive[0], fgsm=fgsm, pgd=pgd)

@@ -61,16 +61,16 @@ class RobotSetting:
         return f"{self.dataset}, {self.radius:g}"
 
     def attacks(self) -> dict[str, Fuzzer]:
-        """FGSM and PGD as in Table II: ten steps of a sixth of the radius."""
-        return {
-            "fgsm": FGSM(radius=self.radius),
-            "pgd": PGD(radius=self.radius, steps=10, step_size=self.radius / 6),
-        }
+        return attacks_at(self.radius)
 
     def near(self) -> dict[str, Fuzzer]:
         """PGD at a third of the radius, which may show differences that the full radius hides."""
-        radius = self.radius / 3
-        return {"pgd": PGD(radius=radius, steps=10, step_size=radius / 6)}
+        return {"pgd": attacks_at(self.radius / 3)["pgd"]}
+
+
+def attacks_at(radius: float) -> dict[str, Fuzzer]:
+    """FGSM and PGD as in Table II: ten steps of a sixth of the radius."""
+    return {"fgsm": FGSM(radius=radius), "pgd": PGD(radius=radius, steps=10, step_size=radius / 6)}
 
 
 def settings(scale: str, data: Path | None) -> tuple[RobotSetting, ...]:

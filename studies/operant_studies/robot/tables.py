@@ -63,15 +63,7 @@ def rq1(found: Sequence[RobotStudyResults], known: Sequence[NetworkRobustness]) 
                 robust = [mean(x.robust for x in fols).share]
                 robust += [mean(j.robustness.value for j in judged).share, mean(j.near.value for j in judged).share]
                 rows.append([f.setting.label, model, *robust, *cells])
-    columns = [
-        "data, radius",
-        "model",
-        "static",
-        "adaptive",
-        "adaptive, a third of the radius",
-        "FOL, FGSM",
-        "FOL, PGD",
-    ]
+    columns = ["data, radius", "model", *MEASURES, "FOL, FGSM", "FOL, PGD"]
     text = "## RQ1: FOL and robustness (Fig. 5 and 6)\n\nMedian FOL of the successful cases of each model.\n\n"
     text += table(columns, rows) + "\n![FOL of the adversarial examples of three models](robot-fol.svg)\n"
     if known:
@@ -95,21 +87,16 @@ def selected(found: Sequence[RobotStudyResults]) -> str:
             several = [j.loss for j in f.judged(strategy, f.setting.shares[-1]) if j.loss is not None]
             rows.append(["", strategy, *_quantile_means(several)])
     text = "## Loss of the chosen cases (Fig. 4)\n\nQuantiles at the largest share, mean over seeds.\n\n"
-    return (
-        text
-        + table(["data, radius", "chosen by", "5 %", "25 %", "50 %", "75 %", "95 %"], rows)
-        + ("\n![Loss of the chosen cases](robot-loss.svg)\n")
-    )
+    text += table(["data, radius", "chosen by", "5 %", "25 %", "50 %", "75 %", "95 %"], rows)
+    return text + "\n![Loss of the chosen cases](robot-loss.svg)\n"
 
 
 def rq2(found: Sequence[RobotStudyResults]) -> str:
     text = "## RQ2: choosing cases (Fig. 7)\n\n![Static robustness by share of cases](robot-selection.svg)\n"
     for f in found:
         rows = []
-        for strategy, share in [
-            ("control", 0),
-            *((s, share) for share in f.setting.shares for s in f.setting.strategies),
-        ]:
+        arms = [("control", 0), *((s, share) for share in f.setting.shares for s in f.setting.strategies)]
+        for strategy, share in arms:
             judged = f.judged(strategy, share)
             name = "clean data alone" if strategy == "control" else f"{strategy}, {share} %"
             n = f"{sum(j.n for j in judged) / len(judged):.0f}"
@@ -169,10 +156,8 @@ def rq3(found: Sequence[RobotStudyResults]) -> str:
                 spent = sum(r.seconds[place] for r in races) / len(races)
                 rows.append([f.setting.label, f"{spent:.1f} s", name, _whole([j.n for j in judged]), *shares])
     columns = ["data, radius", "CPU time spent", "fuzzer", "cases", *MEASURES]
-    paper = table(
-        ["data", "5 min", "10 min", "20 min"],
-        [[f"{name}, paper: cases, gain", *cells] for name, cells in PAPER_V.items()],
-    )
+    theirs = [[f"{name}, paper: cases, gain", *cells] for name, cells in PAPER_V.items()]
+    paper = table(["data", "5 min", "10 min", "20 min"], theirs)
     text = """## RQ3: FOL-Fuzz and ADAPT for equal time (Table V)
 
 Cases found from training inputs within a CPU time, and models retrained with all of them; the original scores 0

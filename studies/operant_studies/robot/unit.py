@@ -179,9 +179,7 @@ class RobotUnit:
     @cached_property
     def original(self) -> Classifier:
         """The model before retraining: LeNet-5 trained here, or ResNet-20 with its existing weights."""
-        if self.setting.dataset == "cifar10":
-            return load_resnet20(self.data)
-        return self._lenet("original")
+        return load_resnet20(self.data) if self.setting.dataset == "cifar10" else self._lenet("original")
 
     def _others(self) -> tuple[Classifier, ...]:
         """Two more networks of the same kind, for DeepXplore."""
@@ -202,9 +200,10 @@ class RobotUnit:
     @cached_property
     def pool(self) -> Suite:
         """Failures of FGSM and PGD on the training inputs, with FOL, loss and Gini of each."""
-        return self._rated(
-            attack_cases(self.original, self.samples["train"], self.setting.attacks(), generator=self._random("pool"))
-        )
+        return self._rated(self._attack(self.original, "train", "pool"))
+
+    def _attack(self, model: Classifier, role: str, *path: str) -> Suite:
+        return attack_cases(model, self.samples[role], self.setting.attacks(), generator=self._random(*path))
 
     def _rated(self, cases: Suite) -> Suite:
         x, y = cases.x, cases.label
@@ -274,12 +273,7 @@ class RobotUnit:
     @cached_property
     def static(self) -> dict[str, Suite]:
         """Cases made once against the original: of validation inputs, to choose epochs, and of test inputs."""
-        return {
-            role: attack_cases(
-                self.original, self.samples[role], self.setting.attacks(), generator=self._random("static", role)
-            )
-            for role in ("validation", "test")
-        }
+        return {role: self._attack(self.original, role, "static", role) for role in ("validation", "test")}
 
     def _monitor(self, model: Classifier) -> float:
         return 1 - accuracy(model, self.static["validation"])
@@ -288,9 +282,7 @@ class RobotUnit:
 
     def _fols(self, model: str) -> FirstOrderLosses:
         classifier = self.original if model == "original" else self._load(model)
-        test = self.samples["test"]
-        cases = attack_cases(classifier, test, self.setting.attacks(), generator=self._random("fol"))
-        fgsm, pgd = fol_by_attack(classifier, cases, self.setting.radius)
+        fgsm, pgd = fol_by_attack(classifier, self._attack(classifier, "test", "fol"), self.setting.radius)
         return FirstOrderLosses(model=model, robust=accuracy(classifier, self.static["test"]), fgsm=fgsm, pgd=pgd)
 
     def _on_cases(self, fuzzer: str) -> CaseAccuracy:
@@ -369,11 +361,7 @@ class RobotUnit:
             others[float(found.coverage.mean(0)[-1])] = size
         best = max(others)
         return CoverageCheck(
-            rows=fuzzer.rows_per_seed,
-            seed=float(grown[0]),
-            adapt=float(grown[-1]),
-            random=best,
-            step_size=others[best],
+            rows=fuzzer.rows_per_seed, seed=float(grown[0]), adapt=float(grown[-1]), random=best, step_size=others[best]
         )
 
 
@@ -393,6 +381,5 @@ def fol_by_attack(model: Classifier, cases: Suite, radius: float) -> tuple[Quant
 def quantiles(values: Tensor) -> Quantiles:
     if len(values) == 0:
         return Quantiles(n=0, quantiles=())
-    return Quantiles(
-        n=len(values), quantiles=tuple(values.double().quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist())
-    )
+    levels = torch.tensor(QUANTILES, dtype=torch.float64)
+    return Quantiles(n=len(values), quantiles=tuple(values.double().quantile(levels).tolist()))
