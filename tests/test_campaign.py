@@ -48,8 +48,7 @@ from operant.generate import GradientMove, UncertaintyFuzz
 from operant.measure import Naturalness, with_dropout
 from operant.networks import fit, initialise, load_weights
 from operant.results import TEMPORARY
-from operant.retrain import OperationalFinetune
-from operant.retrain import _loop as training
+from operant.retrain import OperationalFinetune, training
 
 digits = cache(load_digits)
 
@@ -974,7 +973,7 @@ def with_moments() -> None:
     os.fsync = lambda _: moment("writing")  # what was written outlives a process anyway
     hardening.Fuzzing.__call__ = around("chunk", hardening.Fuzzing.__call__)  # type: ignore[method-assign]
     GradientMove.__call__ = around("chunk", GradientMove.__call__)  # type: ignore[method-assign]
-    training.Learner.descend = around("retraining", training.Learner.descend)  # type: ignore[method-assign]
+    training.TrainableModel.descend = around("retraining", training.TrainableModel.descend)  # type: ignore[method-assign]
     view.fit_naturalness = around("profile", view.fit_naturalness)
     view.fit_profile = around("profile", view.fit_profile)
 

@@ -10,7 +10,6 @@ from io import StringIO
 import numpy as np
 import pytest
 import torch
-import typer
 from PIL import Image
 from rich.console import Console
 from torch import nn
@@ -33,7 +32,7 @@ from operant.campaign.progress import (
     told_times,
 )
 from operant.campaign.result import CampaignResult, Round
-from operant.cli_campaign import add_commands
+from operant.cli import app
 from operant.conditions import CONDITIONS, Recipe, fixed, half_normal, normal, uniform
 from operant.data import LabelFolder, LabelsMissing
 from operant.data.labels import name_of
@@ -48,8 +47,6 @@ from operant.networks.weights import conversion
 from operant.profile import FittedConditions
 from operant.retrain import OperationalFinetune
 
-app = typer.Typer()
-add_commands(app)
 runner = CliRunner()
 
 SHORT = """
@@ -710,7 +707,7 @@ def test_weights_of_torch_save_are_told_with_how_to_convert_them(folder, name):
     assert "converted" not in initial.example(initial.look(folder))  # there are others
     (folder / "net.safetensors").unlink()
     done = runner.invoke(app, ["init", str(folder)])
-    assert f"[model] weights: {name} found, which must be converted" in done.stdout
+    assert f"[model] weights: found {name}; convert it" in done.stdout
     text = (folder / "operant.toml").read_text()
     converted = name.replace(weights.suffix, ".safetensors")
     line = f'save_weights(module, "{converted}")'
@@ -932,7 +929,7 @@ def test_exit_codes_tell_how_it_ended(ending, folder):
     assert (done.exit_code, "not met: It ended." in done.stdout) == (1, True)
     done = ending(delivered(met=True, rounds=1))
     assert (done.exit_code, "already met" in done.stdout) == (0, True)
-    assert "good enough as it came" in done.stdout
+    assert "initial model was good enough" in done.stdout
     assert "time: searching failures 1 s" in done.stdout
 
 
@@ -940,16 +937,16 @@ def test_missing_labels_and_ctrl_c_tell_how_to_go_on(ending):
     done = ending(LabelsMissing("write them into labels.csv, and run this again"))
     assert done.exit_code == 2
     assert "labels needed: write them into labels.csv" in done.stderr
-    assert "asked for 25 at a time, until they suffice, and 400 in all rounds at most ([budget] label" in done.stderr
-    assert "To go on: operant run" in done.stderr
+    assert "requested in batches of 25, at most 400 in all rounds ([budget] label" in done.stderr
+    assert "To resume: operant run" in done.stderr
     for stop, what in (
         (Interrupted("1 of 2 chunks are done"), "1 of 2 chunks are done"),
-        (KeyboardInterrupt(), "what was finished is kept"),
+        (KeyboardInterrupt(), "finished work is kept"),
     ):
         done = ending(stop)
         assert done.exit_code == 130
-        assert f"stopped: {what}. To go on: operant run" in done.stderr
-        assert done.stderr.lower().count("stopped") == done.stderr.lower().count("to go on") == 1
+        assert f"stopped: {what}. To resume: operant run" in done.stderr
+        assert done.stderr.lower().count("stopped") == done.stderr.lower().count("to resume") == 1
 
 
 def test_missing_labels_are_told_with_the_round_and_how_many_it_may_take(folder, monkeypatch):
@@ -960,9 +957,7 @@ def test_missing_labels_are_told_with_the_round_and_how_many_it_may_take(folder,
 
     monkeypatch.setattr(building.CampaignJob, "run", campaign)
     done = runner.invoke(app, ["run", str(folder)])
-    told = (
-        "labels needed: write them into labels.csv. Round 0, assessing: 25 of at most 400 labels are there. Labels are"
-    )
+    told = "labels needed: write them into labels.csv. Round 0, assessing: 25 of at most 400 labels. Labels are"
     assert told in done.stderr
 
 
@@ -973,7 +968,7 @@ def test_ctrl_c_before_the_campaign_begins_is_told_alike(folder, monkeypatch):
     monkeypatch.setattr(building, "read_data", pressed)
     done = runner.invoke(app, ["run", str(folder)])
     assert done.exit_code == 130
-    assert done.stderr.startswith("stopped: what was finished is kept. To go on: operant run ")
+    assert done.stderr.startswith("stopped: finished work is kept. To resume: operant run ")
 
 
 @pytest.mark.parametrize(
@@ -1011,8 +1006,8 @@ def objects(done):
     ("end", "code", "what", "why"),
     [
         (ValueError("others [1]"), 2, "cannot run", "others [1]"),
-        (LabelsMissing("write them"), 2, "labels needed", "write them. Labels are asked for 25 at a time"),
-        (Interrupted("1 of 2 are done"), 130, "stopped", "1 of 2 are done. To go on: operant run"),
+        (LabelsMissing("write them"), 2, "labels needed", "write them. Labels are requested in batches of 25"),
+        (Interrupted("1 of 2 are done"), 130, "stopped", "1 of 2 are done. To resume: operant run"),
     ],
 )
 def test_json_tells_what_is_wrong_too(ending, end, code, what, why):

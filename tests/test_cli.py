@@ -1,24 +1,31 @@
-"""The command line: findings, notes and exit codes, and one sentence where it cannot run."""
+"""The command line: what it prints, its exit codes, and what it imports."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+import typer.main
 from PIL import Image
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner, Result
 
+import operant
 from operant import load_digits, results, spawn
 from operant.__main__ import main
 from operant.assess import Assessment
+from operant.campaign.init import NAME
 from operant.cli import app
 from operant.data.labels import name_of
 from operant.networks import fit, save_weights
+from operant.report.failures import LIMIT
 
 MODULE = """
 from torch import nn
@@ -49,7 +56,7 @@ settings = {"width": 3}
 
 
 def built() -> nn.Module:
-    """The network that the file above builds, with weights that depend on nothing."""
+    """The network that the file above builds, with fixed weights."""
     module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -88,7 +95,7 @@ def run(folder: Path) -> Callable[..., Result]:
 HEALTHY = ["users_code:Net", "--weights", "net.safetensors", "--data", "data.npz", "--mean", "0.1", "--std", "0.9"]
 
 
-def test_a_healthy_model_is_told_so_with_what_was_done_to_it(run: Callable[..., Result]) -> None:
+def test_a_healthy_model_gets_no_findings_and_its_notes_are_printed(run: Callable[..., Result]) -> None:
     result = run(*HEALTHY)
     assert result.exit_code == 0, result.output
     assert "batch norm folded, channels last: in use" in result.stdout
@@ -168,10 +175,10 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
         ("users_code:softmaxed --data data.npz --weights net.safetensors", "does not hold the weights"),
         ("users_code:Net --data data.npz --bounds 1 0", "low < high, got (1.0, 0.0)"),
         ("users_code:Net --data data.npz --std 0", "std must be positive, got 0.0"),
-        ("users_code:Net --data data.npz --mean 1;2", "--mean must be a number, or numbers with commas"),
+        ("users_code:Net --data data.npz --mean 1;2", "--mean must be a number, or numbers separated by commas"),
     ],
 )
-def test_what_cannot_run_says_why_in_one_sentence(
+def test_what_cannot_run_is_explained_in_one_sentence(
     run: Callable[..., Result], folder: Path, arguments: str, sentence: str
 ) -> None:
     (folder / "torn.npz").write_bytes((folder / "data.npz").read_bytes()[:-200])
@@ -183,7 +190,7 @@ def test_what_cannot_run_says_why_in_one_sentence(
     assert result.stdout == ""
 
 
-def test_one_value_a_channel_is_taken_apart_at_commas(run: Callable[..., Result]) -> None:
+def test_one_value_per_channel_is_split_at_commas(run: Callable[..., Result]) -> None:
     result = run("users_code:Net", "--data", "data.npz", "--mean", "0.1,0.2,0.3")
     assert result.exit_code == 1
     assert "one value per channel (1), got [0.1, 0.2, 0.3]" in result.stdout
@@ -197,61 +204,107 @@ def test_the_installed_command_finds_code_in_the_current_folder(folder: Path) ->
 
 
 class Stopped(ModuleType):
-    """Whoever reads from it pressed Ctrl-C."""
+    """Raises KeyboardInterrupt when read from."""
 
     def __getattr__(self, name: str) -> object:
         raise KeyboardInterrupt
 
 
-def test_stopped_while_it_loads_it_says_so_and_no_more(
+def test_ctrl_c_during_imports_prints_one_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "operant.cli", Stopped("operant.cli"))
     with pytest.raises(SystemExit) as ended:
         main()
-    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped as asked\n")
+    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped\n")
 
 
-def test_help_names_the_commands() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    assert "doctor" in result.stdout
+# Start-up
+
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "pydantic", "matplotlib")
+SEE_IMPORTS = f"""
+import runpy, sys
+sys.argv = ["operant", *sys.argv[1:]]
+try:
+    runpy.run_module("operant", run_name="__main__")
+except SystemExit as end:
+    own = [name for name in sys.modules if name.startswith("operant.") and not name.startswith("operant.cli")]
+    heavy = [name for name in {HEAVY} if name in sys.modules]
+    if "typer._adapters" in sys.modules:  # some versions of Typer use pydantic themselves
+        heavy.remove("pydantic")
+    print("exit code", end.code, "imported", own + heavy)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ("--help", 0, "doctor"),
+        ("--version", 0, f"operant {operant.__version__}"),
+        ("asess", 2, "Did you mean 'assess'?"),
+        *((f"{command} --help", 0, "Usage:") for command in typer.main.get_command(app).commands),
+    ],
+)
+def test_help_version_and_mistyped_commands_import_nothing_heavy(arguments: str, code: int, text: str) -> None:
+    command = [sys.executable, "-c", SEE_IMPORTS, *arguments.split()]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert text in " ".join((ended.stdout + ended.stderr).split())
+    assert f"exit code {code} imported []" in ended.stdout
+
+
+def test_help_groups_the_commands() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    words = ["Start", "demo", "init", "doctor", "Campaign", "run", "report", "triage", "Measure", "assess", "robot"]
+    found = [re.search(rf"(?m)^(╭─|│) {word} ", shown) for word in [*words, "Research", "study"]]
+    assert all(found)
+    assert (starts := [match.start() for match in found if match]) == sorted(starts)
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    """The command line repeats them, since importing them takes long."""
+    defaults = {
+        f"{name} {parameter.name}": parameter.default
+        for name, command in typer.main.get_command(app).commands.items()
+        for parameter in command.params
+    }
+    assert defaults["report limit"] == LIMIT
+    assert defaults["run config"] == Path(NAME)
 
 
 # operant assess
 
-ASSESS = "assess digit_net:net --weights net.safetensors --labels 60 --out told"
+ASSESS = "assess digit_net:net --weights net.safetensors --labels 60 --out out"
 
 
-def test_assess_tells_by_exit_code_whether_a_requirement_is_met(digits: Path) -> None:
+def test_the_exit_code_of_assess_says_whether_the_requirement_is_met(digits: Path) -> None:
     met = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
     assert met.exit_code == 0, met.output
     assert "The model misclassifies an estimated" in met.output
-    told = results.load(digits / "told" / "assessment.json", Assessment)
-    assert told.labels == 60
+    assessment = results.load(digits / "out" / "assessment.json", Assessment)
+    assert assessment.labels == 60
     missed = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.0001".split())
     assert missed.exit_code == 1, missed.output
-    between = f"{(told.pmi + told.claim) / 2:.4f}"
+    between = f"{(assessment.pmi + assessment.claim) / 2:.4f}"
     unclear = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement {between}".split())
     assert unclear.exit_code == 2, unclear.output
-    assert "cannot be told yet" in unclear.output
-    assert "labels are too few" in unclear.output or "gather more field inputs" in unclear.output
+    assert "undecided" in unclear.output
+    assert "labels are too few" in unclear.output or "collect more field inputs" in unclear.output
 
 
-def test_looks_share_the_allowed_error(digits: Path) -> None:
-    told = []
+def test_assessments_in_one_folder_share_the_allowed_error(digits: Path) -> None:
+    assessments = []
     for labels in (40, 80, 120, 80):
         command = (
             f"assess digit_net:net --weights net.safetensors --field field.npz --requirement 0.5 --labels {labels}"
         )
-        done = CliRunner().invoke(app, [*command.split(), "--out", "told"])
+        done = CliRunner().invoke(app, [*command.split(), "--out", "out"])
         assert done.exit_code == 0, done.output
-        told.append(results.load(digits / "told" / "assessment.json", Assessment))
-    assert [1 - t.confidence for t in told] == pytest.approx([0.0375, 0.009375, 0.00234375, 0.009375])
-    assert told[3] == told[1]
+        assessments.append(results.load(digits / "out" / "assessment.json", Assessment))
+    assert [1 - a.confidence for a in assessments] == pytest.approx([0.0375, 0.009375, 0.00234375, 0.009375])
+    assert assessments[3] == assessments[1]
 
 
-def test_assess_asks_people_for_labels_and_goes_on(digits: Path) -> None:
+def test_assess_requests_labels_and_resumes(digits: Path) -> None:
     data = load_digits().train[400:]
     np.savez("blind.npz", x=data.x)
     command = f"{ASSESS} --field blind.npz --requirement 0.5".split()
@@ -259,13 +312,13 @@ def test_assess_asks_people_for_labels_and_goes_on(digits: Path) -> None:
     assert waiting.exit_code == 2, waiting.output
     assert "60 of 60 inputs have no label yet" in waiting.output
     labels = {name_of(i): int(y) for i, y in zip(data.ids.tolist(), data.labels, strict=True)}
-    table = Path("told/to_label/labels.csv")
+    table = Path("out/to_label/labels.csv")
     names = [line.split(",")[0] for line in table.read_text().splitlines()[1:]]
     table.write_text("name,label\n" + "".join(f"{name},{labels[name]}\n" for name in names))
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     known = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
-    assert known.output == done.output, "labels from people and from a file say the same"
+    assert known.output == done.output, "labels from people and from a file give the same result"
 
 
 def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:
@@ -284,7 +337,7 @@ def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:
         ("--field nothing.npz --requirement 0.1", "there is no nothing.npz"),
         ("--field field.npz --requirement 0.1 --confidence 1", "confidence must"),
         ("--field field.npz --requirement 0.1 --trained-on field.npz", "were learned from"),
-        ("--field field.npz --requirement 0.1 --labels 5000", "are left to draw from: --labels must be at most"),
+        ("--field field.npz --requirement 0.1 --labels 5000", "remain: --labels must be at most"),
         ("--field field.npz --requirement 0.1 --out net.safetensors", "File exists"),
         ("--field wide.npz --requirement 0.1 --labels 20", "cannot run"),
     ],
@@ -328,7 +381,7 @@ QUICK = "--radius 0.05 --rounds 1 --seeds-per-round 60 --cases-per-round 50 --ep
 DIGITS = f"robot digit_net:net --weights net.safetensors --train all.npz --test all.npz {QUICK}"
 
 
-def test_robot_tells_whether_the_requirement_is_met_and_goes_on(digits: Path) -> None:
+def test_the_exit_code_of_robot_says_whether_the_requirement_is_met_and_robot_resumes(digits: Path) -> None:
     missed = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "1"])
     assert missed.exit_code == 1, missed.output
     assert "The budget is spent after round 1" in missed.output
@@ -338,38 +391,120 @@ def test_robot_tells_whether_the_requirement_is_met_and_goes_on(digits: Path) ->
     met = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.01"])
     assert met.exit_code == 0, met.output
     assert "The requirement was met after round 0" in met.output
-    assert {file: file.read_bytes() for file in rounds} == rounds, "what is finished is read, not worked out again"
+    assert {file: file.read_bytes() for file in rounds} == rounds, "finished rounds are read, not computed again"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("--requirement 1.5", "requirement must be a share of inputs from 0 to 1"),
+        ("--requirement 1.5", "requirement must be a share from 0 to 1"),
         ("--requirement 0.5 --train nowhere.npz", "there is no nowhere.npz"),
         ("--requirement 0.5 --test unlabelled.npz", "unlabelled.npz holds no labels"),
         ("--requirement 0.5 --radius -1", "radius must be positive"),
         ("--requirement 0.5 --mode both", "mode must be"),
     ],
 )
-def test_robot_refuses_in_one_sentence(digits: Path, change: str, words: str) -> None:
+def test_robot_that_cannot_run_says_why(digits: Path, change: str, words: str) -> None:
     done = CliRunner().invoke(app, [*DIGITS.split(), *change.split()])
     assert done.exit_code == 2, done.output
     assert words in " ".join(done.output.split())
     assert "Traceback" not in done.output
 
 
-def test_robot_does_not_start_with_a_model_that_the_doctor_finds_useless(digits: Path) -> None:
+def test_robot_does_not_start_if_the_doctor_finds_errors(digits: Path) -> None:
     without_weights = DIGITS.replace("--weights net.safetensors", "--bounds -1 0.5")
     done = CliRunner().invoke(app, [*without_weights.split(), "--requirement", "0.5"])
     assert done.exit_code == 2, done.output
     assert not (digits / "run" / "round-000").exists()
 
 
-def test_ctrl_c_says_that_nothing_is_lost(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_resume(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("operant.robot.RobOT.__call__", interrupted)
     done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
     assert done.exit_code == 130
-    assert "the same command goes on from there" in " ".join(done.output.split())
+    assert "To resume: run the same command again (folder run)" in " ".join(done.output.split())
+
+
+# operant study
+
+
+def tiny_study(out: Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
+    """A study of another package."""
+    if scale == "stopped":
+        raise KeyboardInterrupt
+    return out / f"{scale}-{workers}.md"
+
+
+def weighed_study(out: Path, *, weights: Path | None = None, **_: object) -> Path:
+    return out / str(weights)
+
+
+@pytest.fixture
+def own_studies(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """Studies that are installed in place of ours."""
+    studies = [
+        EntryPoint("tiny", f"{__name__}:tiny_study", "operant.studies"),
+        EntryPoint("weighed", f"{__name__}:weighed_study", "operant.studies"),
+        EntryPoint("broken", "a_package_nobody_has:run_study", "operant.studies"),
+    ]
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this_module())
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: studies)
+    return studies
+
+
+def _this_module() -> ModuleType:
+    module = ModuleType(__name__)
+    vars(module).update(globals())
+    return module
+
+
+def study(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["study", *arguments])
+    assert "Traceback" not in done.output
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_studies_of_other_packages_run(own_studies: list[EntryPoint]) -> None:
+    assert study() == (0, "broken tiny weighed")
+    assert study("tiny", "--scale", "smoke", "--out", "there") == (0, "there/smoke-2.md")
+    assert study("weighed", "--weights", "w") == (0, "operant-study-weighed-small/w")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("tinny", "there is no study named tinny; choose one of broken, tiny, weighed"),
+        ("broken", "the study broken cannot be imported from a_package_nobody_has:run_study: No module named"),
+        ("tiny --weights w", "--weights is an option of weighed alone, not of tiny; leave it out"),
+    ],
+)
+def test_a_study_that_cannot_run_says_why(own_studies: list[EntryPoint], arguments: str, message: str) -> None:
+    code, output = study(*arguments.split())
+    assert code == 2
+    assert f"cannot run: {message}" in output
+
+
+def test_options_that_no_study_accepts_are_rejected(own_studies: list[EntryPoint]) -> None:
+    own_studies[:] = own_studies[:1]
+    assert "--rivals is not an option of tiny; leave it out" in study("tiny", "--rivals")[1]
+
+
+def test_a_stopped_study_says_how_to_resume(own_studies: list[EntryPoint]) -> None:
+    code, output = study("tiny", "--scale", "stopped")
+    assert code == 130
+    assert output == (
+        "stopped: finished work is kept. To resume: run the same command again (folder operant-study-tiny-stopped)"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["robot"]])
+def test_without_studies_the_command_says_how_to_install_them(
+    own_studies: list[EntryPoint], arguments: list[str]
+) -> None:
+    own_studies.clear()
+    code, output = study(*arguments)
+    assert code == 2
+    assert "no studies are installed; run `pip install -e studies` in a clone" in output

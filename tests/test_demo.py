@@ -180,7 +180,7 @@ def test_one_thread_is_used_unless_the_environment_names_a_number(tmp_path, monk
 
 def test_the_command_passes_its_options_on(monkeypatch) -> None:
     called = []
-    monkeypatch.setattr(cli, "run_demo", lambda out, *, seed: called.append((out, seed)))
+    monkeypatch.setattr("operant.demo.run_demo", lambda out, *, seed: called.append((out, seed)))
     for arguments in (["demo"], ["demo", "--out", "there", "--seed", "7"]):
         assert CliRunner().invoke(cli.app, arguments).exit_code == 0
     assert called == [(Path("operant-demo"), 0), (Path("there"), 7)]

@@ -15,8 +15,8 @@ from operant import Classifier, Samples, spawn
 from operant.model import copy_module
 from operant.networks import initialise
 from operant.results import load, save
-from operant.retrain import DefensiveDistillation, FinetuneRecord, LabelSmoothing
-from operant.retrain.distil import smooth_labels
+from operant.retrain import DefensiveDistillation, Finetune, FinetuneRecord, LabelSmoothing
+from operant.retrain.losses import smooth_labels
 
 
 def blobs(n: int, *, seed: str) -> Samples:
@@ -31,6 +31,7 @@ def network(seed: str) -> nn.Module:
 
 
 TRAIN, VALIDATION = blobs(240, seed="train"), blobs(90, seed="validation")
+NONE = TRAIN[:0]
 
 
 def last(model: Classifier) -> float:
@@ -40,9 +41,15 @@ def last(model: Classifier) -> float:
 
 
 last.value = 0.0
+
+
+def smoothing(share: float, **options) -> Finetune:
+    return Finetune(loss=LabelSmoothing(share=share), **options)
+
+
 MODEL = (
-    LabelSmoothing(share=0.0, epochs=30, learning_rate=0.02, max_drop=1, progress=False)(
-        Classifier(network("weights")), TRAIN, validation=VALIDATION, monitor=last, generator=spawn(0)
+    smoothing(0.0, epochs=30, learning_rate=0.02, max_drop=1, progress=False)(
+        Classifier(network("weights")), TRAIN, NONE, validation=VALIDATION, monitor=last, generator=spawn(0)
     )
 ).model
 QUICK = {"epochs": 3, "learning_rate": 0.01, "max_drop": 1.0, "progress": False}
@@ -76,7 +83,7 @@ class SoftCrossEntropy(nn.Module):
 
 
 def test_a_student_at_temperature_one_is_that_of_art():
-    """One batch an epoch, so that the order of rows is no matter; ART has no temperature."""
+    """One batch per epoch, so that the order of rows does not matter; ART has no temperature."""
     student = nn.Sequential(copy_module(network("student")), nn.Softmax(1))
     wrapped = [
         PyTorchClassifier(
@@ -92,7 +99,9 @@ def test_a_student_at_temperature_one_is_that_of_art():
     ArtDistillation(wrapped[0], batch_size=240, nb_epochs=20)(TRAIN.x.numpy(), wrapped[1])
     distil = DefensiveDistillation(temperature=1.0, batch_size=240, **{**QUICK, "epochs": 20})
     start = Classifier(network("student"))
-    ours = distil(MODEL, TRAIN, validation=VALIDATION, start=start, teacher=MODEL, monitor=last, generator=spawn(1))
+    ours = distil(
+        MODEL, TRAIN, NONE, validation=VALIDATION, start=start, teacher=MODEL, monitor=last, generator=spawn(1)
+    )
     assert ours.record.best_epoch == 20
     assert same_weights(ours.model.unwrap(), student[0], atol=1e-5)
     assert not same_weights(ours.model.unwrap(), start.unwrap(), atol=1e-2)
@@ -118,7 +127,7 @@ def test_teacher_and_student_are_those_of_plain_loops():
     teacher = plain(begin, TRAIN.labels, 20.0, stream)
     student = plain(begin, (teacher(TRAIN.x) / 20).softmax(1), 20.0, stream)
     distil = DefensiveDistillation(temperature=20.0, batch_size=80, **QUICK)
-    ours = distil(MODEL, TRAIN, validation=VALIDATION, monitor=last, generator=spawn(1))
+    ours = distil(MODEL, TRAIN, NONE, validation=VALIDATION, monitor=last, generator=spawn(1))
     assert same_weights(ours.teacher.unwrap(), teacher, atol=1e-5)
     assert same_weights(ours.model.unwrap(), student, atol=1e-5)
     assert len(ours.teacher_record.history) == len(ours.record.history) == 3
@@ -126,8 +135,8 @@ def test_teacher_and_student_are_those_of_plain_loops():
 
 def test_smoothing_is_a_plain_loop():
     expected = plain(MODEL.unwrap(), smooth_labels(TRAIN.labels, 3, 0.2), 1.0, spawn(1))
-    smooth = LabelSmoothing(share=0.2, batch_size=80, **QUICK)
-    ours = smooth(MODEL, TRAIN, validation=VALIDATION, monitor=last, generator=spawn(1))
+    smooth = smoothing(0.2, batch_size=80, **QUICK)
+    ours = smooth(MODEL, TRAIN, NONE, validation=VALIDATION, monitor=last, generator=spawn(1))
     assert same_weights(ours.model.unwrap(), expected, atol=1e-5)
 
 
@@ -136,7 +145,7 @@ def test_smoothing_is_a_plain_loop():
 
 def test_a_distilled_model_is_surer_and_its_gradients_smaller():
     distil = DefensiveDistillation(temperature=20.0, epochs=60, learning_rate=0.03, max_drop=1, progress=False)
-    ours = distil(MODEL, TRAIN, validation=VALIDATION, monitor=last, generator=spawn(1)).model
+    ours = distil(MODEL, TRAIN, NONE, validation=VALIDATION, monitor=last, generator=spawn(1)).model
     assert ours.accuracy(VALIDATION) > MODEL.accuracy(VALIDATION) - 0.1
     sizes = []
     for model in (MODEL, ours):
@@ -148,8 +157,8 @@ def test_a_distilled_model_is_surer_and_its_gradients_smaller():
 
 
 def test_smoothed_models_are_less_sure():
-    tune = LabelSmoothing(share=0.3, epochs=20, learning_rate=0.02, max_drop=1, progress=False)
-    ours = tune(MODEL, TRAIN, validation=VALIDATION, monitor=last, generator=spawn(1)).model
+    tune = smoothing(0.3, epochs=20, learning_rate=0.02, max_drop=1, progress=False)
+    ours = tune(MODEL, TRAIN, NONE, validation=VALIDATION, monitor=last, generator=spawn(1)).model
     assert float(ours.probs(VALIDATION.x).amax(1).mean()) < float(MODEL.probs(VALIDATION.x).amax(1).mean())
     assert abs(float(ours.probs(TRAIN.x).amax(1).median()) - 0.7) < 0.1
 
@@ -158,9 +167,9 @@ def test_smoothed_models_are_less_sure():
 
 
 def test_if_no_epoch_is_accurate_enough_the_model_stays():
-    ruined = LabelSmoothing(share=0.9, epochs=2, learning_rate=0.5, max_drop=0.0, progress=False)
+    ruined = smoothing(0.9, epochs=2, learning_rate=0.5, max_drop=0.0, progress=False)
     wrong = Samples(TRAIN.x, (TRAIN.labels + 1) % 3)
-    tuned = ruined(MODEL, wrong, validation=VALIDATION, start=Classifier(network("fresh")), generator=spawn(0))
+    tuned = ruined(MODEL, wrong, NONE, validation=VALIDATION, start=Classifier(network("fresh")), generator=spawn(0))
     assert tuned.model is MODEL
     assert tuned.record.best_epoch == 0
     assert "original weights were kept" in tuned.record.reason
@@ -169,7 +178,7 @@ def test_if_no_epoch_is_accurate_enough_the_model_stays():
 def test_records_come_back_from_disk_and_streams_stay(tmp_path):
     before = torch.random.get_rng_state()
     distil = DefensiveDistillation(**QUICK)
-    runs = [distil(MODEL, TRAIN, validation=VALIDATION, generator=spawn(4)) for _ in range(2)]
+    runs = [distil(MODEL, TRAIN, NONE, validation=VALIDATION, generator=spawn(4)) for _ in range(2)]
     assert runs[0].record == runs[1].record
     assert same_weights(runs[0].model.unwrap(), runs[1].model.unwrap())
     assert torch.equal(before, torch.random.get_rng_state())
@@ -183,29 +192,31 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("after", [2, 4])
-def test_a_distillation_that_is_killed_goes_on(tmp_path, after):
+def test_a_killed_distillation_resumes(tmp_path, after):
     """In the teacher's turn, or in the student's."""
     distil = DefensiveDistillation(**QUICK)
     inputs = {"validation": VALIDATION, "start": Classifier(network("fresh"))}
-    whole = distil(MODEL, TRAIN, generator=spawn(4), **inputs)
+    whole = distil(MODEL, TRAIN, NONE, generator=spawn(4), **inputs)
     met = []
 
-    def told(epoch):
+    def interrupt(epoch):
         met.append(epoch)
         if len(met) == after:
             raise Killed
 
     with pytest.raises(Killed):
-        distil(MODEL, TRAIN, generator=spawn(4), checkpoint=tmp_path / "state", told=told, **inputs)
-    again = distil(MODEL, TRAIN, generator=spawn(4), checkpoint=tmp_path / "state", **inputs)
+        distil(MODEL, TRAIN, NONE, generator=spawn(4), checkpoint=tmp_path / "state", on_epoch=interrupt, **inputs)
+    again = distil(MODEL, TRAIN, NONE, generator=spawn(4), checkpoint=tmp_path / "state", **inputs)
     assert again.record == whole.record
     assert again.teacher_record == whole.teacher_record
     assert same_weights(again.model.unwrap(), whole.model.unwrap())
-    with pytest.raises(ValueError, match="another retraining, which differs in temperature"):
-        replace(distil, temperature=5.0)(MODEL, TRAIN, generator=spawn(4), checkpoint=tmp_path / "state", **inputs)
+    with pytest.raises(ValueError, match="another retraining, which differs in temperature;"):
+        replace(distil, temperature=5.0)(
+            MODEL, TRAIN, NONE, generator=spawn(4), checkpoint=tmp_path / "state", **inputs
+        )
 
 
-# Refusals
+# Rejected arguments
 
 
 @pytest.mark.parametrize(
@@ -214,24 +225,24 @@ def test_a_distillation_that_is_killed_goes_on(tmp_path, after):
         (lambda: LabelSmoothing(share=1.0), "share must be from 0 to below 1, got 1.0"),
         (lambda: DefensiveDistillation(temperature=0.0), "temperature must be positive, got 0.0"),
         (lambda: DefensiveDistillation(epochs=0), "epochs and batch_size must be at least 1"),
-        (lambda: LabelSmoothing(learning_rate=-1), "learning_rate must be positive"),
+        (lambda: smoothing(0.1, learning_rate=-1), "learning_rate must be positive"),
         (
-            lambda: LabelSmoothing()(MODEL, TRAIN[:0], validation=VALIDATION, generator=spawn(0)),
+            lambda: smoothing(0.1)(MODEL, TRAIN[:0], NONE, validation=VALIDATION, generator=spawn(0)),
             "there are no training data",
         ),
         (
-            lambda: DefensiveDistillation()(MODEL, TRAIN, validation=TRAIN[:9], generator=spawn(0)),
+            lambda: DefensiveDistillation()(MODEL, TRAIN, NONE, validation=TRAIN[:9], generator=spawn(0)),
             "validation must hold no input that is learned from",
         ),
         (
-            lambda: LabelSmoothing()(
-                MODEL, TRAIN, validation=VALIDATION, start=Classifier(nn.Linear(5, 3)), generator=spawn(0)
+            lambda: smoothing(0.1)(
+                MODEL, TRAIN, NONE, validation=VALIDATION, start=Classifier(nn.Linear(5, 3)), generator=spawn(0)
             ),
             "the module must run on the inputs",
         ),
     ],
 )
-def test_bad_settings_are_refused(make, sentence):
+def test_bad_settings_are_rejected(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)

@@ -1,4 +1,4 @@
-"""Fine-tuning: which epoch is kept, what is learned from, and what is refused."""
+"""Fine-tuning: which epoch is kept, what is learned from, and what is rejected."""
 
 import copy
 from dataclasses import replace
@@ -14,7 +14,7 @@ from operant.generate import PGD
 from operant.networks import LeNet5, ResNet20, initialise
 from operant.results import load, save
 from operant.retrain import Finetune, FinetuneEpoch, FinetuneRecord
-from operant.retrain.finetune import _best
+from operant.retrain._judge import EpochJudge, best_of
 
 QUICK = Finetune(epochs=3, batch_size=32, progress=False)
 
@@ -25,7 +25,7 @@ def same_weights(a: Classifier, b: Classifier) -> bool:
 
 
 def blobs(n: int, *, seed: str, shift: float = 0.0) -> Samples:
-    """Two clouds in the plane, the labels told apart by the first coordinate."""
+    """Two clouds in the plane, separated by the first coordinate."""
     y = torch.arange(n) % 2
     x = torch.randn(n, 2, generator=spawn(0, seed)) * 0.1 + torch.stack([0.2 + 0.6 * y, 0.5 + shift * y], 1)
     return Samples(x.clamp(0, 1), y)
@@ -75,7 +75,7 @@ def test_retraining_with_cases_of_the_model_makes_it_withstand_them(lenet, digit
 )
 @pytest.mark.parametrize("decay_after", [None, 1])
 def test_weights_are_those_of_a_plain_loop(optimiser, theirs, decay_after):
-    """In float64, with normalisation; the rows of an epoch are drawn as the generator says."""
+    """In float64, with normalisation; the rows of an epoch are drawn from the generator."""
     network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     train, cases, held = (Samples(s.x.double(), s.y) for s in (TRAIN, CASES, VALIDATION))
     start = Classifier(network, mean=0.5, std=0.25)
@@ -145,7 +145,7 @@ def test_retrained_weights_are_laid_out_as_they_came(network, tmp_path):
     assert (start.bounds, start.batch_size) == (tuned.model.bounds, tuned.model.batch_size)
 
 
-def test_a_module_that_refuses_another_memory_order_trains_too():
+def test_a_module_that_needs_the_default_memory_order_trains_too():
     class Viewed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -205,23 +205,24 @@ def test_without_a_monitor_it_is_the_error(model):
     assert now == kept.accuracy == max(e.accuracy for e in tuned.record.history)
 
 
-def epoch(number: int, monitor: float, accuracy: float) -> FinetuneEpoch:
-    return FinetuneEpoch(epoch=number, loss=1.0, monitor=monitor, accuracy=accuracy)
-
-
 @pytest.mark.parametrize(
     ("history", "best"),
     [
-        ([epoch(1, 0.3, 0.95), epoch(2, 0.2, 0.95)], 2),
-        ([epoch(1, 0.2, 0.95), epoch(2, 0.2, 0.95)], 1),  # the earlier
-        ([epoch(1, 0.2, 0.95), epoch(2, 0.2, 0.96)], 2),  # the more accurate
-        ([epoch(1, 0.2, 0.95), epoch(2, 0.0, 0.89)], 1),  # too inaccurate
-        ([epoch(1, 0.2, 0.80), epoch(2, 0.0, 0.89)], None),
+        ([(0.3, 0.95), (0.2, 0.95)], 2),
+        ([(0.2, 0.95), (0.2, 0.95)], 1),  # the earlier
+        ([(0.2, 0.95), (0.2, 0.96)], 2),  # the more accurate
+        ([(0.2, 0.95), (0.0, 0.89)], 1),  # too inaccurate
+        ([(0.2, 0.80), (0.0, 0.89)], None),
         ([], None),
     ],
 )
 def test_the_best_epoch(history, best):
-    found = _best(history, 0.9)
+    judge = EpochJudge(validation=VALIDATION, monitor=None, max_drop=0.05, accuracy_before=0.95)
+    epochs: list[FinetuneEpoch] = []
+    for number, (monitor, accuracy) in enumerate(history, 1):
+        kept, why = judge.decide(accuracy, monitor, epochs)
+        epochs.append(FinetuneEpoch(epoch=number, loss=1.0, monitor=monitor, accuracy=accuracy, kept=kept, why=why))
+    found = best_of(epochs)
     assert (found and found.epoch) == best
 
 
@@ -237,7 +238,7 @@ def test_if_no_epoch_is_accurate_enough_the_original_weights_stay(model):
     assert "original weights were kept" in tuned.record.reason
 
 
-def test_if_the_loss_is_no_number_the_original_weights_stay(model):
+def test_if_the_loss_is_not_finite_the_original_weights_stay(model):
     tune = Finetune(epochs=3, learning_rate=1e37, optimiser="sgd", max_drop=1, progress=False)
     tuned = tune(model, TRAIN, CASES, validation=VALIDATION, generator=spawn(0))
     assert (tuned.record.best_epoch, tuned.record.history) == (0, ())
@@ -245,7 +246,7 @@ def test_if_the_loss_is_no_number_the_original_weights_stay(model):
     assert "original weights were kept; try a lower learning_rate" in tuned.record.reason
 
 
-def test_good_epochs_before_the_loss_was_no_number_are_told_but_not_kept(model):
+def test_good_epochs_before_the_loss_diverged_are_recorded_but_not_kept(model):
     class Tiring(nn.Module):
         """Works for a number of training steps, then no more."""
 
@@ -257,7 +258,7 @@ def test_good_epochs_before_the_loss_was_no_number_are_told_but_not_kept(model):
             self.steps += self.training
             return self.network(x) * (float("nan") if self.training and self.steps > 20 else 1.0)
 
-    tune = Finetune(epochs=5, batch_size=24, max_drop=1, progress=False)  # ten steps an epoch
+    tune = Finetune(epochs=5, batch_size=24, max_drop=1, progress=False)  # ten steps per epoch
     start = Classifier(Tiring(model.unwrap()))
     tuned = tune(start, TRAIN, CASES, validation=VALIDATION, generator=spawn(0))
     assert [e.epoch for e in tuned.record.history] == [1, 2]
@@ -267,7 +268,7 @@ def test_good_epochs_before_the_loss_was_no_number_are_told_but_not_kept(model):
 
 
 def test_a_model_that_breaks_in_the_last_step_is_not_kept(model):
-    """One step an epoch: the loss is told before the step that ruins the weights."""
+    """One step per epoch: the loss is computed before the step that ruins the weights."""
     tune = Finetune(epochs=1, batch_size=500, learning_rate=1e39, optimiser="sgd", max_drop=1, progress=False)
     tuned = tune(model, TRAIN, CASES, validation=VALIDATION, generator=spawn(0))
     assert (tuned.record.best_epoch, tuned.record.history) == (0, ())
@@ -296,7 +297,7 @@ def test_the_record_comes_back_from_disk(model, tmp_path):
     assert record.accuracy_before == float((model.predict(VALIDATION.x) == VALIDATION.y).double().mean())
 
 
-# Refusals
+# Rejected arguments
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ def test_the_record_comes_back_from_disk(model, tmp_path):
         ({"max_drop": 2}, "got 2"),
     ],
 )
-def test_bad_options_are_refused(options, sentence):
+def test_bad_options_are_rejected(options, sentence):
     with pytest.raises(ValueError) as error:
         Finetune(**options)
     assert sentence in str(error.value)
@@ -335,7 +336,7 @@ def test_bad_options_are_refused(options, sentence):
         ({"monitor": lambda model: float("nan")}, "the monitor must return a number, got NaN"),
     ],
 )
-def test_bad_data_are_refused(model, change, sentence):
+def test_bad_data_are_rejected(model, change, sentence):
     inputs = {"train": TRAIN, "cases": CASES, "validation": VALIDATION, "generator": spawn(0), **change}
     with pytest.raises(ValueError) as error:
         QUICK(model, **inputs)

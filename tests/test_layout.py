@@ -82,8 +82,9 @@ def _targets(node: ast.ImportFrom, path: str, root: Path) -> list[str]:
     base = [*here[: len(here) - node.level + 1], *filter(None, [node.module])] if node.level else [node.module or ""]
     if base != ["operant"]:
         return [".".join(base)]
-    found = [a.name for a in node.names if (root / a.name).is_dir() or (root / f"{a.name}.py").exists()]
-    return [f"operant.{name}" for name in found] + ["operant"] * (len(found) < len(node.names))
+    names = [a.name for a in node.names if a.name != "__version__"]  # which the front page defines itself
+    found = [name for name in names if (root / name).is_dir() or (root / f"{name}.py").exists()]
+    return [f"operant.{name}" for name in found] + ["operant"] * (len(found) < len(names))
 
 
 def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -148,6 +149,7 @@ def test_a_wrong_import_is_found(tmp_path: Path, path: str, source: str, sentenc
         ("generate/__init__.py", "from operant.generate.pgd import PGD"),
         ("rng.py", "import torch\nfrom torch.data import x\nfrom operant_like.data import y\nimport data"),
         ("__init__.py", "from operant.cli import app"),
+        ("cli/version.py", "from operant import __version__"),
     ],
 )
 def test_a_right_import_is_left_alone(tmp_path: Path, path: str, source: str) -> None:

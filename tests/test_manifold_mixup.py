@@ -11,8 +11,7 @@ from torch.nn.functional import cross_entropy
 from operant import Classifier, Samples, spawn
 from operant.networks import LeNet5, initialise
 from operant.results import load, save
-from operant.retrain import FinetuneRecord, ManifoldMixup
-from operant.retrain._loop import Learner
+from operant.retrain import Finetune, FinetuneRecord, ManifoldMixup, TrainableModel
 from operant.retrain.manifold_mixup import mixed_loss, mixture
 
 
@@ -28,7 +27,7 @@ NET = initialise(
     generator=spawn(0, "weights"),
 )
 MODEL = Classifier(NET, mean=0.5, std=0.25)
-QUICK = ManifoldMixup(epochs=3, batch_size=20, learning_rate=0.01, max_drop=1, progress=False)
+QUICK = Finetune(loss=ManifoldMixup(), epochs=3, batch_size=20, learning_rate=0.01, max_drop=1, progress=False)
 
 
 class Last:
@@ -75,15 +74,17 @@ def plain(settings: ManifoldMixup, stream: torch.Generator) -> nn.Module:
 @pytest.mark.parametrize("layers", [("input",), ("1",), ("input", "0", "3")])
 def test_weights_are_those_of_a_plain_loop(mix, layers):
     """At the input this is mixup: inputs and one-hot labels mixed by the same λ."""
-    settings = replace(QUICK, layers=layers, mix=mix)
-    tuned = settings(MODEL, TRAIN, CASES, validation=VALIDATION, monitor=Last(), generator=spawn(3))
+    settings = ManifoldMixup(layers=layers, mix=mix)
+    tuned = replace(QUICK, loss=settings)(
+        MODEL, TRAIN, CASES, validation=VALIDATION, monitor=Last(), generator=spawn(3)
+    )
     assert tuned.record.best_epoch == 3
     for ours, theirs in zip(tuned.model.unwrap().parameters(), plain(settings, spawn(3)).parameters(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def test_at_the_last_layer_logits_are_mixed():
-    learner = Learner(MODEL, optimiser="adam", learning_rate=0.01)
+    learner = TrainableModel(MODEL, optimiser="adam", learning_rate=0.01)
     x, y = TRAIN.x[:6], TRAIN.labels[:6]
     weight, partner = torch.full((6,), 0.3), torch.tensor([1, 2, 3, 4, 5, 0])
     found = mixed_loss(learner, x, y, layer="4", weight=weight, partner=partner)
@@ -99,14 +100,14 @@ def test_at_the_last_layer_logits_are_mixed():
 def test_partners_are_who_they_should_be():
     is_case, stream = torch.arange(30) % 3 == 0, spawn(0)
     for _ in range(20):
-        _, weight, partner = replace(QUICK, mix="all")._drawn(is_case, stream)
+        _, weight, partner = ManifoldMixup(mix="all")._drawn(is_case, stream)
         assert torch.equal(partner.sort().values, torch.arange(30))
         assert len(weight.unique()) == 1
-        _, weight, partner = replace(QUICK, mix="cases")._drawn(is_case, stream)
+        _, weight, partner = ManifoldMixup(mix="cases")._drawn(is_case, stream)
         assert bool((weight[~is_case] == 1).all())
         assert torch.equal(partner[~is_case], torch.arange(30)[~is_case])
         assert torch.equal(partner[is_case].sort().values, torch.arange(30)[is_case])
-        _, weight, partner = replace(QUICK, mix="across")._drawn(is_case, stream)
+        _, weight, partner = ManifoldMixup(mix="across")._drawn(is_case, stream)
         assert bool((weight[~is_case] == 1).all())
         assert not bool(is_case[partner[is_case]].any())
         assert len(weight[is_case].unique()) == 1
@@ -115,14 +116,14 @@ def test_partners_are_who_they_should_be():
 @pytest.mark.parametrize("mix", ["cases", "across"])
 @pytest.mark.parametrize("kind", [True, False])
 def test_a_batch_of_one_kind_goes_through(mix, kind):
-    _, weight, partner = replace(QUICK, mix=mix)._drawn(torch.full((5,), kind), spawn(0))
+    _, weight, partner = ManifoldMixup(mix=mix)._drawn(torch.full((5,), kind), spawn(0))
     if not (mix == "cases" and kind):
         assert torch.equal(partner, torch.arange(5))
         assert bool((weight == 1).all())
 
 
 def test_weights_are_beta_and_layers_are_drawn_evenly():
-    settings, stream = replace(QUICK, layers=("input", "1", "3"), alpha=0.4), spawn(0)
+    settings, stream = ManifoldMixup(layers=("input", "1", "3"), alpha=0.4), spawn(0)
     draws = [settings._drawn(torch.zeros(2, dtype=torch.bool), stream) for _ in range(1500)]
     lambdas = [float(weight[0]) for _, weight, _ in draws]
     assert kstest(lambdas, beta(0.4, 0.4).cdf).pvalue > 0.001
@@ -136,7 +137,8 @@ def test_weights_are_beta_and_layers_are_drawn_evenly():
 def test_it_learns_on_images_at_named_layers_and_streams_stay(lenet, digits28):
     parts = digits28.train.split(train=0.4, validation=0.1, rest=0.5)
     before = torch.random.get_rng_state()
-    mixup = ManifoldMixup(layers=["input", "pool1", "relu_fc1"], epochs=1, batch_size=32, max_drop=0.2, progress=False)
+    loss = ManifoldMixup(layers=["input", "pool1", "relu_fc1"])
+    mixup = Finetune(loss=loss, epochs=1, batch_size=32, max_drop=0.2, progress=False)
     a, b = (
         mixup(lenet, parts["train"], digits28.test[:30], validation=parts["validation"], generator=spawn(1))
         for _ in range(2)
@@ -160,24 +162,26 @@ class Killed(Exception):
     pass
 
 
-def test_a_retraining_that_is_killed_goes_on(tmp_path):
-    settings = replace(QUICK, layers=("input", "1"), mix="across")
+def test_a_killed_retraining_resumes(tmp_path):
+    settings = replace(QUICK, loss=ManifoldMixup(layers=("input", "1"), mix="across"))
     inputs = {"validation": VALIDATION, "checkpoint": tmp_path / "state"}
     whole = settings(MODEL, TRAIN, CASES, validation=VALIDATION, monitor=Last(), generator=spawn(3))
 
-    def told(epoch):
+    def interrupt(epoch):
         if epoch.epoch == 2:
             raise Killed
 
     monitor = Last()
     with pytest.raises(Killed):
-        settings(MODEL, TRAIN, CASES, monitor=monitor, generator=spawn(3), told=told, **inputs)
+        settings(MODEL, TRAIN, CASES, monitor=monitor, generator=spawn(3), on_epoch=interrupt, **inputs)
     again = settings(MODEL, TRAIN, CASES, monitor=monitor, generator=spawn(3), **inputs)
     assert again.record == whole.record
     for p, q in zip(again.model.unwrap().parameters(), whole.model.unwrap().parameters(), strict=True):
         assert torch.equal(p, q)
-    with pytest.raises(ValueError, match="another retraining, which differs in alpha"):
-        replace(settings, alpha=1.0)(MODEL, TRAIN, CASES, monitor=monitor, generator=spawn(3), **inputs)
+    with pytest.raises(ValueError, match="another retraining, which differs in loss;"):
+        replace(settings, loss=replace(settings.loss, alpha=1.0))(
+            MODEL, TRAIN, CASES, monitor=monitor, generator=spawn(3), **inputs
+        )
 
 
 def test_the_record_comes_back_from_disk(tmp_path):
@@ -196,7 +200,11 @@ def test_the_guard_keeps_the_original():
     assert "original weights were kept" in tuned.record.reason
 
 
-# Refusals
+# Rejected arguments
+
+
+def at(layer: str) -> Finetune:
+    return replace(QUICK, loss=ManifoldMixup(layers=(layer,)))
 
 
 class Twice(nn.Module):
@@ -212,25 +220,21 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: replace(QUICK, layers="conv1"), "layers must be several names"),
-        (lambda: replace(QUICK, layers=()), "layers must be several names"),
-        (lambda: replace(QUICK, alpha=0.0), "alpha must be positive, got 0.0"),
-        (lambda: replace(QUICK, mix="both"), 'mix must be "all", "cases" or "across", got \'both\''),
+        (lambda: ManifoldMixup(layers="conv1"), "layers must be several names"),
+        (lambda: ManifoldMixup(layers=()), "layers must be several names"),
+        (lambda: ManifoldMixup(alpha=0.0), "alpha must be positive, got 0.0"),
+        (lambda: ManifoldMixup(mix="both"), 'mix must be "all", "cases" or "across", got \'both\''),
         (lambda: replace(QUICK, epochs=0), "epochs and batch_size must be at least 1"),
         (
-            lambda: replace(QUICK, layers=("fc7",))(MODEL, TRAIN, CASES, validation=VALIDATION, generator=spawn(0)),
+            lambda: at("fc7")(MODEL, TRAIN, CASES, validation=VALIDATION, generator=spawn(0)),
             "no layer named fc7; this model has input, 0, 1, 2, 3, 4",
         ),
         (
-            lambda: replace(QUICK, layers=("relu",))(
-                Classifier(Twice()), TRAIN, CASES, validation=VALIDATION, generator=spawn(0)
-            ),
-            "layer relu must run once in a pass to be mixed at, and runs 2 times",
+            lambda: at("relu")(Classifier(Twice()), TRAIN, CASES, validation=VALIDATION, generator=spawn(0)),
+            "layer relu must run once per pass to be mixed, and runs 2 times",
         ),
         (
-            lambda: replace(QUICK, layers=("unused",))(
-                Classifier(Twice()), TRAIN, CASES, validation=VALIDATION, generator=spawn(0)
-            ),
+            lambda: at("unused")(Classifier(Twice()), TRAIN, CASES, validation=VALIDATION, generator=spawn(0)),
             "and runs 0 times",
         ),
         (
@@ -239,7 +243,7 @@ class Twice(nn.Module):
         ),
     ],
 )
-def test_bad_settings_are_refused(make, sentence):
+def test_bad_settings_are_rejected(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)
@@ -248,6 +252,6 @@ def test_bad_settings_are_refused(make, sentence):
 def test_batch_norm_and_convolutions_are_no_hindrance():
     start = Classifier(initialise(lambda: LeNet5(size=8, dropout=0.2, dropout_after=["fc1"]), generator=spawn(0)))
     images = Samples(torch.rand(60, 1, 8, 8, generator=spawn(1)), torch.arange(60) % 10)
-    mixup = ManifoldMixup(layers=["conv2"], epochs=1, max_drop=1, progress=False)
+    mixup = Finetune(loss=ManifoldMixup(layers=["conv2"]), epochs=1, max_drop=1, progress=False)
     tuned = mixup(start, images[:40], images[40:50], validation=images[50:], generator=spawn(2))
     assert not tuned.model.unwrap().training

@@ -497,6 +497,17 @@ def test_unwrap_and_rewrap_are_a_round_trip() -> None:
     assert torch.equal(model.unwrap()(model.normalise(x)), model.logits(x))
 
 
+def test_match_dtype_changes_only_the_type_of_the_inputs() -> None:
+    samples = Samples(inputs(5, 6), torch.arange(5) % 4)
+    double = Classifier(mlp().double()).match_dtype(samples)
+    assert double.x.dtype == torch.float64
+    assert torch.equal(double.x, samples.x.double())
+    assert torch.equal(double.labels, samples.labels)
+    assert torch.equal(double.ids, samples.ids)
+    assert Classifier(mlp()).match_dtype(double).x.dtype == torch.float32
+    assert Classifier(nn.Flatten()).match_dtype(double).x.dtype == torch.float64, "no parameters: type unchanged"
+
+
 def test_unwrap_gives_back_the_trainable_parameters_unfolded() -> None:
     module = convnet()
     module[0].weight.requires_grad_(False)

@@ -9,7 +9,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -19,7 +18,6 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from operant import results
-from operant.cli_train import add_train
 from operant.data import Samples
 from operant.model import Classifier
 from operant.networks.nin import NIN
@@ -35,6 +33,7 @@ from operant_studies.train_nin import (
     augment,
     train_nin,
 )
+from operant_studies.train_nin_command import app
 
 PLACES = ["conv1", "mlp1a", "mlp1b", "pool1", "conv2", "mlp2a", "mlp2b", "pool2", "conv3", "mlp3a"]
 
@@ -418,21 +417,12 @@ def test_wrong_training_input_is_rejected(tmp_path):
 # The command
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_train(app)
-    return app
-
-
-def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(app, tmp_path):
+def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
     y = np.arange(40) % 10
     np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     out = tmp_path / "nin.safetensors"
     words = [
-        "train-nin",
         "--data",
         str(tmp_path),
         "--out",
@@ -452,8 +442,8 @@ def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(app, tmp_pa
     assert (told.recipe.width, told.recipe.bfloat16) == (6, True)
 
 
-def test_the_command_says_why_it_cannot_run(app, tmp_path):
+def test_the_command_says_why_it_cannot_run(tmp_path):
     out = str(tmp_path / "nin.safetensors")
-    ended = CliRunner().invoke(app, ["train-nin", "--data", str(tmp_path), "--out", out])
+    ended = CliRunner().invoke(app, ["--data", str(tmp_path), "--out", out])
     assert ended.exit_code == 2
     assert "cannot run: no cifar10 under" in ended.output

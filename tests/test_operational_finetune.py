@@ -1,4 +1,4 @@
-"""Operational fine-tuning: how rows are drawn, which epoch is kept, when it is plain fine-tuning, what is refused."""
+"""Operational fine-tuning: how rows are drawn, which epoch is kept, when it is plain fine-tuning, what is rejected."""
 
 import math
 from collections import Counter
@@ -18,10 +18,9 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from operant import Classifier, Samples, spawn
 from operant.networks import LeNet5, initialise
 from operant.results import load, save
-from operant.retrain import Finetune, OperationalFinetune, OperationalRecord, brier_monitor, pmi_monitor
-from operant.retrain._loop import Learner
-from operant.retrain._losses import INNER, one_step
+from operant.retrain import Finetune, FinetuneRecord, OperationalFinetune, TrainableModel, brier_monitor, pmi_monitor
 from operant.retrain._sampling import capped_chances, drawn_rows
+from operant.retrain.losses import INNER, one_step
 
 PLAIN = {"case_share": None, "slow_start": 0.0, "decay_to": 1.0, "patience": None, "must_improve": False}
 QUICK = OperationalFinetune(epochs=3, batch_size=32, max_drop=1, must_improve=False, progress=False)
@@ -33,7 +32,7 @@ def same_weights(a: Classifier, b: Classifier) -> bool:
 
 
 def blobs(n: int, *, seed: str) -> Samples:
-    """Two clouds in the plane, the labels told apart by the first coordinate."""
+    """Two clouds in the plane, separated by the first coordinate."""
     y = torch.arange(n) % 2
     x = torch.randn(n, 2, generator=spawn(0, seed)) * 0.1 + torch.stack([0.2 + 0.6 * y, torch.full((n,), 0.5)], 1)
     return Samples(x.clamp(0, 1), y)
@@ -69,10 +68,10 @@ def falling():
     return lambda model: -float(next(calls))
 
 
-def told(*values: float):
-    """A monitor that says these numbers, one after the other."""
-    said = iter(values)
-    return lambda model: next(said)
+def returning(*values: float):
+    """A monitor that returns these numbers, one after the other."""
+    remaining = iter(values)
+    return lambda model: next(remaining)
 
 
 # Plain fine-tuning
@@ -88,8 +87,8 @@ def test_with_equal_weights_and_plain_settings_it_is_finetune_bit_for_bit(build,
     both = {"epochs": 2, "batch_size": 16, "optimiser": optimiser, "max_drop": 1.0, "progress": False}
     finetuned = Finetune(**both)(start, **data, monitor=falling())
     for weights in (None, torch.full((13,), 0.7), torch.full((13,), 3e-8)):
-        operational = OperationalFinetune(**both, **PLAIN, monitor=falling())
-        repaired = operational(start, **(data | {"generator": spawn(2)}), weights=weights)
+        operational = OperationalFinetune(**both, **PLAIN)
+        repaired = operational(start, **(data | {"generator": spawn(2)}), monitor=falling(), weights=weights)
         assert same_weights(finetuned.model, repaired.model)
         assert not same_weights(start, repaired.model)
         for name in ("best_epoch", "reason", "n_train", "n_cases", "accuracy_before"):
@@ -101,10 +100,10 @@ def test_with_equal_weights_and_plain_settings_it_is_finetune_bit_for_bit(build,
 def test_plain_settings_choose_the_epoch_as_finetune_does(model):
     for values in ([0.5, 0.1, 0.3], [0.2, 0.2, 0.2], [3.0, 4.0, 5.0]):
         finetuned = Finetune(epochs=3, max_drop=1, progress=False)(
-            model, **DATA, monitor=told(*values), generator=spawn(0)
+            model, **DATA, monitor=returning(*values), generator=spawn(0)
         )
-        tune = OperationalFinetune(epochs=3, max_drop=1, progress=False, monitor=told(*values), **PLAIN)
-        repaired = tune(model, **DATA, generator=spawn(0))
+        tune = OperationalFinetune(epochs=3, max_drop=1, progress=False, **PLAIN)
+        repaired = tune(model, **DATA, monitor=returning(*values), generator=spawn(0))
         assert repaired.record.best_epoch == finetuned.record.best_epoch
         assert same_weights(repaired.model, finetuned.model)
 
@@ -123,8 +122,8 @@ def test_plain_settings_choose_the_epoch_as_finetune_does(model):
     ],
 )
 def test_every_option_matters(model, change):
-    plain = OperationalFinetune(epochs=2, batch_size=32, max_drop=1, monitor=falling(), progress=False, **PLAIN)
-    data = DATA | {"seeds": torch.rand(40, 2, generator=spawn(5))}
+    plain = OperationalFinetune(epochs=2, batch_size=32, max_drop=1, progress=False, **PLAIN)
+    data = DATA | {"seeds": torch.rand(40, 2, generator=spawn(5)), "monitor": falling()}
     before = plain(model, **data, generator=spawn(0)).model
     after = replace(plain, **change)(model, **data, generator=spawn(0)).model
     assert not same_weights(before, after)
@@ -313,7 +312,7 @@ def double(model) -> Classifier:
 
 @pytest.mark.parametrize("ema", [0.0, 0.5, 0.9])
 def test_what_is_kept_is_the_running_average(double, ema):
-    tuned = replace(WHOLE, ema=ema, monitor=falling())(double, **DOUBLE, generator=spawn(0))
+    tuned = replace(WHOLE, ema=ema)(double, **DOUBLE, monitor=falling(), generator=spawn(0))
     expected = plain_loop(double, lambda module: cross_entropy(module(X), Y), steps=4, averaging=ema)
     for ours, theirs in zip(tuned.model.unwrap().parameters(), expected, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-7, atol=1e-9)
@@ -321,7 +320,7 @@ def test_what_is_kept_is_the_running_average(double, ema):
 
 def test_the_average_of_batch_statistics_and_counts():
     start = Classifier(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
-    tuned = replace(WHOLE, epochs=1, ema=0.75, monitor=falling())(start, **DATA, generator=spawn(0))
+    tuned = replace(WHOLE, epochs=1, ema=0.75)(start, **DATA, monitor=falling(), generator=spawn(0))
     norm = tuned.model.unwrap()[0]
     after_one = 0.9 * torch.zeros(2) + 0.1 * X.float().mean(0)
     assert torch.allclose(norm.running_mean, 0.25 * after_one, atol=1e-6)
@@ -336,8 +335,8 @@ def test_consistency_adds_the_divergence_of_each_case_from_its_seed(double):
         pairs = (at_seeds.exp() * (at_seeds - at_cases)).sum()
         return cross_entropy(module(X), Y) + 3.0 * pairs / 240
 
-    tune = replace(WHOLE, consistency=3.0, monitor=falling())
-    tuned = tune(double, **DOUBLE, seeds=seeds, generator=spawn(0))
+    tune = replace(WHOLE, consistency=3.0)
+    tuned = tune(double, **DOUBLE, monitor=falling(), seeds=seeds, generator=spawn(0))
     for ours, theirs in zip(tuned.model.unwrap().parameters(), plain_loop(double, loss, steps=4), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-7, atol=1e-9)
 
@@ -345,7 +344,7 @@ def test_consistency_adds_the_divergence_of_each_case_from_its_seed(double):
 @pytest.mark.parametrize("consistency", [0.0, 2.0])
 def test_the_inner_loop_learns_from_what_one_step_finds(double, consistency, monkeypatch):
     """With the step replaced by one that is known, the loss is that of adversarial training, or of TRADES."""
-    monkeypatch.setattr("operant.retrain._losses.one_step", lambda learner, x, y, **_: x + 0.1 * (1 - x))
+    monkeypatch.setattr("operant.retrain.losses.one_step", lambda learner, x, y, **_: x + 0.1 * (1 - x))
     moved = X + 0.1 * (1 - X)
 
     def loss(module):
@@ -354,8 +353,8 @@ def test_the_inner_loop_learns_from_what_one_step_finds(double, consistency, mon
         z, other = (log_softmax(module(x), 1) for x in (X, moved))
         return cross_entropy(z, Y) + consistency * kl_div(other, z, reduction="batchmean", log_target=True)
 
-    tune = replace(WHOLE, inner="rs-fgsm", radius=0.1, consistency=consistency, monitor=falling())
-    tuned = tune(double, **DOUBLE, generator=spawn(0))
+    tune = replace(WHOLE, inner="rs-fgsm", radius=0.1, consistency=consistency)
+    tuned = tune(double, **DOUBLE, monitor=falling(), generator=spawn(0))
     for ours, theirs in zip(tuned.model.unwrap().parameters(), plain_loop(double, loss, steps=4), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-7, atol=1e-9)
 
@@ -363,7 +362,7 @@ def test_the_inner_loop_learns_from_what_one_step_finds(double, consistency, mon
 @pytest.mark.parametrize("inner", INNER)
 def test_one_step_raises_the_loss_and_stays_where_it_should(inner):
     images = Samples(torch.rand(64, 3, 12, 12, generator=spawn(1)), torch.arange(64) % 10)
-    learner = Learner(Classifier(initialise(normed, generator=spawn(0))), optimiser="adam", learning_rate=1e-3)
+    learner = TrainableModel(Classifier(initialise(normed, generator=spawn(0))), optimiser="adam", learning_rate=1e-3)
     learner.module.train()
     before = {name: values.clone() for name, values in learner.module.state_dict().items()}
     moved = one_step(learner, images.x, images.labels, inner=inner, radius=0.03, generator=spawn(2))
@@ -381,9 +380,9 @@ def test_one_step_raises_the_loss_and_stays_where_it_should(inner):
 # Which epoch
 
 
-def test_the_monitor_chooses_and_each_epoch_says_why(model):
-    tune = replace(QUICK, epochs=4, must_improve=True, patience=None, monitor=told(0.4, 0.5, 0.2, 0.3, 0.1))
-    record = tune(model, **DATA, generator=spawn(0)).record
+def test_the_monitor_chooses_and_each_epoch_records_why(model):
+    tune = replace(QUICK, epochs=4, must_improve=True, patience=None)
+    record = tune(model, **DATA, monitor=returning(0.4, 0.5, 0.2, 0.3, 0.1), generator=spawn(0)).record
     assert (record.monitor_before, record.best_epoch, record.stopped_early) == (0.4, 4, False)
     assert [e.kept for e in record.history] == [False, True, False, True]
     assert record.history[0].why == "the monitor (0.5) is not below the original's 0.4"
@@ -400,8 +399,8 @@ def test_it_stops_when_the_monitor_no_longer_falls(model):
         seen.append(candidate)
         return next(values)
 
-    tune = replace(QUICK, epochs=50, must_improve=True, patience=2, monitor=monitor)
-    tuned = tune(model, **DATA, generator=spawn(0))
+    tune = replace(QUICK, epochs=50, must_improve=True, patience=2)
+    tuned = tune(model, **DATA, monitor=monitor, generator=spawn(0))
     assert seen[0] is model
     assert (len(tuned.record.history), tuned.record.best_epoch, tuned.record.stopped_early) == (4, 2, True)
     assert same_weights(tuned.model, seen[2])
@@ -410,12 +409,19 @@ def test_it_stops_when_the_monitor_no_longer_falls(model):
 
 def test_if_the_monitor_never_falls_the_original_weights_stay(model):
     for values in ([0.2, 0.3, 0.4, 0.5], [0.2, 0.2, 0.2, 0.2]):
-        tuned = replace(QUICK, must_improve=True, monitor=told(*values))(model, **DATA, generator=spawn(0))
+        tune = replace(QUICK, must_improve=True)
+        tuned = tune(model, **DATA, monitor=returning(*values), generator=spawn(0))
         assert tuned.model is model
         assert (tuned.record.best_epoch, len(tuned.record.history)) == (0, 3)
         lowest = min(values[1:])
         expected = f"no epoch brought the monitor below the original's 0.2 (the lowest was {lowest:.4g}), so the"
         assert tuned.record.reason.startswith(expected)
+
+
+def test_an_infinite_monitor_is_no_improvement_over_an_infinite_one(model):
+    tuned = replace(QUICK, must_improve=True)(model, **DATA, monitor=lambda _: math.inf, generator=spawn(0))
+    assert tuned.model is model
+    assert (tuned.record.best_epoch, [e.kept for e in tuned.record.history]) == (0, [False] * 3)
 
 
 def test_without_a_monitor_it_is_the_error_on_the_validation_samples(model):
@@ -428,17 +434,17 @@ def test_without_a_monitor_it_is_the_error_on_the_validation_samples(model):
 
 def test_the_guard_keeps_the_original_weights(model):
     wrong = DATA | {"train": Samples(TRAIN.x, 1 - TRAIN.labels)}
-    tune = replace(QUICK, learning_rate=0.05, max_drop=0.01, patience=2, monitor=falling())
-    tuned = tune(model, **wrong, generator=spawn(0))
+    tune = replace(QUICK, learning_rate=0.05, max_drop=0.01, patience=2)
+    tuned = tune(model, **wrong, monitor=falling(), generator=spawn(0))
     assert tuned.model is model
     assert (tuned.record.best_epoch, len(tuned.record.history)) == (0, 2)
     assert not any(e.kept for e in tuned.record.history)
-    assert "that must be kept" in tuned.record.history[-1].why
+    assert "is below the required" in tuned.record.history[-1].why
     assert "no epoch had a clean validation accuracy at most 0.01 below the original" in tuned.record.reason
-    assert replace(tune, max_drop=1)(model, **wrong, generator=spawn(0)).record.best_epoch > 0
+    assert tune(model, **wrong, monitor=falling(), max_drop=1, generator=spawn(0)).record.best_epoch > 0
 
 
-def test_if_the_loss_is_no_number_the_original_weights_stay(model):
+def test_if_the_loss_is_not_finite_the_original_weights_stay(model):
     tune = replace(QUICK, learning_rate=1e37, optimiser="sgd", slow_start=0, decay_to=1)
     tuned = tune(model, **DATA, generator=spawn(0))
     assert tuned.model is model
@@ -457,7 +463,7 @@ def test_the_monitor_is_given_finished_models_only(model):
         digests.append((candidate, [p.clone() for p in module.parameters()]))
         return 1 / len(digests)
 
-    replace(QUICK, ema=0.5, monitor=monitor)(model, **DATA, generator=spawn(0))
+    replace(QUICK, ema=0.5)(model, **DATA, monitor=monitor, generator=spawn(0))
     assert len(digests) == 3
     for candidate, before in digests:
         assert all(torch.equal(a, b) for a, b in zip(candidate._plain.parameters(), before, strict=True))
@@ -465,10 +471,10 @@ def test_the_monitor_is_given_finished_models_only(model):
 
 def test_same_generator_same_bits_and_nothing_else_moves(model):
     options = {"inner": "n-fgsm", "radius": 0.05, "consistency": 1.0, "ema": 0.3}
-    tune, before = replace(QUICK, **options, monitor=falling()), torch.random.get_rng_state()
+    tune, before = replace(QUICK, **options), torch.random.get_rng_state()
     weights = {name: values.clone() for name, values in model.unwrap().state_dict().items()}
     first, second, other = (
-        replace(tune, monitor=falling())(model, **DATA, weights=WEIGHTS, generator=spawn(seed)) for seed in (1, 1, 2)
+        tune(model, **DATA, monitor=falling(), weights=WEIGHTS, generator=spawn(seed)) for seed in (1, 1, 2)
     )
     assert first.record == second.record
     assert same_weights(first.model, second.model)
@@ -478,14 +484,14 @@ def test_same_generator_same_bits_and_nothing_else_moves(model):
 
 
 def test_it_learns_where_the_weight_is(model):
-    """Two groups of cases that contradict each other: the one with the weight has its way."""
+    """Two groups of cases that contradict each other: the model learns the one with the weight."""
     x = torch.tensor([[0.5, 0.05]]) + 0.02 * torch.rand(60, 2, generator=spawn(1))
     cases = Samples(x, torch.arange(60) % 2)
     for side in (0, 1):
         weights = (cases.labels == side).float() + 0.01
-        tuned = replace(QUICK, learning_rate=0.03, case_share=0.5, epochs=8, patience=None, monitor=falling())(
-            model, TRAIN, cases, validation=VALIDATION, weights=weights, generator=spawn(0)
-        )
+        tune = replace(QUICK, learning_rate=0.03, case_share=0.5, epochs=8, patience=None)
+        data = {"validation": VALIDATION, "weights": weights, "monitor": falling()}
+        tuned = tune(model, TRAIN, cases, **data, generator=spawn(0))
         assert bool((tuned.model.predict(x) == side).all())
 
 
@@ -501,39 +507,39 @@ def test_the_monitor_estimates_pmi_with_masses(model):
     assert pmi_monitor(CASES, mass * 1e-30)(model) == pytest.approx(pmi_monitor(CASES, mass)(model))
 
 
-def test_the_brier_monitor_is_scikit_learns_and_refuses_to_be_learned_from(model):
+def test_the_brier_monitor_is_scikit_learns_and_rejects_learned_inputs(model):
     p = model.probs(CASES.x)
     mass = torch.rand(40, generator=spawn(3))
     for weights in (None, mass):
         one = [brier_score_loss(CASES.labels == c, p[:, c], sample_weight=weights) for c in range(p.shape[1])]
         assert brier_monitor(CASES, weights)(model) == pytest.approx(sum(one) / 2, abs=1e-6)
     with pytest.raises(ValueError, match="the monitor"):
-        replace(QUICK, monitor=brier_monitor(TRAIN))(model, **DATA, generator=spawn(0))
+        QUICK(model, **DATA, monitor=brier_monitor(TRAIN), generator=spawn(0))
 
 
 def test_few_labels_choose_better_by_brier_than_by_counting():
-    """Two models that err on 10 % and 15 % of the same inputs: how often fifty labels tell which; a tie tells half."""
+    """Two models with error rates of 10 % and 15 %: how often fifty labels choose the better; a tie counts half."""
     rng, z = np.random.default_rng(0), norm.ppf([0.9, 0.85])
-    told = dict.fromkeys(("errors", "brier"), 0.0)
+    correct = dict.fromkeys(("errors", "brier"), 0.0)
     for _ in range(1000):
         leads = 2 * (z[:, None] + 0.8 * rng.normal(size=50) + 0.6 * rng.normal(size=(2, 50)))  # log-odds of the label
         for name, scores in (("errors", leads < 0), ("brier", expit(-leads) ** 2)):
             better, worse = scores.mean(1)
-            told[name] += float(better < worse) + 0.5 * float(better == worse)
-    assert told["brier"] > told["errors"] + 30
+            correct[name] += float(better < worse) + 0.5 * float(better == worse)
+    assert correct["brier"] > correct["errors"] + 30
 
 
 @pytest.mark.parametrize(
     ("samples", "mass", "sentence"),
     [
-        (NONE, None, "there are no validation samples to watch"),
+        (NONE, None, "there are no validation samples for the monitor"),
         (Samples(CASES.x), None, "carry no labels"),
         (CASES, torch.ones(39), "mass must be a tensor with one number for each of the 40 inputs, got shape (39,)"),
         (CASES, torch.zeros(40), "mass must be positive for some input, all 40 are 0"),
         (CASES, -torch.ones(40), "got 40 of 40 that are negative, NaN or infinite"),
     ],
 )
-def test_bad_masses_of_the_monitor_are_refused(samples, mass, sentence):
+def test_bad_masses_of_the_monitor_are_rejected(samples, mass, sentence):
     with pytest.raises(ValueError) as error:
         pmi_monitor(samples, mass)
     assert sentence in str(error.value)
@@ -543,16 +549,16 @@ def test_bad_masses_of_the_monitor_are_refused(samples, mass, sentence):
 
 
 def test_the_record_prints_and_comes_back_from_disk(model, tmp_path):
-    tune = replace(QUICK, must_improve=True, monitor=told(0.5, 0.4, 0.3, 0.35))
-    record = tune(model, **DATA, weights=WEIGHTS, generator=spawn(0)).record
+    tune = replace(QUICK, must_improve=True)
+    record = tune(model, **DATA, monitor=returning(0.5, 0.4, 0.3, 0.35), weights=WEIGHTS, generator=spawn(0)).record
     save(record, tmp_path / "record.json")
-    assert load(tmp_path / "record.json", OperationalRecord) == record
+    assert load(tmp_path / "record.json", FinetuneRecord) == record
     text = str(record)
-    assert text.startswith("3 epochs, each of 200 training rows and 67 draws from 40 cases (as varied as ")
+    assert text.startswith("3 epochs, each with 200 training rows and 67 rows drawn from 40 cases (effective number: ")
     assert "The monitor was 0.5 before. Epoch 2 had the lowest monitor (0.3)" in text
 
 
-# Refusals
+# Rejected arguments
 
 
 @pytest.mark.parametrize(
@@ -578,7 +584,7 @@ def test_the_record_prints_and_comes_back_from_disk(model, tmp_path):
         ({"ema": 1.0}, "ema must be from 0 to below 1, got 1.0"),
     ],
 )
-def test_bad_options_are_refused(options, sentence):
+def test_bad_options_are_rejected(options, sentence):
     with pytest.raises(ValueError) as error:
         OperationalFinetune(**options)
     assert sentence in str(error.value)
@@ -600,26 +606,26 @@ def test_bad_options_are_refused(options, sentence):
         ({"validation": TRAIN[:30]}, "got 30 of 30 that are in train too"),
     ],
 )
-def test_bad_data_are_refused(model, change, sentence):
+def test_bad_data_are_rejected(model, change, sentence):
     with pytest.raises(ValueError) as error:
         QUICK(model, **(DATA | change), generator=spawn(0))
     assert sentence in str(error.value)
 
 
-def test_a_monitor_that_has_seen_what_is_learned_is_refused(model):
+def test_a_monitor_that_uses_learned_inputs_is_rejected(model):
     for samples, sentence in (
         (TRAIN[:7], "the monitor must hold no input that is learned from, got 7 of 7 that are in train too"),
         (Samples.concat([blobs(5, seed="other"), CASES[:2]]), "got 2 of 7 that are in cases too"),
     ):
         with pytest.raises(ValueError) as error:
-            replace(QUICK, monitor=pmi_monitor(samples))(model, **DATA, generator=spawn(0))
+            QUICK(model, **DATA, monitor=pmi_monitor(samples), generator=spawn(0))
         assert sentence in str(error.value)
 
 
-def test_a_monitor_that_says_nan_is_refused(model):
+def test_a_monitor_that_returns_nan_is_rejected(model):
     for improve in (True, False):
         with pytest.raises(ValueError, match="the monitor must return a number, got NaN"):
-            replace(QUICK, must_improve=improve, monitor=lambda _: math.nan)(model, **DATA, generator=spawn(0))
+            replace(QUICK, must_improve=improve)(model, **DATA, monitor=lambda _: math.nan, generator=spawn(0))
 
 
 def test_consistency_wants_the_seeds(model):

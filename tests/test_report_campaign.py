@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -36,7 +35,7 @@ from operant.campaign.records import (
     insight_of,
     map_of,
 )
-from operant.cli_report import add_report
+from operant.cli import app
 from operant.defend.evaluate import interval
 from operant.execution.rounds import LabelBatch
 from operant.execution.run_folder import RunFolder
@@ -52,7 +51,7 @@ from operant.report.failures import LARGEST, Found, Gallery, gallery_of
 from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import matrix, render_page
-from operant.retrain import OperationalEpoch, OperationalRecord
+from operant.retrain import FinetuneEpoch, FinetuneRecord
 from operant.suite.verdicts import log_files
 from operant.triage import open_desk
 from operant.triage.asking import Asked
@@ -123,9 +122,9 @@ def assessed(upper: float = 0.2, failing: int = 3) -> SequentialAssessment:
     return SequentialAssessment(labels=20, failures=failing, upper=upper, confidence=0.99, reason="enough")
 
 
-def record(best: int = 1) -> OperationalRecord:
-    epochs = [OperationalEpoch(epoch=i, loss=0.5, accuracy=0.9, monitor=0.2 / i, kept=True, why="") for i in (1, 2)]
-    return OperationalRecord(
+def record(best: int = 1) -> FinetuneRecord:
+    epochs = [FinetuneEpoch(epoch=i, loss=0.5, accuracy=0.9, monitor=0.2 / i, kept=True, why="") for i in (1, 2)]
+    return FinetuneRecord(
         best_epoch=best, reason="epoch 1 was best", n_train=80, n_cases=5, accuracy_before=0.9, history=tuple(epochs),
         monitor_before=0.3, train_rows=80, case_rows=20, effective_cases=5.0, stopped_early=False,
     )  # fmt: skip
@@ -340,9 +339,7 @@ def test_without_verdicts_there_is_nothing_to_choose_by(folder, judged):
     open_desk(judged, by="ann").undo(Asked({}))
     with pytest.raises(ValueError, match="nobody has judged the cases"):
         write_report(judged, valid=True)
-    app = typer.Typer()
-    add_report(app)
-    done = CliRunner().invoke(app, [str(judged), "--valid"])
+    done = CliRunner().invoke(app, ["report", str(judged), "--valid"])
     assert done.exit_code == 2
     assert "run `operant triage" in done.stderr.replace("\n", " ")
 
@@ -784,9 +781,6 @@ def test_where_a_report_goes(folder, tmp_path):
 
 
 def test_the_command(folder, tmp_path):
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_report(app)
     done = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "out"), "--limit", "3"])
     assert done.exit_code == 0
     assert "Not met:" in done.output

@@ -1,4 +1,4 @@
-"""A retraining that is killed and gone on with ends as if it had not been: weights, record and random streams.
+"""A retraining that is killed and resumed ends the same: weights, record and random streams.
 
 Run as a script this file is a retraining that is killed while it writes its state for the third time.
 """
@@ -25,9 +25,8 @@ from torch.nn.functional import cross_entropy
 
 from operant import Classifier, Samples, spawn
 from operant.networks import initialise
-from operant.retrain import Finetune, OperationalFinetune, Repaired, Retrained, pmi_monitor
+from operant.retrain import Finetune, OperationalFinetune, Retrained, TrainableModel, pmi_monitor
 from operant.retrain._checkpoint import Checkpoint
-from operant.retrain._loop import Learner
 from operant.rng import global_streams, put_streams, streams_now
 from operant.types import Monitor
 
@@ -81,7 +80,6 @@ def rising(model: Classifier) -> float:
 
 
 PLAIN = OperationalFinetune(
-    monitor=noisy,
     epochs=3,
     batch_size=16,
     steps=3,
@@ -96,26 +94,27 @@ SETTINGS = {
     "sgd": replace(PLAIN, optimiser="sgd", case_share=None),
     "adam averaged": replace(PLAIN, ema=0.8, inner="n-fgsm", radius=0.05),
     "sgd averaged": replace(PLAIN, optimiser="sgd", ema=0.6, inner="rs-fgsm", radius=0.05, consistency=1.0),
-    "guarded": replace(PLAIN, monitor=pmi_monitor(FIELD), must_improve=True, max_drop=0.05),
-    "patient": replace(PLAIN, monitor=rising, patience=1),
+    "guarded": replace(PLAIN, must_improve=True, max_drop=0.05),
+    "patient": replace(PLAIN, patience=1),
     "diverging": PLAIN,
 }
+MONITORS: dict[str, Monitor] = {"guarded": pmi_monitor(FIELD), "patient": rising}  # else noisy
 
 
-def tune(name: str, generator: torch.Generator, monitor: Monitor | None = None, **options: Any) -> Repaired:
-    settings = SETTINGS[name]
-    settings = replace(settings, monitor=settings.monitor if monitor is None else monitor)
-    return settings(start(4 if name == "diverging" else 10**6), **ROWS, generator=generator, **options)
+def tune(name: str, generator: torch.Generator, monitor: Monitor | None = None, **options: Any) -> Retrained:
+    monitor = MONITORS.get(name, noisy) if monitor is None else monitor
+    model = start(4 if name == "diverging" else 10**6)
+    return SETTINGS[name](model, **ROWS, monitor=monitor, generator=generator, **options)
 
 
 @cache
-def undisturbed(name: str) -> tuple[Repaired, Tensor]:
+def undisturbed(name: str) -> tuple[Retrained, Tensor]:
     """Without a file; and the generator's state after it."""
     generator = spawn(5)
     return tune(name, generator), generator.get_state()
 
 
-def same(done: Repaired, generator: torch.Generator, name: str) -> bool:
+def same(done: Retrained, generator: torch.Generator, name: str) -> bool:
     expected, state = undisturbed(name)
     a, b = (dict([*m.named_parameters(), *m.named_buffers()]) for m in (done.model._plain, expected.model._plain))
     weights = a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
@@ -147,7 +146,7 @@ def deaths(name: str, file: Path) -> Iterator[None]:
     """A retraining that dies in each epoch: while it learns, and when that is on disk."""
     for k in count(1):
         moments: list[tuple[type, str, Callable[..., Any]]] = [
-            (Learner, "descend", dying(Learner.descend, 3 * k - 1)),
+            (TrainableModel, "descend", dying(TrainableModel.descend, 3 * k - 1)),
             (Checkpoint, "write", dying(Checkpoint.write, k, after=True)),
         ]
         for kind, method, deadly in moments:
@@ -161,11 +160,11 @@ def deaths(name: str, file: Path) -> Iterator[None]:
                     return
 
 
-# Killed and gone on with ----------------------------------------------------------------------------------------------
+# Killed and resumed --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_killed_at_any_moment_and_gone_on_with_it_ends_the_same(name: str, tmp_path: Path) -> None:
+def test_killed_at_any_moment_and_resumed_it_ends_the_same(name: str, tmp_path: Path) -> None:
     file, kills = tmp_path / "state.safetensors", 0
     for _ in deaths(name, file):
         kills += 1
@@ -180,21 +179,20 @@ def test_killed_at_any_moment_and_gone_on_with_it_ends_the_same(name: str, tmp_p
 @pytest.mark.parametrize("name", ["adam", "sgd", "sgd averaged", "patient"])
 def test_killed_by_the_monitor_in_every_epoch_in_turn(name: str, tmp_path: Path) -> None:
     """Each time it comes one epoch further, and the last time it ends."""
-    file, monitor = tmp_path / "deep" / "state.safetensors", SETTINGS[name].monitor
-    assert monitor is not None
+    file, monitor = tmp_path / "deep" / "state.safetensors", MONITORS.get(name, noisy)
     epochs = len(undisturbed(name)[0].record.history)
     for finished in range(1, epochs):
         with pytest.raises(Killed):
             tune(name, spawn(5), dying(monitor, 2), checkpoint=file)
-        assert len(words(file)["history"]) == finished
+        assert len(state_of(file)["history"]) == finished
     generator = spawn(5)
     assert same(tune(name, generator, dying(monitor, 2), checkpoint=file), generator, name)
 
 
-def words(file: Path) -> dict[str, Any]:
+def state_of(file: Path) -> dict[str, Any]:
     with safe_open(file, "pt") as opened:
-        told: dict[str, Any] = json.loads(opened.metadata()["words"])
-    return told
+        state: dict[str, Any] = json.loads(opened.metadata()["state"])
+    return state
 
 
 @pytest.mark.slow
@@ -202,7 +200,7 @@ def test_killed_with_sigkill_while_writing(tmp_path: Path) -> None:
     file = tmp_path / "state.safetensors"
     script = [sys.executable, str(Path(__file__).resolve()), str(file)]
     assert subprocess.run(script, timeout=120, check=False).returncode == -signal.SIGKILL
-    assert len(words(file)["history"]) == 2
+    assert len(state_of(file)["history"]) == 2
     assert len(list(tmp_path.iterdir())) == 2  # and what was being written
     generator = spawn(5)
     assert same(tune("sgd averaged", generator, checkpoint=file), generator, "sgd averaged")
@@ -225,7 +223,9 @@ def killed_while_writing(file: str) -> None:
 def test_the_settings_are_what_they_are_called() -> None:
     done = {name: undisturbed(name)[0].record for name in SETTINGS}
     assert not undisturbed("adam")[0].model.channels_last
-    assert not next(c for c in Learner(start(), optimiser="sgd", learning_rate=1.0).module.parameters()).is_contiguous()
+    assert not next(
+        c for c in TrainableModel(start(), optimiser="sgd", learning_rate=1.0).module.parameters()
+    ).is_contiguous()
     assert (len(done["patient"].history), done["patient"].best_epoch, done["patient"].stopped_early) == (2, 1, True)
     assert (len(done["diverging"].history), done["diverging"].best_epoch) == (1, 0)
     assert "the loss became nan in epoch 2" in done["diverging"].reason
@@ -242,7 +242,7 @@ def test_the_file_changes_nothing_and_the_streams_stay_as_they_are(tmp_path: Pat
     assert all(torch.equal(values, before[name]) for name, values in streams_now().items())
 
 
-def test_streams_go_on_where_they_were() -> None:
+def test_streams_resume_where_they_were() -> None:
     def drawn() -> list[float]:
         numbers = np.random.standard_normal(3).tolist()  # noqa: NPY002
         return [*numbers, *torch.rand(5).tolist(), *torch.randn(3).tolist()]
@@ -257,7 +257,7 @@ def test_streams_go_on_where_they_were() -> None:
         assert drawn() == expected
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Rejected files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -274,26 +274,26 @@ def test_no_byte_of_the_file_can_change_unnoticed(left: Path) -> None:
     step = len(whole) // 40
     for i in [*range(0, 40, 3), *range(40, len(whole), step), len(whole) - 1]:
         left.write_bytes(whole[:i] + bytes([whole[i] ^ 0x11]) + whole[i + 1 :])
-        assert_refused(left)
+        assert_rejected(left)
     for n in [0, 1, 7, 8, 100, len(whole) // 2, len(whole) - 1]:
         left.write_bytes(whole[:n])
-        assert_refused(left)
+        assert_rejected(left)
     left.write_bytes(whole)
     generator = spawn(5)
     assert same(tune("sgd averaged", generator, checkpoint=left), generator, "sgd averaged")
 
 
-def assert_refused(file: Path) -> None:
+def assert_rejected(file: Path) -> None:
     generator, content = spawn(5), file.read_bytes()
     with pytest.raises(ValueError) as error:
         tune("sgd averaged", generator, checkpoint=file)
     assert str(error.value).startswith(f"{file} ")
-    assert "delete it to begin the retraining anew" in str(error.value)
+    assert "delete it to restart the retraining" in str(error.value)
     assert torch.equal(generator.get_state(), spawn(5).get_state())
     assert file.read_bytes() == content
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     save_file(start().unwrap().state_dict(), file)
     with pytest.raises(ValueError, match="weights.safetensors is not the state of a retraining"):
@@ -312,8 +312,8 @@ def less_dropout() -> nn.Module:
         ({"epochs": 5}, {}, "epochs"),
         ({"ema": 0.5, "consistency": 2.0}, {}, "consistency, ema"),
         ({"optimiser": "adam"}, {}, "optimiser"),
-        ({"monitor": loss}, {}, "monitor"),
-        ({"monitor": pmi_monitor(FIELD)}, {}, "monitor"),
+        ({}, {"monitor": loss}, "monitor"),
+        ({}, {"monitor": pmi_monitor(FIELD)}, "monitor"),
         ({}, {"model": start().rewrap(initialise(Net, generator=spawn(1)))}, "model"),
         ({}, {"model": start().rewrap(less_dropout())}, "model"),
         ({}, {"model": Classifier(start().unwrap(), strict=True)}, "model"),  # without mean and std
@@ -325,23 +325,24 @@ def less_dropout() -> nn.Module:
         ({}, {"generator": spawn(6)}, "generator"),
     ],
 )
-def test_the_file_of_another_retraining_is_refused(
+def test_the_file_of_another_retraining_is_rejected(
     left: Path, options: dict[str, Any], change: dict[str, Any], names: str
 ) -> None:
     content = left.read_bytes()
-    other = {"model": start(), **ROWS, "generator": spawn(5), **change}
+    other = {"model": start(), **ROWS, "monitor": noisy, "generator": spawn(5), **change}
     with pytest.raises(ValueError) as error:
         replace(SETTINGS["sgd averaged"], **options)(**other, checkpoint=left)
     assert str(error.value) == (
-        f"{left} holds the state of another retraining, which differs in {names}; go on with what it was begun with, "
-        "or delete it to begin anew"
+        f"{left} holds the state of another retraining, which differs in {names}; call with the same "
+        "arguments to resume it, or delete it to start again"
     )
     assert left.read_bytes() == content
 
 
 def test_how_progress_is_shown_does_not_matter(left: Path) -> None:
     generator = spawn(5)
-    done = replace(SETTINGS["sgd averaged"], progress=True)(start(), **ROWS, generator=generator, checkpoint=left)
+    settings = replace(SETTINGS["sgd averaged"], progress=True)
+    done = settings(start(), **ROWS, monitor=noisy, generator=generator, checkpoint=left)
     assert same(done, generator, "sgd averaged")
 
 
@@ -362,24 +363,24 @@ def plain(generator: torch.Generator, **options: Any) -> Retrained:
 
 @pytest.mark.parametrize("at", range(1, 5))
 @pytest.mark.parametrize("after", [False, True])
-def test_plain_finetuning_too_goes_on_after_its_last_epoch(at: int, after: bool, tmp_path: Path) -> None:
-    expected, heard = plain(spawn(5)), []
+def test_plain_finetuning_resumes_after_its_last_epoch(at: int, after: bool, tmp_path: Path) -> None:
+    expected, epochs = plain(spawn(5)), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "write", dying(Checkpoint.write, at, after=after))
         with pytest.raises(Killed):
-            plain(spawn(5), checkpoint=tmp_path / "state", told=heard.append)
-    done = plain(spawn(5), checkpoint=tmp_path / "state", told=heard.append)
+            plain(spawn(5), checkpoint=tmp_path / "state", on_epoch=epochs.append)
+    done = plain(spawn(5), checkpoint=tmp_path / "state", on_epoch=epochs.append)
     assert done.record == expected.record
     assert torch.equal(parameters(done.model), parameters(expected.model))
-    unheard = at if after else None  # its epoch was on disk, and nobody could be told
-    assert [e.epoch for e in heard] == [e for e in range(1, 5) if e != unheard]
+    skipped = at if after else None  # interrupted after the write, before the callback
+    assert [e.epoch for e in epochs] == [e for e in range(1, 5) if e != skipped]
 
 
 def parameters(model: Classifier) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.unwrap().parameters()])
 
 
-def test_plain_finetuning_refuses_the_state_of_another(tmp_path: Path) -> None:
+def test_plain_finetuning_rejects_the_state_of_another(tmp_path: Path) -> None:
     plain(spawn(5), checkpoint=tmp_path / "state")
     with pytest.raises(ValueError, match="another retraining, which differs in generator"):
         plain(spawn(6), checkpoint=tmp_path / "state")

@@ -242,7 +242,7 @@ class Watched(Finetune):
     calls: list = field(default_factory=list, repr=False, compare=False)
 
     def __call__(self, model, train, cases, **others):
-        self.calls.append((self.max_drop, model, train, cases, others["validation"]))
+        self.calls.append((others["max_drop"], model, train, cases, others["validation"]))
         return super().__call__(model, train, cases, **others)
 
 

@@ -1017,7 +1017,7 @@ def test_the_command_serves_and_sums_up(folder, monkeypatch) -> None:
         for row in sample_rows(desk.suite, desk.plan).tolist():
             desk.mark(Asked({"row": row, "verdict": "valid"}))
 
-    monkeypatch.setattr("operant.cli_triage.serve", stand_in)
+    monkeypatch.setattr("operant.triage.serve", stand_in)
     done = run(folder, "--sample", 5, "--of", "all", "--by", "ann", "--blind", "--no-browser", "--port", 0)
     assert done.exit_code == 0, done.output
     assert "http://127.0.0.1:1/?token=x" in done.stdout
@@ -1028,7 +1028,7 @@ def test_the_command_serves_and_sums_up(folder, monkeypatch) -> None:
 
 def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> None:
     plans: list[Plan] = []
-    monkeypatch.setattr("operant.cli_triage.serve", lambda desk, **_: plans.append(desk.plan))
+    monkeypatch.setattr("operant.triage.serve", lambda desk, **_: plans.append(desk.plan))
     assert run(folder, "--of", "all").exit_code == 0
     open_desk(folder, plan=Plan(n=7, seed=3)).mark(Asked({"row": 1, "verdict": "valid"}))
     for named in ([], ["--of", "all"], ["--sample", 9], ["--seed", 0, "--sample", 9]):

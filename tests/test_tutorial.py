@@ -1,6 +1,8 @@
 """The tutorial from one's own model to a report: followed to the letter, it ends with a report."""
 
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,10 @@ def block(kind: str, number: int = 0) -> str:
 
 
 @pytest.fixture
-def edited(tmp_path, monkeypatch) -> Path:
+def edited(tmp_path, monkeypatch) -> Iterator[Path]:
     """The folder after the first three sections."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     exec(compile(block("python"), PAGE, "exec"), {})
     told = CliRunner().invoke(app, ["init"])
     assert told.exit_code == 0
@@ -30,7 +33,8 @@ def edited(tmp_path, monkeypatch) -> Path:
         text, n = re.subn(rf"(?m)^#? ?{key} = .*$", f"{key} = {value}", text, count=1)
         assert n == 1, key
     Path("operant.toml").write_text(text)
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("net", None)  # other tests have a net.py too
 
 
 def test_it_leads_to_a_report_of_a_requirement_that_is_met(edited) -> None:

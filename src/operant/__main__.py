@@ -1,4 +1,4 @@
-"""The command ``operant``, also as ``python -m operant``; whoever stops it while it still loads is not shown where."""
+"""The command ``operant``, also as ``python -m operant``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def main() -> None:
         from operant.cli import app
 
         app()
-    except KeyboardInterrupt:
-        print("stopped as asked", file=sys.stderr)
+    except KeyboardInterrupt:  # pressed while modules are still being imported
+        print("stopped", file=sys.stderr)
         sys.exit(130)
 
 

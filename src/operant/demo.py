@@ -278,9 +278,9 @@ def _harden(
         labels=size.labels,
         seeds_per_round=size.seeds_per_round,
         cases_per_round=size.cases_per_round,
-        finetune=OperationalFinetune(epochs=4, steps=60, patience=None, progress=False),
+        retrainer=OperationalFinetune(epochs=4, steps=60, patience=None, progress=False),
     )
-    with show_progress(console) as watch:
+    with show_progress(console) as on_event:
         return campaign(
             model,
             train=world.train,
@@ -290,7 +290,7 @@ def _harden(
             folder=folder,
             seed=seed,
             classes=CLASSES,
-            watch=watch,
+            on_event=on_event,
         )
 
 

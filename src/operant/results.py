@@ -141,7 +141,7 @@ def _encode(hint: Any, value: Any, name: str, tensors: dict[str, Tensor]) -> Any
         return {str(k): _encode(typing.get_args(hint)[1], v, f"{name}.{k}", tensors) for k, v in value.items()}
     if hint is float and isinstance(value, (int, float)):
         return float(value) if math.isfinite(value) else str(value)  # JSON has no infinity and no NaN
-    if _is_plain(hint, value):
+    if _is_plain(hint, value) or (hint is Any and _is_json(value)):
         return value
     raise TypeError(
         f"{name.lstrip('.')} is declared {hint} and holds {value!r:.80}; a result holds numbers, strings, tensors, "
@@ -166,7 +166,7 @@ def _decode(hint: Any, value: Any, tensors: dict[str, Tensor]) -> Any:
         return {key(k): _decode(item, v, tensors) for k, v in value.items()}
     if hint is float and (isinstance(value, (int, float)) or value in ("inf", "-inf", "nan")):
         return float(value)
-    if _is_plain(hint, value):
+    if _is_plain(hint, value) or hint is Any:
         return value
     raise ValueError(f"it holds {value!r:.80} where {hint} belongs")
 
@@ -212,6 +212,15 @@ def _is_plain(hint: Any, value: Any) -> bool:
     if typing.get_origin(hint) is typing.Literal:
         return any(value is a or (type(value) is type(a) and value == a) for a in typing.get_args(hint))
     return hint in (int, str, bool) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value declared ``Any`` comes back from JSON as it is: no tuples, no tensors, no infinities."""
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(v) for key, v in value.items())
+    return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _keep(value: Tensor, name: str, tensors: dict[str, Tensor]) -> str:

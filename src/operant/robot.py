@@ -1,9 +1,9 @@
-"""RobOT's loop: fuzz, choose, retrain, and again, until the model is as robust as it must be."""
+"""RobOT's loop: fuzz, choose, retrain, and repeat, until the model is robust enough."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -14,30 +14,30 @@ from torch import Tensor
 from operant.assess import Rate, Robustness, attack_cases, empirical_robustness
 from operant.assess.robustness import MODES
 from operant.data import Samples
-from operant.execution.engines import pool
-from operant.execution.rounds import Fuzzing, InMemory, RoundState, Spread
+from operant.execution.engines import Engine, serial
+from operant.execution.events import ignore
+from operant.execution.rounds import ChunkedFuzzer, ChunkedFuzzing, InMemory, RoundState
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.model import Classifier
-from operant.retrain import Finetune, FinetuneRecord, Retrained
-from operant.retrain.finetune import Told
+from operant.retrain import Finetune, FinetuneRecord, Retrainer
 from operant.rng import spawn
 from operant.select import be_st
 from operant.suite import Suite
 from operant.types import Fuzzer
 
-FREE = ("rounds", "requirement")  # options that decide only when to stop
+MAY_CHANGE = ("rounds", "requirement", "engine")  # options that may differ when a run is resumed
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobotRound:
-    """One turn of the loop, and how robust the model was after it; round 0 is the model as it came.
+    """One round of the loop, and the model's robustness after it; round 0 is the initial model.
 
     Attributes:
-        found: failures the fuzzer made, and of how many ``attempted`` seeds ``broken`` had one.
-        chosen: how many of them were kept to retrain with; ``cases`` of all rounds were learned from.
-        branches: how many of the failures each branch of the fuzzer gave, where it tells.
-        retraining: how that went.
+        found: failures that the fuzzer made; ``broken`` of ``attempted`` seeds have at least one.
+        chosen: failures chosen to retrain with; ``cases`` of all rounds so far are learned from.
+        branches: failures per branch of the fuzzer, if it has branches.
+        retraining: its record; None if there was nothing to learn from.
         robustness: on the test samples, adaptive and static.
     """
 
@@ -53,13 +53,13 @@ class RobotRound:
 
     @property
     def changed(self) -> bool:
-        """Whether the model left the round another than it came."""
+        """Whether the round changed the model."""
         return self.retraining is not None and self.retraining.best_epoch > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RobotResult:
-    """The model after the last round, whether it meets the requirement, and how it came about."""
+    """The model after the last round, whether it meets the requirement, why the loop ended, and all rounds."""
 
     model: Classifier = field(repr=False)
     met: bool
@@ -70,14 +70,14 @@ class RobotResult:
         lines = [f"{self.reason}.", "round  found  chosen  clean   adaptive [95 %]          static [95 %]"]
         for r in self.rounds:
             static = r.robustness.static
-            told = f"{_told(r.robustness.adaptive[-1]):<23}  {_told(static[-1]) if static else '-'}"
-            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {r.robustness.clean.value:6.1%}  {told}")
+            rates = f"{_interval(r.robustness.adaptive[-1]):<23}  {_interval(static[-1]) if static else '-'}"
+            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {r.robustness.clean.value:6.1%}  {rates}")
         if self.rounds[0].robustness.static is None:
-            lines.append("Static could not be measured: the original model withstood every attack, so it has no cases.")
+            lines.append("Static robustness is not measured: no attack succeeds on the initial model.")
         return "\n".join(lines)
 
 
-def _told(rate: Rate) -> str:
+def _interval(rate: Rate) -> str:
     return f"{rate.value:6.1%} [{rate.lower:5.1%}, {rate.upper:5.1%}]"
 
 
@@ -87,24 +87,24 @@ class RobOT:
 
         while ER(f, D_v, ATT) < r:   D ← D ∪ select(fuzz(f, D));   f ← retrain(f, D)        (1)
 
-    A configuration of the campaign's loop (`operant.execution.rounds`), with other seeds, another choice and another
-    judge: every finished chunk, epoch and round is on disk before the next begins, and called again with the same
-    folder, the loop goes on where it stopped and ends with the same rounds. Each round fuzzes other training inputs,
-    drawn at random. The epoch is chosen on the validation samples, the requirement is checked on the test samples, and
-    neither is ever learned from. Clean accuracy may fall by ``finetune.max_drop`` in all, not in every round.
+    Every finished chunk, epoch and round is on disk before the next begins. Called again with the same folder, the loop
+    resumes and ends with the same rounds. Each round fuzzes other training inputs, drawn at random. The epoch is chosen
+    on the validation samples, the requirement is checked on the test samples, and neither is ever learned from.
 
     Args:
         fuzz: makes cases from training inputs.
-        attacks: by name: what the model must withstand.
+        attacks: attacks that the model must withstand, by name.
         requirement: the empirical robustness to reach, from 0 to 1.
-        mode: ``"adaptive"`` or ``"static"``: which meaning of robustness the requirement has; both are told.
+        mode: ``"adaptive"`` or ``"static"``: the kind of robustness that is required; both are reported.
         value: the suite's column that cases are chosen by.
-        select: from one value per case and n to n row numbers: `be_st`, or anything of `operant.select`.
+        select: from one value per case and n to n row numbers: `be_st`, or any function of `operant.select`.
         seeds_per_round: training inputs to fuzz in each round.
-        cases_per_round: how many of the failures found are kept, at most.
+        cases_per_round: maximum number of failures to learn from, per round.
         rounds: the budget.
-        chunk: seeds of a chunk, or inputs to be judged on, after which work is on disk.
-        finetune: how to retrain.
+        chunk: seeds or samples per chunk of work; finished chunks are on disk.
+        max_drop: clean accuracy that may be lost in all.
+        retrainer: how to retrain; any `Retrainer`.
+        engine: runs chunks of work (default: one after the other in this process; see `pool`).
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Algorithm 1
@@ -121,11 +121,14 @@ class RobOT:
     cases_per_round: int = 1000
     rounds: int = 5
     chunk: int = 250
-    finetune: Finetune = Finetune()  # noqa: RUF009  # frozen
+    max_drop: float = 0.01
+    retrainer: Retrainer = Finetune()  # noqa: RUF009  # frozen
+    engine: Engine = serial
 
     def __post_init__(self) -> None:
-        if not 0 <= self.requirement <= 1:
-            raise ValueError(f"requirement must be a share of inputs from 0 to 1, got {self.requirement}")
+        for name in ("requirement", "max_drop"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
         if self.mode not in MODES:
             raise ValueError(f'mode must be "adaptive" or "static", got {self.mode!r}')
         for name in ("seeds_per_round", "cases_per_round", "rounds", "chunk"):
@@ -141,98 +144,97 @@ class RobOT:
         test: Samples,
         folder: str | Path,
         seed: int = 0,
-        workers: int = 1,
         console: Console | None = None,
     ) -> RobotResult:
-        """Run the loop, or go on with it.
+        """Run the loop, or resume it.
 
         Args:
-            model: where to start from; it stays as it is.
-            train: labelled training data, to fuzz from and to learn from.
+            model: the initial model; it is not changed.
+            train: labelled training data, to fuzz and to learn from.
             validation: labelled; chooses the epoch of each retraining.
-            test: labelled; what the requirement is checked on.
+            test: labelled; the requirement is checked on it.
             folder: where rounds are kept.
-            seed: of everything random.
-            workers: processes that chunks are spread over.
-            console: where to tell what happens; nowhere unless given.
+            seed: random seed.
+            console: where to print progress (default: nowhere).
         """
         parts = {"train": train, "validation": validation, "test": test}
         _check_apart(**parts)
-        signature = signature_of(self, free=FREE, seed=seed, model=model, **parts)
-        judges = {"validation": validation, "test": test}
-        for role, samples in judges.items():  # before there is a folder
-            _check_right(model, role, samples)
+        signature = signature_of(self, free=MAY_CHANGE, seed=seed, model=model, **parts)
+        judged_on = {"validation": validation, "test": test}
+        for role, samples in judged_on.items():  # before the folder is created
+            _check_some_correct(model, role, samples)
         with RunFolder(folder, signature=signature) as run:
-            loop = RoundState(
-                run,
-                model,
-                guard=validation,
-                max_drop=self.finetune.max_drop,
-                seed=seed,
-                engine=pool(workers),
-                watch=lambda event: None,
+            state = RoundState(
+                run, model, clean=validation, max_drop=self.max_drop, seed=seed, engine=self.engine, on_event=ignore
             )
-            return _RobotRun(
-                self, _RobustnessJudge(self, loop, judges), loop, train, console or Console(quiet=True)
-            ).run()
+            judge = _RobustnessJudge(self, state, judged_on)
+            return _RobotRun(self, judge, state, train, console or Console(quiet=True)).run()
 
 
 class _RobotRun:
-    """A run of Algorithm 1."""
+    """A run of Algorithm 1 in its folder."""
 
     def __init__(
-        self, options: RobOT, judge: _RobustnessJudge, loop: RoundState, train: Samples, console: Console
+        self, options: RobOT, judge: _RobustnessJudge, state: RoundState, train: Samples, console: Console
     ) -> None:
-        self.options, self.judge, self.loop = options, judge, loop
+        self.options, self.judge, self.state = options, judge, state
         self.train, self.console = train, console
 
     def run(self) -> RobotResult:
+        """The loop."""
         rounds: list[RobotRound] = []
         number = 0
-        while number <= self.options.rounds or self.loop.folder.has(f"round-{number:03d}/round"):
-            self.loop.begin(number)
-            done, _ = self.loop.turn(RobotRound, partial(self._round, number))
+        while number <= self.options.rounds or self.state.has_round(number):
+            self.state.begin(number)
+            done = self._round(number)
             rounds.append(done)
-            self._tell(done)
+            self._print(done)
             if done.robustness.value >= self.options.requirement:
-                return self._end(rounds, met=True, reason=f"The requirement was met after round {number}")
+                return self._result(rounds, met=True, reason=f"The requirement was met after round {number}")
             if number and done.found == 0:
-                return self._end(rounds, met=False, reason=f"RobotRound {number} found no failure to learn from")
+                return self._result(rounds, met=False, reason=f"Round {number} found no failure to learn from")
             number += 1
-        return self._end(rounds, met=False, reason=f"The budget is spent after round {number - 1}")
+        return self._result(rounds, met=False, reason=f"The budget is spent after round {number - 1}")
 
-    def _end(self, rounds: list[RobotRound], *, met: bool, reason: str) -> RobotResult:
+    def _result(self, rounds: list[RobotRound], *, met: bool, reason: str) -> RobotResult:
         value, wanted = rounds[-1].robustness.value, self.options.requirement
-        told = f"{reason}: {self.options.mode} robustness {value:.1%}, required {wanted:.1%}"
-        return RobotResult(model=self.loop.model, met=met, reason=told, rounds=tuple(rounds))
-
-    # One round
+        reached = f"{reason}: {self.options.mode} robustness {value:.1%}, required {wanted:.1%}"
+        return RobotResult(model=self.state.model, met=met, reason=reached, rounds=tuple(rounds))
 
     def _round(self, number: int) -> RobotRound:
+        """One round: fuzz, choose, retrain, judge; a finished round is only read."""
+        state = self.state
+        if state.has_round(number):
+            return state.restore_round(RobotRound)
         if number == 0:
-            return RobotRound(number=0, robustness=self.judge.of_round())
-        found = self.loop.generate(self.options.fuzz, self._seeds(number), chunk=self.options.chunk)
+            return self._finish(RobotRound(number=0, robustness=self.judge.current()))
+        found = state.generate(self.options.fuzz, self._seeds(number), chunk=self.options.chunk)
         failures = found.failures()
-        chosen = self.loop.choose(partial(self._choose, failures, number)) if len(failures) else failures
+        chosen = state.choose_cases(partial(self._choose, failures, number)) if len(failures) else failures
         record = self._retrain(number) if len(chosen) else None
-        return RobotRound(
-            number=number,
-            found=len(failures),
-            attempted=found.attempted,
-            broken=len(failures.seed.unique()),
-            chosen=len(chosen),
-            cases=len(self.loop.learned),
-            branches=_branches(failures),
-            retraining=record,
-            robustness=self.judge.of_round(),
+        return self._finish(
+            RobotRound(
+                number=number,
+                found=len(failures),
+                attempted=found.attempted,
+                broken=len(failures.seed.unique()),
+                chosen=len(chosen),
+                cases=len(state.learned),
+                branches=_branches(failures),
+                retraining=record,
+                robustness=self.judge.current(),
+            )
         )
 
+    def _finish(self, record: RobotRound) -> RobotRound:
+        return self.state.step("round", RobotRound, lambda: record)
+
     def _seeds(self, number: int) -> Samples:
-        """Training inputs that the model gets right, other ones in each round until all had their turn."""
-        order = torch.randperm(len(self.train), generator=spawn(self.loop.seed, "order"))
+        """Training inputs that the model classifies correctly, others in each round until all were used."""
+        order = torch.randperm(len(self.train), generator=spawn(self.state.seed, "order"))
         n = min(self.options.seeds_per_round, len(order))
         start = (number - 1) * n % len(order)
-        seeds = self.loop.model.correct(self.train[torch.cat([order, order])[start : start + n]])
+        seeds = self.state.model.correct(self.train[torch.cat([order, order])[start : start + n]])
         if len(seeds) == 0:
             raise ValueError(
                 f"the model classifies none of the {n} seeds of round {number} correctly; "
@@ -244,34 +246,23 @@ class _RobotRun:
         options, n = self.options, min(self.options.cases_per_round, len(suite))
         if options.value not in suite.columns:
             raise ValueError(
-                f"cases are chosen by the column {options.value}, and the fuzzer gives {', '.join(suite.columns)}; "
+                f"cases are chosen by the column {options.value}, but the fuzzer gives {', '.join(suite.columns)}; "
                 "name one of these as value"
             )
-        rows = options.select(suite[options.value], n, generator=spawn(self.loop.seed, number, "select"))
+        rows = options.select(suite[options.value], n, generator=spawn(self.state.seed, number, "select"))
         chosen: Suite = suite[rows.sort().values]
         return chosen
 
     def _retrain(self, number: int) -> FinetuneRecord:
-        def work(max_drop: float, checkpoint: Path, told: Told) -> Retrained:
-            return replace(self.options.finetune, max_drop=max_drop)(
-                self.loop.model,
-                self.train,
-                self.loop.learned,
-                validation=self.loop.guard,
-                monitor=self.judge.monitor,
-                generator=spawn(self.loop.seed, number, "finetune"),
-                checkpoint=checkpoint,
-                told=told,
-            )
+        generator = spawn(self.state.seed, number, "finetune")
+        return self.state.retrain(self.options.retrainer, self.train, monitor=self.judge.monitor, generator=generator)
 
-        return self.loop.retrain(FinetuneRecord, self.options.finetune.epochs, work)
-
-    def _tell(self, done: RobotRound) -> None:
+    def _print(self, done: RobotRound) -> None:
         rate, wanted = done.robustness.value, self.options.requirement
-        work = f"{done.found} failures of {done.attempted} seeds, {done.chosen} chosen, " if done.number else ""
+        work = f"{done.found} failures from {done.attempted} seeds, {done.chosen} chosen, " if done.number else ""
         self.console.print(
-            f"round {done.number}: {work}clean {done.robustness.clean.value:.1%}, {self.options.mode} robustness "
-            f"{rate:.1%} of {wanted:.1%} required",
+            f"round {done.number}: {work}clean accuracy {done.robustness.clean.value:.1%}, {self.options.mode} "
+            f"robustness {rate:.1%} of {wanted:.1%} required",
             highlight=False,
             soft_wrap=True,
         )
@@ -280,28 +271,26 @@ class _RobotRun:
 
 
 class _RobustnessJudge:
-    """How robust a model is: attacks on samples by their role, a chunk of them at a time, wherever the loop's are."""
+    """Measures robustness: attacks on validation or test samples, a chunk at a time."""
 
-    def __init__(self, options: RobOT, loop: RoundState, roles: Mapping[str, Samples]) -> None:
-        self.options, self.loop, self.roles = options, loop, roles
+    def __init__(self, options: RobOT, state: RoundState, roles: Mapping[str, Samples]) -> None:
+        self.options, self.state, self.roles = options, state, roles
         self.static = {role: self._static_cases(role) for role in roles}
 
-    def of_round(self) -> Robustness:
-        """Of the loop's model on the test samples; chunks are on disk until all are done."""
-        places = [f"{self.loop.place}/judged-{i}" for i in range(len(self.options.attacks))]
-        robustness = self.loop.folder.step(
-            f"{self.loop.place}/robustness",
-            Robustness,
-            lambda: self._robustness(self.loop.model, "test", self._attacks("judged")),
+    def current(self) -> Robustness:
+        """Robustness of the current model on the test samples; chunks stay on disk until all are finished."""
+        state = self.state
+        robustness = state.step(
+            "robustness", Robustness, lambda: self._robustness(state.model, "test", self._attacks("judged"))
         )
-        for place in places:
-            self.loop.folder.clear(place)
+        for i in range(len(self.options.attacks)):
+            state.folder.clear(f"{state.name}/judged-{i}")
         return robustness
 
     def monitor(self, model: Classifier) -> float:
         """Share of the validation samples on which a model is not robust."""
-        run = InMemory(self.loop.engine)
-        attacks = {name: self._spread(attack, run) for name, attack in self.options.attacks.items()}
+        run = InMemory(self.state.engine)
+        attacks = {name: self._chunked(attack, run) for name, attack in self.options.attacks.items()}
         return 1 - self._robustness(model, "validation", attacks).value
 
     def _robustness(self, model: Classifier, role: str, attacks: Mapping[str, Fuzzer]) -> Robustness:
@@ -311,36 +300,36 @@ class _RobustnessJudge:
             attacks,
             mode=self.options.mode,
             cases=self.static[role],
-            generator=spawn(self.loop.seed, "judge", role),  # the same in every round: luck must not add up
+            generator=spawn(self.state.seed, "judge", role),  # the same in every round, so that chance does not add up
         )
 
     def _static_cases(self, role: str) -> Suite | None:
-        """Cases against the original model; none if it withstands every attack."""
+        """Cases against the initial model; None if no attack succeeds."""
         cases = attack_cases(
-            self.loop.model,
+            self.state.model,
             self.roles[role],
             self._attacks(f"static-{role}"),
-            generator=spawn(self.loop.seed, "static", role),
+            generator=spawn(self.state.seed, "static", role),
         )
         if len(cases) == 0 and self.options.mode == "static":
             raise ValueError(
-                f"the model withstands every attack on the {role} samples, so there are no static cases to judge on; "
-                'give stronger attacks, or mode="adaptive", and a new folder'
+                f"no attack on the {role} samples succeeds, so there are no static cases; "
+                'use stronger attacks, or mode="adaptive", and a new folder'
             )
         return cases if len(cases) else None
 
     def _attacks(self, place: str) -> dict[str, Fuzzer]:
-        """The attacks, whose chunks are kept in the folder."""
+        """The attacks, with their chunks kept in the folder."""
         return {
-            name: self._spread(attack, partial(self.loop.in_chunks, f"{place}-{i}"))
+            name: self._chunked(attack, partial(self.state.run_chunks, f"{place}-{i}"))
             for i, (name, attack) in enumerate(self.options.attacks.items())
         }
 
-    def _spread(self, attack: Fuzzer, run: Callable[[Fuzzing], Suite]) -> Fuzzer:
-        return Spread(fuzz=attack, size=self.options.chunk, run=run)
+    def _chunked(self, attack: Fuzzer, run: Callable[[ChunkedFuzzing], Suite]) -> Fuzzer:
+        return ChunkedFuzzer(fuzz=attack, size=self.options.chunk, run=run)
 
 
-def _check_right(model: Classifier, role: str, samples: Samples) -> None:
+def _check_some_correct(model: Classifier, role: str, samples: Samples) -> None:
     if len(model.correct(samples)) == 0:
         raise ValueError(
             f"the model classifies none of the {len(samples)} {role} samples correctly; "
@@ -356,7 +345,7 @@ def _branches(suite: Suite) -> dict[str, int]:
 
 
 def _check_apart(**roles: Samples) -> None:
-    """No input may have two roles."""
+    """Reject inputs that have two roles."""
     names = list(roles)
     shapes = {name: tuple(samples.shape) for name, samples in roles.items()}
     if len(set(shapes.values())) > 1:

@@ -29,6 +29,10 @@ class Fuzzer(Protocol):
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite: ...
 
 
+Move = Callable[..., Fuzzer]
+"""``move(naturalness=...) -> Fuzzer``: a search of a campaign, without the naturalness that is fitted to field data."""
+
+
 class Density(Protocol):
     """What a profile is made of."""
 

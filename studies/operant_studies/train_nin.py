@@ -346,3 +346,9 @@ def _finished(page: Path, data: str, recipe: NINRecipe) -> TrainedNIN:
         other = "recipe" if trained.recipe != recipe else "set of training images"
         raise ValueError(f"{page} describes a finished training with another {other}; choose a new --out")
     return trained
+
+
+if __name__ == "__main__":
+    from operant_studies.train_nin_command import app
+
+    app()

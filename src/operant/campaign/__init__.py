@@ -1,25 +1,26 @@
-"""The campaign: rounds of the five steps in one folder, until the requirement holds."""
+"""Campaigns: rounds of the five steps in one folder, until the requirement is met."""
 
-from operant.campaign.assessment import SequentialAssessment, confidence_of
+from operant.campaign.assessing import SequentialAssessment, confidence_of
 from operant.campaign.campaign import Campaign
-from operant.campaign.feedback import Decision, allocate
-from operant.campaign.result import CampaignResult, Round
-from operant.execution.engines import Engine, pool, serial
-from operant.execution.events import Event, EventHandler
-from operant.execution.interrupt import Interrupted
+from operant.campaign.choosing import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
+from operant.campaign.feedback import allocate
+from operant.campaign.observers import OBSERVERS, ObservedRound, Observer, Section
+from operant.campaign.records import CampaignResult, Decision, Round
 
 __all__ = [
+    "OBSERVERS",
     "Campaign",
     "CampaignResult",
+    "CaseChooser",
     "Decision",
-    "Engine",
-    "Event",
-    "EventHandler",
-    "Interrupted",
+    "ObservedRound",
+    "Observer",
     "Round",
+    "Section",
+    "SeedChooser",
     "SequentialAssessment",
     "allocate",
     "confidence_of",
-    "pool",
-    "serial",
+    "most_covering_cases",
+    "risk_weighted_seeds",
 ]

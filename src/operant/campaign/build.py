@@ -1,69 +1,50 @@
-"""From what ``operant.toml`` says to a campaign that is ready to run: model, data, labeller and moves."""
+"""From ``operant.toml`` to a campaign that is ready to run: model, data, labeller, moves and retrainer."""
 
 from __future__ import annotations
 
 import glob
-import math
-import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from operant.campaign.campaign import Campaign
-from operant.campaign.choosing import unguided
 from operant.campaign.config import Config
-from operant.campaign.field import FEWEST
-from operant.campaign.result import CampaignResult
+from operant.campaign.field import MIN_PROFILE_INPUTS
+from operant.campaign.observers import OBSERVERS, Observer
+from operant.campaign.records import CampaignResult
 from operant.conditions import Recipe
-from operant.data import (
-    LabelFolder,
-    LabelsMissing,
-    Samples,
-    labels_of,
-    samples_from_folder,
-    samples_from_npz,
-    samples_from_pictures,
-)
-from operant.data.formats import PICTURES, pictures_in, read_npz
-from operant.data.labels import name_of
-from operant.execution.events import EventHandler
+from operant.data import LabelFolder, Samples, read_samples
+from operant.data.label_sources import labels_from_function, labels_from_npz, labels_from_table
+from operant.data.reading import picture_files
+from operant.execution.engines import pool
+from operant.execution.events import EventHandler, ignore
 from operant.execution.run_folder import RunFolder, make_folder
-from operant.generate import ConditionMove, GeneticMove, GradientMove, UncertaintyFuzz
+from operant.generate import default_moves, default_radii
 from operant.measure import mc_dropout
 from operant.model import Classifier
 from operant.model.hashing import described
 from operant.model.importing import build_module, find_callable
 from operant.networks import load_weights
 from operant.profile import FittedConditions, fit_conditions
-from operant.retrain import OperationalFinetune
+from operant.retrain import OperationalFinetune, Retrainer
 from operant.rng import spawn
-from operant.types import Fuzzer, Labeller
-
-RADII = (0.02, 0.05)  # for images: of the range of training inputs, for every value that an input has
-TABLE_RADII = (0.05, 0.1)  # for tables: of the spread of a column
-GENETIC_RADIUS = 0.3  # of that range; naturalness, not the ball, keeps these cases near
-PATTERN_RADIUS = 0.1  # of that range, for each value; nothing but the ball keeps these cases near
-MEMBERS, GENERATIONS = 50, 20  # of what is bred for a pattern; the paper's 100 and 50 take five times as long
-Moves = dict[str, Callable[..., Fuzzer]]
+from operant.types import Labeller, Move
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CampaignJob:
-    """A campaign with everything that it is called with; made by `build`.
+    """A campaign and the arguments of its call; made by `build`.
 
     Attributes:
         field: all field inputs that have arrived by a round.
-        classes: the name of each label; none where labels are told by their numbers.
-        notes: what was decided in the user's place.
+        classes: the name of each label; empty if labels have only numbers.
+        notes: choices that were made for the user.
     """
 
     campaign: Campaign
@@ -75,11 +56,10 @@ class CampaignJob:
     classes: tuple[str, ...]
     folder: Path
     seed: int
-    workers: int
     notes: tuple[str, ...]
 
-    def run(self, *, watch: EventHandler | None = None) -> CampaignResult:
-        """Run the campaign, or go on with it."""
+    def run(self, *, on_event: EventHandler = ignore) -> CampaignResult:
+        """Run the campaign, or resume it."""
         return self.campaign(
             self.model,
             train=self.train,
@@ -89,33 +69,41 @@ class CampaignJob:
             classes=self.classes,
             folder=self.folder,
             seed=self.seed,
-            workers=self.workers,
-            watch=watch,
+            on_event=on_event,
         )
 
 
 def build(config: Config, *, workers: int | None = None) -> CampaignJob:
-    """Read and check everything that the configuration names; what is wrong is told with its key.
+    """Read and check everything that the configuration names; errors name the key.
 
     Args:
-        config: what ``operant.toml`` says.
-        workers: in place of the configuration's.
+        config: the contents of ``operant.toml``.
+        workers: number of processes, in place of the configuration's.
     """
     notes: list[str] = []
     model = build_model(config, notes)
     train, clean, arrived = read_data(config, model, notes)
     folder = config.path(config.run.folder)
-    with _told_of("run", "folder"):
+    with _naming_key("run", "folder"):
         make_folder(folder)
-    with _told_of("labels"):
+    with _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names)
-    with _told_of("conditions"):
+    with _naming_key("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes)
-    if config.generate.patterns:
-        with _told_of("generate", "patterns"):  # without dropout nothing is known of them
-            mc_dropout(model, train.x[:2], passes=2, generator=spawn(config.run.seed, "dropout"))
+    campaign = Campaign(
+        requirement=config.requirement.pmi,
+        confidence=config.requirement.confidence,
+        max_drop=config.requirement.max_drop,
+        moves=build_moves(config, model, train, recipe, notes),
+        **config.budget.model_dump(),
+        **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
+        **config.run.model_dump(include={"feedback", "when_drifted"}),
+        retrainer=build_retrainer(config),
+        observers=_observers(config),
+        engine=pool(workers or config.run.workers),
+    )
     return CampaignJob(
-        campaign=make_campaign(config, make_moves(config, train, recipe, notes)),
+        campaign=campaign,
         model=model,
         train=train,
         clean=clean,
@@ -124,7 +112,6 @@ def build(config: Config, *, workers: int | None = None) -> CampaignJob:
         classes=_class_names(config, model, train),
         folder=folder,
         seed=config.run.seed,
-        workers=workers or config.run.workers,
         notes=tuple(notes),
     )
 
@@ -136,20 +123,11 @@ def _class_names(config: Config, model: Classifier, train: Samples) -> tuple[str
     return names
 
 
-def make_campaign(config: Config, moves: Moves) -> Campaign:
-    """The options of all tables."""
-    with _told_of("retrain"):
-        finetune = OperationalFinetune(**config.retrain.model_dump(), progress=False)
-    return Campaign(
-        requirement=config.requirement.pmi,
-        confidence=config.requirement.confidence,
-        max_drop=config.requirement.max_drop,
-        moves=moves,
-        **config.budget.model_dump(),
-        **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
-        **config.run.model_dump(include={"feedback", "when_drifted"}),
-        finetune=finetune,
-    )
+def _observers(config: Config) -> list[Observer]:
+    known = {observer.name: observer for observer in OBSERVERS}
+    if unknown := [name for name in config.run.observers if name not in known]:
+        raise ValueError(f"[run] observers: there is no {unknown[0]}; there are {', '.join(known)}")
+    return [observer for name, observer in known.items() if name in config.run.observers]
 
 
 # The user's code
@@ -158,73 +136,101 @@ def make_campaign(config: Config, moves: Moves) -> Campaign:
 def build_model(config: Config, notes: list[str]) -> Classifier:
     """The classifier of [model]."""
     table = config.model
-    with _told_of("model", "module"):
-        module = build_module(imported(config, table.module))
+    with _naming_key("model", "module"):
+        module = build_module(importable(config, table.module))
     if table.weights is None:
-        notes.append("[model] weights is not given: the module is used as its callable builds it")
+        notes.append("[model] weights is not given: the module keeps the weights that its callable gives it")
     else:
-        with _told_of("model", "weights"):
+        with _naming_key("model", "weights"):
             load_weights(module, _existing(config.path(table.weights)))
-    with _told_of("model"):
+    with _naming_key("model"):
         return Classifier(module, **table.model_dump(include={"bounds", "mean", "std", "batch_size"}))
 
 
-def imported(config: Config, target: str) -> str:
-    """``module:callable`` for what the file names, with the place of it among those to import from.
+def importable(config: Config, target: str) -> str:
+    """``module:callable`` for a callable named in the file, with its folder added to the import path.
 
-    Other processes import it again, so a file is imported by its name too, from its own folder.
+    Worker processes import it again, so a file is imported by its name, from its own folder.
     """
     source, colon, name = target.rpartition(":")
     if not (source and colon and name):
         raise ValueError(f'must be "package.module:callable" or "file.py:callable", got {target!r}')
     if not source.endswith(".py"):
-        _importable(config.path("."))
+        _add_to_import_path(config.path("."))
         return target
     file = _existing(config.path(source)).resolve()
-    _importable(file.parent)
+    _add_to_import_path(file.parent)
     find_callable(f"{file.stem}:{name}")
     found = getattr(sys.modules[file.stem], "__file__", None)
     if found is None or Path(found).resolve() != file:
-        raise ValueError(f"{file.name} has the name of another module, {found or file.stem}; rename the file")
+        raise ValueError(f"{file.name} has the same name as another module, {found or file.stem}; rename the file")
     return f"{file.stem}:{name}"
 
 
-def _importable(folder: Path) -> None:
+def _add_to_import_path(folder: Path) -> None:
     if (place := str(folder.resolve())) not in sys.path:
         sys.path.insert(0, place)
+
+
+def build_retrainer(config: Config) -> Retrainer:
+    """The retrainer of [retrain]: the user's own, or `OperationalFinetune` with its options."""
+    if config.retrain.method is not None:
+        with _naming_key("retrain", "method"):
+            return find_callable(importable(config, config.retrain.method))
+    with _naming_key("retrain"):
+        return OperationalFinetune(**config.retrain.model_dump(exclude={"method"}), progress=False)
+
+
+def build_moves(
+    config: Config, model: Classifier, train: Samples, recipe: Recipe | None, notes: list[str]
+) -> dict[str, Move]:
+    """The moves of [generate]: conditions, one gradient search per radius, further searches, the user's own."""
+    table = config.generate
+    with _naming_key("generate", "moves"):
+        own: dict[str, Move] = {name: find_callable(importable(config, t)) for name, t in table.moves.items()}
+    with _naming_key("generate", "radii"):
+        radii = default_radii(train, norm=table.norm) if table.radii is None else table.radii
+    if table.radii is None:
+        notes.append(f"[generate] radii is not given: {radii} in {table.norm}, which fit the training inputs")
+    with _naming_key("generate", "patterns"):
+        if table.patterns:  # fails for models without dropout
+            mc_dropout(model, train.x[:2], passes=2, generator=spawn(config.run.seed, "dropout"))
+    with _naming_key("generate"):
+        options = table.model_dump(include={"norm", "steps", "genetic", "patterns"})
+        return default_moves(train, recipe=recipe, radii=radii, own=own, **options)
 
 
 # Data
 
 
-def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samples, Samples, Field]:
-    """Training and clean samples, and the function that gives field inputs; all checked against the model."""
+def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samples, Samples, FieldFiles]:
+    """Training and clean samples, and the function that returns field inputs; all checked against the model."""
     table, read = config.data, partial(read_samples, size=config.data.size)
-    with _told_of("data", "train"):
-        train = _labelled(_like(model, read(_existing(config.path(table.train)), part="train")))
+    with _naming_key("data", "train"):
+        train = _labelled(model.match_dtype(read(_existing(config.path(table.train)), part="train")))
         model.check(train)
-    with _told_of("data", "clean"):
+    with _naming_key("data", "clean"):
         if table.clean is None:
-            train, clean = _held_out(train, table.clean_share, notes)
+            train, clean = _hold_out(train, table.clean_share, notes)
         else:
-            clean = _labelled(_like(model, read(_existing(config.path(table.clean)))))
-        _same_shape(clean, train)
+            clean = _labelled(model.match_dtype(read(_existing(config.path(table.clean)))))
+        _check_shape(clean, train)
         model.check(clean)
     patterns = tuple(str(config.path(p)) for p in ([table.field] if isinstance(table.field, str) else table.field))
-    arrived = Field(patterns=patterns, size=table.size, model=model, train=train, clean=clean)
-    if (n := len(arrived(0))) < 2 * FEWEST:
+    arrived = FieldFiles(patterns=patterns, size=table.size, model=model, train=train, clean=clean)
+    if (n := len(arrived(0))) < 2 * MIN_PROFILE_INPUTS:
         notes.append(
-            f"[data] field holds {n} inputs, which is few: one half teaches what the field looks like, which takes "
-            f"{FEWEST}, and the other is labelled"
+            f"[data] field contains only {n} inputs: one half is for the profile, which needs {MIN_PROFILE_INPUTS}, "
+            "and the other half is labelled"
         )
     return train, clean, arrived
 
 
-def _held_out(train: Samples, share: float, notes: list[str]) -> tuple[Samples, Samples]:
+def _hold_out(train: Samples, share: float, notes: list[str]) -> tuple[Samples, Samples]:
     parts = train.split(train=1 - share, clean=share)
     notes.append(
-        f"[data] clean is not given: {len(parts['clean'])} of {len(train)} training inputs, dealt by content, guard "
-        "clean accuracy in its place; the model has learned from them, so give others if you can"
+        f"[data] clean is not given: {len(parts['clean'])} of {len(train)} training inputs are held out to measure "
+        "clean accuracy; the model has learned from them, so give others if you can"
     )
     if not len(parts["clean"]):
         raise ValueError(f"is not given, and {len(train)} training inputs are too few to hold some out; give clean")
@@ -232,11 +238,11 @@ def _held_out(train: Samples, share: float, notes: list[str]) -> tuple[Samples, 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Field:
-    """All field inputs that have arrived: every file that the patterns match when it is asked.
+class FieldFiles:
+    """All field inputs that have arrived: every file that matches the patterns, read again at every call.
 
     Attributes:
-        names: by id, the files of pictures that were read so far.
+        names: image files read so far, by id.
     """
 
     patterns: tuple[str, ...]
@@ -247,74 +253,41 @@ class Field:
     names: dict[int, Path] = field(default_factory=dict)
 
     def __call__(self, number: int) -> Samples:
-        with _told_of("data", "field"):
+        with _naming_key("data", "field"):
             files = self.files()
-            parts = [_like(self.model, read_samples(p, size=self.size, part="field")) for p in files]
+            parts = [self.model.match_dtype(read_samples(p, size=self.size, part="field")) for p in files]
             for file, part in zip(files, parts, strict=True):
-                _same_shape(part, self.train)
+                _check_shape(part, self.train)
                 if file.is_dir():
-                    self.names.update(zip(part.ids.tolist(), _picture_files(file), strict=True))
-            everything = Samples.concat([Samples(part.x, ids=part.ids) for part in parts])  # labels are the labeller's
+                    self.names.update(zip(part.ids.tolist(), picture_files(file), strict=True))
+            everything = Samples.concat([Samples(part.x, ids=part.ids) for part in parts])  # labels come from [labels]
             self.model.check_inputs(everything.x)
             if bool(torch.isin(everything.ids, torch.cat([self.train.ids, self.clean.ids])).all()):
-                raise ValueError("must hold inputs that are not in train or clean, which say nothing new; got none")
+                raise ValueError("must contain inputs that are not in train or clean, got none")
         return everything
 
     def files(self) -> list[Path]:
-        """Files and folders of the patterns, in the order of their names; a folder of npz files stands for them."""
+        """Files and folders that match the patterns, by name; a folder of npz files stands for those files."""
         found = []
         for pattern in self.patterns:
             matches = sorted(Path(p) for p in glob.glob(pattern, recursive=True))
             if not matches:
-                raise ValueError(f"there is no {pattern}; put inputs from use there, or name another place")
+                raise ValueError(f"there is no {pattern}; put field inputs there, or name another place")
             found += [file for match in matches for file in (sorted(match.glob("*.npz")) or [match])]
         return list(dict.fromkeys(found))
 
 
-def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
-    """Samples from an npz file with x and y, or with those of a part; or from pictures, in one folder a class or loose.
-
-    Args:
-        path: the file or folder.
-        size: height and width to bring pictures to.
-        part: ``"train"``, ``"test"`` or ``"field"``, for which x_test will do where there is no x_field.
-    """
-    if not path.is_dir():
-        if path.suffix != ".npz":
-            raise ValueError(f"{path} must be an npz file, or a folder of pictures; write it with numpy.savez")
-        fallback = part == "field" and not {"x", "x_field"} & set(read_npz(path))
-        return samples_from_npz(path, part="test" if fallback else part)
-    return samples_from_pictures(path, size=size) if _loose(path) else samples_from_folder(path, size=size)
-
-
-def _loose(path: Path) -> bool:
-    """Whether a folder holds pictures itself, and not one folder a class."""
-    return any(f.suffix.lower() in PICTURES for f in path.iterdir())
-
-
-def _picture_files(path: Path) -> list[Path]:
-    """The pictures of a folder in the order in which they are read."""
-    classes = [path] if _loose(path) else sorted(f for f in path.iterdir() if f.is_dir() and f.name[0] != ".")
-    return [file for folder in classes for file in pictures_in(folder)]
-
-
-def _like(model: Classifier, samples: Samples) -> Samples:
-    """In the number type of the module."""
-    kinds = [p.dtype for p in model.unwrap().parameters() if p.is_floating_point()]
-    return replace(samples, x=samples.x.to(kinds[0])) if kinds else samples
-
-
 def _labelled(samples: Samples) -> Samples:
     if samples.y is None:
-        raise ValueError("holds no labels, and needs them; save y beside x")
+        raise ValueError("has no labels, but needs them; save y beside x")
     return samples
 
 
-def _same_shape(samples: Samples, others: Samples, what: str = "training") -> None:
-    if samples.shape != others.shape:
+def _check_shape(samples: Samples, train: Samples) -> None:
+    if samples.shape != train.shape:
         raise ValueError(
-            f"must hold inputs of the {what} data's shape {tuple(others.shape)}, got {tuple(samples.shape)}; convert "
-            "them, or set [data] size for pictures"
+            f"must contain inputs of the training data's shape {tuple(train.shape)}, got {tuple(samples.shape)}; "
+            "convert them, or set [data] size for images"
         )
 
 
@@ -322,88 +295,29 @@ def _same_shape(samples: Samples, others: Samples, what: str = "training") -> No
 
 
 def build_labeller(config: Config, model: Classifier, train: Samples, pictures: dict[int, Path]) -> Labeller:
-    """Who tells the labels of field inputs, as [labels] says; a table may name them by their pictures' files."""
+    """The labeller of [labels]."""
     table, classes = config.labels, model.classes(train.x)
     if table.folder is not None:
         names = tuple(config.data.classes or ())
         return LabelFolder(folder=config.path(table.folder), classes=classes, bounds=model.bounds, names=names)
     if table.callable is not None:
-        function = find_callable(imported(config, table.callable))
-        return partial(_asked, function, table.callable, classes)
+        function = find_callable(importable(config, table.callable))
+        return partial(_ask, "callable", labels_from_function(function, name=table.callable, classes=classes))
     assert table.file is not None
     path = _existing(config.path(table.file))
     if path.suffix == ".npz":
-        return partial(_looked_up, path, classes)
+        return partial(_ask, "file", labels_from_npz(path, classes=classes))
     if path.suffix != ".csv":
         raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
-    return partial(_looked_up_by_name, path, classes, config.path("."), pictures)
+    return labels_from_table(path, classes=classes, pictures=pictures, root=config.path("."))
 
 
-def _asked(function: Callable[..., Any], name: str, classes: int, asked: Samples) -> Tensor:
-    """Labels that the user's function tells."""
-    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, {name_of(int(asked.ids[0]))} the first"
-    try:
-        told = torch.as_tensor(function(asked))
-    except LabelsMissing:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"[labels] callable: {name} failed on {inputs} ({why}); mend it and run this again") from error
-    whole = not (told.is_floating_point() or told.is_complex() or told.dtype == torch.bool)
-    if told.shape != (len(asked),) or not whole or not bool(((told >= 0) & (told < classes)).all()):
-        raise ValueError(
-            f"[labels] callable: {name} must return {len(asked)} whole numbers from 0 to {classes - 1}, one for each "
-            f"of {inputs}, got {told.dtype} of shape {tuple(told.shape)}"
-        )
-    return told.long()
+def _ask(key: str, labeller: Labeller, asked: Samples) -> Tensor:
+    with _naming_key("labels", key):
+        return labeller(asked)
 
 
-def _looked_up(path: Path, classes: int, asked: Samples) -> Tensor:
-    """Labels of an npz file, read when they are asked for: more may have been added."""
-    with _told_of("labels", "file"):
-        labelled = _labelled(read_samples(path, part="field"))
-        _same_shape(labelled, asked, "field")
-        if (largest := int(labelled.labels.max())) >= classes:
-            raise ValueError(f"{path} must hold labels from 0 to {classes - 1}, the model's classes, got {largest}")
-    if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
-        raise LabelsMissing(
-            f"{unknown} of {len(asked)} inputs are not in {path}; add them to its x and their classes to its y, and "
-            "run this again"
-        )
-    return labels_of(labelled)(asked)
-
-
-def _looked_up_by_name(path: Path, classes: int, place: Path, pictures: dict[int, Path], asked: Samples) -> Tensor:
-    """Labels of a table by the inputs' names, as `LabelFolder` writes it, or by those of the files they are read from.
-
-    A file goes by its path from operant.toml on, or by as many of its last parts as no other picture shares.
-    """
-    known = LabelFolder(folder=path.parent, classes=classes, table=path.name).read()
-    called = _names_of(pictures, place)
-    names = [[name_of(i), *called.get(i, ())] for i in asked.ids.tolist()]
-    told = [[y for name in several if (y := known.get(_as_read(name))) is not None] for several in names]
-    if missing := [several[-1] for several, labels in zip(names, told, strict=True) if not labels]:
-        raise LabelsMissing(
-            f"{len(missing)} of {len(asked)} inputs have no label in {path}; add rows such as {missing[0]},3 and run "
-            "this again, or let [labels] folder write inputs and table"
-        )
-    return torch.tensor([labels[0] for labels in told], dtype=torch.int64)
-
-
-def _names_of(pictures: dict[int, Path], place: Path) -> dict[int, list[str]]:
-    """By id, what a table may call a picture, from its whole path to the shortest end of it that is its own."""
-    paths = {i: Path(os.path.relpath(file, place)).parts for i, file in pictures.items()}
-    names = {i: ["/".join(parts[-n:]) for n in range(len(parts), 0, -1)] for i, parts in paths.items()}
-    times = Counter(_as_read(name) for several in names.values() for name in several)
-    return {i: [name for name in several if times[_as_read(name)] == 1] for i, several in names.items()}
-
-
-def _as_read(name: str) -> str:
-    """As `LabelFolder.read` gives it."""
-    return name.lower().removesuffix(".png").removesuffix(".npz")
-
-
-# How failures are searched
+# Conditions
 
 
 def find_recipe(
@@ -414,26 +328,26 @@ def find_recipe(
     folder: Path,
     notes: list[str],
 ) -> Recipe | None:
-    """The conditions of [conditions], as declared or as estimated from the half of field data that profiles it."""
+    """The conditions of [conditions], as declared, or as estimated from the field inputs of the profile."""
     table = config.conditions
     if table is None:
         return None
     if len(train.shape) != 3:
-        raise ValueError(f"conditions are for images, and inputs have the shape {tuple(train.shape)}; leave them out")
+        raise ValueError(f"conditions are for images, but inputs have the shape {tuple(train.shape)}; leave them out")
     severities = {name: s.severity() for name, s in table.severities.items()}
     declared = Recipe(severities=severities, bounds=model.bounds, padding=table.padding)
     if not table.estimate:
         return declared
-    found = _estimated(declared, train, arrived, folder / "conditions", config.run.seed)
+    found = _estimate(declared, train, arrived, folder / "conditions", config.run.seed)
     notes.append(str(found))
     kept = {name: s for name, s in found.recipe.severities.items() if s.low < 0 or s.high > 0}
     return replace(found.recipe, severities=kept) if kept else None
 
 
-def _estimated(
+def _estimate(
     widest: Recipe, train: Samples, arrived: Callable[[int], Samples], folder: Path, seed: int
 ) -> FittedConditions:
-    """Estimated once; a campaign that goes on keeps what it began with, also where more of the field has arrived."""
+    """Conditions estimated once; a resumed campaign keeps them, even if more of the field has arrived."""
 
     def fit() -> FittedConditions:
         seen = arrived(0).split(profile=0.5, assessment=0.5)["profile"]
@@ -444,76 +358,19 @@ def _estimated(
         return run.step("estimated", FittedConditions, fit)
 
 
-def make_moves(config: Config, train: Samples, recipe: Recipe | None, notes: list[str]) -> Moves:
-    """Conditions first, where there are any; then a gradient search for each radius; then what is bred."""
-    table = config.generate
-    moves: Moves = {} if recipe is None else {"conditions": partial(ConditionMove, recipe=recipe)}
-    for radius in table.radii if table.radii is not None else default_radii(train, table.norm, notes):
-        moves[f"gradient-{radius:g}"] = partial(GradientMove, radius=radius, norm=table.norm, steps=table.steps)
-    for name in ("genetic", "patterns"):
-        if getattr(table, name) and len(train.shape) != 3:
-            raise ValueError(f"[generate] {name} is for images, and inputs have the shape {tuple(train.shape)}")
-    if table.genetic:
-        moves["genetic"] = partial(GeneticMove, radius=GENETIC_RADIUS * _range(train))
-    for pattern in dict.fromkeys(table.patterns):
-        radius = PATTERN_RADIUS * _range(train)
-        fuzz = UncertaintyFuzz(pattern=pattern, radius=radius, population=MEMBERS, generations=GENERATIONS)
-        moves[f"uncertainty-{pattern}"] = partial(unguided, fuzz)
-    if not moves:
-        raise ValueError("[generate]: there must be something to search with; give radii, or declare conditions")
-    return moves
-
-
-def default_radii(train: Samples, norm: str, notes: list[str]) -> list[float]:
-    """Two radii that fit the inputs, at which cases keep their labels.
-
-    For images, shares of their range, in L2 for each of an input's values. For tables, shares of a column's spread, in
-    L2 whatever the number of columns: how far an input lies from another class depends on how well classes can be told
-    apart, not on how many columns it takes. The shares were found on Gaussian classes of 10 and 30 columns, plain or
-    with heavy tails, standardised or scaled to [0, 1], whose best rule is known and wrong on 4 % of inputs, with PGD on
-    networks that are wrong on 5 to 31 %. Of all cases 99 % stay on the side of the rule that their seeds are on. Of the
-    failures among them it is 96 % at the smaller radius and 93 % at the larger one, on average over eight settings, and
-    fewer (four in five) where the network is as good as the rule; at 0.25 of the spread it would be 56 to 95 %. Where
-    classes overlap by more than that, look at failures, and give radii of your own.
-    """
-    d, image = train.shape.numel(), len(train.shape) == 3
-    scale = _range(train) * math.sqrt(d) if image else _spread(train)
-    what = "the range of the training inputs" if image else "the spread of a column (its interquartile range)"
-    shares = RADII if image else TABLE_RADII
-    radii = [float(f"{share * scale / (1.0 if norm == 'l2' else math.sqrt(d)):.2g}") for share in shares]
-    notes.append(f"[generate] radii is not given: {radii} in {norm}, which fits {what}")
-    return radii
-
-
-def _spread(train: Samples) -> float:
-    """Interquartile range of a typical column: the median of those that have one, else of standard deviations."""
-    x = train.x.flatten(1).numpy()
-    low, high = np.quantile(x, (0.25, 0.75), axis=0)
-    for spreads in (high - low, x.std(0)):
-        if (spreads > 0).any():
-            return float(np.median(spreads[spreads > 0]))
-    raise ValueError("[data] train: inputs must differ, got the same values in all of them")
-
-
-def _range(train: Samples) -> float:
-    low, high = torch.aminmax(train.x)
-    return float(high - low)
-
-
-# What is told
+# Errors
 
 
 @contextmanager
-def _told_of(table: str, key: str = "") -> Iterator[None]:
-    """Name the key in what is refused."""
+def _naming_key(table: str, key: str = "") -> Iterator[None]:
+    """Put the key before the message of an error."""
     name = f"[{table}] {key}".rstrip()
     try:
         yield
     except FileNotFoundError as error:
         raise ValueError(f"{name}: there is no {error.filename or error}") from error
     except (ValueError, OSError, RuntimeError) as error:
-        why = str(error).replace("give Classifier the bounds", "set [model] bounds to the bounds")
-        raise ValueError(f"{name}: {why}") from error
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _existing(path: Path) -> Path:

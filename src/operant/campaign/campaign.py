@@ -1,67 +1,71 @@
-"""The campaign: the five steps in turns, until the model is as reliable in its field as it must be."""
+"""The campaign: its options, and the call that runs or resumes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from operant.campaign.choosing import most_covering_cases, risk_weighted_seeds
-from operant.campaign.field import FieldState
-from operant.campaign.records import About, about_of
-from operant.campaign.result import CampaignResult
+from operant.campaign.choosing import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
+from operant.campaign.field import Arrivals, FieldState
+from operant.campaign.labels import FieldLabels
+from operant.campaign.observers import OBSERVERS, Observer
+from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign
 from operant.campaign.run import CampaignRun
 from operant.data import Samples
-from operant.execution.engines import pool
-from operant.execution.events import EventHandler
+from operant.execution.engines import Engine, serial
+from operant.execution.events import EventHandler, ignore
 from operant.execution.rounds import RoundState
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
+from operant.generate import default_moves
 from operant.model import Classifier
-from operant.retrain import OperationalFinetune
-from operant.types import Fuzzer, Labeller
+from operant.retrain import OperationalFinetune, Retrainer
+from operant.types import Labeller, Move
 
-FREE = ("rounds", "cases", "labels")  # options that decide only when to stop
+MAY_CHANGE = ("rounds", "cases", "labels", "engine", "observers")  # options that may differ when a run is resumed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """Find operational failures, retrain with them, assess, and again, until pmi is as small as it must be.
+    """Find operational failures, retrain with them and assess, round after round, until pmi is small enough.
 
-    Field data are dealt by id: one half is for profile and naturalness, the other is labelled, a batch at a time, to
-    assess. Each assessed model has a bound of its own, from inputs that nothing had seen, the r-th at the level
-    α / (r (r + 1)); so whichever round the campaign ends with, its bound holds with the campaign's confidence, for
-    inputs that come as the field inputs did, independently of each other and hardly ever the same one twice. Once
-    assessed, labelled inputs serve the next rounds as monitor (`brier_monitor`), and to say where failures come from;
-    they are never learned from. A round whose retraining the monitor refuses buys some more of them.
+    Field data are split by id: one half is for the profile and naturalness, the other half is labelled in batches to
+    assess. Every assessed model gets its own bound, from inputs that nothing was learned from; the r-th bound has level
+    α / (r (r + 1)). So whichever round the campaign ends with, its bound holds with the campaign's confidence, provided
+    that field inputs are independent and hardly ever repeat. Labels that were used to assess serve later rounds as
+    monitor (`brier_monitor`) and show where failures come from; the model never learns from them. A round whose
+    retraining the monitor refuses buys some more labels.
 
-    With ``feedback``, the next round's seeds are spread over classes and cells, and over moves, in proportion to what
-    those contributed to failures, with a floor of 30 % spread as before (`allocate`).
+    With ``feedback``, seeds and moves of the next round are allocated in proportion to the failures they contributed,
+    with a floor of 30 % (`allocate`).
 
     Every finished chunk, retraining and batch of labels is on disk before the next begins. Called again with the same
-    folder the campaign goes on where it stopped, and ends as if it had not been stopped.
+    folder, the campaign resumes and ends with the same result as without the interruption.
 
     Args:
-        requirement: largest pmi that is accepted.
-        moves: by name, what `OperationalFuzz` mixes, each still without its naturalness, which is fitted to field data:
-            ``{"gradient": partial(GradientMove, radius=0.1)}``. Two radii are two moves; feedback chooses between them.
+        requirement: largest accepted pmi, the probability of misclassification per field input.
+        moves: searches that `OperationalFuzz` mixes, by name, each without its naturalness, which is fitted to field
+            data: ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` for the training data).
         confidence: of the final bound.
-        max_drop: how much clean accuracy may be lost in all.
+        max_drop: clean accuracy that may be lost in all.
         rounds, cases, labels: the budget.
-        seeds_per_round, cases_per_round: seeds to fuzz, and cases to learn from, at most.
-        label_batch: labels asked for at a time.
-        chunk: seeds of a chunk, or inputs to be assessed, after which work is on disk.
+        seeds_per_round, cases_per_round: maximum number of seeds to search from, and of cases to learn from.
+        label_batch: labels per request.
+        chunk: seeds or field inputs per chunk of work; finished chunks are on disk.
         dimensions: of the profile's codes.
-        level, mass_quantile: what makes a failure operational.
-        finetune: how to retrain; its ``monitor`` and ``max_drop`` are the campaign's.
-        when_drifted: ``"update"`` or ``"stop"``: what to do where new field inputs differ from those before.
-        feedback: whether rounds learn from each other.
-        seeds: which training inputs to start from; `risk_weighted_seeds`, or another function of its arguments.
-        choose: which operational failures to learn from; `most_covering_cases`, or another function of its arguments.
+        level, mass_quantile: a failure is operational if its naturalness is at least ``level`` and its cell mass lies
+            above this quantile of field inputs.
+        retrainer: how to retrain; any `Retrainer`.
+        when_drifted: ``"update"`` the profile or ``"stop"`` when new field inputs differ from earlier ones.
+        feedback: whether rounds learn from each other where to search.
+        seed_chooser: chooses training inputs to search from; any `SeedChooser`.
+        case_chooser: chooses operational failures to learn from; any `CaseChooser`.
+        engine: runs chunks of work (default: one after the other in this process; see `pool`).
+        observers: record what the report shows; nothing else depends on them.
 
     References:
         | Detecting Operational Adversarial Examples for Reliable Deep Learning (Zhao et al., 2021), Figure 1
@@ -69,7 +73,7 @@ class Campaign:
     """
 
     requirement: float
-    moves: Mapping[str, Callable[..., Fuzzer]]
+    moves: Mapping[str, Move] | None = None
     confidence: float = 0.95
     max_drop: float = 0.005
     rounds: int = 5
@@ -82,11 +86,13 @@ class Campaign:
     dimensions: int = 16
     level: float = 0.05
     mass_quantile: float = 0.1
-    finetune: OperationalFinetune = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
+    retrainer: Retrainer = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
     when_drifted: str = "update"
     feedback: bool = True
-    seeds: Callable[..., Samples] = risk_weighted_seeds
-    choose: Callable[..., Tensor] = most_covering_cases
+    seed_chooser: SeedChooser = risk_weighted_seeds
+    case_chooser: CaseChooser = most_covering_cases
+    engine: Engine = serial
+    observers: Sequence[Observer] = OBSERVERS
 
     def __post_init__(self) -> None:
         for name in ("requirement", "confidence"):
@@ -99,8 +105,8 @@ class Campaign:
             raise ValueError(f"max_drop must be a share from 0 to 1, got {self.max_drop}; 0.005 is half a point")
         if self.when_drifted not in ("update", "stop"):
             raise ValueError(f'when_drifted must be "update" or "stop", got {self.when_drifted!r}')
-        if not self.moves:
-            raise ValueError("there must be at least one move, got none")
+        if self.moves is not None and not self.moves:
+            raise ValueError("there must be at least one move, got none; leave moves out for the default ones")
 
     def __call__(
         self,
@@ -108,35 +114,36 @@ class Campaign:
         *,
         train: Samples,
         clean: Samples,
-        field: Samples | Callable[[int], Samples],
+        field: Samples | Arrivals,
         labeller: Labeller,
         folder: str | Path,
         seed: int = 0,
         classes: Sequence[str] = (),
-        workers: int = 1,
-        watch: EventHandler | None = None,
+        on_event: EventHandler = ignore,
     ) -> CampaignResult:
-        """Run the campaign, or go on with it.
+        """Run the campaign, or resume it.
 
         Args:
-            model: where to start from; it stays as it is.
-            train: labelled training data, to start cases from and to retrain with.
-            clean: labelled data like it that nothing learns from: the guard on clean accuracy.
-            field: inputs from use, labels not needed; or a function of the round that gives all that have arrived.
-            labeller: tells the true labels of field inputs.
+            model: the initial model; it is not changed.
+            train: labelled training data, to search from and to retrain with.
+            clean: labelled data of the same kind that nothing learns from; clean accuracy is measured on it.
+            field: field inputs, labels not needed; or a function from the number of a round to all field inputs that
+                have arrived by then.
+            labeller: gives the true labels of field inputs.
             folder: where everything is kept.
-            seed: of everything random.
-            classes: the name of each label, for the report; numbers unless given.
-            workers: processes that chunks are spread over.
-            watch: is told what happens.
+            seed: random seed.
+            classes: the name of each label, for the report (default: its number).
+            on_event: called with every progress event.
         """
-        _check(model, train, clean)
-        signature = signature_of(self, free=FREE, seed=seed, model=model, train=train, clean=clean)
-        arrived = field if callable(field) else lambda _: field
+        _check_data(model, train, clean)
+        moves = dict(default_moves(train) if self.moves is None else self.moves)
+        parts = {"seed": seed, "model": model, "train": train, "clean": clean}
+        signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature) as run:
-            run.step("about", About, partial(about_of, model, train, clean, names=classes))
-            view = FieldState(
-                arrived,
+            describe = partial(describe_campaign, self._requirement, model, train, clean)
+            run.step("info", CampaignInfo, partial(describe, names=classes, feedback=self.feedback))
+            field_state = FieldState(
+                field if callable(field) else lambda number: field,
                 model,
                 torch.cat([train.ids, clean.ids]),
                 run,
@@ -144,21 +151,26 @@ class Campaign:
                 dimensions=self.dimensions,
                 follow=self.when_drifted == "update",
             )
-            loop = RoundState(
-                run,
-                model,
-                guard=clean,
-                max_drop=self.max_drop,
-                seed=seed,
-                engine=pool(workers),
-                watch=watch or (lambda event: None),
+            state = RoundState(
+                run, model, clean=clean, max_drop=self.max_drop, seed=seed, engine=self.engine, on_event=on_event
             )
-            done = CampaignRun(self, view, loop, train, labeller).run()
-            run.deliver(done.model, done.suite)
-            return done
+            labels = FieldLabels(self, labeller, field_state, state)
+            result = CampaignRun(self, moves, train, field=field_state, state=state, labels=labels).run()
+            run.deliver(result.model, result.suite)
+            return result
+
+    @property
+    def _requirement(self) -> Requirement:
+        return Requirement(
+            pmi=self.requirement,
+            confidence=self.confidence,
+            max_drop=self.max_drop,
+            level=self.level,
+            mass_quantile=self.mass_quantile,
+        )
 
 
-def _check(model: Classifier, train: Samples, clean: Samples) -> None:
+def _check_data(model: Classifier, train: Samples, clean: Samples) -> None:
     for name, part in (("train", train), ("clean", clean)):
         if len(part) == 0:
             raise ValueError(f"there are no {name} samples; give at least one")

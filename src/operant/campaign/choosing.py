@@ -1,87 +1,104 @@
-"""The parts of a round that can be replaced: what to start from, what to search with, and what to learn from."""
+"""Which seeds a round starts from, and which failures it learns from; both can be replaced by your own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from operant import select
-from operant.campaign.feedback import Decision, reweighted
+from operant.campaign.feedback import reweighted
 from operant.campaign.field import FieldState
+from operant.campaign.records import SearchShares
 from operant.data import Samples
-from operant.measure import Naturalness
 from operant.model import Classifier
 from operant.profile import Profile
 from operant.seeds import combine, draw, margin_risk, risk_of
 from operant.suite import Suite
-from operant.types import Fuzzer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """How the seeds of a round are spread, and what was decided about it."""
+class SeedChooser(Protocol):
+    """Chooses the training inputs that a round searches from."""
 
-    classes: tuple[float, ...]
-    cells: tuple[float, ...]
-    moves: dict[str, float]
-    decisions: tuple[Decision, ...] = ()
+    def __call__(
+        self,
+        model: Classifier,
+        inputs: Samples,
+        n: int,
+        *,
+        field: FieldState,
+        shares: SearchShares,
+        generator: torch.Generator,
+    ) -> Samples:
+        """At most n of the labelled inputs, all of which the model classifies correctly."""
+
+
+class CaseChooser(Protocol):
+    """Chooses the operational failures that a round learns from."""
+
+    def __call__(
+        self,
+        model: Classifier,
+        failures: Suite,
+        n: int,
+        *,
+        profile: Profile,
+        learned: Samples,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """n different row numbers of the failures; ``learned`` are the cases of earlier rounds."""
 
 
 def risk_weighted_seeds(
-    model: Classifier, inputs: Samples, n: int, *, view: FieldState, shares: Shares, generator: torch.Generator
+    model: Classifier,
+    inputs: Samples,
+    n: int,
+    *,
+    field: FieldState,
+    shares: SearchShares,
+    generator: torch.Generator,
 ) -> Samples:
-    """Draw seeds where use and weakness meet: likely in the field, with a small margin, spread as was decided.
+    """Draw seeds that are likely in the field and have a small margin, with the given shares of classes and cells.
+
+    A `SeedChooser`.
 
     Args:
-        model: as it is now.
-        inputs: labelled, which it gets right.
-        n: how many seeds, at most.
-        view: what is known of the field.
+        model: the current model.
+        inputs: labelled training inputs that it classifies correctly.
+        n: maximum number of seeds.
+        field: the current field.
         shares: of classes and cells.
-        generator: draws.
+        generator: random numbers.
     """
-    weights = combine(view.profile.weights(inputs), risk_of(model, inputs, margin_risk))
-    weights = reweighted(weights, view.cells(inputs.x), torch.tensor(shares.cells))
+    weights = combine(field.profile.weights(inputs), risk_of(model, inputs, margin_risk))
+    weights = reweighted(weights, field.cells(inputs.x), torch.tensor(shares.cells))
     weights = reweighted(weights, inputs.labels.cpu(), torch.tensor(shares.classes))
     n = min(n, int((weights > 0).sum()))
     return draw(inputs, weights, n, design="sequential", generator=generator).samples(inputs)
 
 
-def unguided(fuzz: Fuzzer, *, naturalness: Naturalness) -> Fuzzer:
-    """A fuzzer that naturalness does not guide, as a move: ``partial(unguided, UncertaintyFuzz(pattern="HL"))``.
-
-    What it finds is rated by naturalness all the same, and only what is operational is learned from.
-
-    Args:
-        fuzz: any; its benign cases are dropped.
-        naturalness: of field inputs, which every move of a campaign is given.
-    """
-    return fuzz
-
-
 def most_covering_cases(
-    model: Classifier, good: Suite, n: int, *, profile: Profile, learned: Samples, generator: torch.Generator
+    model: Classifier, failures: Suite, n: int, *, profile: Profile, learned: Samples, generator: torch.Generator
 ) -> Tensor:
-    """Choose failures that together cover most, far from what was learned from.
+    """Choose failures that together cover most of the failures, far from cases that were learned before.
 
-    Seeds are drawn as the field has their like, so each failure stands for the same share of it.
+    A `CaseChooser`. Seeds are drawn as the field is distributed, so each failure stands for the same share of it.
 
     Args:
-        model: as it is now.
-        good: operational failures.
-        n: how many to choose; no more than there are.
+        model: the current model.
+        failures: operational failures.
+        n: how many to choose, at most ``len(failures)``.
         profile: of the field.
-        learned: cases so far.
-        generator: settles ties.
+        learned: cases of earlier rounds.
+        generator: breaks ties.
 
     Returns:
         n row numbers.
     """
-    codes, covered = (profile.encode(x).detach() for x in (good.x, learned.x))
+    codes, covered = (profile.encode(x).detach() for x in (failures.x, learned.x))
     return select.operational(
-        torch.ones(len(good)),
+        torch.ones(len(failures)),
         n,
         codes=codes,
         covered=covered if len(covered) else None,

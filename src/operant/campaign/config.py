@@ -1,7 +1,8 @@
-"""A campaign as a file: what ``operant.toml`` may say, and what is told where it is wrong."""
+"""The configuration of a campaign, ``operant.toml``: its tables and keys, and clear errors where it is wrong."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from operant.campaign.observers import OBSERVERS
 from operant.conditions import CONDITIONS, Severity, fixed, half_normal, normal, uniform
 
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -20,7 +22,7 @@ Size = Annotated[tuple[Count, Count], Field(strict=False)]
 
 
 class Table(BaseModel):
-    """A table of the file: types as they are written, and no other keys."""
+    """A table of the file: strict types, no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -29,45 +31,45 @@ class ModelTable(Table):
     """The classifier to test and harden."""
 
     module: str
-    """what builds the torch module without arguments, as "package.module:callable" or "file.py:callable" names it"""
+    """builds the torch module without arguments, as "package.module:callable" or "file.py:callable" names it"""
     weights: str | None = None
     """safetensors file with its weights"""
     bounds: Pair = (0.0, 1.0)
     """smallest and largest value of an input"""
     mean: float | list[float] | None = None
-    """what the module expects subtracted: a number, or a list with one a channel"""
+    """subtracted from inputs before the module: a number, or a list with one per channel"""
     std: float | list[float] | None = None
-    """what it expects divided by, likewise"""
+    """inputs are divided by it: a number, or a list with one per channel"""
     batch_size: Count = 256
     """rows computed at once"""
 
 
 class DataTable(Table):
-    """Files: npz with x and y, or folders of pictures, one folder a class; field data also without labels."""
+    """Files: npz with x and y, or folders of images, one folder per class; field data may have no labels."""
 
     train: str
-    """labelled training data: what cases are made from, and what is retrained with"""
+    """labelled training data, to make cases from and to retrain with"""
     clean: str | None = None
-    """labelled data that nothing learns from, to guard clean accuracy"""
+    """labelled data that nothing learns from, to measure clean accuracy"""
     clean_share: Share = 0.1
-    """without clean, the share of train that is held out in its place"""
+    """share of train that is held out as clean, if clean is not given"""
     field: str | list[str]
-    """inputs from use, labels not needed; patterns such as "field/*.npz" are looked at again in every round"""
+    """field inputs, labels not needed; patterns such as "field/*.npz" are read again in every round"""
     size: Size | None = None
-    """height and width that pictures are resized to"""
+    """height and width that images are resized to"""
     classes: list[str] | None = None
     """the name of each label, in order, for the report"""
 
 
 class LabelsTable(Table):
-    """Who tells the true labels of field inputs: one of the three."""
+    """Where the true labels of field inputs come from: exactly one of the three."""
 
     file: str | None = None
-    """npz file with x and y, or csv file with name,label, where names are ids or files of pictures"""
+    """npz file with x and y, or csv file with name,label, where names are ids or image files"""
     callable: str | None = None
-    """function from Samples to a tensor of their labels, as "module:function" or "file.py:function" names it"""
+    """function from Samples to a tensor of labels, as "module:function" or "file.py:function" names it"""
     folder: str | None = None
-    """where inputs are written for people to label; run again when they are"""
+    """folder where inputs are written for people to label; run again when they are labelled"""
 
     @model_validator(mode="after")
     def _one(self) -> LabelsTable:
@@ -77,37 +79,37 @@ class LabelsTable(Table):
 
 
 class RequirementTable(Table):
-    """What the model must keep."""
+    """What the model must achieve."""
 
     pmi: Share
-    """largest share of field inputs that may be misclassified, such as 0.01"""
+    """largest accepted share of misclassified field inputs, such as 0.01"""
     confidence: Share = 0.95
-    """of the bound that shows it"""
+    """confidence of the bound"""
     max_drop: Annotated[float, Field(ge=0, le=1)] = 0.005
-    """clean accuracy that may be lost in all; 0.005 is half a point"""
+    """clean accuracy that may be lost in total; 0.005 is half a point"""
 
 
 class BudgetTable(Table):
-    """What it may cost."""
+    """What the campaign may cost."""
 
     rounds: Count = 5
-    """at most"""
+    """maximum number of rounds"""
     cases: Count = 5000
-    """failures to learn from, in all"""
+    """failures to learn from, in total"""
     labels: Count = 400
-    """of field inputs, in all"""
+    """labels of field inputs, in total"""
     seeds_per_round: Count = 500
-    """training inputs to search around in each round"""
+    """training inputs to search from, per round"""
     cases_per_round: Count = 300
-    """failures to learn from in each round, at most"""
+    """failures to learn from, at most, per round"""
     label_batch: Count = 25
-    """labels asked for at a time"""
+    """labels per request"""
     chunk: Count = 100
-    """seeds of a chunk, or inputs to be assessed, after which work is on disk"""
+    """seeds or field inputs per chunk of work; finished chunks are on disk"""
 
 
 class SeverityTable(Table):
-    """How likely each severity of a condition is: one of four kinds, with what belongs to it."""
+    """The distribution of a condition's severity: one of four kinds, with its own keys."""
 
     normal: Positive | None = None
     half_normal: Positive | None = None
@@ -130,7 +132,7 @@ class SeverityTable(Table):
         return self
 
     def severity(self) -> Severity:
-        """The distribution that is meant."""
+        """The distribution."""
         if self.normal is not None:
             mean = 0.0 if self.mean is None else self.mean
             return normal(self.normal, mean=mean, low=self.low, high=self.high, absent=self.absent)
@@ -151,26 +153,25 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 class ConditionsTable(Table):
-    """What happens to images in use, for instance rotation = {normal = 12}; leave it out where nothing is known."""
+    """What happens to images in the field, for instance rotation = {normal = 12}; leave it out if nothing is known."""
 
     estimate: bool = False
-    """whether the conditions are the strongest that could be, and how strong they are is estimated from field data"""
+    """whether the given severities are upper limits, and the actual ones are estimated from field data"""
     padding: Literal["border", "reflection", "zeros"] = "border"
-    """what lies outside an image: "zeros", "reflection", or "border" (its outermost pixels go on)"""
+    """what fills the area outside an image: "zeros", "reflection", or "border" (its outermost pixels)"""
     severities: dict[str, SeverityTable] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _gathered(cls, given: Any) -> Any:
-        """Conditions stand in the file beside the other keys."""
+        """Collect the conditions, which stand in the table beside the other keys."""
         if not isinstance(given, dict):
             return given
         own = ("estimate", "padding")
         if unknown := [name for name in given if name not in (*own, *CONDITIONS)]:
-            told = "; ".join(f"there is no condition {n}{_meant(n, [*CONDITIONS, *own])}" for n in unknown)
-            raise ValueError(
-                f"{told}; there are {', '.join(n for n in CONDITIONS if '/' not in n)}, c/fog and its like"
-            )
+            problems = "; ".join(f"there is no condition {n}{_suggestion(n, [*CONDITIONS, *own])}" for n in unknown)
+            known = ", ".join(n for n in CONDITIONS if "/" not in n)
+            raise ValueError(f"{problems}; there are {known}, and corruptions such as c/fog")
         conditions = {name: value for name, value in given.items() if name not in own}
         return {name: given[name] for name in own if name in given} | {"severities": conditions}
 
@@ -182,66 +183,80 @@ class ConditionsTable(Table):
 
 
 class GenerateTable(Table):
-    """How failures are searched. Declared conditions are one move, each radius of the gradient search another."""
+    """How to search for failures. The declared conditions are one move, each radius of the gradient search another."""
 
     radii: list[Positive] | None = None
-    """of the gradient search, in input units; [] for none; unless given, two that fit the training inputs"""
+    """radii of the gradient search, in input units; [] for none (default: two that fit the training inputs)"""
     norm: Literal["l2", "linf"] = "l2"
-    """of the radii, "l2" or "linf", which changes all values alike"""
+    """norm of the radii, either "l2" or "linf", with a limit per value"""
     steps: Count = 10
-    """of the gradient search"""
+    """steps of the gradient search"""
     genetic: bool = False
-    """breed cases without gradients as well; slow, for images"""
+    """also search with a genetic algorithm, without gradients; slow, for images"""
     patterns: list[Literal["HL", "HH", "LL"]] = []
-    """breed failures for uncommon patterns of uncertainty as well, ["HL"] for sure and wrong; slow, needs dropout"""
+    """also search for uncommon patterns of uncertainty, ["HL"] for certain but wrong; slow, needs dropout"""
+    moves: dict[str, str] = {}
+    """your own moves by name: functions that return a fuzzer, as "file.py:function" names them"""
     dimensions: Count = 16
-    """of the profile's codes"""
+    """dimensions of the profile's codes"""
     level: Share = 0.05
-    """p-value from which a failure is natural"""
+    """smallest naturalness (p-value) of an operational failure"""
     mass_quantile: Part = 0.1
-    """share of use that must lie where it is no denser than around a failure"""
+    """minimum density quantile of an operational failure among field inputs"""
 
 
 class RetrainTable(Table):
     """How the model learns from failures."""
 
+    method: str | None = None
+    """your own retrainer in place of the built-in one and the keys below, as "file.py:function" names it"""
     epochs: Count = 10
-    """of each round, at most"""
+    """maximum number of epochs per round"""
     steps: Count | None = None
-    """of an epoch; unless given, as many as the training data need"""
+    """steps per epoch (default: enough to use all training data once)"""
     batch_size: Count = 64
-    """rows of a step"""
+    """rows per step"""
     learning_rate: Positive = 1e-3
-    """at its highest"""
+    """highest learning rate"""
     optimiser: Literal["adam", "sgd"] = "adam"
-    """either "adam" or "sgd" with momentum"""
+    """either "adam", or "sgd" with momentum"""
     case_share: Part = 0.25
-    """of the rows that are failures"""
+    """share of rows that are failures"""
     cap: Annotated[float, Field(ge=1)] = 10.0
-    """how much oftener than the average a failure may be drawn"""
+    """maximum sampling weight of a failure, relative to the mean"""
     ema: Part = 0.0
-    """if above 0, the running average of the weights is kept"""
+    """decay of the running average of weights; 0 for none"""
     patience: Count = 3
-    """epochs without a better one, after which to stop"""
+    """stop after this many epochs without improvement"""
+
+    @model_validator(mode="after")
+    def _either(self) -> RetrainTable:
+        if self.method is not None and (others := self.model_fields_set - {"method"}):
+            raise ValueError(
+                f"method replaces the other keys, got {', '.join(sorted(others))} too; set them in {self.method}"
+            )
+        return self
 
 
 class RunTable(Table):
     """Where and how to run."""
 
     folder: str = "operant-run"
-    """where everything is kept; run again, it goes on from there"""
+    """where everything is kept; running again resumes from it"""
     seed: Annotated[int, Field(ge=0)] = 0
-    """of everything random"""
+    """random seed"""
     workers: Count = 1
-    """processes; the result is the same with any number"""
+    """number of processes; does not change the result"""
     feedback: bool = True
     """whether rounds learn from each other where to search"""
     when_drifted: Literal["update", "stop"] = "update"
-    """whether to "update" the profile or to "stop" where new field inputs differ from those before"""
+    """whether to "update" the profile or to "stop" when new field inputs differ from earlier ones"""
+    observers: list[str] = [observer.name for observer in OBSERVERS]
+    """sections that the report adds, each at some cost; [] for none"""
 
 
 class Config(Table):
-    """All that ``operant.toml`` says; made by `load_config`."""
+    """The whole of ``operant.toml``; read by `load_config`."""
 
     model: ModelTable
     data: DataTable
@@ -255,7 +270,7 @@ class Config(Table):
     _place: Path = PrivateAttr(default_factory=Path.cwd)
 
     def path(self, name: str) -> Path:
-        """A path of the file: relative ones are relative to the file."""
+        """A path named in the file; relative paths start from the file's folder."""
         return self._place / Path(name).expanduser()
 
 
@@ -273,61 +288,66 @@ TABLES: dict[str, type[Table]] = {
 
 
 def load_config(path: str | Path) -> Config:
-    """Read ``operant.toml``; whatever is wrong in it is told at once, a line for each key."""
+    """Read ``operant.toml``; all problems are reported together, one line per key."""
     path = Path(path)
     if path.is_dir():
         path = path / "operant.toml"
     if not path.is_file():
         raise ValueError(f"there is no {path}; `operant init` writes one to start from")
     try:
-        page = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable TOML: {error}; {_advice(str(error))}") from None
+        text = path.read_text(encoding="utf-8-sig")
+        page = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not readable TOML: {error}; save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not readable TOML: {error}; {_advice(text)}") from None
     try:
         config = Config.model_validate(page)
     except ValidationError as error:
-        told = _sentences(error)
-        raise ValueError(f"{path}: {told[0]}" if len(told) == 1 else "\n  ".join([f"{path}:", *told])) from None
+        problems = _problems(error)
+        one = len(problems) == 1
+        raise ValueError(f"{path}: {problems[0]}" if one else "\n  ".join([f"{path}:", *problems])) from None
     config._place = path.parent.resolve()
     return config
 
 
-# What is told
+# Errors
 
 
-def _advice(error: str) -> str:
+def _advice(page: str) -> str:
     """What to do about TOML that cannot be read."""
-    if error.startswith("Cannot declare"):
-        return "a table stands in the file once: change the keys of the one that is there, in place"
-    if error.startswith("Cannot overwrite"):
-        return "a key stands in its table once: change the one that is there, in place"
-    return "words stand in quotes, lists in [ ]"
+    tables = [line.strip() for line in page.splitlines() if re.fullmatch(r"\s*\[[\w.]+\]\s*(#.*)?", line)]
+    if len(tables) > len(set(tables)):
+        return "a table may appear only once: change the keys of the first one in place"
+    return "a key may appear only once per table, strings are in quotes, lists in [ ]"
 
 
-def _sentences(error: ValidationError) -> list[str]:
-    """What is wrong, a sentence for each key."""
-    told: list[str] = []
-    wanted: dict[str, list[str]] = {}  # by key, all that it could have been
-    came: dict[str, str] = {}
+def _problems(error: ValidationError) -> list[str]:
+    """One sentence per key that is wrong."""
+    problems: list[str] = []
+    wanted: dict[str, list[str]] = {}  # by key, every type that would be accepted
+    given: dict[str, str] = {}
     for e in error.errors(include_url=False):
         place = [str(part) for part in e["loc"] if part != "severities"]
         if e["type"] == "extra_forbidden":
-            told.append(_unknown(place))
+            problems.append(_unknown(place))
         elif e["type"] == "missing" and isinstance(e["loc"][-1], str):
-            told.append(f"{_named(place)} is missing{_meaning(place)}")
+            problems.append(f"{_key_name(place)} is missing{_meaning(place)}")
         elif e["type"] == "value_error":
-            told.append(f"{_named(place)}: {e['msg'].removeprefix('Value error, ')}")
+            problems.append(f"{_key_name(place)}: {e['ctx']['error']}")
         else:
             must = TYPES.get(e["type"], e["msg"].removeprefix("Input should be "))
-            wanted.setdefault(_named(place), []).append(f"{must[:1].lower()}{must[1:]}")
-            came[_named(place)] = f"{e['input']!r:.80}"
-    return told + [f"{name} must be {' or '.join(dict.fromkeys(w))}, got {came[name]}" for name, w in wanted.items()]
+            wanted.setdefault(_key_name(place), []).append(f"{must[:1].lower()}{must[1:]}")
+            given[_key_name(place)] = f"{e['input']!r:.80}"
+    return problems + [
+        f"{name} must be {' or '.join(dict.fromkeys(w))}, got {given[name]}" for name, w in wanted.items()
+    ]
 
 
 TYPES = {
     "float_type": "a number",
     "int_type": "a whole number",
-    "string_type": "a word in quotes",
+    "string_type": "a string in quotes",
     "bool_type": "true or false",
     "list_type": "a list",
     "tuple_type": "a list",
@@ -337,8 +357,8 @@ TYPES = {
 }
 
 
-def _named(place: list[str]) -> str:
-    """``[table] key``; what follows a key is which of several types was tried, or which item of a list is meant."""
+def _key_name(place: list[str]) -> str:
+    """``[table] key``; later parts only say which of several types was tried, or which item of a list is meant."""
     table, *rest = place
     return f"[{table}] {'.'.join(rest if table == 'conditions' else rest[:1])}".rstrip()
 
@@ -351,17 +371,17 @@ def _meaning(place: list[str]) -> str:
 
 
 def _unknown(place: list[str]) -> str:
-    """A key or table that there is not, with the one that was probably meant."""
+    """An unknown key or table, with the one that was probably meant."""
     *outer, name = place
     homes = " or ".join(f"[{table}]" for table, kind in TABLES.items() if name in kind.model_fields)
     belongs = f"; the key {name} belongs to {homes}" if homes else ""
     if not outer:
         tables = [f"[{table}]" for table in TABLES]
-        return f"there is no table [{name}]{belongs or _meant(f'[{name}]', tables)}; there are {', '.join(tables)}"
+        return f"there is no table [{name}]{belongs or _suggestion(f'[{name}]', tables)}; there are {', '.join(tables)}"
     known = list((TABLES[outer[0]] if len(outer) == 1 else SeverityTable).model_fields)
-    return f"{_named(outer)} has no key {name}{_meant(name, known) or belongs}; it has {', '.join(known)}"
+    return f"{_key_name(outer)} has no key {name}{_suggestion(name, known) or belongs}; it has {', '.join(known)}"
 
 
-def _meant(name: str, known: list[str]) -> str:
+def _suggestion(name: str, known: list[str]) -> str:
     near = get_close_matches(name.lower(), known, n=1)
     return f" (did you mean {near[0]}?)" if near else ""

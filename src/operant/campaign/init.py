@@ -1,4 +1,4 @@
-"""The first ``operant.toml``: looks at the user's files, without running any, and fills in what it finds."""
+"""``operant init``: writes the first ``operant.toml`` from the files in a folder, without running any code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,19 +23,19 @@ from operant.networks.weights import PICKLED, conversion
 from operant.results import write_atomically
 
 NAME = "operant.toml"
-DEEP = 3  # folders below the user's that are looked into
-MOST = 5000  # files and folders that are looked at
+MAX_DEPTH = 3  # levels of folders that are searched
+MAX_FILES = 5000  # files and folders that are searched
 MODULES = ("Module", "Sequential")
-BUILDS = re.compile(r"(?i)^((build|make|create|get|load)_?\w*)?(model|net|network|classifier)$")
+BUILDER_NAME = re.compile(r"(?i)^((build|make|create|get|load)_?\w*)?(model|net|network|classifier)$")
 ROLES = {
     "train": re.compile(r"(?i)(^|[^a-z])train"),
     "clean": re.compile(r"(?i)(^|[^a-z])(clean|val|valid|validation|test|holdout)([^a-z]|$)"),
     "field": re.compile(r"(?i)(^|[^a-z])(field|live|prod|production|use|usage|operation|operational)([^a-z]|$)"),
 }
 LABELS = re.compile(r"(?i)(^|[^a-z])labels?([^a-z]|$)")
-LEFT_OUT = re.compile(r"^([._].*|.*venv.*|site-packages|node_modules|operant-.*|to_label|round-\d+)$")
+IGNORED = re.compile(r"^([._].*|.*venv.*|site-packages|node_modules|operant-.*|to_label|round-\d+)$")
 MISSING = "NOT FOUND"
-WIDE = 120
+LINE_LENGTH = 120
 EXAMPLES = {
     ("model", "module"): "net.py:Net",
     ("model", "weights"): "model.safetensors",
@@ -50,6 +50,8 @@ EXAMPLES = {
     ("labels", "callable"): "labels.py:label",
     ("labels", "folder"): "to_label",
     ("generate", "radii"): [0.5, 1.0],
+    ("generate", "moves"): {"fog": "my_moves.py:fog"},
+    ("retrain", "method"): "my_training.py:retrain",
     ("retrain", "steps"): 100,
 }
 SEVERITIES = {
@@ -71,21 +73,21 @@ SEVERITIES = {
     "impulse_noise": "{half_normal = 0.02}",
     "jpeg": "{uniform = [0, 2]}",
 }
-KINDS = (
-    "Some that there are, each with what its severity is. How likely it is: normal, its standard deviation around 0; "
-    "half_normal, the same above 0; uniform, from and to; or fixed. absent is the share of images without it."
+SEVERITY_HELP = (
+    "Some conditions, each with the unit of its severity. Distributions: normal (standard deviation around 0), "
+    "half_normal (the same, above 0), uniform (from, to) or fixed. absent is the share of images without the condition."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What lies in a folder that a campaign could use.
+class FolderContents:
+    """Files in a folder that a campaign could use.
 
     Attributes:
-        values: by table and key, what goes into the file.
-        others: by table and key, what would have done as well.
-        shape: of one training input; empty if it is not known.
-        pickled: weights as torch.save writes them, which have to be converted.
+        values: what goes into the file, by table and key.
+        others: alternatives, by table and key.
+        shape: of one training input; empty if unknown.
+        pickled: weights written by torch.save, which must be converted.
     """
 
     values: dict[tuple[str, str], Any] = field(default_factory=dict)
@@ -95,21 +97,21 @@ class Found:
 
     @property
     def missing(self) -> list[str]:
-        """Keys that have no default and that nothing was found for."""
+        """Required keys without a value."""
         needed = [(t, k) for t, kind in TABLES.items() for k, f in kind.model_fields.items() if f.is_required()]
         return [f"[{t}] {k}" for t, k in needed if (t, k) not in self.values]
 
 
-def write_example(folder: str | Path) -> tuple[Path, Found]:
-    """Write an example ``operant.toml`` into a folder; one that is there already is never touched."""
+def write_example(folder: str | Path) -> tuple[Path, FolderContents]:
+    """Write an example ``operant.toml`` into a folder; an existing one is never changed."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; name the one that holds your model and data")
+        raise ValueError(f"there is no folder {folder}; give the one with your model and data")
     path = folder / NAME
-    taken = f"{path} is already there and stays as it is; edit it, or move it away and run this again"
+    taken = f"{path} exists already and was not changed; edit it, or move it away and run this again"
     if path.exists():
         raise ValueError(taken)
-    found = look(folder)
+    found = search_folder(folder)
     try:
         write_atomically(path, example(found).encode(), overwrite=False)
     except FileExistsError:
@@ -117,11 +119,11 @@ def write_example(folder: str | Path) -> tuple[Path, Found]:
     return path, found
 
 
-# What there is
+# Finding files
 
 
-def look(folder: Path) -> Found:
-    """Look through a folder and those below for data, weights and code; nothing is imported."""
+def search_folder(folder: Path) -> FolderContents:
+    """Search a folder and those below for data, weights and code; nothing is imported."""
     values: dict[tuple[str, str], Any] = {}
     others: dict[tuple[str, str], tuple[str, ...]] = {}
     files = list(_walk(folder))
@@ -142,25 +144,25 @@ def look(folder: Path) -> Found:
         values["labels", "folder"] = "to_label"
     values["requirement", "pmi"] = 0.05
     pickled = () if ("model", "weights") in values else tuple(p.as_posix() for p in files if p.suffix in PICKLED)
-    return Found(values=values, others={k: v for k, v in others.items() if v}, shape=shape, pickled=pickled)
+    return FolderContents(values=values, others={k: v for k, v in others.items() if v}, shape=shape, pickled=pickled)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Paths below a folder, relative to it, in the order of their names; what is hidden or ours is left out."""
+    """Paths below a folder, relative to it, by name; hidden files and files of Operant are left out."""
     seen = 0
     for root, folders, files in os.walk(folder):
         here = Path(root).relative_to(folder)
-        folders[:] = sorted(f for f in folders if not LEFT_OUT.match(f)) if len(here.parts) < DEEP else []
+        folders[:] = sorted(f for f in folders if not IGNORED.match(f)) if len(here.parts) < MAX_DEPTH else []
         for name in sorted([*folders, *files]):
-            if not LEFT_OUT.match(name):
+            if not IGNORED.match(name):
                 yield here / name
                 seen += 1
-        if seen > MOST:
+        if seen > MAX_FILES:
             return
 
 
 def _candidates(folder: Path, files: Sequence[Path]) -> dict[tuple[str, str], list[str]]:
-    """By key, all that would do, the likeliest first."""
+    """All candidates by key, the most likely first."""
     labels = [path for path in files if _named_labels(path) and _holds_labels(folder / path)]
     data = {path: kind for path in files if path not in labels and (kind := _kind(folder / path))}
     by_role: dict[str, list[str]] = {"train": [], "clean": [], "field": []}
@@ -183,7 +185,7 @@ def _candidates(folder: Path, files: Sequence[Path]) -> dict[tuple[str, str], li
 
 
 def _field(found: list[str], by_role: dict[str, list[str]]) -> list[str]:
-    """Field data: npz files in a folder of their own are a pattern, so that more of them can arrive."""
+    """Field data: npz files in a folder of their own become a pattern, so that more can arrive."""
     folders = dict.fromkeys(Path(p).parent for p in found if p.endswith(".npz"))
     patterns = [f"{folder.as_posix()}/*.npz" for folder in folders if ROLES["field"].search(folder.name)]
     named = [p for p in found if Path(p).parent.name and f"{Path(p).parent.as_posix()}/*.npz" in patterns]
@@ -192,7 +194,7 @@ def _field(found: list[str], by_role: dict[str, list[str]]) -> list[str]:
 
 
 def _kind(path: Path) -> str:
-    """What a file or folder holds: "parts" of a data set, "labelled" or "unlabelled" inputs, or nothing of use."""
+    """What a file or folder contains: "parts" of a data set, "labelled" or "unlabelled" inputs, or nothing useful."""
     if path.is_dir():
         inside = sorted(path.iterdir())
         if any(_is_picture(p) for p in inside):
@@ -208,7 +210,7 @@ def _kind(path: Path) -> str:
 
 
 def _in_class(path: Path) -> bool:
-    """Whether a folder of pictures is one of several side by side: a class."""
+    """Whether a folder of images is one of several side by side: a class."""
     beside = [p for p in path.parent.iterdir() if p.is_dir() and p != path]
     roles = any(pattern.search(path.name) for pattern in ROLES.values())
     return not roles and any(any(_is_picture(q) for q in p.iterdir()) for p in beside)
@@ -219,7 +221,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def _roles(path: Path, kind: str) -> list[str]:
-    """What a file can serve as, by what it holds and by its name or its folder's."""
+    """Roles of a file, by its contents and by its name or its folder's."""
     if kind.startswith("parts"):
         names = kind.split()[1:]
         clean = "x_test" in names and "y_test" in names
@@ -242,12 +244,12 @@ def _names(path: Path) -> set[str]:
 def _arrays(path: Path) -> dict[str, Any]:
     try:
         return read_npz(path)
-    except (ValueError, OSError):  # `operant run` will tell
+    except (ValueError, OSError):  # `operant run` reports it
         return {}
 
 
 def _bounds(x: np.ndarray[Any, Any]) -> list[float]:
-    """Whole numbers that floats lie between, where these do not lie in [0, 1]; uint8 is brought there."""
+    """Whole numbers that floats lie between, unless they lie in [0, 1]; uint8 is scaled to [0, 1]."""
     if x.dtype.kind != "f" or x.size == 0:
         return []
     low, high = float(x.min()), float(x.max())
@@ -255,24 +257,24 @@ def _bounds(x: np.ndarray[Any, Any]) -> list[float]:
 
 
 def _named_labels(path: Path) -> bool:
-    """Whether a file is called labels, but not those of training data, and does not lie among field inputs."""
+    """Whether a file is named labels, does not belong to training data, and is not among field inputs."""
     other = any(ROLES[role].search(path.stem) for role in ("train", "clean"))
     return bool(LABELS.search(path.stem)) and not other and not ROLES["field"].search(path.parent.name)
 
 
 def _holds_labels(path: Path) -> bool:
-    """Whether a file holds inputs with labels, or a table of these."""
+    """Whether a file contains inputs with labels, or a table of labels."""
     if path.suffix == ".csv":
         with suppress(OSError), open(path, encoding="utf-8-sig", errors="replace") as file:
             return {"name", "label"} <= {cell.strip().lower() for cell in re.split("[,;]", file.readline())}
     return path.suffix == ".npz" and {"x", "y"} <= _names(path)
 
 
-# Code that builds a model, found without running it
+# Finding code that builds a model, without running it
 
 
 def _builders(path: Path) -> list[str]:
-    """Classes and functions of a file that build a module without arguments: functions first, then the last class."""
+    """Functions and classes of a file that build a module without arguments: functions first, then the last class."""
     if path.name.startswith(("test_", "conftest", "setup")):
         return []
     try:
@@ -289,14 +291,14 @@ def _builders(path: Path) -> list[str]:
 
 
 def _builds(node: ast.FunctionDef, modules: Sequence[str]) -> bool:
-    """Whether a function says that it returns a module, or does so, or is named as if it did."""
+    """Whether a function is annotated to return a module, returns one, or is named like a builder."""
     if node.name.startswith("_") or not _needs_nothing(node):
         return False
     if node.returns is not None:
         return ast.unparse(node.returns).endswith((*MODULES, *modules))
     values = [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
     made = [ast.unparse(v.func) for v in values if isinstance(v, ast.Call)]
-    return any(m in modules or "nn." in m for m in made) or bool(values and BUILDS.match(node.name))
+    return any(m in modules or "nn." in m for m in made) or bool(values and BUILDER_NAME.match(node.name))
 
 
 def _is_module(node: ast.ClassDef, known: Sequence[str]) -> bool:
@@ -308,7 +310,7 @@ def _init_of(node: ast.ClassDef) -> ast.FunctionDef | None:
 
 
 def _needs_nothing(node: ast.FunctionDef | None, *, bound: int = 0) -> bool:
-    """Whether it can be called without arguments, but for the first ``bound``."""
+    """Whether it can be called without arguments, apart from the first ``bound``."""
     if node is None:
         return True
     arguments = node.args
@@ -316,20 +318,20 @@ def _needs_nothing(node: ast.FunctionDef | None, *, bound: int = 0) -> bool:
     return free <= 0 and all(default is not None for default in arguments.kw_defaults)
 
 
-# What is written
+# Writing the file
 
 
-def example(found: Found) -> str:
-    """The commented file: what was found filled in, what has a default commented out, what is missing marked."""
+def example(found: FolderContents) -> str:
+    """The commented file: found values filled in, defaults commented out, missing values marked."""
     first = (
-        "# A campaign for `operant run`. Written by `operant init`, which looked at the files beside it.\n"
-        "# Paths are relative to this file. A key with # before it has the value that it would have anyway,\n"
-        f"# or is an example of one that can be left out; {MISSING} marks what must be filled in.\n"
+        "# A campaign for `operant run`, written by `operant init` from the files beside it.\n"
+        "# Paths are relative to this file. A key behind # shows its default, or an example if it is optional;\n"
+        f"# {MISSING} marks what must be filled in.\n"
     )
     return "\n".join([first, *(_table(name, kind, found) for name, kind in TABLES.items())])
 
 
-def _table(name: str, kind: type[Table], found: Found) -> str:
+def _table(name: str, kind: type[Table], found: FolderContents) -> str:
     head = _comment((kind.__doc__ or "").strip().rstrip("."))
     if name == "conditions":
         if len(found.shape) == 1:  # a table
@@ -341,15 +343,15 @@ def _table(name: str, kind: type[Table], found: Found) -> str:
 def _severities() -> str:
     """An example of each condition, with its unit."""
     lines = [_beside(f"# {name} = {severity}", CONDITIONS[name].meaning) for name, severity in SEVERITIES.items()]
-    return f"{_comment(KINDS)}\n{''.join(lines)}"
+    return f"{_comment(SEVERITY_HELP)}\n{''.join(lines)}"
 
 
-def _keys(name: str, kind: type[Table], found: Found, skip: Sequence[str] = ()) -> str:
+def _keys(name: str, kind: type[Table], found: FolderContents, skip: Sequence[str] = ()) -> str:
     return "".join(_key(name, key, info, found) for key, info in kind.model_fields.items() if key not in skip)
 
 
-def _key(table: str, key: str, info: Any, found: Found) -> str:
-    """A key with its value, and what it means: beside it if there is room, else above."""
+def _key(table: str, key: str, info: Any, found: FolderContents) -> str:
+    """A key with its value, and its meaning: beside it if it fits, else above."""
     place, about = (table, key), info.description or ""
     if place in found.values:
         line = f"{key} = {_toml(found.values[place])}"
@@ -358,18 +360,22 @@ def _key(table: str, key: str, info: Any, found: Found) -> str:
         line = f"# {key} = {_toml(EXAMPLES.get(place, info.get_default()))}"
         about = f"{MISSING}: {about}" if info.is_required() else about
     if place == ("model", "weights") and found.pickled:
-        about += f"; {found.pickled[0]} found, which must be converted:"
+        about += f"; {found.pickled[0]} found; convert it:"
         return f"{_comment(about)}\n{textwrap.indent(conversion(found.pickled[0]), '#   ')}\n{line}\n"
     return _beside(line, about)
 
 
 def _beside(line: str, about: str) -> str:
     beside = f"{line:<30}  # {about}\n"
-    return beside if len(beside) <= WIDE else f"{_comment(about)}\n{line}\n"
+    return beside if len(beside) <= LINE_LENGTH else f"{_comment(about)}\n{line}\n"
 
 
-_toml: Callable[[Any], str] = json.dumps  # words, numbers, truths and lists are written alike in both
+def _toml(value: Any) -> str:
+    """Strings, numbers, booleans and lists look the same in JSON and TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items()) + "}"
+    return json.dumps(value)
 
 
 def _comment(text: str) -> str:
-    return "\n".join(f"# {line}" for line in textwrap.wrap(text, WIDE - 2))
+    return "\n".join(f"# {line}" for line in textwrap.wrap(text, LINE_LENGTH - 2))

@@ -1,4 +1,4 @@
-"""What a campaign shows while it runs: a bar on a terminal, plain lines elsewhere, or one JSON object an event."""
+"""The progress of a campaign: a bar on a terminal, plain lines elsewhere, or one JSON object per event."""
 
 from __future__ import annotations
 
@@ -15,43 +15,46 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from operant.campaign.result import CampaignResult, Round
-from operant.execution.events import Event, EventHandler
+from operant.campaign.assessing import SequentialAssessment
+from operant.campaign.records import CampaignResult, Round
+from operant.execution.events import Event, EventHandler, ignore
 from operant.formatting import duration
 
 STEPS = {
-    "profile": "learning what the field is like",
-    "suite": "searching failures",
+    "profile": "learning the profile of the field",
+    "generate": "searching for failures",
     "retrain": "retraining",
     "assess": "assessing",
 }
-COUNTED = {
-    "suite": "chunk {done} of {total}",
+COUNTS = {
+    "generate": "chunk {done} of {total}",
     "retrain": "{done} of at most {total} epochs",
     "assess": "{done} of at most {total} labels",
 }
-FILES = {
+STEP_OF_FILE = {
+    "profile": "profile",
     "naturalness": "profile",
     "drift": "profile",
+    "suite": "generate",
     "retraining": "retrain",
     "labels": "assess",
-    "answers": "assess",
-}  # whose time it is
+    "predictions": "assess",
+}  # which step the time of a file belongs to
 
 
 @contextmanager
 def show_progress(console: Console, *, quiet: bool = False, as_json: bool = False) -> Iterator[EventHandler]:
-    """Something to give a campaign as its ``watch``, for as long as it runs.
+    """An ``on_event`` for a campaign, to use while it runs.
 
     Args:
-        console: where to show it.
-        quiet: show nothing.
-        as_json: one JSON object a line, for programs.
+        console: where to print.
+        quiet: print nothing.
+        as_json: print one JSON object per line, for programs.
     """
     if as_json:
         yield lambda event: print_json(console, event_json(event))
     elif quiet:
-        yield lambda event: None
+        yield ignore
     elif console.is_terminal:
         with _progress(console) as progress:
             yield ProgressBar(progress=progress)
@@ -64,127 +67,120 @@ def show_progress(console: Console, *, quiet: bool = False, as_json: bool = Fals
 
 @dataclass(kw_only=True)
 class ProgressState:
-    """What earlier events said: the present step, when it began and with how much done, and the last assessment."""
+    """The current step, when it began and with how much done, and the last assessment."""
 
     clock: Callable[[], float] = time.monotonic
-    step: str = ""
+    step: tuple[str, int] = ("", 0)
     began: float = 0.0
     first: int = 0
-    pmi: str = ""
+    assessment: SequentialAssessment | None = None
 
-    def take(self, event: Event) -> bool:
-        """Take an event in; True if it is the first of its step."""
-        new = event.step != self.step
+    def update(self, event: Event) -> bool:
+        """Take in an event; True if it is the first of its step."""
+        new = (event.step, event.round) != self.step
         if new:
-            self.step, self.began, self.first = event.step, self.clock(), event.done
-        self.pmi = str(event.told.get("assessed", self.pmi)).partition(" (")[0]
+            self.step, self.began, self.first = (event.step, event.round), self.clock(), event.done
+        self.assessment = event.details.get("assessment", self.assessment)
         return new
 
-    def words(self, event: Event, *, pmi: bool = True) -> str:
-        """How much is done, and what to say beside it, the last assessment with it unless it is known."""
-        count = COUNTED.get(last_of(event.step), "").format(done=event.done, total=event.total)
-        failures = f"{event.told['failures']} failures so far" if "failures" in event.told else ""
-        smaller = f"memory is short, {event.told['batch_size']} rows at once" if "batch_size" in event.told else ""
-        parts = (count, failures, smaller, self.left(event), self.pmi if pmi else "")
-        return ", ".join(part for part in parts if part)
+    def text(self, event: Event, *, assessment: bool = True) -> str:
+        """How much is done, and what to print beside it, with the last assessment if wanted."""
+        details = event.details
+        count = COUNTS.get(event.step, "").format(done=event.done, total=event.total)
+        failures = f"{details['failures']} failures so far" if "failures" in details else ""
+        smaller = f"little memory, batches of {details['batch_size']} rows" if "batch_size" in details else ""
+        known = self.assessment.short if assessment and self.assessment else ""
+        return ", ".join(part for part in (count, failures, smaller, self.time_left(event), known) if part)
 
-    def left(self, event: Event) -> str:
-        """How long the step will take, if it goes on like this."""
+    def time_left(self, event: Event) -> str:
+        """How long the rest of the step will take at the present speed."""
         gained, missing = event.done - self.first, event.total - event.done
-        if gained <= 0 or missing <= 0 or last_of(event.step) not in ("suite", "retrain"):
+        if gained <= 0 or missing <= 0 or event.step not in ("generate", "retrain"):
             return ""
         return f"about {duration((self.clock() - self.began) / gained * missing)} left"
 
 
 @dataclass(kw_only=True)
 class ProgressLines:
-    """A line for every chunk, retraining, assessment and round; how reliable the model is, is said when it is news."""
+    """Prints a line per chunk, retraining, assessment and round; an assessment is repeated only when it is new."""
 
     console: Console
-    seen: ProgressState = field(default_factory=ProgressState)
-    said: str = ""
+    state: ProgressState = field(default_factory=ProgressState)
+    printed: SequentialAssessment | None = None
 
     def __call__(self, event: Event) -> None:
-        new = self.seen.take(event)
-        for line in lines_of(event):
+        new = self.state.update(event)
+        for line in permanent_lines(event):
             self._print(line)
-        if last_of(event.step) == "suite" or (new and last_of(event.step) in STEPS):
-            words = self.seen.words(event, pmi=self.seen.pmi != self.said)
-            self._print(name_of_step(event.step) + f": {words}" * bool(words))
+            if event.step == "round":
+                self.printed = self.state.assessment
+        if event.step == "generate" or (new and event.step in STEPS):
+            text = self.state.text(event, assessment=self.state.assessment != self.printed)
+            self.printed = self.state.assessment
+            self._print(step_title(event) + f": {text}" * bool(text))
 
     def _print(self, line: str) -> None:
-        if self.seen.pmi in line:
-            self.said = self.seen.pmi
         self.console.print(escape(line), soft_wrap=True)
 
 
 @dataclass(kw_only=True)
 class ProgressBar:
-    """One bar for the present step; what is done stands in lines above it."""
+    """One bar for the current step, below the lines for finished rounds."""
 
     progress: Progress
-    seen: ProgressState = field(default_factory=ProgressState)
+    state: ProgressState = field(default_factory=ProgressState)
     task: TaskID | None = None
 
     def __call__(self, event: Event) -> None:
-        if self.seen.take(event):
+        if self.state.update(event):
             if self.task is not None:
                 self.progress.remove_task(self.task)
-            working = last_of(event.step) in STEPS
-            self.task = self.progress.add_task(name_of_step(event.step), total=None, words="") if working else None
-        for line in lines_of(event):
+            working = event.step in STEPS
+            self.task = self.progress.add_task(step_title(event), total=None, text="") if working else None
+        for line in permanent_lines(event):
             self.progress.console.print(escape(line), soft_wrap=True)
         if self.task is not None:
-            total = event.total if last_of(event.step) in COUNTED else None  # of others nobody knows how far they are
-            words = escape(self.seen.words(event))
-            self.progress.update(self.task, completed=event.done if total else 0, total=total, words=words)
+            total = event.total if event.step in COUNTS else None  # other steps do not know how far they are
+            text = escape(self.state.text(event))
+            self.progress.update(self.task, completed=event.done if total else 0, total=total, text=text)
 
 
-def lines_of(event: Event) -> list[str]:
-    """What an event says that shall stay to be read: finished rounds, and what was decided."""
-    last = last_of(event.step)
-    return [str(told) for name, told in event.told.items() if last == "decide" or (last == name == "round")]
+def permanent_lines(event: Event) -> list[str]:
+    """Lines to keep on the screen: finished rounds and decisions."""
+    if event.step == "round":
+        return [str(event.details["record"])]
+    return [str(decision) for decision in event.details.get("decisions", ())]
 
 
-def last_of(step: str) -> str:
-    """The step without its place.
+def step_title(event: Event) -> str:
+    """The step of an event in words.
 
-    >>> last_of("round-002/suite")
-    'suite'
+    >>> step_title(Event(step="generate", round=2, done=0, total=3))
+    'round 2, searching for failures'
     """
-    return step.rpartition("/")[2]
-
-
-def name_of_step(step: str) -> str:
-    """What a step does, in words.
-
-    >>> name_of_step("round-002/suite")
-    'round 2, searching failures'
-    """
-    number = re.match(r"round-(\d+)/", step)
-    return (f"round {int(number[1])}, " if number else "") + STEPS.get(last_of(step), last_of(step))
+    return f"round {event.round}, {STEPS.get(event.step, event.step)}"
 
 
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("{task.fields[words]}"), console=console, transient=True)
+    return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True)
 
 
-def seconds_of(times: Mapping[str, float]) -> dict[str, float]:
-    """How long each of the steps took over all rounds, from `RunFolder.times`.
+def seconds_by_step(times: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of each step over all rounds, from `RunFolder.times`.
 
-    >>> seconds_of({"round-001/suite": 9.5, "round-002/suite": 0.5, "round-000/labels-000.json": 3.0})
-    {'suite': 10.0, 'assess': 3.0}
+    >>> seconds_by_step({"round-001/suite": 9.5, "round-002/suite": 0.5, "round-000/labels-000.json": 3.0})
+    {'generate': 10.0, 'assess': 3.0}
     """
     total: dict[str, float] = {}
     for name, seconds in times.items():
-        file = re.split(r"[.-]", last_of(name))[0]
-        if (step := FILES.get(file, file)) in STEPS:
+        file = re.split(r"[.-]", name.rpartition("/")[2])[0]
+        if step := STEP_OF_FILE.get(file):
             total[step] = total.get(step, 0.0) + seconds
     return total
 
 
-def told_times(seconds: Mapping[str, float]) -> str:
+def describe_times(seconds: Mapping[str, float]) -> str:
     """The same in words."""
     return ", ".join(f"{STEPS[step]} {duration(s)}" for step, s in seconds.items())
 
@@ -194,25 +190,29 @@ def told_times(seconds: Mapping[str, float]) -> str:
 
 def event_json(event: Event) -> dict[str, Any]:
     """An event as plain values."""
-    told = {name: v if isinstance(v, int | float | str | None) else str(v) for name, v in event.told.items()}
-    return {"step": event.step, "done": event.done, "total": event.total, "told": told}
+    details = {name: v if isinstance(v, int | float | str | None) else _plain(v) for name, v in event.details.items()}
+    return {"step": event.step, "round": event.round, "done": event.done, "total": event.total, "details": details}
 
 
-def result_json(delivered: CampaignResult, **more: Any) -> dict[str, Any]:
-    """What a campaign handed back, as plain values."""
-    last = delivered.assessment
-    told = {"met": delivered.met, "reason": delivered.reason, "pmi": last.pmi, "upper": last.upper}
-    told |= {"confidence": last.confidence, "labels": delivered.labels, "rounds": [_round(r) for r in delivered.rounds]}
-    return {"result": told | more}
+def _plain(value: Any) -> Any:
+    return [str(item) for item in value] if isinstance(value, tuple | list) else str(value)
+
+
+def result_json(result: CampaignResult, **more: Any) -> dict[str, Any]:
+    """The result of a campaign as plain values."""
+    last = result.assessment
+    page = {"met": result.met, "reason": result.reason, "pmi": last.pmi, "upper": last.upper}
+    page |= {"confidence": last.confidence, "labels": result.labels, "rounds": [_round(r) for r in result.rounds]}
+    return {"result": page | more}
 
 
 def _round(r: Round) -> dict[str, Any]:
-    told = {name: getattr(r, name) for name in ("number", "arrived", "drifted", "attempted", "found", "operational")}
-    told |= {"by_move": r.by_move, "chosen": r.chosen, "cases": r.cases, "clean": r.clean, "changed": r.changed}
-    told["decisions"] = [str(decision) for decision in r.decisions]
+    page = {name: getattr(r, name) for name in ("number", "arrived", "attempted", "found", "operational", "by_move")}
+    page |= {"chosen": r.chosen, "cases": r.cases, "clean": r.clean, "changed": r.changed}
+    page |= {"drift": r.drift.summary if r.drift else "", "decisions": [str(decision) for decision in r.decisions]}
     if a := r.assessment:
-        told |= {"pmi": a.pmi, "upper": a.upper, "labels": a.labels, "failures": a.failures}
-    return told
+        page |= {"pmi": a.pmi, "upper": a.upper, "labels": a.labels, "failures": a.failures}
+    return page
 
 
 def print_json(console: Console, page: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ def print_json(console: Console, page: dict[str, Any]) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are null."""
+    """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, dict):
         return {name: _finite(v) for name, v in value.items()}
     if isinstance(value, list):

@@ -1,127 +1,198 @@
-"""What a campaign keeps in its folder, for itself and for its report."""
+"""What a campaign writes to its folder and returns, as values."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from operant.campaign.assessing import SequentialAssessment
 from operant.data import Samples
-from operant.measure import annotate, prediction_confidence
-from operant.model import Classifier
-from operant.model.doctor import Finding
-from operant.profile import Profile
+from operant.model import Classifier, Finding
+from operant.profile import Drift
+from operant.retrain import FinetuneRecord
 from operant.suite import Suite
 
-POINTS = 600  # of training inputs on the map
-LOOKED_AT = 200  # failures of a round of which it is looked how sure the model was
-PASSES = 50  # with dropout, for each of these
 PACKAGES = ("operant", "torch", "numpy", "scipy", "scikit-learn")
+TOP_SHARES = 4  # shares that a decision prints
+TITLES = {"class": "seeds by class", "cell": "seeds by cell", "move": "moves"}
+StopReason = Literal[
+    "requirement met", "field changed", "labels spent", "field assessed", "cases spent", "no change", "rounds spent"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FieldIds:
-    """Ids of the field inputs that were there when a round began; in ``field.json`` of a round."""
+class Requirement:
+    """What the model must achieve, and what counts as an operational failure."""
 
-    ids: Tensor
+    pmi: float
+    confidence: float
+    max_drop: float
+    level: float
+    mass_quantile: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """What a campaign is about; in ``about.json``.
+class CampaignInfo:
+    """What a campaign is about; ``info.json``.
 
     Attributes:
+        requirement: what the model must achieve.
         classes: the name of each label.
         bounds: smallest and largest value of an input.
-        train: training inputs of each class.
-        clean: inputs that guard clean accuracy.
-        findings: the doctor's, of the model as it came.
-        versions: of the packages that it runs with.
+        train: number of training inputs of each class.
+        clean: number of inputs that clean accuracy is measured on.
+        feedback: whether rounds learn from each other where to search.
+        findings: of the doctor, about the initial model.
+        versions: of the packages in use.
     """
 
+    requirement: Requirement
     classes: tuple[str, ...]
     bounds: tuple[float, float]
     train: tuple[int, ...]
     clean: int
+    feedback: bool
     findings: tuple[Finding, ...]
     versions: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FieldMap:
-    """Where training inputs lie on the map of the field; in ``map.json`` of each round that learned a profile.
+class FieldIds:
+    """Ids of the field inputs that had arrived when a round began; ``field.json`` of a round."""
 
-    Attributes:
-        train: first two codes of some of them, ``(n, 2)``; those of the field are in the profile.
-        labels: their classes, ``(n,)``.
-    """
-
-    train: Tensor
-    labels: Tensor
+    ids: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Insight:
-    """Where the failures of a round's model are; in ``insight.json`` of each round that assessed one.
+class DriftNote:
+    """The drift of newly arrived field inputs, None if there was no alarm; ``drift.json`` of a round."""
 
-    Attributes:
-        clean: how many clean inputs of each class, in rows, the model takes for each class, in columns.
-        before, after: the same of the field inputs labelled in this round, by the model as it came to the round and as
-            it left it.
-        fixed, broken: of these inputs, how many only the model after, or only the one before, gets right.
-        cell_mass: share of the field in each cell of the profile.
-        cell_labels, cell_failures: labelled inputs there, and how many of them the model after gets wrong.
-        cell_centres: the first two codes of each cell's centre.
-    """
-
-    clean: Tensor
-    before: Tensor
-    after: Tensor
-    fixed: int
-    broken: int
-    cell_mass: Tensor
-    cell_labels: Tensor
-    cell_failures: Tensor
-    cell_centres: Tensor
+    drift: Drift | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certainty:
-    """How sure a round's model was of failures that it was led to; in ``patterns.json`` of each round that found some.
+class Decision:
+    """How feedback changed the search of a round.
 
     Attributes:
-        failures: operational failures of the round.
-        pcs: how decided the model was, of some of them.
-        vro: how unstable, of the same ones; none where that is not known.
-        passes: that VRO is a share of.
-        reason: why VRO is not known; empty if it is.
+        what: parts that a budget was spread over.
+        names: of the parts.
+        before, after: share of each part without and with feedback.
+        why: reason, as half a sentence.
     """
 
-    failures: int
-    pcs: Tensor
-    vro: Tensor
-    passes: int
-    reason: str
+    what: Literal["class", "cell", "move"]
+    names: tuple[str, ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    why: str
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.what]
+
+    def __str__(self) -> str:
+        before, after = (describe_shares(shares, self.names) for shares in (self.before, self.after))
+        return f"{self.title}: {after} (without feedback {before}), because {self.why}"
+
+
+def describe_shares(shares: Sequence[float], names: Sequence[str]) -> str:
+    """The largest shares, by name."""
+    order = sorted(range(len(shares)), key=lambda i: -shares[i])[:TOP_SHARES]
+    more = "" if len(names) <= TOP_SHARES else ", …"
+    return ", ".join(f"{names[i]} {shares[i]:.0%}" for i in order) + more
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchShares:
+    """How the search of a round is spread over classes, cells and moves; ``shares.json`` of a round."""
+
+    classes: tuple[float, ...]
+    cells: tuple[float, ...]
+    moves: dict[str, float]
+    decisions: tuple[Decision, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round of the five steps; round 0 only assesses the initial model. ``round.json`` of a round.
+
+    Attributes:
+        number: counted from 0.
+        arrived: number of field inputs known by then.
+        drift: drift of the new field inputs; None if there was none.
+        decisions: what feedback changed for this round.
+        attempted, found, operational: seeds, failures, operational failures among these.
+        moves: probability of each move to be tried first on a seed.
+        by_move: operational failures per move.
+        first: seeds with an operational failure of the move that was tried first, per move.
+        chosen, cases: cases chosen in this round, and in all rounds so far; retraining learns from all of them.
+        retraining: its record; None if there was nothing to learn from.
+        clean: clean accuracy after the round.
+        assessment: of the model after the round; None if it is unchanged and more labels could not show more, so that
+            its last assessment still holds.
+    """
+
+    number: int
+    arrived: int
+    drift: Drift | None = None
+    decisions: tuple[Decision, ...] = ()
+    attempted: int = 0
+    found: int = 0
+    operational: int = 0
+    moves: dict[str, float] = field(default_factory=dict)
+    by_move: dict[str, int] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
+    chosen: int = 0
+    cases: int = 0
+    retraining: FinetuneRecord | None = None
+    clean: float
+    assessment: SequentialAssessment | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the round changed the model."""
+        return self.retraining is not None and self.retraining.best_epoch > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether the round tried to improve the model and left it unchanged."""
+        return self.number > 0 and not self.changed and self.drift is None
+
+    def __str__(self) -> str:
+        parts = [f"the field has changed ({self.drift.summary})"] if self.drift else []
+        if self.attempted:
+            parts.append(f"{self.operational} operational failures from {self.attempted} seeds, {self.chosen} chosen")
+        parts.append(f"clean accuracy {self.clean:.2%}")
+        if self.attempted and not self.changed:
+            parts.append(f"model unchanged{f' ({self.retraining.reason})' if self.retraining else ''}")
+        if self.assessment:
+            parts.append(str(self.assessment))
+        return f"round {self.number}: {', '.join(parts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopRecord:
-    """How a campaign ended when it was last run; in ``ended.json``.
+    """How a campaign ended when it was last run; ``stop.json``.
 
     Attributes:
-        met: whether its requirement was.
-        why: it ended, in a sentence.
-        advice: what it would take to meet the requirement; empty if it is met.
-        last: its last round.
-        rounds, cases, labels: its budget.
+        met: whether the requirement is met.
+        reason: why it ended.
+        sentence: the same for people.
+        advice: what would meet the requirement; empty if it is met.
+        last: number of the last round.
+        rounds, cases, labels: the budget.
     """
 
     met: bool
-    why: str
+    reason: StopReason
+    sentence: str
     advice: str
     last: int
     rounds: int
@@ -129,87 +200,65 @@ class StopRecord:
     labels: int
 
 
-def about_of(model: Classifier, train: Samples, clean: Samples, *, names: Sequence[str] = ()) -> About:
-    """What there is to say of a campaign before it begins; classes without names are numbered."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CampaignResult:
+    """What a campaign returns.
+
+    Attributes:
+        model: after the last round.
+        met: whether its pmi is at most the requirement, with the campaign's confidence.
+        reason: why the campaign ended, what it achieved and what it would take to meet the requirement.
+        assessment: of that model.
+        suite: the operational failures that were chosen to learn from; None if there were none.
+        rounds: all rounds.
+    """
+
+    model: Classifier = field(repr=False)
+    met: bool
+    reason: str
+    assessment: SequentialAssessment
+    suite: Suite | None = field(repr=False)
+    rounds: tuple[Round, ...] = field(repr=False)
+
+    @property
+    def labels(self) -> int:
+        """Labels used in all rounds."""
+        return sum(r.assessment.bought for r in self.rounds if r.assessment)
+
+    def __str__(self) -> str:
+        lines = [self.reason, "round  operational  chosen   clean      pmi  at most  labels"]
+        for r in self.rounds:
+            a = r.assessment
+            pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.bought:6d}" if a else " " * 24
+            mark = "  field changed" if r.drift else "  unchanged" if r.idle else ""
+            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {r.clean:6.2%}  {pmi}{mark}")
+        return "\n".join(lines)
+
+
+def describe_campaign(
+    requirement: Requirement,
+    model: Classifier,
+    train: Samples,
+    clean: Samples,
+    *,
+    names: Sequence[str] = (),
+    feedback: bool = True,
+) -> CampaignInfo:
+    """What is known of a campaign before it begins; classes without names are numbered."""
     classes = model.classes(train.x[:1])
     if names and len(names) != classes:
         raise ValueError(f"there must be a name for each of the model's {classes} classes, got {len(names)}")
     counts = torch.bincount(train.labels.cpu(), minlength=classes)
-    return About(
+    return CampaignInfo(
+        requirement=requirement,
         classes=tuple(names) or tuple(str(c) for c in range(classes)),
         bounds=model.bounds,
         train=tuple(counts.tolist()),
         clean=len(clean),
+        feedback=feedback,
         findings=model.doctor(clean),
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
     )
-
-
-def map_of(profile: Profile, train: Samples) -> FieldMap:
-    """Training inputs on the map of a profile: as many as are told apart, evenly from all of them."""
-    some = train[torch.linspace(0, len(train) - 1, min(POINTS, len(train))).round().long()]
-    return FieldMap(train=flat_codes(profile.encode(some.x)), labels=some.labels.cpu())
-
-
-def flat_codes(codes: Tensor) -> Tensor:
-    """The first two of several codes, ``(n, 2)``; the second is 0 where there is but one."""
-    codes = codes.detach().cpu().double()
-    return torch.cat([codes, torch.zeros_like(codes)], 1)[:, :2] if codes.shape[1] < 2 else codes[:, :2]
-
-
-def insight_of(
-    before: Classifier, after: Classifier, labelled: Samples, clean: Samples, *, profile: Profile, centres: Tensor
-) -> Insight:
-    """Where a round's model fails, and what retraining changed.
-
-    Args:
-        before, after: the model as it came to the round, and as it left it.
-        labelled: field inputs labelled in this round.
-        clean: labelled guard of clean accuracy.
-        profile: of the field, cut into cells around ``centres``.
-        centres: in its codes, ``(cells, d)``.
-    """
-    y, old, new = labelled.labels.cpu(), before.predict(labelled.x).cpu(), after.predict(labelled.x).cpu()
-    classes, n = after.classes(clean.x[:1]), len(centres)
-    cell = _nearest(profile.encode(labelled.x), centres)
-    return Insight(
-        clean=_confusion(clean.labels.cpu(), after.predict(clean.x).cpu(), classes),
-        before=_confusion(y, old, classes),
-        after=_confusion(y, new, classes),
-        fixed=int(((old != y) & (new == y)).sum()),
-        broken=int(((old == y) & (new != y)).sum()),
-        cell_mass=torch.bincount(_nearest(profile.codes, centres), profile.shares.cpu().double(), minlength=n),
-        cell_labels=torch.bincount(cell, minlength=n),
-        cell_failures=torch.bincount(cell[new != y], minlength=n),
-        cell_centres=flat_codes(centres),
-    )
-
-
-def certainty_of(model: Classifier, failing: Suite, *, generator: torch.Generator) -> Certainty:
-    """How sure a model is of some of these failures, evenly from all; of one without dropout, how decided.
-
-    Args:
-        model: that gets them wrong.
-        failing: at least one.
-        generator: of dropout masks; is asked for one number.
-    """
-    some: Suite = failing[torch.linspace(0, len(failing) - 1, min(LOOKED_AT, len(failing))).round().long()]
-    pcs, vro, reason = prediction_confidence(model.probs(some.x)), torch.empty(0), ""
-    try:
-        vro = torch.as_tensor(annotate(model, some, passes=PASSES, generator=generator)["vro"])
-    except ValueError as error:  # there is no dropout, or none that masks can be given to
-        reason = str(error)
-    return Certainty(failures=len(failing), pcs=pcs.cpu(), vro=vro.cpu(), passes=PASSES, reason=reason)
-
-
-def _nearest(codes: Tensor, centres: Tensor) -> Tensor:
-    return torch.cdist(codes.detach().cpu().double(), centres).argmin(1)
-
-
-def _confusion(true: Tensor, predicted: Tensor, classes: int) -> Tensor:
-    """Counts ``(classes, classes)``: rows are true, columns are predicted."""
-    counts = torch.bincount(true * classes + predicted, minlength=classes * classes)
-    return counts.view(classes, classes).to(torch.int32)
 
 
 def _version(package: str) -> str:

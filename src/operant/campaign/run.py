@@ -1,435 +1,253 @@
-"""The turns of a campaign in its folder: seeds, generate, select, retrain, assess."""
+"""The campaign loop: rounds of five steps in a folder, until the requirement is met or the budget is spent."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from operant.campaign.assessment import SequentialAssessment, assess_model, confidence_of, what_it_takes
-from operant.campaign.choosing import Shares
-from operant.campaign.feedback import Decision, allocate, told
+from operant.campaign.assessing import LabelBudget, SequentialAssessment, label_budget
+from operant.campaign.feedback import count_by_move, count_first_moves, search_shares
 from operant.campaign.field import FieldState
-from operant.campaign.observers.defences import DefenceTrials, guards_of
-from operant.campaign.records import Certainty, FieldMap, Insight, StopRecord, certainty_of, insight_of, map_of
-from operant.campaign.result import CampaignResult, Round
+from operant.campaign.labels import FieldLabels
+from operant.campaign.observers import ObservedRound, observe_round
+from operant.campaign.records import CampaignResult, Round, SearchShares, StopReason
+from operant.campaign.stopping import MAX_IDLE_ROUNDS, idle_rounds, latest_assessment, stop_reason, stop_record
 from operant.data import Samples
-from operant.execution.memory import in_batches, with_smaller_batches
-from operant.execution.rounds import LabelBatch, RoundState
+from operant.execution.rounds import RoundState
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
-from operant.retrain import OperationalRecord, Retrained, brier_monitor
-from operant.retrain.finetune import Told
+from operant.retrain import FinetuneRecord, brier_monitor
 from operant.suite import Suite
-from operant.types import Labeller
+from operant.types import Move
 
 if TYPE_CHECKING:
     from operant.campaign.campaign import Campaign
-
-ROUND_SHARE = 2 / 3  # of the labels that are left, which a round may use up, unless it is the last
-MAX_IDLE_ROUNDS = 2  # rounds in a row that change nothing, after which no round is thought to help
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How many labels an assessment buys."""
-
-    fewest: int
-    most: int
 
 
 class CampaignRun:
     """A campaign in its folder.
 
     Attributes:
-        loop: the model as it is now, and the cases it has learned from.
-        labelled: inputs of the field as it is now whose labels were bought.
-        bought: ids of all inputs whose labels were bought, also before the field drifted.
-        rounds: that are finished.
+        state: the current model and the cases it has learned from.
+        field: field inputs and the profile learned from them.
+        labels: of field inputs, as far as they were bought.
+        rounds: finished so far.
     """
 
     def __init__(
-        self, options: Campaign, view: FieldState, loop: RoundState, train: Samples, labeller: Labeller
+        self,
+        options: Campaign,
+        moves: dict[str, Move],
+        train: Samples,
+        *,
+        field: FieldState,
+        state: RoundState,
+        labels: FieldLabels,
     ) -> None:
-        self.options, self.view, self.loop = options, view, loop
-        self.train, self.labeller = train, labeller
-        self.labelled = train[:0]
-        self.bought = torch.empty(0, dtype=torch.int64)
+        self.options, self.moves, self.train = options, moves, train
+        self.field, self.state, self.labels = field, state, labels
         self.rounds: list[Round] = []
 
     def run(self) -> CampaignResult:
-        number, reason = 0, ""
-        while not reason or self._goes_on(number):  # what was finished with a larger budget still counts
-            self.loop.begin(number)
-            before = self.loop.model
-            self.loop.tell("profile", number, max(number, self.options.rounds))
-            self.view.arrive(number)
-            if self.view.drifted:
-                self.labelled = self.labelled[:0]
-            done, finished = self.loop.turn(Round, partial(self._round, number))
-            if finished and done.assessment:
-                self._take_in(done.assessment.bought)
-            self._keep_for_report(before, done)
-            self.rounds.append(done)
-            self.loop.tell(
-                "round", number, max(number, self.options.rounds), round=str(done), assessed=str(self._latest)
-            )
-            number, reason = number + 1, self._ended(done)
-        return self._delivered(reason)
-
-    def _goes_on(self, number: int) -> bool:
-        return self.loop.folder.has(f"round-{number:03d}/round")
-
-    def _keep_for_report(self, before: Classifier, done: Round) -> None:
-        """Where training inputs lie in the field, and where the model fails."""
-        folder, place = self.loop.folder, self.loop.place
-        if folder.has(f"{place}/profile"):
-            folder.step(f"{place}/map", FieldMap, partial(map_of, self.view.profile, self.train))
-        if done.assessment and done.assessment.bought:
-            labelled = self.labelled[len(self.labelled) - done.assessment.bought :]
-            look = partial(insight_of, before, self.loop.model, labelled, self.loop.guard)
-            place_in = {"profile": self.view.profile, "centres": self.view.centres}
-            folder.step(f"{place}/insight", Insight, partial(look, **place_in))
-
-    # One round
+        """The loop."""
+        number, stop = 0, None
+        while stop is None or self.state.has_round(number):  # rounds finished with a larger budget still count
+            self.state.begin(number)
+            with self.state.folder.timed(f"{self.state.name}/total"):
+                before = self.state.model
+                record = self._round(number)
+                self._observe(before, record)
+            self.rounds.append(record)
+            self._report("round", record=record, assessment=latest_assessment(self.rounds))
+            number, stop = number + 1, self._stop_reason()
+        return self._result(stop)
 
     def _round(self, number: int) -> Round:
-        self.loop.folder.drop("ended")
-        if number == 0 or self.view.drifted:  # another field: first of all, how reliable is the model in it?
-            stop = number > 0 and self.options.when_drifted == "stop"
-            return self._told(drifted=self.view.drifted, assessment=None if stop else self._assess(changed=True))
-        shares = self.loop.folder.step(f"{self.loop.place}/shares", Shares, self._shares)
-        self._tell_decisions(shares)
-        found = self._generate(shares)
-        good = found.operational(self.options.level, self.options.mass_quantile) if len(found) else found
-        if len(good):
-            self.loop.folder.step(f"{self.loop.place}/patterns", Certainty, partial(self._certainty, good))
-            self.loop.folder.step(f"{self.loop.place}/defences", DefenceTrials, partial(self._guards, good))
-        chosen = self.loop.choose(partial(self._chosen, good))
-        record = self._retrain() if len(chosen) else None
-        return self._told(
+        """One round of five steps; each is on disk before the next begins, and a finished round is only read."""
+        self._learn_profile(number)  # step 1
+        if self.state.has_round(number):
+            return self._resume_round()
+        self.state.folder.drop("stop")
+        if number == 0 or self.field.drift:  # a new field: first assess the model in it
+            return self._finish_round(assessment=self._assess_in_new_field())
+        seeds, shares = self._choose_seeds()  # step 2
+        found, failures = self._generate(seeds, shares)  # step 3
+        chosen, retraining = self._retrain(failures)  # step 4
+        assessment = self._assess(retraining)  # step 5
+        return self._finish_round(
             decisions=shares.decisions,
             attempted=found.attempted,
             found=len(found),
-            operational=len(good),
+            operational=len(failures),
             moves=shares.moves,
-            by_move=self._count(good),
-            first=self._first(good),
+            by_move=count_by_move(failures, self.moves),
+            first=count_first_moves(failures, self.moves),
             chosen=len(chosen),
-            retraining=record,
-            assessment=self._assess(
-                changed=record is not None and record.best_epoch > 0,
-                refused=record is not None and _refused(record),
-            ),
+            retraining=retraining,
+            assessment=assessment,
         )
 
-    def _count(self, good: Suite) -> dict[str, int]:
-        moves = good["move"].tolist() if len(good) else []
-        return {name: moves.count(name) for name in self.options.moves}
+    def _finish_round(self, **values: Any) -> Round:
+        state = self.state
+        record = Round(
+            number=state.number,
+            arrived=self.field.size,
+            drift=self.field.drift,
+            cases=len(state.learned),
+            clean=state.model.accuracy(state.clean),
+            **values,
+        )
+        return state.step("round", Round, lambda: record)
 
-    def _first(self, good: Suite) -> dict[str, int]:
-        """Seeds that have an operational failure of the move that was tried on them first."""
-        if len(good) == 0:
-            return dict.fromkeys(self.options.moves, 0)
-        first = good[good["turn"] == 0]
-        moves = np.asarray(first["move"])
-        return {name: len(first.seed[torch.from_numpy(moves == name)].unique()) for name in self.options.moves}
+    def _resume_round(self) -> Round:
+        record = self.state.restore_round(Round)
+        self.labels.add_bought(record.assessment.bought if record.assessment else 0)
+        return record
 
-    def _told(self, **what: Any) -> Round:
-        loop = self.loop
-        accuracy = loop.model.accuracy(loop.guard)
-        return Round(number=loop.number, arrived=self.view.known, cases=len(loop.learned), clean=accuracy, **what)
+    # Step 1: profile
 
-    def _tell_decisions(self, shares: Shares) -> None:
+    def _learn_profile(self, number: int) -> None:
+        self._report("profile")
+        self.field.update(number)
+        if self.field.drift:
+            self.labels.forget_field()
+
+    # Step 2: seeds
+
+    def _choose_seeds(self) -> tuple[Samples, SearchShares]:
+        """Training inputs to search from, which the model classifies correctly, and how the search is spread."""
+        state, choose = self.state, self.options.seed_chooser
+        shares = state.step("shares", SearchShares, self._search_shares)
         if shares.decisions:
-            self.loop.tell("decide", 1, 1, **{d.what: str(d) for d in shares.decisions})
-
-    # Where the seeds of a round come from
-
-    def _shares(self) -> Shares:
-        """As the field is spread or, with feedback, more of what fails and of what finds failures."""
-        mass = self.view.profile.weights(self.train)
-        by_class = torch.bincount(self.train.labels, mass, minlength=self.loop.model.classes(self.train.x[:1]))
-        by_cell = torch.bincount(self.view.cells(self.train.x), mass, minlength=len(self.view.centres))
-        names = list(self.options.moves)
-        equal = torch.full((len(names),), 1 / len(names), dtype=torch.float64)
-        if not self.options.feedback or len(self.labelled) == 0:
-            return self._spread(by_class, by_cell, equal)
-        failing = self.labelled[self.loop.model.predict(self.labelled.x).cpu() != self.labelled.labels.cpu()]
-        classes = allocate(torch.bincount(failing.labels, minlength=len(by_class)), by_class)
-        cells = allocate(torch.bincount(self.view.cells(failing.x), minlength=len(by_cell)), by_cell)
-        yields = torch.tensor([self._yield(name) for name in names])
-        moves = allocate(yields, equal)
-        why = f"{len(failing)} of {len(self.labelled)} labelled field inputs fail"
-        finds = ", ".join(f"{n} of {y:.0f}" for n, y in zip(names, yields.tolist(), strict=True))
-        decisions = [
-            _decision("seeds by class", by_class, classes, why),
-            _decision("seeds by cell", by_cell, cells, why),
-        ]
-        if bool(yields.any()):
-            why = f"tried first on 100 seeds, each found operational failures: {finds}"
-            decisions.append(_decision("moves", equal, moves, why, names))
-        return self._spread(classes, cells, moves, *decisions)
-
-    def _spread(self, classes: Tensor, cells: Tensor, moves: Tensor, *decisions: Decision) -> Shares:
-        return Shares(
-            classes=tuple(classes.tolist()),
-            cells=tuple(cells.tolist()),
-            moves=dict(zip(self.options.moves, moves.tolist(), strict=True)),
-            decisions=decisions,
-        )
-
-    def _yield(self, name: str) -> float:
-        """Of a hundred seeds on which a move was the first to be tried, those it led to an operational failure.
-
-        Only since the field last changed; and only where it came first, since what is left for later moves depends on
-        how often they are.
-        """
-        drifts = [i for i, r in enumerate(self.rounds) if r.drifted]
-        since = self.rounds[drifts[-1] :] if drifts else self.rounds
-        tried = sum(r.attempted * r.moves.get(name, 0.0) for r in since)
-        return 100 * sum(r.first.get(name, 0) for r in since) / tried if tried else 0.0
-
-    def _seeds(self, shares: Shares) -> Samples:
-        """Training inputs that the model gets right."""
-        right = self.loop.model.correct(self.train)
+            self._report("decide", decisions=shares.decisions)
+        right = state.model.correct(self.train)
         if len(right) == 0:
-            raise ValueError("the model gets no training input right; check labels and normalisation with doctor()")
-        return self.options.seeds(
-            self.loop.model,
-            right,
-            self.options.seeds_per_round,
-            view=self.view,
-            shares=shares,
-            generator=self.loop.spawn("seeds"),
+            raise ValueError("the model gets every training input wrong; check labels and normalisation with doctor()")
+        n, generator = self.options.seeds_per_round, state.spawn("seeds")
+        return choose(state.model, right, n, field=self.field, shares=shares, generator=generator), shares
+
+    def _search_shares(self) -> SearchShares:
+        return search_shares(
+            self.state.model,
+            self.train,
+            field=self.field,
+            labelled=self.labels.labelled,
+            moves=list(self.moves),
+            rounds=self.rounds,
+            feedback=self.options.feedback,
         )
 
-    # Cases, and what is learned from them
+    # Step 3: generate
 
-    def _generate(self, shares: Shares) -> Suite:
+    def _generate(self, seeds: Samples, shares: SearchShares) -> tuple[Suite, Suite]:
+        """All failures found around the seeds, and the operational ones among them."""
+        naturalness = self.field.naturalness
         fuzz = OperationalFuzz(
-            moves={name: make(naturalness=self.view.naturalness) for name, make in self.options.moves.items()},
-            naturalness=self.view.naturalness,
-            profile=self.view.profile,
+            moves={name: move(naturalness=naturalness) for name, move in self.moves.items()},
+            naturalness=naturalness,
+            profile=self.field.profile,
             shares=shares.moves if len(shares.moves) > 1 else {},
             level=self.options.level,
             mass_quantile=self.options.mass_quantile,
         )
-        return self.loop.generate(fuzz, self._seeds(shares), chunk=self.options.chunk)
+        found = self.state.generate(fuzz, seeds, chunk=self.options.chunk)
+        return found, self._operational(found)
 
-    def _certainty(self, good: Suite) -> Certainty:
-        """How sure the model was of its failures, before it learns from them; for the report."""
+    def _operational(self, found: Suite) -> Suite:
+        return found.operational(self.options.level, self.options.mass_quantile) if len(found) else found
 
-        def look(rows: int) -> Certainty:
-            return certainty_of(in_batches(self.loop.model, rows), good, generator=self.loop.spawn("patterns"))
+    # Step 4: retrain
 
-        return with_smaller_batches(look, self.loop.model.batch_size)[0]
+    def _retrain(self, failures: Suite) -> tuple[Suite, FinetuneRecord | None]:
+        """The cases chosen to learn from, and the record of the retraining; None if there are no cases."""
+        labelled = self.labels.labelled
+        chosen = self.state.choose_cases(partial(self._choose_cases, failures))
+        if len(chosen) == 0:
+            return chosen, None
+        monitor = brier_monitor(labelled) if len(labelled) else None
+        generator = self.state.spawn("retrain")
+        return chosen, self.state.retrain(self.options.retrainer, self.train, monitor=monitor, generator=generator)
 
-    def _guards(self, good: Suite) -> DefenceTrials:
-        """What cheap defences would have stopped; for the report."""
-
-        def look(rows: int) -> DefenceTrials:
-            model = in_batches(self.loop.model, rows)
-            return guards_of(model, good, self.loop.guard, generator=self.loop.spawn("defences"))
-
-        return with_smaller_batches(look, self.loop.model.batch_size)[0]
-
-    def _chosen(self, good: Suite) -> Suite:
-        n = min(len(good), self.options.cases_per_round, self.options.cases - len(self.loop.learned))
+    def _choose_cases(self, failures: Suite) -> Suite:
+        state, profile = self.state, self.field.profile
+        n = min(len(failures), self.options.cases_per_round, self.options.cases - len(state.learned))
         if n == 0:
-            none: Suite = good[:0]
+            none: Suite = failures[:0]
             return none
-        rows = self.options.choose(
-            self.loop.model,
-            good,
-            n,
-            profile=self.view.profile,
-            learned=self.loop.learned,
-            generator=self.loop.spawn("select"),
-        )
-        kept: Suite = good[rows.sort().values]
-        return kept
+        choose, generator = self.options.case_chooser, state.spawn("select")
+        rows = choose(state.model, failures, n, profile=profile, learned=state.learned, generator=generator)
+        chosen: Suite = failures[rows.sort().values]
+        return chosen
 
-    def _retrain(self) -> OperationalRecord:
-        def work(max_drop: float, checkpoint: Path, told: Told) -> Retrained:
-            finetune = replace(
-                self.options.finetune,
-                monitor=brier_monitor(self.labelled) if len(self.labelled) else None,
-                max_drop=max_drop,
-                progress=False,
-            )
-            return finetune(
-                self.loop.model,
-                self.train,
-                self.loop.learned,
-                validation=self.loop.guard,
-                generator=self.loop.spawn("retrain"),
-                checkpoint=checkpoint,
-                told=told,
-            )
+    # Step 5: assess
 
-        return self.loop.retrain(OperationalRecord, self.options.finetune.epochs, work)
+    def _assess(self, retraining: FinetuneRecord | None) -> SequentialAssessment | None:
+        """A new bound for a changed model; for an unchanged one more labels, if they can show anything."""
+        changed = retraining is not None and retraining.best_epoch > 0
+        refused = retraining is not None and retraining.refused_by_monitor
+        budget = self._label_budget(changed=changed, refused_by_monitor=refused)
+        if changed:
+            return self.labels.assess(budget, self.rounds, earlier=None)
+        assessment = self.labels.assess(budget, self.rounds, earlier=latest_assessment(self.rounds))
+        return assessment if assessment.bought else None
 
-    # Assess
-
-    def _assess(self, *, changed: bool, refused: bool = False) -> SequentialAssessment | None:
-        """Of a model that changed, a bound of its own; of one that did not, more labels if they can show anything.
-
-        Where the monitor refused what was learned, labels are bought all the same: by so few it may have been wrong,
-        and the next round is judged by more.
-        """
-        fresh = self._fresh()
-        left = min(self.options.labels - len(self.bought), len(fresh))
-        budget = self.loop.folder.step(
-            f"{self.loop.place}/budget", Budget, partial(self._budget, left, changed=changed, refused=refused)
-        )
-        self.loop.tell("assess", 0, budget.most)
-        known = None if changed else self._latest
-        earlier = sum(r.assessment is not None and not r.assessment.before for r in self.rounds)
-        assessed = assess_model(
-            self.loop.answers(fresh[: budget.most], chunk=self.options.chunk),
-            fresh,
-            partial(self._labels, budget.most),
-            requirement=self.options.requirement,
-            confidence=known.confidence if known else confidence_of(earlier, self.options.confidence),
-            batch=self.options.label_batch,
-            fewest=budget.fewest,
-            most=budget.most,
-            known=known,
-        )
-        if known and not assessed.bought:
+    def _assess_in_new_field(self) -> SequentialAssessment | None:
+        """Of a model that meets a field for the first time; None if the campaign is to stop when the field drifts."""
+        if self.field.drift and self.options.when_drifted == "stop":
             return None
-        self._take_in(assessed.bought)
-        self.loop.tell("assess", assessed.bought, assessed.bought, assessed=str(assessed))
-        return assessed
+        budget = self._label_budget(changed=True, refused_by_monitor=False)
+        return self.labels.assess(budget, self.rounds, earlier=None)
 
-    def _fresh(self) -> Samples:
-        pool = self.view.pool
-        fresh = pool[torch.randperm(len(pool), generator=self.loop.spawn("assessment"))]
-        return fresh[~torch.isin(fresh.ids, self.bought)]
+    def _label_budget(self, *, changed: bool, refused_by_monitor: bool) -> LabelBudget:
+        """How many labels this round may buy; kept, since the campaign's budget may change before a resume."""
+        options, state = self.options, self.state
+        left = min(options.labels - len(self.labels.bought), len(self.labels.fresh_inputs()))
+        idle = 0 if changed else idle_rounds(self.rounds) + 1
+        last = state.number == options.rounds or len(state.learned) >= options.cases or idle >= MAX_IDLE_ROUNDS
+        total = {"labels": options.labels, "rounds": options.rounds}
+        work = partial(label_budget, left, **total, last=last, changed=changed, refused_by_monitor=refused_by_monitor)
+        return state.step("budget", LabelBudget, work)
 
-    def _budget(self, left: int, *, changed: bool, refused: bool) -> Budget:
-        """Labels of this round's assessment, settled when it begins: the campaign's budget may change in between."""
-        options, quiet = self.options, 0 if changed else self._quiet + 1
-        last = self.loop.number == options.rounds or len(self.loop.learned) >= options.cases or quiet >= MAX_IDLE_ROUNDS
-        fewest = max(1, min(50, options.labels // (options.rounds + 1))) if changed or refused else 0
-        return Budget(fewest=fewest, most=left if last else math.ceil(left * ROUND_SHARE))
+    # After a round
 
-    def _labels(self, most: int, i: int, asked: Samples) -> Tensor:
-        """The labels of batch i, bought once."""
-        self.loop.tell("assess", i * self.options.label_batch, most)
+    def _observe(self, before: Classifier, record: Round) -> None:
+        """Let observers record what the report needs."""
+        bought, labelled, state = record.assessment.bought if record.assessment else 0, self.labels.labelled, self.state
 
-        def ask() -> LabelBatch:
-            told = self.labeller(Samples(asked.x, ids=asked.ids)).cpu()
-            _check_labels(told, len(asked), self.loop.model.classes(asked.x[:1]))
-            return LabelBatch(ids=asked.ids, labels=told)
+        def load_failures() -> Suite | None:
+            return self._operational(state.existing_cases("suite")) if record.operational else None
 
-        return self.loop.known(f"{self.loop.place}/labels-{i:03d}", asked, ask)
+        seen = ObservedRound(
+            record=record,
+            before=before,
+            after=state.model,
+            labelled=labelled[len(labelled) - bought :],
+            train=self.train,
+            clean=state.clean,
+            field=self.field,
+            spawn=state.spawn,
+            load_failures=load_failures,
+        )
+        observe_round(seen, self.options.observers, state)
 
-    def _take_in(self, labels: int) -> None:
-        """The labels of this round: from now on they are monitor and feedback, and are not drawn again."""
-        for i in range(math.ceil(labels / self.options.label_batch)):
-            known = self.loop.folder.step(f"{self.loop.place}/labels-{i:03d}", LabelBatch, self.loop.gone)
-            rows = self.view.pool.rows_of(known.ids)
-            some = Samples(self.view.pool.x[rows], known.labels, known.ids)
-            self.labelled = Samples.concat([self.labelled, some]) if len(self.labelled) else some
-            self.bought = torch.cat([self.bought, known.ids])
+    def _report(self, step: str, **details: object) -> None:
+        number = self.state.number
+        self.state.report(step, number, max(number, self.options.rounds), **details)
 
-    # The end
+    def _stop_reason(self) -> StopReason | None:
+        labels, cases = len(self.labels.bought), len(self.state.learned)
+        unlabelled = not self.labels.all_bought
+        return stop_reason(self.options, self.rounds, labels=labels, cases=cases, unlabelled=unlabelled)
 
-    def _ended(self, done: Round) -> str:
-        """Why the campaign ends with this round; empty if it goes on."""
-        options, number = self.options, done.number
-        if done.drifted and options.when_drifted == "stop":
-            return f"Stopped in round {number}, since the field has changed: {done.drifted.splitlines()[0]}"
-        if self._latest.upper <= options.requirement:
-            return f"The requirement was met after round {number}"
-        if len(self.bought) >= options.labels:
-            return f"All labels are spent after round {number}"
-        if bool(torch.isin(self.view.pool.ids, self.bought).all()):
-            return f"All field inputs are assessed after round {number}"
-        if len(self.loop.learned) >= options.cases:
-            return f"All cases are spent after round {number}"
-        if self._quiet >= MAX_IDLE_ROUNDS:
-            return f"Rounds {number - 1} and {number} changed nothing"
-        return f"All rounds are spent after round {number}" if number >= options.rounds else ""
-
-    @property
-    def _quiet(self) -> int:
-        """How many rounds in a row, up to the last one, changed nothing."""
-        busy = [bool(r.changed or r.drifted or r.number == 0) for r in reversed(self.rounds)]
-        return busy.index(True)
-
-    @property
-    def _latest(self) -> SequentialAssessment:
-        return next(r.assessment for r in reversed(self.rounds) if r.assessment)
-
-    @property
-    def _obstacle(self) -> str:
-        """Why the last round left the model as it was, and what could be done about it; empty if it did not."""
-        last = self.rounds[-1]
-        if self._quiet == 0:
-            return ""
-        if last.retraining is None:
-            return "The last round found no operational failure: declare wider conditions, or larger radii."
-        allowed = self.options.max_drop * len(self.loop.guard)
-        few = f" Of {len(self.loop.guard)} clean samples {allowed:.0f} may be lost: give more, or a larger max_drop."
-        return f"The last retraining was not kept: {last.retraining.reason}.{few if allowed < 5 else ''}"
-
-    def _delivered(self, reason: str) -> CampaignResult:
-        last, wanted = self._latest, self.options.requirement
-        stopped = reason.startswith("Stopped")
-        met = last.upper <= wanted and not stopped
-        if stopped:
-            advice = 'To go on, begin a new folder with the field as it is now, or with when_drifted="update".'
-        else:
-            more = (f"To meet it: {what_it_takes(last, wanted)}.", self._better_before(last), self._obstacle)
-            advice = "" if met else " ".join(part for part in more if part)
-        budget = {name: getattr(self.options, name) for name in ("rounds", "cases", "labels")}
-        ended = StopRecord(met=met, why=f"{reason}.", advice=advice, last=self.rounds[-1].number, **budget)
-        self.loop.folder.renew("ended", ended)
+    def _result(self, reason: StopReason) -> CampaignResult:
+        stop = stop_record(self.options, reason, self.rounds, clean=len(self.state.clean))
+        last = latest_assessment(self.rounds)
+        self.state.folder.replace("stop", stop)
         return CampaignResult(
-            model=self.loop.model,
-            met=met,
-            reason=f"{reason}: {last}; required {wanted:.2%}. {advice}".strip(),
+            model=self.state.model,
+            met=stop.met,
+            reason=f"{stop.sentence}: {last}; required {self.options.requirement:.2%}. {stop.advice}".strip(),
             assessment=last,
-            suite=Suite.concat(self.loop.suites) if self.loop.suites else None,
+            suite=Suite.concat(self.state.suites) if self.state.suites else None,
             rounds=tuple(self.rounds),
         )
-
-    def _better_before(self, last: SequentialAssessment) -> str:
-        """Says so where an earlier model of the present field has the smaller bound."""
-        drifts = [r.number for r in self.rounds if r.drifted]
-        since = [r for r in self.rounds if r.assessment and r.number >= (drifts[-1] if drifts else 0)]
-        best = min(since, key=lambda r: r.assessment.upper if r.assessment else 1.0)
-        other = any(r.changed for r in self.rounds[best.number + 1 :])
-        if best.assessment is None or best.assessment.upper >= last.upper or not other:
-            return ""
-        return f"The smallest bound, {best.assessment.upper:.2%}, is that of the model after round {best.number}."
-
-
-def _refused(record: OperationalRecord) -> bool:
-    """Whether it was the monitor that saw nothing better, not the guard on clean accuracy or a loss gone astray."""
-    start = record.monitor_before
-    return start is not None and bool(record.history) and all(epoch.monitor >= start for epoch in record.history)
-
-
-def _check_labels(told: Tensor, n: int, classes: int) -> None:
-    whole = told.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-    if told.shape != (n,) or not whole or not bool(((told >= 0) & (told < classes)).all()):
-        shape, some = tuple(told.shape), told.flatten()[:5].tolist()
-        raise ValueError(
-            f"labels must be {n} whole numbers from 0 to {classes - 1}, one for each input asked about, got "
-            f"{told.dtype} of shape {shape}, beginning {some}; mend the labels and run again"
-        )
-
-
-def _decision(what: str, old: Tensor, new: Tensor, why: str, names: list[str] | None = None) -> Decision:
-    names = names or [str(i) for i in range(len(old))]
-    return Decision(what=what, before=told(old, names), after=told(new, names), why=why)

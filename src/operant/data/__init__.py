@@ -1,6 +1,7 @@
 """Inputs with labels and ids, where they come from, and who labels them."""
 
 from operant.data.labels import LabelFolder, LabelsMissing, labels_of
+from operant.data.reading import read_samples
 from operant.data.samples import Samples, content_ids, row_index
 from operant.data.sources import (
     Dataset,
@@ -20,6 +21,7 @@ __all__ = [
     "labels_of",
     "load",
     "load_digits",
+    "read_samples",
     "row_index",
     "samples_from_folder",
     "samples_from_npz",

@@ -1,1 +1,19 @@
-"""Work that is kept and resumed: run folders, their lock, chunks, and engines that run independent work items."""
+"""Work that is kept and resumed: run folders and their lock, chunks, and engines that run independent work items."""
+
+from operant.execution.engines import Engine, WorkerDied, pool, serial
+from operant.execution.events import Event, EventHandler
+from operant.execution.interrupt import Interrupted
+from operant.execution.run_folder import Damaged, DiskFull, RunFolder
+
+__all__ = [
+    "Damaged",
+    "DiskFull",
+    "Engine",
+    "Event",
+    "EventHandler",
+    "Interrupted",
+    "RunFolder",
+    "WorkerDied",
+    "pool",
+    "serial",
+]

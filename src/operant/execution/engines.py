@@ -31,22 +31,22 @@ WORK, ITEM = b"work", b"item"  # message types on the pipe to a worker
 
 
 class WorkerDied(RuntimeError):
-    """A process ended that had work to do."""
+    """A worker process ended before its work was finished."""
 
 
 class Engine(Protocol):
-    """Does work on items, wherever: an item's number and result as each is done, in any order.
+    """Runs work on items, anywhere: yields each item's number and result when it is finished, in any order.
 
-    Items are taken one by one, when there is room for one more; when there are no more, what was begun is finished. If
-    the work fails on an item, what was begun is finished before the error is raised.
+    Items are taken one by one, as late as possible. When there are no more, the work in progress is finished. If the
+    work fails on an item, the work in progress is finished before the error is raised.
     """
 
     def __call__(self, work: Callable[[T], R], items: Iterable[T], /) -> Iterator[tuple[int, R]]: ...
 
 
 @contextmanager
-def closed(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Results of which nobody wants more than were taken."""
+def closing_results(results: Iterator[T]) -> Iterator[Iterator[T]]:
+    """Close an engine's results when the block ends, also if some were not taken."""
     try:
         yield results
     finally:
@@ -55,7 +55,7 @@ def closed(results: Iterator[T]) -> Iterator[Iterator[T]]:
 
 
 def serial(work: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
-    """One item after the other, in this process, on one thread as in a `pool`, so that rounding is the same."""
+    """An engine that runs one item after the other in this process, on one thread like a `pool`: equal rounding."""
     for number, item in enumerate(items):
         with one_thread():
             result = work(item)
@@ -74,64 +74,66 @@ def one_thread() -> Iterator[None]:
 
 
 def pool(workers: int) -> Engine:
-    """Items spread over so many processes of one thread each; they stay for the next work as long as the pool does.
+    """An engine that spreads items over processes of one thread each; the processes are reused for the next work.
 
-    Work, items and results travel, so they must be made of what other processes can import: no lambdas, no functions
-    inside functions. With one worker there is nothing to spread, and work is done right here.
+    Work, items and results are sent between processes, so they must be made of what another process can import: no
+    lambdas, no functions inside functions. With one worker everything runs in this process.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
-    return serial if workers == 1 else _Pool(workers)
+    return serial if workers == 1 else ProcessPool(workers)
 
 
-class _Pool:
+class ProcessPool:
+    """The engine that `pool` returns."""
+
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.idle: list[_Worker] = []
 
     def __call__(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
-        message, numbered = _packed(work), enumerate(items)
+        message, numbered = _pack(work), enumerate(items)
         first = list(islice(numbered, self.workers))
-        staff, finished = self._staff(len(first)), False
+        workers, finished = self._take_workers(len(first)), False
         try:
-            for worker in staff:  # all have been started by now: none waits for another to come up
-                worker.give(WORK, message)
-            failure = yield from _served(staff, first, numbered)
+            for worker in workers:  # all have been started by now, so none waits for another to start
+                worker.send(WORK, message)
+            failure = yield from _distribute(workers, first, numbered)
             finished = True
             if failure is not None:
                 raise failure
         finally:
-            if not finished:  # nobody waits any more, and lines may hold half a message
-                for worker in staff:
+            if not finished:  # nobody takes their results any more, and pipes may hold half a message
+                for worker in workers:
                     worker.end()
-            self.idle += [worker for worker in staff if worker.process.is_alive()]
+            self.idle += [worker for worker in workers if worker.process.is_alive()]
 
-    def _staff(self, n: int) -> list[_Worker]:
-        """So many workers that live; those of earlier work first."""
+    def _take_workers(self, n: int) -> list[_Worker]:
+        """This many live workers, idle ones first."""
         self.idle = [worker for worker in self.idle if worker.process.is_alive()]
         taken, self.idle = self.idle[:n], self.idle[n:]
-        with _undisturbed():
+        with _worker_environment():
             return taken + [_Worker() for _ in range(n - len(taken))]
 
 
-def _served(
-    staff: list[_Worker], first: list[tuple[int, T]], more: Iterator[tuple[int, T]]
+def _distribute(
+    workers: list[_Worker], first: list[tuple[int, T]], more: Iterator[tuple[int, T]]
 ) -> Generator[tuple[int, Any], None, Exception | None]:
-    """Each worker's result, and then the next item for it; after a failure, which is returned, no more are begun."""
+    """Yield each result and give its worker the next item; after a failure, which is returned, give no more."""
     busy: dict[connection.Connection, tuple[_Worker, int]] = {}
     failure: Exception | None = None
 
     def give(worker: _Worker, number: int, item: T) -> None:
-        worker.give(ITEM, _packed(item))
+        worker.send(ITEM, _pack(item))
         busy[worker.connection] = worker, number
 
-    for worker, (number, item) in zip(staff, first, strict=True):
+    for worker, (number, item) in zip(workers, first, strict=True):
         give(worker, number, item)
     while busy:
         for ready in connection.wait(list(busy)):
             worker, number = busy.pop(ready)  # type: ignore[call-overload]
             try:
-                result = worker.take()
+                result = worker.receive()
             except Exception as error:
                 failure = failure or error
                 continue
@@ -142,27 +144,27 @@ def _served(
 
 
 class _Worker:
-    """A process with a line to it."""
+    """A process with a pipe to it."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_worker_main, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
 
-    def give(self, word: bytes, message: bytes) -> None:
-        with suppress(OSError):  # it has died, and `take` will say so
-            self.connection.send_bytes(word)
+    def send(self, kind: bytes, message: bytes) -> None:
+        with suppress(OSError):  # the process has died; `receive` will raise
+            self.connection.send_bytes(kind)
             self.connection.send_bytes(message)
 
-    def take(self) -> Any:
-        """The result of the item that was given; or what went wrong, raised."""
+    def receive(self) -> Any:
+        """The result of the current item, or its error, raised."""
         try:
             done, value = ForkingPickler.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
             self.process.join()
-            raise WorkerDied(_obituary(self.process.exitcode)) from None
+            raise WorkerDied(_exit_message(self.process.exitcode)) from None
         if not done:
             raise value
         return value
@@ -173,40 +175,40 @@ class _Worker:
         self.connection.close()
 
 
-def _obituary(code: int | None) -> str:
+def _exit_message(code: int | None) -> str:
     if code is not None and code < 0:
         how = f"was killed by signal {-code}; if memory ran out, use fewer workers"
     else:
         how = (
-            f"ended with code {code} in the midst of work; what it wrote above may tell why. A script must start runs "
-            'under `if __name__ == "__main__":`'
+            f"exited with code {code} during its work; its output above may say why. A script must start runs under "
+            '`if __name__ == "__main__":`'
         )
-    return f"a worker {how}. What was finished is kept; run again with the same folder to go on"
+    return f"a worker {how}. Finished work is saved; run again with the same folder to resume"
 
 
 class _Plain(ForkingPickler):
     """Sends tensors by value: shared memory is scarce on many machines, and runs out without a message."""
 
-    _extra_reducers: dict[type, Any] = {}  # noqa: RUF012  # torch fills in its own otherwise
+    _extra_reducers: dict[type, Any] = {}  # noqa: RUF012  # otherwise torch adds its own
 
 
-def _packed(value: object) -> bytes:
+def _pack(value: object) -> bytes:
     try:
         buffer = io.BytesIO()
         _Plain(buffer, -1).dump(value)
-    except Exception as error:  # whatever the user's class raises
+    except Exception as error:  # a user's class may raise anything
         raise TypeError(
-            f"work, items and results must be able to travel to other processes, and one cannot ({error}); define its "
+            f"work, items and results must be sendable to other processes, and one is not ({error}); define its "
             "functions and classes at the top of a module, or use workers=1"
         ) from error
     return buffer.getvalue()
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Processes started in here compute on one thread each and hear no Ctrl-C: only their parent does."""
+def _worker_environment() -> Iterator[None]:
+    """Processes started inside compute on one thread each and ignore Ctrl-C, which only their parent handles."""
     before = {name: os.environ.get(name) for name in ONE_THREAD}
-    resource_tracker.ensure_running()  # which would hear Ctrl-C again if it were started later
+    resource_tracker.ensure_running()  # started later, it would receive Ctrl-C
     masked = hasattr(signal, "pthread_sigmask")
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if masked else None
     os.environ.update(ONE_THREAD)
@@ -219,35 +221,35 @@ def _undisturbed() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _serve(line: connection.Connection) -> None:
-    """The life of a worker: take work, then an item at a time, until the line is closed."""
+def _worker_main(pipe: connection.Connection) -> None:
+    """Worker main loop: receive work, then one item at a time, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    work: Callable[[Any], Any] = partial(_raise, RuntimeError("there is no work"))
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    work: Callable[[Any], Any] = partial(_raise, RuntimeError("no work was received"))
     with suppress(EOFError, OSError):
         while True:
-            word, message = line.recv_bytes(), line.recv_bytes()
-            if word == WORK:
-                work = _loaded(message)
+            kind, message = pipe.recv_bytes(), pipe.recv_bytes()
+            if kind == WORK:
+                work = _unpack_work(message)
             else:
-                line.send_bytes(_answer(work, message))
+                pipe.send_bytes(_answer(work, message))
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _loaded(message: bytes) -> Callable[[Any], Any]:
-    """The work; if this process cannot make sense of it, work that says so."""
+def _unpack_work(message: bytes) -> Callable[[Any], Any]:
+    """The work; if this process cannot import it, work that raises an error saying so."""
     try:
         work: Callable[[Any], Any] = ForkingPickler.loads(message)
     except Exception as error:
-        told = f"the work means nothing to another process ({type(error).__name__}: {error})"
-        return partial(_raise, RuntimeError(f"{told}; define it in a module that can be imported, or use workers=1"))
+        why = f"another process cannot import the work ({type(error).__name__}: {error})"
+        return partial(_raise, RuntimeError(f"{why}; define it in an importable module, or use workers=1"))
     return work
 
 
@@ -257,12 +259,12 @@ def _raise(error: Exception, _item: object) -> NoReturn:
 
 def _answer(work: Callable[[Any], Any], message: bytes) -> bytes:
     try:
-        return _packed((True, work(ForkingPickler.loads(message))))
+        return _pack((True, work(ForkingPickler.loads(message))))
     except Exception as error:
         error.add_note(f"In a worker: {traceback.format_exc()}")
         try:
-            answer = _packed((False, error))
-            ForkingPickler.loads(answer)  # not every error survives the way
+            answer = _pack((False, error))
+            ForkingPickler.loads(answer)  # not every error can be sent
         except Exception:
-            answer = _packed((False, RuntimeError(f"{type(error).__name__}: {error}")))
+            answer = _pack((False, RuntimeError(f"{type(error).__name__}: {error}")))
         return answer

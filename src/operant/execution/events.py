@@ -9,13 +9,25 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What has happened: how much of a step is done, and a few words by name."""
+    """How much of a step is done.
+
+    Attributes:
+        step: name of the step, for instance ``"generate"``; ``"round"`` when a whole round is finished.
+        round: number of the round.
+        done, total: units of work that are finished, and units in all.
+        details: further values by name.
+    """
 
     step: str
+    round: int
     done: int
     total: int
-    told: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 EventHandler = Callable[[Event], None]
-"""Is told what happens."""
+"""Called with every progress event."""
+
+
+def ignore(event: Event) -> None:
+    """An `EventHandler` that does nothing."""

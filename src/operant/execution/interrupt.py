@@ -10,34 +10,35 @@ from contextlib import contextmanager, suppress
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked to stop; what was begun is finished and kept, as ``done`` says."""
+    """The user pressed Ctrl-C; the work in progress was finished and saved, as ``done`` describes."""
 
     def __init__(self, done: str) -> None:
-        super().__init__(f"stopped as asked: {done}. Run again with the same folder to go on")
+        super().__init__(f"interrupted: {done}. Run again with the same folder to resume")
         self.done = done
 
 
 @contextmanager
 def defer_interrupt() -> Iterator[Callable[[], bool]]:
-    """Whether somebody pressed Ctrl-C in the meantime; the second time is not waited for.
+    """Defer the first Ctrl-C; yields a function that returns whether it was pressed.
 
-    Outside the main thread, or where Ctrl-C is ignored, nothing changes.
+    A second Ctrl-C raises KeyboardInterrupt at once. Outside the main thread, or where Ctrl-C is ignored, nothing
+    changes.
     """
     pressed: list[int] = []
 
-    def note(number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         if pressed:
             raise KeyboardInterrupt
         pressed.append(number)
         with suppress(OSError):
-            os.write(2, b"\nStopping as soon as the chunks in work are done; Ctrl-C again stops at once.\n")
+            os.write(2, b"\nStopping when the chunks in progress are finished; press Ctrl-C again to stop at once.\n")
 
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else None
     if before is None or before is signal.SIG_IGN:
         yield lambda: False
         return
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, on_signal)
     try:
         yield lambda: bool(pressed)
     finally:

@@ -18,12 +18,12 @@ try:
 except ImportError:  # not on every system
     fcntl = None  # type: ignore[assignment]
 
-LOCK, GUARD = "lock", ".lock.guard"
+LOCK, GATE = "lock", ".lock.gate"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who works in a folder: a process, on which machine, and when it began, as process numbers are used again."""
+    """The process that holds a lock: its id, its machine, and its start time, since process ids are reused."""
 
     pid: int
     host: str
@@ -31,48 +31,48 @@ class Holder:
 
 
 def take_lock(folder: Path) -> Holder:
-    """Be the only one in a folder; the lock of a process that is gone is taken over.
+    """Lock a folder for this process; the lock of a dead process is replaced.
 
-    Taking goes through a gate that the system itself opens again when a process dies, so that of two processes that
-    find a dead one's lock only one replaces it.
+    Locks are taken behind a gate that the operating system opens again when a process dies, so if two processes find
+    the lock of a dead one, only one of them replaces it.
     """
-    file, me = folder / LOCK, Holder(pid=os.getpid(), host=socket.gethostname(), started=_began(os.getpid()) or "")
+    file, me = folder / LOCK, Holder(pid=os.getpid(), host=socket.gethostname(), started=_start_time(os.getpid()) or "")
     with _gate(folder):
         if file.exists():
-            _refuse_unless_gone(folder, file)
+            _check_holder_is_dead(folder, file)
             file.unlink()
         try:
             write_atomically(file, json.dumps(asdict(me)).encode() + b"\n", overwrite=False)
         except FileExistsError:
-            raise ValueError(f"another run has just begun in {folder}; wait until it ends") from None
+            raise ValueError(f"another run has just started in {folder}; wait until it ends") from None
         except BaseException:
-            file.unlink(missing_ok=True)  # it may have got its name already
+            file.unlink(missing_ok=True)  # it may already have its final name
             raise
     return me
 
 
 def release_lock(folder: Path, holder: Holder) -> None:
-    """Leave a folder; only whoever holds the lock can."""
+    """Unlock a folder if ``holder`` still holds the lock."""
     file = folder / LOCK
     with suppress(OSError, ValueError), _gate(folder):
         if _read_holder(file) == holder and holder.pid == os.getpid():  # a forked child is not the holder
             file.unlink()
 
 
-def _refuse_unless_gone(folder: Path, file: Path) -> None:
+def _check_holder_is_dead(folder: Path, file: Path) -> None:
     try:
         holder = _read_holder(file)
     except (ValueError, OSError):
-        raise ValueError(f"{file} is damaged; if no run works in this folder, delete it and run again") from None
+        raise ValueError(f"{file} is damaged; if no run uses this folder, delete it and run again") from None
     if holder.host != socket.gethostname():
         raise ValueError(
-            f"{folder} is in use by process {holder.pid} on {holder.host}, which cannot be asked from here; if that "
+            f"{folder} is in use by process {holder.pid} on {holder.host}, which cannot be checked from here; if that "
             f"run is dead, delete {file} and run again"
         )
-    began = _began(holder.pid)
-    if began == "" or (began is not None and holder.started in (began, "")):
-        who = "this very process" if holder.pid == os.getpid() else f"process {holder.pid}"
-        raise ValueError(f"{folder} is in use by {who}; wait until that run ends, or stop it, or choose another folder")
+    started = _start_time(holder.pid)
+    if started == "" or (started is not None and holder.started in (started, "")):
+        who = "this process" if holder.pid == os.getpid() else f"process {holder.pid}"
+        raise ValueError(f"{folder} is in use by {who}; wait until that run ends, stop it, or choose another folder")
 
 
 def _read_holder(file: Path) -> Holder:
@@ -83,8 +83,8 @@ def _read_holder(file: Path) -> Holder:
         raise ValueError(f"{file} names no process ({error})") from None
 
 
-def _began(pid: int) -> str | None:
-    """When a process of this machine began; None if it is gone, empty if the system does not tell."""
+def _start_time(pid: int) -> str | None:
+    """When a process of this machine started; None if it is dead, empty if the system does not say."""
     if os.name != "posix":
         return ""
     try:
@@ -92,7 +92,7 @@ def _began(pid: int) -> str | None:
     except (ProcessLookupError, OverflowError):
         return None
     except PermissionError:
-        pass  # somebody else's, and alive
+        pass  # another user's, and alive
     with suppress(OSError, IndexError):
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -106,8 +106,8 @@ def _began(pid: int) -> str | None:
 
 @contextmanager
 def _gate(folder: Path) -> Iterator[None]:
-    """One process of this machine at a time; where the file system knows no such thing, everyone."""
-    with open(folder / GUARD, "ab") as gate:
+    """Admits one process of this machine at a time; file systems without locks admit all."""
+    with open(folder / GATE, "ab") as gate:
         if fcntl is not None:
             with suppress(OSError):
                 fcntl.flock(gate, fcntl.LOCK_EX)

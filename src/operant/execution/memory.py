@@ -9,13 +9,14 @@ from typing import TypeVar
 from operant.model import MIN_ROWS, Classifier
 
 R = TypeVar("R")
-SHORT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
 def with_smaller_batches(work: Callable[[int], R], batch_size: int, *, floor: int = MIN_ROWS) -> tuple[R, int]:
-    """What ``work`` makes of a batch size, which is halved whenever memory runs out; and the size that it took.
+    """The result of ``work(batch_size)`` and the batch size that was used; it is halved whenever memory runs out.
 
-    Batches decide how many rows are computed at once, not what comes out: models pad theirs to `MIN_ROWS`, the floor.
+    The batch size decides how many rows are computed at once, not the result: models pad batches to `MIN_ROWS`, the
+    floor.
 
     >>> def work(rows):
     ...     if rows > 100:
@@ -28,26 +29,27 @@ def with_smaller_batches(work: Callable[[int], R], batch_size: int, *, floor: in
         try:
             return work(batch_size), batch_size
         except (MemoryError, RuntimeError) as error:
-            if not _is_short_of_memory(error):
+            if not _is_out_of_memory(error):
                 raise
             if batch_size <= floor:
                 raise MemoryError(
-                    f"memory does not suffice, not even for {batch_size} rows at once ({_first_line(error)}); use "
-                    "fewer workers, close other programs, or take a machine with more"
+                    f"there is not enough memory even for batches of {batch_size} rows ({_first_line(error)}); use "
+                    "fewer workers, close other programs, or use a machine with more memory"
                 ) from error
-        batch_size = max(batch_size // 2, floor)  # out here, where the error holds on to nothing any more
+        batch_size = max(batch_size // 2, floor)  # outside the except block, where the error no longer holds memory
 
 
 def in_batches(model: Classifier, batch_size: int) -> Classifier:
-    """The same model, computing so many rows at once."""
+    """The same model with another batch size."""
     same = copy.copy(model)
     same.batch_size = batch_size
     return same
 
 
-def _is_short_of_memory(error: Exception) -> bool:
-    told = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in told for words in SHORT_OF_MEMORY)
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch raises a plain RuntimeError when the CPU allocator fails, so its text is all there is to go by."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(part in text for part in OUT_OF_MEMORY_TEXTS)
 
 
 def _first_line(error: Exception) -> str:

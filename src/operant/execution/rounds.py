@@ -1,4 +1,4 @@
-"""What every loop of rounds shares: finished rounds are read, cases add up, and retraining stays within its limits."""
+"""Rounds of fuzzing and retraining in a run folder: what campaigns and RobOT have in common."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import count, takewhile
 from typing import NoReturn, Protocol, TypeVar
 
 import torch
@@ -14,22 +14,37 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.execution.chunks import run_chunks
-from operant.execution.engines import Engine, closed
+from operant.execution.engines import Engine, closing_results
 from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted, defer_interrupt
 from operant.execution.memory import in_batches, with_smaller_batches
-from operant.execution.run_folder import RunFolder, gone
+from operant.execution.run_folder import RunFolder, require_existing
 from operant.model import Classifier
-from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrained
-from operant.retrain.finetune import Told
+from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer
 from operant.rng import spawn
 from operant.suite import Suite
-from operant.types import Fuzzer
+from operant.types import Fuzzer, Monitor
+
+
+class RoundRecord(Protocol):
+    """What `RoundState` must know about a finished round to resume after it."""
+
+    @property
+    def chosen(self) -> int:
+        """Number of cases chosen to learn from."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the round changed the model."""
+
+
+R = TypeVar("R", bound=RoundRecord)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelBatch:
-    """Labels of some inputs, by id; in ``labels-NNN.json`` of a round."""
+    """Labels of some inputs, by id; ``labels-NNN.json`` of a round."""
 
     ids: Tensor
     labels: Tensor
@@ -37,48 +52,33 @@ class LabelBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionBatch:
-    """What the model said of some inputs, by id; in ``answers-NNN.json`` of a round."""
+    """The model's predictions for some inputs, by id; ``predictions-NNN.json`` of a round."""
 
     ids: Tensor
     predictions: Tensor
 
 
-class Turn(Protocol):
-    """What a loop must know of a finished round."""
-
-    @property
-    def chosen(self) -> int:
-        """Cases to learn from."""
-
-    @property
-    def changed(self) -> bool:
-        """Whether the model left the round another than it came."""
-
-
-R = TypeVar("R", bound=Turn)
-F = TypeVar("F", bound=FinetuneRecord)
-
-
 class RoundState:
-    """A model on its way through the rounds of a loop, in the loop's folder.
+    """The current model and the cases it has learned from, kept round by round in a run folder.
 
-    What it carries from round to round are values that stand there too: a finished round is read, with all that later
-    ones need of it, and one that was cut off is gone on with at the last thing that was finished.
+    Everything here can be restored from the folder: a finished round is read, and an unfinished one is resumed after
+    the last step that was finished.
 
     Attributes:
-        model: as it is now.
-        learned: cases of all rounds, which every retraining learns from.
-        suites: the same, round by round.
-        place: of the present round in the folder.
+        model: the current model.
+        learned: cases of all rounds so far; every retraining learns from all of them.
+        suites: the same cases, one suite per round.
+        number: of the current round.
+        name: of the current round's folder, for instance ``round-003``.
 
     Args:
         folder: where everything is kept.
-        model: as it came.
-        guard: labelled; the accuracy on it is clean accuracy.
-        max_drop: how much clean accuracy may be lost over all rounds.
-        seed: of everything random.
-        engine: where chunks are worked out.
-        watch: is told what happens.
+        model: the initial model.
+        clean: labelled samples that clean accuracy is measured on.
+        max_drop: clean accuracy that may be lost over all rounds.
+        seed: random seed.
+        engine: runs chunks of work.
+        on_event: called with every progress event.
     """
 
     def __init__(
@@ -86,139 +86,175 @@ class RoundState:
         folder: RunFolder,
         model: Classifier,
         *,
-        guard: Samples,
+        clean: Samples,
         max_drop: float,
         seed: int,
         engine: Engine,
-        watch: EventHandler,
+        on_event: EventHandler,
     ) -> None:
-        self.folder, self.model, self.guard, self.max_drop = folder, model, guard, max_drop
-        self.seed, self.engine, self.watch = seed, engine, watch
-        self.accuracy = model.accuracy(guard)
-        self.learned = guard[:0]
+        self.folder, self.model, self.clean, self.max_drop = folder, model, clean, max_drop
+        self.seed, self.engine, self.on_event = seed, engine, on_event
+        self.initial_accuracy = model.accuracy(clean)
+        self.learned = clean[:0]
         self.suites: list[Suite] = []
-        self.number, self.place = 0, "round-000"
+        self.begin(0)
+
+    # Rounds
 
     def begin(self, number: int) -> None:
-        self.number, self.place = number, f"round-{number:03d}"
+        """Make a round the current one."""
+        self.number, self.name = number, f"round-{number:03d}"
 
-    def turn(self, kind: type[R], work: Callable[[], R]) -> tuple[R, bool]:
-        """The present round, and whether it was there already."""
-        finished = self.folder.has(f"{self.place}/round")
-        done = self.folder.step(f"{self.place}/round", kind, work)
-        if finished and done.chosen:
-            self._learn(self.folder.suite(f"{self.place}/cases", self.gone))
-        if finished and done.changed:
-            self.model = self.folder.weights(f"{self.place}/weights", self.model, self.gone)
-        return done, finished
+    def has_round(self, number: int) -> bool:
+        """Whether a round is finished."""
+        return self.folder.has(f"round-{number:03d}/round")
+
+    def restore_round(self, kind: type[R]) -> R:
+        """The record of the current round, which is finished; its cases and weights are restored."""
+        record = self.existing("round", kind)
+        if record.chosen:
+            self._add_cases(self.folder.suite(f"{self.name}/cases", self._missing))
+        if record.changed:
+            self.model = self.folder.weights(f"{self.name}/weights", self.model, self._missing)
+        return record
+
+    def step(self, name: str, kind: type[V], work: Callable[[], V]) -> V:
+        """A result of the current round, computed unless it is on disk."""
+        return self.folder.step(f"{self.name}/{name}", kind, work)
+
+    def existing(self, name: str, kind: type[V]) -> V:
+        """A result of the current round that must be on disk."""
+        return self.folder.step(f"{self.name}/{name}", kind, self._missing)
+
+    def spawn(self, *path: int | str) -> torch.Generator:
+        """A generator for a part of the current round."""
+        return spawn(self.seed, self.name, *path)
+
+    def report(self, step: str, done: int, total: int, **details: object) -> None:
+        """Send a progress event."""
+        self.on_event(Event(step=step, round=self.number, done=done, total=total, details=details))
+
+    # Cases
 
     def generate(self, fuzz: Fuzzer, seeds: Samples, *, chunk: int) -> Suite:
-        """Fuzz the seeds, a chunk of them at a time; each is on disk before the next begins."""
-        work = Fuzzing(fuzz=fuzz, model=self.model, seeds=seeds, size=chunk, path=(self.seed, self.number))
-        return self.in_chunks("suite", work)
+        """Fuzz the seeds, a chunk of them at a time."""
+        work = ChunkedFuzzing(fuzz=fuzz, model=self.model, seeds=seeds, size=chunk, path=(self.seed, self.number))
+        return self.run_chunks("suite", work)
 
-    def in_chunks(self, name: str, work: Fuzzing) -> Suite:
-        """Cases of all chunks, wherever they are worked out; each chunk is on disk before the next begins."""
-        work.model.prepare(work.seeds.x)  # once for all chunks, whoever works on them
+    def run_chunks(self, name: str, work: ChunkedFuzzing) -> Suite:
+        """The cases of all chunks; each chunk is on disk before the next begins."""
+        work.model.prepare(work.seeds.x)  # once for all chunks, whichever process runs them
         return run_chunks(
             self.folder,
-            f"{self.place}/{name}",
+            f"{self.name}/{name}",
             work,
             work.chunks,
             batch_size=work.model.batch_size,
             engine=self.engine,
-            watch=self.watch,
+            progress=partial(self.report, "generate"),
         )
 
-    def answers(self, some: Samples, *, chunk: int) -> Tensor:
-        """What the model says of inputs, in chunks as above."""
-        self.model.prepare(some.x)
-        parts = [some[start : start + chunk] for start in range(0, len(some), chunk)]
-        names = [f"{self.place}/answers-{i:03d}" for i in range(len(parts))]
-        todo = [i for i, name in enumerate(names) if not self.folder.has(name)]
-        with defer_interrupt() as asked, self.folder.timed(f"{self.place}/answers"):
-            items = (parts[i].x for i in todo if not asked())
-            with closed(self.engine(Predicting(self.model), items)) as finished:
-                for number, labels in finished:
-                    i = todo[number]
-                    self.folder.step(
-                        names[i], PredictionBatch, partial(PredictionBatch, ids=parts[i].ids.cpu(), predictions=labels)
-                    )
-        if asked():
-            raise Interrupted(f"what was answered of {self.place}'s assessment is kept in {self.folder.path}")
-        said = [torch.empty(0, dtype=torch.int64)]
-        for name, part in zip(names, parts, strict=True):
-            answered = self.folder.step(name, PredictionBatch, self.gone)
-            self._check_ids(name, answered.ids, part)
-            said.append(answered.predictions)
-        return torch.cat(said)
+    def existing_cases(self, name: str) -> Suite:
+        """The cases of all chunks that `run_chunks` has finished in the current round."""
+        names = (f"{self.name}/{name}/chunk-{i:04d}" for i in count())
+        return Suite.concat([self.folder.suite(chunk, self._missing) for chunk in takewhile(self.folder.has, names)])
 
-    def known(self, name: str, some: Samples, ask: Callable[[], LabelBatch]) -> Tensor:
-        """Labels of inputs, bought once."""
-        known = self.folder.step(name, LabelBatch, ask)
-        self._check_ids(name, known.ids, some)
-        return known.labels
-
-    def _check_ids(self, name: str, ids: Tensor, some: Samples) -> None:
-        if not torch.equal(ids, some.ids.cpu()):
-            raise ValueError(
-                f"{name}.json in {self.folder.path} is about other inputs than those to be assessed: something before "
-                "it has changed; put it back as it was, or choose a new folder"
-            )
-
-    def choose(self, choice: Callable[[], Suite]) -> Suite:
-        """The cases of this round, added to those before."""
-        chosen = self.folder.suite(f"{self.place}/cases", choice)
+    def choose_cases(self, choose: Callable[[], Suite]) -> Suite:
+        """The cases of the current round, added to ``learned``."""
+        chosen = self.folder.suite(f"{self.name}/cases", choose)
         if len(chosen):
-            self._learn(chosen)
+            self._add_cases(chosen)
         return chosen
 
-    def retrain(self, kind: type[F], epochs: int, work: Callable[[float, Path, Told], Retrained]) -> F:
-        """Train on from the present weights.
-
-        Args:
-            kind: of the record that is kept.
-            epochs: at most.
-            work: from the clean accuracy that may still be lost, a file for finished epochs, and who is told of them,
-                to the model.
-        """
-        left = min(max(self.max_drop - (self.accuracy - self.model.accuracy(self.guard)), 0.0), 1.0)
-
-        def told(epoch: FinetuneEpoch) -> None:
-            self.tell("retrain", epoch.epoch, epochs, cases=str(len(self.learned)))
-
-        def train() -> F:
-            with self.folder.writing("the state of retraining"):
-                done = work(left, self.folder.draft(f"{self.place}/retraining"), told)
-            self.folder.weights(f"{self.place}/weights", self.model, lambda: done.model)
-            assert isinstance(done.record, kind)
-            return done.record
-
-        if not self.folder.draft(f"{self.place}/retraining").exists():  # else epochs are counted from the next one on
-            self.tell("retrain", 0, epochs, cases=str(len(self.learned)))
-        record = self.folder.step(f"{self.place}/retraining", kind, train)
-        self.model = self.folder.weights(f"{self.place}/weights", self.model, self.gone)
-        self.tell("retrain", epochs, epochs, record=str(record))
-        return record
-
-    def spawn(self, *path: int | str) -> torch.Generator:
-        return spawn(self.seed, self.place, *path)
-
-    def tell(self, step: str, done: int, total: int, **what: str) -> None:
-        self.watch(Event(step=step if step == "round" else f"{self.place}/{step}", done=done, total=total, told=what))
-
-    def gone(self) -> NoReturn:
-        gone(self.folder.path / self.place)()
-
-    def _learn(self, chosen: Suite) -> None:
+    def _add_cases(self, chosen: Suite) -> None:
         cases = chosen.samples()
         self.learned = Samples.concat([self.learned, cases]) if len(self.learned) else cases
         self.suites.append(chosen)
 
+    # Retraining
+
+    def retrain(
+        self, retrainer: Retrainer, train: Samples, *, monitor: Monitor | None, generator: torch.Generator
+    ) -> FinetuneRecord:
+        """Retrain the current model with all cases so far; it may lose what is left of ``max_drop``."""
+        left = min(max(self.max_drop - (self.initial_accuracy - self.model.accuracy(self.clean)), 0.0), 1.0)
+        epochs = getattr(retrainer, "epochs", 1)
+        draft = self.folder.draft(f"{self.name}/retraining")
+
+        def on_epoch(epoch: FinetuneEpoch) -> None:
+            self.report("retrain", epoch.epoch, epochs, cases=len(self.learned))
+
+        def work() -> FinetuneRecord:
+            with self.folder.writing("the state of retraining"):
+                retrained = retrainer(
+                    self.model,
+                    train,
+                    self.learned,
+                    validation=self.clean,
+                    monitor=monitor,
+                    max_drop=left,
+                    generator=generator,
+                    checkpoint=draft,
+                    on_epoch=on_epoch,
+                )
+            self.folder.weights(f"{self.name}/weights", self.model, lambda: retrained.model)
+            return retrained.record
+
+        if not draft.exists():  # a resumed retraining reports from its next epoch on
+            self.report("retrain", 0, epochs, cases=len(self.learned))
+        record = self.step("retraining", FinetuneRecord, work)
+        self.model = self.folder.weights(f"{self.name}/weights", self.model, self._missing)
+        self.report("retrain", epochs, epochs, record=record)
+        return record
+
+    # Predictions and labels
+
+    def predictions(self, inputs: Samples, *, chunk: int) -> Tensor:
+        """The current model's predictions, a chunk of inputs at a time."""
+        self.model.prepare(inputs.x)
+        parts = [inputs[start : start + chunk] for start in range(0, len(inputs), chunk)]
+        names = [f"predictions-{i:03d}" for i in range(len(parts))]
+        todo = [i for i, name in enumerate(names) if not self.folder.has(f"{self.name}/{name}")]
+        with defer_interrupt() as interrupted, self.folder.timed(f"{self.name}/predictions"):
+            items = (parts[i].x for i in todo if not interrupted())
+            with closing_results(self.engine(ChunkPrediction(self.model), items)) as finished:
+                for number, labels in finished:
+                    i = todo[number]
+                    work = partial(PredictionBatch, ids=parts[i].ids.cpu(), predictions=labels)
+                    self.step(names[i], PredictionBatch, work)
+        if interrupted():
+            raise Interrupted(f"finished predictions of {self.name} are saved in {self.folder.path}")
+        found = [torch.empty(0, dtype=torch.int64)]
+        for name, part in zip(names, parts, strict=True):
+            batch = self.existing(name, PredictionBatch)
+            self._check_ids(name, batch.ids, part)
+            found.append(batch.predictions)
+        return torch.cat(found)
+
+    def labels(self, name: str, inputs: Samples, ask: Callable[[], LabelBatch]) -> Tensor:
+        """Labels of inputs, asked for once."""
+        batch = self.step(name, LabelBatch, ask)
+        self._check_ids(name, batch.ids, inputs)
+        return batch.labels
+
+    def _check_ids(self, name: str, ids: Tensor, inputs: Samples) -> None:
+        if not torch.equal(ids, inputs.ids.cpu()):
+            raise ValueError(
+                f"{self.name}/{name}.json in {self.folder.path} belongs to other inputs than those to be assessed: an "
+                "earlier step has changed; restore it, or choose a new folder"
+            )
+
+    @property
+    def _missing(self) -> Callable[[], NoReturn]:
+        return require_existing(self.folder.path / self.name)
+
+
+# Work for engines
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fuzzing:
-    """A fuzzer on seeds, a chunk of them at a time; another process can be asked for any of them."""
+class ChunkedFuzzing:
+    """A fuzzer on seeds, a chunk at a time; any process can compute any chunk."""
 
     fuzz: Fuzzer
     model: Classifier
@@ -236,8 +272,8 @@ class Fuzzing:
 
 
 @dataclass(frozen=True)
-class Predicting:
-    """What a model says of some inputs, in whatever process."""
+class ChunkPrediction:
+    """A model's predictions for some inputs, in any process."""
 
     model: Classifier
 
@@ -249,41 +285,41 @@ class Predicting:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Spread:
-    """A fuzzer like another, whose seeds are cut into chunks that are worked out one by one, by whoever it may be.
+class ChunkedFuzzer:
+    """A fuzzer that runs another one chunk by chunk.
 
     Args:
-        fuzz: the other one.
-        size: seeds of a chunk; it decides which random numbers each seed has.
-        run: the cases of all chunks of some fuzzing.
+        fuzz: the other fuzzer.
+        size: seeds per chunk; decides which random numbers each seed gets.
+        run: from `ChunkedFuzzing` to the cases of all its chunks.
     """
 
     fuzz: Fuzzer
     size: int
-    run: Callable[[Fuzzing], Suite]
+    run: Callable[[ChunkedFuzzing], Suite]
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         root = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        return self.run(Fuzzing(fuzz=self.fuzz, model=model, seeds=seeds, size=self.size, path=(root,)))
+        return self.run(ChunkedFuzzing(fuzz=self.fuzz, model=model, seeds=seeds, size=self.size, path=(root,)))
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """Works out the chunks of a fuzzing on an engine, for those who need no chunk again."""
+    """Runs the chunks of a fuzzing on an engine without saving them."""
 
     engine: Engine
 
-    def __call__(self, work: Fuzzing) -> Suite:
+    def __call__(self, work: ChunkedFuzzing) -> Suite:
         work.model.prepare(work.seeds.x)
-        done = dict(self.engine(Whole(work), range(work.chunks)))
+        done = dict(self.engine(ChunkInMemory(work), range(work.chunks)))
         return Suite.concat([done[i] for i in range(work.chunks)])
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A chunk of a fuzzing in as large batches as memory allows."""
+class ChunkInMemory:
+    """A chunk of a fuzzing in batches as large as memory allows."""
 
-    work: Fuzzing
+    work: ChunkedFuzzing
 
     def __call__(self, chunk: int) -> Suite:
         return with_smaller_batches(partial(self.work, chunk), self.work.model.batch_size)[0]

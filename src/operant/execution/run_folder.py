@@ -1,4 +1,4 @@
-"""A run's folder: one run at a time, one set of settings, and finished steps that are not worked out twice."""
+"""The folder of a run: one process at a time, one set of settings, and finished steps that are never computed twice."""
 
 from __future__ import annotations
 
@@ -17,41 +17,42 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from operant import results
-from operant.execution.lock import GUARD, LOCK, Holder, release_lock, take_lock
+from operant.execution.lock import GATE, LOCK, Holder, release_lock, take_lock
+from operant.execution.signature import difference
 from operant.model import Classifier
 from operant.model.hashing import fingerprint, hash_of
 from operant.networks import load_weights, save_weights
 from operant.results import TEMPORARY, write_atomically
 from operant.suite import Suite
-from operant.suite.verdicts import COLUMNS as SAID
+from operant.suite.verdicts import COLUMNS as VERDICT_COLUMNS
 
 RUN, TIMING = "run.json", "timing.jsonl"
-MODEL, CASES = "model", "cases"  # what a run has come to
-FULL = (errno.ENOSPC, errno.EDQUOT)
-REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+MODEL, CASES = "model", "cases"  # the final model and the cases it learned from
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 T = TypeVar("T")
 V = TypeVar("V")
 
 
 class Damaged(ValueError):
-    """Something finished cannot be read as it was written."""
+    """A finished step differs from what was written."""
 
 
 class DiskFull(OSError):
-    """There was no room to write; what was finished before is whole."""
+    """The disk is full; everything that was finished before is intact."""
 
 
 class RunFolder:
-    """Everything a run has finished, so that it can be stopped at any moment and gone on with.
+    """The finished steps of a run, which can be interrupted and resumed at any point.
 
-    Use it as ``with RunFolder(...) as run:``. Only one process at a time can be in there, and only with the settings
-    that the folder was begun with. A finished step is sealed: a small hidden file beside it tells the hash of its
-    files. What has no seal was not finished, and is worked out again; what differs from its seal is refused.
+    Use it as ``with RunFolder(...) as run:``. Only one process at a time can use the folder, and only with the settings
+    that the run was started with. A finished step has a seal: a small hidden file beside it with the hashes of its
+    files. A step without a seal was not finished and is computed again; a step that differs from its seal is rejected.
 
     Args:
-        path: the folder; made if it is not there.
-        signature: by name, as text, what the run is made of; see `signature_of`. Without it the folder is opened as it
-            was begun.
+        path: the folder; created if it does not exist.
+        signature: settings of the run, by name, as text; see `signature_of`. Without it an existing run is opened
+            whatever its settings.
     """
 
     def __init__(self, path: str | Path, *, signature: Mapping[str, str] | None = None) -> None:
@@ -60,14 +61,14 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         if self.signature is None and not (self.path / RUN).exists():
-            raise ValueError(f"{self.path} holds no run; name the folder of one")
+            raise ValueError(f"{self.path} contains no run; give the folder of one")
         make_folder(self.path)
         with self.writing("the lock"):
             self._holder = take_lock(self.path)
         try:
             with self.writing(RUN):
-                self._key = hash_of(json.dumps(self._sign(), sort_keys=True).encode())
-            self._sweep()
+                self._key = hash_of(json.dumps(self._check_signature(), sort_keys=True).encode())
+            self._remove_leftovers()
         except BaseException:
             self.__exit__()
             raise
@@ -75,163 +76,163 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         if self._holder is not None:
-            self._sweep()
+            self._remove_leftovers()
             release_lock(self.path, self._holder)
             self._holder = None
 
-    # Steps: read if they are there, else worked out, written, and read back
+    # Steps: read if they exist, else computed, written and read back
 
     def step(self, name: str, kind: type[T], work: Callable[[], T]) -> T:
-        """A result, in ``name.json``; always as it is read from disk, so that a run that is gone on with sees the same.
+        """A result in ``name.json``; always read back from disk, so that a resumed run sees the same values.
 
         Args:
             name: of the step; ``/`` makes folders.
             kind: the dataclass that ``work`` returns.
-            work: works it out.
+            work: computes it.
         """
 
         def load(path: Path) -> T:
             return results.load(path, kind)
 
-        return self.kept(f"{name}.json", work, save=results.save, load=load)
-
-    def drop(self, name: str) -> None:
-        """Remove a result that is no longer so; nothing if there is none."""
-        _drop(self._place(f"{name}.json"))
-
-    def clear(self, name: str) -> None:
-        """Remove a folder of chunks that nobody needs any more; nothing if there is none."""
-        _remove(self._place(name))
-
-    def renew(self, name: str, value: object) -> None:
-        """A result in ``name.json``, in place of one that may be there."""
-        self.drop(name)
-        self.step(name, type(value), lambda: value)
+        return self.cached(f"{name}.json", work, save=results.save, load=load)
 
     def suite(self, name: str, work: Callable[[], Suite]) -> Suite:
-        """A suite, in the folder ``name``."""
-        return self.kept(name, work, save=self._save_suite, load=_open_suite)
+        """A suite in the folder ``name``."""
+        return self.cached(name, work, save=self._save_suite, load=_open_suite)
 
     def weights(self, name: str, model: Classifier, work: Callable[[], Classifier]) -> Classifier:
         """A model like ``model`` with weights of its own, in ``name.safetensors``."""
-        return self.kept(
+        return self.cached(
             f"{name}.safetensors",
             work,
             save=lambda value, path: save_weights(value.unwrap(), path),
             load=lambda path: model.rewrap(load_weights(model.unwrap(), path)),
         )
 
-    def kept(
+    def cached(
         self, file: str, work: Callable[[], V], *, save: Callable[[V, Path], object], load: Callable[[Path], T]
     ) -> T:
-        """Anything that can be saved at a path: a file, with others beside it as `results.save` has them, or a folder.
+        """Anything that can be saved at a path: a folder, or a file with others beside it as `results.save` writes.
 
-        profile = run.kept("profile.json", fit, save=Profile.save, load=load_profile)
+        profile = run.cached("profile.json", fit, save=Profile.save, load=load_profile)
         """
-        main = self._place(file)
+        main = self._path_of(file)
         if finished(main):
-            self._check(main)
+            self._check_seal(main)
         else:
             with self.timed(file):
                 value = work()
             with self.writing(file):
-                _unseal(main)
-                if main.is_dir():  # files are replaced in one stroke
+                _remove_seal(main)
+                if main.is_dir():  # a file is replaced atomically
                     _remove(main)
                 main.parent.mkdir(parents=True, exist_ok=True)
                 save(value, main)
-                self._seal(main)
+                self._write_seal(main)
         _draft_of(main).unlink(missing_ok=True)
         return _load(main, load)
 
+    def replace(self, name: str, value: object) -> None:
+        """Write a result to ``name.json`` in place of any earlier one."""
+        self.drop(name)
+        self.step(name, type(value), lambda: value)
+
+    def drop(self, name: str) -> None:
+        """Remove a result that is no longer valid, if it exists."""
+        _drop(self._path_of(f"{name}.json"))
+
+    def clear(self, name: str) -> None:
+        """Remove a folder of chunks that is no longer needed, if it exists."""
+        _remove(self._path_of(name))
+
     def draft(self, name: str) -> Path:
-        """A file for what `step` of this name has done so far; removed when the step is finished, and not before."""
-        return _draft_of(self._place(f"{name}.json"))
+        """A file for the intermediate state of the step ``name``; removed when the step is finished."""
+        return _draft_of(self._path_of(f"{name}.json"))
 
     def has(self, name: str) -> bool:
         """Whether a step, suite or weights of this name are finished."""
-        return any(finished(self._place(file)) for file in (name, f"{name}.json", f"{name}.safetensors"))
+        return any(finished(self._path_of(file)) for file in (name, f"{name}.json", f"{name}.safetensors"))
 
-    def room(self) -> Path:
-        """A new place in the folder to write a suite to, in any process, before `adopt` gives it its name."""
+    def stage(self) -> Path:
+        """A new temporary path where any process can write a suite before `commit` gives it its name."""
         return self.path / f".{uuid.uuid4().hex[:12]}{TEMPORARY}"
 
-    def adopt(self, name: str, room: Path) -> Suite:
-        """Make what was written to ``room`` the suite of this name, in one stroke."""
-        return self.kept(name, lambda: room, save=os.rename, load=_open_suite)
+    def commit(self, name: str, staged: Path) -> Suite:
+        """Rename a staged suite to its final name, atomically."""
+        return self.cached(name, lambda: staged, save=os.rename, load=_open_suite)
 
     # Beside the steps
 
     def deliver(self, model: Classifier, suite: Suite | None) -> None:
-        """Put what the run has come to where it is easily found, in place of what it had come to before."""
-        _unseal(self._place(f"{MODEL}.safetensors"))
+        """Write the final model and cases to the top of the folder, in place of earlier ones."""
+        _remove_seal(self._path_of(f"{MODEL}.safetensors"))
         self.weights(MODEL, model, lambda: model)
-        _drop(self._place(CASES))
+        _drop(self._path_of(CASES))
         if suite is not None:
             self.suite(CASES, lambda: suite)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Note how long something took; no part of what a run is compared by, and not worth stopping for."""
-        began = time.monotonic()
+        """Record how long the block takes; not part of the digest, and never an error."""
+        start = time.monotonic()
         try:
             yield
         finally:
-            if seconds := round(time.monotonic() - began, 2):
+            if seconds := round(time.monotonic() - start, 2):
                 with suppress(OSError), open(self.path / TIMING, "a", encoding="utf-8") as file:
                     file.write(json.dumps({name: seconds}) + "\n")
 
     def times(self) -> dict[str, float]:
-        """Seconds that things took in all, by name."""
+        """Total seconds by name, as recorded by `timed`."""
         total: dict[str, float] = {}
         with suppress(OSError):
             for line in (self.path / TIMING).read_text(encoding="utf-8", errors="replace").splitlines():
-                with suppress(ValueError, TypeError, AttributeError):  # a line that a kill has cut off
+                with suppress(ValueError, TypeError, AttributeError):  # a line cut off by a kill
                     for name, seconds in json.loads(line).items():
                         total[name] = total.get(name, 0.0) + float(seconds)
         return total
 
     def digest(self) -> str:
-        """A hash of all but timing, lock, reports and verdicts: equal digests, equal runs, bit for bit."""
-        apart = (TIMING, LOCK, GUARD, *(file.name for file in self.path.glob("report.*")))
-        files = [f for f in _files(self.path) if f.name not in apart and not f.match("verdicts-*.jsonl")]
+        """A hash of everything except timing, lock, reports and verdicts: equal digests mean bit-identical runs."""
+        excluded = (TIMING, LOCK, GATE, *(file.name for file in self.path.glob("report.*")))
+        files = [f for f in _files(self.path) if f.name not in excluded and not f.match("verdicts-*.jsonl")]
         named = sorted((file.relative_to(self.path).as_posix(), fingerprint(file)) for file in files)
         return hash_of(*(part.encode() for pair in named for part in pair))
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Say what a full disk or a folder that cannot be written means for the run."""
+        """Explain a full disk or a read-only folder."""
         try:
             yield
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in DISK_FULL:
                 raise DiskFull(
-                    f"the disk is full: {name} could not be written to {self.path}. What was finished before is kept "
-                    "there; make room and run again with the same folder to go on from here"
+                    f"the disk is full: {name} could not be written to {self.path}. Finished work is saved there; free "
+                    "some space and run again with the same folder to resume"
                 ) from error
-            if error.errno in REFUSED:
+            if error.errno in NOT_WRITABLE:
                 raise ValueError(
                     f"{name} could not be written to {self.path} ({error.strerror}); make the folder writable, or "
                     "choose another"
                 ) from error
             raise
 
-    # What the folder is
+    # Paths, settings, seals
 
-    def _place(self, file: str) -> Path:
-        """Where a file of this name is; names lead nowhere else, and not to the folder's own files."""
+    def _path_of(self, file: str) -> Path:
+        """The path of a step's file; names cannot leave the folder or overwrite its own files."""
         if self._holder is None:
             raise ValueError(f"{self.path} is not open; use it as `with RunFolder(...) as run:`")
         plain = all(re.fullmatch(r"\w[\w.-]*", part) for part in file.split("/"))
         if not plain or file in (RUN, TIMING, LOCK):
             raise ValueError(
-                f"a step's name must be words of letters, digits, '-' and '_' joined by '/', and neither run nor lock, "
-                f"got {file!r}"
+                f"a step's name must consist of letters, digits, '-', '_' and '/', and be neither run nor lock, got "
+                f"{file!r}"
             )
         return self.path / file
 
-    def _sign(self) -> dict[str, str]:
-        """What the run is made of, as it was begun or is begun now; refuse to mix two runs."""
+    def _check_signature(self) -> dict[str, str]:
+        """The settings of the run, written now or checked against those it was started with."""
         file = self.path / RUN
         if not file.exists():
             assert self.signature is not None
@@ -240,37 +241,32 @@ class RunFolder:
         try:
             old = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
         except (OSError, ValueError, AttributeError, RecursionError):
-            raise Damaged(
-                f"{file} is damaged; delete it and run again: what was finished with the same settings is kept"
-            ) from None
+            raise Damaged(f"{file} is damaged; delete it and run again with the same settings to resume") from None
         new = old if self.signature is None else self.signature
         if changed := [name for name in {**old, **new} if old.get(name) != new.get(name)]:
-            what = "; ".join(_change(name, old.get(name, "nothing"), new.get(name, "nothing")) for name in changed)
+            what = "; ".join(difference(name, old.get(name, "nothing"), new.get(name, "nothing")) for name in changed)
             raise ValueError(
-                f"{self.path} holds a run with other settings: {what}. Put them back as they were, or choose a new "
-                "folder"
+                f"{self.path} contains a run with other settings: {what}. Restore them, or choose a new folder"
             )
         return old
 
-    def _sweep(self) -> None:
-        """Remove what writers left that were killed: whoever holds the lock is the only one."""
+    def _remove_leftovers(self) -> None:
+        """Remove temporary files of killed writers; safe, since the lock keeps other processes out."""
         for left in list(self.path.rglob(f".*{TEMPORARY}")):
-            with suppress(OSError):  # of no harm
+            with suppress(OSError):  # harmless
                 _remove(left)
 
     def _save_suite(self, suite: Suite, main: Path) -> None:
-        room = self.room()
-        save_suite(suite, room)
-        os.rename(room, main)
+        staged = self.stage()
+        save_suite(suite, staged)
+        os.rename(staged, main)
 
-    # Seals
-
-    def _seal(self, main: Path) -> None:
+    def _write_seal(self, main: Path) -> None:
         page = {"run": self._key, "files": _fingerprints(main)}
         write_atomically(_seal_of(main), json.dumps(page, indent=2, sort_keys=True).encode() + b"\n")
 
-    def _check(self, main: Path) -> None:
-        again = "to have it worked out again"
+    def _check_seal(self, main: Path) -> None:
+        again = "to compute it again"
         try:
             page = json.loads(_seal_of(main).read_bytes())
             run, files = str(page["run"]), dict(page["files"])
@@ -286,53 +282,62 @@ class RunFolder:
 
 
 def finished(main: Path) -> bool:
-    """Whether a part of a run is there with the seal that says that all of it is."""
+    """Whether a part of a run exists together with the seal that says it is complete."""
     return main.exists() and _seal_of(main).exists()
 
 
-def save_suite(suite: Suite, place: Path) -> None:
-    """Write a suite to a new place, or nothing."""
+def require_existing(place: Path) -> Callable[[], NoReturn]:
+    """A ``work`` function for steps that must already be finished: raises an error that says what to do."""
+
+    def fail() -> NoReturn:
+        raise Damaged(f"a finished part of the run is missing in {place}; delete that folder to compute it again")
+
+    return fail
+
+
+def save_suite(suite: Suite, path: Path) -> None:
+    """Write a suite to a new path, or nothing."""
     try:
-        suite.save(place)
+        suite.save(path)
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)  # room is what a full disk needs
+        shutil.rmtree(path, ignore_errors=True)  # frees space on a full disk
         raise
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder, or raise an error that says why it cannot be created."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ValueError(f"{folder} must be a folder, but is a file; choose another") from None
+    except OSError as error:
+        raise ValueError(f"the folder {folder} cannot be created ({error.strerror}); choose another") from None
 
 
 def _load(main: Path, load: Callable[[Path], T]) -> T:
     try:
         return load(main)
     except (ValueError, OSError) as error:
-        raise Damaged(f"a finished step cannot be read: {error}. Delete {main} to have it worked out again") from error
+        raise Damaged(f"a finished step cannot be read: {error}. Delete {main} to compute it again") from error
 
 
 def _open_suite(main: Path) -> Suite:
-    """A suite as it was written, without what people have said of its cases since."""
+    """A suite as it was written, without the verdicts that people added later."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what they would say is said below
+        warnings.simplefilter("ignore")  # damaged shards are an error below
         suite = Suite.open(main)
     if suite.refused:
         raise ValueError("; ".join(suite.refused))
-    return replace(suite, columns={name: v for name, v in suite.columns.items() if name not in SAID})
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder, or say why it cannot be one."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise ValueError(f"{folder} must be a folder, and is a file; choose another") from None
-    except OSError as error:
-        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); choose another") from None
+    return replace(suite, columns={name: v for name, v in suite.columns.items() if name not in VERDICT_COLUMNS})
 
 
 def _drop(main: Path) -> None:
-    """Remove something finished; first its seal, so that at no moment it seems whole and is not."""
-    _unseal(main)
+    """Remove a finished step, its seal first, so that it never looks complete when it is not."""
+    _remove_seal(main)
     _remove(main)
 
 
-def _unseal(main: Path) -> None:
+def _remove_seal(main: Path) -> None:
     _seal_of(main).unlink(missing_ok=True)
 
 
@@ -343,28 +348,8 @@ def _remove(place: Path) -> None:
         place.unlink(missing_ok=True)
 
 
-def _change(name: str, old: str, new: str) -> str:
-    """What is different, as far as it can be told shortly."""
-    a, b = (re.findall(r"[^,(){}\[\]]+", text) for text in (old, new))
-    same = len(a) == len(b)
-    pairs = [(x.strip(), y.strip()) for x, y in zip(a, b, strict=True) if x != y] if same else [(old, new)]
-    told = ", ".join(dict.fromkeys(f"{x} -> {y}" for x, y in pairs))  # each once, in order
-    return f"{name} ({told})" if len(told) <= 160 else name
-
-
-def gone(place: Path) -> Callable[[], NoReturn]:
-    """Work that a finished part of a run must have done before: says what to do where it is missing."""
-
-    def refuse() -> NoReturn:
-        raise Damaged(
-            f"a finished part of the run is missing in {place}; delete that folder to have it worked out again"
-        )
-
-    return refuse
-
-
 def _files(place: Path) -> list[Path]:
-    """The files of a folder and its folders but temporary ones; or a file and what `results.save` wrote beside it."""
+    """All files of a folder except temporary ones; or a file and those that `results.save` wrote beside it."""
     if place.is_dir():
         files = (file for file in place.rglob("*") if file.is_file())
         return [f for f in files if not any(part.endswith(TEMPORARY) for part in f.relative_to(place).parts)]

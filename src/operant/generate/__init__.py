@@ -5,7 +5,17 @@ from operant.generate.carlini_wagner import CarliniWagner
 from operant.generate.deepfool import DeepFool
 from operant.generate.fol_fuzz import FOLFuzz
 from operant.generate.gradient_sign import BIM, FGSM, PGD
-from operant.generate.operational import ConditionMove, GeneticMove, GradientMove, OperationalFuzz, hda, replay
+from operant.generate.operational import (
+    ConditionMove,
+    GeneticMove,
+    GradientMove,
+    OperationalFuzz,
+    default_moves,
+    default_radii,
+    hda,
+    replay,
+    unguided,
+)
 from operant.generate.semantic import (
     ClassLikelihood,
     FeatureFuzz,
@@ -38,6 +48,8 @@ __all__ = [
     "Tally",
     "UncertaintyFuzz",
     "Validity",
+    "default_moves",
+    "default_radii",
     "fit_class_likelihood",
     "frechet_distance",
     "from_art",
@@ -47,4 +59,5 @@ __all__ = [
     "hda",
     "replay",
     "tally",
+    "unguided",
 ]

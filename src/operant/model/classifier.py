@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -202,6 +203,15 @@ class Classifier:
             batch_size=self.batch_size,
             strict=self.strict,
         )
+
+    def match_dtype(self, samples: Samples) -> Samples:
+        """The samples with inputs in the floating-point type of the module; files are read as float32.
+
+        >>> Classifier(nn.Linear(4, 3).double()).match_dtype(Samples(torch.rand(5, 4))).x.dtype
+        torch.float64
+        """
+        dtype = next((p.dtype for p in self._plain.parameters() if p.is_floating_point()), samples.x.dtype)
+        return replace(samples, x=samples.x.to(dtype))
 
     # What it refuses
 

@@ -26,7 +26,7 @@ def build_module(target: str) -> nn.Module:
     return module
 
 
-def find_callable(target: str) -> Callable[[], Any]:
+def find_callable(target: str) -> Callable[..., Any]:
     """What ``package.module:callable`` names."""
     module_name, colon, path = target.partition(":")
     if not (module_name and colon and path):
@@ -50,7 +50,7 @@ def find_callable(target: str) -> Callable[[], Any]:
         found = getattr(found, name)
     if not callable(found):
         raise ValueError(f"{target} must be something to call that builds the model, got {type(found).__name__}")
-    build: Callable[[], Any] = found
+    build: Callable[..., Any] = found
     return build
 
 

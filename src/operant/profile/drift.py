@@ -79,12 +79,20 @@ class Drift:
         """The class whose output has moved furthest."""
         return int(np.argmax(self.distances))
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The result of all tests together, in a sentence."""
         word = "Drift" if self.alarm else "No drift noticed"
+        return (
+            f"{word} (p = {self.p_value:.3g}, level {self.level:g}): {self.sizes[0]} reference inputs, "
+            f"{self.sizes[1]} current ones."
+        )
+
+    @property
+    def details(self) -> str:
+        """Each test, the classes that moved most, and the findings."""
         within = "not comparable" if self.within is None else f"p = {self.within:.3g}"
         lines = [
-            f"{word} (p = {self.p_value:.3g}, level {self.level:g}): {self.sizes[0]} reference inputs, "
-            f"{self.sizes[1]} current ones.",
             f"  model's outputs            p = {self.outputs:.3g}",
             f"  inputs                     p = {self.inputs:.3g}",
             f"  inputs within classes      {within}",
@@ -103,6 +111,9 @@ class Drift:
                 "the inputs much alike goes unnoticed."
             )
         return "\n".join([*lines, *(str(finding) for finding in self.findings)])
+
+    def __str__(self) -> str:
+        return f"{self.summary}\n{self.details}"
 
 
 def drift(

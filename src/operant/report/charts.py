@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
-from operant.campaign.assessment import SequentialAssessment
-from operant.campaign.result import Round
+from operant.campaign.assessing import SequentialAssessment
+from operant.campaign.records import Round
 from operant.formatting import at_most, percent
-from operant.measure.patterns import DEFAULT
-from operant.report.evidence import Certainties, Evidence, Map, Points, labels_told, stayed
+from operant.report.evidence import Evidence, describe_labels
 
-STEPS = (1, 2, 2.5, 5, 10)  # between two lines of a scale, times a power of ten
+TICK_STEPS = (1, 2, 2.5, 5, 10)  # distance between two lines of a scale, times a power of ten
+MAX_BARS = 20  # bars of a chart
 EMPTY = Markup("")
+Points = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """Where values go in a chart: ranges of x and y, and the rectangle that they fill."""
+    """Where values go in a chart: ranges of x and y, and the rectangle they are mapped to."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -40,18 +42,18 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A row of a chart of bars: its value, what to write beside it, and what else to mark."""
+    """A row of a bar chart: its value, the text beside it, an interval, and a tick mark."""
 
     name: str
     value: float
-    told: str
+    text: str
     lower: float | None = None
     upper: float | None = None
     mark: float | None = None
 
 
 def drawing(inner: Markup, *, width: float, height: float, title: str, description: str, kind: str) -> Markup:
-    """A chart with what it is and what it says, for those who do not see it."""
+    """A chart with a title and a description for screen readers."""
     return Markup(
         '<svg class="chart {}" viewBox="0 0 {:g} {:g}" role="img" xmlns="http://www.w3.org/2000/svg">'
         "<title>{}</title><desc>{}</desc>{}</svg>"
@@ -70,13 +72,18 @@ def circle(x: float, y: float, radius: float, kind: str) -> Markup:
     return Markup('<circle cx="{:.1f}" cy="{:.1f}" r="{:g}" class="{}"/>').format(x, y, radius, kind)
 
 
+def box(frame: Frame, *, radius: float = 0) -> Markup:
+    rect = Markup('<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="{:g}" class="box"/>')
+    return rect.format(frame.left, frame.top, frame.width, frame.height, radius)
+
+
 def dots(points: Points, frame: Frame, kind: str) -> Markup:
-    """Many dots as one path: each a line of no length with round ends."""
+    """Many dots as one path: each is a line of length zero with round ends."""
     path = "".join(f"M{frame.across(x):.1f} {frame.down(y):.1f}h0" for x, y in points)
     return Markup('<path d="{}" class="dots {}"/>').format(path, kind)
 
 
-def polyline(points: Sequence[tuple[float, float]], kind: str) -> Markup:
+def polyline(points: Points, kind: str) -> Markup:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return Markup('<polyline points="{}" class="{}"/>').format(path, kind)
 
@@ -86,7 +93,7 @@ def joined(parts: Sequence[Markup]) -> Markup:
 
 
 def scale(most: float, lines: int = 4) -> list[float]:
-    """Round numbers from 0 to at least ``most``, about as many as asked for.
+    """Round numbers from 0 to at least ``most``, about this many.
 
     >>> scale(0.41)
     [0.0, 0.2, 0.4, 0.6]
@@ -94,52 +101,53 @@ def scale(most: float, lines: int = 4) -> list[float]:
     most = most if most > 0 else 1.0
     rough = most / lines
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(s * power for s in STEPS if s * power >= rough * 0.999)
+    step = next(s * power for s in TICK_STEPS if s * power >= rough * 0.999)
     return [round(i * step, 12) for i in range(math.ceil(most / step - 1e-9) + 1)]
 
 
 # pmi over the rounds
 
 
-def _seen(done: Round) -> SequentialAssessment | None:
-    """What labels said of a round's model, if there were any."""
+def _assessment(done: Round) -> SequentialAssessment | None:
+    """The assessment of a round, if it is based on labels."""
     return done.assessment if done.assessment and done.assessment.labels else None
 
 
 def pmi_chart(evidence: Evidence, *, width: float, height: float) -> Markup:
     """The estimate and the bound of each round, against the requirement."""
     rounds = evidence.rounds
-    most = max([a.upper for a in map(_seen, rounds) if a], default=0.0)
+    most = max([a.upper for a in map(_assessment, rounds) if a], default=0.0)
     ticks = scale(min(1.0, 1.08 * max(most, evidence.requirement)))
     last = max((done.number for done in rounds), default=0)
     inner, rows = width - 60, max(last, 1)
-    beside = max(0.5, (rows + 0.4) * 62 / (inner - 62))  # room for the numbers of the last round
+    beside = max(0.5, (rows + 0.4) * 62 / (inner - 62))  # space for the numbers of the last round
     frame = Frame(x=(-0.4, rows + beside), y=(0, ticks[-1]), left=50, top=20, width=inner, height=height - 62)
     few = last <= 8 and (width > 500 or last <= 3)
-    newest = max((done.number for done in rounds if _seen(done)), default=0)
+    newest = max((done.number for done in rounds if _assessment(done)), default=0)
     required = frame.down(evidence.requirement)
-    marks = [_round(frame, done, required, few=few, told=few or done.number == newest) for done in rounds]
+    marks = [_round(frame, done, required, few=few, numbers=few or done.number == newest) for done in rounds]
+    described = " ".join(_describe_round(done) for done in rounds)
     return drawing(
         joined([*_against(frame, ticks, evidence.requirement), *_paths(frame, rounds), *marks]),
         width=width,
         height=height,
         title="pmi over the rounds",
-        description=f"Required: at most {percent(evidence.requirement)}. " + " ".join(_told(done) for done in rounds),
+        description=f"Required: at most {percent(evidence.requirement)}. {described}",
         kind="pmi",
     )
 
 
 def _paths(frame: Frame, rounds: Sequence[Round]) -> list[Markup]:
-    """A line through the estimates of one field; a round that left the model as it was has that of the one before."""
+    """A line through the estimates of one field; a round without an assessment repeats the estimate before it."""
     parts: list[list[tuple[float, float]]] = []
     hollow = []
     for done in rounds:
         x = frame.across(done.number)
-        if done.drifted or not parts:
+        if done.drift or not parts:
             parts.append([])
-        if known := _seen(done):
+        if known := _assessment(done):
             parts[-1].append((x, frame.down(known.pmi)))
-        elif parts[-1] and not done.drifted:
+        elif parts[-1] and not done.drift:
             parts[-1].append((x, parts[-1][-1][1]))
             hollow.append(circle(*parts[-1][-1], 5, "hollow"))
     return [polyline(part, "path") for part in parts] + hollow
@@ -156,7 +164,7 @@ def _grid(frame: Frame, ticks: Sequence[float]) -> Markup:
 
 
 def _against(frame: Frame, ticks: Sequence[float], required: float) -> list[Markup]:
-    """The requirement as a line with its number at the scale, in place of numbers that it would be written over."""
+    """The requirement as a line with its number on the scale, in place of numbers that it would cover."""
     y, right = frame.down(required), frame.left + frame.width
     free = [t for t in ticks if abs(frame.down(t) - y) > 14]
     bare = [line(frame.left, frame.down(t), right, frame.down(t), "grid") for t in ticks if t not in free and t > 0]
@@ -165,14 +173,14 @@ def _against(frame: Frame, ticks: Sequence[float], required: float) -> list[Mark
     return [_grid(frame, free), *bare, *axis, line(frame.left, y, right, y, "required"), number]
 
 
-def _round(frame: Frame, done: Round, required: float, *, few: bool, told: bool) -> Markup:
-    """A round's mark: few rounds have room for words, and the newest for its numbers, off the requirement's line."""
+def _round(frame: Frame, done: Round, required: float, *, few: bool, numbers: bool) -> Markup:
+    """A round's mark; few rounds have space for words, and numbers are kept off the requirement's line."""
     x, bottom = frame.across(done.number), frame.top + frame.height
     name = text(x, bottom + 20, f"round {done.number}" if few else str(done.number), "tick", "middle")
-    if done.drifted:
+    if done.drift:
         name += line(x - 22, frame.top, x - 22, bottom, "changed")
-        name += text(x - 29, frame.top + 11, "the field changed", "note", "end")
-    known, same = _seen(done), stayed(done)
+        name += text(x - 29, frame.top + 11, "field changed", "note", "end")
+    known, same = _assessment(done), done.idle
     if few and (same or known is None):
         name += text(x, bottom + 36, "unchanged" if same else "not assessed", "note", "middle")
     if known is None:
@@ -180,7 +188,7 @@ def _round(frame: Frame, done: Round, required: float, *, few: bool, told: bool)
     pmi, upper = frame.down(known.pmi), frame.down(known.upper)
     mark = line(x, pmi, x, upper, "range") + line(x - 9, upper, x + 9, upper, "cap")
     mark += circle(x, pmi, 5 if same else 5.5, "hollow" if same else "point")
-    if told:
+    if numbers:
         beside = upper if abs(upper - required) > 10 else required + 10 if upper >= required else required - 10
         lowest = min(max(pmi + 4, beside + 20), bottom - 4)  # beside the dot, below the bound, above the axis
         mark += text(x + 14, min(beside + 4, lowest - 16), f"≤ {at_most(known.upper)}", "value")
@@ -188,34 +196,42 @@ def _round(frame: Frame, done: Round, required: float, *, few: bool, told: bool)
     return name + mark
 
 
-def _told(done: Round) -> str:
-    change = "the field changed; " if done.drifted else "the model stayed as it was; " if stayed(done) else ""
+def _describe_round(done: Round) -> str:
+    change = "field changed; " if done.drift else "model unchanged; " if done.idle else ""
     a = done.assessment
     if a is None:
-        return f"Round {done.number}: {change}{'no new labels' if stayed(done) else 'not assessed'}."
-    wrong = f"{labels_told(a)} wrong, estimate {percent(a.pmi)}, bound {at_most(a.upper)}"
+        return f"Round {done.number}: {change}{'no new labels' if done.idle else 'not assessed'}."
+    wrong = f"{describe_labels(a)} wrong, estimate {percent(a.pmi)}, bound {at_most(a.upper)}"
     return f"Round {done.number}: {change}{wrong}."
 
 
 # Bars
 
 
-def bar_chart(bars: Sequence[Bar], *, title: str, description: str, kind: str = "bars", width: float = 460) -> Markup:
-    """A row for each bar: its name, the bar or a dot with its interval, and what is told of it."""
-    most = max([v for b in bars for v in (b.value, b.upper or 0.0, b.mark or 0.0)], default=1.0) or 1.0
-    side = min(176.0, 16.0 + 8.0 * max([len(_short(b.name)) for b in bars], default=1))
-    right = 18.0 + 7.4 * max([len(b.told) for b in bars], default=1)
-    frame = Frame(x=(0, most), y=(0, 1), left=side, top=6, width=width - side - right, height=26.0 * len(bars))
-    rows = [_bar(frame, b, 6 + 26 * i + 13) for i, b in enumerate(bars)]
+def bar_chart(bars: Sequence[Bar], title: str, *, kind: str = "bars", width: float = 460) -> Markup:
+    """A row per bar: its name, the bar or a dot with its interval, and its text; of too many, the longest bars."""
+    if not bars:
+        return EMPTY
+    shown = sorted(bars, key=lambda bar: -bar.value)[:MAX_BARS] if len(bars) > MAX_BARS else bars
+    left = f" The {len(bars) - len(shown)} smallest are left out." if len(shown) < len(bars) else ""
+    most = max([v for b in shown for v in (b.value, b.upper or 0.0, b.mark or 0.0)], default=1.0) or 1.0
+    side = min(176.0, 16.0 + 8.0 * max(len(_short(b.name)) for b in shown))
+    right = 18.0 + 7.4 * max(len(b.text) for b in shown)
+    frame = Frame(x=(0, most), y=(0, 1), left=side, top=6, width=width - side - right, height=26.0 * len(shown))
     return drawing(
-        joined(rows), width=width, height=12 + 26 * len(bars), title=title, description=description, kind=kind
+        joined([_bar(frame, b, 6 + 26 * i + 13) for i, b in enumerate(shown)]),
+        width=width,
+        height=12 + 26 * len(shown),
+        title=f"{title}.{left}",
+        description="; ".join(f"{bar.name}: {bar.text}" for bar in shown),
+        kind=kind,
     )
 
 
 def _bar(frame: Frame, bar: Bar, y: float) -> Markup:
     start, end = frame.left, frame.across(bar.value)
     row = text(start - 10, y + 4, _short(bar.name), "name", "end")
-    row += text(frame.left + frame.width + 12, y + 4, bar.told, "value")
+    row += text(frame.left + frame.width + 12, y + 4, bar.text, "value")
     row += line(start, y, start + frame.width, y, "track")
     if bar.lower is not None and bar.upper is not None:
         row += line(frame.across(bar.lower), y, frame.across(bar.upper), y, "range")
@@ -231,34 +247,73 @@ def _short(name: str) -> str:
     return name if len(name) <= 20 else name[:19] + "…"
 
 
-# The map
+def count_bars(counts: Mapping[str, int], total: int, title: str, names: Mapping[str, str]) -> Markup:
+    """A bar per count, relative to the total."""
+    bars = [Bar(name=names.get(name, name), value=n / total, text=str(n)) for name, n in counts.items()]
+    return bar_chart(bars, title)
 
 
-def map_chart(map_: Map, *, width: float, height: float) -> Markup:
-    """Field, training inputs and failures by the first two codes of the profile."""
-    frame = _around([*map_.field, *map_.train, *map_.failures], width, height)
-    box = Markup('<rect x="0.5" y="0.5" width="{:g}" height="{:g}" rx="10" class="box"/>').format(width - 1, height - 1)
-    who = "training inputs" if map_.sampled else "seeds"
+def failure_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Markup:
+    """Each part's share of all failures; the tick is its expected share.
+
+    Args:
+        rows: with ``name``, ``failures``, ``labels`` and ``expected``.
+        title: of the chart.
+    """
+    total = sum(row["failures"] for row in rows) or 1
+    bars = [
+        Bar(
+            name=row["name"],
+            value=row["failures"] / total,
+            text=f"{row['failures']} of {row['labels']}",
+            mark=row["expected"],
+        )
+        for row in rows
+    ]
+    return bar_chart(bars, title)
+
+
+def share_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Markup:
+    """Shares with intervals.
+
+    Args:
+        rows: with ``name``, ``stopped``, ``failures``, ``lower`` and ``upper``.
+        title: of the chart.
+    """
+    bars = [
+        Bar(
+            name=row["name"],
+            value=row["stopped"] / row["failures"],
+            text=f"{row['stopped']} of {row['failures']}",
+            lower=row["lower"],
+            upper=row["upper"],
+        )
+        for row in rows
+    ]
+    return bar_chart(bars, title)
+
+
+# Points
+
+
+def map_chart(
+    layers: Sequence[tuple[str, Points]], *, title: str, description: str, width: float = 480, height: float = 380
+) -> Markup:
+    """Layers of points, each with its kind: ``"field"``, ``"train"`` or ``"failure"``."""
+    frame = _around([point for _, points in layers for point in points], width, height)
+    outline = Frame(x=frame.x, y=frame.y, left=0.5, top=0.5, width=width - 1, height=height - 1)
     return drawing(
-        joined(
-            [
-                box,
-                dots(map_.train, frame, "train"),
-                dots(map_.field, frame, "field"),
-                dots(map_.failures, frame, "failure"),
-            ]
-        ),
+        joined([box(outline, radius=10), *(dots(points, frame, kind) for kind, points in layers)]),
         width=width,
         height=height,
-        title="Map of the field",
-        description=f"{len(map_.field)} field inputs, {len(map_.train)} {who} and {len(map_.failures)} operational "
-        "failures by the first two codes of the profile.",
+        title=title,
+        description=description,
         kind="map",
     )
 
 
-def _around(points: Sequence[tuple[float, float]], width: float, height: float) -> Frame:
-    """All but the outermost thousandth of the points."""
+def _around(points: Points, width: float, height: float) -> Frame:
+    """A frame around all but the outermost thousandth of the points."""
     ranges = []
     for values in (sorted(p[0] for p in points), sorted(p[1] for p in points)):
         cut = len(values) // 1000
@@ -268,38 +323,6 @@ def _around(points: Sequence[tuple[float, float]], width: float, height: float) 
     return Frame(x=ranges[0], y=ranges[1], left=8, top=8, width=width - 16, height=height - 16)
 
 
-# Certainty
-
-
-def plane_chart(known: Certainties, *, width: float, height: float) -> Markup:
-    """Failures by PCS and VRO, with the thresholds of the patterns and how many follow each."""
-    frame = Frame(x=(-0.02, 1.02), y=(-0.02, 1.02), left=48, top=10, width=width - 60, height=height - 56)
-    right, bottom = frame.left + frame.width, frame.top + frame.height
-    box = Markup('<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" class="box"/>').format(
-        frame.left, frame.top, frame.width, frame.height
-    )
-    lines = [line(frame.across(v), frame.top, frame.across(v), bottom, "grid") for v in CUTS["PCS"]]
-    lines += [line(frame.left, frame.down(v), right, frame.down(v), "grid") for v in CUTS["VRO"]]
-    names = [
-        text(frame.across(x), frame.down(y), f"{name} {known.patterns[name]}", "note", anchor)
-        for name, x, y, anchor in CORNERS
-    ]
-    ticks = [text(frame.across(v), bottom + 18, f"{v:g}", "tick", "middle") for v in (0, *CUTS["PCS"], 1)]
-    ticks += [text(frame.left - 8, frame.down(v) + 4, f"{v:g}", "tick", "end") for v in (0, *CUTS["VRO"], 1)]
-    ticks.append(text(frame.left + frame.width / 2, height - 8, "PCS, how decided →", "tick", "middle"))
-    return drawing(
-        joined([box, *lines, dots(known.points, frame, "failure"), *names, *ticks]),
-        width=width,
-        height=height,
-        title="Failures by PCS and VRO",
-        description=f"{len(known.points)} failures by PCS, from left to right, and VRO, from bottom to top. "
-        + ", ".join(f"{name or 'no pattern'}: {n}" for name, n in known.patterns.items())
-        + ".",
-        kind="plane",
-    )
-
-
-CUTS = {"PCS": (DEFAULT.low_pcs, DEFAULT.high_pcs), "VRO": (DEFAULT.low_vro, DEFAULT.high_vro)}
 CORNERS = (
     ("HL", 0.99, 0.02, "end"),
     ("LH", 0.01, 0.94, "start"),
@@ -308,11 +331,42 @@ CORNERS = (
 )
 
 
+def plane_chart(
+    points: Points,
+    patterns: Mapping[str, int],
+    cuts: Mapping[str, Sequence[float]],
+    *,
+    width: float = 480,
+    height: float = 340,
+) -> Markup:
+    """Failures by PCS and VRO, with the thresholds of the patterns and the count of each."""
+    frame = Frame(x=(-0.02, 1.02), y=(-0.02, 1.02), left=48, top=10, width=width - 60, height=height - 56)
+    right, bottom = frame.left + frame.width, frame.top + frame.height
+    lines = [line(frame.across(v), frame.top, frame.across(v), bottom, "grid") for v in cuts["pcs"]]
+    lines += [line(frame.left, frame.down(v), right, frame.down(v), "grid") for v in cuts["vro"]]
+    names = [
+        text(frame.across(x), frame.down(y), f"{name} {patterns[name]}", "note", anchor)
+        for name, x, y, anchor in CORNERS
+    ]
+    ticks = [text(frame.across(v), bottom + 18, f"{v:g}", "tick", "middle") for v in (0, *cuts["pcs"], 1)]
+    ticks += [text(frame.left - 8, frame.down(v) + 4, f"{v:g}", "tick", "end") for v in (0, *cuts["vro"], 1)]
+    ticks.append(text(frame.left + frame.width / 2, height - 8, "PCS, confidence →", "tick", "middle"))
+    counts = ", ".join(f"{name or 'no pattern'}: {n}" for name, n in patterns.items())
+    return drawing(
+        joined([box(frame), *lines, dots(points, frame, "failure"), *names, *ticks]),
+        width=width,
+        height=height,
+        title="Failures by PCS and VRO",
+        description=f"{len(points)} failures by PCS, from left to right, and VRO, from bottom to top. {counts}.",
+        kind="plane",
+    )
+
+
 # Retraining
 
 
 def epoch_chart(done: Round, *, width: float = 460, height: float = 190) -> Markup:
-    """The monitor after each epoch, and before the first; the epoch whose weights were kept is marked."""
+    """The monitor before the first epoch and after each; the epoch that was kept is marked."""
     record = done.retraining
     if record is None or not record.history:
         return EMPTY
@@ -329,13 +383,13 @@ def epoch_chart(done: Round, *, width: float = 460, height: float = 190) -> Mark
     names = [
         text(frame.across(e), height - 18, "before" if e == 0 else str(int(e)), "tick", "middle") for e, _ in values
     ]
+    described = ", ".join(f"{'before' if e == 0 else f'epoch {int(e)}'} {percent(v)}" for e, v in values)
+    kept = f"epoch {record.best_epoch}" if record.best_epoch else "the weights from before"
     return drawing(
         joined([_grid(frame, ticks), polyline(places, "path"), *marks, *names]),
         width=width,
         height=height,
         title=f"Retraining in round {done.number}",
-        description="The monitor, the Brier score of labelled field inputs: "
-        + ", ".join(f"{'before' if e == 0 else f'epoch {int(e)}'} {percent(v)}" for e, v in values)
-        + f". Kept: {f'epoch {record.best_epoch}' if record.best_epoch else 'the weights from before'}.",
+        description=f"The monitor, the Brier score of labelled field inputs: {described}. Kept: {kept}.",
         kind="epochs",
     )

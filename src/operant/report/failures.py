@@ -1,4 +1,4 @@
-"""Operational failures as a report shows them: with pictures, or with the values that changed."""
+"""Operational failures as a report shows them: with images, or with the values that changed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from operant.suite import Pool, Suite
 from operant.suite.drawing import is_picture
 from operant.suite.shards import Rows
 
-LIMIT = 1000  # failures shown
-ROOM = 6_000_000  # characters of pictures
-LARGEST = 96  # pixels of a picture's longer side
+LIMIT = 1000  # maximum number of failures shown
+MAX_CHARACTERS = 6_000_000  # of all images together
+MAX_SIDE = 96  # pixels of an image's longer side
 BATCH = 100  # failures drawn at a time
 
 
@@ -25,16 +25,16 @@ class Failure:
     """One operational failure.
 
     Attributes:
-        round: in which it was found.
-        move: what made it.
-        label, prediction: what it is, and what the model took it for.
-        seed: id of its seed, as text: it has more digits than JSON readers keep.
+        round: that found it.
+        move: that made it.
+        label, prediction: its true class, and the model's.
+        seed: id of its seed, as text, since it has more digits than JSON readers keep.
         naturalness: a p-value; small means unlike field data.
         mass: share of the field around it.
-        linf, l2: how far it is from its seed.
+        linf, l2: distance from its seed.
         learned: whether the model was retrained with it.
-        pictures: seed, case and difference, as data URIs; empty if inputs are no pictures.
-        changes: otherwise the values that changed most: which, in the seed, in the case.
+        pictures: seed, case and difference, as data URIs; empty if inputs are not images.
+        changes: if inputs are not images, the values that changed most: name, seed, case.
     """
 
     round: int
@@ -56,10 +56,10 @@ class Gallery:
     """The failures that a report shows.
 
     Attributes:
-        total: how many there are, shown or not.
+        total: number of failures, shown or not.
         factor: differences are multiplied by it.
         shape: of one input.
-        failures: those shown, round by round in turn, those with the most naturalness times mass first.
+        failures: shown ones, alternating between rounds, by naturalness times mass.
     """
 
     total: int = 0
@@ -69,7 +69,7 @@ class Gallery:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
+class RoundFailures:
     """The operational failures of a round, best first, and which of them were learned from."""
 
     round: int
@@ -78,28 +78,32 @@ class Found:
 
 
 def gallery_of(
-    found: Sequence[Found], bounds: tuple[float, float] | None, *, limit: int = LIMIT, room: int = ROOM
+    found: Sequence[RoundFailures],
+    bounds: tuple[float, float] | None,
+    *,
+    limit: int = LIMIT,
+    max_characters: int = MAX_CHARACTERS,
 ) -> Gallery:
-    """As many failures as there is room for.
+    """As many failures as fit.
 
     Args:
-        found: round by round.
-        bounds: smallest and largest value of an input; those of the failures and their seeds, if not known.
-        limit: most failures shown.
-        room: characters that their pictures may have together.
+        found: operational failures, one entry per round.
+        bounds: smallest and largest value of an input (None: those of the failures and their seeds).
+        limit: maximum number of failures.
+        max_characters: of all their images together.
     """
     found = [part for part in found if len(part.suite)]
     total = sum(len(part.suite) for part in found)
     if not found:
         return Gallery()
     shape = tuple(found[0].suite.rows.shape)
-    suite, rounds, learned = _in_turn(found, limit)
+    suite, rounds, learned = _interleaved(found, limit)
     if not is_picture(shape):
         return Gallery(total=total, shape=shape, failures=_failures(suite, rounds, learned, changes=_changes(suite)))
     small = _shrunk(suite)
     bounds = _bounds(small, bounds)
     factor = _factor(small, bounds)
-    pictures = _drawn(small, bounds, factor, room)
+    pictures = _draw(small, bounds, factor, max_characters)
     n = len(pictures)
     return Gallery(
         total=total,
@@ -109,8 +113,8 @@ def gallery_of(
     )
 
 
-def _in_turn(found: Sequence[Found], limit: int) -> tuple[Suite, Tensor, Tensor]:
-    """The best of every round, then the second best of every round, and so on; with rounds, and what was learned."""
+def _interleaved(found: Sequence[RoundFailures], limit: int) -> tuple[Suite, Tensor, Tensor]:
+    """The best of every round, then the second best, and so on; with their rounds, and whether they were learned."""
     ranks = torch.cat([torch.arange(len(part.suite)) for part in found])
     rounds = torch.cat([torch.full((len(part.suite),), part.round) for part in found])
     order = ranks.argsort(stable=True)[:limit]
@@ -147,11 +151,11 @@ def _failures(
 
 
 def _shrunk(suite: Suite) -> Suite:
-    """The same with pictures whose longer side has at most `LARGEST` pixels."""
+    """The same with images whose longer side has at most `MAX_SIDE` pixels."""
     height, width = suite.rows.shape[1:]
-    if max(height, width) <= LARGEST:
+    if max(height, width) <= MAX_SIDE:
         return suite
-    scale = LARGEST / max(height, width)
+    scale = MAX_SIDE / max(height, width)
     size = (max(1, round(scale * height)), max(1, round(scale * width)))
 
     def smaller(x: Tensor) -> Rows:
@@ -162,7 +166,7 @@ def _shrunk(suite: Suite) -> Suite:
 
 
 def _bounds(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, float]:
-    """Those given; or from 0 to 1 if all values lie there; or the smallest and largest value."""
+    """The given bounds; or 0 and 1 if all values lie there; or the smallest and largest value."""
     if bounds is not None:
         return bounds
     both = torch.cat([suite.x, suite.x0])
@@ -170,13 +174,13 @@ def _bounds(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, fl
     return (0.0, 1.0) if low >= 0 and high <= 1 else (low, max(high, low + 1e-6))
 
 
-def _drawn(suite: Suite, bounds: tuple[float, float], factor: int, room: int) -> list[tuple[str, ...]]:
-    """Seed, case and difference of as many failures as there is room for, and of one at least."""
+def _draw(suite: Suite, bounds: tuple[float, float], factor: int, max_characters: int) -> list[tuple[str, ...]]:
+    """Seed, case and difference of as many failures as fit, but at least one."""
     drawn, used = list[tuple[str, ...]](), 0
     for start in range(0, len(suite), BATCH):
         for pictures in _pictures(suite[start : start + BATCH], bounds, factor):
             used += sum(map(len, pictures))
-            if used > room and drawn:
+            if used > max_characters and drawn:
                 return drawn
             drawn.append(pictures)
     return drawn

@@ -20,24 +20,24 @@ from operant.results import write_atomically
 from operant.suite import Suite
 from operant.suite.drawing import CLIPPED, FACTORS, SMALL, Pixels, Values, colours, is_picture, shades
 
-LARGEST_CHANGES = 5  # told of a case that is not a picture
+LARGEST_CHANGES = 5  # values shown of a case that is not an image
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One case as the page shows it: as pictures, or as the values that changed."""
+    """One case as the page shows it: images, or the values that changed."""
 
     failing: bool
     label: str
     prediction: str
     pictures: tuple[str, ...]  # seed, case and difference, as data URIs
-    changes: tuple[tuple[str, str, str], ...]  # what, in the seed, in the case
+    changes: tuple[tuple[str, str, str], ...]  # name, value in the seed, value in the case
     facts: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The cases of one method: how many, how far they went on average, and those that are shown."""
+    """The cases of one method: counts, mean distances, and the cards that are shown."""
 
     method: str
     about: str
@@ -62,19 +62,19 @@ def write_gallery(
 ) -> Path:
     """Write one HTML file that shows seed, case and difference of a suite's cases, method by method.
 
-    Everything is inside the file; it asks for nothing from elsewhere. Failures come first, otherwise cases stand in the
-    suite's order. Inputs are pictures ``(1, height, width)`` or ``(3, height, width)``; of inputs with one dimension
-    the values that changed most are told instead.
+    The file contains everything and loads nothing. Failures come first, otherwise cases are in the suite's order.
+    Inputs are images ``(1, height, width)`` or ``(3, height, width)``; of inputs with one dimension the values that
+    changed most are shown instead.
 
     Args:
         suite: the cases; `Suite.concat` joins those of several attacks.
-        path: the file to write; one that is there is replaced.
+        path: the file to write; an existing one is replaced.
         title: of the page.
         intro: a paragraph below the title.
-        about: a few words on what a method does, by method.
-        bounds: smallest and largest value of a pixel: the model's `bounds`.
-        classes: the name of each label; the number stands for itself unless given.
-        limit: how many cases of each method are shown.
+        about: a short description by method.
+        bounds: smallest and largest value of a pixel, the model's `bounds`.
+        classes: the name of each label (default: its number).
+        limit: maximum number of cases shown per method.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
@@ -96,13 +96,13 @@ def write_gallery(
 def _check_shape(shape: tuple[int, ...]) -> None:
     if not is_picture(shape) and len(shape) != 1:
         raise ValueError(
-            f"a gallery shows pictures (1, height, width) or (3, height, width) and rows of values (width,), got cases "
+            f"a gallery shows images (1, height, width) or (3, height, width) and rows of values (width,), got cases "
             f"of shape {shape}; build a suite of inputs in one of these shapes"
         )
 
 
 def _names(suite: Suite, classes: Sequence[str] | None) -> Sequence[str]:
-    """The name of every label that occurs."""
+    """The name of every label."""
     most = int(torch.cat([suite.label, suite.prediction]).max()) if len(suite) else -1
     if classes is None:
         return [str(label) for label in range(most + 1)]
@@ -163,7 +163,7 @@ def _mean(distances: Tensor) -> str:
 
 
 def _facts(shown: Suite) -> list[tuple[tuple[str, str], ...]]:
-    """Of each case its distances, and what it has in the suite's columns."""
+    """Distances and columns of each case."""
     columns = {"L∞": shown.distances("linf"), "L2": shown.distances("l2"), **shown.columns}
     values = [
         [_number(v) for v in column.tolist()] if isinstance(column, Tensor) else [str(v) for v in column]
@@ -179,7 +179,7 @@ def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.3g}"  # NaN: the method does not have this column
 
 
-# Pictures
+# Images
 
 
 def _pictured(suite: Suite) -> bool:
@@ -194,17 +194,17 @@ def _pictures(shown: Suite, bounds: tuple[float, float], factor: int) -> list[tu
 
 
 def _factor(shown: Suite, bounds: tuple[float, float]) -> int:
-    """The largest factor with which nearly all differences can still be shown."""
+    """The largest factor that leaves nearly all differences within the colour range."""
     change = np.abs(_unit(shown.x, bounds) - _unit(shown.x0, bounds))
     large = 0.99 * float(np.quantile(change, 1 - CLIPPED))
     return max((factor for factor in FACTORS if factor * large <= 1), default=1)
 
 
 def _unit(x: Tensor, bounds: tuple[float, float]) -> Values:
-    """Inputs brought from bounds to 0..1, channels last."""
+    """Inputs scaled from bounds to 0..1, channels last."""
     low, high = bounds
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"bounds must be two finite numbers, the smaller first, to draw pictures, got {bounds}")
+        raise ValueError(f"bounds must be two finite numbers, the smaller first, to draw images, got {bounds}")
     unit: Values = ((x.double() - low) / (high - low)).movedim(1, -1).numpy()
     if not (unit.min() >= -1e-3 and unit.max() <= 1 + 1e-3):
         raise ValueError(
@@ -215,7 +215,7 @@ def _unit(x: Tensor, bounds: tuple[float, float]) -> Values:
 
 
 def _png(pixels: Pixels) -> str:
-    """A picture (height, width, channels) as a data URI."""
+    """An image (height, width, channels) as a data URI."""
     file = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

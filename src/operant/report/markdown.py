@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import re
 
-from operant.campaign.result import Round
+from operant.campaign.records import Round
 from operant.formatting import at_most, percent
-from operant.report.evidence import Evidence, Sources, labels_told, stayed
+from operant.report.evidence import Evidence, describe_labels
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@<>-])")
 SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
-MOST = 5  # classes told
 
 
 def markdown(evidence: Evidence) -> str:
-    """The verdict, the rounds, where pmi comes from, what was found, and the settings folded away."""
+    """The verdict, the rounds, the summaries of all sections, the findings, and the settings folded away."""
     parts = [
         f"## {SIGN[evidence.status]} {plain(evidence.name)}: {evidence.status}",
         plain(f"{evidence.verdict} {evidence.why} {evidence.advice}"),
         _rounds(evidence),
         _cost(evidence),
         _judged(evidence) if evidence.rounds else "",
-        _classes(evidence, evidence.sources) if evidence.sources else "",
-        plain(evidence.certainties.told) if evidence.certainties else "",
-        plain(evidence.defences.told) if evidence.defences else "",
+        *(plain(section.summary) for section in evidence.sections),
         plain(str(evidence.triage)) if evidence.triage else "",
         _drift(evidence),
         _findings(evidence),
@@ -32,13 +29,13 @@ def markdown(evidence: Evidence) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def plain(words: str) -> str:
-    """Words that are shown as they are, in one line.
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is, in one line.
 
     >>> plain("a|b <i>*")
     'a\\\\|b \\\\<i\\\\>\\\\*'
     """
-    return SPECIAL.sub(r"\\\1", " ".join(words.split()))
+    return SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
 def _rounds(evidence: Evidence) -> str:
@@ -51,11 +48,11 @@ def _rounds(evidence: Evidence) -> str:
 
 def _row(done: Round) -> str:
     a = done.assessment
-    why = "no new labels" if stayed(done) else "not assessed"
-    told = [labels_told(a), percent(a.pmi), f"**{at_most(a.upper)}**"] if a else [why, "", ""]
-    number = f"{done.number}{' (field changed)' if done.drifted else ' (unchanged)' if stayed(done) else ''}"
+    why = "no new labels" if done.idle else "not assessed"
+    assessed = [describe_labels(a), percent(a.pmi), f"**{at_most(a.upper)}**"] if a else [why, "", ""]
+    number = f"{done.number}{' (field changed)' if done.drift else ' (unchanged)' if done.idle else ''}"
     found = [str(done.operational), str(done.chosen)] if done.attempted else ["", ""]
-    return f"| {' | '.join([number, *found, percent(done.clean), *told])} |"
+    return f"| {' | '.join([number, *found, percent(done.clean), *assessed])} |"
 
 
 def _cost(evidence: Evidence) -> str:
@@ -64,20 +61,12 @@ def _cost(evidence: Evidence) -> str:
 
 
 def _judged(evidence: Evidence) -> str:
-    name, weights = evidence.judged
+    name, weights = evidence.judged_model
     return f"The verdict is about the {name}{f', hash `{weights}`' if weights else ''}."
 
 
-def _classes(evidence: Evidence, sources: Sources) -> str:
-    wrong = sorted(((k, n, c) for c, (k, n) in enumerate(sources.by_class)), reverse=True)
-    told = [f"{plain(evidence.class_name(c))} ({k} of {n})" for k, n, c in wrong[:MOST] if k]
-    return f"Failures by class in {sources.when}: {', '.join(told)}." if told else ""
-
-
 def _drift(evidence: Evidence) -> str:
-    return "\n".join(
-        f"Round {done.number}: {plain(done.drifted.splitlines()[0])}" for done in evidence.rounds if done.drifted
-    )
+    return "\n".join(f"Round {done.number}: {plain(done.drift.summary)}" for done in evidence.rounds if done.drift)
 
 
 def _findings(evidence: Evidence) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from operant.campaign.observers import OBSERVERS, Observer
 from operant.report.evidence import save_evidence
 from operant.report.failures import LIMIT
 from operant.report.gathering import gather
@@ -13,35 +15,41 @@ from operant.report.page import render_page
 from operant.results import write_atomically
 
 
-def write_report(folder: str | Path, out: str | Path | None = None, *, limit: int = LIMIT, valid: bool = False) -> Path:
+def write_report(
+    folder: str | Path,
+    out: str | Path | None = None,
+    *,
+    limit: int = LIMIT,
+    valid: bool = False,
+    observers: Sequence[Observer] = OBSERVERS,
+) -> Path:
     """Write ``report.html``, ``report.json``, ``report.xml`` (JUnit) and ``report.md`` of a campaign.
 
-    The campaign may be under way. Only what is finished is told, and only files are read: nothing is worked out anew,
-    and a campaign that is running does not notice.
+    The campaign may be under way: the report shows what is finished. Files are only read, nothing is computed, and a
+    running campaign is not disturbed.
 
     Args:
         folder: that `Campaign` or ``operant run`` wrote.
-        out: folder to write to, made if it is not there; the campaign's own unless given. Reports that are there are
-            replaced.
-        limit: most failures shown. The page has room for about 6 MB of pictures; what does not fit is left out, and
-            the page says how many are shown.
-        valid: show only failures that people called valid with ``operant triage``; refused while nobody has judged
-            any.
+        out: folder to write to, created if needed (default: the campaign's own); existing reports are replaced.
+        limit: maximum number of failures shown. The page has space for about 6 MB of images; it says how many failures
+            are shown.
+        valid: show only failures that people called valid with ``operant triage``; an error if nobody has judged any.
+        observers: whose sections are included, also your own.
 
     Returns:
-        The page.
+        The path of ``report.html``.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    evidence = gather(folder, limit=limit, valid=valid)
+    evidence = gather(folder, limit=limit, valid=valid, observers=observers)
     place = Path(folder if out is None else out)
     try:
         place.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise ValueError(f"a report is written to a folder, and {place} is a file; choose another") from None
+        raise ValueError(f"a report is written to a folder, but {place} is a file; choose another") from None
     page = place / "report.html"
     save_evidence(evidence, page.with_suffix(".json"))
     write_atomically(page.with_suffix(".xml"), junit_xml(evidence))
     write_atomically(page.with_suffix(".md"), markdown(evidence).encode())
-    write_atomically(page, render_page(evidence).encode())
+    write_atomically(page, render_page(evidence, observers).encode())
     return page

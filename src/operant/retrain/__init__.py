@@ -1,13 +1,16 @@
 """Step 4: from a model and chosen cases to a better model."""
 
-from operant.retrain._loop import FinetuneEpoch
-from operant.retrain.distil import DefensiveDistillation, Distilled, LabelSmoothing
-from operant.retrain.finetune import Finetune, FinetuneRecord, Retrained
+from operant.retrain.distil import DefensiveDistillation, Distilled
+from operant.retrain.finetune import Finetune
+from operant.retrain.losses import CrossEntropy, LabelSmoothing, Loss, TrainingBatch
 from operant.retrain.manifold_mixup import ManifoldMixup
 from operant.retrain.monitor import FieldMonitor, brier_monitor, pmi_monitor
-from operant.retrain.operational import OperationalEpoch, OperationalFinetune, OperationalRecord, Repaired
+from operant.retrain.operational import OperationalFinetune
+from operant.retrain.retrainer import FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained, Retrainer
+from operant.retrain.training import TrainableModel, TrainingOptions
 
 __all__ = [
+    "CrossEntropy",
     "DefensiveDistillation",
     "Distilled",
     "FieldMonitor",
@@ -15,12 +18,15 @@ __all__ = [
     "FinetuneEpoch",
     "FinetuneRecord",
     "LabelSmoothing",
+    "Loss",
     "ManifoldMixup",
-    "OperationalEpoch",
+    "OnEpoch",
     "OperationalFinetune",
-    "OperationalRecord",
-    "Repaired",
     "Retrained",
+    "Retrainer",
+    "TrainableModel",
+    "TrainingBatch",
+    "TrainingOptions",
     "brier_monitor",
     "pmi_monitor",
 ]

@@ -1,11 +1,10 @@
-"""Manifold mixup: learning from mixtures, of inputs or of what a layer in the middle says of them."""
+"""Manifold mixup: a loss on mixtures of inputs, or of a hidden layer's outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +12,9 @@ from scipy.special import betaincinv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from operant.data import Samples
 from operant.model import MIN_ROWS, Classifier
-from operant.retrain._loop import Learner, check_training
-from operant.retrain.finetune import Retrained, Told, check_data, learn
-from operant.types import Monitor
+from operant.retrain.losses import TrainingBatch
+from operant.retrain.training import TrainableModel
 
 INPUT = "input"
 MIXES = ("all", "cases", "across")
@@ -25,21 +22,19 @@ MIXES = ("all", "cases", "across")
 
 @dataclass(frozen=True, kw_only=True)
 class ManifoldMixup:
-    """Train on from a model's weights with mixtures of rows, made at a layer that is drawn anew for every batch.
+    """Cross-entropy of mixtures of rows, made at a layer that is drawn for every batch.
 
         h ← λ h(x) + (1 - λ) h(x'),    J = λ J(f, y) + (1 - λ) J(f, y'),    λ ~ Beta(alpha, alpha)        (1)
 
-    for rows (x, y) and their partners (x', y') of one batch, with h what the drawn layer says and J the cross-entropy.
-    Training data and cases are shuffled together in every epoch. Which epoch is kept, and when the original weights
-    stay, is as in `Finetune`.
+    for rows (x, y) and their partners (x', y') of one batch, with h the output of the drawn layer and J the
+    cross-entropy.
 
     Args:
-        layers: names of submodules, each run once in a pass; ``"input"`` is the input itself, which makes it plain
-            mixup. Verma et al. take the input and the outputs of the first two blocks.
-        alpha: small ones hardly mix; the paper has 2.
-        mix: ``"all"``, every row with any other of its batch, as Verma et al.; ``"cases"``, cases with each other while
-            training data stay as they are, as Zhang retrains; ``"across"``, cases with training data, which stay too.
-        epochs, batch_size, learning_rate, optimiser, max_drop, progress: as in `Finetune`.
+        layers: names of submodules, each of which runs once per pass; ``"input"`` is the input itself, which makes it
+            plain mixup. Verma et al. take the input and the outputs of the first two blocks.
+        alpha: small values hardly mix; the paper has 2.
+        mix: ``"all"``, every row with any other of its batch, as Verma et al.; ``"cases"``, cases with each other, and
+            training data unmixed, as Zhang retrains; ``"across"``, cases with training data, which stay unmixed too.
 
     References:
         | Manifold Mixup: Better Representations by Interpolating Hidden States (Verma et al., 2019)
@@ -50,15 +45,8 @@ class ManifoldMixup:
     layers: Sequence[str] = (INPUT,)
     alpha: float = 2.0
     mix: str = "all"
-    epochs: int = 10
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    optimiser: str = "adam"
-    max_drop: float = 0.01
-    progress: bool = True
 
     def __post_init__(self) -> None:
-        check_training(self)
         if isinstance(self.layers, str) or not self.layers:
             raise ValueError(f'layers must be several names, such as ["input", "conv1"], got {self.layers!r}')
         if not 0 < self.alpha < float("inf"):
@@ -66,53 +54,12 @@ class ManifoldMixup:
         if self.mix not in MIXES:
             raise ValueError(f'mix must be "all", "cases" or "across", got {self.mix!r}')
 
-    def __call__(
-        self,
-        model: Classifier,
-        train: Samples,
-        cases: Samples,
-        *,
-        validation: Samples,
-        monitor: Monitor | None = None,
-        generator: torch.Generator,
-        checkpoint: str | Path | None = None,
-        told: Told | None = None,
-    ) -> Retrained:
-        """Retrain a model; it stays as it is, and so does torch's own random state.
-
-        Args:
-            model: where to start from.
-            train: labelled training data.
-            cases: labelled cases, for instance ``suite.samples()``; none for a control.
-            validation: labelled, with no input of the above: it chooses the epoch.
-            monitor, checkpoint, told: as in `Finetune`.
-            generator: shuffles, draws layers, partners and λ, and seeds dropout; the same one gives the same weights,
-                bit for bit.
-        """
-        roles = {"train": train, "cases": cases, "validation": validation}
-        check_data(model, **roles)
-        self._check_layers(model, train.x)
-        data = Samples.concat([train, cases.to(train.x.device)]) if len(cases) else train
-
-        def loss(learner: Learner, rows: Tensor) -> Tensor:
-            is_case = (rows >= len(train)).to(generator.device)
-            layer, weight, partner = self._drawn(is_case, generator)
-            return mixed_loss(learner, data.x[rows], data.labels[rows], layer=layer, weight=weight, partner=partner)
-
-        return learn(
-            self,
-            model,
-            loss=loss,
-            rows=len(data),
-            roles=roles,
-            monitor=monitor,
-            generator=generator,
-            checkpoint=checkpoint,
-            told=told,
-        )
+    def __call__(self, model: TrainableModel, batch: TrainingBatch, *, generator: torch.Generator) -> Tensor:
+        layer, weight, partner = self._drawn(batch.is_case.to(generator.device), generator)
+        return mixed_loss(model, batch.x, batch.y, layer=layer, weight=weight, partner=partner)
 
     def _drawn(self, is_case: Tensor, generator: torch.Generator) -> tuple[str, Tensor, Tensor]:
-        """A layer; and for each row of a batch its weight, 1 if it stays as it is, and its partner."""
+        """A layer; and the weight and the partner of each row of a batch. The weight of an unmixed row is 1."""
         device = generator.device
         layer = self.layers[int(torch.randint(len(self.layers), (), generator=generator, device=device))]
         u = torch.rand((), generator=generator, device=device, dtype=torch.float64)
@@ -127,28 +74,29 @@ class ManifoldMixup:
             partner[cases] = others[torch.randint(len(others), (len(cases),), generator=generator, device=device)]
         return layer, torch.where(partner.cpu() == torch.arange(len(partner)), 1.0, weight), partner
 
-    def _check_layers(self, model: Classifier, x: Tensor) -> None:
-        inner = [name for name in self.layers if name != INPUT]
-        if unknown := [name for name in inner if name not in model.layers]:
+    def check(self, model: Classifier, x: Tensor) -> None:
+        """Raise ValueError unless the model runs each of the layers once per pass."""
+        hidden = [name for name in self.layers if name != INPUT]
+        if unknown := [name for name in hidden if name not in model.layers]:
             raise ValueError(f"no layer named {', '.join(unknown)}; this model has {', '.join((INPUT, *model.layers))}")
-        module, runs = model.unwrap().eval(), dict.fromkeys(inner, 0)
-        with torch.no_grad(), _watched(module, runs):
+        module, runs = model.unwrap().eval(), dict.fromkeys(hidden, 0)
+        for name in runs:
+            module.get_submodule(name).register_forward_hook(_counter(runs, name))
+        with torch.no_grad():
             module(model.normalise(x[:MIN_ROWS].to(model.device)))
         for name, n in runs.items():
             if n != 1:
-                raise ValueError(
-                    f"layer {name} must run once in a pass to be mixed at, and runs {n} times; take another"
-                )
+                raise ValueError(f"layer {name} must run once per pass to be mixed, and runs {n} times; choose another")
 
 
-def mixed_loss(learner: Learner, x: Tensor, y: Tensor, *, layer: str, weight: Tensor, partner: Tensor) -> Tensor:
+def mixed_loss(model: TrainableModel, x: Tensor, y: Tensor, *, layer: str, weight: Tensor, partner: Tensor) -> Tensor:
     """The mean over a batch of (1) of `ManifoldMixup`, with a weight λ and a partner for each row."""
     w, other = weight.to(x), partner.to(x.device)
     if layer == INPUT:
-        z = learner.logits(mixture(x, w, other))
+        z = model.logits(mixture(x, w, other))
     else:
-        with _mixing(learner.module, layer, w, other):
-            z = learner.logits(x)
+        with _mixing(model.module, layer, w, other):
+            z = model.logits(x)
     w = w.to(z)
     own, its = (cross_entropy(z, labels.to(z.device), reduction="none") for labels in (y, y[other]))
     return (w * own + (1 - w) * its).mean()  # (1)
@@ -162,11 +110,11 @@ def mixture(h: Tensor, weight: Tensor, partner: Tensor) -> Tensor:
 
 @contextmanager
 def _mixing(module: nn.Module, layer: str, weight: Tensor, partner: Tensor) -> Iterator[None]:
-    """Mix what a layer says while this lasts."""
+    """Mix the outputs of a layer inside the block."""
 
     def mix(_module: nn.Module, _inputs: Any, output: Any) -> Tensor:
         if not isinstance(output, Tensor) or len(output) != len(weight):
-            raise ValueError(f"layer {layer} must give one tensor with a row for each input; take another")
+            raise ValueError(f"layer {layer} must return one tensor with a row for each input; choose another")
         return mixture(output, weight, partner)
 
     handle = module.get_submodule(layer).register_forward_hook(mix)
@@ -176,16 +124,6 @@ def _mixing(module: nn.Module, layer: str, weight: Tensor, partner: Tensor) -> I
         handle.remove()
 
 
-@contextmanager
-def _watched(module: nn.Module, runs: dict[str, int]) -> Iterator[None]:
-    """Count how often layers run while this lasts."""
-
-    def count(name: str) -> Any:
-        return lambda _module, _inputs, _output: runs.__setitem__(name, runs[name] + 1)
-
-    handles = [module.get_submodule(name).register_forward_hook(count(name)) for name in runs]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _counter(runs: dict[str, int], name: str) -> Any:
+    """A forward hook that counts the runs of a layer."""
+    return lambda _module, _inputs, _output: runs.__setitem__(name, runs[name] + 1)

@@ -1,4 +1,4 @@
-"""What to watch while retraining: how wrong a model is about labelled field inputs."""
+"""Monitors: the error of a model on labelled field inputs, to choose an epoch by."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from operant.seeds.designs import normalised
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FieldMonitor:
-    """How wrong a model is about labelled inputs; build one with `pmi_monitor` or `brier_monitor`.
+    """The mean score of a model on labelled inputs; build one with `pmi_monitor` or `brier_monitor`.
 
     Attributes:
         validation: labelled inputs.
-        mass: how much of field use each of them stands for, summing to 1.
-        score: from logits and labels to how wrong each answer is.
+        mass: share of field use that each input represents, summing to 1.
+        score: from logits and labels to one value per input; smaller is better.
     """
 
     validation: Samples
@@ -33,12 +33,12 @@ class FieldMonitor:
 
 
 def errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """1 for each wrong answer, else 0."""
+    """True for each wrong prediction."""
     return logits.argmax(1) != labels
 
 
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """Half the squared distance of the probabilities from those of somebody who knows."""
+    """Half the squared distance of the probabilities from the one-hot label."""
     p = logits.double().softmax(1)
     return (p - torch.nn.functional.one_hot(labels, p.shape[1])).square().sum(1) / 2
 
@@ -48,14 +48,14 @@ def pmi_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonitor
 
         pmi = Σ m_i [f(x_i) ≠ y_i] / Σ m_i        (1)
 
-    It is for choosing: the lowest of several epochs is too low an estimate of what was chosen. What is reported must
-    come from inputs that no monitor has seen.
+    Use it to choose, not to report: the lowest value of several epochs underestimates pmi. Report results on inputs
+    that no monitor has used.
 
     Args:
-        validation: labelled inputs, drawn from the field or weighted to stand for it; retraining refuses to learn from
-            any of them.
-        mass: one for each input, 0 or more, for instance `operant.profile.Profile.weights`; equal unless given, which
-            is right for inputs that were drawn from the field.
+        validation: labelled inputs, drawn from the field or weighted to represent it; retrainers raise ValueError if
+            they would learn from any of them.
+        mass: one per input, 0 or more, for instance `operant.profile.Profile.weights` (default: equal, which is right
+            for inputs that were drawn from the field).
 
     >>> right = torch.nn.Linear(2, 2, bias=False)
     >>> right.weight.data = torch.eye(2)
@@ -67,14 +67,14 @@ def pmi_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonitor
 
 
 def brier_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonitor:
-    """A monitor that sees more in few inputs than `pmi_monitor` does: also how sure the model is of each.
+    """A monitor that also uses the model's confidence, and so needs fewer inputs than `pmi_monitor`.
 
         ½ Σ m_i ‖p(x_i) - e(y_i)‖² / Σ m_i        (1)
 
     p are the model's probabilities, e(y) is 1 for the label and 0 for every other class. It lies between 0 and 1 and
-    equals the share of errors where the model is quite sure of everything. Few inputs usually tell more by it than by
-    counting errors, since models that err equally often on them still differ. It also rewards being less sure of
-    errors, so it may prefer a model that makes more of them.
+    equals the error rate if the model is always certain. On few inputs it usually compares models better than their
+    error rates, which are often equal. It also rewards lower confidence in errors, so it may prefer a model that makes
+    more of them.
 
     Args:
         validation, mass: as in `pmi_monitor`.
@@ -93,6 +93,6 @@ def brier_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonit
 
 def _mass_of(validation: Samples, mass: Tensor | None) -> Tensor:
     if len(validation) == 0:
-        raise ValueError("there are no validation samples to watch; hold some field inputs back")
-    _ = validation.labels  # refuses samples without
+        raise ValueError("there are no validation samples for the monitor; hold some field inputs back")
+    _ = validation.labels  # raises without labels
     return normalised(torch.ones(len(validation)) if mass is None else mass, len(validation), "mass")

@@ -1,9 +1,8 @@
-"""Fine-tuning that pays where the system is used: cases drawn by operational weight, the epoch chosen by pmi."""
+"""Fine-tuning for the field: cases drawn by operational weight, the epoch chosen by a monitor of field errors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,71 +10,18 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.model import Classifier, copy_module
-from operant.retrain._checkpoint import Checkpoint, belonging
-from operant.retrain._loop import FinetuneEpoch, Learner, average_in, check_training, passes
-from operant.retrain._losses import INNER, Batch, adversarial_loss, consistent_loss, plain_loss
-from operant.retrain._sampling import Rows, chances_of
-from operant.retrain.finetune import (
-    FinetuneRecord,
-    Retrained,
-    Told,
-    check_apart,
-    check_data,
-    floor_of,
-    number,
-    reason_of,
-    watch,
-)
-from operant.retrain.monitor import FieldMonitor
+from operant.model import Classifier
+from operant.retrain._run import TrainingRun, check_data
+from operant.retrain._sampling import EpochRows, chances_of
+from operant.retrain.losses import INNER, CrossEntropy, TrainingBatch, adversarial_loss, consistent_loss
+from operant.retrain.retrainer import OnEpoch, Retrained
+from operant.retrain.training import TrainableModel, TrainingOptions
 from operant.types import Monitor
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationalEpoch(FinetuneEpoch):
-    """One pass, and whether its weights were the ones to keep when it ended."""
-
-    kept: bool
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperationalRecord(FinetuneRecord):
-    """How an operational fine-tuning went.
-
-    Attributes:
-        monitor_before: what the monitor said of the original model; None if it was not asked.
-        train_rows, case_rows: how many rows of each kind an epoch learns from.
-        effective_cases: how many equally likely cases would be as varied as those drawn, 1 / Σ p².
-        stopped_early: whether epochs were left out because the monitor no longer fell.
-    """
-
-    history: tuple[OperationalEpoch, ...]
-    monitor_before: float | None
-    train_rows: int
-    case_rows: int
-    effective_cases: float
-    stopped_early: bool
-
-    def __str__(self) -> str:
-        before = "" if self.monitor_before is None else f" The monitor was {self.monitor_before:.4g} before."
-        return (
-            f"{len(self.history)} epochs, each of {self.train_rows} training rows and {self.case_rows} draws from "
-            f"{self.n_cases} cases (as varied as {self.effective_cases:.0f} equal ones).{before} "
-            f"{self.reason[:1].upper()}{self.reason[1:]}."
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repaired(Retrained):
-    """A model retrained for its field, and how it came about."""
-
-    record: OperationalRecord
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperationalFinetune:
-    """Train on from a model's weights with training data and cases, the cases drawn by operational weight.
+class OperationalFinetune(TrainingOptions):
+    """Continue training a model with training data and cases, the cases drawn by operational weight.
 
         minimise  E J(f(x), y) + consistency · E KL(f(x) ‖ f(x'))                           (1)
         a row is case i with probability case_share · p_i,
@@ -83,41 +29,36 @@ class OperationalFinetune:
         rate(t) = learning_rate · t / a              up to step a = slow_start · T          (3)
                   learning_rate · decay_to^((t - a) / (T - a))  from there to step T
 
-    J is the cross-entropy. Cases are drawn, not scaled: weights on the loss fade as a network learns to separate its
-    data. Over an epoch each case is met as often as it is expected to be, rounded down or up. The pairs (x, x') of (1)
+    J is the cross-entropy. Cases are drawn, not scaled, because the effect of loss weights fades as a network learns to
+    separate its data. Each epoch contains each case as often as expected, rounded down or up. The pairs (x, x') of (1)
     are seed and case; or, with an inner loop, every row and its perturbed copy. An inner loop without ``consistency``
-    puts J(f(x'), y) in place of J(f(x), y).
+    uses J(f(x'), y) in place of J(f(x), y).
 
-    The epoch of the lowest monitor is kept, among those whose clean accuracy on the validation samples fell no more
-    than ``max_drop`` below the original model's. If there is none, or none that the monitor puts below the original,
-    or the loss stops being finite, the original weights stay. With equal weights and ``case_share=None, slow_start=0,
+    The epoch with the lowest monitor is kept, among those whose clean accuracy on the validation samples is at most
+    ``max_drop`` below the original model's. If there is none, or none with a monitor below the original's, or the loss
+    is no longer finite, the original weights are kept. With equal weights and ``case_share=None, slow_start=0,
     decay_to=1, patience=None, must_improve=False`` this is `Finetune`, bit for bit.
 
-    The inner loop climbs J also where the pairs are compared by KL; TRADES climbs KL there. One gradient serves both.
+    The inner loop maximises J even where the pairs are compared by KL; TRADES maximises KL there. One gradient serves
+    both.
 
     Args:
-        monitor: smaller is better, for instance `brier_monitor`; the error on the validation samples unless given. It
-            chooses, so what is reported must come from inputs that it has not seen.
-        epochs: at most.
-        batch_size: rows a step, at most.
         learning_rate: the highest, see (3).
-        optimiser: ``"adam"``, or ``"sgd"`` with momentum 0.9.
-        case_share: share of the rows that are cases, on average over batches; None for each case once an epoch, on
-            average. With 0 cases are not learned from: a control.
-        steps: of an epoch; as many as it takes to meet every training input once unless given. Then training inputs
-            are drawn too, none again before all others had their turn.
-        cap: no case is drawn more often than this many times the mean.
+        case_share: mean share of cases among the rows of a batch; None for each case once per epoch, on average. With 0
+            cases are not learned from: a control.
+        steps: per epoch (default: enough to use every training input once). If given, training inputs are drawn too,
+            none a second time before all others were drawn.
+        cap: maximum probability of a case, relative to the mean.
         slow_start, decay_to: see (3); 0 and 1 for a constant rate.
-        consistency: how much it counts that pairs are answered alike.
-        inner: ``"none"``; or one step up the gradient from a random point near each row: ``"rs-fgsm"`` in the ball of
-            ``radius``, or ``"n-fgsm"`` from stronger noise and not brought back into the ball.
+        consistency: weight of the KL term in (1).
+        inner: ``"none"``; or one gradient step from a random point near each row: ``"rs-fgsm"`` in the ball of
+            ``radius``, or ``"n-fgsm"`` from stronger noise and not clamped to the ball.
         radius: of the inner loop, in input units.
-        ema: if above 0, what is judged and kept is the running average of the weights, ``ema · average + (1 - ema) ·
-            weights`` after each step, which starts from the original ones.
-        patience: stop after this many epochs without a better one; None to run all.
-        max_drop: how much clean validation accuracy may be lost.
-        must_improve: keep the original weights unless the monitor falls below what it says of them.
-        progress: show a bar where there is a terminal to show it on.
+        ema: if above 0, the model that is judged and kept has averaged weights, ``ema · average + (1 - ema) · weights``
+            after each step, starting from the original ones.
+        patience: epochs without a better one before training stops; None for all epochs.
+        must_improve: keep the original weights unless the monitor falls below its value for them.
+        epochs, batch_size, optimiser, max_drop, progress: see `TrainingOptions`.
 
     References:
         | What is the Effect of Importance Weighting in Deep Learning? (Byrd and Lipton, 2019)
@@ -132,11 +73,6 @@ class OperationalFinetune:
         | https://arxiv.org/abs/2202.01181
     """
 
-    monitor: Monitor | None = None
-    epochs: int = 10
-    batch_size: int = 64
-    learning_rate: float = 1e-3
-    optimiser: str = "adam"
     case_share: float | None = 0.25
     steps: int | None = None
     cap: float = 10.0
@@ -147,12 +83,10 @@ class OperationalFinetune:
     radius: float | None = None
     ema: float = 0.0
     patience: int | None = 3
-    max_drop: float = 0.01
     must_improve: bool = True
-    progress: bool = True
 
     def __post_init__(self) -> None:
-        check_training(self)
+        super().__post_init__()
         _check_sampling(self.case_share, self.steps, self.cap)
         _check_schedule(self.slow_start, self.decay_to, self.patience)
         _check_loss(self.consistency, self.inner, self.radius, self.ema)
@@ -167,77 +101,40 @@ class OperationalFinetune:
         weights: Tensor | None = None,
         train_weights: Tensor | None = None,
         seeds: Tensor | None = None,
+        monitor: Monitor | None = None,
+        max_drop: float | None = None,
         generator: torch.Generator,
         checkpoint: str | Path | None = None,
-        told: Told | None = None,
-    ) -> Repaired:
-        """Retrain a model; it stays as it is, and so does torch's own random state.
+        on_epoch: OnEpoch | None = None,
+    ) -> Retrained:
+        """Retrain a model; arguments are those of `Retrainer`, and:
 
         Args:
-            model: where to start from.
-            train: labelled training data.
-            cases: labelled cases, for instance ``suite.samples()``.
-            validation: labelled clean data, with no input of the above: the guard on clean accuracy.
-            weights: one for each case, mass times naturalness; equal unless given.
-            train_weights: one for each training input, if those too are to be drawn by how often the field meets
-                their like; equal unless given.
-            seeds: what each case was made from, row by row (``suite.x0``), for ``consistency`` without an inner loop.
-            generator: draws and shuffles the rows and seeds dropout; the same one gives the same weights, bit for bit.
-            checkpoint: a file for the state after each finished epoch. Called again with the same arguments after a
-                kill, retraining goes on from there and ends with the same weights and record, bit for bit, if the
-                monitor says the same of the same model. The file stays: delete it once the model is saved.
-            told: is told of each finished epoch.
+            weights: one per case, mass times naturalness (default: equal).
+            train_weights: one per training input, to draw those too in proportion to the field (default: equal).
+            seeds: the seed of each case (``suite.x0``), for ``consistency`` without an inner loop.
         """
-        self._check(model, train, cases, validation, seeds)
-        rows = self._rows(train, cases, seeds, weights, train_weights)
-        before = model.accuracy(validation)
-        start, floor = self._start(model, before), floor_of(before, self.max_drop)
-        learner = Learner(model, optimiser=self.optimiser, learning_rate=self.learning_rate)
-        saved = Checkpoint(
-            checkpoint,
-            lambda: belonging(
-                self, model, generator, *rows.chances, rows.seeds, train=train, cases=cases, validation=validation
-            ),
-            learner=learner,
-            average=copy_module(learner.module) if self.ema else None,
-            generator=generator,
-        )
-        kept, problem = watch(
-            model,
-            self._epochs(saved, rows),
-            saved.history,
-            validation=validation,
-            monitor=self.monitor,
-            floor=floor,
-            below=math.inf if start is None else start,
+        if len(cases) == 0 and self.case_share != 0:
+            raise ValueError("there are no cases to learn from; give some, or set case_share=0 for a control")
+        check_data(model, train=train, cases=cases, validation=validation, monitor=monitor)
+        self._check_seeds(model, cases, seeds)
+        return TrainingRun(
+            options=self,
+            loss=self._loss,
+            rate=self._rate,
+            must_improve=self.must_improve,
             patience=self.patience,
-            kept=saved.kept,
-            finished=saved.write,
-            told=told,
+            ema=self.ema,
+        )(
+            model,
+            self._rows(train, cases, seeds, weights, train_weights),
+            validation=validation,
+            monitor=monitor,
+            max_drop=max_drop,
+            generator=generator,
+            checkpoint=checkpoint,
+            on_epoch=on_epoch,
         )
-        history = _told(saved.history, floor, start)
-        chosen = None if problem else next((e for e in reversed(history) if e.kept), None)
-        stopped = not problem and len(history) < self.epochs
-        record = OperationalRecord(
-            best_epoch=chosen.epoch if chosen else 0,
-            reason=problem or _reason(chosen, history, floor, before, self.max_drop, start, stopped),
-            n_train=len(train),
-            n_cases=len(cases),
-            accuracy_before=before,
-            history=history,
-            monitor_before=start,
-            train_rows=rows.counts[0],
-            case_rows=rows.counts[1],
-            effective_cases=1 / float(rows.chances[1].square().sum()) if len(cases) else 0.0,
-            stopped_early=stopped,
-        )
-        return Repaired(model=kept, record=record)
-
-    def _start(self, model: Classifier, before: float) -> float | None:
-        """What the monitor says of the original model, if that matters."""
-        if not self.must_improve:
-            return None
-        return 1 - before if self.monitor is None else number(self.monitor(model))
 
     def _rows(
         self,
@@ -246,8 +143,7 @@ class OperationalFinetune:
         seeds: Tensor | None,
         weights: Tensor | None,
         train_weights: Tensor | None,
-    ) -> Rows:
-        """What an epoch learns from, and how many of each kind."""
+    ) -> EpochRows:
         share = len(cases) / (len(train) + len(cases)) if self.case_share is None else self.case_share
         if self.steps is not None:
             total = self.steps * self.batch_size
@@ -256,43 +152,19 @@ class OperationalFinetune:
             counts = (len(train), len(cases))
         else:
             counts = (len(train), round(len(train) * share / (1 - share)))
-        return Rows(
-            data=Samples.concat([train, cases.to(train.x.device)]) if len(cases) else train,
-            seeds=seeds if self.consistency and self.inner == "none" else None,
+        return EpochRows(
+            train=train,
+            cases=cases,
             chances=(chances_of(train, train_weights, self.cap, "train_weights"), chances_of(cases, weights, self.cap)),
             counts=counts,
+            seeds=seeds if self.consistency and self.inner == "none" else None,
         )
 
-    def _epochs(self, saved: Checkpoint, rows: Rows) -> Generator[tuple[float, Classifier]]:
-        """After each epoch its mean loss and the model as it then is; the caller adds to the history in between."""
-        learner, average, generator = saved.learner, saved.average, saved.generator
-        steps = math.ceil(sum(rows.counts) / self.batch_size)
-
-        def step(made: int, some: Tensor) -> float:
-            loss = self._loss(learner, rows.batch(some), generator)
-            told = learner.descend(loss, rate=self._rate(made + 1, self.epochs * steps))
-            if average is not None:
-                average_in(average, learner.module, self.ema)
-            return told
-
-        return passes(
-            learner,
-            order=lambda: rows.order(generator),
-            step=step,
-            candidate=lambda: learner.classifier(average),
-            accuracies=lambda: [e.accuracy for e in saved.history],
-            epochs=self.epochs,
-            steps=steps,
-            progress=self.progress,
-            generator=generator,
-            begin=saved.resume_streams,
-        )
-
-    def _loss(self, learner: Learner, batch: Batch, generator: torch.Generator) -> Tensor:
+    def _loss(self, model: TrainableModel, batch: TrainingBatch, *, generator: torch.Generator) -> Tensor:
         """(1) of one batch."""
         if self.inner != "none":
             return adversarial_loss(
-                learner,
+                model,
                 batch,
                 inner=self.inner,
                 radius=self.radius or 0.0,
@@ -300,8 +172,8 @@ class OperationalFinetune:
                 generator=generator,
             )
         if len(batch.seeds):
-            return consistent_loss(learner, batch, consistency=self.consistency)
-        return plain_loss(learner, batch)
+            return consistent_loss(model, batch, consistency=self.consistency)
+        return CrossEntropy()(model, batch, generator=generator)
 
     def _rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 1."""
@@ -310,15 +182,7 @@ class OperationalFinetune:
             return self.learning_rate * (step / rise)  # (3)
         return self.learning_rate * math.pow(self.decay_to, (step - rise) / (steps - rise))
 
-    def _check(
-        self, model: Classifier, train: Samples, cases: Samples, validation: Samples, seeds: Tensor | None
-    ) -> None:
-        if len(cases) == 0 and self.case_share != 0:
-            raise ValueError("there are no cases to learn from; give some, or set case_share=0 for a control")
-        check_data(model, train=train, cases=cases, validation=validation)
-        if isinstance(self.monitor, FieldMonitor):
-            for name, part in (("train", train), ("cases", cases)):
-                check_apart(self.monitor.validation, part, judge="the monitor", learned=name)
+    def _check_seeds(self, model: Classifier, cases: Samples, seeds: Tensor | None) -> None:
         if self.consistency and self.inner == "none" and len(cases):
             if seeds is None:
                 raise ValueError("consistency compares each case with its seed; give seeds=suite.x0, or an inner loop")
@@ -328,44 +192,6 @@ class OperationalFinetune:
                     f"{tuple(seeds.shape)}; give suite.x0"
                 )
             model.check_inputs(seeds)
-
-
-def _told(history: Sequence[FinetuneEpoch], floor: float, start: float | None) -> tuple[OperationalEpoch, ...]:
-    """The history with what was decided after each epoch, and why."""
-    told: list[OperationalEpoch] = []
-    best: FinetuneEpoch | None = None
-    for e in history:
-        if e.accuracy < floor:
-            kept, why = False, f"clean accuracy {e.accuracy:.4f} is below the {floor:.4f} that must be kept"
-        elif start is not None and not e.monitor < start:
-            kept, why = False, f"the monitor ({e.monitor:.4g}) is not below the original's {start:.4g}"
-        elif best is not None and (e.monitor, -e.accuracy) >= (best.monitor, -best.accuracy):
-            kept, why = False, f"the monitor ({e.monitor:.4g}) is not below epoch {best.epoch}'s {best.monitor:.4g}"
-        else:
-            kept, why, best = True, f"the lowest monitor so far ({e.monitor:.4g})", e
-        told.append(
-            OperationalEpoch(epoch=e.epoch, loss=e.loss, accuracy=e.accuracy, monitor=e.monitor, kept=kept, why=why)
-        )
-    return tuple(told)
-
-
-def _reason(
-    chosen: FinetuneEpoch | None,
-    history: Sequence[FinetuneEpoch],
-    floor: float,
-    before: float,
-    max_drop: float,
-    start: float | None,
-    stopped: bool,
-) -> str:
-    early = f"; stopped after epoch {len(history)}, when the monitor no longer fell" if stopped else ""
-    if chosen is None and start is not None and any(e.accuracy >= floor for e in history):
-        lowest = min(e.monitor for e in history if e.accuracy >= floor)
-        return (
-            f"no epoch brought the monitor below the original's {start:.4g} (the lowest was {lowest:.4g}), so the "
-            f"original weights were kept{early}"
-        )
-    return reason_of(chosen, history, floor, before, max_drop) + early
 
 
 def _check_sampling(case_share: float | None, steps: int | None, cap: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from operant import results
-from operant.campaign.records import About
+from operant.campaign.records import CampaignInfo
 from operant.data.labels import TABLE
 from operant.triage.label_desk import LabelDesk
 from operant.triage.sampling import Plan
@@ -69,12 +69,12 @@ def suite_in(place: Path) -> Path:
     )
 
 
-def about_of(suite: Path) -> About | None:
+def about_of(suite: Path) -> CampaignInfo | None:
     """What the campaign that a suite lies in is about, if it lies in one."""
     for place in suite.resolve().parents[:3]:
-        if (place / "about.json").is_file():
+        if (place / "info.json").is_file():
             try:
-                return results.load(place / "about.json", About)
+                return results.load(place / "info.json", CampaignInfo)
             except (ValueError, OSError):
                 return None
     return None

@@ -22,7 +22,7 @@ from operant.defend._common import Transform
 from operant.defend.mutation import InaccurateMutants
 from operant.model import Classifier
 from operant.networks import LeNet5, initialise
-from operant.retrain import DefensiveDistillation, LabelSmoothing
+from operant.retrain import DefensiveDistillation, Finetune, LabelSmoothing
 from operant.rng import spawn
 from operant_studies.defences import settings as s
 from operant_studies.defences.settings import DefencePlan

@@ -11,7 +11,7 @@ import torch
 
 from operant.data import Samples
 from operant.defend import AccuracyChange, TransferCalibration, accuracy_change, transfer_calibration_rate
-from operant.retrain import ManifoldMixup
+from operant.retrain import Finetune, ManifoldMixup
 from operant.rng import spawn
 from operant.suite import Suite
 from operant_studies.defences.fitting import training_of

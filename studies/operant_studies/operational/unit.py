@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -188,9 +188,15 @@ class Unit:
         field, options = self.field, self.trial.field.finetune
         lost = field.model.accuracy(field.clean) - model.accuracy(field.clean)
         left = min(max(options.max_drop - lost, 0.0), 1.0)
-        finetune = replace(options, monitor=brier_monitor(judge), max_drop=left)
-        generator = spawn(field.seed, "plain", number)
-        return finetune(model, field.train, cases, validation=field.clean, generator=generator).model
+        return options(
+            model,
+            field.train,
+            cases,
+            validation=field.clean,
+            monitor=brier_monitor(judge),
+            max_drop=left,
+            generator=spawn(field.seed, "plain", number),
+        ).model
 
 
 class Clock:

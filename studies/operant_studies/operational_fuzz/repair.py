@@ -17,7 +17,7 @@ from operant.data import Samples
 from operant.generate import PGD, ConditionMove, FOLFuzz, OperationalFuzz
 from operant.model import Classifier
 from operant.profile import estimate_priors
-from operant.retrain import Repaired, pmi_monitor
+from operant.retrain import Retrained, pmi_monitor
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
@@ -132,13 +132,19 @@ class Unit:
             seconds=seconds,
         )
 
-    def _retrained(self, cases: Samples, *, control: bool = False) -> Repaired:
+    def _retrained(self, cases: Samples, *, control: bool = False) -> Retrained:
         """Every arm in the same way, from the original weights, the epoch chosen by the same monitor."""
-        finetune = replace(self.setting.finetune, monitor=pmi_monitor(self.field.watched))
+        finetune = self.setting.finetune
         if control:
             finetune = replace(finetune, case_share=0.0, must_improve=False)
-        generator = spawn(self.field.seed, self.setting.name, "retraining")
-        return finetune(self.field.model, self.field.train, cases, validation=self.field.clean, generator=generator)
+        return finetune(
+            self.field.model,
+            self.field.train,
+            cases,
+            validation=self.field.clean,
+            monitor=pmi_monitor(self.field.watched),
+            generator=spawn(self.field.seed, self.setting.name, "retraining"),
+        )
 
     # Where cases come from
 

@@ -1,30 +1,37 @@
-"""Cheap defences tried on a round's operational failures: would a guard before the model have stopped them?"""
+"""Cheap defences tried on a round's operational failures: would one have stopped them?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
+from operant.campaign.observers.base import ObservedRound, Section, evenly, read_template
+from operant.campaign.records import Round
 from operant.data import Samples
 from operant.defend import JPEG, BitDepth, Corrector, Detector, Median, TransformedInputs, evaluate_defences
 from operant.defend import fit_feature_squeezing as fit_squeezing
 from operant.defend import fit_logit_detector as fit_logits
 from operant.defend._common import Transform
+from operant.defend.evaluate import interval
+from operant.formatting import percent
 from operant.generate.engine import judge
 from operant.model import Classifier
 from operant.suite import Suite
 from operant.suite.drawing import is_picture
 
-LEVEL = 0.05  # share of clean inputs that a guard may get wrong
-TRIED = 120  # failures of a round that guards are tried on, and twice as many clean inputs
-ENOUGH = 60  # failures, and clean inputs, from which a network on logits is learned
-COARSE = 16  # pixels of a side below which medians take too much
-Guard = Detector | Corrector
+LEVEL = 0.05  # share of clean inputs that a defence may get wrong
+MAX_TRIED = 120  # failures of a round that defences are tried on, and half the clean inputs
+MIN_FOR_LOGITS = 60  # failures and clean inputs needed to train a network on logits
+MIN_MEDIAN_SIZE = 16  # pixels per side below which a median filter removes too much
+WORTHWHILE = 0.5  # share of failures that a recommended defence must stop
+CONFIDENCE = 0.95
+Defence = Detector | Corrector
 
-STRENGTHS: dict[str, tuple[Transform, ...]] = {  # the strongest first
+STRENGTHS: dict[str, tuple[Transform, ...]] = {  # strongest first
     "fewer colours": tuple(BitDepth(bits=bits) for bits in (1, 2, 3, 4)),
     "JPEG compression": tuple(JPEG(quality=quality) for quality in (25, 50, 75)),
     "median filter": (Median(size=3), Median(size=2)),
@@ -33,13 +40,13 @@ STRENGTHS: dict[str, tuple[Transform, ...]] = {  # the strongest first
 
 @dataclass(frozen=True, kw_only=True)
 class DefenceTrial:
-    """What one defence did.
+    """The effect of one defence.
 
     Attributes:
         name: of the defence.
-        stopped, failures: operational failures that it rejects, or reads correctly, of those it was tried on.
-        trials: as how many of these they count, since failures of one seed are alike.
-        wrong, clean: clean inputs that it rejects, or misreads, of those that it was tried on.
+        stopped, failures: operational failures that it rejects or corrects, of those it was tried on.
+        trials: independent trials that these count as, since failures of one seed resemble each other.
+        wrong, clean: clean inputs that it rejects or misclassifies, of those it was tried on.
     """
 
     name: str
@@ -52,13 +59,13 @@ class DefenceTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class DefenceTrials:
-    """What defences did with failures of a round's model; in ``defences.json`` of each round that found some.
+    """Effects of defences on failures of a round's model; ``defences.json`` of a round that found some.
 
     Attributes:
-        failures: operational failures of the round.
+        failures: number of operational failures of the round.
         tried: defences that could be set up.
-        level: share of clean inputs that each was set up to get wrong at most.
-        reason: why none could be; empty if some could.
+        level: share of clean inputs that each was allowed to get wrong.
+        reason: why none could be set up; empty if some could.
     """
 
     failures: int
@@ -67,68 +74,125 @@ class DefenceTrials:
     reason: str
 
 
-def guards_of(model: Classifier, failing: Suite, clean: Samples, *, generator: torch.Generator) -> DefenceTrials:
-    """Set up cheap defences of a model by one half of the clean inputs, and try them on failures and the other half.
+@dataclass(frozen=True)
+class CheapDefences:
+    """Records which cheap defences would have stopped the operational failures of a round."""
+
+    name: ClassVar[str] = "defences"
+    record: ClassVar[type] = DefenceTrials
+    template: ClassVar[str] = read_template(__file__)
+
+    def observe(self, seen: ObservedRound) -> DefenceTrials | None:
+        """Trials with the model before retraining; None if it has no operational failures."""
+        if seen.failures is None:
+            return None
+        return try_defences(seen.before, seen.failures, seen.clean, generator=seen.spawn("defences"))
+
+    def section(
+        self, records: Mapping[int, DefenceTrials], *, rounds: Sequence[Round], classes: Sequence[str]
+    ) -> Section | None:
+        """All rounds together, each with the defences of its model."""
+        every = [records[number] for number in sorted(records)]
+        if not every:
+            return None
+        names = dict.fromkeys(trial.name for record in every for trial in record.tried)
+        confidence = 1 - (1 - CONFIDENCE) / max(len(names), 1)  # the best of several is reported
+        tried = [
+            _pooled([trial for record in every for trial in record.tried if trial.name == name], confidence)
+            for name in names
+        ]
+        values = {
+            "failures": sum(record.failures for record in every),
+            "level": every[-1].level,
+            "tried": sorted(tried, key=lambda row: (-row["stopped"] / row["failures"], row["wrong"])),
+            "reason": "" if tried else every[-1].reason,
+        }
+        title = "Which defences would stop them"
+        return Section(name=self.name, title=title, summary=_summary(values), values=values)
+
+
+def try_defences(model: Classifier, failing: Suite, clean: Samples, *, generator: torch.Generator) -> DefenceTrials:
+    """Set up cheap defences with half of the clean inputs, and try them on failures and the other half.
 
     Args:
-        model: that gets the failures wrong.
-        failing: at least one; they are tried evenly from all.
-        clean: labelled, not learned from. What the model gets wrong of them is left out.
-        generator: of the network that learns from logits; asked only if there is one.
+        model: that misclassifies the failures.
+        failing: at least one failure; evenly spaced ones are tried.
+        clean: labelled samples that were not learned from; those that the model misclassifies are left out.
+        generator: for training the network on logits.
     """
     reason, tried = "", list[DefenceTrial]()
-    right = model.correct(_evenly(clean, 2 * TRIED)).split(fitting=0.5, trying=0.5)
-    some: Suite = failing[_places(len(failing), TRIED)]
+    right = model.correct(clean[evenly(len(clean), 2 * MAX_TRIED)]).split(fitting=0.5, trying=0.5)
+    some: Suite = failing[evenly(len(failing), MAX_TRIED)]
     if not is_picture(failing.rows.shape) or not max(map(abs, model.bounds)) < float("inf"):
-        reason = "The defences that could be tried are for images with bounds"
+        reason = "The available defences are for images with bounds"
     elif min(len(part) for part in right.values()) < 1 / LEVEL:
-        reason = f"Fewer than {2 / LEVEL:.0f} clean inputs that the model gets right are too few to set defences up by"
+        reason = f"At least {2 / LEVEL:.0f} correctly classified clean inputs are needed to set up defences"
     else:
         for name, make, cases in _defences(model, some, right["fitting"], generator):
             try:
-                tried.append(_tried(model, name, make(), cases, right["trying"]))
-            except ValueError as error:  # nothing to tell by, or no strength that clean inputs bear
+                tried.append(_try(model, name, make(), cases, right["trying"]))
+            except ValueError as error:  # no threshold can be set, or no strength leaves clean inputs readable
                 reason = reason or str(error)
     return DefenceTrials(failures=len(failing), tried=tuple(tried), level=LEVEL, reason="" if tried else reason)
 
 
 def _defences(
     model: Classifier, failing: Suite, clean: Samples, generator: torch.Generator
-) -> Iterator[tuple[str, Callable[[], Guard], Suite]]:
-    """Names, how to set them up, and the failures to try them on."""
-    coarse = min(failing.rows.shape[1:]) < COARSE
+) -> Iterator[tuple[str, Callable[[], Defence], Suite]]:
+    """Name, constructor and failures to try of each defence."""
+    coarse = min(failing.rows.shape[1:]) < MIN_MEDIAN_SIZE
     squeezers: list[Transform] = [BitDepth(bits=3)] if coarse else [BitDepth(bits=3), Median(size=2)]
     yield "feature squeezing", partial(fit_squeezing, model, clean, squeezers=squeezers, level=LEVEL), failing
     for name, strengths in STRENGTHS.items():
         yield name, partial(_strongest, model, strengths, clean), failing
-    kinds = failing.seeds.split(shown=0.5, tried=0.5)
-    shown, tried = (failing[torch.isin(failing.seed, part.ids)] for part in kinds.values())
-    if min(len(shown), len(clean)) >= ENOUGH // 2 and len(tried):
+    parts = failing.seeds.split(shown=0.5, tried=0.5)
+    shown, tried = (failing[torch.isin(failing.seed, part.ids)] for part in parts.values())
+    if min(len(shown), len(clean)) >= MIN_FOR_LOGITS // 2 and len(tried):
         learn = partial(fit_logits, level=LEVEL, epochs=20, hidden=16, generator=generator)
         yield "network on logits", partial(learn, model, clean, shown.samples()), tried
 
 
 def _strongest(model: Classifier, strengths: Sequence[Transform], clean: Samples) -> TransformedInputs:
-    """The strongest transform with which the model still reads clean inputs."""
+    """The strongest transform with which the model still classifies clean inputs."""
     for transform in strengths:
-        guard = TransformedInputs(model=model, transforms=(transform,))
-        if float((guard.predict(clean.x) != clean.labels.to(clean.x.device)).double().mean()) <= LEVEL:
-            return guard
+        defence = TransformedInputs(model=model, transforms=(transform,))
+        if float((defence.predict(clean.x) != clean.labels.to(clean.x.device)).double().mean()) <= LEVEL:
+            return defence
     raise ValueError("No strength of the transforms leaves enough clean inputs readable")
 
 
-def _tried(model: Classifier, name: str, guard: Guard, failing: Suite, clean: Samples) -> DefenceTrial:
-    told = evaluate_defences(failing, {name: guard}).of(name)
-    passed = evaluate_defences(judge(model, clean, clean.x, method="clean"), {name: guard}).of(name)
+def _try(model: Classifier, name: str, defence: Defence, failing: Suite, clean: Samples) -> DefenceTrial:
+    attacked = evaluate_defences(failing, {name: defence}).of(name)
+    passed = evaluate_defences(judge(model, clean, clean.x, method="clean"), {name: defence}).of(name)
     each = failing.seed.unique(return_counts=True)[1].double()
     trials = len(failing) ** 2 / float(each.square().sum())
-    counts = {"stopped": told.k, "failures": told.n, "wrong": passed.n - passed.k, "clean": passed.n}
+    counts = {"stopped": attacked.k, "failures": attacked.n, "wrong": passed.n - passed.k, "clean": passed.n}
     return DefenceTrial(name=name, trials=trials, **counts)
 
 
-def _evenly(samples: Samples, most: int) -> Samples:
-    return samples[_places(len(samples), most)]
+def _pooled(trials: Sequence[DefenceTrial], confidence: float) -> dict[str, Any]:
+    """One defence over all rounds, with intervals; rounds share their clean inputs."""
+    row: dict[str, Any] = {
+        name: sum(getattr(trial, name) for trial in trials) for name in ("stopped", "failures", "wrong", "clean")
+    }
+    lower, upper = interval(row["stopped"], row["failures"], confidence, trials=sum(t.trials for t in trials))
+    most_wrong = interval(row["wrong"], row["clean"], confidence, trials=max(t.clean for t in trials))[1]
+    return row | {"name": trials[0].name, "lower": lower, "upper": upper, "most_wrong": most_wrong}
 
 
-def _places(n: int, most: int) -> torch.Tensor:
-    return torch.linspace(0, n - 1, min(most, n)).round().long()
+def _summary(values: Mapping[str, Any]) -> str:
+    tried, level = values["tried"], values["level"]
+    if not tried:
+        return f"No defence was tried: {values['reason'][:1].lower()}{values['reason'][1:]}."
+    good = [d for d in tried if d["lower"] > WORTHWHILE and d["wrong"] <= 2 * level * d["clean"]]
+    best = (good or tried)[0]
+    effect = (
+        f"it stops {best['stopped']} of {best['failures']} failures ({percent(best['lower'])} to "
+        f"{percent(best['upper'])}) and gets {best['wrong']} of {best['clean']} clean inputs wrong"
+    )
+    if good:
+        return f"Recommended: {best['name']} before the model, the best of {len(tried)} defences tried; {effect}."
+    return (
+        f"Recommended: retrain, and do not rely on a defence. None of {len(tried)} tried is shown to stop more than "
+        f"{percent(WORTHWHILE)} of the failures at little cost; the closest is {best['name']}: {effect}."
+    )

@@ -1,0 +1,113 @@
+"""Step 5 in a campaign: the labels of field inputs that it buys, and what they say about the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from operant.campaign.assessing import LabelBudget, SequentialAssessment, assess_model, confidence_of
+from operant.campaign.field import FieldState
+from operant.campaign.records import Round
+from operant.data import Samples
+from operant.execution.rounds import LabelBatch, RoundState
+from operant.types import Labeller
+
+if TYPE_CHECKING:
+    from operant.campaign.campaign import Campaign
+
+
+class FieldLabels:
+    """Labels of field inputs, bought in batches and each only once.
+
+    Attributes:
+        labelled: labelled inputs of the present field; they monitor retraining and guide the search.
+        bought: ids of all inputs whose labels were bought, also before the field drifted.
+
+    Args:
+        options: of the campaign.
+        labeller: gives the true labels.
+        field: where the inputs come from.
+        state: of the rounds, which keeps the batches.
+    """
+
+    def __init__(self, options: Campaign, labeller: Labeller, field: FieldState, state: RoundState) -> None:
+        self.options, self.labeller, self.field, self.state = options, labeller, field, state
+        self.labelled = state.clean[:0]
+        self.bought = torch.empty(0, dtype=torch.int64)
+
+    def forget_field(self) -> None:
+        """Drop the labelled inputs: the field has changed."""
+        self.labelled = self.labelled[:0]
+
+    def fresh_inputs(self) -> Samples:
+        """Field inputs to assess with that are not labelled yet, in random order."""
+        pool = self.field.pool
+        fresh = pool[torch.randperm(len(pool), generator=self.state.spawn("assessment"))]
+        return fresh[~torch.isin(fresh.ids, self.bought)]
+
+    @property
+    def all_bought(self) -> bool:
+        """Whether all field inputs to assess with are labelled."""
+        return bool(torch.isin(self.field.pool.ids, self.bought).all())
+
+    def assess(
+        self, budget: LabelBudget, rounds: Sequence[Round], *, earlier: SequentialAssessment | None
+    ) -> SequentialAssessment:
+        """Assess the current model: label fresh field inputs until the bound decides.
+
+        Args:
+            budget: labels of this round.
+            rounds: finished so far; each new model's bound has a higher confidence.
+            earlier: assessment of the same model in an earlier round, which is continued.
+        """
+        options, state, fresh = self.options, self.state, self.fresh_inputs()
+        state.report("assess", 0, budget.most)
+        models = sum(r.assessment is not None and not r.assessment.before for r in rounds)
+        assessment = assess_model(
+            state.predictions(fresh[: budget.most], chunk=options.chunk),
+            fresh,
+            partial(self._buy, budget.most),
+            requirement=options.requirement,
+            confidence=earlier.confidence if earlier else confidence_of(models, options.confidence),
+            batch=options.label_batch,
+            budget=budget,
+            earlier=earlier,
+        )
+        self.add_bought(assessment.bought)
+        if assessment.bought:
+            state.report("assess", assessment.bought, assessment.bought, assessment=assessment)
+        return assessment
+
+    def _buy(self, most: int, i: int, inputs: Samples) -> Tensor:
+        """The labels of batch i of the current round, of at most ``most`` labels."""
+        self.state.report("assess", i * self.options.label_batch, most)
+
+        def ask() -> LabelBatch:
+            labels = self.labeller(Samples(inputs.x, ids=inputs.ids)).cpu()
+            _check_labels(labels, len(inputs), self.state.model.classes(inputs.x[:1]))
+            return LabelBatch(ids=inputs.ids, labels=labels)
+
+        return self.state.labels(f"labels-{i:03d}", inputs, ask)
+
+    def add_bought(self, labels: int) -> None:
+        """Add the labels bought in the current round: they may now be used, and are not drawn again."""
+        for i in range(-(-labels // self.options.label_batch)):
+            batch = self.state.existing(f"labels-{i:03d}", LabelBatch)
+            rows = self.field.pool.rows_of(batch.ids)
+            some = Samples(self.field.pool.x[rows], batch.labels, batch.ids)
+            self.labelled = Samples.concat([self.labelled, some]) if len(self.labelled) else some
+            self.bought = torch.cat([self.bought, batch.ids])
+
+
+def _check_labels(labels: Tensor, n: int, classes: int) -> None:
+    whole = labels.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    if labels.shape != (n,) or not whole or not bool(((labels >= 0) & (labels < classes)).all()):
+        shape, some = tuple(labels.shape), labels.flatten()[:5].tolist()
+        raise ValueError(
+            f"labels must be {n} whole numbers from 0 to {classes - 1}, one per input, got {labels.dtype} of shape "
+            f"{shape}, starting with {some}; fix the labels and run again"
+        )

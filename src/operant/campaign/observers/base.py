@@ -1,0 +1,133 @@
+"""What an observer is, what it sees, and what it contributes to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from operant.campaign.field import FieldState
+from operant.campaign.records import Round
+from operant.data import Samples
+from operant.execution.memory import in_batches, with_smaller_batches
+from operant.execution.rounds import RoundState
+from operant.model import Classifier
+from operant.suite import Suite
+
+MAX_POINTS = 600  # points of one kind in a chart
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ObservedRound:
+    """A finished round as observers see it.
+
+    Attributes:
+        record: of the round.
+        before, after: the model before and after the round.
+        labelled: field inputs labelled in this round; may be empty.
+        train, clean: the campaign's training and clean samples.
+        field: the current field.
+        spawn: a generator for a part of the round, by name.
+    """
+
+    record: Round
+    before: Classifier
+    after: Classifier
+    labelled: Samples
+    train: Samples
+    clean: Samples
+    field: FieldState
+    spawn: Callable[[str], torch.Generator]
+    load_failures: Callable[[], Suite | None]
+
+    @cached_property
+    def failures(self) -> Suite | None:
+        """The operational failures of the round; None if there are none."""
+        return self.load_failures()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of the report.
+
+    Attributes:
+        name: of the observer, and of the section in links.
+        title: its heading.
+        summary: its message in a sentence or two; the Markdown report shows only this.
+        values: plain JSON values for the observer's template.
+    """
+
+    name: str
+    title: str
+    summary: str
+    values: dict[str, Any]
+
+
+class Observer(Protocol):
+    """Records something about every round, and turns the records into a section of the report."""
+
+    @property
+    def name(self) -> str:
+        """Of its record, ``<name>.json`` in a round's folder, and of its section."""
+
+    @property
+    def record(self) -> type[Any]:
+        """The frozen dataclass that `observe` returns."""
+
+    @property
+    def template(self) -> str:
+        """Jinja source of the section's HTML. It can use ``summary``, all ``values``, and the report's filters and
+        chart functions (see `operant.report.page`)."""
+
+    def observe(self, seen: ObservedRound) -> Any | None:
+        """The record of a round; None if there is nothing to record."""
+
+    def section(self, records: Mapping[int, Any], *, rounds: Sequence[Round], classes: Sequence[str]) -> Section | None:
+        """The section for the records of all rounds, by number; None to leave it out."""
+
+
+def observe_round(seen: ObservedRound, observers: Sequence[Observer], state: RoundState) -> None:
+    """Let observers record a round; records that are on disk are kept."""
+    for observer in observers:
+        if not state.folder.has(f"{state.name}/{observer.name}"):
+            value, _ = with_smaller_batches(partial(_observe, observer, seen), seen.before.batch_size)
+            if value is not None:
+                state.step(observer.name, observer.record, partial(_same, value))
+
+
+def _observe(observer: Observer, seen: ObservedRound, rows: int) -> Any | None:
+    return observer.observe(replace(seen, before=in_batches(seen.before, rows), after=in_batches(seen.after, rows)))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def evenly(n: int, most: int) -> Tensor:
+    """At most this many of n row numbers, evenly spaced."""
+    return torch.linspace(0, n - 1, min(most, n)).round().long()
+
+
+def chart_points(parts: Sequence[Tensor]) -> Points:
+    """At most `MAX_POINTS` of the rows ``(n, 2)`` of several tensors, evenly spaced."""
+    if not parts:
+        return []
+    rows = torch.cat([part.double() for part in parts])
+    return [(round(x, 3), round(y, 3)) for x, y in rows[evenly(len(rows), MAX_POINTS)].tolist()]
+
+
+def flat_codes(codes: Tensor) -> Tensor:
+    """The first two codes of each row, ``(n, 2)``; a missing second one is 0."""
+    codes = codes.detach().cpu().double()
+    return torch.cat([codes, torch.zeros_like(codes)], 1)[:, :2] if codes.shape[1] < 2 else codes[:, :2]
+
+
+def read_template(module_file: str) -> str:
+    """The HTML file beside an observer's module."""
+    return Path(module_file).with_suffix(".html").read_text(encoding="utf-8")

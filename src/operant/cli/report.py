@@ -1,0 +1,31 @@
+"""``operant report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from operant.cli.output import exit_on_error, print_line
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a campaign, finished or in progress.")] = Path(
+        "operant-run"
+    ),
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="the campaign's folder")] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of failures to show.", min=1)] = 1000,
+    valid: Annotated[bool, typer.Option(help="Show only failures that were judged valid in triage.")] = False,
+) -> None:
+    """Write the report of a campaign: report.html, report.json, report.xml (JUnit) and report.md.
+
+    Exit code 0: the files are written, whatever the result; 2: they could not be written.
+    """
+    with exit_on_error():
+        from operant.report.evidence import load_evidence
+        from operant.report.writing import write_report
+
+        page = write_report(folder, out, limit=limit, valid=valid)
+        verdict = load_evidence(page.with_suffix(".json")).verdict
+    print_line(f"{verdict}\nreport: {page}")

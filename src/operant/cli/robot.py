@@ -1,0 +1,105 @@
+"""``operant robot``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from operant.cli.doctor import print_findings
+from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
+from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+
+if TYPE_CHECKING:
+    from operant.data import Samples
+    from operant.model import Classifier
+
+
+def robot(
+    model: Model,
+    train: Annotated[Path, typer.Option(help="Training data: an npz file with x and y, or a folder of pictures.")],
+    test: Annotated[Path, typer.Option(help="Test data on which the requirement is checked; never trained on.")],
+    radius: Annotated[float, typer.Option(help="Maximum change of each value of an input.")],
+    requirement: Annotated[
+        float, typer.Option(help="Share of test inputs, 0 to 1, that must stay correct under FGSM and PGD.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the run; an existing run is resumed.")] = Path("operant-robot"),
+    weights: Weights = None,
+    bounds: Bounds = (0.0, 1.0),
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
+    mode: Annotated[
+        str, typer.Option(help="adaptive: attack the current model; static: reuse cases made against the initial one.")
+    ] = "adaptive",
+    rounds: Annotated[int, typer.Option(help="Maximum number of rounds of fuzzing and retraining.")] = 5,
+    seeds_per_round: Annotated[int, typer.Option(help="Training inputs to fuzz in each round.")] = 1000,
+    cases_per_round: Annotated[int, typer.Option(help="Maximum number of failures to retrain with per round.")] = 1000,
+    epochs: Annotated[int, typer.Option(help="Epochs of each retraining.")] = 10,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of each retraining.")] = 1e-3,
+    max_drop: Annotated[float, typer.Option(help="Maximum loss of clean accuracy over all rounds.")] = 0.01,
+    seed: Seed = 0,
+) -> None:
+    """Retrain a model with failures that FOL-Fuzz finds until it is robust enough.
+
+    A tenth of the training data is used to choose the epoch. Exit code 0: the requirement is met; 1: it is not; 2: it
+    could not run; 130: stopped with Ctrl-C. The same command resumes.
+    """
+    with exit_on_error(also=MODULE_ERRORS, resume=f"run the same command again (folder {out})"):
+        from rich.console import Console
+
+        from operant.generate import FGSM, PGD, FOLFuzz
+        from operant.networks import save_weights
+        from operant.retrain import Finetune
+        from operant.robot import RobOT
+
+        classifier = load_classifier(model, weights, bounds, mean, std)
+        parts = _read_parts(classifier, train, test, size)
+        _check_model(classifier, parts["test"])
+        loop = RobOT(
+            fuzz=FOLFuzz(radius=radius),
+            attacks={"fgsm": FGSM(radius=radius), "pgd": PGD(radius=radius)},
+            requirement=requirement,
+            mode=mode,
+            rounds=rounds,
+            seeds_per_round=seeds_per_round,
+            cases_per_round=cases_per_round,
+            max_drop=max_drop,
+            retrainer=Finetune(epochs=epochs, learning_rate=learning_rate),
+        )
+        result = loop(
+            classifier,
+            parts["train"],
+            validation=parts["validation"],
+            test=parts["test"],
+            folder=out,
+            seed=seed,
+            console=Console(highlight=False),
+        )
+        save_weights(result.model.unwrap(), out / "model.safetensors")
+    print_line(f"{result}\nweights: {out / 'model.safetensors'}")
+    if not result.met:
+        raise typer.Exit(NOT_MET)
+
+
+def _read_parts(model: Classifier, train: Path, test: Path, size: tuple[int, int] | None) -> dict[str, Samples]:
+    """Labelled training, validation (a tenth of the training data) and test samples."""
+    from operant.data import read_samples
+
+    read = {}
+    for part, path in {"train": train, "test": test}.items():
+        read[part] = model.match_dtype(read_samples(path, size=size, part=part))
+        if read[part].y is None:
+            raise ValueError(f"{path} holds no labels, and --{part} needs them; save y beside x")
+    parts = read["train"].split(train=0.9, validation=0.1)
+    if not all(map(len, parts.values())):
+        raise ValueError(f"{train} holds only {len(read['train'])} inputs; a tenth must remain to choose the epoch")
+    return {**parts, "test": read["test"]}
+
+
+def _check_model(model: Classifier, test: Samples) -> None:
+    findings = model.doctor(test)
+    if any(finding.severity == "error" for finding in findings):
+        print_findings(model, test, findings)
+        raise ValueError("the doctor found errors that would make every result meaningless")

@@ -1,0 +1,112 @@
+"""``operant run``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, print_line
+
+if TYPE_CHECKING:
+    from operant.campaign.build import CampaignJob
+    from operant.campaign.records import CampaignResult
+    from operant.execution.events import Event
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="Configuration of the campaign; `operant init` writes one.")] = Path(
+        "operant.toml"
+    ),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but warnings and the result.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line: notes, events, then the result or an error.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of processes; replaces the value in the configuration.", min=1)
+    ] = None,
+) -> None:
+    """Find operational failures, retrain and assess until the requirement is met. Resumes a campaign that was stopped.
+
+    Exit code 0: the requirement is met with confidence; 1: it is not; 2: labels are missing, or it could not run; 130:
+    stopped with Ctrl-C. The same command resumes.
+    """
+    output = Output(quiet=quiet, as_json=as_json)
+    with exit_on_error(output, also=MODULE_ERRORS, resume=f"operant run {config}"):
+        from operant.campaign.build import build
+        from operant.campaign.config import load_config
+
+        job = build(load_config(config), workers=workers)
+        for note in job.notes:
+            output.note(note)
+        _check_model(job, output)
+        result = _run_campaign(job, output)
+        _print_result(result, job.folder, output)
+    if not result.met:
+        raise typer.Exit(NOT_MET)
+
+
+def _check_model(job: CampaignJob, output: Output) -> None:
+    """Print what the doctor finds, and raise an error if it would make every result meaningless."""
+    findings = job.model.doctor(job.clean)
+    for finding in findings:
+        output.warn(str(finding))
+    if any(finding.severity == "error" for finding in findings):
+        raise ValueError("the doctor found errors that would make every result meaningless; fix them first")
+
+
+def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
+    """Run the campaign with its progress shown; missing labels are reported with the state of the round."""
+    from rich.console import Console
+
+    from operant.campaign.progress import show_progress, step_title
+    from operant.data import LabelsMissing
+
+    last: list[Event] = []
+    with show_progress(Console(highlight=False), quiet=output.quiet, as_json=output.as_json) as show:
+
+        def on_event(event: Event) -> None:
+            last[:] = [event]
+            show(event)
+
+        try:
+            return job.run(on_event=on_event)
+        except LabelsMissing as missing:
+            options = job.campaign
+            state = [f"{step_title(e).capitalize()}: {e.done} of at most {e.total} labels. " for e in last]
+            raise LabelsMissing(
+                f"{missing}. {''.join(state)}Labels are requested in batches of {options.label_batch}, at most "
+                f"{options.labels} in all rounds ([budget] label_batch and labels)"
+            ) from None
+
+
+def _print_result(result: CampaignResult, folder: Path, output: Output) -> None:
+    """Print what the campaign achieved, where its files are, and how long it took."""
+    from operant.campaign.progress import describe_times, result_json, seconds_by_step
+    from operant.execution.run_folder import RunFolder
+
+    paths = _output_paths(folder, output)
+    seconds = seconds_by_step(RunFolder(folder).times())
+    if output.as_json:
+        output.json(**result_json(result, **{name: str(path) for name, path in paths.items()}, seconds=seconds))
+        return
+    already = result.met and len(result.rounds) == 1
+    label, colour = ("already met" if already else "met", "green") if result.met else ("not met", "red")
+    print_line(str(result), label=label, colour=colour)
+    lines = ["The initial model was good enough: nothing was searched or retrained."] if already else []
+    lines += [f"{name}: {path}" for name, path in paths.items()]
+    lines += [f"time: {describe_times(seconds)}"] if seconds else []
+    print_line("\n".join(lines))
+
+
+def _output_paths(folder: Path, output: Output) -> dict[str, Path]:
+    """The files of the campaign; a report that cannot be written does not change how the campaign ended."""
+    from operant.report import write_report
+
+    paths = {"model": folder / "model.safetensors", "suite": folder / "cases"}
+    try:
+        paths["report"] = write_report(folder)
+    except (ValueError, OSError) as error:
+        output.warn(f"the report could not be written: {error}. To try again: operant report {folder}")
+    return {name: path for name, path in paths.items() if path.exists()}

@@ -1,0 +1,116 @@
+"""Labellers that look labels up: in an npz file, in a table by name, or with a user's function."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from operant.data.labels import LabelFolder, LabelsMissing, labels_of, name_of
+from operant.data.reading import read_samples
+from operant.data.samples import Samples
+from operant.types import Labeller
+
+
+def labels_from_npz(path: str | Path, *, classes: int) -> Labeller:
+    """A labeller that finds inputs in an npz file with x and y, read at every request: more may have been added.
+
+    Args:
+        path: the file.
+        classes: number of classes of the model.
+    """
+    return partial(_from_npz, Path(path), classes)
+
+
+def labels_from_table(
+    path: str | Path, *, classes: int, pictures: Mapping[int, Path] | None = None, root: str | Path = "."
+) -> Labeller:
+    """A labeller that reads a csv table with name,label, as `LabelFolder` writes it.
+
+    A name is that of an input, or of its image file: its path from ``root``, or as many of its last parts as no other
+    image shares.
+
+    Args:
+        path: the table.
+        classes: number of classes of the model.
+        pictures: image files of the inputs, by id.
+        root: folder that the paths of image files start from.
+    """
+    return partial(_from_table, Path(path), classes, {} if pictures is None else pictures, Path(root))
+
+
+def labels_from_function(function: Callable[[Samples], Any], *, name: str, classes: int) -> Labeller:
+    """A labeller that calls a user's function and checks what it returns.
+
+    Args:
+        function: from samples to one label per row.
+        name: of the function, for errors.
+        classes: number of classes of the model.
+    """
+    return partial(_from_function, function, name, classes)
+
+
+def _from_function(function: Callable[[Samples], Any], name: str, classes: int, asked: Samples) -> Tensor:
+    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, the first with id {name_of(int(asked.ids[0]))}"
+    try:
+        labels = torch.as_tensor(function(asked))
+    except LabelsMissing:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{name} failed on {inputs} ({why}); fix it and run again") from error
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.shape != (len(asked),) or not whole or not bool(((labels >= 0) & (labels < classes)).all()):
+        raise ValueError(
+            f"{name} must return {len(asked)} whole numbers from 0 to {classes - 1}, one for each of {inputs}, got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    return labels.long()
+
+
+def _from_npz(path: Path, classes: int, asked: Samples) -> Tensor:
+    labelled = read_samples(path, part="field")
+    if labelled.y is None:
+        raise ValueError(f"{path} has no labels; save y beside x")
+    if labelled.shape != asked.shape:
+        raise ValueError(
+            f"{path} must contain inputs of the field data's shape {tuple(asked.shape)}, got {tuple(labelled.shape)}"
+        )
+    if (largest := int(labelled.labels.max())) >= classes:
+        raise ValueError(f"{path} must contain labels from 0 to {classes - 1}, the model's classes, got {largest}")
+    if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
+        raise LabelsMissing(
+            f"{unknown} of {len(asked)} inputs are not in {path}; add them to its x and their classes to its y"
+        )
+    return labels_of(labelled)(asked)
+
+
+def _from_table(path: Path, classes: int, pictures: Mapping[int, Path], root: Path, asked: Samples) -> Tensor:
+    known = LabelFolder(folder=path.parent, classes=classes, table=path.name).read()
+    files = _short_names(pictures, root)
+    names = [[name_of(i), *files.get(i, ())] for i in asked.ids.tolist()]
+    found = [[y for name in each if (y := known.get(_table_key(name))) is not None] for each in names]
+    if missing := [each[-1] for each, labels in zip(names, found, strict=True) if not labels]:
+        raise LabelsMissing(
+            f"{len(missing)} of {len(asked)} inputs have no label in {path}; add rows such as {missing[0]},3"
+        )
+    return torch.tensor([labels[0] for labels in found], dtype=torch.int64)
+
+
+def _short_names(pictures: Mapping[int, Path], root: Path) -> dict[int, list[str]]:
+    """By id, the names of an image in a table: its whole path and every unambiguous ending of it."""
+    paths = {i: Path(os.path.relpath(file, root)).parts for i, file in pictures.items()}
+    names = {i: ["/".join(parts[-n:]) for n in range(len(parts), 0, -1)] for i, parts in paths.items()}
+    times = Counter(_table_key(name) for each in names.values() for name in each)
+    return {i: [name for name in each if times[_table_key(name)] == 1] for i, each in names.items()}
+
+
+def _table_key(name: str) -> str:
+    """A name as `LabelFolder.read` returns it."""
+    return name.lower().removesuffix(".png").removesuffix(".npz")

@@ -1,0 +1,39 @@
+"""Samples from whatever file or folder a user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from operant.data.formats import PICTURES, pictures_in, read_npz
+from operant.data.samples import Samples
+from operant.data.sources import samples_from_folder, samples_from_npz, samples_from_pictures
+
+
+def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
+    """Samples from an npz file with x and y, or from a folder of pictures, with or without one folder per class.
+
+    Args:
+        path: the file or folder.
+        size: height and width to resize pictures to.
+        part: ``"train"``, ``"test"`` or ``"field"``: which arrays to read from an npz file that has no x. Without
+            x_field, x_test is read for ``"field"``.
+    """
+    if not path.is_dir():
+        if path.suffix != ".npz":
+            raise ValueError(f"{path} must be an npz file, or a folder of pictures; write it with numpy.savez")
+        fallback = part == "field" and not {"x", "x_field"} & set(read_npz(path))
+        return samples_from_npz(path, part="test" if fallback else part)
+    return samples_from_pictures(path, size=size) if _holds_pictures(path) else samples_from_folder(path, size=size)
+
+
+def picture_files(path: Path) -> list[Path]:
+    """The pictures of a folder, in the order in which `read_samples` reads them."""
+    folders = [path]
+    if not _holds_pictures(path):
+        folders = sorted(f for f in path.iterdir() if f.is_dir() and f.name[0] != ".")
+    return [file for folder in folders for file in pictures_in(folder)]
+
+
+def _holds_pictures(path: Path) -> bool:
+    """Whether a folder holds pictures itself, rather than one folder per class."""
+    return any(f.suffix.lower() in PICTURES for f in path.iterdir())

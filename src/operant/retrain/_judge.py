@@ -1,0 +1,126 @@
+"""Which epoch's weights are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from operant.data import Samples
+from operant.model import Classifier
+from operant.retrain.retrainer import FinetuneEpoch, OnEpoch
+from operant.retrain.training import TrainingDiverged
+from operant.types import Monitor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EpochJudge:
+    """Decides after each epoch whether its weights are the best so far.
+
+    An epoch is acceptable if its clean accuracy is at most ``max_drop`` below ``accuracy_before`` and its monitor is
+    below ``monitor_before``. The best epoch is the acceptable one with the lowest monitor; of equal ones the more
+    accurate, then the earlier.
+
+    Args:
+        monitor: smaller is better; None for the error rate on the validation samples.
+        monitor_before: None if the monitor need not improve.
+        patience: epochs without a better one before training stops; None for all epochs.
+    """
+
+    validation: Samples
+    monitor: Monitor | None
+    max_drop: float
+    accuracy_before: float
+    monitor_before: float | None = None
+    patience: int | None = None
+
+    @property
+    def floor(self) -> float:
+        """The lowest acceptable clean accuracy."""
+        return self.accuracy_before - self.max_drop - 1e-9  # rounding error
+
+    def judge(self, candidate: Classifier, loss: float, history: Sequence[FinetuneEpoch]) -> FinetuneEpoch:
+        """The next epoch of a history."""
+        number = len(history) + 1
+        try:
+            accuracy = candidate.accuracy(self.validation)
+        except ValueError as error:  # the original model could run on these samples
+            raise TrainingDiverged(f"after epoch {number} {error}") from None
+        monitor = monitor_value(self.monitor, candidate, accuracy)
+        kept, why = self.decide(accuracy, monitor, history)
+        return FinetuneEpoch(epoch=number, loss=loss, accuracy=accuracy, monitor=monitor, kept=kept, why=why)
+
+    def decide(self, accuracy: float, monitor: float, history: Sequence[FinetuneEpoch]) -> tuple[bool, str]:
+        """Whether an epoch with these values is the best so far, and why."""
+        best = best_of(history)
+        if accuracy < self.floor:
+            return False, f"clean accuracy {accuracy:.4f} is below the required {self.floor:.4f}"
+        if self.monitor_before is not None and not monitor < self.monitor_before:
+            return False, f"the monitor ({monitor:.4g}) is not below the original's {self.monitor_before:.4g}"
+        if best is not None and (monitor, -accuracy) >= (best.monitor, -best.accuracy):
+            return False, f"the monitor ({monitor:.4g}) is not below epoch {best.epoch}'s {best.monitor:.4g}"
+        return True, f"the lowest monitor so far ({monitor:.4g})"
+
+    def impatient(self, history: Sequence[FinetuneEpoch]) -> bool:
+        """Whether the last epochs brought no improvement, as many as ``patience`` allows."""
+        best = best_of(history)
+        return self.patience is not None and len(history) - (best.epoch if best else 0) >= self.patience
+
+    def reason(self, history: Sequence[FinetuneEpoch]) -> str:
+        """Why the best epoch was kept, or none, in a sentence."""
+        best, good = best_of(history), [e for e in history if e.accuracy >= self.floor]
+        within = f"clean validation accuracy at most {self.max_drop:.4g} below the original {self.accuracy_before:.4f}"
+        if best is not None:
+            return f"epoch {best.epoch} had the lowest monitor ({best.monitor:.4g}) of the {len(good)} with a {within}"
+        if good:
+            return (
+                f"no epoch brought the monitor below the original's {self.monitor_before:.4g} (the lowest was "
+                f"{min(e.monitor for e in good):.4g}), so the original weights were kept"
+            )
+        highest = max(e.accuracy for e in history)
+        return f"no epoch had a {within} (the highest was {highest:.4f}), so the original weights were kept"
+
+
+def keep_best(
+    epochs: Generator[tuple[float, Classifier]],
+    judge: EpochJudge,
+    history: list[FinetuneEpoch],
+    *,
+    kept: Classifier | None,
+    save: Callable[[Classifier | None], None],
+    on_epoch: OnEpoch | None,
+) -> tuple[Classifier | None, str]:
+    """The best model, or None if no epoch is acceptable; and a message if training diverged.
+
+    Args:
+        epochs: mean loss and model of each further epoch.
+        history: finished epochs; further ones are appended.
+        kept: the best model of the finished epochs.
+        save: called after each epoch with the best model so far.
+    """
+    try:
+        with closing(epochs):
+            while not judge.impatient(history) and (done := next(epochs, None)):
+                loss, candidate = done
+                history.append(judge.judge(candidate, loss, history))
+                kept = candidate if history[-1].kept else kept
+                save(kept)
+                if on_epoch is not None:
+                    on_epoch(history[-1])
+    except TrainingDiverged as error:
+        return None, f"{error}, so the original weights were kept; try a lower learning_rate"
+    return kept, ""
+
+
+def best_of(history: Sequence[FinetuneEpoch]) -> FinetuneEpoch | None:
+    """The best epoch: the last that was kept."""
+    return next((e for e in reversed(history) if e.kept), None)
+
+
+def monitor_value(monitor: Monitor | None, model: Classifier, accuracy: float) -> float:
+    """The monitor's value for a model; without a monitor, its error rate."""
+    value = 1 - accuracy if monitor is None else monitor(model)
+    if math.isnan(value):
+        raise ValueError("the monitor must return a number, got NaN; smaller is better")
+    return float(value)

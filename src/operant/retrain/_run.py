@@ -1,0 +1,178 @@
+"""A whole retraining with any loss: epochs, choice of the best one, checkpoints and the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.model import Classifier, copy_module
+from operant.retrain._checkpoint import Checkpoint
+from operant.retrain._judge import EpochJudge, best_of, keep_best, monitor_value
+from operant.retrain._sampling import EpochRows
+from operant.retrain.losses import Loss, ModelCheck
+from operant.retrain.monitor import FieldMonitor
+from operant.retrain.retrainer import FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained
+from operant.retrain.training import TrainableModel, TrainingOptions, average_in, run_epochs
+from operant.types import Monitor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
+    """Runs the epochs of a retrainer and returns the best model.
+
+    Args:
+        options: part of what identifies a checkpoint.
+        loss: of one batch.
+        rate: learning rate of a step, from its number, counted from 1, and the total number of steps.
+        must_improve: keep the original weights unless the monitor falls below its value for them.
+        patience: epochs without a better one before training stops; None for all epochs.
+        ema: decay of averaged weights; 0 for none.
+    """
+
+    options: TrainingOptions
+    loss: Loss
+    rate: Callable[[int, int], float]
+    must_improve: bool = False
+    patience: int | None = None
+    ema: float = 0.0
+
+    def __call__(
+        self,
+        model: Classifier,
+        rows: EpochRows,
+        *,
+        start: Classifier | None = None,
+        validation: Samples,
+        monitor: Monitor | None,
+        max_drop: float | None,
+        generator: torch.Generator,
+        checkpoint: str | Path | None,
+        on_epoch: OnEpoch | None,
+        identity: Mapping[str, object] | None = None,
+    ) -> Retrained:
+        """Train; arguments are those of `Retrainer`, and:
+
+        Args:
+            rows: training data and cases.
+            start: initial weights, if they are not the model's.
+            identity: other inputs that identify a checkpoint, by name.
+        """
+        options = self.options if max_drop is None else replace(self.options, max_drop=max_drop)
+        begin = model if start is None else start
+        begin.check(validation)
+        begin.prepare(validation.x)
+        if isinstance(self.loss, ModelCheck):
+            self.loss.check(begin, rows.train.x)
+        judge = self._judge(model, validation, monitor, options.max_drop)
+        trainable = TrainableModel(begin, optimiser=options.optimiser, learning_rate=options.learning_rate)
+        inputs = {
+            "model": model,
+            "start": start,
+            "train": rows.train,
+            "cases": rows.cases,
+            "validation": validation,
+            "weights or seeds": (*rows.chances, rows.seeds),
+            "monitor": monitor,
+            "generator": generator.get_state(),
+            **(identity or {}),
+        }
+        average = copy_module(trainable.module) if self.ema else None
+        saved = Checkpoint(checkpoint, options, inputs, trainable=trainable, average=average, generator=generator)
+        kept, problem = keep_best(
+            self._epochs(saved, rows), judge, saved.history, kept=saved.kept, save=saved.write, on_epoch=on_epoch
+        )
+        record = _record(rows, judge, saved.history, problem, epochs=options.epochs)
+        return Retrained(model=model if kept is None else kept, record=record)
+
+    def _judge(self, model: Classifier, validation: Samples, monitor: Monitor | None, max_drop: float) -> EpochJudge:
+        accuracy = model.accuracy(validation)
+        return EpochJudge(
+            validation=validation,
+            monitor=monitor,
+            max_drop=max_drop,
+            accuracy_before=accuracy,
+            monitor_before=monitor_value(monitor, model, accuracy) if self.must_improve else None,
+            patience=self.patience,
+        )
+
+    def _epochs(self, saved: Checkpoint, rows: EpochRows) -> Generator[tuple[float, Classifier]]:
+        options, model, average, generator = self.options, saved.trainable, saved.average, saved.generator
+        steps = math.ceil(sum(rows.counts) / options.batch_size)
+
+        def step(number: int, some: Tensor) -> float:
+            loss = self.loss(model, rows.batch(some), generator=generator)
+            value = model.descend(loss, rate=self.rate(number + 1, options.epochs * steps))
+            if average is not None:
+                average_in(average, model.module, self.ema)
+            return value
+
+        return run_epochs(
+            model,
+            order=lambda: rows.order(generator),
+            step=step,
+            candidate=lambda: model.classifier(average),
+            accuracies=lambda: [e.accuracy for e in saved.history],
+            epochs=options.epochs,
+            steps=steps,
+            progress=options.progress,
+            generator=generator,
+            begin=saved.resume_streams,
+        )
+
+
+def _record(
+    rows: EpochRows, judge: EpochJudge, history: Sequence[FinetuneEpoch], problem: str, *, epochs: int
+) -> FinetuneRecord:
+    best, stopped = best_of(history), not problem and len(history) < epochs
+    early = f"; stopped after epoch {len(history)}, when the monitor no longer fell" if stopped else ""
+    return FinetuneRecord(
+        best_epoch=best.epoch if best and not problem else 0,
+        reason=problem or judge.reason(history) + early,
+        n_train=len(rows.train),
+        n_cases=len(rows.cases),
+        accuracy_before=judge.accuracy_before,
+        history=tuple(history),
+        monitor_before=judge.monitor_before,
+        train_rows=rows.counts[0],
+        case_rows=rows.counts[1],
+        effective_cases=rows.effective_cases,
+        stopped_early=stopped,
+    )
+
+
+# Checks ---------------------------------------------------------------------------------------------------------------
+
+
+def check_data(
+    model: Classifier, *, train: Samples, cases: Samples, validation: Samples, monitor: Monitor | None
+) -> None:
+    """Reject data that cannot be learned from, and validation or monitor inputs that are also learned from."""
+    if len(train) == 0:
+        raise ValueError("there are no training data; cases alone would make the model forget the rest")
+    if len(validation) == 0:
+        raise ValueError("there are no validation samples; hold some back, for instance with train.split(...)")
+    roles = {"train": train, "cases": cases, "validation": validation}
+    shapes = {name: tuple(part.shape) for name, part in roles.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"inputs must have one shape, got {shapes}; resize them first")
+    for part in roles.values():
+        if len(part):
+            model.check(part)
+    for name in ("train", "cases"):
+        _check_apart(validation, roles[name], judge="validation", learned=name)
+        if isinstance(monitor, FieldMonitor):
+            _check_apart(monitor.validation, roles[name], judge="the monitor", learned=name)
+
+
+def _check_apart(judges: Samples, learned_from: Samples, *, judge: str, learned: str) -> None:
+    if shared := int(torch.isin(judges.ids, learned_from.ids).sum()):
+        raise ValueError(
+            f"{judge} must hold no input that is learned from, got {shared} of {len(judges)} that are in {learned} "
+            "too; split by id, with Samples.split"
+        )
