@@ -91,9 +91,10 @@ def _retrained(
     options = {"epochs": plan.epochs, "learning_rate": plan.learning_rate, "max_drop": 1.0, "progress": False}
     roles = {"validation": validation, "start": start, "generator": generator}
     if defence == s.SMOOTHING:
-        defended = LabelSmoothing(share=SMOOTHED, **options)(model, train, **roles).model  # type: ignore[arg-type]
+        smooth = Finetune(loss=LabelSmoothing(share=SMOOTHED), **options)  # type: ignore[arg-type]
+        defended = smooth(model, train, train[:0], **roles).model  # type: ignore[arg-type]
     else:
         distil = DefensiveDistillation(temperature=TEMPERATURE, **options)  # type: ignore[arg-type]
-        defended = distil(model, train, **roles).model  # type: ignore[arg-type]
+        defended = distil(model, train, train[:0], **roles).model  # type: ignore[arg-type]
     before, after = (each.accuracy(validation) for each in (model, defended))
     return defended, f"{100 * before:.1f} → {100 * after:.1f} % of {len(validation)} inputs that chose the epoch"

@@ -61,9 +61,8 @@ def _retrain(plan: EnhancePlan, group: str, run: int, data: Path | None, folders
     if len(cases) < MIN_CASES:
         seconds = time.process_time() - start
         return RetrainOutcome(group=group, cases=len(cases), accuracy=None, transfer=None, epoch=0, seconds=seconds)
-    mixup = ManifoldMixup(
-        layers=plan.layers,
-        mix="cases",
+    mixup = Finetune(
+        loss=ManifoldMixup(layers=plan.layers, mix="cases"),
         epochs=plan.epochs,
         learning_rate=plan.learning_rate,
         max_drop=1.0,  # a loss of accuracy is a result here, so nothing limits it
