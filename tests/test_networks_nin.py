@@ -23,12 +23,11 @@ from operant.model import Classifier
 from operant.networks.nin import NIN
 from operant.networks.training import initialise
 from operant.networks.weights import load_weights, save_weights
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD
 from operant_studies.train_nin import (
-    MEAN,
-    STD,
     NINRecipe,
     TrainedNIN,
-    _side_by_side,
+    _in_parallel,
     _State,
     _step,
     augment,
@@ -294,7 +293,7 @@ def test_training_learns_and_reports(trained):
     assert sum(e.seconds for e in summary.history) == 60
     assert [e.images for e in summary.history] == [160] * 12  # five batches of 32 per epoch, one second each
     assert str(summary).startswith(
-        f"NIN of width 12 is right about {summary.accuracy:.2%} of 90 test images, after 12.0 passes"
+        f"NIN of width 12 classifies {summary.accuracy:.2%} of 90 test images correctly, after 12.0 passes"
     )
 
 
@@ -327,7 +326,7 @@ def test_a_stopped_training_resumes_to_the_same_weights(trained, tmp_path, stop_
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_parts_of_a_batch_side_by_side_give_the_same_weights_every_time(tmp_path):
+def test_parts_of_a_batch_in_parallel_give_the_same_weights_every_time(tmp_path):
     threads = torch.get_num_threads()
     recipe = replace(RECIPE, parts=3, dropout=0.0)
     data = stripes(160, 0), stripes(90, 1)
@@ -347,7 +346,7 @@ def test_a_step_of_parts_follows_the_mean_gradient_of_the_batch(tmp_path):
     for parts in (1, 2):
         recipe = replace(RECIPE, parts=parts, dropout=0.0)
         state = _State(recipe, both, {}, path=tmp_path / "none")
-        with _side_by_side(parts) as compute:
+        with _in_parallel(parts) as compute:
             loss, hits = _step(state, compute, both.x, both.labels, 0.1)
         weights.append((loss, hits, *state.learner.parameters()))
     assert weights[0][0] == pytest.approx(weights[1][0], rel=1e-5)
@@ -362,7 +361,7 @@ def test_a_step_in_half_the_bits_follows_nearly_the_same_gradient_and_keeps_weig
         recipe = replace(RECIPE, dropout=0.0, bfloat16=bfloat16)
         state = _State(recipe, batch, {}, path=tmp_path / "none")
         before = [p.detach().clone() for p in state.learner.parameters()]
-        with _side_by_side(1) as compute:
+        with _in_parallel(1) as compute:
             _step(state, compute, batch.x, batch.labels, 0.1)
         after = list(state.learner.parameters())
         assert all(p.dtype == torch.float32 for p in after)
@@ -379,7 +378,9 @@ def test_a_finished_training_is_not_repeated(trained):
         (stripes(160, 0), replace(RECIPE, width=6), "another recipe"),
         (stripes(160, 5), RECIPE, "another set of training images"),
     ]:
-        with pytest.raises(ValueError, match=rf"nin.json tells of a finished training with {what}; choose a new --out"):
+        with pytest.raises(
+            ValueError, match=rf"nin.json describes a finished training with {what}; choose a new --out"
+        ):
             train_nin(train, stripes(90, 1), out, recipe=recipe, console=QUIET, clock=stopped)
 
 
@@ -388,15 +389,17 @@ def test_the_state_of_another_training_is_rejected(tmp_path):
     data = stripes(160, 0), stripes(90, 1)
     with pytest.raises(KeyboardInterrupt):
         train_nin(*data, out, recipe=RECIPE, console=QUIET, clock=ticks(seconds=1.0, stop_after=9))
-    with pytest.raises(ValueError, match=r"checkpoint.safetensors holds a training with another recipe; go on with"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint.safetensors holds a training with another recipe; resume it with"
+    ):
         train_nin(*data, out, recipe=replace(RECIPE, seed=1), console=QUIET)
-    with pytest.raises(ValueError, match="holds a training with another set of training images; go on with"):
+    with pytest.raises(ValueError, match="holds a training with another set of training images; resume it with"):
         train_nin(stripes(160, 5), data[1], out, recipe=RECIPE, console=QUIET)
     state.write_bytes(state.read_bytes()[:-50])
-    with pytest.raises(ValueError, match="is torn or not the state of a training"):
+    with pytest.raises(ValueError, match="is damaged or not a checkpoint of a training"):
         train_nin(*data, out, recipe=RECIPE, console=QUIET)
     save_file({"a": torch.zeros(1)}, state)
-    with pytest.raises(ValueError, match='is no "operant training of NIN, format 1"'):
+    with pytest.raises(ValueError, match='is not an "operant training of NIN, format 1"'):
         train_nin(*data, out, recipe=RECIPE, console=QUIET)
 
 
@@ -433,7 +436,7 @@ def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(tmp_path):
     for _ in range(2):  # the second time it is finished
         ended = CliRunner().invoke(app, words)
         assert ended.exit_code == 0, ended.output
-        assert "NIN of width 6 is right about" in ended.output
+        assert "NIN of width 6 classifies" in ended.output
     summary = results.load(out.with_suffix(".json"), TrainedNIN)
     assert (summary.train_images, summary.classes, summary.mean, summary.std) == (40, 10, MEAN, STD)
     assert (summary.recipe.width, summary.recipe.bfloat16) == (6, True)
