@@ -10,10 +10,10 @@ from operant import results, spawn
 from operant.generate import FGSM
 from operant_studies.operational_fuzz import finding
 from operant_studies.operational_fuzz.fields import make_field
-from operant_studies.operational_fuzz.finding import Arm, Found, RandomConditions, arm_names, hunt, hunted
+from operant_studies.operational_fuzz.finding import RandomConditions, SearchArm, SearchResult, arm_names, hunt, hunted
 from operant_studies.operational_fuzz.finding_judge import Judge
 from operant_studies.operational_fuzz.finding_tables import PICTURE, section
-from operant_studies.operational_fuzz.instruments import Instruments
+from operant_studies.operational_fuzz.instruments import FieldInstruments
 from operant_studies.operational_fuzz.settings import settings
 
 SETTING = replace(settings("smoke")[0], seeds=(0,), train=300, hunted=20, genetic=1, radii=(0.1,))
@@ -59,7 +59,7 @@ def test_what_is_done_is_not_done_again(out: Path) -> None:
 def test_the_judge_is_no_guide_and_masses_are_shares(out: Path) -> None:
     field = make_field(SETTING, None, 0, out / "networks")
     judge = Judge(field, out / "instruments" / f"{SETTING.name}-0-judge")
-    guide = Instruments(field, out / "instruments").naturalness
+    guide = FieldInstruments(field, out / "instruments").naturalness
     assert judge.by_features.vae.latent != guide.vae.latent
     assert not torch.isin(field.judging.ids, field.seen.ids).any()
     assert float(judge.masses.sum()) == pytest.approx(1)
@@ -72,10 +72,10 @@ def test_the_judge_is_no_guide_and_masses_are_shares(out: Path) -> None:
 def test_a_hunt_counts_what_the_judge_counts(out: Path) -> None:
     field = make_field(SETTING, None, 0, out / "networks")
     judge = Judge(field, out / "instruments" / f"{SETTING.name}-0-judge")
-    guide = Instruments(field, out / "instruments").naturalness
+    guide = FieldInstruments(field, out / "instruments").naturalness
     seeds = hunted(field)
     recipe = SETTING.declared
-    found = hunt(Arm(fuzzer=RandomConditions(recipe=recipe), seeds=20), field, seeds, judge, guide, "random")
+    found = hunt(SearchArm(fuzzer=RandomConditions(recipe=recipe), seeds=20), field, seeds, judge, guide, "random")
     suite = RandomConditions(recipe=recipe)(field.model, seeds, generator=spawn(0, "finding", "random"))
     assert found.failures == len(suite) == len(suite.failures())
     counted = judge.judge(suite.x).counted
@@ -84,12 +84,12 @@ def test_a_hunt_counts_what_the_judge_counts(out: Path) -> None:
     assert found.total == pytest.approx(float(judge.masses[hit].sum()))
     assert found.within(found.seconds) == found.total
     assert found.within(0.0) == 0.0
-    none = hunt(Arm(fuzzer=FGSM(radius=1e-6), seeds=2), field, field.model.correct(seeds), judge, guide, "none")
+    none = hunt(SearchArm(fuzzer=FGSM(radius=1e-6), seeds=2), field, field.model.correct(seeds), judge, guide, "none")
     assert (none.failures, none.total, none.rate) == (0, 0.0, 0.0)
 
 
 def test_found_counts_a_cell_once_and_round_trips(tmp_path: Path) -> None:
-    found = Found(
+    found = SearchResult(
         seeds=4,
         seconds=2.0,
         failures=5,
@@ -106,4 +106,4 @@ def test_found_counts_a_cell_once_and_round_trips(tmp_path: Path) -> None:
     assert found.cells == 3
     assert found.within(1.0) == pytest.approx(0.3)  # of the first two seeds
     results.save(found, tmp_path / "found.json")
-    assert results.load(tmp_path / "found.json", Found).total == found.total
+    assert results.load(tmp_path / "found.json", SearchResult).total == found.total

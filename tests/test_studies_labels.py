@@ -10,10 +10,10 @@ from PIL import Image
 from operant import spawn
 from operant.conditions import apply
 from operant_studies.operational_fuzz import labels
-from operant_studies.operational_fuzz.reading import READ, Reading
+from operant_studies.operational_fuzz.reading import READ, SheetReading
 from operant_studies.operational_fuzz.settings import settings
 from operant_studies.operational_fuzz.sheets import draw_sheet, fingerprint, names_of
-from operant_studies.operational_fuzz.validity import Cases, Judged
+from operant_studies.operational_fuzz.validity import AcceptedCases, ReferenceVerdicts
 
 SETTING = settings("smoke")[0]
 
@@ -30,9 +30,9 @@ def out(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def told(out) -> tuple[Cases, Judged]:
+def told(out) -> tuple[AcceptedCases, ReferenceVerdicts]:
     steps = labels.steps_of(SETTING, out)
-    return steps.step("cases", Cases, labels._missing), steps.step("judged", Judged, labels._missing)
+    return steps.step("cases", AcceptedCases, labels._missing), steps.step("judged", ReferenceVerdicts, labels._missing)
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_the_page_tells_shares_and_shows_the_sheet(out, told, monkeypatch) -> No
     text = labels.section((SETTING,), out)
     assert "not read" in text, "nobody has looked at this sheet"
     assert f"operational-fuzz-labels-{SETTING.name}.jpg" in text
-    reading = Reading(sheet=fingerprint(cases.x), lost=((1, 2),), unsure=((2, 1), (1, 3)))
+    reading = SheetReading(sheet=fingerprint(cases.x), lost=((1, 2),), unsure=((2, 1), (1, 3)))
     monkeypatch.setitem(READ, SETTING.name, reading)
     text = labels.section((SETTING,), out)
     assert "Label lost: row 1, column 2. Unsure: row 2, column 1; row 1, column 3." in text

@@ -54,9 +54,10 @@ def test_replaced_parts_draw_without_repeats(lenet) -> None:
     assert len(rows.unique()) == 50
 
 
-def points(pmi: list[float]) -> list[unit.Point]:
+def points(pmi: list[float]) -> list[unit.LoopPoint]:
     return [
-        unit.Point(round=i, cases=10 * i, labels=5 + i, seconds=float(i), pmi=p, clean=0.9) for i, p in enumerate(pmi)
+        unit.LoopPoint(round=i, cases=10 * i, labels=5 + i, seconds=float(i), pmi=p, clean=0.9)
+        for i, p in enumerate(pmi)
     ]
 
 
@@ -77,7 +78,7 @@ def test_the_study_runs_resumes_and_writes_its_page(tmp_path, monkeypatch) -> No
     run = {"data": None, "scale": "smoke", "workers": 1, "console": Console(quiet=True)}
     path = operational.run_study(tmp_path, **run)
     first = path.read_text()
-    told = page.Told(few, tmp_path)
+    told = page.FieldLoops(few, tmp_path)
     for name, loops in told.loops.items():
         (loop,) = loops
         assert [p.round for p in loop] == [0, 1]
@@ -97,5 +98,5 @@ def test_the_study_runs_resumes_and_writes_its_page(tmp_path, monkeypatch) -> No
     assert operational.run_study(tmp_path, **run).read_text() == first
     with pytest.raises(ValueError, match="another scale"):
         operational.run_study(tmp_path, **{**run, "scale": "small"})
-    clocked = results.load(tmp_path / "steps" / "digits-0" / "the-whole-loop-seconds-1.json", unit.Spent)
+    clocked = results.load(tmp_path / "steps" / "digits-0" / "the-whole-loop-seconds-1.json", unit.CpuTime)
     assert clocked.seconds > 0

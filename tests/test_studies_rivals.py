@@ -13,12 +13,12 @@ from operant.generate.baselines import DeepHunter
 from operant.networks import fit
 from operant_studies import rivals
 from operant_studies.operational_fuzz import fields
-from operant_studies.operational_fuzz.finding import Found
+from operant_studies.operational_fuzz.finding import SearchResult
 from operant_studies.rivals import curves, finding, models
-from operant_studies.rivals.contests import CONTESTS, WHY, Arm, Contest, PartedHunter, build, logit_move
-from operant_studies.rivals.curves import Curve, Curves
+from operant_studies.rivals.contests import CONTESTS, WHY, Contest, ContestArm, PartedHunter, build, logit_move
+from operant_studies.rivals.curves import CoverageCurve, CoverageCurves
 from operant_studies.rivals.finding import arm_names
-from operant_studies.rivals.outcome import Outcome, pair, told
+from operant_studies.rivals.outcome import RivalsOutcome, pair, told
 from operant_studies.rivals.page import write_page
 from operant_studies.rivals.settings import settings
 
@@ -91,7 +91,7 @@ def test_failures_are_counted_as_the_search_finds_them(out: Path) -> None:
     found = finding.load_found(SETTING, out, 0)
     assert tuple(found) == arm_names(SETTING)
     for name, each in found.items():
-        assert isinstance(each, Found)
+        assert isinstance(each, SearchResult)
         assert 0 <= each.natural <= each.failures
         assert each.seconds > 0, name
     assert sum(each.failures for each in found.values()) > 0
@@ -120,8 +120,8 @@ def test_noise_moves_logits_more_the_larger_it_is(lenet, digits28) -> None:
 # What is said
 
 
-def curve(rows: list[float], coverage: list[float]) -> Curve:
-    return Curve(rows=tuple(rows), coverage=tuple(coverage), failures=0, seconds=1.0)
+def curve(rows: list[float], coverage: list[float]) -> CoverageCurve:
+    return CoverageCurve(rows=tuple(rows), coverage=tuple(coverage), failures=0, seconds=1.0)
 
 
 def test_pairs_are_compared_after_equally_many_rows_with_the_best_control() -> None:
@@ -130,22 +130,22 @@ def test_pairs_are_compared_after_equally_many_rows_with_the_best_control() -> N
         "poor": curve([1.0, 9.0], [0.1, 0.1]),
         "good": curve([1.0, 9.0], [0.1, 0.5]),
     }
-    told_ = pair(of, Arm(name="ours", controls=("poor", "good")))
+    told_ = pair(of, ContestArm(name="ours", controls=("poor", "good")))
     assert (told_.rows, told_.covered, told_.control) == pytest.approx((5.0, 0.5, 0.3))
     assert told_.lead == pytest.approx(2 / 3)
-    assert pair(of, Arm(name="poor", controls=("ours",))).rows == 5.0
+    assert pair(of, ContestArm(name="poor", controls=("ours",))).rows == 5.0
 
 
 ONE = Contest(
     key="one",
     title="A rival",
     criterion="something",
-    arms=tuple(Arm(name=name, controls=("random",)) for name in ("first", "second", "third")),
+    arms=tuple(ContestArm(name=name, controls=("random",)) for name in ("first", "second", "third")),
 )
 
 
-def outcome(covered: dict[str, list[float]]) -> Outcome:
-    o = Outcome(replace(SETTING, field=replace(FIELD, seeds=(0, 1, 2))), Path("nowhere"))
+def outcome(covered: dict[str, list[float]]) -> RivalsOutcome:
+    o = RivalsOutcome(replace(SETTING, field=replace(FIELD, seeds=(0, 1, 2))), Path("nowhere"))
     of = [{name: curve([1.0, 2.0], [0.1, values[i]]) for name, values in covered.items()} for i in range(3)]
     o.__dict__["curves"] = {"one": of}
     return o
@@ -190,9 +190,9 @@ def test_reasons_are_of_searches_that_there_are() -> None:
 
 
 def test_curves_round_trip(tmp_path: Path) -> None:
-    kept = Curves(of={"a": curve([1.0, 2.0], [0.1, 0.2])})
+    kept = CoverageCurves(of={"a": curve([1.0, 2.0], [0.1, 0.2])})
     results.save(kept, tmp_path / "curves.json")
-    assert results.load(tmp_path / "curves.json", Curves) == kept
+    assert results.load(tmp_path / "curves.json", CoverageCurves) == kept
     assert kept.of["a"].at(1.5) == pytest.approx(0.15)
 
 

@@ -17,7 +17,7 @@ from operant.generate import PGD, FeatureSource, Quality, Validity
 from operant.generate.semantic.faults import FEATURES as KNOWN
 from operant.generate.semantic.faults import Confirmation, Cue
 from operant_studies.semantic import claims, paper, plain_tables, tables
-from operant_studies.semantic.fields import Field
+from operant_studies.semantic.fields import SemanticImages
 from operant_studies.semantic.gallery import CELL, draw_pairs
 from operant_studies.semantic.injected import (
     ANCHORED,
@@ -26,14 +26,14 @@ from operant_studies.semantic.injected import (
     PIXELS,
     SEARCHES,
     SOUND,
-    Counts,
-    Pairs,
-    Tried,
+    FaultCounts,
+    FaultResult,
+    GalleryPairs,
     count,
     rated_tests,
     right_seeds,
 )
-from operant_studies.semantic.instruments import ANCHORS, JUDGES, Rated
+from operant_studies.semantic.instruments import ANCHORS, JUDGES, RatedSource
 from operant_studies.semantic.outcome import (
     all_of,
     at_least,
@@ -51,7 +51,17 @@ from operant_studies.semantic.outcome import (
 from operant_studies.semantic.robust import fine_tune, worst
 from operant_studies.semantic.settings import settings
 from operant_studies.semantic.summary import summary
-from operant_studies.semantic.transfer import HUNTS, WIDE, Hunted, Moved, Robust, Shots, Transferred, moved_of, shots_of
+from operant_studies.semantic.transfer import (
+    HUNTS,
+    WIDE,
+    ModelRobustness,
+    TransferCounts,
+    TransferResult,
+    UntargetedResult,
+    UntargetedTests,
+    moved_of,
+    shots_of,
+)
 
 SMOKE = settings("smoke")[0]
 GEOMETRY = {"position", "size", "slant", "rotation", "stroke width"}
@@ -84,7 +94,7 @@ def test_the_papers_numbers_are_its_tables() -> None:
 
 
 def test_roles_share_no_image() -> None:
-    field = Field(SMOKE, None)
+    field = SemanticImages(SMOKE, None)
     roles = [role for role, _ in SMOKE.deal]
     assert {"source", "model", "likelihood", *JUDGES, *ANCHORS} == set(roles)
     ids = torch.cat([field.clean(role).ids for role in (*roles, "rated", "held")])
@@ -94,7 +104,7 @@ def test_roles_share_no_image() -> None:
 
 
 def test_features_say_nothing_of_the_class_unless_they_are_the_faults() -> None:
-    field = Field(SMOKE, None)
+    field = SemanticImages(SMOKE, None)
     flaw = SMOKE.flaws[0]
     neutral, without = field.neutral("source", 1), field.neutral("source", 1, but=flaw.fault)
     assert torch.equal(neutral.labels, field.clean("source").labels)
@@ -126,7 +136,7 @@ def test_a_test_counts_if_it_fails_by_the_margin_and_reveals_if_its_feature_move
     fault = replace(SMOKE.flaws[0], feature="position", classes=(0, 1)).fault
     cue = Cue(feature="position", classes=(0, 1), means=(-0.2, 0.2), stds=(0.05, 0.05))
     told_ = count(suite, fault=fault, cue=cue, confidence=1.0)
-    assert told_ == Counts(seeds=5, valid=4, failing=3, valid_failing=2, revealing=2, valid_revealing=1)
+    assert told_ == FaultCounts(seeds=5, valid=4, failing=3, valid_failing=2, revealing=2, valid_revealing=1)
     assert (told_ + told_).seeds == 10
 
 
@@ -155,19 +165,19 @@ class Bars(nn.Module):
         return (bars + 0.01 * self.fc(z).view(-1, 1, 8, 8)).clamp(0, 1)
 
 
-def counts_of(k: int, n: int) -> Counts:
-    return Counts(seeds=n, valid=n, failing=n, valid_failing=n, revealing=k, valid_revealing=k)
+def counts_of(k: int, n: int) -> FaultCounts:
+    return FaultCounts(seeds=n, valid=n, failing=n, valid_failing=n, revealing=k, valid_revealing=k)
 
 
-def tried_of(shares: dict[str, int]) -> Tried:
+def tried_of(shares: dict[str, int]) -> FaultResult:
     """Of ten tests each way, so many reveal."""
     nothing = torch.empty(0)
-    return Tried(
+    return FaultResult(
         faulty=Confirmation(aligned=0.95, opposed=0.05, images=20),
         sound=Confirmation(aligned=0.9, opposed=0.9, images=20),
         cue=Cue(feature="background", classes=(3, 8), means=(0.0, 1.0), stds=(0.1, 0.1)),
         arms={arm: (counts_of(shares.get(arm, 0), 10), counts_of(0, 10)) for arm in ARMS},
-        pairs=Pairs(x0=nothing, x=nothing, label=nothing, prediction=nothing, reveals=nothing),
+        pairs=GalleryPairs(x0=nothing, x=nothing, label=nothing, prediction=nothing, reveals=nothing),
         seconds=1.0,
     )
 
@@ -177,7 +187,7 @@ def test_shares_are_of_both_ways_or_of_one() -> None:
     assert revealing(counts(each, FEATURES), valid=True) == [0.4, 0.5]
     assert revealing(counts(each, FEATURES, 0), valid=True) == [0.8, 1.0]
     assert revealing(
-        [Counts(seeds=3, valid=0, failing=2, valid_failing=0, revealing=1, valid_revealing=0)], valid=True
+        [FaultCounts(seeds=3, valid=0, failing=2, valid_failing=0, revealing=1, valid_revealing=0)], valid=True
     ) == [None]
     assert told([None, None]) == "no tests"
     assert told([0.5, None]) == "50.0 (1 of 2 repetitions)"
@@ -227,9 +237,9 @@ def outcome_of(faulty: tuple[int, ...], sound: tuple[int, ...]) -> SimpleNamespa
     return SimpleNamespace(setting=SMOKE, tried={SMOKE.flaws[0]: each}, rated=(rated_of(0.95),))
 
 
-def rated_of(consistency: float) -> Rated:
+def rated_of(consistency: float) -> RatedSource:
     quality = Quality(consistency=consistency, accuracy=0.95, frechet=1.0, distance=0.1, variety=0.8, images=100)
-    return Rated(kind="gan", quality=quality, seconds=3.0)
+    return RatedSource(kind="gan", quality=quality, seconds=3.0)
 
 
 def row_with(text: str, *words: str) -> str:
@@ -255,9 +265,9 @@ def test_table_2_tells_all_and_valid_tests_of_every_search() -> None:
     assert "3 of 3" in row_with(text, name, "0 to 1")
 
 
-def shots_made(failing: list[float], valid: list[float], far: list[float]) -> Shots:
+def shots_made(failing: list[float], valid: list[float], far: list[float]) -> UntargetedTests:
     values = torch.tensor(far).double()
-    return Shots(
+    return UntargetedTests(
         failing=torch.tensor(failing).double(),
         valid=torch.tensor(valid).double(),
         linf=values,
@@ -270,14 +280,14 @@ def plain_of(valid_right: int) -> SimpleNamespace:
     """Three seeds: half of the tests are valid; robust models get all of PGD's right, and none of ours but these."""
     shots = {name: shots_made([1, 1, 1, 0], [1, 1, 0, 1], [0.2, 0.5, 0.6, 0.1]) for name in HUNTS}
     shots[WIDE] = shots_made([0, 1, 1, 1], [1, 1, 0, 1], [0.2, 0.5, 0.6, 0.1])
-    hunted = [Hunted(accuracy=0.97, shots=shots, seconds=1.0) for _ in range(3)]
+    hunted = [UntargetedResult(accuracy=0.97, shots=shots, seconds=1.0) for _ in range(3)]
     ours = {"seeds": 20, "failing": 20, "valid": 10, "right_seeds": {"r": 20}}
-    moved = {name: Moved(**ours, right={"r": 2}, right_valid={"r": valid_right}) for name in SEARCHES}
+    moved = {name: TransferCounts(**ours, right={"r": 2}, right_valid={"r": valid_right}) for name in SEARCHES}
 
-    def of(seed: int) -> Transferred:
-        pixels = Moved(**ours, right={"r": 18 + seed}, right_valid={"r": 9})
-        return Transferred(
-            moved={"m": moved | {PIXELS: pixels}}, robust={"r": Robust(clean=0.98, pgd=0.9)}, seconds=1.0
+    def of(seed: int) -> TransferResult:
+        pixels = TransferCounts(**ours, right={"r": 18 + seed}, right_valid={"r": 9})
+        return TransferResult(
+            moved={"m": moved | {PIXELS: pixels}}, robust={"r": ModelRobustness(clean=0.98, pgd=0.9)}, seconds=1.0
         )
 
     setting = settings("smoke")[1]
@@ -380,7 +390,7 @@ def test_fine_tuning_meets_the_worst_of_each_neighbourhood() -> None:
 
 def test_a_sheet_has_seed_and_test_side_by_side(tmp_path: Path) -> None:
     flaw = SMOKE.flaws[0]
-    pairs = Pairs(
+    pairs = GalleryPairs(
         x0=torch.zeros(3, 1, 8, 8),
         x=torch.full((3, 1, 8, 8), 0.5),
         label=torch.tensor([3, 3, 8]),

@@ -25,7 +25,7 @@ from operant.data import Samples, labels_of
 from operant.profile import fit_profile
 from operant.results import write_atomically
 from operant.rng import spawn
-from operant_studies.seeds.settings import Setting, Sources, setting_of
+from operant_studies.seeds.settings import SeedsSetting, SeedsSources, setting_of
 from operant_studies.shared import Steps, run_units, sign_folder, table
 
 __all__ = ["run_study"]
@@ -36,7 +36,7 @@ HOLD = {100: 89, 200: 182}  # repetitions, and how many bounds must hold not to 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class BoundTrials:
     """What many assessments of one network said, against the truth from all labels.
 
     Attributes:
@@ -63,7 +63,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class CellFailures:
     """How much of the cells of one network fails."""
 
     kind: str
@@ -83,7 +83,7 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
         console: where to tell what happens.
     """
     out, setting = Path(out), setting_of(scale)
-    Sources(setting, data).check()
+    SeedsSources(setting, data).check()
     sign_folder(out, scale=scale, setting=setting)
     work = [
         (f"{design}, {kind} network", partial(run_bounds, setting, kind, design, data, out / "steps"))
@@ -101,12 +101,12 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
 # Work -----------------------------------------------------------------------------------------------------------------
 
 
-def run_bounds(setting: Setting, kind: str, design: str, data: Path | None, folder: Path) -> None:
+def run_bounds(setting: SeedsSetting, kind: str, design: str, data: Path | None, folder: Path) -> None:
     """Assess one network many times over: the profile fitted once, pools dealt and labels drawn anew."""
-    Steps(folder).step(f"{kind}-{design}", Held, lambda: _held(Sources(setting, data), kind, design))
+    Steps(folder).step(f"{kind}-{design}", BoundTrials, lambda: _held(SeedsSources(setting, data), kind, design))
 
 
-def _held(sources: Sources, kind: str, design: str) -> Held:
+def _held(sources: SeedsSources, kind: str, design: str) -> BoundTrials:
     setting, model = sources.setting, sources.network(kind)
     repetitions = 200 if setting.dataset == "mnist" else 8
     labels = 300 if setting.dataset == "mnist" else 60
@@ -126,7 +126,7 @@ def _held(sources: Sources, kind: str, design: str) -> Held:
                 generator=spawn(repetition, kind, design),
             )
         )  # fmt: skip
-    return Held(
+    return BoundTrials(
         kind=kind,
         design=design,
         labels=labels,
@@ -138,12 +138,12 @@ def _held(sources: Sources, kind: str, design: str) -> Held:
     )
 
 
-def run_cells(setting: Setting, kind: str, data: Path | None, folder: Path) -> None:
+def run_cells(setting: SeedsSetting, kind: str, data: Path | None, folder: Path) -> None:
     """Balls around field inputs of one network."""
-    Steps(folder).step(f"cells-{kind}", Cells, lambda: _cells(Sources(setting, data), kind))
+    Steps(folder).step(f"cells-{kind}", CellFailures, lambda: _cells(SeedsSources(setting, data), kind))
 
 
-def _cells(sources: Sources, kind: str) -> Cells:
+def _cells(sources: SeedsSources, kind: str) -> CellFailures:
     mnist = sources.setting.dataset == "mnist"
     n, samples = (500, 400) if mnist else (40, 50)
     field = sources.other.test
@@ -154,23 +154,23 @@ def _cells(sources: Sources, kind: str) -> Cells:
     again = seed_masses(len(seeds), resamples=1000, generator=spawn(0, "masses"))
     told = cells_estimate(rates, resampled=again, generator=spawn(0, "rates"))
     untouched = int(((rates.failures == 0) & ~rates.missed).sum())
-    return Cells(kind=kind, estimate=told, rates=tuple(rates.rates.tolist()), untouched=untouched)
+    return CellFailures(kind=kind, estimate=told, rates=tuple(rates.rates.tolist()), untouched=untouched)
 
 
-def run_separation(setting: Setting, data: Path | None, folder: Path) -> None:
+def run_separation(setting: SeedsSetting, data: Path | None, folder: Path) -> None:
     """How far apart the classes of the field are."""
-    sources = Sources(setting, data)
+    sources = SeedsSources(setting, data)
     Steps(folder).step("separation", Separation, lambda: separation(sources.other.train))
 
 
 # Page -----------------------------------------------------------------------------------------------------------------
 
 
-def write_page(out: Path, setting: Setting, *, scale: str) -> Path:
+def write_page(out: Path, setting: SeedsSetting, *, scale: str) -> Path:
     """Write ``reliability.md`` into ``out``."""
     steps = Steps(out / "steps")
-    held = [steps.step(f"{kind}-{d}", Held, _missing) for kind in setting.networks for d in DESIGNS]
-    cells = [steps.step(f"cells-{kind}", Cells, _missing) for kind in setting.networks]
+    held = [steps.step(f"{kind}-{d}", BoundTrials, _missing) for kind in setting.networks for d in DESIGNS]
+    cells = [steps.step(f"cells-{kind}", CellFailures, _missing) for kind in setting.networks]
     apart = steps.step("separation", Separation, _missing)
     path = out / "reliability.md"
     write_atomically(path, "\n".join([_intro(scale), _bounds(held), _cell_table(cells, apart)]).encode())
@@ -191,7 +191,7 @@ can be compared with the truth.
 """
 
 
-def _bounds(held: list[Held]) -> str:
+def _bounds(held: list[BoundTrials]) -> str:
     columns = [
         "network", "design", "labels", "true pmi", "mean estimate", "median bound", "bound holds, pool", "holds, field",
         "judged",
@@ -217,7 +217,7 @@ given it counts as 1. One network of each kind; 200 repetitions stand for seeds.
 {table(columns, rows)}"""
 
 
-def _cell_table(cells: list[Cells], apart: Separation) -> str:
+def _cell_table(cells: list[CellFailures], apart: Separation) -> str:
     columns = ["network", "cells", "inputs from each", "share that fails", "at most, 95 %", "no failure found in"]
     rows = [
         [

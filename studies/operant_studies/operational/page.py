@@ -23,10 +23,10 @@ from operant_studies.operational.settings import (
     PGD_LOOP,
     RANDOM_SEEDS,
     ROBOT_LOOP,
-    Trial,
+    LoopSetting,
     seeds_of,
 )
-from operant_studies.operational.unit import Point, Points, slug, steps_of
+from operant_studies.operational.unit import LoopCurve, LoopPoint, slug, steps_of
 from operant_studies.shared import Mean, mean, table, verdict
 
 COLOURS = {
@@ -53,20 +53,20 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Told:
+class FieldLoops:
     """The finished loops of one field."""
 
-    trial: Trial
+    trial: LoopSetting
     out: Path
 
     @cached_property
-    def loops(self) -> dict[str, list[tuple[Point, ...]]]:
+    def loops(self) -> dict[str, list[tuple[LoopPoint, ...]]]:
         """By variant, one a seed; a loop that ended early stays as it was."""
         return {name: [self._loop(name, seed) for seed in seeds_of(self.trial)] for name in self.trial.variants}
 
-    def _loop(self, name: str, seed: int) -> tuple[Point, ...]:
+    def _loop(self, name: str, seed: int) -> tuple[LoopPoint, ...]:
         path = steps_of(self.trial, seed, self.out).folder / f"{slug(name)}.json"
-        points = results.load(path, Points).points
+        points = results.load(path, LoopCurve).points
         return points + points[-1:] * (self.trial.rounds + 1 - len(points))
 
     def curve(self, name: str) -> NDArray[np.float64]:
@@ -79,9 +79,9 @@ class Told:
         return before - way * (before - min(float(self.curve(name).mean(0)[-1]) for name in self.trial.variants))
 
 
-def write_page(trials: Sequence[Trial], out: Path, *, scale: str) -> str:
+def write_page(trials: Sequence[LoopSetting], out: Path, *, scale: str) -> str:
     """The page; its picture is written beside it."""
-    told = [Told(trial, out) for trial in trials]
+    told = [FieldLoops(trial, out) for trial in trials]
     draw_curves(told, out / "operational.svg")
     return "\n".join([_INTRO.format(scale=scale), _claims(told), *(_field(t) for t in told)])
 
@@ -135,7 +135,7 @@ Intervals are 95 %, over seeds.
 # Claims ---------------------------------------------------------------------------------------------------------------
 
 
-def _claims(told: Sequence[Told]) -> str:
+def _claims(told: Sequence[FieldLoops]) -> str:
     """The paper's hope against each other loop, and which parts made no difference."""
     names = [name for name in max((t.trial.variants for t in told), key=len) if name != FULL]
     rows = [
@@ -156,7 +156,7 @@ cases; augmentation has none, so that there the line speaks of CPU time.
 """
 
 
-def _fewer(t: Told, name: str, way: float) -> str:
+def _fewer(t: FieldLoops, name: str, way: float) -> str:
     what, target = "seconds" if name == AUGMENTED else "cases", t.target(way)
     ours = [_or_never(needed(points, target, what)) for points in t.loops[FULL]]
     theirs = [_or_never(needed(points, target, what)) for points in t.loops[name]]
@@ -167,7 +167,7 @@ def _fewer(t: Told, name: str, way: float) -> str:
     return f"**{found}** ({sum(won)} of {len(won)}{times})"
 
 
-def _parts(told: Sequence[Told]) -> str:
+def _parts(told: Sequence[FieldLoops]) -> str:
     """Sentences on parts whose removal does not show in the pmi after the last round."""
     lines = []
     for t in told:
@@ -186,14 +186,14 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _worse(t: Told, name: str) -> Mean:
+def _worse(t: FieldLoops, name: str) -> Mean:
     return mean(t.curve(name)[:, -1] - t.curve(FULL)[:, -1])
 
 
 # One field ------------------------------------------------------------------------------------------------------------
 
 
-def _field(t: Told) -> str:
+def _field(t: FieldLoops) -> str:
     trial, n = t.trial, len(seeds_of(t.trial))
     ends = [[name, *_end(t, name)] for name in trial.variants]
     needs = [[name, *(_need(t, name, what, way) for way in WAYS.values() for what in SPENT)] for name in trial.variants]
@@ -213,7 +213,7 @@ To reach a pmi of {goals} (median over seeds, linear between rounds{range_ if n 
 {table(["loop", *(f"{what}, {name}" for name in WAYS for what in ("cases", "labels", "CPU s"))], needs)}"""
 
 
-def _end(t: Told, name: str) -> list[object]:
+def _end(t: FieldLoops, name: str) -> list[object]:
     last = [points[-1] for points in t.loops[name]]
     worse = _worse(t, name)
     told = ["", ""] if name == FULL else [_points(worse), f"**{verdict(worse)}**" if worse.n > 1 else "one seed"]
@@ -228,7 +228,7 @@ def _end(t: Told, name: str) -> list[object]:
     ]
 
 
-def _need(t: Told, name: str, what: str, way: float) -> str:
+def _need(t: FieldLoops, name: str, what: str, way: float) -> str:
     """The median of what was spent when the target was reached, and the range; more than all where it never was."""
     found = sorted(_or_never(needed(points, t.target(way), what)) for points in t.loops[name])
     low, middle, high = (_spent(found[i]) for i in (0, (len(found) - 1) // 2, -1))
@@ -243,10 +243,10 @@ def _spent(value: float) -> str:
     return "never" if np.isinf(value) else f"{value:.0f}"
 
 
-def needed(points: Sequence[Point], target: float, what: str) -> float | None:
+def needed(points: Sequence[LoopPoint], target: float, what: str) -> float | None:
     """How much of something was spent when pmi first was at the target; None if it never was.
 
-    >>> points = [Point(round=i, cases=10 * i, labels=0, seconds=0, pmi=p, clean=1) for i, p in enumerate([0.3, 0.1])]
+    >>> points = [LoopPoint(round=i, cases=10 * i, labels=0, seconds=0, pmi=p, clean=1) for i, p in enumerate([0.3, 0.1])]
     >>> round(needed(points, 0.2, "cases"), 6)
     5.0
     """
@@ -272,7 +272,7 @@ def _points(told: Mean) -> str:
 # Picture --------------------------------------------------------------------------------------------------------------
 
 
-def draw_curves(told: Sequence[Told], path: Path) -> None:
+def draw_curves(told: Sequence[FieldLoops], path: Path) -> None:
     """True pmi by round, a line a loop."""
     figure = Figure(figsize=(4.2 * len(told), 3.9), layout="constrained")
     for ax, t in zip(figure.subplots(1, len(told), squeeze=False)[0], told, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.operational_fuzz.settings import settings as fields
 
 FULL = "the whole loop"
@@ -17,7 +17,7 @@ VARIANTS = (*CAMPAIGNS, LABELLED, AUGMENTED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class LoopSetting:
     """One field and what every loop may spend in it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Trial:
         radius: of the gradient move, in L2.
     """
 
-    field: Setting
+    field: FieldSetting
     variants: tuple[str, ...] = VARIANTS
     rounds: int = 5
     seeds_per_round: int = 300
@@ -38,17 +38,19 @@ class Trial:
     radius: float = 1.0
 
 
-def trials(scale: str) -> tuple[Trial, ...]:
+def trials(scale: str) -> tuple[LoopSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
     known = {field.name: field for field in fields(scale)}
     if scale == "smoke":
-        return (Trial(field=known["digits"], rounds=2, seeds_per_round=30, cases_per_round=10, labels_per_round=20),)
-    cifar = Trial(
+        return (
+            LoopSetting(field=known["digits"], rounds=2, seeds_per_round=30, cases_per_round=10, labels_per_round=20),
+        )
+    cifar = LoopSetting(
         field=known["outdoors"], variants=(FULL, AUGMENTED, LABELLED), rounds=4, seeds_per_round=200, radius=0.5
     )
-    return Trial(field=known["zipf"]), Trial(field=known["usps"]), cifar
+    return LoopSetting(field=known["zipf"]), LoopSetting(field=known["usps"]), cifar
 
 
-def seeds_of(trial: Trial) -> tuple[int, ...]:
+def seeds_of(trial: LoopSetting) -> tuple[int, ...]:
     """Five for small networks, one for CIFAR-10, where a loop takes most of an hour."""
     return trial.field.seeds[:1] if trial.field.dataset == "cifar10" else trial.field.seeds

@@ -17,16 +17,16 @@ from operant.networks import load_weights
 from operant.profile import FittedConditions
 from operant.retrain import brier_monitor
 from operant.rng import spawn
-from operant_studies.operational.settings import CAMPAIGNS, LABELLED, PGD_LOOP, ROBOT_LOOP, Trial
+from operant_studies.operational.settings import CAMPAIGNS, LABELLED, PGD_LOOP, ROBOT_LOOP, LoopSetting
 from operant_studies.operational.variants import campaign
-from operant_studies.operational_fuzz.fields import Field, make_field, under
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.repair import Unit as Repair
+from operant_studies.operational_fuzz.fields import StudyField, make_field, under
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.repair import RepairUnit
 from operant_studies.shared import Steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class LoopPoint:
     """A loop after one of its rounds.
 
     Attributes:
@@ -46,29 +46,29 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Points:
+class LoopCurve:
     """A loop from its start to its end."""
 
     variant: str
-    points: tuple[Point, ...]
+    points: tuple[LoopPoint, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class CpuTime:
     """CPU seconds of one step."""
 
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimated:
+class TimedConditions:
     """Conditions that were estimated, and what that cost."""
 
     conditions: FittedConditions
     seconds: float
 
 
-def steps_of(trial: Trial, seed: int, out: Path) -> Steps:
+def steps_of(trial: LoopSetting, seed: int, out: Path) -> Steps:
     return Steps(out / "steps" / f"{trial.field.name}-{seed}")
 
 
@@ -76,36 +76,36 @@ def slug(variant: str) -> str:
     return "-".join(variant.replace(",", "").replace("+", "and").lower().split())
 
 
-def run_unit(trial: Trial, data: Path | None, seed: int, variant: str, out: Path) -> None:
+def run_unit(trial: LoopSetting, data: Path | None, seed: int, variant: str, out: Path) -> None:
     """A function of its own so that another process can be asked for it."""
     steps = steps_of(trial, seed, out)
     if not steps.done(slug(variant)):
         field = make_field(trial.field, data, seed, out / "networks")
-        unit = Unit(trial=trial, field=field, steps=steps, out=out)
-        steps.step(slug(variant), Points, partial(unit.run, variant))
+        unit = LoopUnit(trial=trial, field=field, steps=steps, out=out)
+        steps.step(slug(variant), LoopCurve, partial(unit.run, variant))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class LoopUnit:
     """A field, in which loops are run."""
 
-    trial: Trial
-    field: Field
+    trial: LoopSetting
+    field: StudyField
     steps: Steps
     out: Path
 
-    def run(self, variant: str) -> Points:
+    def run(self, variant: str) -> LoopCurve:
         points = self._campaign(variant) if variant in CAMPAIGNS else self._plain(variant)
-        return Points(variant=variant, points=tuple(points))
+        return LoopCurve(variant=variant, points=tuple(points))
 
     # A campaign, with a part replaced or none
 
-    def _campaign(self, variant: str) -> list[Point]:
+    def _campaign(self, variant: str) -> list[LoopPoint]:
         estimated, field = self._estimated(), self.field
         sent = Samples.concat([field.seen, field.judging])
         folder = self.out / "campaigns" / f"{field.setting.name}-{field.seed}-{slug(variant)}"
         radius = self._radius() if variant in (PGD_LOOP, ROBOT_LOOP) else self.trial.radius
-        clock = Clock(self.steps, slug(variant))
+        clock = RoundClock(self.steps, slug(variant))
         done = campaign(variant, self.trial, estimated.conditions.recipe, radius)(
             field.model,
             train=field.train,
@@ -119,7 +119,7 @@ class Unit:
         blind = variant in (PGD_LOOP, ROBOT_LOOP)
         return self._told(done.rounds, folder, clock, before=0.0 if blind else estimated.seconds)
 
-    def _told(self, rounds: tuple[Round, ...], folder: Path, clock: Clock, *, before: float) -> list[Point]:
+    def _told(self, rounds: tuple[Round, ...], folder: Path, clock: RoundClock, *, before: float) -> list[LoopPoint]:
         points, model, labels, seconds = [], self.field.model, 0, before
         for done in rounds:
             if done.changed:
@@ -130,28 +130,28 @@ class Unit:
             points.append(self._point(done.number, model, cases=done.cases, labels=labels, seconds=seconds))
         return points
 
-    def _point(self, number: int, model: Classifier, *, cases: int, labels: int, seconds: float) -> Point:
+    def _point(self, number: int, model: Classifier, *, cases: int, labels: int, seconds: float) -> LoopPoint:
         pmi, clean = 1 - model.accuracy(self.field.truth), model.accuracy(self.field.clean_test)
-        return Point(round=number, cases=cases, labels=labels, seconds=seconds, pmi=pmi, clean=clean)
+        return LoopPoint(round=number, cases=cases, labels=labels, seconds=seconds, pmi=pmi, clean=clean)
 
-    def _estimated(self) -> Estimated:
+    def _estimated(self) -> TimedConditions:
         """Conditions, from unlabelled field inputs."""
 
-        def work() -> Estimated:
+        def work() -> TimedConditions:
             start = time.process_time()
-            conditions = Instruments(self.field, self.out / "instruments").conditions
-            return Estimated(conditions=conditions, seconds=time.process_time() - start)
+            conditions = FieldInstruments(self.field, self.out / "instruments").conditions
+            return TimedConditions(conditions=conditions, seconds=time.process_time() - start)
 
-        return self.steps.step("conditions", Estimated, work)
+        return self.steps.step("conditions", TimedConditions, work)
 
     def _radius(self) -> float:
         """Of attacks: of three the one whose cases retrain best by a monitor, found once a field."""
-        guide = Instruments(self.field, self.out / "instruments")
-        return Repair(self.field, guide, self.steps, self.out / "steps").radius
+        guide = FieldInstruments(self.field, self.out / "instruments")
+        return RepairUnit(self.field, guide, self.steps, self.out / "steps").radius
 
     # Loops without a search
 
-    def _plain(self, variant: str) -> list[Point]:
+    def _plain(self, variant: str) -> list[LoopPoint]:
         """Rounds that learn from labelled field inputs, or from training inputs under new conditions each time."""
         trial, field = self.trial, self.field
         recipe, seconds = None, 0.0
@@ -193,7 +193,7 @@ class Unit:
         return finetune(model, field.train, cases, validation=field.clean, generator=generator).model
 
 
-class Clock:
+class RoundClock:
     """CPU time of each round of a campaign, kept, so that one that is gone on with has it too."""
 
     def __init__(self, steps: Steps, name: str) -> None:
@@ -203,15 +203,15 @@ class Clock:
     def __call__(self, event: Event) -> None:
         if event.step == "round":
             now = time.process_time()
-            self._step(event.done, lambda: Spent(seconds=now - self.since))
+            self._step(event.done, lambda: CpuTime(seconds=now - self.since))
             self.since = now
 
     def spent(self, number: int) -> float:
         return self._step(number, _lost).seconds
 
-    def _step(self, number: int, work: Callable[[], Spent]) -> Spent:
-        return self.steps.step(f"{self.name}-seconds-{number}", Spent, work)
+    def _step(self, number: int, work: Callable[[], CpuTime]) -> CpuTime:
+        return self.steps.step(f"{self.name}-seconds-{number}", CpuTime, work)
 
 
-def _lost() -> Spent:
+def _lost() -> CpuTime:
     raise ValueError("the CPU time of a finished round is missing; delete the campaign's folder to have it run again")

@@ -29,14 +29,14 @@ from operant_studies.operational.settings import (
     PGD_LOOP,
     RANDOM_SEEDS,
     ROBOT_LOOP,
-    Trial,
+    LoopSetting,
 )
 
 ALL = 1e-9  # a p-value that every case reaches
 NEVER = 1e-4  # a requirement that no loop meets with so few labels, so that all run as many rounds
 
 
-def campaign(name: str, trial: Trial, recipe: Recipe, radius: float) -> Campaign:
+def campaign(name: str, trial: LoopSetting, recipe: Recipe, radius: float) -> Campaign:
     """The campaign of a variant.
 
     Args:

@@ -13,7 +13,7 @@ from operant.data import Dataset, Samples, load, load_digits, samples_from_npz
 from operant.model import Classifier
 from operant.networks import LeNet5, ResNet20, fit, initialise, load_weights, save_weights
 from operant.rng import spawn
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.robot.settings import find_weights
 from operant_studies.seeds.settings import framed
 from operant_studies.seeds.setups import zipf_chances
@@ -23,7 +23,7 @@ TINY = "tinyimagenet-as-cifar7.npz"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class StudyField:
     """A model and the data of all roles.
 
     Attributes:
@@ -37,7 +37,7 @@ class Field:
         truth: labelled field inputs that say what is true.
     """
 
-    setting: Setting
+    setting: FieldSetting
     seed: int
     model: Classifier
     train: Samples
@@ -49,7 +49,7 @@ class Field:
     truth: Samples
 
 
-def make_field(setting: Setting, data: Path | None, seed: int, folder: Path) -> Field:
+def make_field(setting: FieldSetting, data: Path | None, seed: int, folder: Path) -> StudyField:
     """One field with one seed: of the network where it is trained here, and of who gets which inputs.
 
     Args:
@@ -62,7 +62,7 @@ def make_field(setting: Setting, data: Path | None, seed: int, folder: Path) -> 
     rows = torch.randperm(len(known.test), generator=spawn(seed, setting.name, "roles"))
     guard = min(1_000, len(rows) // 4)
     roles = _made(setting, known.test, rows[guard:], seed) if setting.applied else _other(setting, data, seed)
-    return Field(
+    return StudyField(
         setting=setting,
         seed=seed,
         model=_network(setting, known, data, seed, folder),
@@ -73,7 +73,7 @@ def make_field(setting: Setting, data: Path | None, seed: int, folder: Path) -> 
     )
 
 
-def check_data(settings: tuple[Setting, ...], data: Path | None) -> None:
+def check_data(settings: tuple[FieldSetting, ...], data: Path | None) -> None:
     """Refuse a folder in which something is missing, before hours are spent."""
     names = {setting.name for setting in settings}
     for name in {s.dataset for s in settings} - {"digits"} | ({"usps"} & names):
@@ -89,7 +89,7 @@ def check_data(settings: tuple[Setting, ...], data: Path | None) -> None:
 ROLES = {"seen": 0.2, "judging": 0.2, "watched": 0.1, "truth": 0.5}  # of the images that field inputs are made from
 
 
-def _made(setting: Setting, images: Samples, rows: Tensor, seed: int) -> dict[str, Samples]:
+def _made(setting: FieldSetting, images: Samples, rows: Tensor, seed: int) -> dict[str, Samples]:
     """Field inputs made from unseen images under conditions; no two roles have an image in common."""
     parts = torch.cat([rows.new_tensor([0.0]), torch.tensor(list(ROLES.values())).cumsum(0)]) * len(rows)
     ends = parts.round().long().tolist()
@@ -101,7 +101,7 @@ def _made(setting: Setting, images: Samples, rows: Tensor, seed: int) -> dict[st
     return made
 
 
-def in_field(setting: Setting, images: Samples, n: int, *, generator: torch.Generator) -> Samples:
+def in_field(setting: FieldSetting, images: Samples, n: int, *, generator: torch.Generator) -> Samples:
     """n of these images, drawn with replacement as the field has their classes, under its conditions."""
     chances = zipf_chances(images.labels) if setting.zipf else torch.ones(len(images))
     rows = torch.multinomial(chances, n, replacement=True, generator=generator)
@@ -116,7 +116,7 @@ def under(recipe: Recipe, images: Samples, *, generator: torch.Generator) -> Sam
     return Samples(torch.cat(parts), images.labels)
 
 
-def _other(setting: Setting, data: Path | None, seed: int) -> dict[str, Samples]:
+def _other(setting: FieldSetting, data: Path | None, seed: int) -> dict[str, Samples]:
     """Field inputs of another source of the same classes, dealt at random."""
     if setting.name == "usps":
         usps = load("usps", _there(data))
@@ -135,7 +135,7 @@ def _other(setting: Setting, data: Path | None, seed: int) -> dict[str, Samples]
 # Networks -------------------------------------------------------------------------------------------------------------
 
 
-def _network(setting: Setting, known: Dataset, data: Path | None, seed: int, folder: Path) -> Classifier:
+def _network(setting: FieldSetting, known: Dataset, data: Path | None, seed: int, folder: Path) -> Classifier:
     """ResNet-20 with known weights; else a LeNet-5 trained for this seed, once."""
     if setting.dataset == "cifar10":
         weights = find_weights(_there(data))

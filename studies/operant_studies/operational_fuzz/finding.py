@@ -21,10 +21,10 @@ from operant.model import Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant_studies.operational_fuzz.fields import Field, make_field
-from operant_studies.operational_fuzz.finding_judge import Facts, Judge
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.fields import StudyField, make_field
+from operant_studies.operational_fuzz.finding_judge import Judge, JudgeFacts
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.shared import Steps
 
 MOVES = ("conditions", "gradient", "genetic")
@@ -36,7 +36,7 @@ ROWS = 8  # conditions that are drawn for a seed by chance: as many as the move 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchResult:
     """What one search found.
 
     Attributes:
@@ -88,7 +88,7 @@ def _distinct(cell: Tensor, mass: Tensor) -> float:
     return float(mass.new_zeros(len(cells)).scatter(0, place, mass).sum())
 
 
-def units(settings: tuple[Setting, ...], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
+def units(settings: tuple[FieldSetting, ...], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
     """One piece of work for each field and seed."""
     return [
         (f"finding, {setting.name}, seed {seed}", partial(run, setting, data, out, seed))
@@ -97,33 +97,35 @@ def units(settings: tuple[Setting, ...], data: Path | None, out: Path) -> list[t
     ]
 
 
-def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
+def run(setting: FieldSetting, data: Path | None, out: Path, seed: int) -> None:
     """Every search on one field with one seed."""
     steps = steps_of(setting, out, seed)
     names = arm_names(setting)
     if all(steps.done(_file(name)) for name in ("facts", *names)):
         return
     field = make_field(setting, data, seed, out / "networks")
-    instruments = Instruments(field, out / "instruments")
+    instruments = FieldInstruments(field, out / "instruments")
     judge = Judge(field, out / "instruments" / f"{setting.name}-{seed}-judge")
-    steps.step("facts", Facts, judge.facts)
+    steps.step("facts", JudgeFacts, judge.facts)
     arms, seeds = make_arms(field, instruments), hunted(field)
     _warm(field, instruments)
     for name in names:
-        steps.step(_file(name), Found, partial(hunt, arms[name], field, seeds, judge, instruments.naturalness, name))
+        steps.step(
+            _file(name), SearchResult, partial(hunt, arms[name], field, seeds, judge, instruments.naturalness, name)
+        )
 
 
-def steps_of(setting: Setting, out: Path, seed: int) -> Steps:
+def steps_of(setting: FieldSetting, out: Path, seed: int) -> Steps:
     return Steps(out / "steps" / f"finding-{setting.name}-{seed}")
 
 
-def load_found(setting: Setting, out: Path, seed: int) -> dict[str, Found]:
+def load_found(setting: FieldSetting, out: Path, seed: int) -> dict[str, SearchResult]:
     steps = steps_of(setting, out, seed)
-    return {name: steps.step(_file(name), Found, _missing) for name in arm_names(setting)}
+    return {name: steps.step(_file(name), SearchResult, _missing) for name in arm_names(setting)}
 
 
-def load_facts(setting: Setting, out: Path, seed: int) -> Facts:
-    return steps_of(setting, out, seed).step("facts", Facts, _missing)
+def load_facts(setting: FieldSetting, out: Path, seed: int) -> JudgeFacts:
+    return steps_of(setting, out, seed).step("facts", JudgeFacts, _missing)
 
 
 def _missing() -> NoReturn:
@@ -138,7 +140,7 @@ def _file(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class SearchArm:
     """A search, and how many of the seeds it is given: slow ones get fewer, since all is told for a CPU second."""
 
     fuzzer: Fuzzer
@@ -162,7 +164,7 @@ class RandomConditions:
         return Suite.concat(parts)
 
 
-def arm_names(setting: Setting) -> tuple[str, ...]:
+def arm_names(setting: FieldSetting) -> tuple[str, ...]:
     attacks = [attack_name(name, radius) for name in ATTACKS for radius in setting.radii]
     without = [f"mix without {move}" for move in MOVES]
     return (*MOVES, MIX, *without, RANDOM, *attacks, ENDING, PUBLISHED)
@@ -172,12 +174,12 @@ def attack_name(name: str, radius: float) -> str:
     return f"{name} {radius:g}"
 
 
-def recipe_of(field: Field, instruments: Instruments) -> Recipe:
+def recipe_of(field: StudyField, instruments: FieldInstruments) -> Recipe:
     """As declared, where field inputs are made under conditions; else as estimated from unlabelled field inputs."""
     return field.setting.declared if field.setting.applied else instruments.conditions.recipe
 
 
-def make_arms(field: Field, instruments: Instruments) -> dict[str, Arm]:
+def make_arms(field: StudyField, instruments: FieldInstruments) -> dict[str, SearchArm]:
     """All searches of a field by name."""
     setting, naturalness, recipe = field.setting, instruments.naturalness, recipe_of(field, instruments)
     moves = make_moves(setting, recipe, naturalness)
@@ -185,12 +187,12 @@ def make_arms(field: Field, instruments: Instruments) -> dict[str, Arm]:
         moves=moves, naturalness=naturalness, profile=instruments.profile, shares=SHARES, moves_per_seed=1
     )
     few, all_of = 2 * setting.genetic, setting.hunted
-    arms = {name: Arm(fuzzer=_only(fuzz, name), seeds=few if name == "genetic" else all_of) for name in MOVES}
-    arms[MIX] = Arm(fuzzer=fuzz, seeds=all_of)
+    arms = {name: SearchArm(fuzzer=_only(fuzz, name), seeds=few if name == "genetic" else all_of) for name in MOVES}
+    arms[MIX] = SearchArm(fuzzer=fuzz, seeds=all_of)
     for name in MOVES:
         others = [other for other in MOVES if other != name]
-        arms[f"mix without {name}"] = Arm(fuzzer=_only(fuzz, *others), seeds=all_of)
-    arms[RANDOM] = Arm(fuzzer=RandomConditions(recipe=recipe), seeds=all_of)
+        arms[f"mix without {name}"] = SearchArm(fuzzer=_only(fuzz, *others), seeds=all_of)
+    arms[RANDOM] = SearchArm(fuzzer=RandomConditions(recipe=recipe), seeds=all_of)
     for radius in setting.radii:
         attacks: dict[str, Fuzzer] = {
             "FGSM": FGSM(radius=radius),
@@ -199,10 +201,12 @@ def make_arms(field: Field, instruments: Instruments) -> dict[str, Arm]:
             "FOL-Fuzz": FOLFuzz(radius=radius),
         }
         for name in ATTACKS:
-            arms[attack_name(name, radius)] = Arm(fuzzer=attacks[name], seeds=few if name == "FOL-Fuzz" else all_of)
+            arms[attack_name(name, radius)] = SearchArm(
+                fuzzer=attacks[name], seeds=few if name == "FOL-Fuzz" else all_of
+            )
     published = hda(radius=0.03 if setting.dataset == "cifar10" else 0.1)
-    arms[ENDING] = Arm(fuzzer=replace(published, enough=published.keep), seeds=max(2, setting.genetic // 6))
-    arms[PUBLISHED] = Arm(fuzzer=published, seeds=max(1, setting.genetic // 15))
+    arms[ENDING] = SearchArm(fuzzer=replace(published, enough=published.keep), seeds=max(2, setting.genetic // 6))
+    arms[PUBLISHED] = SearchArm(fuzzer=published, seeds=max(1, setting.genetic // 15))
     return arms
 
 
@@ -211,7 +215,7 @@ def _only(fuzz: OperationalFuzz, *names: str) -> OperationalFuzz:
     return replace(fuzz, moves=moves, shares={name: fuzz.shares[name] for name in names})
 
 
-def make_moves(setting: Setting, recipe: Recipe, naturalness: Naturalness) -> dict[str, Fuzzer]:
+def make_moves(setting: FieldSetting, recipe: Recipe, naturalness: Naturalness) -> dict[str, Fuzzer]:
     """The three moves; what differs from their defaults was tried on one seed of one field.
 
     On Zipf's MNIST, seed 0: more draws and no steps after them, fewer and longer gradient steps in a larger ball, and
@@ -228,13 +232,15 @@ def make_moves(setting: Setting, recipe: Recipe, naturalness: Naturalness) -> di
 # Hunting --------------------------------------------------------------------------------------------------------------
 
 
-def hunted(field: Field) -> Samples:
+def hunted(field: StudyField) -> Samples:
     """The seeds that all searches start from: training inputs, drawn at random."""
     rows = torch.randperm(len(field.train), generator=spawn(field.seed, "hunted"))
     return field.train[rows[: field.setting.hunted]]
 
 
-def hunt(arm: Arm, field: Field, seeds: Samples, judge: Judge, guide: Naturalness, name: str) -> Found:
+def hunt(
+    arm: SearchArm, field: StudyField, seeds: Samples, judge: Judge, guide: Naturalness, name: str
+) -> SearchResult:
     """Run a search by the clock, then judge what it found."""
     seeds = seeds[: arm.seeds]
     generator = spawn(field.seed, "finding", name)
@@ -246,7 +252,7 @@ def hunt(arm: Arm, field: Field, seeds: Samples, judge: Judge, guide: Naturalnes
     guided = guide(suite.x) >= LEVEL if len(suite) else told.natural
     row_of = {int(id_): row for row, id_ in reversed(list(enumerate(seeds.ids)))}
     cell = judge.cells(suite.x)
-    return Found(
+    return SearchResult(
         seeds=len(seeds),
         seconds=seconds,
         failures=len(suite),
@@ -260,7 +266,7 @@ def hunt(arm: Arm, field: Field, seeds: Samples, judge: Judge, guide: Naturalnes
     )
 
 
-def _warm(field: Field, instruments: Instruments) -> None:
+def _warm(field: StudyField, instruments: FieldInstruments) -> None:
     """What is done once in a process is not held against the search that comes first."""
     few, generator = field.train[:32], spawn(0)
     PGD(radius=field.setting.radii[0], steps=2)(field.model, few, generator=generator)

@@ -19,7 +19,7 @@ from operant.model import Classifier
 from operant.networks import LeNet5, fit, fit_pca, initialise, load_weights, save_weights
 from operant.profile import Profile, fit_profile, load_profile
 from operant.rng import spawn
-from operant_studies.operational_fuzz.fields import Field
+from operant_studies.operational_fuzz.fields import StudyField
 from operant_studies.operational_fuzz.instruments import DIMENSIONS
 
 LATENT = 24  # numbers of its VAE; the guide's has 16
@@ -30,7 +30,7 @@ LEARNED = 10_000  # inputs of its network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class JudgeFacts:
     """What the judge says of genuine field inputs, those that tell what is true.
 
     Attributes:
@@ -57,7 +57,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class JudgedCases:
     """Which cases are natural, which are so where use is dense (operational, if they fail), and by features alone."""
 
     natural: Tensor
@@ -67,14 +67,14 @@ class Judged:
 
 @dataclass(frozen=True)
 class Judge:
-    """Fitted on `Field.judging` alone, once, and kept in a folder.
+    """Fitted on `StudyField.judging` alone, once, and kept in a folder.
 
     It asks two measures of naturalness, with neighbours in features of its own network and in pixels, and takes both
     p-values as one by min-Bonferroni, so that a genuine input is still refused with at most the level's probability.
     Features alone see no noise: in those of CIFAR-10 a tenth of the range, up or down by chance, passes as natural.
     """
 
-    field: Field
+    field: StudyField
     folder: Path
 
     @cached_property
@@ -136,16 +136,16 @@ class Judge:
         parts = [torch.cdist(part, self._centres).argmin(1) for part in self.profile.encode(x).detach().split(2_000)]
         return torch.cat(parts)
 
-    def judge(self, x: Tensor) -> Judged:
+    def judge(self, x: Tensor) -> JudgedCases:
         if len(x) == 0:
             none = torch.zeros(0, dtype=torch.bool)
-            return Judged(natural=none, counted=none, counted_by_features=none)
+            return JudgedCases(natural=none, counted=none, counted_by_features=none)
         by = [torch.cat([p(part) for part in x.split(2_000)]) for p in (self.by_features, self.by_pixels)]
         natural = min_bonferroni(torch.stack(by, 1)) >= LEVEL
         dense = self.profile.quantile(x) >= QUANTILE
-        return Judged(natural=natural, counted=natural & dense, counted_by_features=(by[0] >= LEVEL) & dense)
+        return JudgedCases(natural=natural, counted=natural & dense, counted_by_features=(by[0] >= LEVEL) & dense)
 
-    def facts(self) -> Facts:
+    def facts(self) -> JudgeFacts:
         start = time.process_time()
         _ = self.by_features, self.by_pixels, self.profile
         seconds = time.process_time() - start
@@ -154,7 +154,7 @@ class Judge:
         told = self.judge(truth.x)
         hit = self.cells(truth.x[failing & told.counted]).unique()
         noisy = [self._under_noise(radius) for radius in self.field.setting.radii]
-        return Facts(
+        return JudgeFacts(
             natural=float(told.natural.double().mean()),
             counted=float(told.counted.double().mean()),
             refused=tuple(float(1 - self.judge(x).natural.double().mean()) for x in noisy),

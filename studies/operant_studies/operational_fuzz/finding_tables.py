@@ -17,13 +17,13 @@ from operant_studies.operational_fuzz.finding import (
     RANDOM,
     ROWS,
     SHARES,
-    Found,
+    SearchResult,
     attack_name,
     load_facts,
     load_found,
 )
-from operant_studies.operational_fuzz.finding_judge import CODES, LATENT, LAYER, Facts
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.finding_judge import CODES, LATENT, LAYER, JudgeFacts
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.shared import Mean, mean, table, verdict
 
 PICTURE = "operational_fuzz-finding.svg"
@@ -32,19 +32,19 @@ OURS, THEIRS, CHANCE = "#2471a3", "#b7950b", "#7f8c8d"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FindingOutcome:
     """All searches of one field, over its seeds."""
 
-    setting: Setting
+    setting: FieldSetting
     out: Path
 
     @cached_property
-    def found(self) -> dict[str, list[Found]]:
+    def found(self) -> dict[str, list[SearchResult]]:
         each = [load_found(self.setting, self.out, seed) for seed in self.setting.seeds]
         return {name: [found[name] for found in each] for name in each[0]}
 
     @cached_property
-    def facts(self) -> list[Facts]:
+    def facts(self) -> list[JudgeFacts]:
         return [load_facts(self.setting, self.out, seed) for seed in self.setting.seeds]
 
     def rate(self, name: str) -> float:
@@ -81,16 +81,16 @@ class Outcome:
         return mean(a.rate - times * b.rate for a, b in zip(self.found[name], self.found[other], strict=True))
 
 
-def section(settings: tuple[Setting, ...], out: Path) -> str:
+def section(settings: tuple[FieldSetting, ...], out: Path) -> str:
     """The part of the page, with its picture written into ``out``."""
-    outcomes = [Outcome(setting, out) for setting in settings]
+    outcomes = [FindingOutcome(setting, out) for setting in settings]
     draw(outcomes, out / PICTURE)
     parts = [_intro(settings), _goals(outcomes), _adds(outcomes)]
     parts += [f"### {o.setting.title}\n\n{_arms(o)}" for o in outcomes]
     return "\n".join([*parts, _judge(outcomes)])
 
 
-def _intro(settings: tuple[Setting, ...]) -> str:
+def _intro(settings: tuple[FieldSetting, ...]) -> str:
     told = ", ".join(f"{share:g} ({move})" for move, share in SHARES.items())
     return f"""## Finding
 
@@ -116,7 +116,7 @@ can see. Intervals are 95 %, over seeds.
 """
 
 
-def _goals(outcomes: list[Outcome]) -> str:
+def _goals(outcomes: list[FindingOutcome]) -> str:
     rows = []
     for o in outcomes:
         for other, times, what in (
@@ -136,7 +136,7 @@ difference; *not held*: it stays below with the whole interval. The first two ar
     return text + table(["field", "goal for the mix", "which is", "times, measured", ""], rows)
 
 
-def _adds(outcomes: list[Outcome]) -> str:
+def _adds(outcomes: list[FindingOutcome]) -> str:
     rows = []
     for o in outcomes:
         for move in MOVES:
@@ -153,7 +153,7 @@ The mix against the mix without one move: mass for a CPU second, and mass in all
     return text + table(["field", "move", "mix / mix without it, in a CPU second", "more mass in all", ""], rows)
 
 
-def _arms(o: Outcome) -> str:
+def _arms(o: FindingOutcome) -> str:
     budget = min(mean(f.seconds for f in o.found[name]).value for name in o.shown)
     rows = []
     for name in o.shown:
@@ -185,7 +185,7 @@ def _arms(o: Outcome) -> str:
     return table(columns, rows)
 
 
-def _judge(outcomes: list[Outcome]) -> str:
+def _judge(outcomes: list[FindingOutcome]) -> str:
     rows = []
     for o in outcomes:
         each = o.facts
@@ -219,7 +219,7 @@ features alone see something the judge is now more lenient, as the table tells.
     return text + table([*columns, "refused by features alone, %"], rows)
 
 
-def draw(outcomes: list[Outcome], path: Path) -> None:
+def draw(outcomes: list[FindingOutcome], path: Path) -> None:
     """Mass for a CPU second, a bar a search, on a logarithmic scale."""
     figure = Figure(figsize=(5.5 * len(outcomes), 4.2), layout="constrained")
     for ax, o in zip(figure.subplots(1, len(outcomes), squeeze=False)[0], outcomes, strict=True):

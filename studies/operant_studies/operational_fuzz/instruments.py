@@ -11,21 +11,21 @@ from operant.measure import Naturalness, fit_naturalness, load_naturalness
 from operant.networks import fit_pca
 from operant.profile import FittedConditions, Profile, fit_conditions, fit_profile, load_profile
 from operant.rng import spawn
-from operant_studies.operational_fuzz.fields import Field
+from operant_studies.operational_fuzz.fields import StudyField
 
 DIMENSIONS = 32  # of the profile's codes
 
 
 @dataclass(frozen=True)
-class Instruments:
-    """All are fitted on the unlabelled inputs that `Field.seen` holds; none sees a label, nor what is true.
+class FieldInstruments:
+    """All are fitted on the unlabelled inputs that `StudyField.seen` holds; none sees a label, nor what is true.
 
     Args:
         field: whose.
         folder: where they are kept; what is there is read.
     """
 
-    field: Field
+    field: StudyField
     folder: Path
 
     @cached_property

@@ -24,39 +24,50 @@ from torch import Tensor
 
 from operant.rng import spawn
 from operant_studies.operational_fuzz.fields import make_field
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.reading import READ, Places, Reading
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.reading import READ, Places, SheetReading
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.operational_fuzz.sheets import draw_sheet, fingerprint, names_of
-from operant_studies.operational_fuzz.validity import AGREED, CASES, OTHERS, Cases, Judged, judge, make_cases, reference
+from operant_studies.operational_fuzz.validity import (
+    AGREED,
+    CASES,
+    OTHERS,
+    AcceptedCases,
+    ReferenceVerdicts,
+    judge,
+    make_cases,
+    reference,
+)
 from operant_studies.shared import Mean, Steps, table
 
 TARGET = 0.95
 
 
-def units(settings: tuple[Setting, ...], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
+def units(settings: tuple[FieldSetting, ...], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
     """One piece of work for each field, with its first seed."""
     return [(f"labels, {s.name}", partial(run, s, data, out)) for s in settings]
 
 
-def run(setting: Setting, data: Path | None, out: Path) -> None:
+def run(setting: FieldSetting, data: Path | None, out: Path) -> None:
     """Make the cases of a field, then ask the reference."""
     steps, seed = steps_of(setting, out), setting.seeds[0]
     if steps.done("judged"):
         return
     field = make_field(setting, data, seed, out / "networks")
-    cases = steps.step("cases", Cases, lambda: make_cases(field, Instruments(field, out / "instruments"), data))
-    steps.step("judged", Judged, lambda: judge(field, cases, reference(field, cases.recipe, data), data))
+    cases = steps.step(
+        "cases", AcceptedCases, lambda: make_cases(field, FieldInstruments(field, out / "instruments"), data)
+    )
+    steps.step("judged", ReferenceVerdicts, lambda: judge(field, cases, reference(field, cases.recipe, data), data))
 
 
-def steps_of(setting: Setting, out: Path) -> Steps:
+def steps_of(setting: FieldSetting, out: Path) -> Steps:
     return Steps(out / "steps" / f"labels-{setting.name}-{setting.seeds[0]}")
 
 
 # The page -------------------------------------------------------------------------------------------------------------
 
 
-def section(settings: tuple[Setting, ...], out: Path) -> str:
+def section(settings: tuple[FieldSetting, ...], out: Path) -> str:
     """The part of the page about labels; its contact sheets are written beside it."""
     read = [(s, *_load(s, out)) for s in settings]
     sheets = []
@@ -127,16 +138,16 @@ colon, what the model says.
 {sheets}"""
 
 
-def _load(setting: Setting, out: Path) -> tuple[Cases, Judged]:
+def _load(setting: FieldSetting, out: Path) -> tuple[AcceptedCases, ReferenceVerdicts]:
     steps = steps_of(setting, out)
-    return steps.step("cases", Cases, _missing), steps.step("judged", Judged, _missing)
+    return steps.step("cases", AcceptedCases, _missing), steps.step("judged", ReferenceVerdicts, _missing)
 
 
 def _missing() -> NoReturn:
     raise ValueError("the labels of a field have not been judged yet; run the study to its end first")
 
 
-def _eye_row(setting: Setting, cases: Cases) -> list[object]:
+def _eye_row(setting: FieldSetting, cases: AcceptedCases) -> list[object]:
     n, by_conditions = len(cases.x), int(cases.conditions.sum())
     reading, start = _reading(setting, cases), [setting.title, cases.seeds, cases.accepted, n, by_conditions]
     if reading is None:
@@ -147,7 +158,7 @@ def _eye_row(setting: Setting, cases: Cases) -> list[object]:
     return [*start, len(reading.lost), len(reading.unsure), held.share, _above(held)]
 
 
-def _reading(setting: Setting, cases: Cases) -> Reading | None:
+def _reading(setting: FieldSetting, cases: AcceptedCases) -> SheetReading | None:
     """What was read on this very sheet."""
     reading = READ.get(setting.name)
     return reading if reading is not None and reading.sheet == fingerprint(cases.x) else None
@@ -160,7 +171,7 @@ def _clopper_pearson(k: float, n: int) -> tuple[float, float]:
     return float(lower), float(upper)
 
 
-def _reference_row(setting: Setting, judged: Judged) -> list[object]:
+def _reference_row(setting: FieldSetting, judged: ReferenceVerdicts) -> list[object]:
     wrong = judged.wrong.double()
     against = holding(wrong - judged.equal)
     field = holding(wrong - judged.field_wrong)
@@ -190,7 +201,7 @@ def _above(share: Mean) -> str:
     return "not held" if share.upper < TARGET else "not decided"
 
 
-def _dropped(read: list[tuple[Setting, Cases, Judged]]) -> str:
+def _dropped(read: list[tuple[FieldSetting, AcceptedCases, ReferenceVerdicts]]) -> str:
     for _, cases, _ in read:
         if cases.ambiguous:
             return (
@@ -200,7 +211,7 @@ def _dropped(read: list[tuple[Setting, Cases, Judged]]) -> str:
     return ""
 
 
-def _caption(setting: Setting, cases: Cases) -> str:
+def _caption(setting: FieldSetting, cases: AcceptedCases) -> str:
     reading = _reading(setting, cases)
     if reading is None:
         return f"{setting.title}: not read."

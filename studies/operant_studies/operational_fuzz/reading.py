@@ -12,7 +12,7 @@ Places = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class SheetReading:
     """Of one sheet.
 
     Attributes:
@@ -30,19 +30,19 @@ class Reading:
         return 1 - (len(self.lost) + len(self.unsure) / 2) / n
 
 
-READ: dict[str, Reading] = {
-    "zipf": Reading(
+READ: dict[str, SheetReading] = {
+    "zipf": SheetReading(
         sheet="6bbf0e2f",
         lost=((1, 2),),
         unsure=((1, 1), (1, 3), (1, 9), (1, 10), (2, 6), (4, 4), (4, 8), (4, 10), (6, 9), (7, 4), (8, 8)),
     ),
-    "usps": Reading(
+    "usps": SheetReading(
         sheet="8cd79e95",
         lost=((5, 5),),
         unsure=((2, 3), (3, 2), (3, 5), (4, 5), (10, 1), (10, 4), (10, 6)),
     ),
-    "outdoors": Reading(sheet="41435281", lost=(), unsure=((1, 10), (2, 7), (3, 1), (4, 2), (5, 4), (9, 10))),
-    "tinyimagenet": Reading(
+    "outdoors": SheetReading(sheet="41435281", lost=(), unsure=((1, 10), (2, 7), (3, 1), (4, 2), (5, 4), (9, 10))),
+    "tinyimagenet": SheetReading(
         sheet="6b83ee56",
         lost=((1, 2), (1, 4), (1, 5), (4, 9), (9, 4), (9, 9)),
         unsure=(

@@ -21,9 +21,9 @@ from operant.retrain import Repaired, pmi_monitor
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant_studies.operational_fuzz.fields import Field, make_field, under
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.fields import StudyField, make_field, under
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.shared import Steps
 
 DECLARED, UNDECLARED, ROUNDS = "OperationalFuzz, declared", "OperationalFuzz, undeclared", "the same, in rounds"
@@ -36,7 +36,7 @@ PILOT = 300  # cases with which the radius of attacks is chosen
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RepairResult:
     """One retraining.
 
     Attributes:
@@ -59,7 +59,7 @@ class Outcome:
     seconds: float
 
 
-def units(settings: Sequence[Setting], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
+def units(settings: Sequence[FieldSetting], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
     """A piece of work a field and seed; first seeds first."""
     pairs = [(setting, seed) for setting in settings if setting.sizes for seed in setting.seeds]
     return [
@@ -68,25 +68,25 @@ def units(settings: Sequence[Setting], data: Path | None, out: Path) -> list[tup
     ]
 
 
-def run_unit(setting: Setting, data: Path | None, seed: int, out: Path) -> None:
+def run_unit(setting: FieldSetting, data: Path | None, seed: int, out: Path) -> None:
     """A function of its own so that another process can be asked for it."""
     steps = steps_of(setting, seed, out)
     if all(steps.done(name) for name in names(setting)):
         return
     field = make_field(setting, data, seed, out / "networks")
-    Unit(field, Instruments(field, out / "instruments"), steps, out / "steps").run()
+    RepairUnit(field, FieldInstruments(field, out / "instruments"), steps, out / "steps").run()
 
 
-def steps_of(setting: Setting, seed: int, out: Path) -> Steps:
+def steps_of(setting: FieldSetting, seed: int, out: Path) -> Steps:
     return Steps(out / "steps" / f"repair-{setting.name}-{seed}")
 
 
-def sized_arms(setting: Setting) -> tuple[str, ...]:
+def sized_arms(setting: FieldSetting) -> tuple[str, ...]:
     """The arms that are tried with every number of cases."""
     return tuple(arm for arm in SIZED if setting.rounds or arm != ROUNDS)
 
 
-def names(setting: Setting) -> dict[str, tuple[str, int]]:
+def names(setting: FieldSetting) -> dict[str, tuple[str, int]]:
     """The steps of a unit, and the arm and number of cases of each."""
     sized = [(arm, n) for n in setting.sizes for arm in sized_arms(setting)]
     arms = [("before", 0), (CONTROL, 0), (AUGMENTED, 0), *sized]
@@ -94,23 +94,23 @@ def names(setting: Setting) -> dict[str, tuple[str, int]]:
 
 
 @dataclass(frozen=True)
-class Unit:
+class RepairUnit:
     """One field with one seed; what is finished is read, not done again."""
 
-    field: Field
-    instruments: Instruments
+    field: StudyField
+    instruments: FieldInstruments
     steps: Steps
     folder: Path
 
     def run(self) -> None:
         for name, (arm, n) in names(self.setting).items():
-            self.steps.step(name, Outcome, partial(self.outcome, arm, n))
+            self.steps.step(name, RepairResult, partial(self.outcome, arm, n))
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> FieldSetting:
         return self.field.setting
 
-    def outcome(self, arm: str, n: int) -> Outcome:
+    def outcome(self, arm: str, n: int) -> RepairResult:
         if arm == "before":
             return self._judged(self.field.model, arm=arm, n=0, cases=0, epoch=0, seconds=0.0)
         start = time.process_time()
@@ -120,8 +120,8 @@ class Unit:
         epoch = repaired.record.best_epoch
         return self._judged(repaired.model, arm=arm, n=n, cases=len(cases), epoch=epoch, seconds=seconds)
 
-    def _judged(self, model: Classifier, *, arm: str, n: int, cases: int, epoch: int, seconds: float) -> Outcome:
-        return Outcome(
+    def _judged(self, model: Classifier, *, arm: str, n: int, cases: int, epoch: int, seconds: float) -> RepairResult:
+        return RepairResult(
             arm=arm,
             n=n,
             cases=cases,
@@ -235,16 +235,16 @@ class Unit:
     @cached_property
     def radius(self) -> float:
         """Of three, the one whose PGD cases retrain best by the monitor; found once a field, with its first seed."""
-        pilot = Steps(self.folder / f"pilot-{self.setting.name}").step("radius", Radius, self._pilot)
+        pilot = Steps(self.folder / f"pilot-{self.setting.name}").step("radius", ChosenRadius, self._pilot)
         return pilot.value
 
-    def _pilot(self) -> Radius:
+    def _pilot(self) -> ChosenRadius:
         told = {}
         for radius in self.setting.radii:
             generator = spawn(self.setting.seeds[0], self.setting.name, "pilot")
             cases = self._attacked(PGD_CASES, radius, min(PILOT, max(self.setting.sizes)), generator)
             told[radius] = pmi_monitor(self.field.watched)(self._retrained(cases).model)
-        return Radius(value=min(told, key=lambda radius: told[radius]), monitors=tuple(told.values()))
+        return ChosenRadius(value=min(told, key=lambda radius: told[radius]), monitors=tuple(told.values()))
 
     def _labelled(self, arm: str, n: int, generator: torch.Generator) -> Samples:
         """Field inputs whose labels are paid for: at random, or those the model is least sure of."""
@@ -257,7 +257,7 @@ class Unit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Radius:
+class ChosenRadius:
     """The radius of attacks that was chosen, and what the monitor said of every one that was tried."""
 
     value: float

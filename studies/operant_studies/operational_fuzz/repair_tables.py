@@ -25,12 +25,12 @@ from operant_studies.operational_fuzz.repair import (
     RANDOM,
     ROUNDS,
     UNDECLARED,
-    Outcome,
+    RepairResult,
     names,
     sized_arms,
     steps_of,
 )
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.shared import mean, table
 
 IGNORE_THE_FIELD = (PGD_CASES, FOL_CASES)
@@ -48,20 +48,20 @@ COLOURS = {
 
 
 @dataclass(frozen=True)
-class Told:
+class FieldRepairs:
     """The finished outcomes of one field."""
 
-    setting: Setting
+    setting: FieldSetting
     out: Path
 
     @cached_property
-    def outcomes(self) -> dict[tuple[str, int], list[Outcome]]:
+    def outcomes(self) -> dict[tuple[str, int], list[RepairResult]]:
         """By arm and number of cases, a list over the seeds."""
-        told: dict[tuple[str, int], list[Outcome]] = {key: [] for key in names(self.setting).values()}
+        told: dict[tuple[str, int], list[RepairResult]] = {key: [] for key in names(self.setting).values()}
         for seed in self.setting.seeds:
             folder = steps_of(self.setting, seed, self.out).folder
             for name, key in names(self.setting).items():
-                told[key].append(results.load(folder / f"{name}.json", Outcome))
+                told[key].append(results.load(folder / f"{name}.json", RepairResult))
         return told
 
     def curve(self, arm: str) -> NDArray[np.float64]:
@@ -69,14 +69,14 @@ class Told:
         return np.array([[o.pmi for o in self.outcomes[arm, n]] for n in self.setting.sizes]).T
 
 
-def section(settings: Sequence[Setting], out: Path) -> str:
+def section(settings: Sequence[FieldSetting], out: Path) -> str:
     """The part of the page about repair; its picture is written beside it."""
-    told = [Told(setting, out) for setting in settings if setting.sizes]
+    told = [FieldRepairs(setting, out) for setting in settings if setting.sizes]
     draw_curves(told, out / "operational-fuzz-repair.svg")
     return "\n".join([_INTRO, _left_out(settings), _goals(told), *(_field(t) for t in told)])
 
 
-def _left_out(settings: Sequence[Setting]) -> str:
+def _left_out(settings: Sequence[FieldSetting]) -> str:
     titles = "; ".join(s.title for s in settings if not s.sizes)
     return f"Not repaired, only searched and read: {titles}.\n" if titles else ""
 
@@ -105,7 +105,7 @@ seeds: of the network (MNIST), of who gets which field inputs, of cases and of r
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 
-def _field(t: Told) -> str:
+def _field(t: FieldRepairs) -> str:
     sizes = t.setting.sizes
     before, control, augmented = (t.outcomes[arm, 0] for arm in ("before", CONTROL, AUGMENTED))
     arms = sized_arms(t.setting)
@@ -128,15 +128,15 @@ Clean accuracy, %:
 """
 
 
-def _share(outcomes: Sequence[Outcome]) -> str:
+def _share(outcomes: Sequence[RepairResult]) -> str:
     return mean(o.pmi for o in outcomes).share
 
 
-def _clean(outcomes: Sequence[Outcome]) -> str:
+def _clean(outcomes: Sequence[RepairResult]) -> str:
     return f"{100 * mean(o.clean for o in outcomes).value:.2f}"
 
 
-def _smallest(t: Told, arm: str) -> str:
+def _smallest(t: FieldRepairs, arm: str) -> str:
     n = max(t.setting.sizes)
     least = min(o.cases for o in t.outcomes[arm, n])
     return str(least) if least < n else ""
@@ -145,7 +145,7 @@ def _smallest(t: Told, arm: str) -> str:
 # Goals ----------------------------------------------------------------------------------------------------------------
 
 
-def _goals(told: Sequence[Told]) -> str:
+def _goals(told: Sequence[FieldRepairs]) -> str:
     rows = [row for t in told for row in _needed(t)]
     columns = ["field", "to reach", "pmi, %", UNDECLARED, "ratio", ROUNDS, "ratio", "goal", "", "in rounds"]
     return f"""### How many cases each needs
@@ -161,7 +161,7 @@ results had been seen.
 {table(columns, rows)}"""
 
 
-def _needed(t: Told) -> list[list[object]]:
+def _needed(t: FieldRepairs) -> list[list[object]]:
     """Against the best that ignores the field (a twentieth), and random conditions where a third can be told."""
     ends = {(arm, n): t.curve(arm).mean(0)[i] for arm in IGNORE_THE_FIELD for i, n in enumerate(t.setting.sizes)}
     arm, n = min(ends, key=lambda key: (ends[key], -key[1]))
@@ -170,7 +170,7 @@ def _needed(t: Told) -> list[list[object]]:
     return rows + [_row(t, RANDOM, n, 1 / 3) for n in t.setting.sizes if n >= 3 * smallest]
 
 
-def _row(t: Told, rival: str, n: int, goal: float) -> list[object]:
+def _row(t: FieldRepairs, rival: str, n: int, goal: float) -> list[object]:
     target = t.curve(rival)[:, t.setting.sizes.index(n)]
     cells: list[object] = [t.setting.title, f"{rival}, {n} cases", f"{100 * target.mean():.1f}"]
     verdicts: list[str] = []
@@ -232,7 +232,7 @@ def crossing(curve: NDArray[np.float64], target: float, sizes: Sequence[int]) ->
 # Picture --------------------------------------------------------------------------------------------------------------
 
 
-def draw_curves(told: Sequence[Told], path: Path) -> None:
+def draw_curves(told: Sequence[FieldRepairs], path: Path) -> None:
     """True pmi by number of cases, a line an arm; dotted: before, and augmentation without cases."""
     figure = Figure(figsize=(4.2 * len(told), 3.6), layout="constrained")
     for ax, t in zip(figure.subplots(1, len(told), squeeze=False)[0], told, strict=True):

@@ -79,7 +79,7 @@ WIDE_OUTDOORS = Recipe(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class FieldSetting:
     """One field: where its inputs come from, how many there are of each kind, and what is asked of them.
 
     Attributes:
@@ -125,14 +125,14 @@ class Setting:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-def settings(scale: str) -> tuple[Setting, ...]:
+def settings(scale: str) -> tuple[FieldSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
     if scale == "smoke":
         return (_digits(),)
     if scale != "small":
         raise ValueError(f"scale must be smoke or small, got {scale!r}")
     mnist = OperationalFinetune(epochs=4, steps=100, max_drop=0.02, patience=None, progress=False)
-    zipf = Setting(
+    zipf = FieldSetting(
         name="zipf",
         title="MNIST by Zipf's law, under conditions",
         dataset="mnist",
@@ -142,7 +142,7 @@ def settings(scale: str) -> tuple[Setting, ...]:
         widest=WIDE_HANDWRITING,
         finetune=mnist,
     )
-    usps = Setting(
+    usps = FieldSetting(
         name="usps",
         title="USPS, for a model of MNIST",
         dataset="mnist",
@@ -153,11 +153,11 @@ def settings(scale: str) -> tuple[Setting, ...]:
     return zipf, usps, *_cifar()
 
 
-def _cifar() -> tuple[Setting, Setting]:
+def _cifar() -> tuple[FieldSetting, FieldSetting]:
     finetune = OperationalFinetune(
         epochs=2, steps=100, batch_size=32, optimiser="sgd", max_drop=0.03, patience=None, progress=False
     )
-    made = Setting(
+    made = FieldSetting(
         name="outdoors",
         title="CIFAR-10 under conditions",
         dataset="cifar10",
@@ -189,8 +189,8 @@ def _cifar() -> tuple[Setting, Setting]:
     return made, tiny
 
 
-def _digits() -> Setting:
-    return Setting(
+def _digits() -> FieldSetting:
+    return FieldSetting(
         name="digits",
         title="digits under conditions",
         dataset="digits",

@@ -16,10 +16,10 @@ from operant.model import Classifier
 from operant.networks import ResNet20, fit, initialise, load_weights
 from operant.rng import normal_like, spawn
 from operant.suite import Suite
-from operant_studies.operational_fuzz.fields import CIFAR_MEAN, CIFAR_STD, Field, under
+from operant_studies.operational_fuzz.fields import CIFAR_MEAN, CIFAR_STD, StudyField, under
 from operant_studies.operational_fuzz.finding import make_moves, recipe_of
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.robot.known import known_network
 from operant_studies.robot.settings import find_weights
 
@@ -34,7 +34,7 @@ RATE = {"mnist": 1e-3, "cifar10": 3e-4, "digits": 2e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cases:
+class AcceptedCases:
     """Operational failures, drawn at random from those that were accepted.
 
     Attributes:
@@ -64,7 +64,7 @@ class Cases:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class ReferenceVerdicts:
     """What the reference says.
 
     Attributes:
@@ -88,7 +88,7 @@ class Judged:
 # Cases ----------------------------------------------------------------------------------------------------------------
 
 
-def make_cases(field: Field, instruments: Instruments, data: Path | None) -> Cases:
+def make_cases(field: StudyField, instruments: FieldInstruments, data: Path | None) -> AcceptedCases:
     """Search for operational failures with both fast moves, and draw some of what was accepted."""
     agreed, ambiguous = seeds_of(field, data)
     right = field.model.correct(agreed)
@@ -96,7 +96,7 @@ def make_cases(field: Field, instruments: Instruments, data: Path | None) -> Cas
     accepted, used = _accepted(fuzz(field.setting, recipe, instruments), field, right)
     rows = torch.randperm(len(accepted), generator=spawn(field.seed, "labels", "drawn"))[:CASES]
     chosen = accepted[rows.sort().values]
-    return Cases(
+    return AcceptedCases(
         seeds=used,
         looked_at=len(agreed) + ambiguous,
         ambiguous=ambiguous,
@@ -112,7 +112,7 @@ def make_cases(field: Field, instruments: Instruments, data: Path | None) -> Cas
     )
 
 
-def _accepted(search: OperationalFuzz, field: Field, right: Samples) -> tuple[Suite, int]:
+def _accepted(search: OperationalFuzz, field: StudyField, right: Samples) -> tuple[Suite, int]:
     """What a search accepts, and from how many seeds: portion after portion until there are enough."""
     order = torch.randperm(len(right), generator=spawn(field.seed, "labels"))
     found: list[Suite] = []
@@ -126,7 +126,7 @@ def _accepted(search: OperationalFuzz, field: Field, right: Samples) -> tuple[Su
     return Suite.concat(found), used
 
 
-def fuzz(setting: Setting, recipe: Recipe, instruments: Instruments) -> OperationalFuzz:
+def fuzz(setting: FieldSetting, recipe: Recipe, instruments: FieldInstruments) -> OperationalFuzz:
     naturalness = instruments.naturalness
     moves = make_moves(setting, recipe, naturalness)
     return OperationalFuzz(
@@ -141,7 +141,7 @@ def _column(suite: Suite, name: str) -> Tensor:
     return torch.as_tensor(suite[name]).double().nan_to_num(0.0)
 
 
-def seeds_of(field: Field, data: Path | None) -> tuple[Samples, int]:
+def seeds_of(field: StudyField, data: Path | None) -> tuple[Samples, int]:
     """Inputs to make cases from; of CIFAR-10 test images on whose class people agreed, and how many were dropped."""
     if field.setting.dataset != "cifar10":
         return field.train, 0
@@ -157,7 +157,7 @@ def seeds_of(field: Field, data: Path | None) -> tuple[Samples, int]:
 # The reference --------------------------------------------------------------------------------------------------------
 
 
-def reference(field: Field, recipe: Recipe, data: Path | None) -> Classifier:
+def reference(field: StudyField, recipe: Recipe, data: Path | None) -> Classifier:
     """A network that learned from images no case is made of: as they are, under the recipe, and under the widest."""
     name = field.setting.dataset
     known = load_digits(size=28) if name == "digits" else _loaded(name, data)
@@ -181,7 +181,7 @@ def reference(field: Field, recipe: Recipe, data: Path | None) -> Classifier:
     return Classifier(fitted.module, mean=mean, std=std)
 
 
-def _start(field: Field, data: Path | None) -> nn.Module:
+def _start(field: StudyField, data: Path | None) -> nn.Module:
     """ResNet-20 with known weights; else a network with more channels than the model's, from nothing."""
     if field.setting.dataset != "cifar10":
         return initialise(known_network, generator=spawn(field.seed, "reference", "weights"))
@@ -196,14 +196,14 @@ def _loaded(name: str, data: Path | None) -> Dataset:
     return load(name, data)
 
 
-def judge(field: Field, cases: Cases, network: Classifier, data: Path | None) -> Judged:
+def judge(field: StudyField, cases: AcceptedCases, network: Classifier, data: Path | None) -> ReferenceVerdicts:
     """What the reference says of cases, of other images at equal severity, and of field inputs."""
     truth = field.truth[:4_000]
     failing = truth[field.model.predict(truth.x) != truth.labels]
     equal = torch.where(
         cases.conditions, _equal_conditions(field, cases, network, data), _equal_noise(field, cases, network)
     )
-    return Judged(
+    return ReferenceVerdicts(
         model_error=1 - field.model.accuracy(truth),
         reference_error=1 - network.accuracy(truth),
         wrong=network.predict(cases.x) != cases.label,
@@ -214,7 +214,7 @@ def judge(field: Field, cases: Cases, network: Classifier, data: Path | None) ->
     )
 
 
-def _equal_conditions(field: Field, cases: Cases, network: Classifier, data: Path | None) -> Tensor:
+def _equal_conditions(field: StudyField, cases: AcceptedCases, network: Classifier, data: Path | None) -> Tensor:
     """The share misread of other images of each case's class, under the conditions of the case."""
     pool, _ = seeds_of(field, data)
     generator = spawn(field.seed, "labels", "others")
@@ -226,7 +226,7 @@ def _equal_conditions(field: Field, cases: Cases, network: Classifier, data: Pat
     return wrong.double().view(-1, OTHERS).mean(1)
 
 
-def _equal_noise(field: Field, cases: Cases, network: Classifier) -> Tensor:
+def _equal_noise(field: StudyField, cases: AcceptedCases, network: Classifier) -> Tensor:
     """The share misread of each case's seed under noise that moves it as far."""
     noise = normal_like(cases.x.repeat_interleave(OTHERS, 0), generator=spawn(field.seed, "labels", "noise"))
     far = (cases.x - cases.x0).flatten(1).norm(dim=1).repeat_interleave(OTHERS)

@@ -26,11 +26,11 @@ from operant.measure import KMNC
 from operant.measure.coverage import Criterion, Ranges
 from operant.model import Classifier
 from operant.rng import normal_like
-from operant_studies.rivals.settings import Setting
+from operant_studies.rivals.settings import RivalsSetting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class ContestArm:
     """A search, and random ones at its settings, of which the best is what it has to beat."""
 
     name: str
@@ -44,7 +44,7 @@ class Contest:
     key: str
     title: str
     criterion: str
-    arms: tuple[Arm, ...]
+    arms: tuple[ContestArm, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,8 +108,8 @@ WHY = {  # what it means that a change helps, where it changes little enough to 
 }
 
 
-def _alike(names: Mapping[str, object], *controls: str) -> tuple[Arm, ...]:
-    return tuple(Arm(name=name, controls=controls) for name in names)
+def _alike(names: Mapping[str, object], *controls: str) -> tuple[ContestArm, ...]:
+    return tuple(ContestArm(name=name, controls=controls) for name in names)
 
 
 def _xplore(constraint: str) -> Contest:
@@ -121,7 +121,7 @@ def _xplore(constraint: str) -> Contest:
     )
 
 
-def _hunter(key: str, title: str, criterion: str, *more: Arm) -> Contest:
+def _hunter(key: str, title: str, criterion: str, *more: ContestArm) -> Contest:
     return Contest(key=key, title=title, criterion=criterion, arms=(*_alike(HUNTS, "random mutation"), *more))
 
 
@@ -145,8 +145,8 @@ CONTESTS = (
         "deephunter-kmnc",
         "DeepHunter, KMNC",
         f"KMNC, {SECTIONS} sections",
-        Arm(name=COARSE, controls=(f"random mutation, {COARSE}",)),
-        Arm(name=f"{COARSE}, any input alike", controls=(f"random mutation, {COARSE}",)),
+        ContestArm(name=COARSE, controls=(f"random mutation, {COARSE}",)),
+        ContestArm(name=f"{COARSE}, any input alike", controls=(f"random mutation, {COARSE}",)),
     ),
     _hunter("deephunter-nc", "DeepHunter, NC", "neuron coverage, threshold .75"),
     Contest(
@@ -154,8 +154,8 @@ CONTESTS = (
         title="TensorFuzz",
         criterion="points whose logits are farther than the threshold from all others",
         arms=(
-            *(Arm(name=name, controls=(f"noise, {name}",)) for name in REACHES),
-            *(Arm(name=f"{name}, any input alike", controls=(f"noise, {name}",)) for name in ALIKE),
+            *(ContestArm(name=name, controls=(f"noise, {name}",)) for name in REACHES),
+            *(ContestArm(name=f"{name}, any input alike", controls=(f"noise, {name}",)) for name in ALIKE),
         ),
     ),
 )
@@ -182,7 +182,7 @@ class PartedHunter(DeepHunter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class ContestData:
     """What searches are built from.
 
     Attributes:
@@ -193,7 +193,7 @@ class Known:
         numel, size: values of an input; its height and width.
     """
 
-    setting: Setting
+    setting: RivalsSetting
     others: tuple[Classifier, Classifier]
     ranges: Ranges
     move: float
@@ -209,7 +209,7 @@ class Known:
         return criterion
 
 
-def build(contest: str, known: Known) -> dict[str, Explorer]:
+def build(contest: str, known: ContestData) -> dict[str, Explorer]:
     """All searches of a contest by name."""
     if contest.startswith("deepxplore"):
         return _xplorers(contest.removeprefix("deepxplore-"), known)
@@ -218,7 +218,7 @@ def build(contest: str, known: Known) -> dict[str, Explorer]:
     return _tensors(known) if contest == "tensorfuzz" else _hunters(contest, known)
 
 
-def _xplorers(constraint: str, known: Known) -> dict[str, Explorer]:
+def _xplorers(constraint: str, known: ContestData) -> dict[str, Explorer]:
     bound = DeepXplore(others=known.others, constraint=constraint, rows_per_seed=known.setting.rows)
     free = replace(bound, constraint="occlusion", size=known.size)  # the rectangle is the whole image
     arms: dict[str, Explorer] = {}
@@ -228,7 +228,7 @@ def _xplorers(constraint: str, known: Known) -> dict[str, Explorer]:
     return arms
 
 
-def _climbers(radius: float, known: Known) -> dict[str, Explorer]:
+def _climbers(radius: float, known: ContestData) -> dict[str, Explorer]:
     start = DLFuzz(radius=radius, rows_per_seed=known.setting.rows)
     arms: dict[str, Explorer] = {name: replace(start, **changed) for name, changed in STEPS.items()}
     length = start.step * math.sqrt(known.numel)
@@ -239,7 +239,7 @@ def _climbers(radius: float, known: Known) -> dict[str, Explorer]:
     return arms
 
 
-def _hunters(contest: str, known: Known) -> dict[str, Explorer]:
+def _hunters(contest: str, known: ContestData) -> dict[str, Explorer]:
     rows, kmnc = known.setting.rows, contest == "deephunter-kmnc"
     whole, chance = PartedHunter(rows_per_seed=rows), MetamorphicMutation(rows_per_seed=rows)
     if kmnc:
@@ -255,7 +255,7 @@ def _hunters(contest: str, known: Known) -> dict[str, Explorer]:
     return arms
 
 
-def _tensors(known: Known) -> dict[str, Explorer]:
+def _tensors(known: ContestData) -> dict[str, Explorer]:
     std, rows = known.setting.noise, known.setting.rows
     arms: dict[str, Explorer] = {}
     for name, times in REACHES.items():

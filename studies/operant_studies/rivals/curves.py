@@ -15,16 +15,16 @@ from operant.data import Samples
 from operant.measure import fit_ranges
 from operant.model import Classifier
 from operant.rng import spawn
-from operant_studies.operational_fuzz.fields import Field, make_field
+from operant_studies.operational_fuzz.fields import StudyField, make_field
 from operant_studies.operational_fuzz.finding import hunted
-from operant_studies.rivals.contests import CONTESTS, Contest, Explorer, Known, build, logit_move
+from operant_studies.rivals.contests import CONTESTS, Contest, ContestData, Explorer, build, logit_move
 from operant_studies.rivals.models import others
-from operant_studies.rivals.settings import Setting
+from operant_studies.rivals.settings import RivalsSetting
 from operant_studies.shared import Steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class CoverageCurve:
     """How the coverage of one search grew.
 
     Attributes:
@@ -45,14 +45,14 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves:
+class CoverageCurves:
     """Of all searches of a contest, by name."""
 
-    of: dict[str, Curve]
+    of: dict[str, CoverageCurve]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ContestFacts:
     """What was measured before the searches.
 
     Attributes:
@@ -66,26 +66,26 @@ class Facts:
     accuracy: tuple[float, ...]
 
 
-def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
+def run(setting: RivalsSetting, data: Path | None, out: Path, seed: int) -> None:
     """Every search with one seed."""
     steps = steps_of(setting, out, seed)
     if all(steps.done(name) for name in ("facts", *(contest.key for contest in CONTESTS))):
         return
     field = make_field(setting.field, data, seed, out / "networks")
     known, seeds = learn(setting, data, field, out)
-    steps.step("facts", Facts, partial(_facts, known, field, seeds))
+    steps.step("facts", ContestFacts, partial(_facts, known, field, seeds))
     for contest in CONTESTS:
-        steps.step(contest.key, Curves, partial(hold, contest, known, field, seeds))
+        steps.step(contest.key, CoverageCurves, partial(hold, contest, known, field, seeds))
 
 
-def learn(setting: Setting, data: Path | None, field: Field, out: Path) -> tuple[Known, Samples]:
+def learn(setting: RivalsSetting, data: Path | None, field: StudyField, out: Path) -> tuple[ContestData, Samples]:
     """What searches need to know of the model, and the inputs they start from, which all three models get right."""
     theirs = others(setting, data, field.seed, out / "networks")
     seeds = hunted(field)
     for model in (field.model, *theirs):
         seeds = model.correct(seeds)
     seeds, generator = seeds[: setting.explored], spawn(field.seed, "rivals", "move")
-    known = Known(
+    known = ContestData(
         setting=setting,
         others=theirs,
         ranges=fit_ranges(field.model, field.train[: setting.profiled]),
@@ -96,24 +96,26 @@ def learn(setting: Setting, data: Path | None, field: Field, out: Path) -> tuple
     return known, seeds
 
 
-def _facts(known: Known, field: Field, seeds: Samples) -> Facts:
+def _facts(known: ContestData, field: StudyField, seeds: Samples) -> ContestFacts:
     clean = field.clean
     right = [float((m.predict(clean.x) == clean.labels).double().mean()) for m in (field.model, *known.others)]
-    return Facts(explored=len(seeds), move=known.move, accuracy=tuple(right))
+    return ContestFacts(explored=len(seeds), move=known.move, accuracy=tuple(right))
 
 
-def hold(contest: Contest, known: Known, field: Field, seeds: Samples) -> Curves:
+def hold(contest: Contest, known: ContestData, field: StudyField, seeds: Samples) -> CoverageCurves:
     """Run all searches of a contest."""
     searches = build(contest.key, known)
     each = {name: spawn(field.seed, "rivals", contest.key, name) for name in contest.names}
-    return Curves(of={name: follow(searches[name], field.model, seeds, generator=g) for name, g in each.items()})
+    return CoverageCurves(
+        of={name: follow(searches[name], field.model, seeds, generator=g) for name, g in each.items()}
+    )
 
 
-def follow(search: Explorer, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Curve:
+def follow(search: Explorer, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> CoverageCurve:
     """Run one search and keep how its coverage grew, on the mean over what it tells apart: seeds or models."""
     start = time.process_time()
     found = search.explore(model, seeds, generator=generator)
-    return Curve(
+    return CoverageCurve(
         rows=tuple(found.rows.double().tolist()),
         coverage=tuple(found.coverage.double().mean(0).tolist()),
         failures=len(found.suite.failures()),
@@ -121,16 +123,16 @@ def follow(search: Explorer, model: Classifier, seeds: Samples, *, generator: to
     )
 
 
-def steps_of(setting: Setting, out: Path, seed: int) -> Steps:
+def steps_of(setting: RivalsSetting, out: Path, seed: int) -> Steps:
     return Steps(out / "steps" / f"coverage-{setting.name}-{seed}")
 
 
-def load_curves(setting: Setting, out: Path, seed: int, contest: str) -> dict[str, Curve]:
-    return steps_of(setting, out, seed).step(contest, Curves, missing).of
+def load_curves(setting: RivalsSetting, out: Path, seed: int, contest: str) -> dict[str, CoverageCurve]:
+    return steps_of(setting, out, seed).step(contest, CoverageCurves, missing).of
 
 
-def load_facts(setting: Setting, out: Path, seed: int) -> Facts:
-    return steps_of(setting, out, seed).step("facts", Facts, missing)
+def load_facts(setting: RivalsSetting, out: Path, seed: int) -> ContestFacts:
+    return steps_of(setting, out, seed).step("facts", ContestFacts, missing)
 
 
 def missing() -> NoReturn:

@@ -8,13 +8,22 @@ from pathlib import Path
 from operant.generate.baselines import DeepHunter, DeepXplore, DLFuzz, TensorFuzz
 from operant.rng import spawn
 from operant.types import Fuzzer
-from operant_studies.operational_fuzz.fields import Field, make_field
-from operant_studies.operational_fuzz.finding import MIX, RANDOM, Arm, Found, attack_name, hunt, hunted, make_arms
-from operant_studies.operational_fuzz.finding_judge import Facts, Judge
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.rivals.contests import BALLS, SECTIONS, Known
+from operant_studies.operational_fuzz.fields import StudyField, make_field
+from operant_studies.operational_fuzz.finding import (
+    MIX,
+    RANDOM,
+    SearchArm,
+    SearchResult,
+    attack_name,
+    hunt,
+    hunted,
+    make_arms,
+)
+from operant_studies.operational_fuzz.finding_judge import Judge, JudgeFacts
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.rivals.contests import BALLS, SECTIONS, ContestData
 from operant_studies.rivals.curves import learn, missing
-from operant_studies.rivals.settings import Setting
+from operant_studies.rivals.settings import RivalsSetting
 from operant_studies.shared import Steps
 
 CONSTRAINTS = ("light", "occlusion", "blackout")
@@ -22,7 +31,7 @@ OURS = "OperationalFuzz"
 WARM = 16  # inputs of the passes before the first search
 
 
-def arm_names(setting: Setting) -> tuple[str, ...]:
+def arm_names(setting: RivalsSetting) -> tuple[str, ...]:
     """Of all searches, in the order of the page."""
     radii = setting.field.radii[-2:]
     return (
@@ -37,7 +46,9 @@ def arm_names(setting: Setting) -> tuple[str, ...]:
     )
 
 
-def make_searches(setting: Setting, field: Field, instruments: Instruments, known: Known) -> dict[str, Arm]:
+def make_searches(
+    setting: RivalsSetting, field: StudyField, instruments: FieldInstruments, known: ContestData
+) -> dict[str, SearchArm]:
     """All searches by name. Ours and FOL-Fuzz are those of the study of operational fuzzing, the others defaults."""
     theirs, rows, radii = make_arms(field, instruments), setting.hunted_rows, setting.field.radii[-2:]
     arms = {OURS: theirs[MIX], RANDOM: theirs[RANDOM]}
@@ -55,28 +66,28 @@ def make_searches(setting: Setting, field: Field, instruments: Instruments, know
             for radius in radii
         },
     }
-    return arms | {name: Arm(fuzzer=fuzzer, seeds=setting.hunted) for name, fuzzer in rivals.items()}
+    return arms | {name: SearchArm(fuzzer=fuzzer, seeds=setting.hunted) for name, fuzzer in rivals.items()}
 
 
-def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
+def run(setting: RivalsSetting, data: Path | None, out: Path, seed: int) -> None:
     """Every search with one seed, by the clock; then what the judge says of its failures."""
     steps = steps_of(setting, out, seed)
     names = arm_names(setting)
     if all(steps.done(_file(name)) for name in ("facts", *names)):
         return
     field = make_field(setting.field, data, seed, out / "networks")
-    instruments = Instruments(field, out / "instruments")
+    instruments = FieldInstruments(field, out / "instruments")
     judge = Judge(field, out / "instruments" / f"{setting.field.name}-{seed}-judge")
-    steps.step("facts", Facts, judge.facts)
+    steps.step("facts", JudgeFacts, judge.facts)
     known, _ = learn(setting, data, field, out)
     arms, seeds = make_searches(setting, field, instruments, known), hunted(field)
     _warm(field, instruments)
     for name in names:
         work = partial(hunt, arms[name], field, seeds, judge, instruments.naturalness, name)
-        steps.step(_file(name), Found, work)
+        steps.step(_file(name), SearchResult, work)
 
 
-def _warm(field: Field, instruments: Instruments) -> None:
+def _warm(field: StudyField, instruments: FieldInstruments) -> None:
     """What is done once in a process is not held against the search that comes first."""
     few = field.train[:WARM]
     instruments.naturalness(few.x)
@@ -85,7 +96,7 @@ def _warm(field: Field, instruments: Instruments) -> None:
     DeepHunter(rows_per_seed=2)(field.model, few, generator=spawn(0))
 
 
-def steps_of(setting: Setting, out: Path, seed: int) -> Steps:
+def steps_of(setting: RivalsSetting, out: Path, seed: int) -> Steps:
     return Steps(out / "steps" / f"finding-{setting.name}-{seed}")
 
 
@@ -93,10 +104,10 @@ def _file(name: str) -> str:
     return name.replace(", ", "-").replace(" ", "-")
 
 
-def load_found(setting: Setting, out: Path, seed: int) -> dict[str, Found]:
+def load_found(setting: RivalsSetting, out: Path, seed: int) -> dict[str, SearchResult]:
     steps = steps_of(setting, out, seed)
-    return {name: steps.step(_file(name), Found, missing) for name in arm_names(setting)}
+    return {name: steps.step(_file(name), SearchResult, missing) for name in arm_names(setting)}
 
 
-def load_judge(setting: Setting, out: Path, seed: int) -> Facts:
-    return steps_of(setting, out, seed).step("facts", Facts, missing)
+def load_judge(setting: RivalsSetting, out: Path, seed: int) -> JudgeFacts:
+    return steps_of(setting, out, seed).step("facts", JudgeFacts, missing)

@@ -11,23 +11,23 @@ from operant.model import Classifier
 from operant.networks import LeNet5, fit, initialise, load_weights, save_weights
 from operant.rng import spawn
 from operant_studies.operational_fuzz.fields import make_field
-from operant_studies.rivals.settings import Setting
+from operant_studies.rivals.settings import RivalsSetting
 
 NETWORKS = 3  # that are trained for each data set: each is tested, or helps to test
 
 
-def prepare(setting: Setting, data: Path | None, number: int, folder: Path) -> None:
+def prepare(setting: RivalsSetting, data: Path | None, number: int, folder: Path) -> None:
     """Train one of the networks and keep it; one that is there stays."""
     other(setting, data, number, folder)
 
 
-def others(setting: Setting, data: Path | None, seed: int, folder: Path) -> tuple[Classifier, Classifier]:
+def others(setting: RivalsSetting, data: Path | None, seed: int, folder: Path) -> tuple[Classifier, Classifier]:
     """Of the networks trained for this data set, the two that are not this seed's model."""
     first, second = (other(setting, data, (seed + more) % NETWORKS, folder) for more in (1, 2))
     return first, second
 
 
-def other(setting: Setting, data: Path | None, number: int, folder: Path) -> Classifier:
+def other(setting: RivalsSetting, data: Path | None, number: int, folder: Path) -> Classifier:
     """A LeNet-5: for ResNet-20 one of its own making, else the model of another seed."""
     if setting.name != "cifar10":
         few = replace(setting.field, seen=8, watched=8, truth=8)  # the model is all that is asked for

@@ -9,61 +9,61 @@ from pathlib import Path
 
 from scipy.stats import t as student
 
-from operant_studies.operational_fuzz.finding import Found
-from operant_studies.operational_fuzz.finding_judge import Facts as Judged
-from operant_studies.rivals.contests import CONTESTS, WHY, Arm, Contest
-from operant_studies.rivals.curves import Curve, Facts, load_curves, load_facts
+from operant_studies.operational_fuzz.finding import SearchResult
+from operant_studies.operational_fuzz.finding_judge import JudgeFacts
+from operant_studies.rivals.contests import CONTESTS, WHY, Contest, ContestArm
+from operant_studies.rivals.curves import ContestFacts, CoverageCurve, load_curves, load_facts
 from operant_studies.rivals.finding import load_found, load_judge
-from operant_studies.rivals.settings import Setting
+from operant_studies.rivals.settings import RivalsSetting
 from operant_studies.shared import Mean, mean, verdict
 
 BEATS = {"held": "beats random", "not held": "loses to random", "not decided": "does not beat random (not decided)"}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RivalsOutcome:
     """One model, over its seeds."""
 
-    setting: Setting
+    setting: RivalsSetting
     out: Path
 
     @cached_property
-    def curves(self) -> dict[str, list[dict[str, Curve]]]:
+    def curves(self) -> dict[str, list[dict[str, CoverageCurve]]]:
         """By contest, for each seed, by search."""
         return {c.key: [load_curves(self.setting, self.out, seed, c.key) for seed in self.seeds] for c in CONTESTS}
 
     @cached_property
-    def facts(self) -> list[Facts]:
+    def facts(self) -> list[ContestFacts]:
         return [load_facts(self.setting, self.out, seed) for seed in self.seeds]
 
     @cached_property
-    def found(self) -> dict[str, list[Found]]:
+    def found(self) -> dict[str, list[SearchResult]]:
         each = [load_found(self.setting, self.out, seed) for seed in self.seeds]
         return {name: [found[name] for found in each] for name in each[0]}
 
     @cached_property
-    def judged(self) -> list[Judged]:
+    def judged(self) -> list[JudgeFacts]:
         return [load_judge(self.setting, self.out, seed) for seed in self.seeds]
 
     @property
     def seeds(self) -> tuple[int, ...]:
         return self.setting.seeds
 
-    def pairs(self, contest: Contest, arm: Arm) -> list[Pair]:
+    def pairs(self, contest: Contest, arm: ContestArm) -> list[Comparison]:
         return [pair(curves, arm) for curves in self.curves[contest.key]]
 
-    def lead(self, contest: Contest, arm: Arm) -> Mean:
+    def lead(self, contest: Contest, arm: ContestArm) -> Mean:
         """How much more the arm covered than random mutation, as a share of what that covered."""
         return mean(p.lead for p in self.pairs(contest, arm))
 
-    def change(self, contest: Contest, arm: Arm) -> Mean:
+    def change(self, contest: Contest, arm: ContestArm) -> Mean:
         """By how much what the arm changes moves the lead, seed by seed."""
         both = zip(self.pairs(contest, arm), self.pairs(contest, contest.arms[0]), strict=True)
         return mean(a.lead - b.lead for a, b in both)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class Comparison:
     """An arm and the best of its controls after equally many model rows: as many as both have spent."""
 
     rows: float
@@ -76,11 +76,11 @@ class Pair:
         return self.covered / self.control - 1
 
 
-def pair(curves: dict[str, Curve], arm: Arm) -> Pair:
+def pair(curves: dict[str, CoverageCurve], arm: ContestArm) -> Comparison:
     ours = curves[arm.name]
     best = max((curves[name] for name in arm.controls), key=lambda c: c.at(min(ours.rows[-1], c.rows[-1])))
     rows = min(ours.rows[-1], best.rows[-1])
-    return Pair(rows=rows, start=best.coverage[0], covered=ours.at(rows), control=best.at(rows))
+    return Comparison(rows=rows, start=best.coverage[0], covered=ours.at(rows), control=best.at(rows))
 
 
 def widened(repetitions: int, among: int) -> float:
@@ -100,7 +100,7 @@ def firm(difference: Mean, among: int) -> bool:
     return verdict(difference) != "not decided" and abs(difference.value) > half * widened(difference.n, among)
 
 
-def told(outcome: Outcome, contest: Contest, *, models: int) -> str:
+def told(outcome: RivalsOutcome, contest: Contest, *, models: int) -> str:
     """In a sentence: does the rival beat random mutation as published, and if not, what changes that.
 
     Args:
@@ -128,11 +128,11 @@ def told(outcome: Outcome, contest: Contest, *, models: int) -> str:
     return f"{begin}. Nothing that was changed helps: the reason is not found. They differ by {apart:.1%} at most."
 
 
-def _helps(arm: Arm, change: Mean, lead: Mean) -> str:
+def _helps(arm: ContestArm, change: Mean, lead: Mean) -> str:
     return f"*{arm.name}*, by {change} points" + (", which beats random" if verdict(lead) == "held" else "")
 
 
-def _reason(changes: dict[Arm, Mean], models: int) -> str:
+def _reason(changes: dict[ContestArm, Mean], models: int) -> str:
     """What the changes that help say of the cause; those that many looks may explain are a hint."""
     among = models * sum(len(contest.arms) - 1 for contest in CONTESTS)
     sure = [arm for arm, change in changes.items() if firm(change, among)]

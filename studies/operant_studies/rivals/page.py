@@ -8,9 +8,9 @@ from pathlib import Path
 from operant.results import write_atomically
 from operant_studies.rivals import tables
 from operant_studies.rivals.contests import CONTESTS
-from operant_studies.rivals.outcome import Outcome, widened
+from operant_studies.rivals.outcome import RivalsOutcome, widened
 from operant_studies.rivals.pictures import draw_curves, draw_finding
-from operant_studies.rivals.settings import Setting
+from operant_studies.rivals.settings import RivalsSetting
 
 INTRO = """# The rivals, run again
 
@@ -29,9 +29,9 @@ stays above 0 with an interval {widest:.1f} times as wide, else a hint.
 """
 
 
-def write_page(out: Path, settings: Sequence[Setting], *, scale: str) -> Path:
+def write_page(out: Path, settings: Sequence[RivalsSetting], *, scale: str) -> Path:
     """Write ``rivals.md`` and its pictures into ``out``."""
-    outcomes = [Outcome(setting, out) for setting in settings]
+    outcomes = [RivalsOutcome(setting, out) for setting in settings]
     for o in outcomes:
         draw_curves(o, out / _picture(o))
     draw_finding(outcomes, out / "rivals-finding.svg")
@@ -49,7 +49,7 @@ def write_page(out: Path, settings: Sequence[Setting], *, scale: str) -> Path:
     return path
 
 
-def _intro(settings: Sequence[Setting], scale: str) -> str:
+def _intro(settings: Sequence[RivalsSetting], scale: str) -> str:
     seeds, answers = len(settings[0].seeds), len(settings) * len(CONTESTS)
     count = len(settings) * sum(len(contest.arms) for contest in CONTESTS)
     others = count - answers
@@ -64,5 +64,5 @@ def _intro(settings: Sequence[Setting], scale: str) -> str:
     )
 
 
-def _picture(outcome: Outcome) -> str:
+def _picture(outcome: RivalsOutcome) -> str:
     return f"rivals-{outcome.setting.name}.svg"

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from operant_studies.operational_fuzz.finding import RANDOM
 from operant_studies.rivals.contests import CONTESTS, Contest
-from operant_studies.rivals.curves import Curve
+from operant_studies.rivals.curves import CoverageCurve
 from operant_studies.rivals.finding import OURS
-from operant_studies.rivals.outcome import Outcome
+from operant_studies.rivals.outcome import RivalsOutcome
 from operant_studies.shared import mean
 
 ACROSS = 4  # panels in a row
@@ -22,7 +22,7 @@ CHANCE = "#566573"
 POINTS = 60  # of a line
 
 
-def draw_curves(outcome: Outcome, path: Path) -> None:
+def draw_curves(outcome: RivalsOutcome, path: Path) -> None:
     """Coverage by model rows, a panel a contest: rivals solid, random mutation dashed; a band for the first of each."""
     lines = -(-len(CONTESTS) // ACROSS)
     figure = Figure(figsize=(4.0 * ACROSS, 3.2 * lines), layout="constrained")
@@ -34,7 +34,7 @@ def draw_curves(outcome: Outcome, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def _panel(ax: Any, outcome: Outcome, contest: Contest) -> None:
+def _panel(ax: Any, outcome: RivalsOutcome, contest: Contest) -> None:
     each, drawn = outcome.curves[contest.key], set[str]()
     for number, arm in enumerate(contest.arms):
         colour = COLOURS[number % len(COLOURS)]
@@ -52,7 +52,7 @@ def _panel(ax: Any, outcome: Outcome, contest: Contest) -> None:
     ax.legend(fontsize=5, ncols=1 + (len(contest.names) > 8))
 
 
-def _line(ax: Any, curves: Sequence[Curve], colour: str, style: str, *, label: str | None, band: bool) -> None:
+def _line(ax: Any, curves: Sequence[CoverageCurve], colour: str, style: str, *, label: str | None, band: bool) -> None:
     """The mean over seeds, as far as all of them went; the band is its 95 % t-interval."""
     rows = np.linspace(max(c.rows[0] for c in curves), min(c.rows[-1] for c in curves), POINTS)
     means = [mean(c.at(row) for c in curves) for row in rows]
@@ -61,7 +61,7 @@ def _line(ax: Any, curves: Sequence[Curve], colour: str, style: str, *, label: s
         ax.fill_between(rows, [m.lower for m in means], [m.upper for m in means], color=colour, alpha=0.12, linewidth=0)
 
 
-def draw_finding(outcomes: Sequence[Outcome], path: Path) -> None:
+def draw_finding(outcomes: Sequence[RivalsOutcome], path: Path) -> None:
     """Failures in a CPU second, a bar a search, and the natural among them darker; a dot a seed."""
     figure = Figure(figsize=(5.5 * len(outcomes), 3.8), layout="constrained")
     for ax, o in zip(figure.subplots(1, len(outcomes), squeeze=False)[0], outcomes, strict=True):

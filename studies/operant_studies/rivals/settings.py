@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from operant_studies.operational_fuzz.settings import Setting as Field
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.operational_fuzz.settings import settings as fields
 
 SEEDS = tuple(range(8))  # with three, half of the comparisons were left undecided
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class RivalsSetting:
     """One model with its data.
 
     Attributes:
@@ -27,7 +27,7 @@ class Setting:
     """
 
     title: str
-    field: Field
+    field: FieldSetting
     explored: int = 60
     rows: int = 90
     profiled: int = 5_000
@@ -46,19 +46,19 @@ class Setting:
         return self.field.seeds
 
 
-def settings(scale: str) -> tuple[Setting, ...]:
+def settings(scale: str) -> tuple[RivalsSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
     if scale == "smoke":
         field = replace(fields("smoke")[0], hunted=60)
-        return (Setting(title="LeNet-5, digits", field=field, explored=16, rows=24, hunted=12, hunted_rows=12),)
+        return (RivalsSetting(title="LeNet-5, digits", field=field, explored=16, rows=24, hunted=12, hunted_rows=12),)
     if scale != "small":
         raise ValueError(f"scale must be smoke or small, got {scale!r}")
     by = {field.name: field for field in fields("small")}
     mnist = replace(by["zipf"], seen=2_000, truth=4_000, hunted=200, seeds=SEEDS)
     cifar = replace(by["outdoors"], seen=2_000, truth=2_000, hunted=150, seeds=SEEDS)
     return (
-        Setting(title="LeNet-5, MNIST", field=mnist),
-        Setting(
+        RivalsSetting(title="LeNet-5, MNIST", field=mnist),
+        RivalsSetting(
             title="ResNet-20, CIFAR-10",
             field=cifar,
             explored=24,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from operant_studies.rivals.contests import BALLS, CONTESTS, Contest
-from operant_studies.rivals.outcome import BEATS, Outcome, told
+from operant_studies.rivals.outcome import BEATS, RivalsOutcome, told
 from operant_studies.shared import Mean, mean, table, verdict
 
 RIVALS = ("DeepXplore", "DLFuzz", "DeepHunter", "TensorFuzz")
 
 
-def reasons(outcomes: Sequence[Outcome]) -> str:
+def reasons(outcomes: Sequence[RivalsOutcome]) -> str:
     """How many beat random, and a line for each contest and model."""
     verdicts = [verdict(o.lead(contest, contest.arms[0])) for o in outcomes for contest in CONTESTS]
     counts = [verdicts.count(one) for one in ("held", "not held", "not decided")]
@@ -23,7 +23,7 @@ def reasons(outcomes: Sequence[Outcome]) -> str:
     return text
 
 
-def contest(outcomes: Sequence[Outcome], one: Contest) -> str:
+def contest(outcomes: Sequence[RivalsOutcome], one: Contest) -> str:
     """What one rival covered: as published, and with one thing changed."""
     rows = []
     for o in outcomes:
@@ -43,7 +43,7 @@ def _covered(values: Sequence[float]) -> str:
     return f"{100 * told:.2f} %" if told <= 1 else f"{told:.0f}"
 
 
-def finding(outcomes: Sequence[Outcome]) -> str:
+def finding(outcomes: Sequence[RivalsOutcome]) -> str:
     text = """## Failures in a CPU second, and how natural they are
 
 *Natural*: the share of failures that a judge calls natural which was fitted on other field inputs than what guides our
@@ -75,7 +75,7 @@ guidance there.
     return text
 
 
-def most(o: Outcome) -> str:
+def most(o: RivalsOutcome) -> str:
     """In a sentence: which searches find most in a CPU second, and which of the rivals does."""
     said = []
     for what in ("natural", "cells"):
@@ -87,7 +87,7 @@ def most(o: Outcome) -> str:
     return f"Most natural failures in a CPU second: {said[0]}. Most cells: {said[1]}."
 
 
-def _found(o: Outcome, name: str) -> list[object]:
+def _found(o: RivalsOutcome, name: str) -> list[object]:
     each = o.found[name]
     share = [f.natural / f.failures for f in each if f.failures]
     return [
@@ -109,7 +109,7 @@ def rate(value: Mean) -> str:
     return f"{value.value:.1f} [{max(value.lower, 0):.1f}, {value.upper:.1f}]"
 
 
-def method(outcomes: Sequence[Outcome]) -> str:
+def method(outcomes: Sequence[RivalsOutcome]) -> str:
     rows = []
     for o in outcomes:
         s, facts = o.setting, o.facts

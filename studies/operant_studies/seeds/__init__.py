@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from operant_studies.seeds.page import write_page
-from operant_studies.seeds.settings import SETUPS, Setting, Sources, setting_of
-from operant_studies.seeds.unit import Unit
+from operant_studies.seeds.settings import SETUPS, SeedsSetting, SeedsSources, setting_of
+from operant_studies.seeds.unit import SeedsUnit
 from operant_studies.shared import run_units, sign_folder
 
 __all__ = ["run_study"]
@@ -27,7 +27,7 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
     """
     out = Path(out)
     setting = setting_of(scale)
-    Sources(setting, data).check()
+    SeedsSources(setting, data).check()
     sign_folder(out, scale=scale, setting=setting)
     work = [
         (f"{name}, {kind} network", partial(run_unit, setting, name, kind, data, out / "steps"))
@@ -38,6 +38,6 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
     return write_page(out, setting, scale=scale)
 
 
-def run_unit(setting: Setting, name: str, kind: str, data: Path | None, folder: Path) -> None:
+def run_unit(setting: SeedsSetting, name: str, kind: str, data: Path | None, folder: Path) -> None:
     """One set-up with one network; a function of its own so that another process can be asked for it."""
-    Unit(setting, name, kind, data, folder).run()
+    SeedsUnit(setting, name, kind, data, folder).run()

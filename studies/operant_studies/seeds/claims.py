@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from operant_studies.seeds.outcome import Outcome, Tried, ratio_of_rmse
+from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
 from operant_studies.seeds.tables import cap, ceiling, interval
 from operant_studies.seeds.trials import DEFAULT
 from operant_studies.seeds.weighting import CHOSEN
@@ -14,7 +14,7 @@ from operant_studies.shared import Mean, mean, table, verdict
 TIMES = 10.0
 
 
-def claims(outcomes: Sequence[Outcome]) -> str:
+def claims(outcomes: Sequence[SeedsOutcome]) -> str:
     weighted = [o for o in outcomes if o.unit.weighted]
     return f"""## What held
 
@@ -35,7 +35,7 @@ of the difference lies above 0, of the RMSE's ratio above 1.
 {_with_profile(weighted)}"""
 
 
-def _ten_times(outcomes: Sequence[Outcome]) -> str:
+def _ten_times(outcomes: Sequence[SeedsOutcome]) -> str:
     rows = []
     for o in outcomes:
         riskiest = f"{ceiling(o)[0].gain.value:.1f}"
@@ -49,13 +49,13 @@ def _ten_times(outcomes: Sequence[Outcome]) -> str:
     return table(columns, rows)
 
 
-def ten_times(t: Tried) -> str:
+def ten_times(t: ArmResult) -> str:
     if t.gain.lower >= TIMES and t.loss.upper <= 1:
         return "held"
     return "not held" if t.gain.upper < TIMES or t.loss.lower > 1 else "not decided"
 
 
-def _with_profile(outcomes: Sequence[Outcome]) -> str:
+def _with_profile(outcomes: Sequence[SeedsOutcome]) -> str:
     rows = []
     for o in outcomes:
         a, b = o.tried[DEFAULT], o.tried[replace(DEFAULT, profile=False)]

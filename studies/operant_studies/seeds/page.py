@@ -10,14 +10,14 @@ from pathlib import Path
 from operant.results import write_atomically
 from operant_studies.seeds import tables
 from operant_studies.seeds.claims import claims
-from operant_studies.seeds.outcome import Outcome, Tried
+from operant_studies.seeds.outcome import ArmResult, SeedsOutcome
 from operant_studies.seeds.pictures import draw_designs, draw_weightings
-from operant_studies.seeds.settings import SETUPS, Setting
+from operant_studies.seeds.settings import SETUPS, SeedsSetting
 
 
-def write_page(out: Path, setting: Setting, *, scale: str) -> Path:
+def write_page(out: Path, setting: SeedsSetting, *, scale: str) -> Path:
     """Write ``seeds.md`` with its pictures, and ``seeds.json`` with every arm's numbers, into ``out``."""
-    outcomes = [Outcome(setting, name, kind, out / "steps") for name in SETUPS for kind in setting.networks]
+    outcomes = [SeedsOutcome(setting, name, kind, out / "steps") for name in SETUPS for kind in setting.networks]
     draw_designs(outcomes, out / "seeds-designs.svg")
     draw_weightings(outcomes, out / "seeds-weightings.svg")
     sections = [
@@ -36,7 +36,7 @@ def write_page(out: Path, setting: Setting, *, scale: str) -> Path:
     return path
 
 
-def _intro(setting: Setting, scale: str) -> str:
+def _intro(setting: SeedsSetting, scale: str) -> str:
     return f"""# Seeds: does the profile matter?
 
 Step 2 draws seeds where use and weakness meet: by the profile's mass and by a guess of risk. This page asks what that
@@ -48,7 +48,7 @@ over these repetitions. *Failing mass found* is the profile's mass of the distin
 """
 
 
-def _write_numbers(outcomes: Sequence[Outcome], out: Path) -> None:
+def _write_numbers(outcomes: Sequence[SeedsOutcome], out: Path) -> None:
     numbers = {
         f"{o.name}-{o.kind}": {
             "facts": asdict(o.facts),
@@ -61,7 +61,7 @@ def _write_numbers(outcomes: Sequence[Outcome], out: Path) -> None:
     write_atomically(out / "seeds.json", json.dumps(numbers, indent=1).encode() + b"\n")
 
 
-def _numbers(t: Tried) -> dict[str, object]:
+def _numbers(t: ArmResult) -> dict[str, object]:
     told: dict[str, object] = {**asdict(t.arm), "failures": float(t.failures.mean())}
     values = {"found": t.mass, "found / simple": t.gain}
     if t.estimates:

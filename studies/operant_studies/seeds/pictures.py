@@ -10,7 +10,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-from operant_studies.seeds.outcome import Outcome, Tried
+from operant_studies.seeds.outcome import ArmResult, SeedsOutcome
 from operant_studies.seeds.settings import SETUPS
 from operant_studies.seeds.tables import cap
 from operant_studies.seeds.trials import DEFAULT
@@ -19,7 +19,7 @@ from operant_studies.seeds.weighting import CHOSEN
 WITH, WITHOUT, DARK = "#2471a3", "#b7950b", "#c0392b"
 
 
-def draw_designs(outcomes: Sequence[Outcome], path: Path) -> None:
+def draw_designs(outcomes: Sequence[SeedsOutcome], path: Path) -> None:
     """Failing mass found against RMSE, both in multiples of simple random sampling's; a dot is an arm."""
     kinds = list(dict.fromkeys(o.kind for o in outcomes))
     figure = Figure(figsize=(12, 3.1 * len(kinds)), layout="constrained")
@@ -50,7 +50,7 @@ def draw_designs(outcomes: Sequence[Outcome], path: Path) -> None:
     _save(figure, path)
 
 
-def _dots(ax: Axes, tried: Sequence[Tried], colour: str, label: str, *, size: float = 9) -> None:
+def _dots(ax: Axes, tried: Sequence[ArmResult], colour: str, label: str, *, size: float = 9) -> None:
     if tried:
         x, y = [t.loss.value for t in tried], [t.gain.value for t in tried]
         ax.scatter(x, y, s=size, color=colour, alpha=0.7, linewidths=0, label=label)
@@ -64,7 +64,7 @@ def _label(axis: Axis, ticks: Sequence[float], limits: tuple[float, float]) -> N
     axis.set_minor_formatter(NullFormatter())
 
 
-def draw_weightings(outcomes: Sequence[Outcome], path: Path) -> None:
+def draw_weightings(outcomes: Sequence[SeedsOutcome], path: Path) -> None:
     """The pool's pmi under each weighting, a dot a seed; the line is the field's."""
     shown = [o for o in outcomes if o.weighed]
     figure = Figure(figsize=(11, 2.9 * ((len(shown) + 1) // 2)), layout="constrained")

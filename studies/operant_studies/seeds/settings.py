@@ -25,7 +25,7 @@ STAND_IN = Recipe(severities={"shift_x": normal(0.12), "contrast": uniform(-0.9,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SeedsSetting:
     """One scale of the study.
 
     Attributes:
@@ -57,13 +57,13 @@ class Setting:
     references: int = 5_000
 
 
-def setting_of(scale: str) -> Setting:
+def setting_of(scale: str) -> SeedsSetting:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
     if scale == "small":
-        return Setting()
+        return SeedsSetting()
     if scale != "smoke":
         raise ValueError(f"scale must be smoke or small, got {scale!r}")
-    return Setting(
+    return SeedsSetting(
         dataset="digits",
         networks=("plain",),
         layer="relu_fc2",
@@ -82,10 +82,10 @@ def setting_of(scale: str) -> Setting:
 
 
 @dataclass(frozen=True)
-class Sources:
+class SeedsSources:
     """The data of a setting, read when asked for."""
 
-    setting: Setting
+    setting: SeedsSetting
     data: Path | None
 
     @cached_property

@@ -10,14 +10,14 @@ from torch import Tensor
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.data import Samples
 from operant.rng import spawn
-from operant_studies.seeds.settings import Setting, Sources
+from operant_studies.seeds.settings import SeedsSetting, SeedsSources
 
 FIELD = Recipe(severities={"rotation": normal(12), "blur": uniform(0, 1.3), "brightness": normal(0.15)})
 BROAD = Recipe(severities={"rotation": uniform(-40, 40), "blur": uniform(0, 2), "brightness": uniform(-0.4, 0.4)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class SeedsSetup:
     """A pool, and where it is not itself field data, what is known of the field.
 
     Attributes:
@@ -32,37 +32,37 @@ class Setup:
     fresh: Samples | None = None
 
 
-def make_setup(name: str, sources: Sources, seed: int) -> Setup:
+def make_setup(name: str, sources: SeedsSources, seed: int) -> SeedsSetup:
     """One of `SETUPS`; another seed draws other field inputs, and other conditions."""
     return SETUP_OF[name](sources.setting, sources, seed)
 
 
-def _usps_field(setting: Setting, sources: Sources, seed: int) -> Setup:
-    return Setup(pool=Samples.concat([sources.other.train, sources.other.test]))
+def _usps_field(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
+    return SeedsSetup(pool=Samples.concat([sources.other.train, sources.other.test]))
 
 
-def _usps_pool(setting: Setting, sources: Sources, seed: int) -> Setup:
+def _usps_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
     """A profile has seen some of USPS's training images; all of USPS is the truth."""
     train = sources.other.train
     rows = torch.randperm(len(train), generator=spawn(seed, "usps"))[: setting.field]
-    return Setup(
+    return SeedsSetup(
         pool=sources.known.test[: setting.pool],
         field=train[rows],
         fresh=Samples.concat([train, sources.other.test]),
     )
 
 
-def _zipf_field(setting: Setting, sources: Sources, seed: int) -> Setup:
-    return Setup(pool=_in_field(sources.known.test, setting.pool, spawn(seed, "zipf", "pool")))
+def _zipf_field(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
+    return SeedsSetup(pool=_in_field(sources.known.test, setting.pool, spawn(seed, "zipf", "pool")))
 
 
-def _zipf_pool(setting: Setting, sources: Sources, seed: int) -> Setup:
+def _zipf_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
     """The profile's inputs come from training images, the pool and the truth from test images, each with its own
     conditions."""
     test = sources.known.test
     broad = test[: setting.pool]
     drawn = BROAD.draw(len(broad), generator=spawn(seed, "zipf", "broad"))
-    return Setup(
+    return SeedsSetup(
         pool=Samples(apply(broad.x, drawn), broad.y),
         field=_in_field(sources.known.train, setting.field, spawn(seed, "zipf", "field")),
         fresh=_in_field(test, setting.fresh, spawn(seed, "zipf", "fresh")),

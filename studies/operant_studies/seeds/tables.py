@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from operant_studies.seeds.outcome import Outcome, Tried, ratio_of_rmse
+from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
 from operant_studies.seeds.settings import SETUPS
-from operant_studies.seeds.trials import DEFAULT, DESIGNS, ONCE, OPERATIONAL, SIMPLE, Arm, deepest, top
-from operant_studies.seeds.weighting import CHOSEN, Weighed
+from operant_studies.seeds.trials import DEFAULT, DESIGNS, ONCE, OPERATIONAL, SIMPLE, DrawArm, deepest, top
+from operant_studies.seeds.weighting import CHOSEN, PoolWeightings
 from operant_studies.shared import Mean, mean, table, verdict
 
 
-def possible(outcomes: Sequence[Outcome]) -> str:
+def possible(outcomes: Sequence[SeedsOutcome]) -> str:
     rows = []
     for o in outcomes:
         f, (riskiest, failing) = o.facts, ceiling(o)
@@ -49,17 +49,17 @@ drawing each of them once is nearly a census, and whatever does so comes out far
     return text + table(columns, rows)
 
 
-def cap(o: Outcome) -> float:
+def cap(o: SeedsOutcome) -> float:
     return o.facts.heaviest / o.facts.simple_found
 
 
-def ceiling(o: Outcome) -> tuple[Tried, float]:
+def ceiling(o: SeedsOutcome) -> tuple[ArmResult, float]:
     """The best of the scores' top lists, and the share of it that fails."""
     best = max((o.tried[top(score)] for score in o.setting.scores), key=lambda t: t.gain.value)
     return best, float(best.failures.mean()) / o.setting.draws
 
 
-def designs(outcomes: Sequence[Outcome]) -> str:
+def designs(outcomes: Sequence[SeedsOutcome]) -> str:
     s = outcomes[0].setting
     text = f"""## Designs
 
@@ -79,7 +79,7 @@ sampling's with its whole interval, drawn again in {s.repetitions} fresh repetit
     return text
 
 
-def _shown(o: Outcome) -> list[Arm]:
+def _shown(o: SeedsOutcome) -> list[DrawArm]:
     """The default, and what differs from it in one thing."""
     s = o.setting
     arms = [SIMPLE, OPERATIONAL, ONCE, DEFAULT]
@@ -91,7 +91,7 @@ def _shown(o: Outcome) -> list[Arm]:
     return [arm for arm in dict.fromkeys(arms) if arm in o.tried]
 
 
-def _row(o: Outcome, t: Tried, *, name: str = "") -> list[object]:
+def _row(o: SeedsOutcome, t: ArmResult, *, name: str = "") -> list[object]:
     f = o.facts
     name = name or (f"**{t.arm}**" if t.arm == DEFAULT else _spoken(t.arm, weighted=o.unit.weighted))
     cells: list[object] = [name, interval(t.mass, 100, 2), interval(t.gain, 1, 1)]
@@ -101,7 +101,7 @@ def _row(o: Outcome, t: Tried, *, name: str = "") -> list[object]:
     return [*cells, percent(t.rmse.value), interval(t.loss, 1, 2), f"{t.rmse.value / f.operational_rmse:.2f}"]
 
 
-def _spoken(arm: Arm, *, weighted: bool) -> str:
+def _spoken(arm: DrawArm, *, weighted: bool) -> str:
     if arm == deepest(arm.score):
         return f"DeepEST-like: sequential, {arm.score} alone"
     if arm.design == "top":
@@ -110,7 +110,7 @@ def _spoken(arm: Arm, *, weighted: bool) -> str:
     return str(arm)
 
 
-def weightings(outcomes: Sequence[Outcome]) -> str:
+def weightings(outcomes: Sequence[SeedsOutcome]) -> str:
     text = f"""## How well a weighting stands for the field
 
 Where the pool is not a sample from the field, its inputs are weighted. *pmi* is the mass of failing pool inputs, to be
@@ -134,7 +134,7 @@ density at each pool input, as HDA and others take it; *ratio*: domain classifie
     return text
 
 
-def _weighting(weighed: Sequence[Weighed], name: str) -> list[str]:
+def _weighting(weighed: Sequence[PoolWeightings], name: str) -> list[str]:
     ways = [w.way(name) for w in weighed]
     ratios = [way.pmi / w.truth for way, w in zip(ways, weighed, strict=True)]
     cells = [spread([100 * way.pmi for way in ways], 2), spread(ratios, 2)]
@@ -142,7 +142,7 @@ def _weighting(weighed: Sequence[Weighed], name: str) -> list[str]:
     return [f"**{name}**" if name == CHOSEN else name, *cells]
 
 
-def rankings(outcomes: Sequence[Outcome]) -> str:
+def rankings(outcomes: Sequence[SeedsOutcome]) -> str:
     n = outcomes[0].setting.draws
     rows = [
         [o.label, ranking.score, f"{ranking.correlation:.2f}", f"{ranking.shared:.0%}"]
@@ -159,7 +159,7 @@ pool, and the part of the {n} largest that both share. In field pools all masses
     return text + table(["set-up", "score", "rank correlation", f"shared among the {n} largest"], rows)
 
 
-def default(outcomes: Sequence[Outcome]) -> str:
+def default(outcomes: Sequence[SeedsOutcome]) -> str:
     """The default against everything that differs from it in one thing."""
     s = outcomes[0].setting
     others = [replace(DEFAULT, design=design) for design in DESIGNS if design != DEFAULT.design]
@@ -179,7 +179,7 @@ ratio) says so.
     return text + table(columns, rows) + "\n" + _places(outcomes)
 
 
-def _against(outcomes: Sequence[Outcome], other: Arm) -> list[str]:
+def _against(outcomes: Sequence[SeedsOutcome], other: DrawArm) -> list[str]:
     pairs = [(o.tried[other], o.tried[DEFAULT]) for o in outcomes]
     found = [verdict(mean((a.found - b.found).tolist())) for a, b in pairs]
     errors = [_side(ratio_of_rmse(a, b)) for a, b in pairs]
@@ -194,7 +194,7 @@ def _side(ratio: Mean) -> str:
     return "below" if ratio.upper < 1 else "above" if ratio.lower > 1 else "undecided"
 
 
-def _places(outcomes: Sequence[Outcome]) -> str:
+def _places(outcomes: Sequence[SeedsOutcome]) -> str:
     """Over all set-ups: what finds most among those that nowhere estimate worse than simple sampling."""
     arms = [t.arm for t in outcomes[0].grid]
     gains = {arm: _geometric([o.tried[arm].gain.value for o in outcomes]) for arm in arms}
@@ -219,11 +219,11 @@ def _places(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _over_operational(o: Outcome, arm: Arm) -> float:
+def _over_operational(o: SeedsOutcome, arm: DrawArm) -> float:
     return o.tried[arm].rmse.value / o.facts.operational_rmse
 
 
-def method(outcomes: Sequence[Outcome]) -> str:
+def method(outcomes: Sequence[SeedsOutcome]) -> str:
     s = outcomes[0].setting
     stand_in = "\n- In place of USPS stand the same digits, shifted and paler." if s.dataset == "digits" else ""
     names = "\n".join(f"- **{SETUPS[name]}**: {text}" for name, text in METHOD.items())

@@ -14,7 +14,7 @@ from operant.assess.estimators import TERMS
 from operant.data import Samples
 from operant.rng import spawn
 from operant.seeds import Draw, combine, draw
-from operant_studies.seeds.settings import Setting
+from operant_studies.seeds.settings import SeedsSetting
 from operant_studies.shared import Mean
 
 RESAMPLES = 2000  # of a bootstrap over repetitions
@@ -22,7 +22,7 @@ DESIGNS = ("pps", "poisson", "rhc", "sequential", "stratified")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
+class DrawArm:
     """A way to draw: the design, and what weights are made of.
 
     Attributes:
@@ -53,51 +53,51 @@ class Arm:
         return combine(base, risks[self.score], risk_power=self.power, defensive=self.defensive)
 
 
-SIMPLE = Arm(design="sequential", profile=False)
-OPERATIONAL = Arm(design="pps")
-ONCE = Arm(design="sequential")
+SIMPLE = DrawArm(design="sequential", profile=False)
+OPERATIONAL = DrawArm(design="pps")
+ONCE = DrawArm(design="sequential")
 NAMES = {
     SIMPLE: "simple random sampling",
     OPERATIONAL: "operational (pps by mass)",
     ONCE: "operational, each input once",
 }
-DEFAULT = Arm(design="sequential", score="margin")
+DEFAULT = DrawArm(design="sequential", score="margin")
 
 
-def deepest(score: str) -> Arm:
+def deepest(score: str) -> DrawArm:
     """As DeepEST draws: one after another by risk alone."""
-    return Arm(design="sequential", score=score, defensive=0.0, profile=False)
+    return DrawArm(design="sequential", score=score, defensive=0.0, profile=False)
 
 
-def top(score: str, *, profile: bool = True) -> Arm:
+def top(score: str, *, profile: bool = True) -> DrawArm:
     """The largest weights, nothing else; no estimate can be made from it."""
-    return Arm(design="top", score=score, defensive=0.0, profile=profile)
+    return DrawArm(design="top", score=score, defensive=0.0, profile=profile)
 
 
-def grid(setting: Setting, score: str, *, profile: bool = True) -> list[Arm]:
+def grid(setting: SeedsSetting, score: str, *, profile: bool = True) -> list[DrawArm]:
     """Every design with every power and defensive share; without the profile, the first defensive share alone."""
     shares = setting.defensives if profile else setting.defensives[:1]
     return [
-        Arm(design=design, score=score, power=power, defensive=share, profile=profile)
+        DrawArm(design=design, score=score, power=power, defensive=share, profile=profile)
         for design, power, share in product(DESIGNS, setting.powers, shares)
     ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trials:
+class ArmTrials:
     """Arms, and by arm and repetition: failing mass and failing inputs found, each input counted once, and estimates.
 
     Estimates are NaN where none can be made.
     """
 
-    arms: tuple[Arm, ...]
+    arms: tuple[DrawArm, ...]
     found: Tensor = field(repr=False)
     failures: Tensor = field(repr=False)
     estimates: Tensor = field(repr=False)
 
 
 def run_trials(
-    arms: Sequence[Arm],
+    arms: Sequence[DrawArm],
     pool: Samples,
     failed: Tensor,
     mass: Tensor,
@@ -106,7 +106,7 @@ def run_trials(
     draws: int,
     repetitions: int,
     path: Sequence[int | str],
-) -> Trials:
+) -> ArmTrials:
     """Draw again and again; every arm and repetition has random numbers of its own, named by the path."""
     values = torch.zeros(3, len(arms), repetitions, dtype=torch.float64)
     for i, arm in enumerate(arms):
@@ -115,7 +115,7 @@ def run_trials(
             generator = spawn(r, *path, str(arm))
             drawn = draw(pool, weights, draws, design=arm.design, generator=generator, mass=mass)
             values[:, i, r] = torch.tensor(_judged(drawn, failed))
-    return Trials(arms=tuple(arms), found=values[0], failures=values[1], estimates=values[2])
+    return ArmTrials(arms=tuple(arms), found=values[0], failures=values[1], estimates=values[2])
 
 
 def _judged(drawn: Draw, failed: Tensor) -> tuple[float, float, float]:
@@ -139,7 +139,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class PoolFacts:
     """A pool, its masses, and what simple and operational sampling give in expectation.
 
         found, simple         (n / N) λ                                             (1)
@@ -169,10 +169,10 @@ class Facts:
     rankings: tuple[Ranking, ...]
 
 
-def facts_of(failed: Tensor, mass: Tensor, risks: Mapping[str, Tensor], n: int) -> Facts:
+def facts_of(failed: Tensor, mass: Tensor, risks: Mapping[str, Tensor], n: int) -> PoolFacts:
     size, failing = len(mass), mass * failed
     pmi = float(failing.sum())
-    return Facts(
+    return PoolFacts(
         size=size,
         error=float(failed.mean()),
         pmi=pmi,

@@ -14,8 +14,8 @@ from operant.model import Classifier
 from operant.networks import fit_pca
 from operant.profile import Priors, Profile, estimate_priors, fit_profile, fit_ratio, layer_features, with_priors
 from operant.rng import spawn
-from operant_studies.seeds.settings import Setting
-from operant_studies.seeds.setups import Setup
+from operant_studies.seeds.settings import SeedsSetting
+from operant_studies.seeds.setups import SeedsSetup
 
 CHOSEN = "profile, features"  # what draws are made with
 RESAMPLES = 20  # the fewest there may be; intervals of priors are not used here
@@ -41,7 +41,7 @@ class Weighting:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Weighed:
+class PoolWeightings:
     """All ways on one pool, the failing share among fresh field inputs, and the masses that draws are made with."""
 
     truth: float
@@ -53,7 +53,7 @@ class Weighed:
         return next(way for way in self.ways if way.name == name)
 
 
-def weigh(model: Classifier, setup: Setup, setting: Setting, seed: int) -> Weighed:
+def weigh(model: Classifier, setup: SeedsSetup, setting: SeedsSetting, seed: int) -> PoolWeightings:
     assert setup.field is not None
     assert setup.fresh is not None
     pool, fresh = setup.pool, setup.fresh
@@ -66,10 +66,10 @@ def weigh(model: Classifier, setup: Setup, setting: Setting, seed: int) -> Weigh
         ways.append(_judged(name, mass, pool, failed, classes))
         ways.append(_judged(f"{name} + priors", _corrected(mass, pool, priors), pool, failed, classes))
     truth = float((model.predict(fresh.x) != fresh.labels).double().mean())
-    return Weighed(truth=truth, fresh=len(fresh), ways=tuple(ways), mass=masses[CHOSEN])
+    return PoolWeightings(truth=truth, fresh=len(fresh), ways=tuple(ways), mass=masses[CHOSEN])
 
 
-def _masses(model: Classifier, pool: Samples, seen: Samples, setting: Setting, seed: int) -> dict[str, Tensor]:
+def _masses(model: Classifier, pool: Samples, seen: Samples, setting: SeedsSetting, seed: int) -> dict[str, Tensor]:
     """Each way on pixels and on features; these are worked out once, and handed on as if they were inputs."""
     masses = {"equal": torch.full((len(pool),), 1 / len(pool), dtype=torch.float64)}
     features = layer_features(model, setting.layer)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from operant_studies.semantic import paper
-from operant_studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SOUND, Tried
+from operant_studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SOUND, FaultResult
 from operant_studies.semantic.outcome import (
-    Finding,
-    Outcome,
+    ClaimResult,
+    SemanticOutcome,
     accuracies,
     all_of,
     at_least,
@@ -29,7 +29,7 @@ from operant_studies.shared import table
 OURS = (FEATURES, ANCHORED)
 
 
-def claims(outcomes: Sequence[Outcome], plain: Outcome | None) -> str:
+def claims(outcomes: Sequence[SemanticOutcome], plain: SemanticOutcome | None) -> str:
     """The section, with a table for each kind of claim."""
     text = """## What held
 
@@ -60,13 +60,13 @@ class FaultFindings:
         least: valid tests that reveal it, against the paper's lowest share.
     """
 
-    over_sound: Finding
-    over_pixels: Finding
-    over_pixels_valid: Finding
-    least: Finding
+    over_sound: ClaimResult
+    over_pixels: ClaimResult
+    over_pixels_valid: ClaimResult
+    least: ClaimResult
 
 
-def fault_findings(each: Sequence[Tried], search: str) -> FaultFindings:
+def fault_findings(each: Sequence[FaultResult], search: str) -> FaultFindings:
     """Where all repetitions agree, as many tests as both shares have stand for them."""
     ours, pixels, sound = (counts(each, arm) for arm in (search, PIXELS, SOUND + search))
     valid, n, chance, other = revealing(ours, valid=True), summed(ours), summed(sound), summed(pixels)
@@ -79,13 +79,13 @@ def fault_findings(each: Sequence[Tried], search: str) -> FaultFindings:
     )
 
 
-def sound_reach_least(outcomes: Sequence[Outcome]) -> int:
+def sound_reach_least(outcomes: Sequence[SemanticOutcome]) -> int:
     """Faults of which the model without them gives the paper's lowest share as well, on average."""
     each = [known(revealing(counts(t, SOUND + FEATURES), valid=True)) for o in outcomes for t in o.tried.values()]
     return sum(bool(left) and sum(left) / len(left) > paper.LEAST for left in each)
 
 
-def _of_faults(outcomes: Sequence[Outcome]) -> str:
+def _of_faults(outcomes: Sequence[SemanticOutcome]) -> str:
     least = f"{100 * paper.LEAST:.0f} %"
     rows = []
     for o in outcomes:
@@ -115,7 +115,7 @@ for {sound_reach_least(outcomes)} of {len(rows) // len(OURS)} faults, and where 
 # The model without a fault on purpose
 
 
-def seed_findings(plain: Outcome) -> list[tuple[str, Finding, str]]:
+def seed_findings(plain: SemanticOutcome) -> list[tuple[str, ClaimResult, str]]:
     """By search: whether enough seeds have a valid test, and how many of all."""
     n = plain.setting.hunted * len(plain.setting.seeds)
     return [
@@ -123,7 +123,7 @@ def seed_findings(plain: Outcome) -> list[tuple[str, Finding, str]]:
     ]
 
 
-def _of_seeds(plain: Outcome) -> str:
+def _of_seeds(plain: SemanticOutcome) -> str:
     text = f"""
 ### Valid tests for at least {100 * paper.VALID_SEEDS:.0f} % of seeds
 
@@ -137,7 +137,7 @@ they make two tests a seed.
     return text + table(["search", "over repetitions, %", "all seeds as one, %"], seed_findings(plain))
 
 
-def distance_findings(plain: Outcome) -> list[tuple[str, Finding, Finding]]:
+def distance_findings(plain: SemanticOutcome) -> list[tuple[str, ClaimResult, ClaimResult]]:
     """By bound: whether all tests, and all valid ones, lie beyond."""
     s, shots = plain.setting, [h.shots[FEATURES] for h in plain.hunted]
     bounds = (("linf", s.bounds[0], "L-infinity"), ("l2", s.bounds[1], "L2"))
@@ -147,7 +147,7 @@ def distance_findings(plain: Outcome) -> list[tuple[str, Finding, Finding]]:
     ]
 
 
-def _of_distances(plain: Outcome) -> str:
+def _of_distances(plain: SemanticOutcome) -> str:
     text = f"""
 ### All tests lie beyond the usual bounds on pixels (Fig. 2)
 
@@ -158,7 +158,7 @@ held*.
     return text + table(["bound", "all tests, %", "valid tests, %"], distance_findings(plain))
 
 
-def transfer_findings(plain: Outcome) -> list[tuple[str, str, str, Finding, Finding]]:
+def transfer_findings(plain: SemanticOutcome) -> list[tuple[str, str, str, ClaimResult, ClaimResult]]:
     """By model under test, robust model and search: for all tests, and for valid ones."""
     rows = []
     first = plain.transferred[0]
@@ -172,7 +172,7 @@ def transfer_findings(plain: Outcome) -> list[tuple[str, str, str, Finding, Find
     return rows
 
 
-def _of_transfer(plain: Outcome) -> str:
+def _of_transfer(plain: SemanticOutcome) -> str:
     text = """
 ### Robust models do worse on feature tests than on PGD's (Table 3)
 

@@ -14,18 +14,18 @@ from operant.generate.semantic.faults import Fault
 from operant.model import Classifier
 from operant.networks import LeNet5, fit, initialise, load_weights, save_weights
 from operant.rng import spawn
-from operant_studies.semantic.settings import Setting
+from operant_studies.semantic.settings import SemanticSetting
 
 
 @dataclass(frozen=True)
-class Field:
+class SemanticImages:
     """The images of one setting.
 
     Training images are dealt once, at random: those of the source, of the models under test, of each judge, of the
     likelihoods and of the anchors are different ones. Test images rate sources or confirm faults, never both.
     """
 
-    setting: Setting
+    setting: SemanticSetting
     data: Path | None
 
     @cached_property
@@ -69,7 +69,7 @@ class Field:
         return {"epochs": s.epochs, "batch_size": s.batch_size, "learning_rate": s.learning_rate}
 
 
-def kept_network(field: Field, folder: Path, name: str, train: Samples) -> Classifier:
+def kept_network(field: SemanticImages, folder: Path, name: str, train: Samples) -> Classifier:
     """A LeNet-5 trained on these images, or read if it was; the name decides its random numbers."""
     path, start = folder / f"{name}.safetensors", field.network(name)
     if not path.exists():
@@ -79,7 +79,7 @@ def kept_network(field: Field, folder: Path, name: str, train: Samples) -> Class
     return Classifier(load_weights(start, path))
 
 
-def check_data(settings: Sequence[Setting], data: Path | None) -> None:
+def check_data(settings: Sequence[SemanticSetting], data: Path | None) -> None:
     """Refuse to begin without the data sets."""
     for name in dict.fromkeys(s.dataset for s in settings if s.dataset != "digits"):
         if data is None:

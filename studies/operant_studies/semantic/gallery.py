@@ -9,8 +9,8 @@ from PIL import Image, ImageDraw
 
 from operant.results import write_atomically
 from operant_studies.operational_fuzz.sheets import pictures
-from operant_studies.semantic.injected import SHOWN, Pairs
-from operant_studies.semantic.outcome import Outcome
+from operant_studies.semantic.injected import SHOWN, GalleryPairs
+from operant_studies.semantic.outcome import SemanticOutcome
 from operant_studies.semantic.settings import Flaw
 from operant_studies.semantic.tables import fault_name
 
@@ -18,7 +18,7 @@ FOLDER = "semantic-gallery"
 CELL, ARROW, CAPTION, GAP = 56, 18, 13, 10  # pixels
 
 
-def write_gallery(out: Path, outcomes: Sequence[Outcome]) -> Path:
+def write_gallery(out: Path, outcomes: Sequence[SemanticOutcome]) -> Path:
     """Write ``semantic-gallery.md`` and its sheets into ``out``."""
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
     parts = [_intro()]
@@ -43,7 +43,7 @@ the second.
 """
 
 
-def _part(o: Outcome, flaw: Flaw, pairs: Pairs, picture: str) -> str:
+def _part(o: SemanticOutcome, flaw: Flaw, pairs: GalleryPairs, picture: str) -> str:
     title = fault_name(o.setting, flaw)
     if len(pairs.label) == 0:
         return f"## {title}\n\nNo valid test was found.\n"
@@ -52,7 +52,7 @@ def _part(o: Outcome, flaw: Flaw, pairs: Pairs, picture: str) -> str:
     return f"## {title}\n\n{told}\n\n![{title}: seeds and tests]({picture})\n"
 
 
-def draw_pairs(pairs: Pairs, flaw: Flaw, names: Sequence[str], path: Path) -> None:
+def draw_pairs(pairs: GalleryPairs, flaw: Flaw, names: Sequence[str], path: Path) -> None:
     """A row for each direction, the seed left of its test."""
     width, height = 2 * CELL + ARROW + GAP, CELL + CAPTION + 4
     sheet = Image.new("RGB", (max(1, SHOWN) * width, 2 * height), "white")

@@ -19,9 +19,9 @@ from operant.generate.semantic.faults import Confirmation, Cue, Fault, Faulty, c
 from operant.model import Classifier
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant_studies.semantic.fields import Field, kept_network
-from operant_studies.semantic.instruments import Instruments
-from operant_studies.semantic.settings import Flaw, Setting
+from operant_studies.semantic.fields import SemanticImages, kept_network
+from operant_studies.semantic.instruments import SemanticInstruments
+from operant_studies.semantic.settings import Flaw, SemanticSetting
 from operant_studies.shared import Steps
 
 FEATURES, ANCHORED, PIXELS = "features", "anchored", "pgd"
@@ -33,7 +33,7 @@ SHOWN = 6  # pairs of each direction that the gallery has
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class FaultCounts:
     """Tests of one search in one direction of a fault.
 
     Attributes:
@@ -50,13 +50,13 @@ class Counts:
     revealing: int
     valid_revealing: int
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: FaultCounts) -> FaultCounts:
         names = self.__dataclass_fields__
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return FaultCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class GalleryPairs:
     """Seeds with the valid tests made of them, for the gallery: the first ones of each direction, as they come."""
 
     x0: Tensor
@@ -67,7 +67,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class FaultResult:
     """A fault with one seed.
 
     Attributes:
@@ -81,32 +81,34 @@ class Tried:
     faulty: Confirmation
     sound: Confirmation
     cue: Cue
-    arms: dict[str, tuple[Counts, Counts]]
-    pairs: Pairs
+    arms: dict[str, tuple[FaultCounts, FaultCounts]]
+    pairs: GalleryPairs
     seconds: float
 
 
-def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
+def run(setting: SemanticSetting, data: Path | None, out: Path, seed: int) -> None:
     """All faults of a data set with one seed; those that are done stay."""
-    steps, field = steps_of(setting, out, seed), Field(setting, data)
-    instruments = Instruments(field, out / "instruments")
+    steps, field = steps_of(setting, out, seed), SemanticImages(setting, data)
+    instruments = SemanticInstruments(field, out / "instruments")
     for flaw in setting.flaws:
-        steps.step(flaw.name, Tried, partial(attempt, field, instruments, flaw, seed, out / "networks"))
+        steps.step(flaw.name, FaultResult, partial(attempt, field, instruments, flaw, seed, out / "networks"))
 
 
-def steps_of(setting: Setting, out: Path, seed: int) -> Steps:
+def steps_of(setting: SemanticSetting, out: Path, seed: int) -> Steps:
     return Steps(out / "steps" / f"{setting.name}-{seed}")
 
 
-def load_tried(setting: Setting, out: Path, seed: int, flaw: Flaw) -> Tried:
-    return steps_of(setting, out, seed).step(flaw.name, Tried, missing)
+def load_tried(setting: SemanticSetting, out: Path, seed: int, flaw: Flaw) -> FaultResult:
+    return steps_of(setting, out, seed).step(flaw.name, FaultResult, missing)
 
 
 def missing() -> NoReturn:
     raise ValueError("there is nothing to tell yet; run the study to its end first")
 
 
-def attempt(field: Field, instruments: Instruments, flaw: Flaw, seed: int, folder: Path) -> Tried:
+def attempt(
+    field: SemanticImages, instruments: SemanticInstruments, flaw: Flaw, seed: int, folder: Path
+) -> FaultResult:
     """Inject one fault, and test the faulty and the sound model both ways."""
     start = time.process_time()
     fault, setting = flaw.fault, field.setting
@@ -117,7 +119,7 @@ def attempt(field: Field, instruments: Instruments, flaw: Flaw, seed: int, folde
     clean = confirm(fault, sound, held, generator=field.spawn("confirm", flaw.name, seed))
     suites = _suites(field, instruments, fault, {"": faulty.model, SOUND: sound}, flaw.name, seed)
     told = partial(count, fault=fault, cue=faulty.cue, confidence=setting.confidence)
-    return Tried(
+    return FaultResult(
         faulty=faulty.confirmation,
         sound=clean,
         cue=faulty.cue,
@@ -127,7 +129,7 @@ def attempt(field: Field, instruments: Instruments, flaw: Flaw, seed: int, folde
     )
 
 
-def faulty_model(field: Field, fault: Fault, name: str, seed: int) -> Faulty:
+def faulty_model(field: SemanticImages, fault: Fault, name: str, seed: int) -> Faulty:
     """A LeNet-5 with the fault; all other features say nothing of the class."""
     train, held = (field.neutral(role, seed, but=fault) for role in ("model", "held"))
     generator = field.spawn("fault", name, seed)
@@ -136,7 +138,12 @@ def faulty_model(field: Field, fault: Fault, name: str, seed: int) -> Faulty:
 
 
 def _suites(
-    field: Field, instruments: Instruments, fault: Fault, models: dict[str, Classifier], name: str, seed: int
+    field: SemanticImages,
+    instruments: SemanticInstruments,
+    fault: Fault,
+    models: dict[str, Classifier],
+    name: str,
+    seed: int,
 ) -> dict[str, tuple[Suite, Suite]]:
     """By model and search, rated tests from the first class to the second, and back; all have the same seeds.
 
@@ -156,7 +163,7 @@ def _suites(
 
 
 def rated_tests(
-    instruments: Instruments, fuzzer: Fuzzer, model: Classifier, seeds: Samples, *, generator: torch.Generator
+    instruments: SemanticInstruments, fuzzer: Fuzzer, model: Classifier, seeds: Samples, *, generator: torch.Generator
 ) -> Suite:
     """Tests from these seeds with what is said of their validity; none where there are no seeds."""
     if len(seeds):
@@ -181,7 +188,7 @@ def right_seeds(
     return made[seen][:n]
 
 
-def searches(setting: Setting, instruments: Instruments, target: int | None) -> dict[str, Fuzzer]:
+def searches(setting: SemanticSetting, instruments: SemanticInstruments, target: int | None) -> dict[str, Fuzzer]:
     """The searches that are compared: same seeds, same target, same margin."""
     assert instruments.source is not None
     features = FeatureFuzz(
@@ -204,11 +211,11 @@ def searches(setting: Setting, instruments: Instruments, target: int | None) -> 
     return {FEATURES: features, ANCHORED: anchored, PIXELS: pixels}
 
 
-def count(suite: Suite, *, fault: Fault, cue: Cue, confidence: float) -> Counts:
+def count(suite: Suite, *, fault: Fault, cue: Cue, confidence: float) -> FaultCounts:
     """What a rated suite of one direction comes to."""
     failing, valid = suite["margin"] > confidence, suite["valid"] == 1
     shows = reveals(suite, fault.feature, cue) & failing
-    return Counts(
+    return FaultCounts(
         seeds=suite.attempted,
         valid=int(valid.sum()),
         failing=int(failing.sum()),
@@ -218,9 +225,9 @@ def count(suite: Suite, *, fault: Fault, cue: Cue, confidence: float) -> Counts:
     )
 
 
-def _pairs(both: tuple[Suite, Suite], fault: Fault, cue: Cue, confidence: float) -> Pairs:
+def _pairs(both: tuple[Suite, Suite], fault: Fault, cue: Cue, confidence: float) -> GalleryPairs:
     rows = [suite[(suite["margin"] > confidence) & (suite["valid"] == 1)][:SHOWN] for suite in both]
-    return Pairs(
+    return GalleryPairs(
         x0=torch.cat([suite.x0 for suite in rows]),
         x=torch.cat([suite.x for suite in rows]),
         label=torch.cat([suite.label for suite in rows]),

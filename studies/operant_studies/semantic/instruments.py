@@ -13,7 +13,7 @@ from operant.generate import ClassLikelihood, FeatureSource, Quality, Validity, 
 from operant.measure import Naturalness, fit_naturalness
 from operant.model import Classifier
 from operant.networks import CVAE, GAN, fit_cvae, fit_gan
-from operant_studies.semantic.fields import Field, kept_network
+from operant_studies.semantic.fields import SemanticImages, kept_network
 from operant_studies.shared import Steps
 
 LAYER = "relu_fc2"  # of LeNet-5, whose outputs are compared
@@ -23,7 +23,7 @@ SHARE = 0.9  # of a conditional VAE's images, that it learns from
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rated:
+class RatedSource:
     """A source that was tried: its kind, how good it is, and the CPU time of training it."""
 
     kind: str
@@ -35,10 +35,10 @@ class Rated:
         return not self.quality.problems
 
 
-class Instruments:
+class SemanticInstruments:
     """The instruments of one setting, read from its folder, or made."""
 
-    def __init__(self, field: Field, folder: Path) -> None:
+    def __init__(self, field: SemanticImages, folder: Path) -> None:
         self.field, self.setting = field, field.setting
         self.folder = folder / field.setting.name
         self.steps = Steps(self.folder)
@@ -59,11 +59,11 @@ class Instruments:
     # Sources
 
     @cached_property
-    def rated(self) -> tuple[Rated, ...]:
+    def rated(self) -> tuple[RatedSource, ...]:
         """Kinds of sources in turn, up to the first that passes."""
-        tried: list[Rated] = []
+        tried: list[RatedSource] = []
         for kind in self.setting.kinds:
-            tried.append(self.steps.step(f"source-{kind}-rated", Rated, partial(self._rate, kind)))
+            tried.append(self.steps.step(f"source-{kind}-rated", RatedSource, partial(self._rate, kind)))
             if tried[-1].passed:
                 break
         return tuple(tried)
@@ -74,13 +74,13 @@ class Instruments:
         last = self.rated[-1]
         return replace(FeatureSource.of(self._learned(last.kind)), quality=last.quality) if last.passed else None
 
-    def _rate(self, kind: str) -> Rated:
+    def _rate(self, kind: str) -> RatedSource:
         start = time.process_time()
         learned = self._learned(kind)
         seconds = time.process_time() - start
         quality = self._rating(FeatureSource.of(learned)).quality
         assert quality is not None
-        return Rated(kind=kind, quality=quality, seconds=seconds)
+        return RatedSource(kind=kind, quality=quality, seconds=seconds)
 
     def _rating(self, source: FeatureSource) -> FeatureSource:
         real, generator = self.field.neutral("rated"), self.field.spawn("quality")
@@ -116,8 +116,8 @@ class Instruments:
         return fit_naturalness(images, generator=self.field.spawn("naturalness"), progress=False)
 
 
-def prepare(field: Field, folder: Path) -> None:
+def prepare(field: SemanticImages, folder: Path) -> None:
     """Make and keep whatever is not there yet."""
-    made = Instruments(field, folder)
+    made = SemanticInstruments(field, folder)
     if made.source is not None:
         assert made.validity.judges

@@ -15,7 +15,7 @@ from operant.networks import ResNet20, fit_cvae, fit_gan, load_weights
 from operant.rng import spawn
 from operant_studies.robot.settings import find_weights
 from operant_studies.semantic.injected import missing
-from operant_studies.semantic.instruments import Rated
+from operant_studies.semantic.instruments import RatedSource
 from operant_studies.shared import Steps
 from operant_studies.train_nin import MEAN, STD
 
@@ -36,10 +36,10 @@ def available(data: Path | None) -> bool:
 
 
 def run(data: Path, out: Path, kind: str) -> None:
-    steps_of(out).step(kind, Rated, partial(attempt, data, kind))
+    steps_of(out).step(kind, RatedSource, partial(attempt, data, kind))
 
 
-def attempt(data: Path, kind: str) -> Rated:
+def attempt(data: Path, kind: str) -> RatedSource:
     """Train one kind of source, and let a ResNet-20 with given weights rate it."""
     images, weights = load("cifar10", data), find_weights(data)
     assert weights is not None  # else this part would have been left out
@@ -52,14 +52,14 @@ def attempt(data: Path, kind: str) -> Rated:
     real, generator = images.test[:RATED], spawn(0, "semantic", "cifar10", "quality")
     rated = FeatureSource.of(learned).rated(real, judge=judge, layer="flatten", generator=generator)
     assert rated.quality is not None
-    return Rated(kind=kind, quality=rated.quality, seconds=seconds)
+    return RatedSource(kind=kind, quality=rated.quality, seconds=seconds)
 
 
 def steps_of(out: Path) -> Steps:
     return Steps(out / "steps" / "cifar10")
 
 
-def load_rated(out: Path) -> tuple[Rated, ...]:
+def load_rated(out: Path) -> tuple[RatedSource, ...]:
     """What was tried, in order; empty if it was left out."""
     steps = steps_of(out)
-    return tuple(steps.step(kind, Rated, missing) for kind in STEPS if steps.done(kind))
+    return tuple(steps.step(kind, RatedSource, missing) for kind in STEPS if steps.done(kind))

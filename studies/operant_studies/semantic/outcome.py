@@ -13,15 +13,15 @@ from torch import Tensor
 from operant.assess import clopper_pearson_interval
 from operant.generate.semantic.validity import LEVEL
 from operant.suite import Suite
-from operant_studies.semantic.fields import Field
-from operant_studies.semantic.injected import Counts, Tried, load_tried
-from operant_studies.semantic.instruments import Instruments, Rated
-from operant_studies.semantic.settings import Flaw, Setting
+from operant_studies.semantic.fields import SemanticImages
+from operant_studies.semantic.injected import FaultCounts, FaultResult, load_tried
+from operant_studies.semantic.instruments import RatedSource, SemanticInstruments
+from operant_studies.semantic.settings import Flaw, SemanticSetting
 from operant_studies.semantic.transfer import (
-    Hunted,
-    Moved,
-    Shots,
-    Transferred,
+    TransferCounts,
+    TransferResult,
+    UntargetedResult,
+    UntargetedTests,
     load_hunted,
     load_transferred,
     suite_folder,
@@ -30,16 +30,16 @@ from operant_studies.shared import Mean, mean, verdict
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SemanticOutcome:
     """One data set, over its repetitions."""
 
-    setting: Setting
+    setting: SemanticSetting
     out: Path
     data: Path | None
 
     @cached_property
-    def rated(self) -> tuple[Rated, ...]:
-        return Instruments(Field(self.setting, self.data), self.out / "instruments").rated
+    def rated(self) -> tuple[RatedSource, ...]:
+        return SemanticInstruments(SemanticImages(self.setting, self.data), self.out / "instruments").rated
 
     @property
     def tested(self) -> bool:
@@ -47,17 +47,17 @@ class Outcome:
         return self.rated[-1].passed
 
     @cached_property
-    def tried(self) -> dict[Flaw, list[Tried]]:
+    def tried(self) -> dict[Flaw, list[FaultResult]]:
         """By fault, a value a repetition."""
         s = self.setting
         return {flaw: [load_tried(s, self.out, seed, flaw) for seed in s.seeds] for flaw in s.flaws}
 
     @cached_property
-    def hunted(self) -> list[Hunted]:
+    def hunted(self) -> list[UntargetedResult]:
         return [load_hunted(self.setting, self.out, seed) for seed in self.setting.seeds]
 
     @cached_property
-    def transferred(self) -> list[Transferred]:
+    def transferred(self) -> list[TransferResult]:
         return [load_transferred(self.setting, self.out, seed) for seed in self.setting.seeds]
 
     def passed(self, search: str) -> list[dict[str, float | None]]:
@@ -81,43 +81,45 @@ def _parts(suite: Suite, failing: Tensor) -> dict[str, float | None]:
 # Shares, a value a repetition; None where there is nothing to take a share of
 
 
-def counts(each: Sequence[Tried], arm: str, way: int | None = None) -> list[Counts]:
+def counts(each: Sequence[FaultResult], arm: str, way: int | None = None) -> list[FaultCounts]:
     """Of one direction, or of both together."""
     pairs = [tried.arms[arm] for tried in each]
     return [a + b if way is None else (a, b)[way] for a, b in pairs]
 
 
-def revealing(each: Sequence[Counts], *, valid: bool) -> list[float | None]:
+def revealing(each: Sequence[FaultCounts], *, valid: bool) -> list[float | None]:
     """The share of failing tests that reveal the fault; of valid ones, or of all."""
     if valid:
         return [_share(c.valid_revealing, c.valid_failing) for c in each]
     return [_share(c.revealing, c.failing) for c in each]
 
 
-def of_seeds(each: Sequence[Counts]) -> list[float | None]:
+def of_seeds(each: Sequence[FaultCounts]) -> list[float | None]:
     """The share of seeds that give a valid test which reveals the fault."""
     return [_share(c.valid_revealing, c.seeds) for c in each]
 
 
-def accuracies(each: Sequence[Moved], robust: str, *, valid: bool) -> list[float | None]:
+def accuracies(each: Sequence[TransferCounts], robust: str, *, valid: bool) -> list[float | None]:
     """The share of failing tests that a robust model gets right; of valid ones, or of all."""
     if valid:
         return [_share(m.right_valid[robust], m.valid) for m in each]
     return [_share(m.right[robust], m.failing) for m in each]
 
 
-def found(each: Sequence[Shots], *, valid: bool) -> list[Tensor]:
+def found(each: Sequence[UntargetedTests], *, valid: bool) -> list[Tensor]:
     """Which seeds have a failing test, 1 or 0; a valid one, or any."""
     return [s.failing * s.valid if valid else s.failing for s in each]
 
 
-def found_by_either(first: Sequence[Shots], second: Sequence[Shots], *, valid: bool) -> list[Tensor]:
+def found_by_either(
+    first: Sequence[UntargetedTests], second: Sequence[UntargetedTests], *, valid: bool
+) -> list[Tensor]:
     """The same for two searches together, which have the same seeds in the same order."""
     both = zip(found(first, valid=valid), found(second, valid=valid), strict=True)
     return [torch.maximum(a, b) for a, b in both]
 
 
-def beyond(each: Sequence[Shots], norm: str, bound: float, *, valid: bool) -> list[Tensor]:
+def beyond(each: Sequence[UntargetedTests], norm: str, bound: float, *, valid: bool) -> list[Tensor]:
     """Which failing tests lie further from their seeds than a bound, 1 or 0."""
     return [(getattr(s, norm)[hit > 0] > bound).double() for s, hit in zip(each, found(each, valid=valid), strict=True)]
 
@@ -164,7 +166,7 @@ def difference(first: Sequence[float | None], second: Sequence[float | None]) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ClaimResult:
     """What became of a claim, and the numbers that say so."""
 
     verdict: str
@@ -174,39 +176,39 @@ class Finding:
         return f"**{self.verdict}** {self.text}"
 
 
-NOTHING = Finding(verdict="not decided", text="nothing to compare")
+NOTHING = ClaimResult(verdict="not decided", text="nothing to compare")
 
 
-def judged(first: Sequence[float | None], second: Sequence[float | None], *, tests: int = 0) -> Finding:
+def judged(first: Sequence[float | None], second: Sequence[float | None], *, tests: int = 0) -> ClaimResult:
     """Whether the first shares are greater than the second, in percentage points; cut at ±100, where all ends."""
     value = difference(first, second)
     if value is None:
         return NOTHING
     some, wide = _some(value.n, len(first)), _widened(value, tests)
     if _flat(wide):
-        return Finding(verdict="not decided", text=f"{100 * value.value:.1f}{some}")
+        return ClaimResult(verdict="not decided", text=f"{100 * value.value:.1f}{some}")
     cut = replace(wide, lower=max(wide.lower, -1.0), upper=min(wide.upper, 1.0))
-    return Finding(verdict=verdict(wide), text=f"{cut}{some}")
+    return ClaimResult(verdict=verdict(wide), text=f"{cut}{some}")
 
 
-def at_least(values: Sequence[float | None], goal: float, *, tests: int = 0) -> Finding:
+def at_least(values: Sequence[float | None], goal: float, *, tests: int = 0) -> ClaimResult:
     """Whether a share is greater than a number."""
     left = known(values)
     if not left:
         return NOTHING
     wide = _widened(mean(left), tests)
     if _flat(wide):
-        return Finding(verdict="not decided", text=told(values))
+        return ClaimResult(verdict="not decided", text=told(values))
     over = replace(wide, value=wide.value - goal, lower=wide.lower - goal, upper=wide.upper - goal)
-    return Finding(verdict=verdict(over), text=wide.share + _some(len(left), len(values)))
+    return ClaimResult(verdict=verdict(over), text=wide.share + _some(len(left), len(values)))
 
 
-def all_of(each: Sequence[Tensor]) -> Finding:
+def all_of(each: Sequence[Tensor]) -> ClaimResult:
     """Whether something is so of all tests: one of which it is not is enough against it."""
     if not sum(len(hits) for hits in each):
         return NOTHING
     held = all(bool(hits.all()) for hits in each)
-    return Finding(verdict="held" if held else "not held", text=pooled(each))
+    return ClaimResult(verdict="held" if held else "not held", text=pooled(each))
 
 
 def _widened(value: Mean, tests: int) -> Mean:

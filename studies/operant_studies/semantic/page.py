@@ -14,18 +14,18 @@ from operant.results import write_atomically
 from operant_studies.semantic import plain_tables, tables
 from operant_studies.semantic.claims import claims
 from operant_studies.semantic.gallery import write_gallery
-from operant_studies.semantic.instruments import Rated
+from operant_studies.semantic.instruments import RatedSource
 from operant_studies.semantic.natural import load_rated
-from operant_studies.semantic.outcome import Outcome
+from operant_studies.semantic.outcome import SemanticOutcome
 from operant_studies.semantic.pictures import draw_distances
-from operant_studies.semantic.settings import Setting
+from operant_studies.semantic.settings import SemanticSetting
 from operant_studies.semantic.summary import summary
 from operant_studies.shared import table
 
 
-def write_page(out: Path, chosen: Sequence[Setting], data: Path | None, *, scale: str) -> Path:
+def write_page(out: Path, chosen: Sequence[SemanticSetting], data: Path | None, *, scale: str) -> Path:
     """Write ``semantic.md``, ``semantic-gallery.md`` with their pictures, and ``semantic.json``, into ``out``."""
-    every = [Outcome(setting, out, data) for setting in chosen]
+    every = [SemanticOutcome(setting, out, data) for setting in chosen]
     tested = [o for o in every if o.tested]
     faults = [o for o in tested if o.setting.flaws]
     plain = next((o for o in tested if not o.setting.flaws), None)
@@ -48,7 +48,7 @@ def write_page(out: Path, chosen: Sequence[Setting], data: Path | None, *, scale
     return path
 
 
-def _intro(every: Sequence[Outcome], scale: str) -> str:
+def _intro(every: Sequence[SemanticOutcome], scale: str) -> str:
     titles = ", ".join(o.setting.title for o in every)
     left_out = "".join(
         f"\n{o.setting.title} is left out: no source of it is good enough to test with.\n"
@@ -69,7 +69,7 @@ hold the label. *Seeds* are images that tests start from; all is done in repetit
 {gallery}{left_out}"""
 
 
-def _method(every: Sequence[Outcome], scale: str, seconds: float) -> str:
+def _method(every: Sequence[SemanticOutcome], scale: str, seconds: float) -> str:
     columns = ["data", "images: source", "models", "each judge", "likelihoods", "each anchor"]
     columns += ["layers, budget, steps", "anchored", "margin", "PGD radius", "seeds a direction", "repetitions"]
     rows = []
@@ -127,7 +127,11 @@ What differs:
 
 
 def _write_numbers(
-    out: Path, faults: Sequence[Outcome], plain: Outcome | None, every: Sequence[Outcome], natural: Sequence[Rated]
+    out: Path,
+    faults: Sequence[SemanticOutcome],
+    plain: SemanticOutcome | None,
+    every: Sequence[SemanticOutcome],
+    natural: Sequence[RatedSource],
 ) -> None:
     """Every number behind the page in one file; images are left out."""
     numbers: dict[str, Any] = {"sources": {o.setting.name: _plain(o.rated) for o in every}, "cifar10": _plain(natural)}

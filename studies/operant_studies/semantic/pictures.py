@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from operant_studies.semantic.outcome import Outcome
+from operant_studies.semantic.outcome import SemanticOutcome
 from operant_studies.semantic.plain_tables import TITLES
 from operant_studies.semantic.transfer import HUNTS
 
@@ -16,7 +16,7 @@ COLOURS = ("#2471a3", "#1e8449", "#17a589", "#b7950b")
 BOUND = "#c0392b"
 
 
-def draw_distances(plain: Outcome, path: Path) -> None:
+def draw_distances(plain: SemanticOutcome, path: Path) -> None:
     """Distances from seed to test of failing tests, filled where valid; a line at the usual bound, as in Fig. 2."""
     figure = Figure(figsize=(8.4, 7.0), layout="constrained")
     norms = (("linf", plain.setting.bounds[0], "L-infinity"), ("l2", plain.setting.bounds[1], "L2"))

@@ -8,9 +8,18 @@ from torch import Tensor
 
 from operant_studies.semantic import paper
 from operant_studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SEARCHES
-from operant_studies.semantic.instruments import Rated
-from operant_studies.semantic.outcome import Outcome, accuracies, beyond, found, found_by_either, pooled, shares, told
-from operant_studies.semantic.transfer import HUNTS, WIDE, Moved
+from operant_studies.semantic.instruments import RatedSource
+from operant_studies.semantic.outcome import (
+    SemanticOutcome,
+    accuracies,
+    beyond,
+    found,
+    found_by_either,
+    pooled,
+    shares,
+    told,
+)
+from operant_studies.semantic.transfer import HUNTS, WIDE, TransferCounts
 from operant_studies.shared import mean, table
 
 EITHER = "both anchored searches, two tests a seed"
@@ -22,11 +31,11 @@ TITLES = {
 }
 
 
-def moved(plain: Outcome, attacked: str, search: str) -> list[Moved]:
+def moved(plain: SemanticOutcome, attacked: str, search: str) -> list[TransferCounts]:
     return [t.moved[attacked][search] for t in plain.transferred]
 
 
-def hits(plain: Outcome) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+def hits(plain: SemanticOutcome) -> list[tuple[str, list[Tensor], list[Tensor]]]:
     """By search of features, which seeds have a failing test, and which a valid one."""
     shots = {name: [h.shots[name] for h in plain.hunted] for name in HUNTS}
     rows = [
@@ -38,7 +47,7 @@ def hits(plain: Outcome) -> list[tuple[str, list[Tensor], list[Tensor]]]:
     return [*rows, (EITHER, either[0], either[1])]
 
 
-def seeds_found(plain: Outcome) -> str:
+def seeds_found(plain: SemanticOutcome) -> str:
     s = plain.setting
     rows = [[title, told(shares(some)), told(shares(valid)), pooled(valid)] for title, some, valid in hits(plain)]
     text = f"""## Seeds with a valid test
@@ -52,7 +61,7 @@ on test images is {mean(h.accuracy for h in plain.hunted).share} %.
     return text + table(["search", "failing", "failing and valid", "failing and valid, all seeds as one"], rows)
 
 
-def parts_of_validity(plain: Outcome) -> str:
+def parts_of_validity(plain: SemanticOutcome) -> str:
     """Who refuses the tests of each search."""
     rows = []
     for search in HUNTS:
@@ -66,7 +75,7 @@ tests, this says little of whether people would know what they show.
     return text + table(["search", "judges see the label", "its class explains it best", "natural", "valid"], rows)
 
 
-def distances(plain: Outcome) -> str:
+def distances(plain: SemanticOutcome) -> str:
     s = plain.setting
     pixels = beyond([h.shots[PIXELS] for h in plain.hunted], "l2", s.bounds[1], valid=False)
     text = f"""## Fig. 2: distances in pixels
@@ -91,7 +100,7 @@ must keep to the first bound, yet {told(shares(pixels))} % of its failing tests 
     return text + table(columns, rows)
 
 
-def table_3(plain: Outcome) -> str:
+def table_3(plain: SemanticOutcome) -> str:
     rows: list[list[object]] = []
     first = plain.transferred[0]
     for attacked in first.moved:
@@ -132,7 +141,7 @@ The paper, in percent, for pixels and for features: {known_numbers}.
 # Sources
 
 
-def sources(outcomes: Sequence[Outcome], natural: Sequence[Rated]) -> str:
+def sources(outcomes: Sequence[SemanticOutcome], natural: Sequence[RatedSource]) -> str:
     text = """## Sources
 
 Sources that were trained and rated; the first kind that passes is tested with. Consistency is the share of images in
@@ -152,13 +161,15 @@ is Fréchet's in its features, by their variance; variety is the variance within
     return text + table(columns, rows) + told_
 
 
-def _source(title: str, r: Rated) -> list[object]:
+def _source(title: str, r: RatedSource) -> list[object]:
     q = r.quality
     cells = [f"{100 * q.consistency:.1f}", f"{100 * q.accuracy:.1f}", f"{q.distance:.2f}", f"{q.variety:.2f}"]
     return [title, r.kind, *cells, f"{r.seconds:.0f}", "yes" if r.passed else "no"]
 
 
-def seconds(outcomes: Sequence[Outcome], plain: Outcome | None, natural: Sequence[Rated]) -> float:
+def seconds(
+    outcomes: Sequence[SemanticOutcome], plain: SemanticOutcome | None, natural: Sequence[RatedSource]
+) -> float:
     """CPU time of sources, models and tests; without that of judges."""
     total = sum(r.seconds for r in natural)
     for o in (*outcomes, *([plain] if plain else [])):

@@ -35,7 +35,7 @@ class Flaw:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SemanticSetting:
     """One data set with its features, faults and source.
 
     Every image has each of the flaws' features with one of two values, whatever its class; without flaws the data are
@@ -122,7 +122,7 @@ DEAL = (
 CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
 
-def settings(scale: str) -> tuple[Setting, ...]:
+def settings(scale: str) -> tuple[SemanticSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits. The last one has no flaws."""
     if scale == "smoke":
         return _smoke()
@@ -131,8 +131,8 @@ def settings(scale: str) -> tuple[Setting, ...]:
     return _mnist(), _fashion(), _coloured(), _plain()
 
 
-def _mnist() -> Setting:
-    return Setting(
+def _mnist() -> SemanticSetting:
+    return SemanticSetting(
         title="MNIST",
         dataset="mnist",
         deal=DEAL,
@@ -144,8 +144,8 @@ def _mnist() -> Setting:
     )
 
 
-def _fashion() -> Setting:
-    return Setting(
+def _fashion() -> SemanticSetting:
+    return SemanticSetting(
         title="Fashion-MNIST",
         dataset="fashion-mnist",
         names=CLOTHES,
@@ -160,8 +160,8 @@ def _fashion() -> Setting:
     )
 
 
-def _coloured() -> Setting:
-    return Setting(
+def _coloured() -> SemanticSetting:
+    return SemanticSetting(
         title="Coloured MNIST",
         dataset="mnist",
         channels=3,
@@ -170,9 +170,9 @@ def _coloured() -> Setting:
     )
 
 
-def _plain() -> Setting:
+def _plain() -> SemanticSetting:
     """MNIST as it is, for the model without a fault on purpose."""
-    return Setting(
+    return SemanticSetting(
         title="MNIST as it is",
         dataset="mnist",
         deal=DEAL,
@@ -185,9 +185,9 @@ def _plain() -> Setting:
     )
 
 
-def _smoke() -> tuple[Setting, ...]:
+def _smoke() -> tuple[SemanticSetting, ...]:
     deal = tuple((role, n) for (role, _), n in zip(DEAL, (480, 150, 80, 80, 440, 99, 99), strict=True))
-    digits = Setting(
+    digits = SemanticSetting(
         title="Digits",
         dataset="digits",
         size=8,

@@ -15,19 +15,19 @@ from operant_studies.semantic.claims import (
     transfer_findings,
 )
 from operant_studies.semantic.injected import FEATURES, PIXELS, SOUND
-from operant_studies.semantic.outcome import Finding, Outcome, accuracies, counts, known, revealing
+from operant_studies.semantic.outcome import ClaimResult, SemanticOutcome, accuracies, counts, known, revealing
 from operant_studies.semantic.plain_tables import moved
 from operant_studies.semantic.tables import fault_name
 from operant_studies.shared import mean
 
 
-def summary(outcomes: Sequence[Outcome], plain: Outcome | None) -> str:
+def summary(outcomes: Sequence[SemanticOutcome], plain: SemanticOutcome | None) -> str:
     lines = [*(_of_faults(outcomes) if outcomes else ()), *(_of_plain(plain) if plain is not None else ())]
     wrap = textwrap.TextWrapper(width=120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
     return "## In short\n\n" + "".join(f"{wrap.fill(line)}\n" for line in lines)
 
 
-def _of_faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _of_faults(outcomes: Sequence[SemanticOutcome]) -> Iterator[str]:
     each = {fault_name(o.setting, flaw): tried for o in outcomes for flaw, tried in o.tried.items()}
     plain, anchored = ({name: fault_findings(t, search) for name, t in each.items()} for search in OURS)
     ours, sound = (
@@ -54,7 +54,7 @@ def _of_faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
     )
 
 
-def _of_plain(plain: Outcome) -> Iterator[str]:
+def _of_plain(plain: SemanticOutcome) -> Iterator[str]:
     found = "; ".join(
         f"{title}, {over.text} % over repetitions, **{over.verdict}** ({everything} % with all seeds as one)"
         for title, over, everything in seed_findings(plain)[-2:]
@@ -75,9 +75,9 @@ def _of_plain(plain: Outcome) -> Iterator[str]:
     )
 
 
-def _tally(findings: dict[str, Finding]) -> str:
+def _tally(findings: dict[str, ClaimResult]) -> str:
     """
-    >>> _tally({"a": Finding(verdict="held", text="1"), "b": Finding(verdict="not decided", text="0")})
+    >>> _tally({"a": ClaimResult(verdict="held", text="1"), "b": ClaimResult(verdict="not decided", text="0")})
     'held for 1 of 2, not decided for b'
     """
     n = sum(finding.verdict == "held" for finding in findings.values())

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from operant_studies.semantic import paper
-from operant_studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SEARCHES, SOUND, Counts
-from operant_studies.semantic.outcome import Outcome, counts, revealing, told
+from operant_studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SEARCHES, SOUND, FaultCounts
+from operant_studies.semantic.outcome import SemanticOutcome, counts, revealing, told
 from operant_studies.semantic.plain_tables import TITLES
-from operant_studies.semantic.settings import Flaw, Setting
+from operant_studies.semantic.settings import Flaw, SemanticSetting
 from operant_studies.shared import table
 
 
-def fault_name(setting: Setting, flaw: Flaw) -> str:
+def fault_name(setting: SemanticSetting, flaw: Flaw) -> str:
     first, second = (setting.names[c] for c in flaw.classes)
     return f"{setting.title}: {first} or {second} by {flaw.feature}"
 
 
-def table_2(outcomes: Sequence[Outcome]) -> str:
+def table_2(outcomes: Sequence[SemanticOutcome]) -> str:
     low, high = 100 * paper.LEAST, 100 * paper.MOST
     text = f"""## Table 2: faults on purpose
 
@@ -48,14 +48,14 @@ def _paper() -> str:
     return "\nThe paper's, in percent of 100 tests each way:\n\n" + table(columns, rows)
 
 
-def _shares(setting: Setting, flaw: Flaw, o: Outcome) -> list[str]:
+def _shares(setting: SemanticSetting, flaw: Flaw, o: SemanticOutcome) -> list[str]:
     each = o.tried[flaw]
     arms = [(FEATURES, True), (ANCHORED, True), (SOUND + FEATURES, True), (SOUND + ANCHORED, True)]
     arms += [(PIXELS, True), (PIXELS, False)]
     return [fault_name(setting, flaw), *(told(revealing(counts(each, arm), valid=valid)) for arm, valid in arms)]
 
 
-def _ways(o: Outcome, flaw: Flaw) -> list[list[str]]:
+def _ways(o: SemanticOutcome, flaw: Flaw) -> list[list[str]]:
     rows = []
     for way in (0, 1):
         a, b = (o.setting.names[flaw.classes[i]] for i in (way, 1 - way))
@@ -68,7 +68,7 @@ def _ways(o: Outcome, flaw: Flaw) -> list[list[str]]:
     return rows
 
 
-def _confirmations(outcomes: Sequence[Outcome]) -> str:
+def _confirmations(outcomes: Sequence[SemanticOutcome]) -> str:
     text = """
 ### Is the fault there?
 
@@ -99,7 +99,7 @@ class, and where it says the opposite. Low and high are the mean of the feature 
     return text + table(columns, rows)
 
 
-def _all_counts(outcomes: Sequence[Outcome]) -> str:
+def _all_counts(outcomes: Sequence[SemanticOutcome]) -> str:
     text = """
 ### Counts, of all and of valid tests
 
@@ -118,11 +118,11 @@ All repetitions and both directions together. *Valid*: tests that show their lab
     return text + table([*columns, "revealing, of all", "revealing, of valid"], rows)
 
 
-def _cells(c: Counts) -> list[int]:
+def _cells(c: FaultCounts) -> list[int]:
     return [c.seeds, c.valid, c.failing, c.valid_failing, c.revealing, c.valid_revealing]
 
 
-def summed(each: Sequence[Counts]) -> Counts:
+def summed(each: Sequence[FaultCounts]) -> FaultCounts:
     total = each[0]
     for one in each[1:]:
         total = total + one

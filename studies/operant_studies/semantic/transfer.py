@@ -21,7 +21,7 @@ from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
 from operant_studies.robot.known import find_known, known_network
-from operant_studies.semantic.fields import Field, kept_network
+from operant_studies.semantic.fields import SemanticImages, kept_network
 from operant_studies.semantic.injected import (
     ANCHORED,
     FEATURES,
@@ -33,9 +33,9 @@ from operant_studies.semantic.injected import (
     searches,
     steps_of,
 )
-from operant_studies.semantic.instruments import Instruments
+from operant_studies.semantic.instruments import SemanticInstruments
 from operant_studies.semantic.robust import fine_tune
-from operant_studies.semantic.settings import Setting
+from operant_studies.semantic.settings import SemanticSetting
 
 OWN, GIVEN, ROBUST = "LeNet-5, trained here", "plain LeNet-5, given weights", "robust LeNet-5, given weights"
 TUNED = "LeNet-5, fine-tuned here"
@@ -48,7 +48,7 @@ HELD = 500  # test images that say how robust a model is
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shots:
+class UntargetedTests:
     """Tests of one search, one row a seed.
 
     Attributes:
@@ -66,15 +66,15 @@ class Shots:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hunted:
+class UntargetedResult:
     """Untargeted tests of the model of one seed, by search."""
 
     accuracy: float
-    shots: dict[str, Shots]
+    shots: dict[str, UntargetedTests]
     seconds: float
 
 
-def hunt(field: Field, instruments: Instruments, seed: int, out: Path) -> Hunted:
+def hunt(field: SemanticImages, instruments: SemanticInstruments, seed: int, out: Path) -> UntargetedResult:
     """Tests from fresh seeds of all classes, the same for each search."""
     start, setting = time.process_time(), field.setting
     model, source = own_model(field, seed, out), instruments.source
@@ -89,26 +89,26 @@ def hunt(field: Field, instruments: Instruments, seed: int, out: Path) -> Hunted
         suite.save(path)
         shots[name] = shots_of(Suite.open(path), own_model(field, seed, out), setting.confidence)
     accuracy = model.accuracy(field.clean("held"))
-    return Hunted(accuracy=accuracy, shots=shots, seconds=time.process_time() - start)
+    return UntargetedResult(accuracy=accuracy, shots=shots, seconds=time.process_time() - start)
 
 
-def suite_folder(setting: Setting, out: Path, seed: int, search: str) -> Path:
+def suite_folder(setting: SemanticSetting, out: Path, seed: int, search: str) -> Path:
     return out / "suites" / f"{setting.name}-{seed}-{search}"
 
 
-def hunting(setting: Setting, instruments: Instruments) -> dict[str, Fuzzer]:
+def hunting(setting: SemanticSetting, instruments: SemanticInstruments) -> dict[str, Fuzzer]:
     """The searches without a target, and one with anchors that moves a later layer too."""
     found = searches(setting, instruments, None)
     wide: dict[str, Any] = {"layers": setting.wide_layers, "budget": setting.wide_budget, "steps": setting.wide_steps}
     return found | {WIDE: replace(cast(FeatureFuzz, found[ANCHORED]), **wide, hold=setting.wide_hold)}
 
 
-def shots_of(suite: Suite, model: Classifier, confidence: float) -> Shots:
+def shots_of(suite: Suite, model: Classifier, confidence: float) -> UntargetedTests:
     """One row a test, judged again."""
     margin = Goal().margin(model.batched_logits(suite.x), suite.label)
     blank = torch.full((len(suite),), torch.nan, dtype=torch.float64)
     known = "perturbation" in suite.columns
-    return Shots(
+    return UntargetedTests(
         failing=(margin > confidence).double(),
         valid=suite["valid"].double(),
         linf=suite.distances("linf").double(),
@@ -121,7 +121,7 @@ def shots_of(suite: Suite, model: Classifier, confidence: float) -> Shots:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
+class TransferCounts:
     """Confident, targeted tests of one model, and who else is right about them.
 
     Attributes:
@@ -140,7 +140,7 @@ class Moved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Robust:
+class ModelRobustness:
     """How robust a model is: accuracy on test images as they are, and under PGD of the usual radius."""
 
     clean: float
@@ -148,19 +148,19 @@ class Robust:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transferred:
+class TransferResult:
     """By model under test and by search; and how robust the others are."""
 
-    moved: dict[str, dict[str, Moved]]
-    robust: dict[str, Robust]
+    moved: dict[str, dict[str, TransferCounts]]
+    robust: dict[str, ModelRobustness]
     seconds: float
 
 
-def transfer(field: Field, instruments: Instruments, seed: int, out: Path) -> Transferred:
+def transfer(field: SemanticImages, instruments: SemanticInstruments, seed: int, out: Path) -> TransferResult:
     """Confident, targeted tests of plain models, shown to robust ones."""
     start, setting = time.process_time(), field.setting
     judges = robust_models(field, seed, out)
-    return Transferred(
+    return TransferResult(
         moved={name: _moved(field, instruments, model, judges, seed) for name, model in plain_models(field, seed, out)},
         robust={name: how_robust(setting, model, field.clean("held")[:HELD]) for name, model in judges.items()},
         seconds=time.process_time() - start,
@@ -168,8 +168,8 @@ def transfer(field: Field, instruments: Instruments, seed: int, out: Path) -> Tr
 
 
 def _moved(
-    field: Field, instruments: Instruments, model: Classifier, judges: dict[str, Classifier], seed: int
-) -> dict[str, Moved]:
+    field: SemanticImages, instruments: SemanticInstruments, model: Classifier, judges: dict[str, Classifier], seed: int
+) -> dict[str, TransferCounts]:
     setting, source = field.setting, instruments.source
     assert source is not None
     parts: dict[str, list[Suite]] = {name: [] for name in SEARCHES}
@@ -182,12 +182,12 @@ def _moved(
     return {name: moved_of(Suite.concat(suites), judges, setting.confidence) for name, suites in parts.items()}
 
 
-def moved_of(suite: Suite, judges: dict[str, Classifier], confidence: float) -> Moved:
+def moved_of(suite: Suite, judges: dict[str, Classifier], confidence: float) -> TransferCounts:
     """Of the tests that fail by the margin."""
     told = tally(suite, margin=confidence)
     failing = suite[suite["margin"] > confidence]
     valid = failing[failing["valid"] == 1]
-    return Moved(
+    return TransferCounts(
         seeds=told.seeds,
         failing=told.failing,
         valid=told.valid_failing,
@@ -201,41 +201,41 @@ def _right(model: Classifier, x: Tensor, y: Tensor) -> int:
     return int((model.predict(x) == y).sum()) if len(x) else 0
 
 
-def how_robust(setting: Setting, model: Classifier, held: Samples) -> Robust:
+def how_robust(setting: SemanticSetting, model: Classifier, held: Samples) -> ModelRobustness:
     attack = PGD(radius=setting.radius, steps=setting.pgd_steps, stop_early=True)
     cases = attack(model, held, generator=spawn(0, "semantic", "robust"))
-    return Robust(clean=model.accuracy(held), pgd=1 - len(cases.failures()) / len(held))
+    return ModelRobustness(clean=model.accuracy(held), pgd=1 - len(cases.failures()) / len(held))
 
 
 # Models
 
 
-def own_model(field: Field, seed: int, out: Path, *, second: bool = False) -> Classifier:
+def own_model(field: SemanticImages, seed: int, out: Path, *, second: bool = False) -> Classifier:
     """The LeNet-5 of a seed; or the one that is made robust, which is another."""
     name = f"{field.setting.name}-{'second' if second else 'model'}-{seed}"
     return kept_network(field, out / "networks", name, field.clean("model"))
 
 
-def plain_models(field: Field, seed: int, out: Path) -> list[tuple[str, Classifier]]:
+def plain_models(field: SemanticImages, seed: int, out: Path) -> list[tuple[str, Classifier]]:
     """Models under test: the seed's own, and the plain one of the given weights if there are any."""
     given = _given(field, "plain")
     return [(OWN, own_model(field, seed, out)), *([(GIVEN, given)] if given else [])]
 
 
-def robust_models(field: Field, seed: int, out: Path) -> dict[str, Classifier]:
+def robust_models(field: SemanticImages, seed: int, out: Path) -> dict[str, Classifier]:
     """Adversarially trained models: the given one if it is there, and one fine-tuned here for each seed."""
     given = _given(field, "robust")
     return ({ROBUST: given} if given else {}) | {TUNED: tuned_model(field, seed, out)}
 
 
-def _given(field: Field, kind: str) -> Classifier | None:
+def _given(field: SemanticImages, kind: str) -> Classifier | None:
     if field.setting.dataset != "mnist" or field.data is None:
         return None
     places = find_known(field.data)
     return Classifier(load_weights(known_network(), places[kind])) if places else None
 
 
-def tuned_model(field: Field, seed: int, out: Path) -> Classifier:
+def tuned_model(field: SemanticImages, seed: int, out: Path) -> Classifier:
     """Another LeNet-5 of the same data, fine-tuned adversarially."""
     path, s = out / "networks" / f"{field.setting.name}-tuned-{seed}.safetensors", field.setting
     start = own_model(field, seed, out, second=True)
@@ -257,17 +257,17 @@ def tuned_model(field: Field, seed: int, out: Path) -> Classifier:
 # Steps
 
 
-def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
+def run(setting: SemanticSetting, data: Path | None, out: Path, seed: int) -> None:
     """Both parts with one seed; what is done stays."""
-    steps, field = steps_of(setting, out, seed), Field(setting, data)
-    instruments = Instruments(field, out / "instruments")
-    steps.step("hunted", Hunted, partial(hunt, field, instruments, seed, out))
-    steps.step("transferred", Transferred, partial(transfer, field, instruments, seed, out))
+    steps, field = steps_of(setting, out, seed), SemanticImages(setting, data)
+    instruments = SemanticInstruments(field, out / "instruments")
+    steps.step("hunted", UntargetedResult, partial(hunt, field, instruments, seed, out))
+    steps.step("transferred", TransferResult, partial(transfer, field, instruments, seed, out))
 
 
-def load_hunted(setting: Setting, out: Path, seed: int) -> Hunted:
-    return steps_of(setting, out, seed).step("hunted", Hunted, missing)
+def load_hunted(setting: SemanticSetting, out: Path, seed: int) -> UntargetedResult:
+    return steps_of(setting, out, seed).step("hunted", UntargetedResult, missing)
 
 
-def load_transferred(setting: Setting, out: Path, seed: int) -> Transferred:
-    return steps_of(setting, out, seed).step("transferred", Transferred, missing)
+def load_transferred(setting: SemanticSetting, out: Path, seed: int) -> TransferResult:
+    return steps_of(setting, out, seed).step("transferred", TransferResult, missing)
