@@ -41,7 +41,7 @@ from operant.assess import estimators as of
 from operant.assess.bounds import clopper_pearson, confidence_sequence, log_winnings
 from operant.networks import ResNet20, load_weights
 from operant.seeds import Draw, combine, draw
-from operant_studies.robot.known import find_known, known_network
+from operant_studies.subjects import find_mnist_networks, mnist_network
 
 TAIL = 0.05
 LABELS = 300
@@ -284,11 +284,11 @@ def trained(data: Path) -> Iterator[Pool]:
     digits = Samples.concat([usps.train, usps.test])
     x = interpolate(digits.x, size=(20, 20), mode="bilinear", align_corners=False).clamp(0, 1)
     digits = Samples(pad(x, (4, 4, 4, 4)), digits.y)
-    weights = find_known(data)
+    weights = find_mnist_networks(data)
     if not weights:
         raise SystemExit(f"{data} must hold mnist_lenet5_plain.safetensors and mnist_lenet5_robust.safetensors")
     for kind, path in weights.items():
-        yield _judged(f"{kind} LeNet on USPS", Classifier(load_weights(known_network(), path)), digits)
+        yield _judged(f"{kind} LeNet on USPS", Classifier(load_weights(mnist_network(), path)), digits)
     folder = next(iter(weights.values())).parent
     resnet = load_weights(ResNet20(), folder / "cifar10_resnet20.safetensors")
     model = Classifier(resnet, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))

@@ -25,9 +25,8 @@ from operant.model import Classifier
 from operant.networks.nin import NIN
 from operant.networks.training import initialise
 from operant.networks.weights import load_weights, save_weights
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD
 from operant_studies.train_nin import (
-    MEAN,
-    STD,
     NINRecipe,
     TrainedNIN,
     _side_by_side,
@@ -445,7 +444,7 @@ def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(app, tmp_pa
         assert ended.exit_code == 0, ended.output
         assert "NIN of width 6 is right about" in ended.output
     told = results.load(out.with_suffix(".json"), TrainedNIN)
-    assert (told.train_images, told.classes, told.mean, told.std) == (40, 10, MEAN, STD)
+    assert (told.train_images, told.classes, told.mean, told.std) == (40, 10, CIFAR_MEAN, CIFAR_STD)
     assert (told.recipe.width, told.recipe.bfloat16) == (6, True)
 
 

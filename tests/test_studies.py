@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 from operant import results
 from operant.cli import app
 from operant.networks import save_weights
-from operant_studies.robot.known import NAMES, Known, find_known, judge_known, known_network
+from operant_studies.robot.known import Known, judge_known
 from operant_studies.robot.rivals import make_rival
 from operant_studies.robot.settings import RIVALS, settings
 from operant_studies.robot.unit import spread
 from operant_studies.shared import Mean, Steps, mean, run_units, sign_folder, table, verdict
+from operant_studies.subjects import MNIST_FILES, find_mnist_networks, mnist_network
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +185,14 @@ def test_given_networks_are_judged_on_mnist(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = {f"x_{part}": rng.integers(0, 256, (30, 28, 28), dtype=np.uint8) for part in ("train", "test")}
     np.savez(tmp_path / "mnist.npz", **images, y_train=np.arange(30) % 10, y_test=np.zeros(30, dtype=np.int64))
-    assert find_known(tmp_path) == {}
-    for kind, name in NAMES.items():
-        network = known_network()
+    assert find_mnist_networks(tmp_path) == {}
+    for kind, name in MNIST_FILES.items():
+        network = mnist_network()
         with torch.no_grad():
             network.linear2.bias.copy_(torch.eye(10)[0] * (0.1 if kind == "plain" else 50.0))
             network.linear2.weight.mul_(1.0 if kind == "plain" else 0.0)
         save_weights(network, tmp_path / "weights" / name)
-    found = find_known(tmp_path)
+    found = find_mnist_networks(tmp_path)
     judged = {kind: judge_known(kind, path, tmp_path, n=20) for kind, path in found.items()}
     assert set(judged) == {"plain", "robust"}
     assert judged["robust"].pgd40.value == 1

@@ -29,9 +29,9 @@ from operant.networks.nin import NIN
 from operant.networks.training import initialise, shuffled_batches
 from operant.networks.weights import save_weights
 from operant.rng import global_streams, spawn
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD
 
 KIND = "operant training of NIN, format 1"
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what ResNet-20's weights expect too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +165,12 @@ def train_nin(
             console.print(escape(_told(state.history, recipe)), soft_wrap=True, highlight=False)
     save_weights(state.learner, out)
     trained = TrainedNIN(
-        accuracy=Classifier(state.learner, mean=MEAN, std=STD).accuracy(test),
+        accuracy=Classifier(state.learner, mean=CIFAR_MEAN, std=CIFAR_STD).accuracy(test),
         recipe=recipe,
         channels=train.shape[0],
         classes=state.classes,
-        mean=MEAN,
-        std=STD,
+        mean=CIFAR_MEAN,
+        std=CIFAR_STD,
         train_images=len(train),
         test_images=len(test),
         data=belongs["set of training images"],
@@ -286,7 +286,7 @@ class _State:
             lambda: self.recipe.network(channels=self.train.shape[0], classes=self.classes),
             generator=spawn(self.recipe.seed, "weights"),
         )
-        wrapped = Classifier(module, mean=MEAN, std=STD, strict=True)
+        wrapped = Classifier(module, mean=CIFAR_MEAN, std=CIFAR_STD, strict=True)
         wrapped.check(self.train)
         self.normalise = wrapped.normalise
         self.learner: nn.Module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]

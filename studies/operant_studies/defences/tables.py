@@ -11,7 +11,7 @@ from operant_studies.defences.judging import COMMON, CONFIRMED, NOISE, UNCOMMON
 from operant_studies.defences.settings import CLASSIFIER, MUTATION, SQUEEZING
 from operant_studies.defences.suites import searched
 from operant_studies.kuk.settings import PATTERNS
-from operant_studies.shared import Mean, less, mean, table, verdict
+from operant_studies.shared import Mean, mean, minus, table, verdict
 
 READ = (CLASSIFIER, MUTATION)  # what the paper says suffers most
 DETECTORS = (*READ, SQUEEZING)  # which are calibrated on benign inputs
@@ -59,7 +59,7 @@ def _headline(found: Sequence[Found]) -> list[list[object]]:
             every,
             f"{claim} (its tables: {theirs:.0f})",
             value,
-            _bold(less(value, paper.AVERAGE)),
+            _bold(minus(value, paper.AVERAGE)),
         ],
         [
             f"… and by up to {large}",
@@ -106,7 +106,7 @@ def _common(found: Sequence[Found]) -> list[list[object]]:
         known = paper.TABLES.get(f.plan.name, {})
         shares = [f.success(d, COMMON) for d in f.tried if d in known and known[d][0] > paper.STOPPED]
         if shares:
-            words = [verdict(less(share, paper.STOPPED)) for share in shares]
+            words = [verdict(minus(share, paper.STOPPED)) for share in shares]
             counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
             word = "held" if set(words) == {"held"} else "not held" if "not held" in words else OPEN
             claim = f"defences succeed on more than {100 * paper.STOPPED:.0f} % of common data, where the paper's do"

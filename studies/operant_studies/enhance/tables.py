@@ -10,7 +10,7 @@ from operant_studies.enhance.found import Found, Quantity, change, rate
 from operant_studies.enhance.settings import CONTROL
 from operant_studies.kuk.paper import ATTACKS
 from operant_studies.kuk.settings import PATTERNS
-from operant_studies.shared import Mean, less, mean, table, verdict
+from operant_studies.shared import Mean, mean, minus, table, verdict
 
 HELD, NOT_HELD, OPEN = "held", "not held", "not decided"
 
@@ -60,7 +60,7 @@ def _transfer(f: Found) -> list[list[object]]:
     claim = f"… with a transfer calibration rate of {100 * paper.RATE:.1f} %"
     if own is None:
         return [*rows, _row(claim, f, None)]
-    return [*rows, [claim, f.title, own.share, f"**{verdict(less(own, paper.RATE))}**"]]
+    return [*rows, [claim, f.title, own.share, f"**{verdict(minus(own, paper.RATE))}**"]]
 
 
 def _row(claim: str, f: Found, value: Mean | None, *, sign: int = 1) -> list[object]:

@@ -16,8 +16,8 @@ from operant.model import Classifier
 from operant.networks import NIN, LeNet5, MobileNetV2, ResNet20, fit, initialise, load_weights, save_weights
 from operant.rng import spawn
 from operant_studies.kuk.settings import Subject
-from operant_studies.robot.settings import find_weights
-from operant_studies.train_nin import MEAN, STD, TrainedNIN
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD, find_resnet20
+from operant_studies.train_nin import TrainedNIN
 
 NIN_FILE = "nin.safetensors"  # with the JSON file that `operant train-nin` writes beside it
 MOBILENET_FILE = "imagenet_mobilenet_v2_1.0_224.safetensors"
@@ -62,7 +62,7 @@ def check_data(chosen: tuple[Subject, ...], data: Path | None) -> None:
         if data is None:
             raise ValueError(f"the study needs {name}; name the folder it lies in with --data")
         load(name, data)
-    if any(s.name == "resnet20" for s in chosen) and (data is None or find_weights(data) is None):
+    if any(s.name == "resnet20" for s in chosen) and (data is None or find_resnet20(data) is None):
         raise ValueError("the study needs cifar10_resnet20.safetensors in the --data folder, or in weights below it")
 
 
@@ -127,9 +127,9 @@ def _read(subject: Subject, data: Path | None, out: Path) -> tuple[Classifier, S
         plain = NIN(channels=trained.channels, classes=trained.classes, width=trained.recipe.width, batch_norm=True)
         return Classifier(load_weights(plain, weights), mean=trained.mean, std=trained.std), known.train, known.test
     assert data is not None
-    found = find_weights(data)
+    found = find_resnet20(data)
     assert found is not None
-    return Classifier(load_weights(ResNet20(), found), mean=MEAN, std=STD), known.train, known.test
+    return Classifier(load_weights(ResNet20(), found), mean=CIFAR_MEAN, std=CIFAR_STD), known.train, known.test
 
 
 def _lenet5(subject: Subject, train: Samples, out: Path) -> Classifier:

@@ -14,11 +14,10 @@ from operant.model import Classifier
 from operant.networks import LeNet5, ResNet20, fit, initialise, load_weights, save_weights
 from operant.rng import spawn
 from operant_studies.operational_fuzz.settings import FieldSetting
-from operant_studies.robot.settings import find_weights
 from operant_studies.seeds.settings import framed
 from operant_studies.seeds.setups import zipf_chances
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD, find_resnet20
 
-CIFAR_MEAN, CIFAR_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 TINY = "tinyimagenet-as-cifar7.npz"
 
 
@@ -78,7 +77,7 @@ def check_data(settings: tuple[FieldSetting, ...], data: Path | None) -> None:
     names = {setting.name for setting in settings}
     for name in {s.dataset for s in settings} - {"digits"} | ({"usps"} & names):
         load(name, _there(data))
-    if "cifar10" in {s.dataset for s in settings} and find_weights(_there(data)) is None:
+    if "cifar10" in {s.dataset for s in settings} and find_resnet20(_there(data)) is None:
         raise ValueError(f"the study needs the weights cifar10_resnet20.safetensors in {data} or in weights below it")
     if "tinyimagenet" in names and not (_there(data) / TINY).exists():
         raise ValueError(f"the study needs {TINY} in {data}; put it there")
@@ -138,7 +137,7 @@ def _other(setting: FieldSetting, data: Path | None, seed: int) -> dict[str, Sam
 def _network(setting: FieldSetting, known: Dataset, data: Path | None, seed: int, folder: Path) -> Classifier:
     """ResNet-20 with known weights; else a LeNet-5 trained for this seed, once."""
     if setting.dataset == "cifar10":
-        weights = find_weights(_there(data))
+        weights = find_resnet20(_there(data))
         assert weights is not None
         return Classifier(load_weights(ResNet20(), weights), mean=CIFAR_MEAN, std=CIFAR_STD)
     path = folder / f"{setting.dataset}-{seed}.safetensors"

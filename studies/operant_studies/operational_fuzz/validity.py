@@ -16,12 +16,11 @@ from operant.model import Classifier
 from operant.networks import ResNet20, fit, initialise, load_weights
 from operant.rng import normal_like, spawn
 from operant.suite import Suite
-from operant_studies.operational_fuzz.fields import CIFAR_MEAN, CIFAR_STD, StudyField, under
+from operant_studies.operational_fuzz.fields import StudyField, under
 from operant_studies.operational_fuzz.finding import make_moves, recipe_of
 from operant_studies.operational_fuzz.instruments import FieldInstruments
 from operant_studies.operational_fuzz.settings import FieldSetting
-from operant_studies.robot.known import known_network
-from operant_studies.robot.settings import find_weights
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD, find_resnet20, mnist_network
 
 CASES = 100  # of a field, at most
 AGREED = 0.9  # share of people who must have given a CIFAR-10 image its label
@@ -184,9 +183,9 @@ def reference(field: StudyField, recipe: Recipe, data: Path | None) -> Classifie
 def _start(field: StudyField, data: Path | None) -> nn.Module:
     """ResNet-20 with known weights; else a network with more channels than the model's, from nothing."""
     if field.setting.dataset != "cifar10":
-        return initialise(known_network, generator=spawn(field.seed, "reference", "weights"))
+        return initialise(mnist_network, generator=spawn(field.seed, "reference", "weights"))
     assert data is not None
-    weights = find_weights(data)
+    weights = find_resnet20(data)
     assert weights is not None
     return load_weights(ResNet20(), weights)
 

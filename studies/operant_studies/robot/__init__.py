@@ -8,11 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from operant_studies.robot.known import Known, find_known, judge_known
+from operant_studies.robot.known import Known, judge_known
 from operant_studies.robot.page import write_page
 from operant_studies.robot.settings import RIVALS, Setting, settings
 from operant_studies.robot.unit import Unit
 from operant_studies.shared import Steps, run_units, sign_folder
+from operant_studies.subjects import find_mnist_networks
 
 __all__ = ["run_study"]
 
@@ -39,7 +40,7 @@ def run_study(
     units = [(s, seed) for s in sorted(chosen, key=lambda s: s.dataset != "cifar10") for seed in s.seeds]
     work = [(f"{s.name}, seed {seed}", partial(run_unit, s, seed, data, out / "steps")) for s, seed in units]
     if data is not None:
-        for kind, path in find_known(data).items():
+        for kind, path in find_mnist_networks(data).items():
             work.append((f"{kind} network", partial(run_known, kind, path, data, out / "steps", scale)))
     run_units(work, workers=workers, console=console)
     return write_page(out, chosen, scale=scale)

@@ -9,11 +9,11 @@ from operant.data import Dataset, load, load_digits
 from operant.generate import FGSM, PGD
 from operant.retrain import Finetune
 from operant.types import Fuzzer
+from operant_studies.subjects import find_resnet20
 
 STRATEGIES = ("be-st", "km-st", "deepgini", "random")
 RACERS = ("fol-fuzz", "adapt", "adapt-linf")  # ADAPT at its own distance, and in the ball of the attacks
 RIVALS = ("deepxplore", "dlfuzz", "deephunter", "tensorfuzz")  # that join the race if they are asked for
-WEIGHTS = "cifar10_resnet20.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def settings(scale: str, data: Path | None) -> tuple[Setting, ...]:
     ]
     if _there("svhn", data):
         chosen.append(replace(lenet, dataset="svhn", radius=0.03))
-    if _there("cifar10", data) and data is not None and find_weights(data) is not None:
+    if _there("cifar10", data) and data is not None and find_resnet20(data) is not None:
         chosen.append(_cifar(scale))
     return tuple(chosen)
 
@@ -105,12 +105,6 @@ def _there(name: str, data: Path | None) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def find_weights(data: Path) -> Path | None:
-    """The weights of the CIFAR-10 model, in the data folder or in ``weights`` below it."""
-    places = (data / WEIGHTS, data / "weights" / WEIGHTS)
-    return next((place for place in places if place.exists()), None)
 
 
 def _small() -> Setting:

@@ -26,8 +26,9 @@ from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
 from operant_studies.robot.rivals import make_rival
-from operant_studies.robot.settings import Setting, find_weights
+from operant_studies.robot.settings import Setting
 from operant_studies.shared import Steps
+from operant_studies.subjects import find_resnet20
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 STEP_SIZES = (1.0, 3.0, 6.0, 12.0)  # of the random steps that ADAPT is compared with
@@ -182,7 +183,7 @@ class Unit:
     def original(self) -> Classifier:
         """The model before any retraining: LeNet-5 trained here, or ResNet-20 with the weights that were given."""
         if self.setting.dataset == "cifar10":
-            weights = None if self.data is None else find_weights(self.data)
+            weights = None if self.data is None else find_resnet20(self.data)
             assert weights is not None  # else the settings would have left CIFAR-10 out
             mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
             return Classifier(load_weights(ResNet20(), weights), mean=mean, std=std)

@@ -13,7 +13,7 @@ from operant.data import Dataset, Samples, load, load_digits
 from operant.model import Classifier
 from operant.networks import LeNet5, fit, initialise, load_weights
 from operant.rng import spawn
-from operant_studies.robot.known import find_known, known_network
+from operant_studies.subjects import find_mnist_networks, mnist_network
 
 SETUPS = {
     "usps-field": "USPS, field pool",
@@ -108,14 +108,14 @@ class SeedsSources:
     def network(self, kind: str) -> Classifier:
         if self.setting.dataset == "digits":
             return _digits_network()
-        return Classifier(load_weights(known_network(), find_known(self._folder)[kind]))
+        return Classifier(load_weights(mnist_network(), find_mnist_networks(self._folder)[kind]))
 
     def check(self) -> None:
         """Refuse a folder in which something is missing, before hours are spent."""
         if self.setting.dataset == "digits":
             return
         _ = self.known, self.other
-        if not find_known(self._folder):
+        if not find_mnist_networks(self._folder):
             raise ValueError(
                 f"the study needs the weights mnist_lenet5_plain.safetensors and mnist_lenet5_robust.safetensors in "
                 f"{self._folder} or in weights below it; put them there"

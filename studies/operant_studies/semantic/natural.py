@@ -13,11 +13,10 @@ from operant.generate import FeatureSource
 from operant.model import Classifier
 from operant.networks import ResNet20, fit_cvae, fit_gan, load_weights
 from operant.rng import spawn
-from operant_studies.robot.settings import find_weights
 from operant_studies.semantic.injected import missing
 from operant_studies.semantic.instruments import RatedSource
 from operant_studies.shared import Steps
-from operant_studies.train_nin import MEAN, STD
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD, find_resnet20
 
 ROWS, RATED = 20_000, 2_000  # training images that a source learns from, and test images that it is rated on
 BATCH = 64
@@ -26,7 +25,7 @@ STEPS = {"gan": 1_250, "cvae": 1_800}  # as many as take about four minutes
 
 def available(data: Path | None) -> bool:
     """Whether CIFAR-10 and a classifier of it are there; if not, this part is left out."""
-    if data is None or find_weights(data) is None:
+    if data is None or find_resnet20(data) is None:
         return False
     try:
         load("cifar10", data)
@@ -41,9 +40,9 @@ def run(data: Path, out: Path, kind: str) -> None:
 
 def attempt(data: Path, kind: str) -> RatedSource:
     """Train one kind of source, and let a ResNet-20 with given weights rate it."""
-    images, weights = load("cifar10", data), find_weights(data)
+    images, weights = load("cifar10", data), find_resnet20(data)
     assert weights is not None  # else this part would have been left out
-    judge = Classifier(load_weights(ResNet20(), weights), mean=MEAN, std=STD)
+    judge = Classifier(load_weights(ResNet20(), weights), mean=CIFAR_MEAN, std=CIFAR_STD)
     fit: Callable[..., Any] = fit_gan if kind == "gan" else fit_cvae
     start = time.process_time()
     options = {"latent": 64, "epochs": max(1, round(STEPS[kind] * BATCH / ROWS)), "batch_size": BATCH}

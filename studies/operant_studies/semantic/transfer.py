@@ -20,7 +20,6 @@ from operant.networks import load_weights, save_weights
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant_studies.robot.known import find_known, known_network
 from operant_studies.semantic.fields import SemanticImages, kept_network
 from operant_studies.semantic.injected import (
     ANCHORED,
@@ -36,6 +35,7 @@ from operant_studies.semantic.injected import (
 from operant_studies.semantic.instruments import SemanticInstruments
 from operant_studies.semantic.robust import fine_tune
 from operant_studies.semantic.settings import SemanticSetting
+from operant_studies.subjects import find_mnist_networks, mnist_network
 
 OWN, GIVEN, ROBUST = "LeNet-5, trained here", "plain LeNet-5, given weights", "robust LeNet-5, given weights"
 TUNED = "LeNet-5, fine-tuned here"
@@ -231,8 +231,8 @@ def robust_models(field: SemanticImages, seed: int, out: Path) -> dict[str, Clas
 def _given(field: SemanticImages, kind: str) -> Classifier | None:
     if field.setting.dataset != "mnist" or field.data is None:
         return None
-    places = find_known(field.data)
-    return Classifier(load_weights(known_network(), places[kind])) if places else None
+    places = find_mnist_networks(field.data)
+    return Classifier(load_weights(mnist_network(), places[kind])) if places else None
 
 
 def tuned_model(field: SemanticImages, seed: int, out: Path) -> Classifier:
