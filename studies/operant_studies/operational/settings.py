@@ -18,14 +18,14 @@ VARIANTS = (*CAMPAIGNS, LABELLED, AUGMENTED)
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSetting:
-    """One field and what every loop may spend in it.
+    """One field and the budget of every loop.
 
     Attributes:
-        field: where inputs come from, and how every loop retrains.
-        variants: the loops that are run.
-        rounds: of each.
+        field: source of the inputs, and how every loop retrains.
+        variants: the loops to run.
+        rounds: per loop.
         seeds_per_round, cases_per_round: seeds to fuzz, and cases to learn from.
-        labels_per_round: field inputs labelled to assess with, and from then on the monitor's.
+        labels_per_round: field inputs labelled to assess the model; the monitor uses them from then on.
         radius: of the gradient move, in L2.
     """
 
@@ -38,19 +38,17 @@ class LoopSetting:
     radius: float = 1.0
 
 
-def trials(scale: str) -> tuple[LoopSetting, ...]:
+def settings(scale: str) -> tuple[LoopSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
-    known = {field.name: field for field in fields(scale)}
+    by = {field.name: field for field in fields(scale)}
     if scale == "smoke":
-        return (
-            LoopSetting(field=known["digits"], rounds=2, seeds_per_round=30, cases_per_round=10, labels_per_round=20),
-        )
+        return (LoopSetting(field=by["digits"], rounds=2, seeds_per_round=30, cases_per_round=10, labels_per_round=20),)
     cifar = LoopSetting(
-        field=known["outdoors"], variants=(FULL, AUGMENTED, LABELLED), rounds=4, seeds_per_round=200, radius=0.5
+        field=by["outdoors"], variants=(FULL, AUGMENTED, LABELLED), rounds=4, seeds_per_round=200, radius=0.5
     )
-    return LoopSetting(field=known["zipf"]), LoopSetting(field=known["usps"]), cifar
+    return LoopSetting(field=by["zipf"]), LoopSetting(field=by["usps"]), cifar
 
 
-def seeds_of(trial: LoopSetting) -> tuple[int, ...]:
+def seeds_of(setting: LoopSetting) -> tuple[int, ...]:
     """Five for small networks, one for CIFAR-10, where a loop takes most of an hour."""
-    return trial.field.seeds[:1] if trial.field.dataset == "cifar10" else trial.field.seeds
+    return setting.field.seeds[:1] if setting.field.dataset == "cifar10" else setting.field.seeds

@@ -1,9 +1,8 @@
-"""One loop in one field with one seed: what it had spent after each round, and how good its model then was."""
+"""One loop in one field with one seed: what it had spent after each round, and how good its model was."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,19 +21,19 @@ from operant_studies.operational.variants import campaign
 from operant_studies.operational_fuzz.fields import StudyField, make_field, under
 from operant_studies.operational_fuzz.instruments import FieldInstruments
 from operant_studies.operational_fuzz.repair import RepairUnit
-from operant_studies.shared import Steps
+from operant_studies.shared import Steps, slug
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopPoint:
-    """A loop after one of its rounds.
+    """The state of a loop after a round.
 
     Attributes:
-        round: counted from 0, the model as it came.
-        cases: that were learned from so far.
+        round: 0 is the initial model.
+        cases: learned from so far.
         labels: of field inputs, bought so far.
-        seconds: CPU time spent so far, on everything but measuring the two below.
-        pmi, clean: error on the field's true inputs, accuracy on clean ones, of the model as it then was.
+        seconds: CPU time so far, without measuring pmi and clean.
+        pmi, clean: error of the model on true field inputs, accuracy on clean ones.
     """
 
     round: int
@@ -47,7 +46,7 @@ class LoopPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopCurve:
-    """A loop from its start to its end."""
+    """All points of one loop."""
 
     variant: str
     points: tuple[LoopPoint, ...]
@@ -55,41 +54,37 @@ class LoopCurve:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTime:
-    """CPU seconds of one step."""
+    """CPU time of one step."""
 
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedConditions:
-    """Conditions that were estimated, and what that cost."""
+    """Estimated conditions, and the CPU time of the estimate."""
 
     conditions: FittedConditions
     seconds: float
 
 
-def steps_of(trial: LoopSetting, seed: int, out: Path) -> Steps:
-    return Steps(out / "steps" / f"{trial.field.name}-{seed}")
+def steps_of(setting: LoopSetting, seed: int, out: Path) -> Steps:
+    return Steps(out / "steps" / f"{setting.field.name}-{seed}")
 
 
-def slug(variant: str) -> str:
-    return "-".join(variant.replace(",", "").replace("+", "and").lower().split())
-
-
-def run_unit(trial: LoopSetting, data: Path | None, seed: int, variant: str, out: Path) -> None:
-    """A function of its own so that another process can be asked for it."""
-    steps = steps_of(trial, seed, out)
+def run_unit(setting: LoopSetting, data: Path | None, seed: int, variant: str, out: Path) -> None:
+    """Run one loop if it is not finished; a module-level function, so that other processes can run it."""
+    steps = steps_of(setting, seed, out)
     if not steps.done(slug(variant)):
-        field = make_field(trial.field, data, seed, out / "networks")
-        unit = LoopUnit(trial=trial, field=field, steps=steps, out=out)
+        field = make_field(setting.field, data, seed, out / "networks")
+        unit = LoopUnit(setting=setting, field=field, steps=steps, out=out)
         steps.step(slug(variant), LoopCurve, partial(unit.run, variant))
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopUnit:
-    """A field, in which loops are run."""
+    """A field in which loops run."""
 
-    trial: LoopSetting
+    setting: LoopSetting
     field: StudyField
     steps: Steps
     out: Path
@@ -98,15 +93,15 @@ class LoopUnit:
         points = self._campaign(variant) if variant in CAMPAIGNS else self._plain(variant)
         return LoopCurve(variant=variant, points=tuple(points))
 
-    # A campaign, with a part replaced or none
+    # Campaigns, whole or with a part replaced
 
     def _campaign(self, variant: str) -> list[LoopPoint]:
         estimated, field = self._estimated(), self.field
         sent = Samples.concat([field.seen, field.judging])
         folder = self.out / "campaigns" / f"{field.setting.name}-{field.seed}-{slug(variant)}"
-        radius = self._radius() if variant in (PGD_LOOP, ROBOT_LOOP) else self.trial.radius
+        radius = self._radius() if variant in (PGD_LOOP, ROBOT_LOOP) else self.setting.radius
         clock = RoundClock(self.steps, slug(variant))
-        done = campaign(variant, self.trial, estimated.conditions.recipe, radius)(
+        done = campaign(variant, self.setting, estimated.conditions.recipe, radius)(
             field.model,
             train=field.train,
             clean=field.clean,
@@ -117,9 +112,9 @@ class LoopUnit:
             watch=clock,
         )
         blind = variant in (PGD_LOOP, ROBOT_LOOP)
-        return self._told(done.rounds, folder, clock, before=0.0 if blind else estimated.seconds)
+        return self._points(done.rounds, folder, clock, before=0.0 if blind else estimated.seconds)
 
-    def _told(self, rounds: tuple[Round, ...], folder: Path, clock: RoundClock, *, before: float) -> list[LoopPoint]:
+    def _points(self, rounds: tuple[Round, ...], folder: Path, clock: RoundClock, *, before: float) -> list[LoopPoint]:
         points, model, labels, seconds = [], self.field.model, 0, before
         for done in rounds:
             if done.changed:
@@ -135,7 +130,7 @@ class LoopUnit:
         return LoopPoint(round=number, cases=cases, labels=labels, seconds=seconds, pmi=pmi, clean=clean)
 
     def _estimated(self) -> TimedConditions:
-        """Conditions, from unlabelled field inputs."""
+        """Conditions estimated from unlabelled field inputs."""
 
         def work() -> TimedConditions:
             start = time.process_time()
@@ -145,7 +140,7 @@ class LoopUnit:
         return self.steps.step("conditions", TimedConditions, work)
 
     def _radius(self) -> float:
-        """Of attacks: of three the one whose cases retrain best by a monitor, found once a field."""
+        """Radius of attacks: the one of three whose cases retrain best by the monitor, chosen once per field."""
         guide = FieldInstruments(self.field, self.out / "instruments")
         return RepairUnit(self.field, guide, self.steps, self.out / "steps").radius
 
@@ -153,27 +148,27 @@ class LoopUnit:
 
     def _plain(self, variant: str) -> list[LoopPoint]:
         """Rounds that learn from labelled field inputs, or from training inputs under new conditions each time."""
-        trial, field = self.trial, self.field
+        setting, field = self.setting, self.field
         recipe, seconds = None, 0.0
         if variant != LABELLED:
             estimated = self._estimated()
             recipe, seconds = estimated.conditions.recipe, estimated.seconds
         sent, generator = Samples.concat([field.seen, field.judging]), spawn(field.seed, slug(variant))
         sent = sent[torch.randperm(len(sent), generator=generator)]
-        model, cases, judge, bought = field.model, field.train[:0], sent[:0], trial.labels_per_round
+        model, cases, judge, bought = field.model, field.train[:0], sent[:0], setting.labels_per_round
         points = [self._point(0, model, cases=0, labels=bought, seconds=seconds)]
-        for number in range(1, trial.rounds + 1):
+        for number in range(1, setting.rounds + 1):
             start = time.process_time()
-            watched, sent = sent[: trial.labels_per_round], sent[trial.labels_per_round :]
+            watched, sent = sent[: setting.labels_per_round], sent[setting.labels_per_round :]
             judge = Samples.concat([judge, watched])
             if recipe is None:
-                more, sent = sent[: trial.cases_per_round], sent[trial.cases_per_round :]
+                more, sent = sent[: setting.cases_per_round], sent[setting.cases_per_round :]
                 cases, bought = Samples.concat([cases, more]), bought + len(more)
             else:
                 rows = torch.randint(len(field.train), (self._rows,), generator=generator)
                 cases = under(recipe, field.train[rows], generator=generator)
             model = self._retrained(model, cases, judge, number)
-            bought += trial.labels_per_round
+            bought += setting.labels_per_round
             seconds += time.process_time() - start
             learned = len(cases) if recipe is None else 0
             points.append(self._point(number, model, cases=learned, labels=bought, seconds=seconds))
@@ -181,11 +176,11 @@ class LoopUnit:
 
     @property
     def _rows(self) -> int:
-        f = self.trial.field.finetune
+        f = self.setting.field.finetune
         return round(f.epochs * (f.steps or 1) * f.batch_size * (f.case_share or 0.0))
 
     def _retrained(self, model: Classifier, cases: Samples, judge: Samples, number: int) -> Classifier:
-        field, options = self.field, self.trial.field.finetune
+        field, options = self.field, self.setting.field.finetune
         lost = field.model.accuracy(field.clean) - model.accuracy(field.clean)
         left = min(max(options.max_drop - lost, 0.0), 1.0)
         finetune = replace(options, monitor=brier_monitor(judge), max_drop=left)
@@ -194,7 +189,7 @@ class LoopUnit:
 
 
 class RoundClock:
-    """CPU time of each round of a campaign, kept, so that one that is gone on with has it too."""
+    """CPU time of each round of a campaign, stored so that a resumed campaign has it too."""
 
     def __init__(self, steps: Steps, name: str) -> None:
         self.steps, self.name = steps, name
@@ -203,15 +198,13 @@ class RoundClock:
     def __call__(self, event: Event) -> None:
         if event.step == "round":
             now = time.process_time()
-            self._step(event.done, lambda: CpuTime(seconds=now - self.since))
+            self.steps.step(self._name(event.done), CpuTime, lambda: CpuTime(seconds=now - self.since))
             self.since = now
 
     def spent(self, number: int) -> float:
-        return self._step(number, _lost).seconds
+        if not self.steps.done(self._name(number)):
+            raise ValueError("the CPU time of a finished round is missing; delete the campaign's folder and run again")
+        return self.steps.read(self._name(number), CpuTime).seconds
 
-    def _step(self, number: int, work: Callable[[], CpuTime]) -> CpuTime:
-        return self.steps.step(f"{self.name}-seconds-{number}", CpuTime, work)
-
-
-def _lost() -> CpuTime:
-    raise ValueError("the CPU time of a finished round is missing; delete the campaign's folder to have it run again")
+    def _name(self, number: int) -> str:
+        return f"{self.name}-seconds-{number}"
