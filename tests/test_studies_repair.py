@@ -1,4 +1,4 @@
-"""The study of repair: arms run on digits, resume, and how many cases each needs is read off rightly."""
+"""The study of repair: arms run on digits, and the number of cases that each needs is computed correctly."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def unit(out: Path) -> RepairUnit:
 
 
 @pytest.mark.slow
-def test_no_role_of_a_field_has_an_input_of_another(unit: RepairUnit) -> None:
+def test_roles_of_a_field_share_no_input(unit: RepairUnit) -> None:
     field = unit.field
     roles = [field.train, field.clean, field.seen, field.judging, field.watched, field.truth]
     ids = torch.cat([role.ids.unique() for role in roles])
@@ -53,7 +53,7 @@ def test_no_role_of_a_field_has_an_input_of_another(unit: RepairUnit) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", [DECLARED, PGD_CASES, FOL_CASES, LABELLED, GINI])
-def test_an_arm_gives_the_cases_asked_for_with_labels_that_are_known(unit: RepairUnit, arm: str) -> None:
+def test_an_arm_gives_the_requested_cases_with_labels(unit: RepairUnit, arm: str) -> None:
     cases = unit._cases(arm, 20)
     assert 1 <= len(cases) <= 20
     assert not torch.isin(cases.ids, unit.field.truth.ids).any()
@@ -71,7 +71,7 @@ def test_deepgini_takes_what_the_model_is_least_sure_of(unit: RepairUnit) -> Non
 
 
 @pytest.mark.slow
-def test_rounds_learn_from_failures_of_the_model_that_the_rounds_before_led_to(unit: RepairUnit) -> None:
+def test_rounds_give_the_requested_cases(unit: RepairUnit) -> None:
     few = unit._cases(ROUNDS, 20)
     assert len(few) == 20
 
@@ -88,7 +88,7 @@ def test_the_control_learns_from_no_case(unit: RepairUnit) -> None:
 
 @pytest.mark.slow
 def test_the_section_has_every_arm_and_verdict(out: Path) -> None:
-    """From outcomes made up such that undeclared failures need a tenth of what random conditions need."""
+    """From invented results in which undeclared failures need a tenth of what random conditions need."""
     for seed in SETTING.seeds:
         folder = steps_of(SETTING, seed, out / "made-up").folder
         folder.mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_a_harder_target_needs_no_fewer_cases(curve: list[float], a: float, b: f
     assert crossing(values, max(a, b), SIZES) <= crossing(values, min(a, b), SIZES)
 
 
-def test_the_crossing_is_read_off_a_line_in_log_n() -> None:
+def test_the_crossing_is_linear_in_log_n() -> None:
     curve = np.array([0.4, 0.3, 0.2])
     assert crossing(curve, 0.5, SIZES) == 10
     assert crossing(curve, 0.3, SIZES) == pytest.approx(100)

@@ -1,4 +1,4 @@
-"""What a search is guided by: profile, naturalness and conditions of a field, fitted once and kept on disk."""
+"""What guides a search: profile, naturalness and conditions of a field, fitted once and stored."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ DIMENSIONS = 32  # of the profile's codes
 
 @dataclass(frozen=True)
 class FieldInstruments:
-    """All are fitted on the unlabelled inputs that `StudyField.seen` holds; none sees a label, nor what is true.
+    """Fitted on the inputs of `StudyField.seen`, without labels.
 
     Args:
-        field: whose.
-        folder: where they are kept; what is there is read.
+        folder: where they are stored; stored ones are read.
     """
 
     field: StudyField
@@ -46,7 +45,7 @@ class FieldInstruments:
 
     @cached_property
     def conditions(self) -> FittedConditions:
-        """As estimated, where none are declared."""
+        """Conditions estimated from field inputs."""
         path = self._path("conditions")
         if not path.exists():
             fitted = fit_conditions(

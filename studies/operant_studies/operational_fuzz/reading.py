@@ -1,6 +1,6 @@
-"""What was read by eye on the contact sheets, once; places are (row, column), counted from 1.
+"""The contact sheets as read by eye, once; places are (row, column), counted from 1.
 
-The label stands below each case, so the reading is not blind; doubtful cases were looked at again, larger and beside
+The label is printed below each case, so the reading is not blind; doubtful cases were examined again, larger and beside
 their seeds.
 """
 
@@ -13,12 +13,12 @@ Places = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class SheetReading:
-    """Of one sheet.
+    """The reading of one sheet.
 
     Attributes:
-        sheet: fingerprint of the images that were read; another sheet must be read anew.
+        sheet: fingerprint of the images; another sheet must be read again.
         lost: cases that a person would no longer give their label.
-        unsure: cases that might be read so or otherwise; they count half.
+        unsure: cases that might be read either way; they count half.
     """
 
     sheet: str
@@ -26,7 +26,7 @@ class SheetReading:
     unsure: Places
 
     def share(self, n: int) -> float:
-        """Of n cases, the share whose label holds."""
+        """The share of n cases whose label holds."""
         return 1 - (len(self.lost) + len(self.unsure) / 2) / n
 
 
@@ -45,19 +45,6 @@ READ: dict[str, SheetReading] = {
     "tinyimagenet": SheetReading(
         sheet="6b83ee56",
         lost=((1, 2), (1, 4), (1, 5), (4, 9), (9, 4), (9, 9)),
-        unsure=(
-            (1, 3),
-            (1, 6),
-            (3, 4),
-            (4, 7),
-            (5, 3),
-            (5, 5),
-            (7, 9),
-            (8, 10),
-            (9, 7),
-            (10, 4),
-            (10, 5),
-            (10, 9),
-        ),
+        unsure=((1, 3), (1, 6), (3, 4), (4, 7), (5, 3), (5, 5), (7, 9), (8, 10), (9, 7), (10, 4), (10, 5), (10, 9)),
     ),
 }

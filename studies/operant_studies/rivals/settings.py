@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.operational_fuzz.settings import settings as fields
+from operant_studies.shared import check_scale
 
-SEEDS = tuple(range(8))  # with three, half of the comparisons were left undecided
+SEEDS = tuple(range(8))  # with three, half of the comparisons were not decided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,14 +16,13 @@ class RivalsSetting:
     """One model with its data.
 
     Attributes:
-        title: as the page has it.
-        field: the data, and what naturalness is judged by: one of the fields of the study of operational fuzzing.
-        explored: inputs that searches for coverage start from; all three models get them right.
-        rows: model rows for each of these.
-        profiled: training inputs from which KMNC has its ranges.
+        title: on the page.
+        field: data, and the judge of naturalness: a field of the study of operational fuzzing.
+        explored: seeds of searches for coverage; all three models classify them correctly.
+        rows: model rows per seed of these.
+        profiled: training inputs for the ranges of KMNC.
         noise: standard deviation of TensorFuzz's noise, in input units; its ball is three times as large.
-        hunted: inputs that the rivals' searches for failures start from.
-        hunted_rows: model rows for each of these: as many as FOL-Fuzz has.
+        hunted, hunted_rows: seeds of the rivals' searches for failures, and model rows per seed, as for FOL-Fuzz.
         learned, epochs: training inputs and epochs of the models that DeepXplore compares ResNet-20 with.
     """
 
@@ -48,11 +48,10 @@ class RivalsSetting:
 
 def settings(scale: str) -> tuple[RivalsSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
+    check_scale(scale, "smoke", "small")
     if scale == "smoke":
         field = replace(fields("smoke")[0], hunted=60)
         return (RivalsSetting(title="LeNet-5, digits", field=field, explored=16, rows=24, hunted=12, hunted_rows=12),)
-    if scale != "small":
-        raise ValueError(f"scale must be smoke or small, got {scale!r}")
     by = {field.name: field for field in fields("small")}
     mnist = replace(by["zipf"], seen=2_000, truth=4_000, hunted=200, seeds=SEEDS)
     cifar = replace(by["outdoors"], seen=2_000, truth=2_000, hunted=150, seeds=SEEDS)
