@@ -1,4 +1,4 @@
-"""Does the profile matter when seeds are drawn? Failing mass found and estimates made, by design, score and mass."""
+"""Does the profile matter for the choice of seeds? Failing mass found and estimates, by design, score and mass."""
 
 from __future__ import annotations
 
@@ -16,17 +16,8 @@ __all__ = ["run_study"]
 
 
 def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
-    """Run what is not there yet, then write the page, its pictures and the numbers behind it.
-
-    Args:
-        out: the folder of this study at this scale; run again, it goes on where it stopped.
-        data: where MNIST, USPS and the networks' weights are.
-        scale: ``smoke`` or ``small``.
-        workers: processes, each with one thread.
-        console: where to tell what happens.
-    """
-    out = Path(out)
-    setting = setting_of(scale)
+    """Run the study and write its page and a file of its numbers; needs MNIST, USPS and the networks' weights."""
+    out, setting = Path(out), setting_of(scale)
     SeedsSources(setting, data).check()
     sign_folder(out, scale=scale, setting=setting)
     work = [
@@ -39,5 +30,5 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
 
 
 def run_unit(setting: SeedsSetting, name: str, kind: str, data: Path | None, folder: Path) -> None:
-    """One set-up with one network; a function of its own so that another process can be asked for it."""
+    """One set-up with one network; a module-level function, so that other processes can run it."""
     SeedsUnit(setting, name, kind, data, folder).run()

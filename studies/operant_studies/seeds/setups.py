@@ -1,4 +1,4 @@
-"""The four set-ups: a pool to draw seeds from, and the field it is drawn for."""
+"""The four set-ups: a pool to draw seeds from, and its field."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BROAD = Recipe(severities={"rotation": uniform(-40, 40), "blur": uniform(0, 2), 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsSetup:
-    """A pool, and where it is not itself field data, what is known of the field.
+    """A pool and, if it is not itself field data, the field.
 
     Attributes:
         pool: labelled inputs to draw from.
-        field: inputs that a profile of the field can be fitted on (their labels are not looked at); None if the pool
-            is a sample from the field, whose inputs have the same mass.
-        fresh: labelled field inputs that tell what is true; nothing else sees them.
+        field: inputs for the profile, used without labels; None if the pool is a sample from the field, whose inputs
+            have equal mass.
+        fresh: labelled field inputs for the truth, used for nothing else.
     """
 
     pool: Samples
@@ -33,7 +33,7 @@ class SeedsSetup:
 
 
 def make_setup(name: str, sources: SeedsSources, seed: int) -> SeedsSetup:
-    """One of `SETUPS`; another seed draws other field inputs, and other conditions."""
+    """One of `SETUPS`; the seed decides field inputs and conditions."""
     return SETUP_OF[name](sources.setting, sources, seed)
 
 
@@ -42,14 +42,11 @@ def _usps_field(setting: SeedsSetting, sources: SeedsSources, seed: int) -> Seed
 
 
 def _usps_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
-    """A profile has seen some of USPS's training images; all of USPS is the truth."""
+    """The profile is fitted on some of USPS's training images; all of USPS is the truth."""
     train = sources.other.train
     rows = torch.randperm(len(train), generator=spawn(seed, "usps"))[: setting.field]
-    return SeedsSetup(
-        pool=sources.known.test[: setting.pool],
-        field=train[rows],
-        fresh=Samples.concat([train, sources.other.test]),
-    )
+    everything = Samples.concat([train, sources.other.test])
+    return SeedsSetup(pool=sources.known.test[: setting.pool], field=train[rows], fresh=everything)
 
 
 def _zipf_field(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
@@ -57,8 +54,7 @@ def _zipf_field(setting: SeedsSetting, sources: SeedsSources, seed: int) -> Seed
 
 
 def _zipf_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
-    """The profile's inputs come from training images, the pool and the truth from test images, each with its own
-    conditions."""
+    """The profile is fitted on training images; pool and truth are test images; each under its own conditions."""
     test = sources.known.test
     broad = test[: setting.pool]
     drawn = BROAD.draw(len(broad), generator=spawn(seed, "zipf", "broad"))

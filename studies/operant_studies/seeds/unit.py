@@ -1,11 +1,10 @@
-"""One set-up with one network: masses, risks, draws. Every step is on disk before the next begins."""
+"""One set-up with one network: masses, risks, draws, stored step by step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ from operant_studies.seeds.trials import (
     run_trials,
     top,
 )
-from operant_studies.seeds.weighting import PoolWeightings, weigh
+from operant_studies.seeds.weighting import PoolWeightings, weigh_pool
 from operant_studies.shared import Steps
 
 SCORES: dict[str, Score] = {
@@ -45,7 +44,7 @@ SCORES: dict[str, Score] = {
 
 @dataclass(frozen=True)
 class SeedsUnit:
-    """Work that needs nothing from other units; what is finished is read, not done again."""
+    """One set-up with one network."""
 
     setting: SeedsSetting
     setup_name: str
@@ -60,11 +59,11 @@ class SeedsUnit:
                 self.weighed(seed)
         steps.step("facts", PoolFacts, lambda: facts_of(self.failed, self.mass, self.risks, setting.draws))
         for name, arms in self.batches().items():
-            steps.step(name, ArmTrials, partial(self._tried, arms, "first"))
-        steps.step("fresh", ArmTrials, lambda: self._tried([best_arm(self)], "fresh"))
+            steps.step(name, ArmTrials, partial(self._trials, arms, "first"))
+        steps.step("fresh", ArmTrials, lambda: self._trials([best_arm(self)], "fresh"))
 
     def batches(self) -> dict[str, list[DrawArm]]:
-        """The arms, a list a step."""
+        """The arms of each step."""
         setting = self.setting
         batches = {"baselines": [SIMPLE, OPERATIONAL, *([ONCE] if self.weighted else [])]}
         for score in setting.scores:
@@ -85,7 +84,7 @@ class SeedsUnit:
     def weighed(self, seed: int) -> PoolWeightings:
         def work() -> PoolWeightings:
             setup = self.setup if seed == self.setting.seeds[0] else make_setup(self.setup_name, self.sources, seed)
-            return weigh(self.model, setup, self.setting, seed)
+            return weigh_pool(self.model, setup, self.setting, seed)
 
         return self.steps.step(f"weighed-{seed}", PoolWeightings, work)
 
@@ -119,7 +118,7 @@ class SeedsUnit:
         scores = {**SCORES, "dsa": surprise_risk(dsa)}
         return {name: risk_of(self.model, self.setup.pool, scores[name]) for name in setting.scores}
 
-    def _tried(self, arms: list[DrawArm], series: str) -> ArmTrials:
+    def _trials(self, arms: list[DrawArm], series: str) -> ArmTrials:
         setting = self.setting
         return run_trials(
             arms,
@@ -134,21 +133,17 @@ class SeedsUnit:
 
 
 def best_arm(unit: SeedsUnit) -> DrawArm:
-    """Of the grid with the profile, what found most among those that estimated no worse than simple sampling.
+    """Of the grid with the profile, the arm that found most among those that estimate no worse than simple sampling.
 
-    No worse with the whole interval, for that is what it will be judged by.
+    The whole interval must be no worse, because the verdict requires that.
     """
-    facts = unit.steps.step("facts", PoolFacts, _missing)
+    facts = unit.steps.read("facts", PoolFacts)
     best, most = DEFAULT, -1.0
     for score in unit.setting.scores:
-        trials = unit.steps.step(f"with-{score}", ArmTrials, _missing)
+        trials = unit.steps.read(f"with-{score}", ArmTrials)
+        arms = grid(unit.setting, score)
         rows = zip(trials.arms, trials.found.mean(1).tolist(), trials.estimates - facts.pmi, strict=True)
         for arm, found, errors in rows:
-            known = arm in grid(unit.setting, score)
-            if known and found > most and root_mean_square(errors).upper <= facts.simple_rmse:
+            if arm in arms and found > most and root_mean_square(errors).upper <= facts.simple_rmse:
                 best, most = arm, found
     return best
-
-
-def _missing() -> NoReturn:
-    raise AssertionError("this step comes before")

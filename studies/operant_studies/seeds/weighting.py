@@ -1,4 +1,4 @@
-"""Ways to spread the field's mass over a pool that is no sample from it, and how near each comes to the truth."""
+"""Ways to distribute the field's mass over a pool that is no sample from it, compared with the truth."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from operant.rng import spawn
 from operant_studies.seeds.settings import SeedsSetting
 from operant_studies.seeds.setups import SeedsSetup
 
-CHOSEN = "profile, features"  # what draws are made with
-RESAMPLES = 20  # the fewest there may be; intervals of priors are not used here
+CHOSEN = "profile, features"  # the weighting of all draws
+RESAMPLES = 20  # the minimum; intervals of priors are not used here
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weighting:
-    """One way, on one pool.
+    """One weighting of one pool.
 
     Attributes:
-        name: of the way; "+ priors" if each class's mass was brought to the estimated prior.
+        name: with "+ priors" if the class masses were corrected to the estimated priors.
         pmi: the mass of the pool's failing inputs.
-        distance: total variation between the classes' masses and their frequencies in the field.
-        effective: as many inputs of equal mass would vary as much.
+        distance: total variation between class masses and class frequencies in the field.
+        effective: effective number of inputs.
         largest: the largest mass of an input.
     """
 
@@ -42,7 +42,7 @@ class Weighting:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PoolWeightings:
-    """All ways on one pool, the failing share among fresh field inputs, and the masses that draws are made with."""
+    """All weightings of one pool, the failing share among fresh field inputs, and the masses for draws."""
 
     truth: float
     fresh: int
@@ -53,7 +53,7 @@ class PoolWeightings:
         return next(way for way in self.ways if way.name == name)
 
 
-def weigh(model: Classifier, setup: SeedsSetup, setting: SeedsSetting, seed: int) -> PoolWeightings:
+def weigh_pool(model: Classifier, setup: SeedsSetup, setting: SeedsSetting, seed: int) -> PoolWeightings:
     assert setup.field is not None
     assert setup.fresh is not None
     pool, fresh = setup.pool, setup.fresh
@@ -70,12 +70,12 @@ def weigh(model: Classifier, setup: SeedsSetup, setting: SeedsSetting, seed: int
 
 
 def _masses(model: Classifier, pool: Samples, seen: Samples, setting: SeedsSetting, seed: int) -> dict[str, Tensor]:
-    """Each way on pixels and on features; these are worked out once, and handed on as if they were inputs."""
+    """Each weighting on pixels and on features; features are computed once and used as inputs."""
     masses = {"equal": torch.full((len(pool),), 1 / len(pool), dtype=torch.float64)}
     features = layer_features(model, setting.layer)
     views: dict[str, Callable[[Tensor], Tensor]] = {"pixels": lambda x: x.flatten(1), "features": features}
-    for view, look in views.items():
-        p, f = (Samples(look(samples.x), samples.y, samples.ids) for samples in (pool, seen))
+    for view, encode in views.items():
+        p, f = (Samples(encode(samples.x), samples.y, samples.ids) for samples in (pool, seen))
         encoder = partial(fit_pca, dimensions=setting.dimensions)
         profile = fit_profile(f, encoder=encoder, generator=spawn(seed, "profile", view))
         ratio = fit_ratio(p, f, dimensions=setting.dimensions, generator=spawn(seed, "ratio", view))
@@ -86,12 +86,12 @@ def _masses(model: Classifier, pool: Samples, seen: Samples, setting: SeedsSetti
 
 
 def _density(profile: Profile, pool: Samples) -> Tensor:
-    """Densities at the pool's inputs, normalised."""
+    """Normalised densities at the pool's inputs."""
     return torch.softmax(profile.log_prob(pool.x).detach().double(), 0)
 
 
 def _corrected(mass: Tensor, pool: Samples, priors: Priors) -> Tensor:
-    """With the estimated priors; a class whose mass came out as 0 keeps the smallest there is."""
+    """Masses corrected to the estimated priors; a class without mass gets the smallest positive number."""
     return with_priors(mass.clamp_min(torch.finfo(torch.float64).tiny), pool, priors)
 
 
