@@ -18,17 +18,10 @@ __all__ = ["run_study"]
 
 
 def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
-    """Run what is not there yet, then write the page, the gallery and their pictures.
+    """Run the study and write its page and gallery; it needs MNIST, Fashion-MNIST and, for some parts, given weights.
 
-    First the sources and judges of each data set are made; then every seed is worked on by itself. A data set whose
-    sources are all too poor is left out, and the page says so.
-
-    Args:
-        out: the folder of this study at this scale; run again, it goes on where it stopped.
-        data: where MNIST, Fashion-MNIST and, if there are any, CIFAR-10 and the given weights are.
-        scale: ``smoke`` or ``small``.
-        workers: processes, each with one thread.
-        console: where to tell what happens.
+    First the source and judges of each data set are made, then every seed runs by itself. A data set whose sources are
+    all too poor is left out, and the page says so.
     """
     out, chosen = Path(out), settings(scale)
     check_data(chosen, data)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from operant_studies.semantic.outcome import SemanticOutcome
 from operant_studies.semantic.plain_tables import TITLES
 from operant_studies.semantic.transfer import HUNTS
+from operant_studies.shared import save_figure
 
 COLOURS = ("#2471a3", "#1e8449", "#17a589", "#b7950b")
 BOUND = "#c0392b"
@@ -34,4 +35,4 @@ def draw_distances(plain: SemanticOutcome, path: Path) -> None:
             ax.set_title(f"{TITLES[row]}, {name}", fontsize=8)
             ax.tick_params(labelsize=7)
             ax.legend(fontsize=6)
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)

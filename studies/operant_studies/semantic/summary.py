@@ -1,4 +1,4 @@
-"""The study in a few lines, from its numbers."""
+"""The study in a few lines, generated from its numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from operant_studies.semantic.claims import (
     transfer_findings,
 )
 from operant_studies.semantic.injected import FEATURES, PIXELS, SOUND
-from operant_studies.semantic.outcome import ClaimResult, SemanticOutcome, accuracies, counts, known, revealing
+from operant_studies.semantic.outcome import ClaimResult, SemanticOutcome, accuracies, counts, present, revealing
 from operant_studies.semantic.plain_tables import moved
 from operant_studies.semantic.tables import fault_name
 from operant_studies.shared import mean
@@ -34,17 +34,17 @@ def _of_faults(outcomes: Sequence[SemanticOutcome]) -> Iterator[str]:
         _range([revealing(counts(t, arm), valid=True) for t in each.values()]) for arm in (FEATURES, SOUND + FEATURES)
     )
     yield (
-        f"**Faults on purpose.** Of valid tests, {ours} % reveal the fault; with a sound model, {sound} % seem to. "
+        f"**Injected faults.** Of valid tests, {ours} % reveal the fault; with a sound model, {sound} % seem to. "
         f"More than with the sound model: {_tally({name: f.over_sound for name, f in plain.items()})}; "
         f"anchored, {_tally({name: f.over_sound for name, f in anchored.items()})}."
     )
-    none = sum(not known(revealing(counts(t, PIXELS), valid=True)) for t in each.values())
+    none = sum(not present(revealing(counts(t, PIXELS), valid=True)) for t in each.values())
     yield (
         f"**Against PGD.** A greater share of all failing tests reveals the fault: "
         f"{_tally({name: f.over_pixels for name, f in plain.items()})}; "
         f"anchored, {_tally({name: f.over_pixels for name, f in anchored.items()})}. "
         f"By valid tests there is nothing to compare for {none} of {len(each)} faults: "
-        "PGD has none, as validity asks for images like the source's."
+        "PGD has none, because validity requires images like the source's."
     )
     yield (
         f"**At least {100 * paper.LEAST:.0f} % reveal the fault, the paper's lowest:** "
@@ -89,7 +89,7 @@ def _tally(findings: dict[str, ClaimResult]) -> str:
 
 
 def _range(each: Sequence[Sequence[float | None]]) -> str:
-    """From the least to the greatest mean, in percent."""
-    means = sorted(mean(known(values)).value for values in each if known(values))
+    """The range of means, in percent."""
+    means = sorted(mean(present(values)).value for values in each if present(values))
     ends = dict.fromkeys(f"{100 * value:.1f}" for value in (*means[:1], *means[-1:]))
     return " to ".join(ends) or "no"
