@@ -35,18 +35,15 @@ HOLD = {100: 89, 200: 182}  # repetitions, and how many bounds must hold not to 
 
 @dataclass(frozen=True, kw_only=True)
 class BoundTrials:
-    """Repeated assessments of one network, and the truth from all labels.
-
-    Attributes:
-        pool, field: true pmi over the pool of each repetition, and over all inputs.
-        pmi, upper, field_upper: estimate and bounds of each repetition.
-    """
+    """Repeated assessments of one network, and the truth from all labels."""
 
     kind: str
     design: str
     labels: int
+    # pool, field: true pmi over the pool of each repetition, and over all inputs
     pool: tuple[float, ...]
     field: float
+    # pmi, upper, field_upper: estimate and bounds of each repetition
     pmi: tuple[float, ...]
     upper: tuple[float, ...]
     field_upper: tuple[float, ...]

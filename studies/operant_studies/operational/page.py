@@ -22,24 +22,15 @@ from operant_studies.operational.settings import (
     PGD_LOOP,
     RANDOM_SEEDS,
     ROBOT_LOOP,
+    VARIANTS,
     LoopSetting,
     seeds_of,
 )
 from operant_studies.operational.unit import LoopCurve, LoopPoint, steps_of
 from operant_studies.shared import Mean, mean, save_figure, slug, table, verdict
 
-COLOURS = {
-    FULL: "#154360",
-    RANDOM_SEEDS: "#7fb3d5",
-    NO_PROFILE: "#48c9b0",
-    NO_NATURALNESS: "#a569bd",
-    NO_FEEDBACK: "#2471a3",
-    DEEPGINI: "#7d8a6a",
-    PGD_LOOP: "#c0392b",
-    ROBOT_LOOP: "#e59866",
-    LABELLED: "#27774a",
-    AUGMENTED: "#b7950b",
-}
+COLOURS = ("#154360", "#7fb3d5", "#48c9b0", "#a569bd", "#2471a3", "#7d8a6a", "#c0392b", "#e59866", "#27774a", "#b7950b")
+COLOUR_OF = dict(zip(VARIANTS, COLOURS, strict=True))
 SPENT = ("cases", "labels", "seconds")
 GOALS = {"half": 0.5, "three quarters": 0.75}  # of the way from the initial pmi to the lowest final pmi of any loop
 PARTS = {
@@ -254,16 +245,13 @@ def _points(value: Mean) -> str:
     return str(value) if value.n > 1 else f"{100 * value.value:.1f}"
 
 
-# Picture --------------------------------------------------------------------------------------------------------------
-
-
 def draw_curves(fields: Sequence[FieldLoops], path: Path) -> None:
     """True pmi by round, one line per loop."""
     figure = Figure(figsize=(4.2 * len(fields), 3.9), layout="constrained")
     for ax, t in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
         for name in t.setting.variants:
             width = 2.2 if name == FULL else 1.0
-            ax.plot(100 * t.curve(name).mean(0), marker="o", ms=3, color=COLOURS[name], label=name, linewidth=width)
+            ax.plot(100 * t.curve(name).mean(0), marker="o", ms=3, color=COLOUR_OF[name], label=name, linewidth=width)
         ax.set(xlabel="round", ylim=(0, None), xticks=range(t.setting.rounds + 1))
         ax.set_title(t.setting.field.title, fontsize=8)
     figure.axes[0].set_ylabel("true pmi, %")

@@ -18,24 +18,16 @@ VARIANTS = (*CAMPAIGNS, LABELLED, AUGMENTED)
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSetting:
-    """One field and the budget of every loop.
+    """One field and the budget of every loop."""
 
-    Attributes:
-        field: source of the inputs, and how every loop retrains.
-        variants: the loops to run.
-        rounds: per loop.
-        seeds_per_round, cases_per_round: seeds to fuzz, and cases to learn from.
-        labels_per_round: field inputs labelled to assess the model; the monitor uses them from then on.
-        radius: of the gradient move, in L2.
-    """
-
-    field: FieldSetting
-    variants: tuple[str, ...] = VARIANTS
-    rounds: int = 5
+    field: FieldSetting  # source of the inputs, and how every loop retrains
+    variants: tuple[str, ...] = VARIANTS  # the loops to run
+    rounds: int = 5  # per loop
+    # seeds_per_round, cases_per_round: seeds to fuzz, and cases to learn from
     seeds_per_round: int = 300
     cases_per_round: int = 60
-    labels_per_round: int = 50
-    radius: float = 1.0
+    labels_per_round: int = 50  # field inputs labelled to assess the model; the monitor uses them from then on
+    radius: float = 1.0  # of the gradient move, in L2
 
 
 def settings(scale: str) -> tuple[LoopSetting, ...]:

@@ -26,20 +26,13 @@ from operant_studies.shared import Steps, slug
 
 @dataclass(frozen=True, kw_only=True)
 class LoopPoint:
-    """The state of a loop after a round.
+    """The state of a loop after a round."""
 
-    Attributes:
-        round: 0 is the initial model.
-        cases: learned from so far.
-        labels: of field inputs, bought so far.
-        seconds: CPU time so far, without measuring pmi and clean.
-        pmi, clean: error of the model on true field inputs, accuracy on clean ones.
-    """
-
-    round: int
-    cases: int
-    labels: int
-    seconds: float
+    round: int  # 0 is the initial model
+    cases: int  # learned from so far
+    labels: int  # of field inputs, bought so far
+    seconds: float  # CPU time so far, without measuring pmi and clean
+    # pmi, clean: error of the model on true field inputs, accuracy on clean ones
     pmi: float
     clean: float
 

@@ -87,7 +87,7 @@ def _unguided(recipe: Recipe, radius: float) -> dict[str, Callable[..., Fuzzer]]
     }
 
 
-# Choice of seeds and of cases --------------------------------------------------------------------------
+# Choice of seeds and of cases -----------------------------------------------------------------------------------------
 
 
 def random_seeds(model: Classifier, inputs: Samples, n: int, *, generator: torch.Generator, **_: object) -> Samples:

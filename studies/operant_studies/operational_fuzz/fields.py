@@ -23,29 +23,20 @@ TINY = "tinyimagenet-as-cifar7.npz"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyField:
-    """A model and the data of all roles.
-
-    Attributes:
-        train: labelled training inputs, for cases and for retraining.
-        clean: labelled inputs of the same source, unseen by the model, to limit the loss of clean accuracy.
-        clean_test: more of them, for the reported clean accuracy.
-        seen: field inputs for the profile, naturalness and estimated conditions, without their labels; one arm pays
-            for the labels and retrains with them.
-        judging: other field inputs, for the judge of the searches' results.
-        watched: labelled field inputs of the monitor.
-        truth: labelled field inputs for the true pmi.
-    """
+    """A model and the data of all roles."""
 
     setting: FieldSetting
     seed: int
     model: Classifier
-    train: Samples
-    clean: Samples
-    clean_test: Samples
+    train: Samples  # labelled training inputs, for cases and for retraining
+    clean: Samples  # labelled inputs of the same source, unseen by the model, to limit the loss of clean accuracy
+    clean_test: Samples  # more of them, for the reported clean accuracy
+    # seen: field inputs for the profile, naturalness and estimated conditions, without their labels; one arm pays for
+    # the labels and retrains with them
     seen: Samples
-    judging: Samples
-    watched: Samples
-    truth: Samples
+    judging: Samples  # other field inputs, for the judge of the searches' results
+    watched: Samples  # labelled field inputs of the monitor
+    truth: Samples  # labelled field inputs for the true pmi
 
 
 def make_field(setting: FieldSetting, data: Path | None, seed: int, folder: Path) -> StudyField:
@@ -130,9 +121,6 @@ def _other(setting: FieldSetting, data: Path | None, seed: int) -> dict[str, Sam
         parts[role] = images[rows[start : start + size]]
         start += size
     return parts | {"truth": images[rows[start : start + setting.truth]]}
-
-
-# Networks -------------------------------------------------------------------------------------------------------------
 
 
 def _network(setting: FieldSetting, known: Dataset, data: Path | None, seed: int, folder: Path) -> Classifier:

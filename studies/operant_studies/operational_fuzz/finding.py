@@ -36,29 +36,21 @@ ROWS = 8  # random conditions per seed: as many as the move by conditions may tr
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """The result of one search. A case counts if it fails, is natural to the judge, and lies where use is dense.
-
-    Attributes:
-        seeds: number of seeds.
-        seconds: CPU time of the search.
-        failures: number of failing cases.
-        natural, guided: number of these that are natural to the judge, and to the measure that guides some searches.
-        origin: row of the seed, for each case that counts.
-        cell, mass: the cell of each case that counts, and its mass.
-        by_features: mass of the distinct cells if naturalness were judged by features alone.
-        truly: mass of true field inputs in the distinct cells on which the model fails; independent of any measure of
-            naturalness.
-    """
+    """The result of one search. A case counts if it fails, is natural to the judge, and lies where use is dense."""
 
     seeds: int
-    seconds: float
-    failures: int
+    seconds: float  # CPU time of the search
+    failures: int  # number of failing cases
+    # natural, guided: number of these that are natural to the judge, and to the measure that guides some searches
     natural: int
     guided: int
-    origin: Tensor
+    origin: Tensor  # row of the seed, for each case that counts
+    # cell, mass: the cell of each case that counts, and its mass
     cell: Tensor
     mass: Tensor
-    by_features: float
+    by_features: float  # mass of the distinct cells if naturalness were judged by features alone
+    # truly: mass of true field inputs in the distinct cells on which the model fails; independent of any measure of
+    # naturalness
     truly: float
 
     def within(self, seconds: float) -> float:

@@ -32,29 +32,20 @@ LEARNED = 10_000  # training inputs of its network
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeFacts:
-    """What the judge decides about genuine field inputs, the true ones.
+    """What the judge decides about genuine field inputs, the true ones."""
 
-    Attributes:
-        natural: share that it calls natural, which should be at least 1 - level.
-        counted: share that would count if the model failed on them.
-        refused: share that it does not call natural after every pixel was moved up or down at random, by each radius of
-            the attacks. No search makes such noise; it shows what the judge can see.
-        refused_by_features: the same with neighbours in features alone.
-        pmi: share on which the model fails.
-        reachable: mass of the cells in which the model fails on an input that would count: a lower limit of what an
-            endless search could find.
-        cells: number of cells.
-        seconds: CPU time of fitting the judge; near 0 if it was read from disk.
-    """
-
-    natural: float
-    counted: float
+    natural: float  # share that it calls natural, which should be at least 1 - level
+    counted: float  # share that would count if the model failed on them
+    # refused: share that it does not call natural after every pixel was moved up or down at random, by each radius of
+    # the attacks. No search makes such noise; it shows what the judge can see
     refused: tuple[float, ...]
-    refused_by_features: tuple[float, ...]
-    pmi: float
+    refused_by_features: tuple[float, ...]  # the same with neighbours in features alone
+    pmi: float  # share on which the model fails
+    # reachable: mass of the cells in which the model fails on an input that would count: a lower limit of what an
+    # endless search could find
     reachable: float
     cells: int
-    seconds: float
+    seconds: float  # CPU time of fitting the judge; near 0 if it was read from disk
 
 
 @dataclass(frozen=True, kw_only=True)

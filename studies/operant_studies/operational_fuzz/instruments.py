@@ -18,14 +18,10 @@ DIMENSIONS = 32  # of the profile's codes
 
 @dataclass(frozen=True)
 class FieldInstruments:
-    """Fitted on the inputs of `StudyField.seen`, without labels.
-
-    Args:
-        folder: where they are stored; stored ones are read.
-    """
+    """Fitted on the inputs of `StudyField.seen`, without labels."""
 
     field: StudyField
-    folder: Path
+    folder: Path  # where they are stored; stored ones are read
 
     @cached_property
     def profile(self) -> Profile:

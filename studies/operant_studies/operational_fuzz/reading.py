@@ -13,17 +13,11 @@ Places = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class SheetReading:
-    """The reading of one sheet.
+    """The reading of one sheet."""
 
-    Attributes:
-        sheet: fingerprint of the images; another sheet must be read again.
-        lost: cases that a person would no longer give their label.
-        unsure: cases that might be read either way; they count half.
-    """
-
-    sheet: str
-    lost: Places
-    unsure: Places
+    sheet: str  # fingerprint of the images; another sheet must be read again
+    lost: Places  # cases that a person would no longer give their label
+    unsure: Places  # cases that might be read either way; they count half
 
     def share(self, n: int) -> float:
         """The share of n cases whose label holds."""
@@ -37,9 +31,7 @@ READ: dict[str, SheetReading] = {
         unsure=((1, 1), (1, 3), (1, 9), (1, 10), (2, 6), (4, 4), (4, 8), (4, 10), (6, 9), (7, 4), (8, 8)),
     ),
     "usps": SheetReading(
-        sheet="8cd79e95",
-        lost=((5, 5),),
-        unsure=((2, 3), (3, 2), (3, 5), (4, 5), (10, 1), (10, 4), (10, 6)),
+        sheet="8cd79e95", lost=((5, 5),), unsure=((2, 3), (3, 2), (3, 5), (4, 5), (10, 1), (10, 4), (10, 6))
     ),
     "outdoors": SheetReading(sheet="41435281", lost=(), unsure=((1, 10), (2, 7), (3, 1), (4, 2), (5, 4), (9, 10))),
     "tinyimagenet": SheetReading(

@@ -37,26 +37,17 @@ PILOT = 300  # cases for the choice of the attacks' radius
 
 @dataclass(frozen=True, kw_only=True)
 class RepairResult:
-    """One retraining.
+    """One retraining."""
 
-    Attributes:
-        arm: source of the cases.
-        n: cases requested; 0 for arms without cases.
-        cases: cases used.
-        pmi, clean: error of the retrained model on true field inputs, accuracy on clean ones.
-        monitor: value of the monitor.
-        epoch: chosen by the monitor; 0 for the original weights.
-        seconds: CPU time to make and choose the cases.
-    """
-
-    arm: str
-    n: int
-    cases: int
+    arm: str  # source of the cases
+    n: int  # cases requested; 0 for arms without cases
+    cases: int  # cases used
+    # pmi, clean: error of the retrained model on true field inputs, accuracy on clean ones
     pmi: float
     clean: float
-    monitor: float
-    epoch: int
-    seconds: float
+    monitor: float  # value of the monitor
+    epoch: int  # chosen by the monitor; 0 for the original weights
+    seconds: float  # CPU time to make and choose the cases
 
 
 def units(settings: Sequence[FieldSetting], data: Path | None, out: Path) -> Units:

@@ -16,13 +16,11 @@ from operant.rng import spawn
 from operant_studies.operational_fuzz.repair import (
     AUGMENTED,
     CONTROL,
-    DECLARED,
     FOL_CASES,
-    GINI,
-    LABELLED,
     PGD_CASES,
     RANDOM,
     ROUNDS,
+    SIZED,
     UNDECLARED,
     RepairResult,
     names,
@@ -34,16 +32,8 @@ from operant_studies.shared import mean, save_figure, table
 
 IGNORE_THE_FIELD = (PGD_CASES, FOL_CASES)
 RESAMPLES = 2000
-COLOURS = {
-    DECLARED: "#7fb3d5",
-    UNDECLARED: "#2471a3",
-    ROUNDS: "#154360",
-    RANDOM: "#b7950b",
-    PGD_CASES: "#c0392b",
-    FOL_CASES: "#e59866",
-    GINI: "#7d8a6a",
-    LABELLED: "#27774a",
-}
+COLOURS = ("#7fb3d5", "#2471a3", "#154360", "#b7950b", "#c0392b", "#e59866", "#7d8a6a", "#27774a")
+COLOUR_OF = dict(zip(SIZED, COLOURS, strict=True))
 
 
 @dataclass(frozen=True)
@@ -224,15 +214,12 @@ def crossing(curve: NDArray[np.float64], target: float, sizes: Sequence[int]) ->
     return float(np.exp(np.log(sizes[i - 1]) + share * np.log(sizes[i] / sizes[i - 1])).round(9))
 
 
-# Picture --------------------------------------------------------------------------------------------------------------
-
-
 def draw_curves(fields: Sequence[FieldRepairs], path: Path) -> None:
     """True pmi by number of cases, one line per arm; dotted: initial model, and augmentation without cases."""
     figure = Figure(figsize=(4.2 * len(fields), 3.6), layout="constrained")
     for ax, t in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
         for arm in sized_arms(t.setting):
-            ax.plot(t.setting.sizes, 100 * t.curve(arm).mean(0), marker="o", ms=3, color=COLOURS[arm], label=arm)
+            ax.plot(t.setting.sizes, 100 * t.curve(arm).mean(0), marker="o", ms=3, color=COLOUR_OF[arm], label=arm)
         for arm, style in (("before", ":"), (AUGMENTED, "--")):
             level = 100 * mean(o.pmi for o in t.outcomes[arm, 0]).value
             ax.axhline(level, color="black", linewidth=0.8, linestyle=style, label=arm)

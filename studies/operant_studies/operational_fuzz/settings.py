@@ -37,47 +37,29 @@ WIDE_OUTDOORS = _recipe(
 
 @dataclass(frozen=True, kw_only=True)
 class FieldSetting:
-    """One field: the source of its inputs, their numbers, and the budgets of searches and retraining.
-
-    Attributes:
-        title: of the field on the page.
-        dataset: the model's training data.
-        zipf: whether class frequencies follow Zipf's law instead of the data set's.
-        applied: conditions that field inputs are made under; None if they come from another source.
-        declared: what a user would declare: the conditions themselves, or a guess made before any result.
-        widest: limits of conditions, within which they are estimated where nothing is declared.
-        train: training inputs, for cases and for retraining.
-        seen: unlabelled field inputs, for profile, naturalness and estimated conditions; half of them for the judge.
-        simulated: images per simulation when conditions are estimated.
-        watched: labelled field inputs of the monitor.
-        truth: labelled field inputs for the true pmi; none of the above.
-        radii: of attacks in L-infinity; in L2 they are ``stretch`` times as large.
-        hunted: seeds of the searches.
-        genetic: seeds of the genetic searches, which are slow.
-        sizes: numbers of cases to retrain with; empty leaves the field out of repair.
-        finetune: the same for every arm.
-        rounds: of the arm that alternates fuzzing and retraining; 0 leaves it out.
-    """
+    """One field: the source of its inputs, their numbers, and the budgets of searches and retraining."""
 
     name: str
-    title: str
-    dataset: str
-    zipf: bool = False
-    applied: Recipe | None = None
-    declared: Recipe
-    widest: Recipe
-    train: int = 20_000
+    title: str  # of the field on the page
+    dataset: str  # the model's training data
+    zipf: bool = False  # whether class frequencies follow Zipf's law instead of the data set's
+    applied: Recipe | None = None  # conditions that field inputs are made under; None if they come from another source
+    declared: Recipe  # what a user would declare: the conditions themselves, or a guess made before any result
+    widest: Recipe  # limits of conditions, within which they are estimated where nothing is declared
+    train: int = 20_000  # training inputs, for cases and for retraining
+    # seen: unlabelled field inputs, for profile, naturalness and estimated conditions; half of them for the judge
     seen: int = 4_000
-    simulated: int = 2_000
-    watched: int = 1_000
-    truth: int = 20_000
-    radii: tuple[float, ...] = (0.03, 0.1, 0.3)
+    simulated: int = 2_000  # images per simulation when conditions are estimated
+    watched: int = 1_000  # labelled field inputs of the monitor
+    truth: int = 20_000  # labelled field inputs for the true pmi; none of the above
+    radii: tuple[float, ...] = (0.03, 0.1, 0.3)  # of attacks in L-infinity; in L2 they are ``stretch`` times as large
     stretch: float = 10.0
-    hunted: int = 500
-    genetic: int = 30
+    hunted: int = 500  # seeds of the searches
+    genetic: int = 30  # seeds of the genetic searches, which are slow
+    # sizes: numbers of cases to retrain with; empty leaves the field out of repair
     sizes: tuple[int, ...] = (50, 100, 300, 1000, 3000)
-    finetune: OperationalFinetune = field(default_factory=OperationalFinetune)
-    rounds: int = 4
+    finetune: OperationalFinetune = field(default_factory=OperationalFinetune)  # the same for every arm
+    rounds: int = 4  # of the arm that alternates fuzzing and retraining; 0 leaves it out
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 

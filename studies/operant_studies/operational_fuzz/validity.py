@@ -34,54 +34,39 @@ RATE = {"mnist": 1e-3, "cifar10": 3e-4, "digits": 2e-3}
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptedCases:
-    """Operational failures, drawn at random from those that a search accepted.
+    """Operational failures, drawn at random from those that a search accepted."""
 
-    Attributes:
-        seeds: number of seeds of the search.
-        candidates, ambiguous: number of inputs that seeds were chosen from, and how many were dropped because people
-            disagree about their class.
-        accepted: number of operational failures.
-        x, x0: cases and their seeds.
-        label, prediction: class of the seed, and the model's prediction for the case.
-        conditions: whether a case was made by conditions; else by gradients.
-        values, noise: severities, one column per condition of the recipe, and the seeds of their random numbers.
-        recipe: of the search.
-    """
-
-    seeds: int
+    seeds: int  # number of seeds of the search
+    # candidates, ambiguous: number of inputs that seeds were chosen from, and how many were dropped because people
+    # disagree about their class
     candidates: int
     ambiguous: int
-    accepted: int
+    accepted: int  # number of operational failures
+    # x, x0: cases and their seeds
     x: Tensor
     x0: Tensor
+    # label, prediction: class of the seed, and the model's prediction for the case
     label: Tensor
     prediction: Tensor
-    conditions: Tensor
+    conditions: Tensor  # whether a case was made by conditions; else by gradients
+    # values, noise: severities, one column per condition of the recipe, and the seeds of their random numbers
     values: Tensor
     noise: Tensor
-    recipe: Recipe
+    recipe: Recipe  # of the search
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceVerdicts:
-    """The verdicts of the reference.
+    """The verdicts of the reference."""
 
-    Attributes:
-        model_error, reference_error: on field inputs, of the model and of the reference.
-        wrong: whether the reference misclassifies each case.
-        equal: its error on other images at the severity of each case.
-        seeds_wrong: whether it misclassifies the case's seed.
-        field_failures: number of field inputs that the model misclassifies.
-        field_wrong: the reference's error on those, whose labels are true.
-    """
-
+    # model_error, reference_error: on field inputs, of the model and of the reference
     model_error: float
     reference_error: float
-    wrong: Tensor
-    equal: Tensor
-    seeds_wrong: Tensor
-    field_failures: int
-    field_wrong: float
+    wrong: Tensor  # whether the reference misclassifies each case
+    equal: Tensor  # its error on other images at the severity of each case
+    seeds_wrong: Tensor  # whether it misclassifies the case's seed
+    field_failures: int  # number of field inputs that the model misclassifies
+    field_wrong: float  # the reference's error on those, whose labels are true
 
 
 # Cases ----------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class Explorer(Protocol):
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration: ...
 
 
-# Searches --------------------------------------------------------------------------------------------------------
+# Searches -------------------------------------------------------------------------------------------------------------
 
 WEIGHTS = {  # of DeepXplore: for the deviating model, and for neurons
     "λ1 = 1, λ2 = 0.1": (1.0, 0.1),
@@ -159,20 +159,15 @@ CONTESTS = (
 )
 
 
-# Building searches ---------------------------------------------------------------------------------------------------
+# Building searches ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartedHunter(DeepHunter):
-    """DeepHunter with its two ideas separated, to see the effect of each.
+    """DeepHunter with its two ideas separated, to see the effect of each."""
 
-    Args:
-        fading: take inputs in turn, with a fading probability; else draw them uniformly.
-        guided: only inputs that cover something new join the queue.
-    """
-
-    fading: bool = True
-    guided: bool = True
+    fading: bool = True  # take inputs in turn, with a fading probability; else draw them uniformly
+    guided: bool = True  # only inputs that cover something new join the queue
 
     def method(self, model: Classifier, x: Tensor, generator: torch.Generator) -> Method:
         whole = replace(DeepHunter.method(self, model, x, generator), guided=self.guided)
@@ -181,19 +176,13 @@ class PartedHunter(DeepHunter):
 
 @dataclass(frozen=True, kw_only=True)
 class ContestData:
-    """What searches are built from.
-
-    Attributes:
-        others: models that DeepXplore compares with.
-        ranges: of the model's neurons, from training inputs.
-        move: distance by which one mutation of TensorFuzz moves the logits, median.
-        numel, size: number of values of an input; its height and width.
-    """
+    """What searches are built from."""
 
     setting: RivalsSetting
-    others: tuple[Classifier, Classifier]
-    ranges: Ranges
-    move: float
+    others: tuple[Classifier, Classifier]  # models that DeepXplore compares with
+    ranges: Ranges  # of the model's neurons, from training inputs
+    move: float  # distance by which one mutation of TensorFuzz moves the logits, median
+    # numel, size: number of values of an input; its height and width
     numel: int
     size: tuple[int, int]
 

@@ -24,19 +24,12 @@ from operant_studies.shared import Steps
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageCurve:
-    """The coverage of one search by model rows.
+    """The coverage of one search by model rows."""
 
-    Attributes:
-        rows: model rows spent per input, mean.
-        coverage: a share, or a number of points.
-        failures: found on the way.
-        seconds: CPU time.
-    """
-
-    rows: tuple[float, ...]
-    coverage: tuple[float, ...]
-    failures: int
-    seconds: float
+    rows: tuple[float, ...]  # model rows spent per input, mean
+    coverage: tuple[float, ...]  # a share, or a number of points
+    failures: int  # found on the way
+    seconds: float  # of CPU time
 
     def at(self, rows: float) -> float:
         """Coverage after so many rows, interpolated linearly."""
@@ -52,17 +45,11 @@ class CoverageCurves:
 
 @dataclass(frozen=True, kw_only=True)
 class ContestFacts:
-    """Measured before the searches.
+    """Measured before the searches."""
 
-    Attributes:
-        explored: number of seeds.
-        move: distance by which one mutation of TensorFuzz moves the logits, median.
-        accuracy: of the model and of the two others on unseen clean inputs.
-    """
-
-    explored: int
-    move: float
-    accuracy: tuple[float, ...]
+    explored: int  # seeds
+    move: float  # distance by which one mutation of TensorFuzz moves the logits, median
+    accuracy: tuple[float, ...]  # of the model and of the two others on unseen clean inputs
 
 
 def run(setting: RivalsSetting, data: Path | None, out: Path, seed: int) -> None:

@@ -13,27 +13,18 @@ SEEDS = tuple(range(8))  # with three, half of the comparisons were not decided
 
 @dataclass(frozen=True, kw_only=True)
 class RivalsSetting:
-    """One model with its data.
+    """One model with its data."""
 
-    Attributes:
-        title: on the page.
-        field: data, and the judge of naturalness: a field of the study of operational fuzzing.
-        explored: seeds of searches for coverage; all three models classify them correctly.
-        rows: model rows per seed of these.
-        profiled: training inputs for the ranges of KMNC.
-        noise: standard deviation of TensorFuzz's noise, in input units; its ball is three times as large.
-        hunted, hunted_rows: seeds of the rivals' searches for failures, and model rows per seed, as for FOL-Fuzz.
-        learned, epochs: training inputs and epochs of the models that DeepXplore compares ResNet-20 with.
-    """
-
-    title: str
-    field: FieldSetting
-    explored: int = 60
-    rows: int = 90
-    profiled: int = 5_000
-    noise: float = 0.1
+    title: str  # on the page
+    field: FieldSetting  # data, and the judge of naturalness: a field of the study of operational fuzzing
+    explored: int = 60  # seeds of searches for coverage; all three models classify them correctly
+    rows: int = 90  # model rows per seed of these
+    profiled: int = 5_000  # training inputs for the ranges of KMNC
+    noise: float = 0.1  # standard deviation of TensorFuzz's noise, in input units; its ball is three times as large
+    # hunted, hunted_rows: seeds of the rivals' searches for failures, and model rows per seed, as for FOL-Fuzz
     hunted: int = 100
     hunted_rows: int = 60
+    # learned, epochs: training inputs and epochs of the models that DeepXplore compares ResNet-20 with
     learned: int = 20_000
     epochs: int = 6
 
@@ -58,12 +49,6 @@ def settings(scale: str) -> tuple[RivalsSetting, ...]:
     return (
         RivalsSetting(title="LeNet-5, MNIST", field=mnist),
         RivalsSetting(
-            title="ResNet-20, CIFAR-10",
-            field=cifar,
-            explored=24,
-            rows=48,
-            profiled=2_000,
-            noise=0.02,
-            hunted=24,
+            title="ResNet-20, CIFAR-10", field=cifar, explored=24, rows=48, profiled=2_000, noise=0.02, hunted=24
         ),
     )

@@ -61,10 +61,7 @@ without any search: where a search has a smaller number than it, its guidance do
     for o in outcomes:
         genuine = mean(j.natural for j in o.judged).share
         text += f"\n### {o.setting.title}: failures\n\nThe judge calls {genuine} % of genuine field inputs natural.\n\n"
-        text += table(
-            FOUND,
-            [_found(o, name) for name in o.found],
-        )
+        text += table(FOUND, [_found(o, name) for name in o.found])
         text += f"\n{most(o)}\n"
     return text
 

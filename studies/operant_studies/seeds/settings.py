@@ -27,35 +27,27 @@ STAND_IN = Recipe(severities={"shift_x": normal(0.12), "contrast": uniform(-0.9,
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsSetting:
-    """One scale of the study.
+    """One scale of the study."""
 
-    Attributes:
-        dataset: ``"mnist"`` with USPS, or the embedded ``"digits"``.
-        networks: to be tested.
-        layer: of the networks, for features.
-        pool, field, fresh: numbers of inputs: of a made pool, of the field for the profile, and of the field for the
-            truth.
-        draws, repetitions: of every design.
-        dimensions: of the codes.
-        seeds: of field, pool and fresh inputs for the comparison of weightings; draws use the first.
-        scores, powers, defensives: the grid.
-        references: training inputs that DSA compares with.
-    """
-
-    dataset: str = "mnist"
-    networks: tuple[str, ...] = ("plain", "robust")
-    layer: str = "relu3"
+    dataset: str = "mnist"  # ``"mnist"`` with USPS, or the embedded ``"digits"``
+    networks: tuple[str, ...] = ("plain", "robust")  # to be tested
+    layer: str = "relu3"  # of the networks, for features
+    # pool, field, fresh: numbers of inputs: of a made pool, of the field for the profile, and of the field for the
+    # truth
     pool: int = 10_000
     field: int = 6_000
     fresh: int = 40_000
+    # draws, repetitions: of every design
     draws: int = 200
     repetitions: int = 100
-    dimensions: int = 32
+    dimensions: int = 32  # of the codes
+    # seeds: of field, pool and fresh inputs for the comparison of weightings; draws use the first
     seeds: tuple[int, ...] = (0, 1, 2)
+    # scores, powers, defensives: the grid
     scores: tuple[str, ...] = ("margin", "gini", "entropy", "gradient", "dsa")
     powers: tuple[float, ...] = (0.5, 1.0, 2.0)
     defensives: tuple[float, ...] = (0.2, 0.1)
-    references: int = 5_000
+    references: int = 5_000  # training inputs that DSA compares with
 
 
 def setting_of(scale: str) -> SeedsSetting:

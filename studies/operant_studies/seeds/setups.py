@@ -18,18 +18,13 @@ BROAD = Recipe(severities={"rotation": uniform(-40, 40), "blur": uniform(0, 2), 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsSetup:
-    """A pool and, if it is not itself field data, the field.
+    """A pool and, if it is not itself field data, the field."""
 
-    Attributes:
-        pool: labelled inputs to draw from.
-        field: inputs for the profile, used without labels; None if the pool is a sample from the field, whose inputs
-            have equal mass.
-        fresh: labelled field inputs for the truth, used for nothing else.
-    """
-
-    pool: Samples
+    pool: Samples  # labelled inputs to draw from
+    # field: inputs for the profile, used without labels; None if the pool is a sample from the field, whose inputs have
+    # equal mass
     field: Samples | None = None
-    fresh: Samples | None = None
+    fresh: Samples | None = None  # labelled field inputs for the truth, used for nothing else
 
 
 def make_setup(name: str, sources: SeedsSources, seed: int) -> SeedsSetup:

@@ -24,19 +24,14 @@ DESIGNS = ("pps", "poisson", "rhc", "sequential", "stratified")
 
 @dataclass(frozen=True, kw_only=True)
 class DrawArm:
-    """A way to draw: the design, and how weights are made.
+    """A way to draw: the design, and how weights are made."""
 
-    Attributes:
-        design: of `operant.seeds.draw`.
-        score: of risk; empty for none.
-        power, defensive: of `operant.seeds.combine`.
-        profile: weight by the profile's mass; else all inputs have equal mass. Estimates use the mass in both cases.
-    """
-
-    design: str
-    score: str = ""
+    design: str  # of `operant.seeds.draw`
+    score: str = ""  # of risk; empty for none
+    # power, defensive: of `operant.seeds.combine`
     power: float = 1.0
     defensive: float = 0.2
+    # profile: weight by the profile's mass; else all inputs have equal mass. Estimates use the mass in both cases
     profile: bool = True
 
     def __str__(self) -> str:
@@ -126,7 +121,7 @@ def _judged(drawn: Draw, failed: Tensor) -> tuple[float, float, float]:
     return float(once.sum()), failures, math.nan if drawn.design == "top" else TERMS[drawn.design](drawn, y).estimate
 
 
-# Expectations ----------------------------------------------------------------------------------------
+# Expectations ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,31 +137,24 @@ class Ranking:
 class PoolFacts:
     """A pool, its masses, and the expected results of simple and operational sampling.
 
-        found, simple         (n / N) λ                                             (1)
-        RMSE, simple          √(N² / n (1 - n / N) S²),  S² the variance of p y      (2)
-        found, operational    Σ p y (1 - (1 - p)ⁿ)                                  (3)
-        RMSE, operational     √(λ (1 - λ) / n)                                      (4)
-
-    Attributes:
-        size: N.
-        error: share of the pool's inputs that fail.
-        pmi: λ, their mass.
-        effective, largest: effective number of inputs, and the largest mass.
-        heaviest: mass of the n failing inputs with the largest mass, which no design can exceed.
-        rankings: with and without the profile.
+    found, simple         (n / N) λ                                             (1)
+    RMSE, simple          √(N² / n (1 - n / N) S²),  S² the variance of p y      (2)
+    found, operational    Σ p y (1 - (1 - p)ⁿ)                                  (3)
+    RMSE, operational     √(λ (1 - λ) / n)                                      (4)
     """
 
-    size: int
-    error: float
-    pmi: float
+    size: int  # N
+    error: float  # share of the pool's inputs that fail
+    pmi: float  # λ, their mass
+    # effective, largest: effective number of inputs, and the largest mass
     effective: float
     largest: float
-    heaviest: float
+    heaviest: float  # mass of the n failing inputs with the largest mass, which no design can exceed
     simple_found: float
     simple_rmse: float
     operational_found: float
     operational_rmse: float
-    rankings: tuple[Ranking, ...]
+    rankings: tuple[Ranking, ...]  # with and without the profile
 
 
 def facts_of(failed: Tensor, mass: Tensor, risks: Mapping[str, Tensor], n: int) -> PoolFacts:

@@ -23,21 +23,13 @@ RESAMPLES = 20  # the minimum; intervals of priors are not used here
 
 @dataclass(frozen=True, kw_only=True)
 class Weighting:
-    """One weighting of one pool.
+    """One weighting of one pool."""
 
-    Attributes:
-        name: with "+ priors" if the class masses were corrected to the estimated priors.
-        pmi: the mass of the pool's failing inputs.
-        distance: total variation between class masses and class frequencies in the field.
-        effective: effective number of inputs.
-        largest: the largest mass of an input.
-    """
-
-    name: str
-    pmi: float
-    distance: float
-    effective: float
-    largest: float
+    name: str  # with "+ priors" if the class masses were corrected to the estimated priors
+    pmi: float  # the mass of the pool's failing inputs
+    distance: float  # total variation between class masses and class frequencies in the field
+    effective: float  # effective number of inputs
+    largest: float  # the largest mass of an input
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

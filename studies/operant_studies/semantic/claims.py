@@ -51,19 +51,12 @@ include their variation. With so many rows at 95 %, a few come out by chance alo
 
 @dataclass(frozen=True, kw_only=True)
 class FaultFindings:
-    """What one search shows about one fault.
+    """What one search shows about one fault."""
 
-    Attributes:
-        over_sound: share of valid tests that reveal it, against that of a model without the fault.
-        over_pixels: share of failing tests that reveal it, valid or not, against PGD's.
-        over_pixels_valid: share of seeds with a valid test that reveals it, against PGD's.
-        least: share of valid tests that reveal it, against the paper's lowest share.
-    """
-
-    over_sound: ClaimResult
-    over_pixels: ClaimResult
-    over_pixels_valid: ClaimResult
-    least: ClaimResult
+    over_sound: ClaimResult  # share of valid tests that reveal it, against that of a model without the fault
+    over_pixels: ClaimResult  # share of failing tests that reveal it, valid or not, against PGD's
+    over_pixels_valid: ClaimResult  # share of seeds with a valid test that reveals it, against PGD's
+    least: ClaimResult  # share of valid tests that reveal it, against the paper's lowest share
 
 
 def fault_findings(each: Sequence[FaultResult], search: str) -> FaultFindings:

@@ -33,19 +33,14 @@ SHOWN = 6  # pairs per direction in the gallery
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCounts:
-    """Tests of one search in one direction of a fault.
+    """Tests of one search in one direction of a fault."""
 
-    Attributes:
-        seeds: number of seeds, one test each.
-        valid: tests that show their label, failing or not.
-        failing, valid_failing: tests that the model takes for the target by the required margin; and valid ones.
-        revealing, valid_revealing: of these, the tests that reveal the fault.
-    """
-
-    seeds: int
-    valid: int
+    seeds: int  # number of seeds, one test each
+    valid: int  # tests that show their label, failing or not
+    # failing, valid_failing: tests that the model takes for the target by the required margin; and valid ones
     failing: int
     valid_failing: int
+    # revealing, valid_revealing: of these, the tests that reveal the fault
     revealing: int
     valid_revealing: int
 
@@ -67,22 +62,15 @@ class GalleryPairs:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultResult:
-    """One fault with one seed.
+    """One fault with one seed."""
 
-    Attributes:
-        faulty, sound: whether the model with the injected fault has it, and the one without.
-        cue: the feature's distribution in the two classes.
-        arms: by search, from the first class and from the second.
-        pairs: valid tests of the anchored search.
-        seconds: CPU time.
-    """
-
+    # faulty, sound: whether the model with the injected fault has it, and the one without
     faulty: Confirmation
     sound: Confirmation
-    cue: Cue
-    arms: dict[str, tuple[FaultCounts, FaultCounts]]
-    pairs: GalleryPairs
-    seconds: float
+    cue: Cue  # the feature's distribution in the two classes
+    arms: dict[str, tuple[FaultCounts, FaultCounts]]  # by search, from the first class and from the second
+    pairs: GalleryPairs  # valid tests of the anchored search
+    seconds: float  # of CPU time
 
 
 def run(setting: SemanticSetting, data: Path | None, out: Path, seed: int) -> None:

@@ -131,10 +131,7 @@ The paper, in percent, for pixels and for features: {known_numbers}.
 
 """
     facts = [
-        [
-            robust,
-            *(mean_of([getattr(t.robust[robust], what) for t in plain.transferred]) for what in ("clean", "pgd")),
-        ]
+        [robust, *(mean_of([getattr(t.robust[robust], what) for t in plain.transferred]) for what in ("clean", "pgd"))]
         for robust in first.robust
     ]
     text += table(columns, rows) + f"\nHow robust these models are (PGD of radius {plain.setting.radius:g}):\n\n"

@@ -41,70 +41,55 @@ class SemanticSetting:
 
     Every image has one of two values of each flaw's feature, independent of its class; without flaws, images are
     unchanged.
-
-    Attributes:
-        title: on the page; it also seeds random numbers.
-        dataset: source of the images.
-        names: of the classes, one word each.
-        size: of an image.
-        flaws: injected one at a time; none for the study of a model without an injected fault.
-        deal: training images by role; no image has two. ``judge`` is the number for each of two.
-        rated, held: test images to rate sources, and to confirm faults.
-        epochs, batch_size, learning_rate: of all classifiers.
-        kinds, source_steps: of sources, tried until one passes, and training steps of each.
-        latent, width: of the source.
-        likelihood_epochs: of the autoencoders of each class.
-        images: of the source, to fit naturalness.
-        layers, budget, steps: of the searches, without anchors and with them.
-        hold: of the anchors.
-        wide_layers, wide_budget, wide_steps, wide_hold: of a second anchored search, for the model without a fault.
-        confidence: logits by which a test must fail.
-        radius, pgd_steps: of PGD.
-        tests: seeds per direction of a fault.
-        hunted: seeds of untargeted tests.
-        pairs, aimed: pairs of classes for targeted tests, and seeds per direction.
-        bounds: usual bounds on pixels, in L-infinity and L2.
-        tuned_radius, tuned_epochs: of adversarial fine-tuning.
-        seeds: repetitions, each with its own models and seeds.
     """
 
-    title: str
-    dataset: str
-    names: tuple[str, ...] = tuple("0123456789")
-    size: int = 28
+    title: str  # on the page; it also seeds random numbers
+    dataset: str  # source of the images
+    names: tuple[str, ...] = tuple("0123456789")  # of the classes, one word each
+    size: int = 28  # of an image
     channels: int = 1
-    flaws: tuple[Flaw, ...] = ()
+    flaws: tuple[Flaw, ...] = ()  # injected one at a time; none for the study of a model without an injected fault
+    # deal: training images by role; no image has two. ``judge`` is the number for each of two
     deal: tuple[tuple[str, int], ...]
+    # rated, held: test images to rate sources, and to confirm faults
     rated: int = 2_000
     held: int = 2_000
+    # epochs, batch_size, learning_rate: of all classifiers
     epochs: int = 8
     batch_size: int = 64
     learning_rate: float = 2e-3
+    # kinds, source_steps: of sources, tried until one passes, and training steps of each
     kinds: tuple[str, ...] = KINDS
     source_steps: int = 2_000
+    # latent, width: of the source
     latent: int = 16
     width: int = 24
-    likelihood_epochs: int = 12
-    images: int = 1_500
+    likelihood_epochs: int = 12  # of the autoencoders of each class
+    images: int = 1_500  # of the source, to fit naturalness
+    # layers, budget, steps: of the searches, without anchors and with them
     layers: tuple[str, ...] = ("z", "fc1", "fc2")
     budget: float = 10.0
     steps: int = 60
-    hold: float = 4.0
+    hold: float = 4.0  # of the anchors
+    # wide_layers, wide_budget, wide_steps, wide_hold: of a second anchored search, for the model without a fault
     wide_layers: tuple[str, ...] = ("fc1", "fc2", "up1")
     wide_budget: float = 8.0
     wide_steps: int = 100
     wide_hold: float = 8.0
-    confidence: float = 1.0
+    confidence: float = 1.0  # logits by which a test must fail
+    # radius, pgd_steps: of PGD
     radius: float = 0.3
     pgd_steps: int = 40
-    tests: int = 50
-    hunted: int = 0
+    tests: int = 50  # seeds per direction of a fault
+    hunted: int = 0  # seeds of untargeted tests
+    # pairs, aimed: pairs of classes for targeted tests, and seeds per direction
     pairs: tuple[tuple[int, int], ...] = ()
     aimed: int = 0
-    bounds: tuple[float, float] = (0.3, 2.0)
+    bounds: tuple[float, float] = (0.3, 2.0)  # usual bounds on pixels, in L-infinity and L2
+    # tuned_radius, tuned_epochs: of adversarial fine-tuning
     tuned_radius: float = 0.3
     tuned_epochs: int = 10
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2)  # repetitions, each with its own models and seeds
 
     @property
     def name(self) -> str:

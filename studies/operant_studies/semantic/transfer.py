@@ -48,20 +48,14 @@ HELD = 500  # test images to measure robustness
 
 @dataclass(frozen=True, kw_only=True)
 class UntargetedTests:
-    """Tests of one search, one row per seed.
+    """Tests of one search, one row per seed."""
 
-    Attributes:
-        failing: 1 if the test, read from disk and judged again, fails by the required margin; else 0.
-        valid: 1 or 0.
-        linf, l2: distance from the seed, in pixel units.
-        perturbation: of the features; NaN for PGD.
-    """
-
-    failing: Tensor
-    valid: Tensor
+    failing: Tensor  # 1 if the test, read from disk and judged again, fails by the required margin; else 0
+    valid: Tensor  # 1 or 0
+    # linf, l2: distance from the seed, in pixel units
     linf: Tensor
     l2: Tensor
-    perturbation: Tensor
+    perturbation: Tensor  # of the features; NaN for PGD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,21 +114,16 @@ def judge_again(suite: Suite, model: Classifier, confidence: float) -> Untargete
 
 @dataclass(frozen=True, kw_only=True)
 class TransferCounts:
-    """Confident, targeted tests of one model, and which robust models classify them correctly.
-
-    Attributes:
-        seeds: number of seeds.
-        failing, valid: tests that fail by the required margin, and the valid ones among them.
-        right, right_valid: by robust model, how many of these it classifies correctly.
-        right_seeds: the same for the seeds of failing tests.
-    """
+    """Confident, targeted tests of one model, and which robust models classify them correctly."""
 
     seeds: int
+    # failing, valid: tests that fail by the required margin, and the valid ones among them
     failing: int
     valid: int
+    # right, right_valid: by robust model, how many of these it classifies correctly
     right: dict[str, int]
     right_valid: dict[str, int]
-    right_seeds: dict[str, int]
+    right_seeds: dict[str, int]  # the same for the seeds of failing tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,9 +239,6 @@ def tuned_model(field: SemanticImages, seed: int, out: Path) -> Classifier:
     )
     save_weights(tuned.unwrap(), path)
     return tuned
-
-
-# Steps
 
 
 def run(setting: SemanticSetting, data: Path | None, out: Path, seed: int) -> None:
