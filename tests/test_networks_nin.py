@@ -29,7 +29,7 @@ from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD
 from operant_studies.train_nin import (
     NINRecipe,
     TrainedNIN,
-    _side_by_side,
+    _in_parallel,
     _State,
     _step,
     augment,
@@ -159,7 +159,7 @@ def test_dropout_acts_in_training_only(place):
         ({"dropout": 0.5}, "needs a place"),
     ],
 )
-def test_wrong_options_are_refused(options, sentence):
+def test_wrong_options_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         NIN(**options)
 
@@ -167,7 +167,7 @@ def test_wrong_options_are_refused(options, sentence):
 # Weights on disk
 
 
-def test_weights_round_trip_and_others_are_refused_with_what_is_missing(tmp_path):
+def test_weights_round_trip_and_others_are_rejected_with_a_list_of_differences(tmp_path):
     first, path = NIN(width=12, batch_norm=True), tmp_path / "nin.safetensors"
     first.train()(torch.rand(4, 3, 8, 8))  # moves the running statistics
     save_weights(first, path)
@@ -246,7 +246,7 @@ def test_the_rate_rises_and_falls_once():
         ({"hole": -1}, "shift and hole must be at least 0, got 4 and -1"),
     ],
 )
-def test_wrong_recipes_are_refused(options, sentence):
+def test_wrong_recipes_are_rejected(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         NINRecipe(**options)
 
@@ -284,7 +284,7 @@ def trained(tmp_path_factory):
     return out, told
 
 
-def test_training_learns_and_tells_what_it_did(trained):
+def test_training_learns_and_is_recorded(trained):
     out, told = trained
     assert told.accuracy > 0.8
     assert sorted(p.name for p in out.parent.iterdir()) == ["nin.json", "nin.safetensors"]
@@ -294,7 +294,7 @@ def test_training_learns_and_tells_what_it_did(trained):
     assert sum(e.seconds for e in told.history) == 60
     assert [e.images for e in told.history] == [160] * 12  # five batches of 32 an epoch, a second each
     assert str(told).startswith(
-        f"NIN of width 12 is right about {told.accuracy:.2%} of 90 test images, after 12.0 passes"
+        f"NIN of width 12 classifies {told.accuracy:.2%} of 90 test images correctly, after 12.0 passes"
     )
 
 
@@ -312,7 +312,7 @@ def test_the_clock_cuts_the_last_epoch_short(tmp_path):
 
 
 @pytest.mark.parametrize("stop_after", [3, 17, 33])
-def test_a_stopped_training_goes_on_to_the_same_weights(trained, tmp_path, stop_after):
+def test_a_resumed_training_ends_with_the_same_weights(trained, tmp_path, stop_after):
     out, told = trained
     again = tmp_path / "nin.safetensors"
     options = {"recipe": RECIPE, "console": QUIET}
@@ -327,7 +327,7 @@ def test_a_stopped_training_goes_on_to_the_same_weights(trained, tmp_path, stop_
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_parts_of_a_batch_side_by_side_give_the_same_weights_every_time(tmp_path):
+def test_parts_of_a_batch_in_parallel_give_the_same_weights_every_time(tmp_path):
     threads = torch.get_num_threads()
     recipe = replace(RECIPE, parts=3, dropout=0.0)
     data = stripes(160, 0), stripes(90, 1)
@@ -347,7 +347,7 @@ def test_a_step_of_parts_follows_the_mean_gradient_of_the_batch(tmp_path):
     for parts in (1, 2):
         recipe = replace(RECIPE, parts=parts, dropout=0.0)
         state = _State(recipe, both, {}, path=tmp_path / "none")
-        with _side_by_side(parts) as compute:
+        with _in_parallel(parts) as compute:
             loss, hits = _step(state, compute, both.x, both.labels, 0.1)
         weights.append((loss, hits, *state.learner.parameters()))
     assert weights[0][0] == pytest.approx(weights[1][0], rel=1e-5)
@@ -362,7 +362,7 @@ def test_a_step_in_half_the_bits_follows_nearly_the_same_gradient_and_keeps_weig
         recipe = replace(RECIPE, dropout=0.0, bfloat16=bfloat16)
         state = _State(recipe, batch, {}, path=tmp_path / "none")
         before = [p.detach().clone() for p in state.learner.parameters()]
-        with _side_by_side(1) as compute:
+        with _in_parallel(1) as compute:
             _step(state, compute, batch.x, batch.labels, 0.1)
         after = list(state.learner.parameters())
         assert all(p.dtype == torch.float32 for p in after)
@@ -379,28 +379,32 @@ def test_a_finished_training_is_not_repeated(trained):
         (stripes(160, 0), replace(RECIPE, width=6), "another recipe"),
         (stripes(160, 5), RECIPE, "another set of training images"),
     ]:
-        with pytest.raises(ValueError, match=rf"nin.json tells of a finished training with {what}; choose a new --out"):
+        with pytest.raises(
+            ValueError, match=rf"nin.json describes a finished training with {what}; choose a new --out"
+        ):
             train_nin(train, stripes(90, 1), out, recipe=recipe, console=QUIET, clock=stopped)
 
 
-def test_the_state_of_another_training_is_refused(tmp_path):
+def test_the_checkpoint_of_another_training_is_rejected(tmp_path):
     out, state = tmp_path / "nin.safetensors", tmp_path / "nin.checkpoint.safetensors"
     data = stripes(160, 0), stripes(90, 1)
     with pytest.raises(KeyboardInterrupt):
         train_nin(*data, out, recipe=RECIPE, console=QUIET, clock=ticks(seconds=1.0, stop_after=9))
-    with pytest.raises(ValueError, match=r"checkpoint.safetensors holds a training with another recipe; go on with"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint.safetensors holds a training with another recipe; resume it with"
+    ):
         train_nin(*data, out, recipe=replace(RECIPE, seed=1), console=QUIET)
-    with pytest.raises(ValueError, match="holds a training with another set of training images; go on with"):
+    with pytest.raises(ValueError, match="holds a training with another set of training images; resume it with"):
         train_nin(stripes(160, 5), data[1], out, recipe=RECIPE, console=QUIET)
     state.write_bytes(state.read_bytes()[:-50])
-    with pytest.raises(ValueError, match="is torn or not the state of a training"):
+    with pytest.raises(ValueError, match="is damaged or not a checkpoint of a training"):
         train_nin(*data, out, recipe=RECIPE, console=QUIET)
     save_file({"a": torch.zeros(1)}, state)
-    with pytest.raises(ValueError, match='is no "operant training of NIN, format 1"'):
+    with pytest.raises(ValueError, match='is not an "operant training of NIN, format 1"'):
         train_nin(*data, out, recipe=RECIPE, console=QUIET)
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path):
+def test_wrong_training_input_is_rejected(tmp_path):
     data = stripes(160, 0), stripes(90, 1)
     with pytest.raises(ValueError, match=r"out must be named \*.safetensors, got .*weights.json"):
         train_nin(*data, tmp_path / "weights.json", recipe=RECIPE, console=QUIET)
@@ -442,7 +446,7 @@ def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(app, tmp_pa
     for _ in range(2):  # the second time it is finished
         ended = CliRunner().invoke(app, words)
         assert ended.exit_code == 0, ended.output
-        assert "NIN of width 6 is right about" in ended.output
+        assert "NIN of width 6 classifies" in ended.output
     told = results.load(out.with_suffix(".json"), TrainedNIN)
     assert (told.train_images, told.classes, told.mean, told.std) == (40, 10, CIFAR_MEAN, CIFAR_STD)
     assert (told.recipe.width, told.recipe.bfloat16) == (6, True)

@@ -1,4 +1,4 @@
-"""Studies run, resume, and say what a difference amounts to."""
+"""Studies run and resume; intervals and verdicts are correct."""
 
 import json
 import os
@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from operant import results
 from operant.cli import app
 from operant.networks import save_weights
-from operant_studies.robot.known import Known, judge_known
+from operant_studies.robot.mnist_networks import NetworkRobustness, attack_network
 from operant_studies.robot.rivals import make_rival
 from operant_studies.robot.settings import RIVALS, settings
-from operant_studies.robot.unit import spread
+from operant_studies.robot.unit import quantiles
 from operant_studies.shared import Mean, Steps, mean, run_units, sign_folder, table, verdict
 from operant_studies.subjects import MNIST_FILES, find_mnist_networks, mnist_network
 
@@ -61,7 +61,7 @@ def test_the_robot_study_writes_a_page_that_answers_every_question(study: Path) 
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_where_it_stopped(study: Path) -> None:
+def test_a_study_resumes_where_it_stopped(study: Path) -> None:
     page = (study / "robot.md").read_bytes()
     steps = {file: file.stat().st_mtime_ns for file in study.glob("steps/*/*.json")}
     lost = [file for file in steps if file.name in ("judged-km-st-5.json", "fol-be-st-10.json")]
@@ -70,7 +70,7 @@ def test_a_study_goes_on_where_it_stopped(study: Path) -> None:
         file.unlink()
     done = CliRunner().invoke(app, ["study", "robot", "--scale", "smoke", "--out", str(study), "--workers", "1"])
     assert done.exit_code == 0, done.output
-    assert {file: file.read_bytes() for file in lost} == before, "a step worked out again must be the same"
+    assert {file: file.read_bytes() for file in lost} == before, "a step computed again must be the same"
     assert all(file.stat().st_mtime_ns == steps[file] for file in steps if file not in lost)
     assert (study / "robot.md").read_bytes() == page
 
@@ -93,7 +93,7 @@ def test_rivals_join_a_study_that_was_run_without_them(study: Path) -> None:
     assert "nan" not in page.lower()
 
 
-def test_rivals_change_nothing_that_a_folder_is_known_by() -> None:
+def test_rivals_do_not_change_the_signature_of_a_folder() -> None:
     plain = settings("smoke", None)[0]
     joined = replace(plain, rivals=RIVALS)
     assert str(joined) == str(plain)
@@ -105,7 +105,7 @@ def test_rivals_change_nothing_that_a_folder_is_known_by() -> None:
         assert chunk >= 1
 
 
-def test_what_cannot_be_studied_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_wrong_arguments_are_rejected_with_a_message(tmp_path: Path) -> None:
     for arguments, words in (
         (["study", "robt"], "there is no study named robt"),
         (
@@ -145,7 +145,7 @@ def _write_threads(path: Path) -> None:
     path.write_text(f"{torch.get_num_threads()} {os.getpid()}")
 
 
-def test_a_step_is_worked_out_once(tmp_path: Path) -> None:
+def test_a_step_is_computed_once(tmp_path: Path) -> None:
     steps, calls = Steps(tmp_path / "unit"), []
 
     def work() -> Mean:
@@ -173,15 +173,15 @@ def test_verdicts() -> None:
 
 def test_tables_and_spreads() -> None:
     assert table(["a", "b"], [[1, "x"]]) == "| a | b |\n| --- | --- |\n| 1 | x |\n"
-    assert spread(torch.arange(101.0)).quantiles == pytest.approx((5.0, 25.0, 50.0, 75.0, 95.0))
-    assert spread(torch.zeros(0)).n == 0
+    assert quantiles(torch.arange(101.0)).quantiles == pytest.approx((5.0, 25.0, 50.0, 75.0, 95.0))
+    assert quantiles(torch.zeros(0)).n == 0
 
 
 # Networks of known robustness
 
 
 def test_given_networks_are_judged_on_mnist(tmp_path: Path) -> None:
-    """With stand-ins: random weights, and the same answers whatever the input, which nothing can attack."""
+    """With stand-ins: a network with random weights, and one with constant outputs, which no attack can change."""
     rng = np.random.default_rng(0)
     images = {f"x_{part}": rng.integers(0, 256, (30, 28, 28), dtype=np.uint8) for part in ("train", "test")}
     np.savez(tmp_path / "mnist.npz", **images, y_train=np.arange(30) % 10, y_test=np.zeros(30, dtype=np.int64))
@@ -193,15 +193,15 @@ def test_given_networks_are_judged_on_mnist(tmp_path: Path) -> None:
             network.linear2.weight.mul_(1.0 if kind == "plain" else 0.0)
         save_weights(network, tmp_path / "weights" / name)
     found = find_mnist_networks(tmp_path)
-    judged = {kind: judge_known(kind, path, tmp_path, n=20) for kind, path in found.items()}
+    judged = {kind: attack_network(kind, path, tmp_path, n=20) for kind, path in found.items()}
     assert set(judged) == {"plain", "robust"}
     assert judged["robust"].pgd40.value == 1
     assert judged["robust"].pgd.n == 0
     assert judged["plain"].pgd40.n == 20
     assert judged["plain"].pgd40.value <= judged["plain"].clean.value
-    for known in judged.values():
-        results.save(known, tmp_path / f"{known.kind}.json")
-        assert results.load(tmp_path / f"{known.kind}.json", Known) == known
+    for network in judged.values():
+        results.save(network, tmp_path / f"{network.kind}.json")
+        assert results.load(tmp_path / f"{network.kind}.json", NetworkRobustness) == network
 
 
 def test_two_studies_do_not_mix(tmp_path: Path) -> None:

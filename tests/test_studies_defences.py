@@ -19,16 +19,25 @@ from operant.defend.evaluate import KINDS, interval
 from operant.defend.mutation import InaccurateMutants
 from operant_studies import defences
 from operant_studies.defences import fitting, paper, suites, tables
-from operant_studies.defences.found import Found, average
-from operant_studies.defences.judging import COMMON, CONFIRMED, NOISE, UNCOMMON, Tried, tried_name
+from operant_studies.defences.judging import COMMON, CONFIRMED, NOISE, UNCOMMON, DefenceOutcome
 from operant_studies.defences.page import write_page
-from operant_studies.defences.settings import CLASSIFIER, MUTATION, SQUEEZING, TABLE_6, TABLE_7, Plan, plans
-from operant_studies.defences.suites import Home, Made
-from operant_studies.kuk.found import search_name
-from operant_studies.kuk.models import ready
+from operant_studies.defences.results import DefenceResults, average
+from operant_studies.defences.settings import (
+    CLASSIFIER,
+    MUTATION,
+    SQUEEZING,
+    TABLE_6,
+    TABLE_7,
+    DefencePlan,
+    SeedChunk,
+    plans,
+)
+from operant_studies.defences.suites import SuiteFolders, SuiteRecord
+from operant_studies.kuk.models import prepare
 from operant_studies.kuk.paper import ATTACKS
+from operant_studies.kuk.results import search_name
 from operant_studies.kuk.settings import PATTERNS, subjects
-from operant_studies.shared import Mean
+from operant_studies.shared import Mean, run_step
 
 SMALL = {plan.name: plan for plan in plans("small")}
 SMOKE = plans("smoke")[0]
@@ -47,7 +56,7 @@ def test_every_cell_of_both_tables_is_tried_and_known() -> None:
 
 
 @pytest.mark.parametrize("plan", [*SMALL.values(), SMOKE], ids=lambda plan: plan.title)
-def test_searches_begin_where_those_of_the_kuk_study_do(plan: Plan) -> None:
+def test_searches_begin_where_those_of_the_kuk_study_do(plan: DefencePlan) -> None:
     """Chunks are whole chunks of the KuK study, no seed is searched from in two runs, and none fits a detector."""
     used = [part for run in range(plan.runs) for part in plan.parts(run)]
     seeds = [seed for _, _, first, after in used for seed in range(first, after)]
@@ -66,7 +75,7 @@ def test_searches_begin_where_those_of_the_kuk_study_do(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("plan", SMALL.values(), ids=lambda plan: plan.title)
-def test_defences_are_judged_on_attacks_that_none_was_shown(plan: Plan) -> None:
+def test_defences_are_judged_on_attacks_that_none_was_shown(plan: DefencePlan) -> None:
     for run in range(plan.runs):
         assert set(plan.shown(run)) | set(plan.judged(run)) == set(ATTACKS)
         assert not set(plan.shown(run)) & set(plan.judged(run))
@@ -95,26 +104,26 @@ def told(defence: str, counts: dict[tuple[str, str], tuple[int, int]]) -> Defenc
     return DefenceTable(rows=tuple(rows), detectors=(), confidence=0.95)
 
 
-def tried(defence: str, **counts: tuple[int, int]) -> Tried:
+def tried(defence: str, **counts: tuple[int, int]) -> DefenceOutcome:
     """Successes and cases by data; of none, there is no table."""
     tables = {
         data: told(defence, {(kind, "all"): each for kind in KINDS} | {("adversarial", "HL"): each})
         for data, each in counts.items()
         if each[1]
     }
-    return Tried(defence=defence, tables=tables, note="", seconds=60.0)
+    return DefenceOutcome(defence=defence, tables=tables, note="", seconds=60.0)
 
 
-def written(home: Home, plan: Plan, falls: dict[str, list[float]]) -> Found:
+def written(folders: SuiteFolders, plan: DefencePlan, falls: dict[str, list[float]]) -> DefenceResults:
     """A model whose defences stop 190 of 200 common cases, and of uncommon ones a share that is smaller by so much."""
     for defence, each in falls.items():
         for run, fall in enumerate(each):
             k = round(200 * (0.95 - fall))
-            place = home.out / "defences" / plan.name / f"{tried_name(defence, run)}.json"
+            place = folders.out / "defences" / plan.name / f"{run_step(defence, run)}.json"
             place.parent.mkdir(parents=True, exist_ok=True)
             data = {COMMON: (190, 200), UNCOMMON: (k, 200), CONFIRMED: (k // 2, 100), NOISE: (180, 200)}
             results.save(tried(defence, **data), place)
-    return Found(plan, home)
+    return DefenceResults(plan, folders)
 
 
 def test_counts_are_those_of_the_data_and_runs_are_pooled(tmp_path: Path) -> None:
@@ -127,21 +136,21 @@ def test_counts_are_those_of_the_data_and_runs_are_pooled(tmp_path: Path) -> Non
     ]
     assert one.row(UNCOMMON, "adversarial", "HL").k == 4
     assert one.row(UNCOMMON, "benign", "LH") is None
-    found = written(Home(tmp_path), SMALL["lenet5"], {MUTATION: [0.5, 0.6]})
+    found = written(SuiteFolders(tmp_path), SMALL["lenet5"], {MUTATION: [0.5, 0.6]})
     assert found.pooled(MUTATION, UNCOMMON) == (90 + 70, 400, 400)
     assert found.pooled(MUTATION, UNCOMMON, "benign", "LH") == (0, 0, 0)
     assert {run: row.value for run, row in found.rows(MUTATION, UNCOMMON).items()} == {0: 0.45, 1: 0.35}
 
 
 def test_runs_are_paired_by_their_number(tmp_path: Path) -> None:
-    found = written(Home(tmp_path), SMALL["lenet5"], {MUTATION: [0.5, 0.6, 0.7]})
-    place = tmp_path / "defences" / "lenet5" / f"{tried_name(MUTATION, 1)}.json"
+    found = written(SuiteFolders(tmp_path), SMALL["lenet5"], {MUTATION: [0.5, 0.6, 0.7]})
+    place = tmp_path / "defences" / "lenet5" / f"{run_step(MUTATION, 1)}.json"
     results.save(tried(MUTATION, common=(190, 200)), place)  # a run without uncommon cases
-    assert found.falls(MUTATION) == pytest.approx({0: 0.5, 2: 0.7})
+    assert found.drops(MUTATION) == pytest.approx({0: 0.5, 2: 0.7})
 
 
 def test_where_runs_agree_to_the_last_case_the_interval_is_that_of_the_cases(tmp_path: Path) -> None:
-    same = written(Home(tmp_path), SMALL["lenet5"], {MUTATION: [0.5, 0.5, 0.5]}).success(MUTATION, COMMON)
+    same = written(SuiteFolders(tmp_path), SMALL["lenet5"], {MUTATION: [0.5, 0.5, 0.5]}).success(MUTATION, COMMON)
     lower, upper = interval(570, 600, 0.95)
     assert (same.value, same.lower, same.upper) == pytest.approx((0.95, lower, upper))
 
@@ -154,28 +163,28 @@ def test_kinds_counted_alike_do_not_depend_on_how_many_there_are(tmp_path: Path)
             )
             for data, k, m in ((COMMON, 9, adversarial), (UNCOMMON, 4, adversarial // 2))
         }
-        place = tmp_path / "defences" / "lenet5" / f"{tried_name(MUTATION, run)}.json"
+        place = tmp_path / "defences" / "lenet5" / f"{run_step(MUTATION, run)}.json"
         place.parent.mkdir(parents=True, exist_ok=True)
-        results.save(Tried(defence=MUTATION, tables=tables, note="", seconds=0.0), place)
-    found = Found(SMALL["lenet5"], Home(tmp_path))
-    assert found.even_falls(MUTATION) == pytest.approx({0: 0.5, 1: 0.5})
-    assert found.falls(MUTATION, data=NOISE) == {}
+        results.save(DefenceOutcome(defence=MUTATION, tables=tables, note="", seconds=0.0), place)
+    found = DefenceResults(SMALL["lenet5"], SuiteFolders(tmp_path))
+    assert found.even_drops(MUTATION) == pytest.approx({0: 0.5, 1: 0.5})
+    assert found.drops(MUTATION, data=NOISE) == {}
 
 
 def test_falls_are_means_over_runs_and_of_one_run_newcombes(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    lenet = written(home, SMALL["lenet5"], {d: [0.5, 0.52, 0.54] for d in TABLE_6})
-    fall = lenet.fall(MUTATION)
+    folders = SuiteFolders(tmp_path)
+    lenet = written(folders, SMALL["lenet5"], {d: [0.5, 0.52, 0.54] for d in TABLE_6})
+    fall = lenet.drop(MUTATION)
     assert (fall.value, fall.n) == (pytest.approx(0.52), 3)
     assert lenet.size(UNCOMMON) == 600
     assert lenet.seconds == 15 * 60
-    mobile = written(home, SMALL["mobilenet"], {d: [0.3] for d in TABLE_7})
-    fall = mobile.fall(MUTATION)
+    mobile = written(folders, SMALL["mobilenet"], {d: [0.3] for d in TABLE_7})
+    fall = mobile.drop(MUTATION)
     (l1, u1), (l2, u2) = (interval(k, 200, 0.95) for k in (190, 130))
     assert fall.value == pytest.approx(0.3)
     assert fall.lower == pytest.approx(0.3 - math.hypot(0.95 - l1, u2 - 0.65))
     assert fall.upper == pytest.approx(0.3 + math.hypot(u1 - 0.95, 0.65 - l2))
-    wide = mobile.fall(MUTATION, confidence=0.99)
+    wide = mobile.drop(MUTATION, confidence=0.99)
     assert wide.lower < fall.lower
     assert wide.upper > fall.upper
     exact = clopper_pearson_interval(130, 200, confidence=0.95)
@@ -183,14 +192,14 @@ def test_falls_are_means_over_runs_and_of_one_run_newcombes(tmp_path: Path) -> N
 
 
 def test_the_average_is_over_models(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    lenet = written(home, SMALL["lenet5"], {d: [0.5, 0.52, 0.54] for d in TABLE_6})
-    mobile = written(home, SMALL["mobilenet"], {d: [0.3] for d in TABLE_7})
+    folders = SuiteFolders(tmp_path)
+    lenet = written(folders, SMALL["lenet5"], {d: [0.5, 0.52, 0.54] for d in TABLE_6})
+    mobile = written(folders, SMALL["mobilenet"], {d: [0.3] for d in TABLE_7})
     assert average([]) is None
     alone, both = average([lenet]), average([lenet, mobile])
-    assert (alone.value, alone.lower) == pytest.approx((0.52, lenet.fall(MUTATION).lower))  # its cells are alike
+    assert (alone.value, alone.lower) == pytest.approx((0.52, lenet.drop(MUTATION).lower))  # its cells are alike
     assert both.value == pytest.approx((0.52 + 0.3) / 2)
-    half = math.hypot((alone.value - alone.lower) / 2, (0.3 - mobile.fall(MUTATION).lower) / 2)
+    half = math.hypot((alone.value - alone.lower) / 2, (0.3 - mobile.drop(MUTATION).lower) / 2)
     assert both.value - both.lower == pytest.approx(half)
 
 
@@ -206,16 +215,16 @@ def rows_of(text: str) -> dict[str, str]:
 
 def test_claims_follow_from_numbers(tmp_path: Path) -> None:
     much = {d: [0.62, 0.6, 0.61] if d in (CLASSIFIER, MUTATION) else [0.3, 0.31, 0.32] for d in TABLE_6}
-    strong = rows_of(tables.claims([written(Home(tmp_path / "a"), SMALL["lenet5"], much)]))
+    strong = rows_of(tables.claims([written(SuiteFolders(tmp_path / "a"), SMALL["lenet5"], much)]))
     assert strong["success is lower on uncommon data"] == "held"
     assert strong["… by 35 points on average"] == "held"
     assert strong["… and by up to 79"] == "not held"
     assert strong["binary classifier and mutation-based detection lose more than the others"] == "held"
     assert strong["lower for feature squeezing"] == "held"
-    assert strong["control: success is lower on uncommon data than on noise that was not bred"] == "held"
+    assert strong["control: success is lower on uncommon data than on noise without selection"] == "held"
     assert strong["defences succeed on more than 90 % of common data, where the paper's do"] == "held"
     little = {d: [-0.03, -0.035, -0.04] if d == SQUEEZING else [0.1, 0.05, -0.04] for d in TABLE_6}
-    weak = rows_of(tables.claims([written(Home(tmp_path / "b"), SMALL["lenet5"], little)]))
+    weak = rows_of(tables.claims([written(SuiteFolders(tmp_path / "b"), SMALL["lenet5"], little)]))
     assert weak["success is lower on uncommon data"] == "not decided"
     assert weak["… by 35 points on average"] == "not held"
     assert weak["lower for mutation-based"] == "not decided"
@@ -224,14 +233,16 @@ def test_claims_follow_from_numbers(tmp_path: Path) -> None:
 
 
 def test_a_page_says_what_is_missing_and_prints_no_nonsense(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    lenet = written(home, SMALL["lenet5"], {d: [0.5, 0.52, 0.54] for d in TABLE_6})
+    folders = SuiteFolders(tmp_path)
+    lenet = written(folders, SMALL["lenet5"], {d: [0.5, 0.52, 0.54] for d in TABLE_6})
     none = {d: [0.3] for d in TABLE_7}
-    mobile = written(home, replace(SMALL["mobilenet"], subject=replace(SMALL["mobilenet"].subject, name="other")), none)
+    mobile = written(
+        folders, replace(SMALL["mobilenet"], subject=replace(SMALL["mobilenet"].subject, name="other")), none
+    )
     text = write_page(
-        tmp_path, [lenet, mobile], ["NIN, CIFAR-10, is left out, for want of weights"], scale="small"
+        tmp_path, [lenet, mobile], ["NIN, CIFAR-10 is left out because its weights are missing"], scale="small"
     ).read_text()
-    assert "for want of weights" in text
+    assert "its weights are missing" in text
     assert "<svg" in (tmp_path / "defences.svg").read_text()
     for word in ("nan", "None", "inf]", "[-inf"):
         assert word not in text
@@ -257,9 +268,10 @@ def test_no_training_input_of_any_run_chooses_the_epoch() -> None:
 
 
 def test_cases_of_another_search_are_not_taken_for_those_of_the_kuk_study() -> None:
-    assert suites.suite_name(SMALL["nin"], "LH", 1, 2) == search_name("LH", 1, "", 2)
+    part = SeedChunk(run=1, number=2, first=0, end=5)
+    assert suites.suite_name(SMALL["nin"], "LH", part) == search_name("LH", 1, "", 2)
     plan = SMALL["mobilenet"]
-    assert suites.suite_name(plan, "LH", 1, 2) == f"own-{search_name('LH', 1, '', 2)}"
+    assert suites.suite_name(plan, "LH", part) == f"own-{search_name('LH', 1, '', 2)}"
     assert plan.fuzz("LH").noise == pytest.approx(0.1)
     assert plan.fuzz("HL").noise is None
 
@@ -293,43 +305,43 @@ def test_any_part_of_the_training_inputs_has_all_classes() -> None:
 
 def test_suites_are_taken_from_the_kuk_study_only_if_it_is_the_same(tmp_path: Path) -> None:
     out, there = tmp_path / "out", tmp_path / "kuk"
-    with pytest.raises(ValueError, match="holds no study whose suites could be used"):
-        suites.check_home(Home(out, there), "smoke")
+    with pytest.raises(ValueError, match="holds no study with suites"):
+        suites.check_folders(SuiteFolders(out, there), "smoke")
     (there / "steps" / "lenet5").mkdir(parents=True)
     results.write_atomically(there / "study.json", json.dumps({"subjects": str(subjects("smoke"))}).encode())
-    suites.check_home(Home(out, there), "smoke")
-    with pytest.raises(ValueError, match="another scale or of other settings"):
-        suites.check_home(Home(out, there), "small")
+    suites.check_folders(SuiteFolders(out, there), "smoke")
+    with pytest.raises(ValueError, match="another scale or with other settings"):
+        suites.check_folders(SuiteFolders(out, there), "small")
     for name in ("nin.safetensors", "nin.json"):
         (there / name).write_text("these")
     (tmp_path / "other.safetensors").write_text("those")
-    with pytest.raises(ValueError, match="has other weights of NIN than"):
-        suites.check_home(Home(out, there), "smoke", tmp_path / "other.safetensors")
-    suites.check_home(Home(out, there), "smoke", there / "nin.safetensors")
+    with pytest.raises(ValueError, match="has weights of NIN other than"):
+        suites.check_folders(SuiteFolders(out, there), "smoke", tmp_path / "other.safetensors")
+    suites.check_folders(SuiteFolders(out, there), "smoke", there / "nin.safetensors")
 
 
 def test_a_suite_counts_once_it_is_whole(tmp_path: Path) -> None:
-    home = Home(tmp_path / "out", tmp_path / "kuk")
+    folders = SuiteFolders(tmp_path / "out", tmp_path / "kuk")
     seeds = Samples(torch.rand(3, 1, 4, 4, generator=spawn(0)), torch.arange(3))
     suite = Suite.of(seeds.x, seeds=seeds, origin=torch.arange(3), prediction=torch.zeros(3), method="fgsm")
     place = tmp_path / "kuk" / "suites" / "lenet5" / "measured-fgsm"
     suite.save(place)
-    assert home.kept(SMOKE, "measured-fgsm") is None  # neither study says that it is finished
+    assert folders.find(SMOKE, "measured-fgsm") is None  # neither study says that it is finished
     steps = tmp_path / "kuk" / "steps" / "lenet5"
     steps.mkdir(parents=True)
     (steps / "measured-fgsm.json").write_text("{}")
-    assert home.kept(SMOKE, "measured-fgsm") is None  # dropout was not chosen there, so the model may be another
+    assert folders.find(SMOKE, "measured-fgsm") is None  # dropout was not chosen there, so the model may be another
     (steps / "dropout.json").write_text("{}")
-    assert home.kept(SMOKE, "measured-fgsm") == place
+    assert folders.find(SMOKE, "measured-fgsm") == place
     own = tmp_path / "out" / "suites" / "lenet5" / "measured-fgsm"
     suite.save(own)
-    results.save(Made(rows=3, seconds=2.0), own.with_name("measured-fgsm.json"))
-    assert home.kept(SMOKE, "measured-fgsm") == own
-    assert home.seconds(SMOKE) == 2.0
+    results.save(SuiteRecord(rows=3, seconds=2.0), own.with_name("measured-fgsm.json"))
+    assert folders.find(SMOKE, "measured-fgsm") == own
+    assert folders.seconds(SMOKE) == 2.0
 
 
 def test_searches_stop_when_there_are_enough_cases_or_too_few_come(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+    folders = SuiteFolders(tmp_path)
     counts = {"LL": [(1, 1), (1, 0), (1, 1), (1, 1)], "HH": [(0, 0), (0, 0), (1, 1), (1, 1)]}
     plan = replace(SMOKE, seeds=8, runs=1)
     assert len(plan.parts(0)) == 4
@@ -340,17 +352,17 @@ def test_searches_stop_when_there_are_enough_cases_or_too_few_come(tmp_path: Pat
             options = {"seeds": seeds, "origin": torch.arange(2), "prediction": torch.zeros(2), "method": "any"}
             place = tmp_path / "suites" / "lenet5" / search_name(pattern, of, "", chunk)
             Suite.of(seeds.x, **options, columns=told).save(place)
-            results.save(Made(rows=2, seconds=0.0), place.with_name(f"{place.name}.json"))
+            results.save(SuiteRecord(rows=2, seconds=0.0), place.with_name(f"{place.name}.json"))
 
-    def taken(plan: Plan) -> list[int]:
-        return [len(list(suites.wanted(plan, pattern, 0, home))) for pattern in counts]
+    def taken(plan: DefencePlan) -> list[int]:
+        return [len(list(suites.wanted(plan, pattern, 0, folders))) for pattern in counts]
 
     assert taken(plan) == [4, 4]
     assert taken(replace(plan, quota=3)) == [2, 4]
     assert taken(replace(plan, quota=3, limits={"HH": 4})) == [2, 2]
     assert taken(replace(plan, limits={"HH": 6})) == [4, 3]
-    assert len(suites.uncommon_of(replace(plan, quota=3), "LL", 0, home)) == 3
-    assert suites.uncommon_of(plan, "HH", 0, home)["vro"].tolist() == pytest.approx([0.1, 0.9] * 2)
+    assert len(suites.uncommon_of(replace(plan, quota=3), "LL", 0, folders)) == 3
+    assert suites.uncommon_of(plan, "HH", 0, folders)["vro"].tolist() == pytest.approx([0.1, 0.9] * 2)
 
 
 # The study
@@ -370,29 +382,32 @@ def test_it_runs_goes_on_and_takes_suites_that_are_there(tmp_path: Path) -> None
     page = (out / "defences.md").read_text()
     for words in ("What held", "Tables 6 and 7", "By kind and pattern", "What was run", "Run it again"):
         assert words in page
-    home = Home(out)
-    given = suites.given_of(SMOKE, None, home)
-    known = ready(SMOKE.subject, None, out)
+    folders = SuiteFolders(out)
+    given = suites.prepared(SMOKE, None, folders)
+    known = prepare(SMOKE.subject, None, out)
     assert torch.equal(given.inputs.ids, known.inputs.ids)
     assert torch.equal(given.seeds.ids[: len(known.seeds)], known.seeds.ids)
     for run in range(SMOKE.runs):
-        shown = suites.attacks_of(SMOKE, given, SMOKE.shown(run), run + 1, home)
-        common, uncommon = suites.common_of(SMOKE, given, run, home), suites.all_uncommon_of(SMOKE, run, home)
+        shown = suites.attacks_of(SMOKE, given, SMOKE.shown(run), run + 1, folders)
+        common, uncommon = suites.common_of(SMOKE, given, run, folders), suites.all_uncommon_of(SMOKE, run, folders)
         judged = torch.cat([common.seed, uncommon.seed])
         assert not bool(torch.isin(shown.seed, judged).any())
         assert not bool(torch.isin(suites.benign_of(SMOKE, given, run).ids, torch.cat([judged, shown.seed])).any())
         assert int((common.prediction != common.label).sum()) * 2 == len(common)
         assert bool((torch.as_tensor(uncommon["reached"]) == 1).all())
-        noise = suites.noise_of(SMOKE, given, run, home)
+        noise = suites.noise_of(SMOKE, given, run, folders)
         assert len(noise) == SMOKE.draws * SMOKE.seeds * len(PATTERNS)
         assert set(noise.seed.tolist()) >= set(uncommon.seed.tolist())
         assert 0.2 < float(noise.distances("linf").min()) <= float(noise.distances("linf").max()) <= 0.3 + 1e-6
     place = out / "defences" / "lenet5"
-    lost = place / f"{tried_name(MUTATION, 1)}.json"
-    before, times = results.load(lost, Tried), {p: p.stat().st_mtime_ns for p in place.glob("*.json") if p != lost}
+    lost = place / f"{run_step(MUTATION, 1)}.json"
+    before, times = (
+        results.load(lost, DefenceOutcome),
+        {p: p.stat().st_mtime_ns for p in place.glob("*.json") if p != lost},
+    )
     lost.unlink()
     defences.run_study(out, data=None, scale="smoke", workers=1, console=Console(quiet=True))
-    again = results.load(lost, Tried)
+    again = results.load(lost, DefenceOutcome)
     assert again.tables == before.tables
     assert set(before.tables) >= {COMMON, NOISE}
     assert {p: p.stat().st_mtime_ns for p in times} == times
@@ -401,4 +416,4 @@ def test_it_runs_goes_on_and_takes_suites_that_are_there(tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     assert not (other / "suites").exists()
     assert not (other / "steps").exists()
-    assert results.load(other / "defences" / "lenet5" / lost.name, Tried).tables == before.tables
+    assert results.load(other / "defences" / "lenet5" / lost.name, DefenceOutcome).tables == before.tables

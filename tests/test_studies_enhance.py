@@ -9,38 +9,38 @@ from typer.testing import CliRunner
 from operant import Samples, results
 from operant.cli import app
 from operant.defend import AccuracyChange, Success, TransferCalibration
-from operant_studies.defences.suites import Home, attacks_of, given_of
+from operant_studies.defences.suites import SuiteFolders, attacks_of, prepared
 from operant_studies.enhance import tables
-from operant_studies.enhance.found import Found, change, rate
 from operant_studies.enhance.page import write_page
-from operant_studies.enhance.retraining import Enhanced, cases_of, searched_from, step_name, test_of
-from operant_studies.enhance.settings import CONTROL, GROUPS, enhancements
-from operant_studies.kuk.models import Ready
+from operant_studies.enhance.results import EnhanceResults, change, rate
+from operant_studies.enhance.retraining import RetrainOutcome, cases_of, searched_from, test_of
+from operant_studies.enhance.settings import CONTROL, GROUPS, enhance_plans
+from operant_studies.kuk.models import PreparedModel
 from operant_studies.kuk.paper import ATTACKS
-from operant_studies.shared import Mean, mean
+from operant_studies.shared import Mean, mean, run_step
 
 test_of.__test__ = False  # it is no test
-SMALL = {e.name: e for e in enhancements("small")}
-SMOKE = enhancements("smoke")[0]
+SMALL = {e.name: e for e in enhance_plans("small")}
+SMOKE = enhance_plans("smoke")[0]
 
 
 # Made up
 
 
-def enhanced(group: str, gain: float | None, transfer: float = 0.5) -> Enhanced:
+def enhanced(group: str, gain: float | None, transfer: float = 0.5) -> RetrainOutcome:
     if gain is None:
-        return Enhanced(group=group, cases=2, accuracy=None, transfer=None, epoch=0, seconds=1.0)
+        return RetrainOutcome(group=group, cases=2, accuracy=None, transfer=None, epoch=0, seconds=1.0)
     numbers = {"before": 0.9, "after": 0.9 + gain, "change": gain, "lower": gain - 0.01, "upper": gain + 0.01}
     accuracy = AccuracyChange(**numbers, gained=10, lost=10, n=1000, confidence=0.95)
     k = round(1000 * transfer)
     told = Success(defence="bim-linf-minimal", kind="all", pattern="all", k=k, n=1000, seeds=1000, lower=0.0, upper=1.0)
     calibration = TransferCalibration(rates=(told,), mean=transfer, confidence=0.95)
-    return Enhanced(group=group, cases=40, accuracy=accuracy, transfer=calibration, epoch=1, seconds=1.0)
+    return RetrainOutcome(group=group, cases=40, accuracy=accuracy, transfer=calibration, epoch=1, seconds=1.0)
 
 
 def written(
     out: Path, gains: dict[str, list[float | None]], transfer: dict[str, list[float]] | None = None, name: str = "nin"
-) -> Found:
+) -> EnhanceResults:
     """Groups that are not named gain nothing, nearly, and read half of the attacks."""
     folder, plan = out / "enhance" / name, SMALL[name]
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,11 +48,11 @@ def written(
         each = gains.get(group, [0.001, 0.0, -0.001])
         rates = (transfer or {}).get(group, [0.5, 0.51, 0.49])
         for run, (gain, share) in enumerate(zip(each, rates, strict=True)):
-            results.save(enhanced(group, gain, share), folder / f"{step_name(group, run)}.json")
-    return Found(plan, Home(out))
+            results.save(enhanced(group, gain, share), folder / f"{run_step(group, run)}.json")
+    return EnhanceResults(plan, SuiteFolders(out))
 
 
-def verdicts(found: Found) -> dict[str, str]:
+def verdicts(found: EnhanceResults) -> dict[str, str]:
     rows = [line.split(" | ") for line in tables.claims([found]).splitlines() if "**" in line and line.startswith("|")]
     return {cells[0].strip("| "): cells[-1].strip("| *") for cells in rows}
 
@@ -88,7 +88,7 @@ def test_without_cases_or_without_an_improvement_nothing_is_decided(tmp_path: Pa
     told = verdicts(found)
     assert told["HL data improve accuracy"] == told["… most of all groups"] == told["… by 64 %"] == "not decided"
     assert told["DeepFool data lower accuracy"] == "not decided"
-    assert found.told("HL", change) is None
+    assert found.mean("HL", change) is None
     assert found.lead("HL", "LL", change) is None
     assert "HL" not in found.groups
     flat = written(tmp_path / "b", {"HL": [0.02, 0.021, 0.022]})
@@ -102,7 +102,7 @@ def test_leads_are_paired_by_run(tmp_path: Path) -> None:
     lead = found.lead("HL", CONTROL, change)
     assert lead.value == pytest.approx(0.01)
     assert lead.upper - lead.lower < 1e-6
-    assert found.told("LH", rate) == mean([0.5, 0.51, 0.49])
+    assert found.mean("LH", rate) == mean([0.5, 0.51, 0.49])
     assert found.seconds == 3 * len(GROUPS)
 
 
@@ -122,19 +122,19 @@ def test_the_page_has_both_models_and_says_what_is_left_out(tmp_path: Path) -> N
 
 def test_plans_are_those_of_the_study_of_defences() -> None:
     assert list(SMALL) == ["lenet5", "nin"]
-    assert all(e.plan.runs == 3 for e in SMALL.values())
+    assert all(e.suites.runs == 3 for e in SMALL.values())
     assert set(GROUPS) == {"LL", "HH", "LH", "HL", *ATTACKS, CONTROL}
     for e in SMALL.values():
-        rows = {"mnist": 60_000, "cifar10": 20_000}[e.plan.subject.dataset]  # of the smaller CIFAR-10 that is at hand
-        assert e.plan.runs * e.train + e.validation <= rows
-        assert e.plan.runs * e.test <= 10_000 - e.plan.attacked - e.plan.runs * e.plan.seeds
+        rows = {"mnist": 60_000, "cifar10": 20_000}[e.suites.subject.dataset]  # of the smaller CIFAR-10 that is at hand
+        assert e.suites.runs * e.train + e.validation <= rows
+        assert e.suites.runs * e.test <= 10_000 - e.suites.attacked - e.suites.runs * e.suites.seeds
 
 
 # The study
 
 
-def _used(given: Ready) -> tuple[Samples, ...]:
-    return given.inputs[: SMOKE.plan.attacked], searched_from(SMOKE, given)
+def _used(given: PreparedModel) -> tuple[Samples, ...]:
+    return given.inputs[: SMOKE.suites.attacked], searched_from(SMOKE, given)
 
 
 @pytest.mark.slow
@@ -145,20 +145,20 @@ def test_it_runs_and_no_case_that_is_learned_from_judges(tmp_path: Path) -> None
     page = (out / "enhance.md").read_text()
     for words in ("What held", "By group of cases", "Transfer calibration by attack", "What was run", "Run it again"):
         assert words in page
-    home = Home(out)
-    given = given_of(SMOKE.plan, None, home)
-    each = [test_of(SMOKE, given, run, None) for run in range(SMOKE.plan.runs)]
+    folders = SuiteFolders(out)
+    given = prepared(SMOKE.suites, None, folders)
+    each = [test_of(SMOKE, given, run, None) for run in range(SMOKE.suites.runs)]
     judged, used = (torch.cat([part.ids for part in parts]) for parts in (each, _used(given)))
-    assert [len(part) for part in each] == [SMOKE.test] * SMOKE.plan.runs
+    assert [len(part) for part in each] == [SMOKE.test] * SMOKE.suites.runs
     assert len(judged.unique()) == len(judged)
     assert not bool(torch.isin(judged, used).any())
-    for run in range(SMOKE.plan.runs):
-        attacks = attacks_of(SMOKE.plan, given, ATTACKS, run, home).samples()
+    for run in range(SMOKE.suites.runs):
+        attacks = attacks_of(SMOKE.suites, given, ATTACKS, run, folders).samples()
         for group in GROUPS:
-            cases = cases_of(SMOKE, given, group, run, home)
+            cases = cases_of(SMOKE, given, group, run, folders)
             assert not bool(torch.isin(cases.ids, attacks.ids).any())
-            kept = results.load(out / "enhance" / "lenet5" / f"{step_name(group, run)}.json", Enhanced)
+            kept = results.load(out / "enhance" / "lenet5" / f"{run_step(group, run)}.json", RetrainOutcome)
             assert kept.cases == len(cases) <= SMOKE.cases
-    learned = [e for each in Found(SMOKE, home).runs.values() for e in each.values() if e.accuracy]
+    learned = [e for each in EnhanceResults(SMOKE, folders).runs.values() for e in each.values() if e.accuracy]
     assert {e.group for e in learned} >= {CONTROL, "FGSM"}
     assert all(e.accuracy.n == SMOKE.test for e in learned)

@@ -19,10 +19,20 @@ from operant.networks import NIN, LeNet5, MobileNetV2, ResNet20, save_weights
 from operant_studies import kuk
 from operant_studies.kuk import models, paper
 from operant_studies.kuk.causes import causes, explanation, next_change
-from operant_studies.kuk.dropout import NEAR, Dropout, Tried, nearest
-from operant_studies.kuk.existing import METHODS, Measured, step_name
-from operant_studies.kuk.found import Found, search_name
-from operant_studies.kuk.search import CAUSES, CONTROL, MORE, Bred, fuzz_of, gap, joined, mcnemar, to_explain
+from operant_studies.kuk.dropout import TOLERANCE, DropoutChoice, DropoutTrial, nearest
+from operant_studies.kuk.existing import METHODS, MeasuredCases, step_name
+from operant_studies.kuk.results import KukResults, search_name
+from operant_studies.kuk.search import (
+    CAUSES,
+    CONTROL,
+    MORE_SEEDS,
+    PatternSearch,
+    differing,
+    gap,
+    join,
+    make_search,
+    mcnemar,
+)
 from operant_studies.kuk.settings import PATTERNS, subjects
 from operant_studies.kuk.summary import summary
 from operant_studies.train_nin import NINRecipe, TrainedNIN
@@ -62,13 +72,13 @@ def test_small_has_the_seeds_and_options_that_the_study_promises() -> None:
     }
     assert small["lenet5"].runs == 3
     for s in small.values():
-        fuzz = fuzz_of(s, "LL", "")
+        fuzz = make_search(s, "LL", "")
         assert (fuzz.population, fuzz.generations, fuzz.radius) == (100, 50, 0.3)
         assert (fuzz.crossover, fuzz.mutation) == (0.5, 0.005)
         assert max(s.carlini, s.fuzzed) <= s.inputs
         for cause in (CONTROL, *CAUSES):
             changed = not cause.endswith("dropout") and (cause != "wider screen" or s.screen is not None)
-            assert not changed or fuzz_of(s, "LL", cause) != fuzz
+            assert not changed or make_search(s, "LL", cause) != fuzz
 
 
 def test_layers_that_dropout_may_sit_before_are_there() -> None:
@@ -81,26 +91,26 @@ def test_layers_that_dropout_may_sit_before_are_there() -> None:
 # Choosing dropout
 
 
-def tried(before: str, rate: float, off: float = 0.0) -> Tried:
-    return Tried(before=(before,), rate=rate, benign=0.1, attacks={"BIM": 0.8}, off=off)
+def tried(before: str, rate: float, off: float = 0.0) -> DropoutTrial:
+    return DropoutTrial(before=(before,), rate=rate, benign=0.1, attacks={"BIM": 0.8}, off=off)
 
 
 def test_of_placements_that_are_nearly_as_near_the_cheapest_is_taken() -> None:
     late, early = [tried("fc", r, off) for r, off in ((0.1, 0.3), (0.2, 0.115))], [tried("conv", 0.1, 0.1)]
     assert nearest([*late, *early]) == late[1]
-    assert nearest([replace(late[1], off=0.1 + 2 * NEAR), *early]) == early[0]
+    assert nearest([replace(late[1], off=0.1 + 2 * TOLERANCE), *early]) == early[0]
     assert nearest([replace(late[0], off=0.11), replace(late[1], off=0.105), *early]).rate == 0.2  # its nearest rate
 
 
 # Counting
 
 
-def bred(pattern: str, reached: list[int], confirmed: list[int]) -> Bred:
+def bred(pattern: str, reached: list[int], confirmed: list[int]) -> PatternSearch:
     n = len(reached)
     columns = dict.fromkeys(("pcs", "vro", "vro_search", "generation"), torch.full((n,), 0.5).double())
     kinds = {"label": torch.zeros(n).long(), "prediction": torch.arange(n) % 2}
     counts = {"reached": torch.tensor(reached).double(), "confirmed": torch.tensor(confirmed).double()}
-    return Bred(pattern=pattern, **kinds, **columns, **counts, seconds=1.0)
+    return PatternSearch(pattern=pattern, **kinds, **columns, **counts, seconds=1.0)
 
 
 def test_a_gap_is_that_of_what_was_reached() -> None:
@@ -108,8 +118,8 @@ def test_a_gap_is_that_of_what_was_reached() -> None:
     assert gap(SMOKE, every) == pytest.approx(0.29)
     assert gap(SMOKE, none) == pytest.approx(-0.71)
     near = bred("LL", [1] * 7 + [0] * 3, [1] * 7 + [0] * 3)
-    assert to_explain(SMOKE, {"LL": near, "HH": bred("HH", [0, 1], [0, 0])}) == ["HH"]
-    both = joined([every, none])
+    assert differing(SMOKE, {"LL": near, "HH": bred("HH", [0, 1], [0, 0])}) == ["HH"]
+    both = join([every, none])
     assert (len(both.label), both.seconds, int(both.confirmed.sum())) == (8, 2.0, 3)
     suite = both.suite()
     assert torch.equal(suite.prediction != suite.label, both.wrong)
@@ -119,16 +129,17 @@ def test_a_gap_is_that_of_what_was_reached() -> None:
 def test_an_experiment_has_dropout_elsewhere_or_of_another_rate() -> None:
     every = (tried("fc3", 0.1), tried("fc3", 0.5, 3), tried("fc3", 0.2, 4), tried("fc2", 0.1, 1))
     every += (tried("conv2", 0.2, 2), tried("conv2", 0.1, 1))
-    dropout = Dropout(chosen=every[0], other=every[3], tried=every, accuracy=1, seconds=0)
-    places = {cause: dropout.place(cause, ("conv2",)) for cause in CAUSES}
+    dropout = DropoutChoice(chosen=every[0], other=every[3], tried=every, accuracy=1, seconds=0)
+    places = {cause: dropout.placement(cause, ("conv2",)) for cause in CAUSES}
     assert (places["stronger dropout"], places["weaker dropout"]) == (every[2], None)
     assert places["early dropout"] == places["early and fresh"] == every[5]
     assert places["fresh masks"] == every[0]
     second = replace(dropout, other=every[5])  # the early one is tried as the second then, and with fresh masks
-    assert (second.place("early dropout", ("conv2",)), second.place("early and fresh", ("conv2",))) == (None, every[5])
+    assert second.placement("early dropout", ("conv2",)) is None
+    assert second.placement("early and fresh", ("conv2",)) == every[5]
     strongest = replace(dropout, chosen=every[1])
-    assert strongest.place("stronger dropout", ("conv2",)) is None
-    assert strongest.place("weaker dropout", ("conv2",)) == every[2]
+    assert strongest.placement("stronger dropout", ("conv2",)) is None
+    assert strongest.placement("weaker dropout", ("conv2",)) == every[2]
 
 
 @pytest.fixture
@@ -136,19 +147,19 @@ def noted(tmp_path: Path):
     """A folder with the dropout of LeNet-5 and what is noted of searches for LL, of which the paper reached 71 %."""
     subject = replace(SMOKE, chunk=10, seeds=10, runs=1)
     every = (tried("fc3", 0.3), tried("fc3", 0.6, 3), tried("fc2", 0.3, 1), tried("conv2", 0.3, 2))
-    dropout = Dropout(chosen=every[0], other=every[2], tried=every, accuracy=1, seconds=0)
+    dropout = DropoutChoice(chosen=every[0], other=every[2], tried=every, accuracy=1, seconds=0)
     results.save(dropout, tmp_path / "lenet5" / "dropout.json")
 
-    def note(reached: int, cause: str = "", run: int = 0) -> Found:
+    def note(reached: int, cause: str = "", run: int = 0) -> KukResults:
         counts = [1.0] * reached + [0.0] * (10 - reached)
         name = search_name("LL", run, cause, 0)
         results.save(bred("LL", counts, counts), tmp_path / "lenet5" / f"{name}.json")
-        return Found(subject, tmp_path)
+        return KukResults(subject, tmp_path)
 
     return note
 
 
-def noted_in_all_runs(noted, reached: int) -> Found:
+def noted_in_all_runs(noted, reached: int) -> KukResults:
     return [noted(reached, run=run) for run in (2, 1, 0)][-1]
 
 
@@ -171,10 +182,10 @@ def test_causes_are_changed_one_after_the_other_until_one_explains(noted) -> Non
 
 def test_a_difference_that_may_be_chance_is_asked_of_more_seeds_first(noted) -> None:
     found = noted(4)  # of ten seeds, where the paper has 71 %: p = .07
-    assert next_change(found, "LL") == MORE
-    assert next_change(noted(7, run=1), "LL") == MORE  # another run is missing
+    assert next_change(found, "LL") == MORE_SEEDS
+    assert next_change(noted(7, run=1), "LL") == MORE_SEEDS  # another run is missing
     found = noted(7, run=2)  # 60 % of thirty
-    assert (explanation(found, "LL"), next_change(found, "LL")) == (MORE, None)
+    assert (explanation(found, "LL"), next_change(found, "LL")) == (MORE_SEEDS, None)
     page = causes([found])
     assert "| 40 [12, 74] | more seeds | 60 [41, 77] | 0.29 | explained by *more seeds* |" in page
     assert "| more seeds, 30 | 60 [41, 77] | 40 | 0.29 | 60 | 40 |" in page
@@ -232,12 +243,12 @@ def test_claims_follow_from_what_was_measured(noted, tmp_path: Path) -> None:
     def measured(method: str, pcs: float, vro: float, n: int = 60) -> None:
         values = dict.fromkeys(MEASURES, torch.rand(n, generator=spawn(0, method)).double())
         values |= {"pcs": torch.full((n,), pcs).double(), "vro": torch.full((n,), vro).double()}
-        kept = Measured(method=method, attempted=n, found=n, values=values, passes=9, seconds=0.0)
+        kept = MeasuredCases(method=method, attempted=n, found=n, values=values, passes=9, seconds=0.0)
         results.save(kept, tmp_path / "lenet5" / f"{step_name(method)}.json")
 
     found = noted(9)
     noted(1, CONTROL)
-    assert summary([found]).count("| RQ1: PCS tells adversarial from benign best |  |") == 1  # nothing is there yet
+    assert summary([found]).count("| RQ1: PCS separates adversarial from benign best |  |") == 1  # nothing is there yet
     for method, place in {
         "benign": (0.9, 0.1),
         "BIM": (0.1, 0.9),
@@ -245,12 +256,12 @@ def test_claims_follow_from_what_was_measured(noted, tmp_path: Path) -> None:
         "TensorFuzz": (0.5, 0.5),
     }.items():
         measured(method, *place)
-    page = summary([Found(found.subject, found.folder)])
+    page = summary([KukResults(found.subject, found.folder)])
     for row in (
-        "| RQ1: PCS tells adversarial from benign best | **not decided** 2 of 2 |",  # VRO is as good
+        "| RQ1: PCS separates adversarial from benign best | **not decided** 2 of 2 |",  # VRO is as good
         "| RQ2: most benign inputs are HL | 100 [94, 100] % **held** |",
         "| RQ2: most cases of an attack are LH | **held** 1, **not held** 1 of 2 |",
-        "other cases than attacks: LH less often | 0 % [0, 6] of 60 and 50 % [37, 63] of 120 **held** |",
+        "cases other than attacks do: LH less often | 0 % [0, 6] of 60 and 50 % [37, 63] of 120 **held** |",
         "| RQ3: most LL cases are benign | 56 [21, 86] % of 9 **not decided** |",
         "one with no selection | **held** 1 of 1 |",
     ):
@@ -281,12 +292,12 @@ def study(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(study: Path) -> Found:
-    return Found(SMOKE, study / "steps")
+def found(study: Path) -> KukResults:
+    return KukResults(SMOKE, study / "steps")
 
 
 @pytest.mark.slow
-def test_the_page_answers_every_question(study: Path, found: Found) -> None:
+def test_the_page_answers_every_question(study: Path, found: KukResults) -> None:
     page = (study / "kuk.md").read_text()
     for words in (
         "What held",
@@ -295,7 +306,7 @@ def test_the_page_answers_every_question(study: Path, found: Found) -> None:
         "RQ1",
         "RQ2",
         "RQ3",
-        "what may cause them",
+        "possible causes",
         "What was run",
     ):
         assert words in page
@@ -309,7 +320,7 @@ def test_the_page_answers_every_question(study: Path, found: Found) -> None:
     assert set(found.searches()) == set(PATTERNS)
     assert all(len(bred.label) == SMOKE.runs * SMOKE.seeds for bred in found.searches().values())
     assert all(len(found.control(pattern).label) == SMOKE.seeds for pattern in PATTERNS)
-    explained = to_explain(SMOKE, found.searches())
+    explained = differing(SMOKE, found.searches())
     for pattern in explained:
         assert next_change(found, pattern) is None
     assert not explained or "McNemar" in page
@@ -318,9 +329,9 @@ def test_the_page_answers_every_question(study: Path, found: Found) -> None:
 
 
 @pytest.mark.slow
-def test_areas_are_those_of_characterise(study: Path, found: Found) -> None:
+def test_areas_are_those_of_characterise(study: Path, found: KukResults) -> None:
     """The page's numbers come from stored columns; made anew from the suites they are the same."""
-    given = models.ready(SMOKE, None, study)
+    given = models.prepare(SMOKE, None, study)
     model = kuk.dropping(SMOKE, given, study)
     cases = BIM(radius=SMOKE.reach, minimal=True)(given.model, given.inputs, generator=spawn(0)).failures()
     together = Suite.concat([judge(given.model, given.inputs, given.inputs.x, method="inputs"), cases])
@@ -336,7 +347,7 @@ def test_areas_are_those_of_characterise(study: Path, found: Found) -> None:
 
 @pytest.mark.slow
 def test_what_decides_dropout_is_never_seen_again(study: Path) -> None:
-    given = models.ready(SMOKE, None, study)
+    given = models.prepare(SMOKE, None, study)
     parts = [given.calibration, given.inputs, given.seeds]
     assert [len(part) for part in parts] == [SMOKE.calibration, SMOKE.inputs, SMOKE.runs * SMOKE.seeds]
     ids = torch.cat([part.ids for part in parts])
@@ -348,7 +359,7 @@ def test_what_decides_dropout_is_never_seen_again(study: Path) -> None:
 def test_without_training_inputs_ranges_are_learned_from_what_nothing_else_uses(tmp_path, monkeypatch) -> None:
     plain = models._read
     monkeypatch.setattr(models, "_read", lambda *args: (given := plain(*args)) and (given[0], given[1][:0], given[2]))
-    given = models.ready.__wrapped__(SMOKE, None, tmp_path)
+    given = models.prepare.__wrapped__(SMOKE, None, tmp_path)
     used = torch.cat([part.ids for part in (given.calibration, given.inputs, given.seeds)])
     assert len(given.train) > 100
     assert not bool(torch.isin(given.train.ids, used).any())
@@ -358,7 +369,7 @@ def test_without_training_inputs_ranges_are_learned_from_what_nothing_else_uses(
 def test_it_goes_on_where_it_stopped(study: Path) -> None:
     page, place = (study / "kuk.md").read_text(), study / "steps" / "lenet5"
     lost = [place / f"{name}.json" for name in (search_name("LL", 1, "", 1), step_name("DeepFool"))]
-    kinds = [Bred, Measured]
+    kinds = [PatternSearch, MeasuredCases]
     before = [results.load(path, kind) for path, kind in zip(lost, kinds, strict=True)]
     kept = {path: path.stat().st_mtime_ns for path in place.glob("*.json") if path not in lost}
     for path in lost:
@@ -369,7 +380,7 @@ def test_it_goes_on_where_it_stopped(study: Path) -> None:
     assert all(torch.equal(before[1].values[name], again[1].values[name]) for name in MEASURES)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert (study / "kuk.md").read_text().split("CPU hours")[0] == page.split("CPU hours")[0]
-    chosen = results.load(place / "dropout.json", Dropout)
+    chosen = results.load(place / "dropout.json", DropoutChoice)
     assert chosen.chosen in chosen.tried
     assert chosen.other.before != chosen.chosen.before
 
@@ -397,34 +408,34 @@ def write_nin(path: Path, *, width: int) -> None:
 
 def test_models_without_weights_are_left_out_and_nin_is_found_once_it_is_there(tmp_path: Path) -> None:
     by_name = {s.name: s for s in subjects("small")}
-    assert "operant train-nin" in models.missing(by_name["nin"], tmp_path, tmp_path)
-    assert "imagenet-500.npz" in models.missing(by_name["mobilenet"], tmp_path, tmp_path)
-    assert models.missing(by_name["lenet5"], tmp_path, tmp_path) == ""
+    assert "python -m operant_studies.train_nin" in models.why_missing(by_name["nin"], tmp_path, tmp_path)
+    assert "imagenet-500.npz" in models.why_missing(by_name["mobilenet"], tmp_path, tmp_path)
+    assert models.why_missing(by_name["lenet5"], tmp_path, tmp_path) == ""
     write_nin(tmp_path / "nin.safetensors", width=6)
-    assert models.missing(by_name["nin"], None, tmp_path) == ""
+    assert models.why_missing(by_name["nin"], None, tmp_path) == ""
     assert models.find_nin(tmp_path / "elsewhere", tmp_path) == tmp_path / "nin.safetensors"
 
 
 def test_weights_are_taken_into_the_studys_folder_once(tmp_path: Path) -> None:
     first, second, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors", tmp_path / "out"
     out.mkdir()
-    with pytest.raises(ValueError, match="as `operant train-nin` writes them"):
-        models.take_nin(first, out, None)
+    with pytest.raises(ValueError, match="as `python -m operant_studies.train_nin` writes them"):
+        models.copy_nin(first, out, None)
     for i, path in enumerate((first, second)):
         write_nin(path, width=6 + i)
-    models.take_nin(None, out, tmp_path)
+    models.copy_nin(None, out, tmp_path)
     assert models.find_nin(out, None) is None
-    models.take_nin(first, out, None)
-    models.take_nin(first, out, None)
+    models.copy_nin(first, out, None)
+    models.copy_nin(first, out, None)
     found = models.find_nin(out, None)
     assert found is not None
     assert found.read_bytes() == first.read_bytes()
     write_nin(tmp_path / "nin.safetensors", width=8)
-    models.take_nin(None, out, tmp_path)  # what is there stays
+    models.copy_nin(None, out, tmp_path)  # what is there stays
     other = tmp_path / "other"
     other.mkdir()
-    models.take_nin(None, other, tmp_path)  # what lies with the data is taken, too
+    models.copy_nin(None, other, tmp_path)  # what lies with the data is taken, too
     assert (other / "nin.safetensors").read_bytes() == (tmp_path / "nin.safetensors").read_bytes()
-    with pytest.raises(ValueError, match="begun with other weights"):
-        models.take_nin(second, out, None)
+    with pytest.raises(ValueError, match="started with weights other than"):
+        models.copy_nin(second, out, None)
     assert found.read_bytes() == first.read_bytes()

@@ -10,6 +10,6 @@ returns the path of the page. Its arguments:
 - ``workers``: processes, each with one thread.
 - ``console``: prints progress.
 
-Studies of uncertainty (``kuk``, ``defences``, ``enhance``) also take ``weights``, the file that ``operant train-nin``
-wrote for NIN, which is copied to ``out``; without it NIN is left out.
+Studies of uncertainty (``kuk``, ``defences``, ``enhance``) also take ``weights``, the file that ``python -m
+operant_studies.train_nin`` wrote, which is copied to ``out``; without it NIN is left out.
 """

@@ -1,4 +1,4 @@
-"""NIN trained on CIFAR-10 within a given time: the recipe, what came of it, and a state on disk to go on from."""
+"""Training of NIN on CIFAR-10 within a given time, with checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ KIND = "operant training of NIN, format 1"
 
 @dataclass(frozen=True, kw_only=True)
 class NINRecipe:
-    """How NIN learns: stochastic gradient descent with momentum, a rate that rises and falls once, changed images.
+    """Options of training NIN: SGD with momentum, a learning rate that rises and falls once, augmented images.
 
     At share t of the time the learning rate is
 
         η(t) = η t / w                              for t < w                   (1)
         η(t) = η (1 + cos(π (t - w) / (1 - w))) / 2      after that
 
-    The schedule follows the clock, so that every machine ends on the low rates in the time it was given; what comes out
-    depends on its speed. The defaults suit two cores: the network has half the paper's width, which lets it see the
-    images many more times, and batch norm; a batch is dealt into two parts, each normalised by itself and computed by a
-    thread of its own, which is faster than two threads in every operation. Nothing is blanked: with a square of 8 and
-    13.7 passes, it was no better on its training images than on others.
+    The schedule follows the clock, so that training ends with low rates on every machine; the result depends on its
+    speed. The defaults suit two cores: the network has batch norm and half the paper's width, which allows many more
+    epochs; a batch is split into two parts, each normalised separately and computed by its own thread, which is faster
+    than two threads per operation. Nothing is blanked: with a square of 8 and 13.7 epochs, accuracy on training images
+    was no higher than on others.
     """
 
     minutes: float = 120.0
     width: int = 96
-    dropout: float = 0.1  # behind the first two poolings
+    dropout: float = 0.1  # after the first two poolings
     batch_size: int = 128
     learning_rate: float = 0.1  # η, the highest
     rise: float = 0.15  # w, the share of the time in which the rate rises
     momentum: float = 0.9
     weight_decay: float = 5e-4
-    shift: int = 4  # pixels an image moves at most, up or down, left or right
-    hole: int = 0  # pixels a side of the square that is blanked
-    parts: int = 2  # of a batch, computed side by side
-    bfloat16: bool = False  # convolutions in half the bits: twice as fast where the processor knows them, else slower
+    shift: int = 4  # maximum shift of an image in pixels, in each direction
+    hole: int = 0  # side of the square that is blanked, in pixels
+    parts: int = 2  # of a batch, computed in parallel
+    bfloat16: bool = False  # for convolutions: twice as fast if the processor supports it, else slower
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class NINRecipe:
             )
 
     def network(self, *, channels: int, classes: int) -> NIN:
-        """The network of this recipe, untrained; also what its weights are loaded into."""
+        """The untrained network of this recipe, for its weights too."""
         places = ("pool1", "pool2") if self.dropout else ()
         return NIN(
             channels=channels,
@@ -98,7 +98,7 @@ class NINRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class NINEpoch:
-    """One pass over the training images, the last one cut short by the clock; measured on changed images."""
+    """One pass over the augmented training images; the last one is cut short by the clock."""
 
     loss: float
     accuracy: float
@@ -108,7 +108,7 @@ class NINEpoch:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedNIN:
-    """What training came to: the accuracy on test images that decided nothing, and how it was reached."""
+    """The accuracy on test images that decided nothing, and the record of the training."""
 
     accuracy: float
     recipe: NINRecipe
@@ -124,9 +124,9 @@ class TrainedNIN:
     def __str__(self) -> str:
         seen, seconds = sum(e.images for e in self.history), sum(e.seconds for e in self.history)
         return (
-            f"NIN of width {self.recipe.width} is right about {self.accuracy:.2%} of {self.test_images} test images, "
-            f"after {seen / self.train_images:.1f} passes over {self.train_images} in {seconds / 60:.1f} minutes "
-            f"({seen / seconds:.0f} images a second)."
+            f"NIN of width {self.recipe.width} classifies {self.accuracy:.2%} of {self.test_images} test images "
+            f"correctly, after {seen / self.train_images:.1f} passes over {self.train_images} in {seconds / 60:.1f} minutes "
+            f"({seen / seconds:.0f} images per second)."
         )
 
 
@@ -139,17 +139,17 @@ def train_nin(
     console: Console,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainedNIN:
-    """Train until the time is over, then write weights to ``out`` and accuracy and recipe to a JSON file beside it.
+    """Train for the given time, then write weights to ``out`` and accuracy and recipe to a JSON file beside it.
 
-    A state is kept after every epoch; the same call goes on from there, whatever became of the process. The weights at
-    the end are taken: no epoch is chosen, so that the test images are looked at once. With dropout and more than one
-    part, which part draws its dropout first is left to the machine; all else that is random is seeded.
+    Each epoch writes a checkpoint, from which the same call resumes. The final weights are used: no epoch is chosen, so
+    that the test images are used once. With dropout and more than one part, the order in which parts draw their dropout
+    depends on the machine; everything else is seeded.
 
     Args:
         train, test: labelled images ``(N, 3, H, W)`` in [0, 1].
         out: the safetensors file to write.
-        console: where each epoch is told.
-        clock: seconds that pass; those of a stopped process do not count.
+        console: prints a line per epoch.
+        clock: seconds; time between runs does not count.
     """
     if out.suffix != ".safetensors":
         raise ValueError(f"out must be named *.safetensors, got {out}")
@@ -158,11 +158,11 @@ def train_nin(
     if page.exists() and out.exists():
         return _finished(page, belongs["set of training images"], recipe)
     state = _State(recipe, train, belongs, path=out.with_suffix(".checkpoint.safetensors"))
-    with _side_by_side(recipe.parts) as compute:
+    with _in_parallel(recipe.parts) as compute:
         while sum(e.seconds for e in state.history) < 60 * recipe.minutes:
             state.history.append(_epoch(state, compute, train, recipe, clock))
             state.write()
-            console.print(escape(_told(state.history, recipe)), soft_wrap=True, highlight=False)
+            console.print(escape(_progress(state.history, recipe)), soft_wrap=True, highlight=False)
     save_weights(state.learner, out)
     trained = TrainedNIN(
         accuracy=Classifier(state.learner, mean=CIFAR_MEAN, std=CIFAR_STD).accuracy(test),
@@ -182,9 +182,9 @@ def train_nin(
 
 
 def augment(x: Tensor, *, shift: int, hole: int, generator: torch.Generator) -> Tensor:
-    """Each image mirrored or not, moved by up to ``shift`` pixels with zeros moved in, and a square of it set to zero.
+    """Images randomly mirrored, shifted by up to ``shift`` pixels with zeros outside, and with a square set to zero.
 
-    The square's centre is anywhere on the image, so that some of it may lie outside.
+    The square's centre lies on the image, a part of it possibly outside.
     """
     n, _, height, width = x.shape
 
@@ -204,12 +204,12 @@ def augment(x: Tensor, *, shift: int, hole: int, generator: torch.Generator) -> 
 # One epoch
 
 
-_Compute = Callable[..., Iterator[tuple[float, int, tuple[Tensor, ...]]]]  # what `map` is
+_Compute = Callable[..., Iterator[tuple[float, int, tuple[Tensor, ...]]]]  # the type of `map`
 
 
 @contextmanager
-def _side_by_side(parts: int) -> Iterator[_Compute]:
-    """A `map` with a thread for each part; the machine's threads are shared among them as long as it is open."""
+def _in_parallel(parts: int) -> Iterator[_Compute]:
+    """A `map` with one thread per part, which share the threads of torch while it is open."""
     before = torch.get_num_threads()
     each = max(1, before // parts)
     try:
@@ -220,7 +220,7 @@ def _side_by_side(parts: int) -> Iterator[_Compute]:
 
 
 def _epoch(state: _State, compute: _Compute, train: Samples, recipe: NINRecipe, clock: Callable[[], float]) -> NINEpoch:
-    """One pass, or what the time allows; all that is random in it depends on its number alone."""
+    """One pass, or less if the time is over; its random numbers depend only on its number."""
     before, start = sum(e.seconds for e in state.history), clock()
     generator = spawn(recipe.seed, "epoch", len(state.history))
     losses, right, images, spent = 0.0, 0, 0, 0.0
@@ -236,7 +236,7 @@ def _epoch(state: _State, compute: _Compute, train: Samples, recipe: NINRecipe, 
 
 
 def _step(state: _State, compute: _Compute, x: Tensor, y: Tensor, rate: float) -> tuple[float, int]:
-    """One step down the loss of one batch; its loss and how many were right before the step."""
+    """One step of gradient descent on one batch; the loss and the number of hits before the step."""
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     n = len(state.twins)
@@ -252,7 +252,7 @@ def _step(state: _State, compute: _Compute, x: Tensor, y: Tensor, rate: float) -
 
 
 def _part(twin: nn.Module, x: Tensor, y: Tensor, *, rows: int, bfloat16: bool) -> tuple[float, int, tuple[Tensor, ...]]:
-    """What some of a batch's ``rows`` add to its mean loss, to its hits and to the gradient."""
+    """The contribution of a part of a batch of ``rows`` to its mean loss, hits and gradient."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16):
         logits = twin(x.contiguous(memory_format=torch.channels_last)).float()
     loss = cross_entropy(logits, y, reduction="sum") / rows
@@ -260,11 +260,11 @@ def _part(twin: nn.Module, x: Tensor, y: Tensor, *, rows: int, bfloat16: bool) -
     return float(loss.detach()), int((logits.argmax(1) == y).sum()), gradient
 
 
-def _told(history: list[NINEpoch], recipe: NINRecipe) -> str:
+def _progress(history: list[NINEpoch], recipe: NINRecipe) -> str:
     last, spent = history[-1], sum(e.seconds for e in history)
     return (
         f"epoch {len(history)}: {spent / 60:.1f} of {recipe.minutes:g} min, loss {last.loss:.3f}, "
-        f"{last.accuracy:.1%} right on changed images, {last.images / max(last.seconds, 1e-9):.0f} images/s"
+        f"{last.accuracy:.1%} right on augmented images, {last.images / max(last.seconds, 1e-9):.0f} images/s"
     )
 
 
@@ -273,7 +273,7 @@ def _told(history: list[NINEpoch], recipe: NINRecipe) -> str:
 
 @dataclass
 class _State:
-    """The network, the optimiser and the epochs so far; as a file has it, if there is one."""
+    """The network, the optimiser and the epochs so far; resumed from the checkpoint if there is one."""
 
     recipe: NINRecipe
     train: Samples
@@ -292,7 +292,7 @@ class _State:
         self.learner: nn.Module = module.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         shared = {id(p): p for p in self.learner.parameters()}
         others = (copy.deepcopy(self.learner, dict(shared)) for _ in range(self.recipe.parts - 1))
-        self.twins = (self.learner, *others)  # same weights; running means are those of the first one's parts
+        self.twins = (self.learner, *others)  # same weights; only the running means of the first are kept
         self.optimizer = torch.optim.SGD(
             self.learner.parameters(),
             lr=self.recipe.learning_rate,
@@ -305,7 +305,7 @@ class _State:
             self._resume()
 
     def write(self) -> None:
-        """Put all of it on disk; a kill at any moment leaves the state of the epoch before, or this one."""
+        """Write the checkpoint; if killed, either the previous or this one is left."""
         momenta = {
             f"momentum/{name}": self.optimizer.state[p]["momentum_buffer"]
             for name, p in self.learner.named_parameters()
@@ -318,18 +318,18 @@ class _State:
         results.write_atomically(self.path, save(apart, {"kind": KIND, "words": words}))
 
     def _resume(self) -> None:
-        anew = "go on with what it was begun with, or delete it to begin anew"
+        hint = "resume it with its own settings, or delete it to start again"
         try:
             with safe_open(self.path, "pt") as opened:
                 metadata = opened.metadata() or {}
                 tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, ValueError) as error:
-            raise ValueError(f"{self.path} is torn or not the state of a training ({error}); {anew}") from None
+            raise ValueError(f"{self.path} is damaged or not a checkpoint of a training ({error}); {hint}") from None
         if metadata.get("kind") != KIND:
-            raise ValueError(f'{self.path} is no "{KIND}"; {anew}')
+            raise ValueError(f'{self.path} is not an "{KIND}"; {hint}')
         words = json.loads(metadata["words"])
         if other := [name for name, value in self.belongs.items() if words["belongs"].get(name) != value]:
-            raise ValueError(f"{self.path} holds a training with another {' and another '.join(other)}; {anew}")
+            raise ValueError(f"{self.path} holds a training with another {' and another '.join(other)}; {hint}")
         self.history += [NINEpoch(**e) for e in words["history"]]
         self.learner.load_state_dict(
             {n.removeprefix("learner/"): v for n, v in tensors.items() if n.startswith("learner/")}
@@ -340,9 +340,9 @@ class _State:
 
 
 def _finished(page: Path, data: str, recipe: NINRecipe) -> TrainedNIN:
-    """What an earlier call came to, if it was about the same."""
+    """The result of an earlier call with the same recipe and images."""
     trained = results.load(page, TrainedNIN)
     if trained.recipe != recipe or trained.data != data:
         other = "recipe" if trained.recipe != recipe else "set of training images"
-        raise ValueError(f"{page} tells of a finished training with another {other}; choose a new --out")
+        raise ValueError(f"{page} describes a finished training with another {other}; choose a new --out")
     return trained

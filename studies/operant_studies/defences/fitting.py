@@ -1,4 +1,4 @@
-"""Defences of Tables 6 and 7, fitted on inputs and attacks that judge nothing."""
+"""Defences of Tables 6 and 7, fitted on inputs and attacks that are not test data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from operant.data import Dataset, Samples, load, load_digits
+from operant.data import Samples
 from operant.defend import (
     JPEG,
     BitDepth,
@@ -25,24 +25,27 @@ from operant.networks import LeNet5, initialise
 from operant.retrain import DefensiveDistillation, LabelSmoothing
 from operant.rng import spawn
 from operant_studies.defences import settings as s
-from operant_studies.defences.settings import Plan
-from operant_studies.defences.suites import Home, attacks_of, benign_of
-from operant_studies.kuk.models import Ready
+from operant_studies.defences.settings import DefencePlan
+from operant_studies.defences.suites import SuiteFolders, attacks_of, benign_of
+from operant_studies.kuk.models import PreparedModel
 from operant_studies.kuk.settings import Subject
+from operant_studies.subjects import read_dataset
 
 CROPS, QUALITY, BITS = 5, 75, 3  # of the input transformations
 TEMPERATURE, SMOOTHED = 20.0, 0.1
 
 
-def fitted(plan: Plan, given: Ready, defence: str, run: int, data: Path | None, home: Home) -> tuple[Defence, str]:
-    """One defence of one run, and what there is to say of it."""
+def fit_defence(
+    plan: DefencePlan, given: PreparedModel, defence: str, run: int, data: Path | None, folders: SuiteFolders
+) -> tuple[Defence, str]:
+    """One defence of one run, and remarks on its fit."""
     generator = spawn(0, "defences", plan.name, defence, run)
     benign = benign_of(plan, given, run)
     if defence == s.CLASSIFIER:
-        shown = attacks_of(plan, given, plan.shown(run), run + 1, home)
-        told = f"shown {len(shown)} cases of {' and '.join(plan.shown(run))}, {plan.benign} benign inputs"
+        shown = attacks_of(plan, given, plan.shown(run), run + 1, folders)
+        note = f"shown {len(shown)} cases of {' and '.join(plan.shown(run))}, {plan.benign} benign inputs"
         cases = shown.samples()
-        return fit_logit_detector(given.model, benign, cases, level=plan.level, generator=generator), told
+        return fit_logit_detector(given.model, benign, cases, level=plan.level, generator=generator), note
     if defence == s.MUTATION:
         return _mutation(plan, given.model, benign, run)
     if defence == s.SQUEEZING:
@@ -50,27 +53,22 @@ def fitted(plan: Plan, given: Ready, defence: str, run: int, data: Path | None, 
     if defence in (s.DISTILLATION, s.SMOOTHING):
         return _retrained(plan, given.model, defence, run, data, generator)
     if defence == s.TRANSFORMS:
-        made: list[Transform] = [BitDepth(bits=BITS), JPEG(quality=QUALITY), *crops(CROPS)]
-        return TransformedInputs(model=given.model, transforms=tuple(made)), ""
+        transforms: list[Transform] = [BitDepth(bits=BITS), JPEG(quality=QUALITY), *crops(CROPS)]
+        return TransformedInputs(model=given.model, transforms=tuple(transforms)), ""
     side = benign.shape[-1]
     count = max(1, round(200 * side**2 / 224**2))
     deflection = PixelDeflection(count=count, window=min(10, side // 3))
     return TransformedInputs(model=given.model, transforms=(deflection,)), f"{count} pixels"
 
 
-def dataset_of(subject: Subject, data: Path | None) -> Dataset:
-    """Training and test inputs, as the KuK study has them."""
-    return load_digits(size=28) if subject.dataset == "digits" else load(subject.dataset, data or Path())
-
-
 def training_of(subject: Subject, data: Path | None, rows: slice) -> Samples:
-    """Some training inputs, of an order of chance, so that any part of them has all classes."""
-    every = dataset_of(subject, data).train
+    """Some training inputs in random order, so that any part of them has all classes."""
+    every = read_dataset(subject.dataset, data).train
     return every[torch.randperm(len(every), generator=spawn(0, "defences", subject.name, "training"))[rows]]
 
 
-def _mutation(plan: Plan, model: Classifier, benign: Samples, run: int) -> tuple[Defence, str]:
-    """With the first rate that leaves enough mutants accurate."""
+def _mutation(plan: DefencePlan, model: Classifier, benign: Samples, run: int) -> tuple[Defence, str]:
+    """Mutation-based detection with the first rate that leaves enough mutants accurate."""
     for rate in plan.mutation_rates:
         generator = spawn(0, "defences", plan.name, s.MUTATION, run, str(rate))
         options = {"rate": rate, "mutants": plan.mutants, "level": plan.level}
@@ -85,7 +83,7 @@ def _mutation(plan: Plan, model: Classifier, benign: Samples, run: int) -> tuple
 
 
 def _retrained(
-    plan: Plan, model: Classifier, defence: str, run: int, data: Path | None, generator: torch.Generator
+    plan: DefencePlan, model: Classifier, defence: str, run: int, data: Path | None, generator: torch.Generator
 ) -> tuple[Defence, str]:
     train = training_of(plan.subject, data, slice(run * plan.train, (run + 1) * plan.train))
     validation = training_of(plan.subject, data, slice(-plan.validation, None))
@@ -93,9 +91,9 @@ def _retrained(
     options = {"epochs": plan.epochs, "learning_rate": plan.learning_rate, "max_drop": 1.0, "progress": False}
     roles = {"validation": validation, "start": start, "generator": generator}
     if defence == s.SMOOTHING:
-        guard = LabelSmoothing(share=SMOOTHED, **options)(model, train, **roles).model  # type: ignore[arg-type]
+        defended = LabelSmoothing(share=SMOOTHED, **options)(model, train, **roles).model  # type: ignore[arg-type]
     else:
         distil = DefensiveDistillation(temperature=TEMPERATURE, **options)  # type: ignore[arg-type]
-        guard = distil(model, train, **roles).model  # type: ignore[arg-type]
-    before, after = (each.accuracy(validation) for each in (model, guard))
-    return guard, f"{100 * before:.1f} → {100 * after:.1f} % of {len(validation)} inputs that chose the epoch"
+        defended = distil(model, train, **roles).model  # type: ignore[arg-type]
+    before, after = (each.accuracy(validation) for each in (model, defended))
+    return defended, f"{100 * before:.1f} → {100 * after:.1f} % of {len(validation)} inputs that chose the epoch"

@@ -1,8 +1,7 @@
-"""One defence at a time: fitted, and judged on common and on uncommon data."""
+"""Fits each defence and tests it on common and on uncommon data."""
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -12,25 +11,25 @@ import torch
 
 from operant.defend import DefenceTable, Success, evaluate_defences
 from operant.suite import Suite
-from operant_studies.defences.fitting import fitted
-from operant_studies.defences.settings import Plan
-from operant_studies.defences.suites import Home, all_uncommon_of, common_of, given_of, noise_of
-from operant_studies.kuk.models import Ready
-from operant_studies.shared import Steps
+from operant_studies.defences.fitting import fit_defence
+from operant_studies.defences.settings import DefencePlan
+from operant_studies.defences.suites import SuiteFolders, all_uncommon_of, common_of, noise_of, prepared
+from operant_studies.kuk.models import PreparedModel
+from operant_studies.shared import Steps, run_step
 
 COMMON, UNCOMMON, CONFIRMED, NOISE = "common", "uncommon", "confirmed", "noise"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """What one defence did in one run.
+class DefenceOutcome:
+    """The successes of one defence in one run.
 
     Attributes:
         defence: its name.
-        tables: by data, those that have cases: common ones, uncommon ones, of these the ones whose pattern is confirmed
-            with fresh masks, and the control, noise that nobody bred.
-        note: what there is to say of the fit.
-        seconds: of CPU time.
+        tables: by kind of data, if it has cases: common, uncommon, uncommon whose pattern is confirmed with fresh
+            masks, and noise, the control.
+        note: remarks on the fit.
+        seconds: CPU time.
     """
 
     defence: str
@@ -39,42 +38,34 @@ class Tried:
     seconds: float
 
     def row(self, data: str, kind: str = "all", pattern: str = "all") -> Success | None:
-        """Successes among cases of a kind and pattern; None if there are none."""
+        """Successes among cases of a kind and pattern; None if there are no cases."""
         rows = self.tables[data].rows if data in self.tables else ()
         return next((row for row in rows if (row.kind, row.pattern) == (kind, pattern)), None)
 
 
-def tried_name(defence: str, run: int) -> str:
-    """
-    >>> tried_name("label smoothing", 2)
-    'label-smoothing-2'
-    """
-    return f"{re.sub(r'[^a-z]+', '-', defence)}-{run}"
-
-
-def run_judging(plan: Plan, run: int, data: Path | None, home: Home) -> None:
-    """All defences of one run."""
-    steps = Steps(home.out / "defences" / plan.name)
+def run_judging(plan: DefencePlan, run: int, data: Path | None, folders: SuiteFolders) -> None:
+    """Fit and test all defences of one run."""
+    steps = Steps(folders.out / "defences" / plan.name)
     for defence in plan.defences:
-        steps.step(tried_name(defence, run), Tried, partial(_tried, plan, defence, run, data, home))
+        steps.step(run_step(defence, run), DefenceOutcome, partial(_judge, plan, defence, run, data, folders))
 
 
-def _tried(plan: Plan, defence: str, run: int, data: Path | None, home: Home) -> Tried:
+def _judge(plan: DefencePlan, defence: str, run: int, data: Path | None, folders: SuiteFolders) -> DefenceOutcome:
     start = time.process_time()
-    given = given_of(plan, data, home)
-    guard, note = fitted(plan, given, defence, run, data, home)
-    suites = _suites(plan, run, given, home)
-    told = {name: evaluate_defences(suite, {defence: guard}) for name, suite in suites.items() if len(suite)}
-    return Tried(defence=defence, tables=told, note=note, seconds=time.process_time() - start)
+    given = prepared(plan, data, folders)
+    fitted, note = fit_defence(plan, given, defence, run, data, folders)
+    suites = _suites(plan, run, given, folders)
+    tables = {name: evaluate_defences(suite, {defence: fitted}) for name, suite in suites.items() if len(suite)}
+    return DefenceOutcome(defence=defence, tables=tables, note=note, seconds=time.process_time() - start)
 
 
-def _suites(plan: Plan, run: int, given: Ready, home: Home) -> dict[str, Suite]:
-    """What a defence is judged on."""
-    uncommon = all_uncommon_of(plan, run, home)
+def _suites(plan: DefencePlan, run: int, given: PreparedModel, folders: SuiteFolders) -> dict[str, Suite]:
+    """The test data of a defence."""
+    uncommon = all_uncommon_of(plan, run, folders)
     confirmed = torch.as_tensor(uncommon["confirmed"]) > 0 if len(uncommon) else torch.zeros(0, dtype=torch.bool)
     return {
-        COMMON: common_of(plan, given, run, home),
+        COMMON: common_of(plan, given, run, folders),
         UNCOMMON: uncommon,
         CONFIRMED: uncommon[confirmed],
-        NOISE: noise_of(plan, given, run, home),
+        NOISE: noise_of(plan, given, run, folders),
     }

@@ -1,11 +1,11 @@
-"""What the paper's Tables 6 and 7 print: success of each defence on common and on uncommon data."""
+"""The paper's Tables 6 and 7: success of each defence on common and on uncommon data."""
 
 from __future__ import annotations
 
 from operant_studies.defences import settings as s
 
-AVERAGE, LARGEST = 0.35, 0.79  # by how much success falls: the abstract, and Zhang (2020), section 2.3
-STOPPED = 0.9  # of common data, by all defences on the three smaller models but one
+AVERAGE, LARGEST = 0.35, 0.79  # drops of success: the abstract, and Zhang (2020), section 2.3
+STOPPED = 0.9  # success on common data of all defences but one on the three smaller models
 
 TABLES: dict[str, dict[str, tuple[float, float]]] = {
     "nin": {
@@ -35,9 +35,9 @@ UNCOMMON = {"nin": 615, "resnet20": 552, "lenet5": 491, "mobilenet": 395}
 
 
 def drops() -> dict[str, list[float]]:
-    """By how much success falls, in each cell of both tables, by model.
+    """The drop of success in each cell of both tables, by model.
 
-    The abstract's average comes near the mean over models of their cells.
+    The abstract's average is near the mean over models of their cells.
 
     >>> means = [sum(cells) / len(cells) for cells in drops().values()]
     >>> print(f"{sum(means) / len(means):.3f} {max(max(cells) for cells in drops().values()):.3f}")

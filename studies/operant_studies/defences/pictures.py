@@ -9,18 +9,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from operant_studies.defences import paper
-from operant_studies.defences.found import Found
 from operant_studies.defences.judging import COMMON, UNCOMMON
+from operant_studies.defences.results import DefenceResults
+from operant_studies.shared import save_figure
 
 COLOURS = {COMMON: "#2471a3", UNCOMMON: "#c0392b"}
 
 
-def draw_success(found: Sequence[Found], path: Path) -> None:
+def draw_success(found: Sequence[DefenceResults], path: Path) -> None:
     """Success on common and on uncommon data, with intervals; the paper's hollow."""
     figure = Figure(figsize=(max(3.2 * len(found), 4.8), 3.2), layout="constrained")
     axes = figure.subplots(1, max(len(found), 1), squeeze=False)[0]
     for ax, f in zip(axes, found, strict=False):
-        names = list(f.tried)
+        names = list(f.outcomes)
         for y, defence in enumerate(names):
             known = paper.TABLES.get(f.plan.name, {}).get(defence)
             for i, data in enumerate((COMMON, UNCOMMON)):
@@ -39,4 +40,4 @@ def draw_success(found: Sequence[Found], path: Path) -> None:
     dots = [Line2D([], [], marker="o", linestyle="", color=colour) for colour in COLOURS.values()]
     hollow = Line2D([], [], marker="o", linestyle="", markerfacecolor="none", markeredgecolor="black")
     figure.legend([*dots, hollow], [*COLOURS, "the paper's"], loc="outside lower center", ncols=3, fontsize=7)
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""Suites of the KuK study: read where they are at hand, else made in its way, and kept."""
+"""Suites of the KuK study: read if they exist, else made in the same way."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from operant.data import Samples
@@ -17,26 +19,35 @@ from operant.generate.engine import judge
 from operant.rng import spawn, uniform_like
 from operant.suite import Suite
 from operant_studies import kuk
-from operant_studies.defences.settings import Plan, plans
+from operant_studies.defences.settings import DefencePlan, SeedChunk, plans
 from operant_studies.kuk.existing import fuzzer_of, step_name
-from operant_studies.kuk.found import search_name
-from operant_studies.kuk.models import Ready, find_nin, missing, ready
-from operant_studies.kuk.search import fuzz_of
+from operant_studies.kuk.models import (
+    PreparedModel,
+    check_data,
+    copy_nin,
+    find_nin,
+    prepare,
+    split_missing,
+    why_missing,
+)
+from operant_studies.kuk.paper import ATTACKS
+from operant_studies.kuk.results import search_name
+from operant_studies.kuk.search import make_search
 from operant_studies.kuk.settings import PATTERNS, Subject, subjects
-from operant_studies.shared import Steps, sign_folder
+from operant_studies.shared import Steps, Units, run_units, sign_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
-    """A suite that was made here: its rows, and the CPU seconds it took."""
+class SuiteRecord:
+    """A suite that was made here: number of rows and CPU seconds."""
 
     rows: int
     seconds: float
 
 
 @dataclass(frozen=True)
-class Home:
-    """Where things are.
+class SuiteFolders:
+    """Where suites are.
 
     Attributes:
         out: this study's folder.
@@ -46,192 +57,216 @@ class Home:
     out: Path
     kuk: Path | None = None
 
-    def of(self, subject: Subject) -> Path:
-        """The folder that holds a model's dropout, and its weights."""
+    def of_model(self, subject: Subject) -> Path:
+        """The folder that holds a model's dropout and weights."""
         if self.kuk is not None and (self.kuk / "steps" / subject.name / "dropout.json").exists():
             return self.kuk
         return self.out
 
-    def kept(self, plan: Plan, name: str) -> Path | None:
-        """A finished suite; what was made here is marked so, and what the KuK study made has a step of its name."""
-        for folder in dict.fromkeys([self.out, self.of(plan.subject)]):
+    def find(self, plan: DefencePlan, name: str) -> Path | None:
+        """A finished suite: one made here has a record, one of the KuK study has a step of its name."""
+        for folder in dict.fromkeys([self.out, self.of_model(plan.subject)]):
             place = folder / "suites" / plan.name / name
             own, theirs = place.with_name(f"{name}.json"), folder / "steps" / plan.name / f"{name}.json"
             if place.is_dir() and (own.exists() or theirs.exists()):
                 return place
         return None
 
-    def seconds(self, plan: Plan) -> float:
+    def seconds(self, plan: DefencePlan) -> float:
         """CPU time of the suites that were made here."""
-        markers = sorted((self.out / "suites" / plan.name).glob("*.json"))
-        return float(sum(json.loads(marker.read_bytes())["value"]["seconds"] for marker in markers))
+        records = sorted((self.out / "suites" / plan.name).glob("*.json"))
+        return float(sum(json.loads(record.read_bytes())["value"]["seconds"] for record in records))
 
 
-def check_home(home: Home, scale: str, weights: Path | None = None) -> None:
-    """Refuse suites of a KuK study whose models or inputs may be others, or whose NIN is not the one that is named."""
-    known = find_nin(home.kuk, None) if home.kuk is not None else None
-    if known is not None and weights is not None and weights.exists() and known.read_bytes() != weights.read_bytes():
-        raise ValueError(f"{home.kuk} has other weights of NIN than {weights}; leave one of --kuk and --weights out")
-    if home.kuk is not None and not (home.kuk / "steps").is_dir():
-        raise ValueError(f"{home.kuk} holds no study whose suites could be used; leave --kuk out, or run `study kuk`")
-    for folder in filter(None, (home.kuk, home.out)):
-        sign = folder / "study.json"
-        if sign.exists() and json.loads(sign.read_bytes()).get("subjects") != str(subjects(scale)):
-            raise ValueError(f"{folder} holds a KuK study of another scale or of other settings; run that one again")
+def check_study(
+    folders: SuiteFolders, every: Sequence[DefencePlan], *, data: Path | None, scale: str, weights: Path | None
+) -> None:
+    """Check the input of a study, sign its folder and copy NIN's weights there."""
+    check_data((plan.subject for plan in every), data)
+    check_folders(folders, scale, weights)
+    sign_folder(folders.out, scale=scale, subjects=subjects(scale))
+    sign_folder(folders.out / "defences", scale=scale, plans=plans(scale))
+    copy_nin(weights, folders.out, data)
 
 
-def sign(home: Home, scale: str) -> None:
-    """Mark the folder as one of these models and these suites, which it shares with other studies; refuse another's."""
-    sign_folder(home.out, scale=scale, subjects=subjects(scale))
-    sign_folder(home.out / "defences", scale=scale, plans=plans(scale))
+def make_suites(
+    folders: SuiteFolders, every: Sequence[DefencePlan], *, data: Path | None, workers: int, console: Console
+) -> tuple[list[DefencePlan], list[str]]:
+    """Make the suites of a study; the plans that can be run, and why others cannot."""
+    chosen, left_out = split_missing(
+        every, lambda plan: why_missing(plan.subject, data, folders.of_model(plan.subject)), console
+    )
+    dropout: Units = [(f"{p.title}: dropout", partial(run_dropout, p, data, folders)) for p in chosen]
+    run_units(dropout, workers=workers, console=console)
+    run_units(_suite_units(chosen, data, folders), workers=workers, console=console)
+    return chosen, left_out
 
 
-def left_out(plan: Plan, data: Path | None, home: Home) -> str:
-    """Why a model cannot be studied here, in a sentence; empty if it can."""
-    return missing(plan.subject, data, home.of(plan.subject))
+def _suite_units(chosen: Sequence[DefencePlan], data: Path | None, folders: SuiteFolders) -> Units:
+    """All suites, the slowest models first."""
+    units: Units = []
+    for p in reversed(chosen):
+        for pattern in PATTERNS:
+            for run in range(p.runs):
+                name = f"{p.title}: search for {pattern}, run {run}"
+                units.append((name, partial(run_search, p, pattern, run, data, folders)))
+        units += [(f"{p.title}: {method}", partial(run_attack, p, method, data, folders)) for method in ATTACKS]
+    return units
 
 
-def given_of(plan: Plan, data: Path | None, home: Home) -> Ready:
+def check_folders(folders: SuiteFolders, scale: str, weights: Path | None = None) -> None:
+    """Raise if the KuK study has other models or inputs, or another NIN than the one given."""
+    there = folders.kuk
+    nin = find_nin(there, None) if there is not None else None
+    if nin is not None and weights is not None and weights.exists() and nin.read_bytes() != weights.read_bytes():
+        raise ValueError(f"{there} has weights of NIN other than {weights}; omit --kuk or --weights")
+    if there is not None and not (there / "steps").is_dir():
+        raise ValueError(f"{there} holds no study with suites; omit --kuk, or run `operant study kuk` first")
+    for folder in filter(None, (there, folders.out)):
+        signature = folder / "study.json"
+        if signature.exists() and json.loads(signature.read_bytes()).get("subjects") != str(subjects(scale)):
+            raise ValueError(f"{folder} holds a KuK study of another scale or with other settings; run it again")
+
+
+def prepared(plan: DefencePlan, data: Path | None, folders: SuiteFolders) -> PreparedModel:
     """The model with all inputs of this study; the first of them are those of the KuK study."""
-    return ready(plan.wide, data, home.of(plan.subject))
+    return prepare(plan.wide, data, folders.of_model(plan.subject))
 
 
-# Units; functions of their own so that another process can be asked for them
+# Units
 
 
-def run_dropout(plan: Plan, data: Path | None, home: Home) -> None:
-    kuk.run_dropout(plan.subject, data, home.of(plan.subject))
+def run_dropout(plan: DefencePlan, data: Path | None, folders: SuiteFolders) -> None:
+    kuk.run_dropout(plan.subject, data, folders.of_model(plan.subject))
 
 
-def run_attack(plan: Plan, method: str, data: Path | None, home: Home) -> None:
-    """Cases of one attack."""
+def run_attack(plan: DefencePlan, method: str, data: Path | None, folders: SuiteFolders) -> None:
+    """Make the cases of one attack."""
 
     def work() -> Suite:
-        given = given_of(plan, data, home)
+        given = prepared(plan, data, folders)
         seeds = given.inputs[: plan.carlini if method == "C&W" else plan.attacked]
         generator = spawn(0, "kuk", plan.name, method)
         return fuzzer_of(plan.cut, given, method)(given.model, seeds, generator=generator).failures()
 
-    _make(plan, step_name(method), home, work)
+    _make(plan, step_name(method), folders, work)
 
 
-def run_search(plan: Plan, pattern: str, run: int, data: Path | None, home: Home) -> None:
-    """Searches of one run for one pattern, a chunk of seeds at a time."""
-    for of, chunk, first, after in wanted(plan, pattern, run, home):
+def run_search(plan: DefencePlan, pattern: str, run: int, data: Path | None, folders: SuiteFolders) -> None:
+    """Run the searches of one run for one pattern, chunk by chunk."""
+    for part in wanted(plan, pattern, run, folders):
 
-        def work(of: int = of, chunk: int = chunk, first: int = first, after: int = after) -> Suite:
-            given = given_of(plan, data, home)
-            model = kuk.dropping(plan.subject, given, home.of(plan.subject))
-            generator = spawn(0, "kuk", plan.name, pattern, f"run-{of}", f"chunk-{chunk}")
-            return plan.fuzz(pattern)(model, given.seeds[first:after], generator=generator)
+        def work(part: SeedChunk = part) -> Suite:
+            given = prepared(plan, data, folders)
+            model = kuk.dropping(plan.subject, given, folders.of_model(plan.subject))
+            generator = spawn(0, "kuk", plan.name, pattern, f"run-{part.run}", f"chunk-{part.number}")
+            return plan.fuzz(pattern)(model, given.seeds[part.first : part.end], generator=generator)
 
-        _make(plan, suite_name(plan, pattern, of, chunk), home, work)
-
-
-def suite_name(plan: Plan, pattern: str, run: int, chunk: int) -> str:
-    """Of cases bred from a chunk of the KuK study's seeds: as there, if the search is the same."""
-    name = search_name(pattern, run, "", chunk)
-    return name if plan.fuzz(pattern) == fuzz_of(plan.subject, pattern, "") else f"own-{name}"
+        _make(plan, suite_name(plan, pattern, part), folders, work)
 
 
-def _make(plan: Plan, name: str, home: Home, work: Callable[[], Suite]) -> None:
-    if home.kept(plan, name) is not None:
+def suite_name(plan: DefencePlan, pattern: str, part: SeedChunk) -> str:
+    """The name of the cases of a chunk of seeds: that of the KuK study, if the search is the same."""
+    name = search_name(pattern, part.run, "", part.number)
+    return name if plan.fuzz(pattern) == make_search(plan.subject, pattern, "") else f"own-{name}"
+
+
+def _make(plan: DefencePlan, name: str, folders: SuiteFolders, work: Callable[[], Suite]) -> None:
+    if folders.find(plan, name) is not None:
         return
-    place = home.out / "suites" / plan.name / name
+    place = folders.out / "suites" / plan.name / name
 
-    def made() -> Made:
+    def make() -> SuiteRecord:
         start = time.process_time()
         suite = work()
-        shutil.rmtree(place, ignore_errors=True)  # what a kill left of it
+        shutil.rmtree(place, ignore_errors=True)  # incomplete, from a killed run
         suite.save(place)
-        return Made(rows=len(suite), seconds=time.process_time() - start)
+        return SuiteRecord(rows=len(suite), seconds=time.process_time() - start)
 
-    Steps(place.parent).step(name, Made, made)
-
-
-# What a run works with
+    Steps(place.parent).step(name, SuiteRecord, make)
 
 
-def folds(plan: Plan) -> int:
+# Data of a run
+
+
+def folds(plan: DefencePlan) -> int:
     return max(plan.runs, 2) if plan.shown(0) else plan.runs
 
 
-def fold_of(plan: Plan, given: Ready, fold: int) -> Samples:
-    """The inputs that belong to a fold: attacks start from some of them, C&W from fewer."""
+def fold_of(plan: DefencePlan, given: PreparedModel, fold: int) -> Samples:
+    """The inputs of a fold; attacks start from some of them, C&W from fewer."""
     return given.inputs[fold % folds(plan) :: folds(plan)]
 
 
-def benign_of(plan: Plan, given: Ready, run: int) -> Samples:
-    """What detectors of a run are fitted on; no case comes from these."""
+def benign_of(plan: DefencePlan, given: PreparedModel, run: int) -> Samples:
+    """The inputs that detectors of a run are fitted on; no case comes from these."""
     start = plan.runs * plan.repeats * plan.subject.seeds + run * plan.benign
     return given.seeds[start : start + plan.benign]
 
 
-def attacks_of(plan: Plan, given: Ready, methods: Sequence[str], fold: int, home: Home) -> Suite:
-    """Cases of some attacks on the inputs of one fold; none if there are none."""
+def attacks_of(
+    plan: DefencePlan, given: PreparedModel, methods: Sequence[str], fold: int, folders: SuiteFolders
+) -> Suite:
+    """Cases of some attacks on the inputs of one fold."""
     ids = fold_of(plan, given, fold).ids
-    parts = []
-    for method in methods:
-        suite = _open(plan, step_name(method), home)
-        parts.append(_only(suite, torch.isin(suite.seed, ids)))
-    return Suite.concat(parts)
+    suites = [_open(plan, step_name(method), folders) for method in methods]
+    return Suite.concat([_only(suite, torch.isin(suite.seed, ids)) for suite in suites])
 
 
-def common_of(plan: Plan, given: Ready, run: int, home: Home) -> Suite:
-    """As many benign inputs as cases of attacks, of seeds and by attacks that nothing was fitted on."""
+def common_of(plan: DefencePlan, given: PreparedModel, run: int, folders: SuiteFolders) -> Suite:
+    """Benign inputs and as many cases of attacks, of seeds and attacks that nothing was fitted on."""
     inputs = fold_of(plan, given, run)
     halves = [
         judge(given.model, inputs, inputs.x, method="benign"),
-        attacks_of(plan, given, plan.judged(run), run, home),
+        attacks_of(plan, given, plan.judged(run), run, folders),
     ]
     n = min(len(half) for half in halves)
     if n == 0:
-        raise ValueError(f"{plan.title}: none of {', '.join(plan.judged(run))} succeeded: there is no common data")
+        raise ValueError(f"{plan.title}: there is no common data because {', '.join(plan.judged(run))} all failed")
     draw = spawn(0, "defences", plan.name, "common", run)
     return Suite.concat([_only(half, torch.randperm(len(half), generator=draw)[:n]) for half in halves])
 
 
-def uncommon_of(plan: Plan, pattern: str, run: int, home: Home) -> Suite:
-    """Cases that reached a pattern by the masks of the search, which their column ``vro`` then tells."""
-    chosen = wanted(plan, pattern, run, home)
-    suite = Suite.concat([_open(plan, suite_name(plan, pattern, of, chunk), home) for of, chunk, _, _ in chosen])
+def uncommon_of(plan: DefencePlan, pattern: str, run: int, folders: SuiteFolders) -> Suite:
+    """Cases that reached a pattern with the masks of the search, whose VRO becomes their column ``vro``."""
+    chosen = wanted(plan, pattern, run, folders)
+    suite = Suite.concat([_open(plan, suite_name(plan, pattern, part), folders) for part in chosen])
     reached = _only(suite, torch.as_tensor(suite["reached"]) > 0)
     return reached.with_columns(vro=reached["vro_search"])
 
 
-def wanted(plan: Plan, pattern: str, run: int, home: Home) -> Iterator[tuple[int, int, int, int]]:
-    """Chunks to search from, one after the other until there are enough cases; where that is asked, each only once the
-    one before is there."""
+def wanted(plan: DefencePlan, pattern: str, run: int, folders: SuiteFolders) -> Iterator[SeedChunk]:
+    """Chunks to search from, until there are enough cases; with a quota, each once the previous one is finished."""
     seeds, reached = 0, 0
     for part in plan.parts(run):
         if reached >= plan.quota or seeds >= plan.limits.get(pattern, plan.seeds):
             return
         yield part
-        seeds += part[3] - part[2]
+        seeds += part.size
         if plan.quota < plan.seeds:
-            place = home.kept(plan, suite_name(plan, pattern, part[0], part[1]))
+            place = folders.find(plan, suite_name(plan, pattern, part))
             if place is None:
                 return
             reached += int(torch.as_tensor(Suite.open(place)["reached"]).sum())
 
 
-def searched(plan: Plan, home: Home) -> int:
-    """Seeds that were searched from, for all patterns and runs."""
-    chosen = [wanted(plan, pattern, run, home) for pattern in PATTERNS for run in range(plan.runs)]
-    return sum(after - first for parts in chosen for _, _, first, after in parts)
+def searched(plan: DefencePlan, folders: SuiteFolders) -> int:
+    """The number of seeds of all searches, patterns and runs."""
+    chosen = [wanted(plan, pattern, run, folders) for pattern in PATTERNS for run in range(plan.runs)]
+    return sum(part.size for parts in chosen for part in parts)
 
 
-def all_uncommon_of(plan: Plan, run: int, home: Home) -> Suite:
-    return Suite.concat([uncommon_of(plan, pattern, run, home) for pattern in PATTERNS])
+def all_uncommon_of(plan: DefencePlan, run: int, folders: SuiteFolders) -> Suite:
+    return Suite.concat([uncommon_of(plan, pattern, run, folders) for pattern in PATTERNS])
 
 
-def noise_of(plan: Plan, given: Ready, run: int, home: Home) -> Suite:
-    """The control: the seeds of each search with noise of its strength, which nobody bred."""
+def noise_of(plan: DefencePlan, given: PreparedModel, run: int, folders: SuiteFolders) -> Suite:
+    """The control: the seeds of each search with noise of its strength, without selection."""
     origin, most = [], []
     for pattern in PATTERNS:
         fuzz = plan.fuzz(pattern)
-        for _, _, first, after in wanted(plan, pattern, run, home):
-            origin.append(torch.arange(first, after).repeat_interleave(plan.draws))
+        for part in wanted(plan, pattern, run, folders):
+            origin.append(torch.arange(part.first, part.end).repeat_interleave(plan.draws))
             most.append(torch.full((len(origin[-1]),), fuzz.noise or fuzz.radius))
     rows = torch.cat(origin)
     x0, generator = given.seeds.x[rows], spawn(0, "defences", plan.name, "noise", run)
@@ -239,10 +274,10 @@ def noise_of(plan: Plan, given: Ready, run: int, home: Home) -> Suite:
     return judge(given.model, given.seeds, (x0 + noise).clamp(*given.model.bounds), origin=rows, method="noise")
 
 
-def _open(plan: Plan, name: str, home: Home) -> Suite:
-    place = home.kept(plan, name)
+def _open(plan: DefencePlan, name: str, folders: SuiteFolders) -> Suite:
+    place = folders.find(plan, name)
     if place is None:
-        raise ValueError(f"{plan.title}: the suite {name} is not there yet; run the study to its end")
+        raise ValueError(f"{plan.title}: the suite {name} is missing; run the study to its end")
     return Suite.open(place)
 
 

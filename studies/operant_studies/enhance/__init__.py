@@ -1,4 +1,4 @@
-"""What cases teach a model by their pattern of uncertainty (Zhang, 2020, section 2.4)."""
+"""Retraining with cases of each pattern of uncertainty (Zhang, 2020, section 2.4)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from operant_studies.defences import suite_units
-from operant_studies.defences.suites import Home, check_home, left_out, sign
-from operant_studies.enhance.found import Found
+from operant_studies.defences.suites import SuiteFolders, check_study, make_suites
 from operant_studies.enhance.page import write_page
+from operant_studies.enhance.results import EnhanceResults
 from operant_studies.enhance.retraining import run_retraining
-from operant_studies.enhance.settings import enhancements
-from operant_studies.kuk.models import check_data, take_nin
+from operant_studies.enhance.settings import enhance_plans
 from operant_studies.shared import run_units, sign_folder
 
 __all__ = ["run_study"]
@@ -29,34 +27,21 @@ def run_study(
     kuk: Path | None = None,
     weights: Path | None = None,
 ) -> Path:
-    """Run what is not there yet, then write the page and its picture.
+    """Run what is not finished yet, then write the page; arguments as in `operant_studies`.
 
-    Args:
-        out: the folder of this study at this scale; run again, it goes on where it stopped. It may hold the studies of
-            KuK and of defences too, whose suites are then used.
-        data: where MNIST and CIFAR-10 are.
-        scale: ``smoke`` or ``small``.
-        workers: processes, each with one thread.
-        console: where to tell what happens.
-        kuk: the folder of another study with suites.
-        weights: NIN's, from ``operant train-nin``; they are copied to ``out``.
+    ``out`` may also hold the studies of KuK and of defences, or ``kuk`` may name another folder with suites, which are
+    then used. ``data`` holds MNIST and CIFAR-10.
     """
-    home, every = Home(Path(out), kuk), enhancements(scale)
-    check_data(tuple(e.plan.subject for e in every), data)
-    check_home(home, scale, weights)
-    sign(home, scale)
-    sign_folder(home.out / "enhance", scale=scale, enhancements=every)
-    take_nin(weights, home.out, data)
-    missing = [why for e in every if (why := left_out(e.plan, data, home))]
-    for why in missing:
-        console.print(why, highlight=False, markup=False)
-    chosen = [e for e in every if not left_out(e.plan, data, home)]
-    for units in suite_units([e.plan for e in chosen], data, home):
-        run_units(units, workers=workers, console=console)
-    retraining = [
-        (f"{e.title}: retraining, run {run}", partial(run_retraining, e, run, data, home))
+    folders, by_name = SuiteFolders(Path(out), kuk), {e.name: e for e in enhance_plans(scale)}
+    suites = [e.suites for e in by_name.values()]
+    check_study(folders, suites, data=data, scale=scale, weights=weights)
+    sign_folder(folders.out / "enhance", scale=scale, enhancements=tuple(by_name.values()))
+    made, left_out = make_suites(folders, suites, data=data, workers=workers, console=console)
+    chosen = [by_name[plan.name] for plan in made]
+    units = [
+        (f"{e.title}: retraining, run {run}", partial(run_retraining, e, run, data, folders))
         for e in reversed(chosen)
-        for run in range(e.plan.runs)
+        for run in range(e.suites.runs)
     ]
-    run_units(retraining, workers=workers, console=console)
-    return write_page(home.out, [Found(e, home) for e in chosen], missing, scale=scale)
+    run_units(units, workers=workers, console=console)
+    return write_page(folders.out, [EnhanceResults(e, folders) for e in chosen], left_out, scale=scale)

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from operant.results import write_atomically
 from operant_studies.enhance import tables
-from operant_studies.enhance.found import Found
 from operant_studies.enhance.pictures import draw_groups
+from operant_studies.enhance.results import EnhanceResults
+from operant_studies.shared import write_sections
 
 
-def write_page(out: Path, found: Sequence[Found], left_out: Sequence[str], *, scale: str) -> Path:
+def write_page(out: Path, found: Sequence[EnhanceResults], left_out: Sequence[str], *, scale: str) -> Path:
     """Write ``enhance.md`` and its picture into ``out``."""
     draw_groups(found, out / "enhance.svg")
     without = "".join(f"\n{why}.\n" for why in left_out)
-    intro = f"""# What cases teach, by their pattern
+    intro = f"""# Retraining with cases, by their pattern
 
 Section 2.4 of *Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems* (Zhang, 2020): a model
-is retrained with cases of one pattern of uncertainty, or of one attack. Which of them raise its accuracy, and which
-make it read attacks on the old model correctly? Measured by `operant study enhance --scale {scale}`, on
-{"; ".join(f.title for f in found)}. What the patterns are, [the study of KuK](kuk.md) tells; retraining is by [manifold
+is retrained with cases of one pattern of uncertainty, or of one attack. Which of them raise its accuracy, and with
+which does it classify attacks on the old model correctly? Measured by `operant study enhance --scale {scale}`, on
+{"; ".join(f.title for f in found)}. [The study of KuK](kuk.md) explains the patterns; retraining is by [manifold
 mixup](../how-to/defend.md#what-retraining-brought).
 {without}"""
-    sections = [intro, tables.claims(found), tables.groups(found), tables.by_attack(found), tables.method(found)]
-    path = out / "enhance.md"
-    write_atomically(path, ("\n".join(sections) + tables.again(scale)).encode())
-    return path
+    parts = (tables.claims, tables.groups, tables.by_attack, tables.method)
+    return write_sections(out / "enhance.md", [intro, *(part(found) for part in parts), tables.again(scale)])

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from operant_studies.enhance.found import Found, change, rate
+from operant_studies.enhance.results import EnhanceResults, change, rate
 from operant_studies.enhance.settings import CONTROL
 from operant_studies.kuk.settings import PATTERNS
+from operant_studies.shared import save_figure
 
 
-def draw_groups(found: Sequence[Found], path: Path) -> None:
-    """Accuracy change and transfer calibration of each group, a line of panels a model; dots are runs."""
+def draw_groups(found: Sequence[EnhanceResults], path: Path) -> None:
+    """Accuracy change and transfer calibration of each group, one row of panels per model; dots are runs."""
     figure = Figure(figsize=(8.0, 2.8 * max(len(found), 1)), layout="constrained")
     axes = figure.subplots(max(len(found), 1), 2, squeeze=False)
     panels = ((change, "accuracy change, points"), (rate, "transfer calibration, %"))
@@ -32,4 +33,4 @@ def draw_groups(found: Sequence[Found], path: Path) -> None:
             ax.invert_yaxis()
             ax.set_xlabel(title, fontsize=8)
             ax.set_title(f.title, fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)

@@ -1,7 +1,7 @@
-"""Where dropout sits and how strong it is: the paper does not say, and every VRO depends on it.
+"""Choice of dropout: the paper gives neither place nor rate, and every VRO depends on both.
 
-Every set of places is tried with every rate on inputs that nothing else uses, and what comes nearest to Table 4's VRO
-of benign inputs and of attacks is taken, once and for all.
+Every set of places is tried with every rate, on inputs that nothing else uses. The choice whose VRO of benign inputs
+and of attacks is nearest to Table 4 is kept for the whole study.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
 from operant_studies.kuk import paper
-from operant_studies.kuk.models import Ready
+from operant_studies.kuk.models import PreparedModel
 from operant_studies.kuk.settings import Subject
 
-NEAR = 0.02  # in VRO: of candidates that differ by less, the first one listed, whose passes cost least, is taken
+TOLERANCE = 0.02  # in VRO: of trials this close to the nearest, the first listed is taken, whose passes are cheapest
 ATTACKS = ("BIM", "FGSM")  # whose cases decide; both are cheap
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """One placement and rate: mean VRO of benign inputs and of each attack's cases, and how far they are off.
+class DropoutTrial:
+    """Mean VRO of benign inputs and of each attack's cases, with dropout before some layers at one rate.
 
     Attributes:
-        off: mean distance from the paper's, half for benign inputs and half for attacks.
+        off: mean distance from the paper's VRO; benign inputs count half, attacks half.
     """
 
     before: tuple[str, ...]
@@ -40,33 +40,34 @@ class Tried:
     off: float
 
     def __str__(self) -> str:
-        return f"{self.rate:g} before {_several(self.before)}"
+        names = self.before
+        several = ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]} ({len(names)} layers)"
+        return f"{self.rate:g} before {several}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropout:
-    """What was chosen, what would have been with other places, and all that was tried.
+class DropoutChoice:
+    """The dropout of the study, and everything that was tried.
 
     Attributes:
         chosen: used from here on.
         other: chosen by the same rule among other places, for an experiment.
-        accuracy: of the model, without dropout as always.
-        seconds: of CPU time.
+        accuracy: of the model without dropout.
+        seconds: CPU time.
     """
 
-    chosen: Tried
-    other: Tried
-    tried: tuple[Tried, ...]
+    chosen: DropoutTrial
+    other: DropoutTrial
+    tried: tuple[DropoutTrial, ...]
     accuracy: float
     seconds: float
 
-    def place(self, cause: str, early: tuple[str, ...]) -> Tried | None:
-        """What an experiment has for the chosen one, which is kept if it changes other things; none where that is no
-        change, or was not tried.
+    def placement(self, cause: str, early: tuple[str, ...]) -> DropoutTrial | None:
+        """The dropout of an experiment: the chosen one unless the experiment changes it; None if that was not tried.
 
         Args:
-            cause: the experiment's name, or nothing.
-            early: the places that data meet first.
+            cause: name of the experiment; empty for none.
+            early: the places that come first in the network.
         """
         if cause == "other dropout":
             return self.other
@@ -77,13 +78,13 @@ class Dropout:
             return max((t for t in same if t.rate < self.chosen.rate), key=lambda t: t.rate, default=None)
         if cause not in ("early dropout", "early and fresh"):
             return self.chosen
-        known = (self.chosen.before, self.other.before)[: 2 if cause == "early dropout" else 1]
-        there = [t for t in self.tried if t.before == early not in known]
-        return min(there, key=lambda t: t.off, default=None)
+        used = (self.chosen.before, self.other.before)[: 2 if cause == "early dropout" else 1]
+        candidates = [t for t in self.tried if t.before == early not in used]
+        return min(candidates, key=lambda t: t.off, default=None)
 
 
-def choose(subject: Subject, given: Ready) -> Dropout:
-    """Try everything and take what is nearest."""
+def choose(subject: Subject, given: PreparedModel) -> DropoutChoice:
+    """Try every placement with every rate and choose."""
     start = time.process_time()
     suites = {"benign": judge(given.model, given.calibration, given.calibration.x, method="benign")}
     for name in ATTACKS:
@@ -92,7 +93,7 @@ def choose(subject: Subject, given: Ready) -> Dropout:
         suites[name] = fuzz(given.model, given.calibration, generator=generator).failures()
     tried = [_try(subject, given.model, before, rate, suites) for before in subject.places for rate in subject.rates]
     chosen = nearest(tried)
-    return Dropout(
+    return DropoutChoice(
         chosen=chosen,
         other=nearest([t for t in tried if t.before != chosen.before]),
         tried=tuple(tried),
@@ -101,14 +102,16 @@ def choose(subject: Subject, given: Ready) -> Dropout:
     )
 
 
-def nearest(tried: Sequence[Tried]) -> Tried:
-    """The first of those that are as near as the nearest, or nearly so; at its places, the nearest rate."""
+def nearest(tried: Sequence[DropoutTrial]) -> DropoutTrial:
+    """The cheapest placement within the tolerance of the nearest, with its nearest rate."""
     best = min(t.off for t in tried)
-    first = next(t for t in tried if t.off <= best + NEAR)
+    first = next(t for t in tried if t.off <= best + TOLERANCE)
     return min((t for t in tried if t.before == first.before), key=lambda t: t.off)
 
 
-def _try(subject: Subject, model: Classifier, before: tuple[str, ...], rate: float, suites: dict[str, Suite]) -> Tried:
+def _try(
+    subject: Subject, model: Classifier, before: tuple[str, ...], rate: float, suites: dict[str, Suite]
+) -> DropoutTrial:
     dropping = with_dropout(model, before=before, rate=rate)
     masks = spawn(0, "kuk", subject.name, "calibration", "masks")
     together = annotate(
@@ -118,15 +121,10 @@ def _try(subject: Subject, model: Classifier, before: tuple[str, ...], rate: flo
     vro = {name: float(v.mean()) for name, v in zip(suites, values, strict=True) if len(v)}
     off = {name: abs(value - paper.mean_of(subject.name, name, "vro")) for name, value in vro.items()}
     attacks = [off[name] for name in ATTACKS if name in off]
-    return Tried(
+    return DropoutTrial(
         before=before,
         rate=rate,
         benign=vro["benign"],
         attacks={name: vro[name] for name in ATTACKS if name in vro},
         off=(off["benign"] + sum(attacks) / max(len(attacks), 1)) / 2,
     )
-
-
-def _several(names: Sequence[str]) -> str:
-    """Layers by name; of many, the first and the last."""
-    return ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]} ({len(names)} layers)"

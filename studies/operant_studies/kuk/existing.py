@@ -1,8 +1,7 @@
-"""RQ1 and RQ2: cases of attacks and testing tools, and how sure the model is of them."""
+"""RQ1 and RQ2: cases of attacks and testing tools, and the uncertainty of the model about them."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,26 +19,27 @@ from operant.model import Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant_studies.kuk.models import Ready
+from operant_studies.kuk.models import PreparedModel
 from operant_studies.kuk.paper import TOOLS
 from operant_studies.kuk.settings import Subject
+from operant_studies.shared import slug
 
 FIXED = ("FGSM, fixed radius", "BIM, fixed radius")
 METHODS = ("benign", "BIM", "C&W", "DeepFool", "FGSM", *FIXED, *TOOLS)
-NOISE_RADIUS = 0.3  # of TensorFuzz: that of the searches
+NOISE_RADIUS = 0.3  # of TensorFuzz; the same as of the searches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredCases:
     """All measures of the cases of one method.
 
     Attributes:
-        method: that made them; benign inputs are unchanged.
-        attempted: seeds.
-        found: cases that fail, or benign inputs; of very many only some are measured.
-        values: by measure, one value a case.
+        method: what made them; benign inputs are unchanged.
+        attempted: number of seeds.
+        found: number of failing cases, or of benign inputs; at most `Subject.inputs` of them are measured.
+        values: by measure, one value per case.
         passes: T.
-        seconds: of CPU time.
+        seconds: CPU time.
     """
 
     method: str
@@ -55,16 +55,15 @@ def step_name(method: str) -> str:
     >>> step_name("BIM, fixed radius")
     'measured-bim-fixed-radius'
     """
-    return "measured-" + re.sub(r"[^a-z0-9]+", "-", method.lower())
+    return f"measured-{slug(method)}"
 
 
 def measure(
-    subject: Subject, given: Ready, dropping: Classifier, method: str, *, keep: Callable[[Suite], None]
-) -> Measured:
-    """Make the cases of one method with the model as it is, and measure them with dropout; masks are the same for all.
+    subject: Subject, given: PreparedModel, dropping: Classifier, method: str, *, keep: Callable[[Suite], None]
+) -> MeasuredCases:
+    """Make the cases of one method with the model without dropout, and measure them with dropout.
 
-    Dropout changes no prediction of the model as it is, so that attacks meet the same model with it or without. All
-    cases are given to ``keep``.
+    All methods share their dropout masks. ``keep`` is called with all cases.
     """
     start = time.process_time()
     seeds = _seeds(subject, given, method)
@@ -76,25 +75,27 @@ def measure(
     keep(cases)
     some: Suite = cases[torch.randperm(len(cases), generator=spawn(0, "kuk", "some"))[: subject.inputs]]
     masks = spawn(0, "kuk", subject.name, "masks")
-    told = annotate(dropping, some, passes=subject.passes, generator=masks)
-    return Measured(
+    measured = annotate(dropping, some, passes=subject.passes, generator=masks)
+    return MeasuredCases(
         method=method,
         attempted=len(seeds),
         found=len(cases),
-        values={name: torch.as_tensor(told[name]).double() for name in MEASURES},
+        values={name: torch.as_tensor(measured[name]).double() for name in MEASURES},
         passes=subject.passes,
         seconds=time.process_time() - start,
     )
 
 
-def _seeds(subject: Subject, given: Ready, method: str) -> Samples:
+def _seeds(subject: Subject, given: PreparedModel, method: str) -> Samples:
     n = subject.carlini if method == "C&W" else subject.fuzzed if method in TOOLS else subject.inputs
     return given.inputs[:n]
 
 
-def fuzzer_of(subject: Subject, given: Ready, method: str) -> Fuzzer:
-    """FGSM and BIM stop at the boundary, as Foolbox's did by default when the paper was written, and C&W has the rest
-    of its defaults of that time: five weights from .01 on."""
+def fuzzer_of(subject: Subject, given: PreparedModel, method: str) -> Fuzzer:
+    """The fuzzer of a method, with Foolbox's defaults when the paper was written.
+
+    FGSM and BIM stop at the boundary; C&W tries five weights from .01 on.
+    """
     if method == "DeepHunter-KMNC":
         ranges = fit_ranges(given.model, given.train)
         return DeepHunter(criterion=lambda model, x: KMNC(ranges=ranges), rows_per_seed=subject.rows)

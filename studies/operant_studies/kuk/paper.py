@@ -1,7 +1,7 @@
-"""What the paper's Tables 3, 4 and 5 print, by model.
+"""The paper's Tables 3, 4 and 5, by model.
 
 Its text has two other numbers: 0.293 for the benign VRO of LeNet-5, where Table 4 has 0.312, and all 200 seeds for HH
-of ResNet-20, where Table 5 has 192. Tables are what counts here.
+of ResNet-20, where Table 5 has 192. We use the tables.
 """
 
 from __future__ import annotations
@@ -80,10 +80,8 @@ TABLE_4: dict[str, dict[str, tuple[str, str]]] = {  # mean / variance of PCS and
     },
 }
 
-Cell = tuple[int, float, float]
-"""How many of 200 seeds reached a pattern, and the mean PCS and VRO of these."""
-
-TABLE_5: dict[str, dict[tuple[str, str], Cell]] = {  # by pattern and kind
+# By pattern and kind: how many of 200 seeds reached it, and the mean PCS and VRO of these
+TABLE_5: dict[str, dict[tuple[str, str], tuple[int, float, float]]] = {
     "lenet5": {
         ("LL", "benign"): (124, 0.067, 0.324),
         ("LL", "adversarial"): (18, 0.030, 0.343),

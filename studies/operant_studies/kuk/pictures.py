@@ -11,7 +11,8 @@ from operant.measure import plot_plane
 from operant.suite import Suite
 from operant_studies.kuk import paper
 from operant_studies.kuk.existing import FIXED
-from operant_studies.kuk.found import Found
+from operant_studies.kuk.results import KukResults
+from operant_studies.shared import save_figure
 
 COLOURS = {
     "benign": "#2e8b57",
@@ -25,18 +26,18 @@ COLOURS = {
 }
 
 
-def draw_planes(found: Sequence[Found], out: Path) -> None:
-    """What the searches made, as in Fig. 3, a picture for each model; of several runs the first."""
+def draw_planes(found: Sequence[KukResults], out: Path) -> None:
+    """Cases of the searches in the plane of PCS and VRO, as in Fig. 3: one picture per model, the first run."""
     for f in found:
-        made = [f.by_run(pattern)[0].suite() for pattern in f.searches()]
-        if made:
-            rows = [_numbered(suite, i) for i, suite in enumerate(made)]
+        suites = [f.by_run(pattern)[0].suite() for pattern in f.searches()]
+        if suites:
+            rows = [_numbered(suite, i) for i, suite in enumerate(suites)]
             figure = plot_plane(Suite.concat(rows), title=f.subject.title)
-            _save(figure, out / f"kuk-plane-{f.subject.name}.svg")
+            save_figure(figure, out / f"kuk-plane-{f.subject.name}.svg")
 
 
 def _numbered(suite: Suite, i: int) -> Suite:
-    """With ids of its own, so that rows of several suites can be told apart."""
+    """The suite with ids of its own, so that rows of several suites differ."""
     seeds = suite.seeds
     apart = type(seeds)(seeds.x + 1e6 * i, seeds.labels, seeds.ids + 10**6 * i)
     return Suite.of(
@@ -44,8 +45,8 @@ def _numbered(suite: Suite, i: int) -> Suite:
     )
 
 
-def draw_means(found: Sequence[Found], path: Path) -> None:
-    """Mean PCS and VRO of each method, ours filled and the paper's hollow; squares are at a fixed radius."""
+def draw_means(found: Sequence[KukResults], path: Path) -> None:
+    """Mean PCS and VRO of each method: ours filled, the paper's hollow, squares for a fixed radius."""
     figure = Figure(figsize=(max(3.4 * len(found), 4.6), 3.6), layout="constrained")
     axes = figure.subplots(1, max(len(found), 1), squeeze=False)[0]
     for ax, f in zip(axes, found, strict=True):
@@ -66,8 +67,4 @@ def draw_means(found: Sequence[Found], path: Path) -> None:
     if any(f.measured for f in found):
         most = max(zip(axes, found, strict=True), key=lambda pair: len(pair[1].measured))[0]
         axes[-1].legend(*most.get_legend_handles_labels(), fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)

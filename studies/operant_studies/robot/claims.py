@@ -1,72 +1,74 @@
-"""What the paper claims, and whether it held here."""
+"""Verdicts on the paper's claims."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from operant_studies.robot.found import MEASURES, Found, label
-from operant_studies.robot.known import Known
-from operant_studies.robot.unit import FOLs, Judged
-from operant_studies.shared import mean, table, verdict
+from operant_studies.robot.mnist_networks import NetworkRobustness
+from operant_studies.robot.results import MEASURES, RobotStudyResults
+from operant_studies.robot.unit import FirstOrderLosses, RetrainedModel
+from operant_studies.shared import NOT_DECIDED, compare, mean, table, verdict
 
 
-def claims(found: Sequence[Found], known: Sequence[Known]) -> str:
+def claims(found: Sequence[RobotStudyResults], known: Sequence[NetworkRobustness]) -> str:
     rows = [row for f in found for row in (*_fol_claims(f), *_choice_claims(f), *_race_claims(f))]
     rows += _known_claims(known)
     columns = ["claim", "data, radius", "measured", "difference", ""]
     text = f"""## What held
 
-*Held*: the interval of the difference lies above 0; *not held*: below; *not decided*: it holds 0, or all seeds agree
-to the last digit, as where every model scores 0. With {len(rows)} rows at 95 % a few would come out by chance alone.
-Epochs were chosen by static cases, for the adaptive rows too. Between the two given networks there are no seeds: the
-middle halves of their FOL must not overlap.
+*Held*: the interval of the difference lies above 0; *not held*: below; *not decided*: it contains 0, or all seeds agree
+exactly, as where every model scores 0. With {len(rows)} rows at 95 %, a few are significant by chance. Epochs were
+chosen by static cases, also for the adaptive rows. The comparison of the two existing networks has no seeds: the middle
+halves of their FOL must not overlap.
 
 """
     return text + table(columns, rows)
 
 
-def _row(claim: str, f: Found, how: str, differences: Sequence[float], *, percent: bool = True) -> list[str]:
+def _row(
+    claim: str, f: RobotStudyResults, how: str, differences: Sequence[float], *, percent: bool = True
+) -> list[str]:
     if not differences:
-        return [claim, label(f.setting), how, "no cases to compare", "**not decided**"]
+        return [claim, f.setting.label, how, "no cases to compare", f"**{NOT_DECIDED}**"]
     value = mean(differences)
-    told = str(value) if percent else value.plain
-    return [claim, label(f.setting), how, told, f"**{verdict(value)}**"]
+    return [claim, f.setting.label, how, str(value) if percent else value.plain, f"**{verdict(value)}**"]
 
 
-def _fol_claims(f: Found) -> list[list[str]]:
+def _fol_claims(f: RobotStudyResults) -> list[list[str]]:
     claim, rows = "FOL is smaller for more robust models", []
-    first, last = f.of("fol-original", FOLs), f.of(f"fol-be-st-{f.setting.shares[-1]}", FOLs)
+    share = f.setting.shares[-1]
+    first, last = f.of("fol-original", FirstOrderLosses), f.of(f"fol-be-st-{share}", FirstOrderLosses)
     for attack in ("fgsm", "pgd"):
-        how = f"median FOL of {attack.upper()} cases, original less BE-ST {f.setting.shares[-1]} % (static says robust)"
+        how = f"median FOL of {attack.upper()} cases, original less BE-ST {share} % (statically more robust)"
         rows.append(_row(claim, f, how, _medians(first, last, attack, attack), percent=False))
     how = "median FOL, FGSM less PGD, original model"
     differences = _medians(first, first, "fgsm", "pgd")
     return [*rows, _row("PGD cases have smaller FOL than FGSM cases", f, how, differences, percent=False)]
 
 
-def _medians(first: Sequence[FOLs], second: Sequence[FOLs], a: str, b: str) -> list[float]:
+def _medians(first: Sequence[FirstOrderLosses], second: Sequence[FirstOrderLosses], a: str, b: str) -> list[float]:
     """Differences of medians, seed by seed; a seed without cases is left out."""
     pairs = [(getattr(x, a), getattr(y, b)) for x, y in zip(first, second, strict=True)]
     return [p.quantiles[2] - q.quantiles[2] for p, q in pairs if p.n and q.n]
 
 
-def _known_claims(known: Sequence[Known]) -> list[list[str]]:
-    """Between two given networks there are no seeds: the middle halves of the cases must not overlap."""
+def _known_claims(known: Sequence[NetworkRobustness]) -> list[list[str]]:
+    """The comparison of two networks has no seeds: the middle halves of the cases must not overlap."""
     if len(known) < 2:
         return []
     by = {k.kind: k for k in known}
     rows = []
     for attack in ("fgsm", "pgd"):
         plain, robust = (getattr(by[kind], attack).quantiles for kind in ("plain", "robust"))
-        held = "held" if robust[3] < plain[1] else "not held" if robust[1] > plain[3] else "not decided"
+        word = compare(plain[1] - robust[3], plain[3] - robust[1])
         how = f"median FOL of {attack.upper()} cases, plain less adversarially trained (adaptively more robust)"
         halves = (f"{q[1]:.1f} to {q[3]:.1f}" for q in (plain, robust))
-        told = f"{plain[2] - robust[2]:.2f}, middle halves {', '.join(halves)}"
-        rows.append(["FOL is smaller for more robust models", "mnist, 0.3, given weights", how, told, f"**{held}**"])
+        text = f"{plain[2] - robust[2]:.2f}, middle halves {', '.join(halves)}"
+        rows.append(["FOL is smaller for more robust models", "mnist, 0.3, existing weights", how, text, f"**{word}**"])
     return rows
 
 
-def _choice_claims(f: Found) -> list[list[str]]:
+def _choice_claims(f: RobotStudyResults) -> list[list[str]]:
     """Differences between strategies, averaged over the shares within each seed; and from the control."""
     rows = []
     for strategy in f.setting.strategies[:1] if len(f.setting.strategies) > 1 else ():
@@ -87,7 +89,7 @@ def _choice_claims(f: Found) -> list[list[str]]:
     return rows
 
 
-def _averaged(f: Found, a: str, b: str, measure: Callable[[Judged], float]) -> list[float]:
+def _averaged(f: RobotStudyResults, a: str, b: str, measure: Callable[[RetrainedModel], float]) -> list[float]:
     by_share = [
         [measure(x) - measure(y) for x, y in zip(f.judged(a, share), f.judged(b, share), strict=True)]
         for share in f.setting.shares
@@ -95,13 +97,13 @@ def _averaged(f: Found, a: str, b: str, measure: Callable[[Judged], float]) -> l
     return [sum(values) / len(values) for values in zip(*by_share, strict=True)]
 
 
-def _race_claims(f: Found) -> list[list[str]]:
+def _race_claims(f: RobotStudyResults) -> list[list[str]]:
     rows = []
     for limit in f.setting.race[-1:]:
         ours = f.judged("fol-fuzz", limit)
         rivals = ((name, f"{name} (not the paper's)") for name in f.setting.rivals)
-        for name, told in (("adapt", "ADAPT"), ("adapt-linf", "ADAPT in the same ball"), *rivals):
+        for name, title in (("adapt", "ADAPT"), ("adapt-linf", "ADAPT in the same ball"), *rivals):
             for how, measure in MEASURES.items():
                 differences = [measure(a) - measure(b) for a, b in zip(ours, f.judged(name, limit), strict=True)]
-                rows.append(_row(f"FOL-Fuzz is above {told} at equal time ({limit:g} CPU s)", f, how, differences))
+                rows.append(_row(f"FOL-Fuzz is above {title} at equal time ({limit:g} CPU s)", f, how, differences))
     return rows

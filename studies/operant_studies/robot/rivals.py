@@ -1,4 +1,4 @@
-"""The rivals that join the RobOT study if they are asked for."""
+"""Other fuzzers, which join the RobOT study on request."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ from collections.abc import Callable
 from operant.generate.baselines import DeepHunter, DeepXplore, DLFuzz, TensorFuzz
 from operant.model import Classifier
 from operant.types import Fuzzer
-from operant_studies.robot.settings import Setting
+from operant_studies.robot.settings import RobotSetting
 
 BALL = 0.1  # of DLFuzz, as a share of the seed's length
-ROWS = 100  # model rows a seed, for all but DLFuzz, which has as many as ADAPT
-CHUNK = 64  # seeds between two looks at the clock; what DeepHunter and TensorFuzz have covered is shared by as many
+ROWS = 100  # model rows per seed, for all but DLFuzz, which has as many as ADAPT
+CHUNK = 64  # seeds between checks of the clock, which also share the coverage of DeepHunter and TensorFuzz
 
 
-def rows_of(setting: Setting) -> int:
-    """Model rows a seed for all but DLFuzz: never more than that has."""
+def rows_of(setting: RobotSetting) -> int:
+    """Model rows per seed of all rivals but DLFuzz; at most as many as it has."""
     return min(ROWS, setting.adapt_rows)
 
 
-def make_rival(name: str, setting: Setting, others: Callable[[], tuple[Classifier, ...]]) -> tuple[Fuzzer, int]:
-    """A rival, and how many seeds it works on between two looks at the clock.
-
-    Args:
-        name: one of the setting's rivals.
-        setting: of the study.
-        others: gives the models that DeepXplore compares with.
-    """
+def make_rival(name: str, setting: RobotSetting, others: Callable[[], tuple[Classifier, ...]]) -> tuple[Fuzzer, int]:
+    """A rival, and its number of seeds between checks of the clock; ``others`` gives DeepXplore's further models."""
     rows = rows_of(setting)
     if name == "deepxplore":
         return DeepXplore(others=others(), constraint="occlusion", rows_per_seed=rows), CHUNK
