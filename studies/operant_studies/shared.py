@@ -103,7 +103,7 @@ def run_step(name: str, run: int) -> str:
     return f"{slug(name)}-{run}"
 
 
-def run_units(units: Units, *, workers: int, console: Console) -> None:
+def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, console: Console) -> None:
     """Run named pieces of work, each one-threaded: in this process, or in several if there is more than one worker."""
     start = time.monotonic()
     for count, (number, _) in enumerate(pool(workers)(_do, [work for _, work in units]), 1):

@@ -79,10 +79,19 @@ def section(settings: tuple[FieldSetting, ...], out: Path) -> str:
     )
 
 
-BY_EYE = ("", "seeds", "accepted", "on the sheet", "by conditions", "label lost", "unsure")
-BY_EYE += ("label holds, %", "above 95 %")
-BY_REFERENCE = ("", "field error: model, reference, %", "on cases, %", "at equal severity, %", "label holds, %")
-BY_REFERENCE += ("above 95 %", "on the model's failures in the field, %", "label holds, against those, %")
+BY_EYE = [
+    "",
+    "seeds",
+    "accepted",
+    "on the sheet",
+    "by conditions",
+    "label lost",
+    "unsure",
+    "label holds, %",
+    "above 95 %",
+]
+BY_REFERENCE = ["", "field error: model, reference, %", "on cases, %", "at equal severity, %", "label holds, %"]
+BY_REFERENCE += ["above 95 %", "on the model's failures in the field, %", "label holds, against those, %"]
 TEXT = """## Do the labels hold?
 
 Every case has the label of its seed. Is that label still right? For each field `OperationalFuzz` with the moves by
