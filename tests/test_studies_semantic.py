@@ -127,8 +127,8 @@ def made_suite(margin: list[float], valid: list[float], shift: list[float]) -> S
     x = torch.stack([torch.roll(image, int(by), 2) for image, by in zip(x0, shift, strict=True)])
     seeds = Samples(x0 - torch.arange(n).view(-1, 1, 1, 1) * 1e-6, torch.zeros(n, dtype=torch.int64))
     columns = {"margin": torch.tensor(margin), "valid": torch.tensor(valid)}
-    said = (torch.tensor(margin) > 0).long()
-    return Suite.of(x, seeds=seeds, origin=torch.arange(n), prediction=said, method="made", columns=columns)
+    prediction = (torch.tensor(margin) > 0).long()
+    return Suite.of(x, seeds=seeds, origin=torch.arange(n), prediction=prediction, method="made", columns=columns)
 
 
 def test_a_test_counts_if_it_fails_by_the_margin_and_reveals_if_its_feature_moved() -> None:
@@ -364,7 +364,7 @@ def test_tests_are_shown_to_others_and_judged_again() -> None:
     assert total.right_valid == {"fooled": 0, "firm": 1}
     assert total.right_seeds == {"fooled": 2, "firm": 2}
     again = judge_again(suite, flat_model(0.0), 1.0)
-    assert again.failing.tolist() == [1, 1, 1]  # by the model that is asked, not by what the suite says
+    assert again.failing.tolist() == [1, 1, 1]  # by the given model, not by the columns of the suite
     assert again.linf.tolist() == pytest.approx([1, 1, 1], abs=1e-5)
     assert bool(again.perturbation.isnan().all())
 

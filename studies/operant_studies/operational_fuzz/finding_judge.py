@@ -36,10 +36,10 @@ class JudgeFacts:
 
     natural: float  # share that it calls natural, which should be at least 1 - level
     counted: float  # share that would count if the model failed on them
-    # refused: share that it does not call natural after every pixel was moved up or down at random, by each radius of
+    # rejected: share that it does not call natural after every pixel was moved up or down at random, by each radius of
     # the attacks. No search makes such noise; it shows what the judge can see
-    refused: tuple[float, ...]
-    refused_by_features: tuple[float, ...]  # the same with neighbours in features alone
+    rejected: tuple[float, ...]
+    rejected_by_features: tuple[float, ...]  # the same with neighbours in features alone
     pmi: float  # share on which the model fails
     # reachable: mass of the cells in which the model fails on an input that would count: a lower limit of what an
     # endless search could find
@@ -147,8 +147,8 @@ class Judge:
         return JudgeFacts(
             natural=float(judged.natural.double().mean()),
             counted=float(judged.counted.double().mean()),
-            refused=tuple(float(1 - self.judge(x).natural.double().mean()) for x in noisy),
-            refused_by_features=tuple(float((self.by_features(x) < LEVEL).double().mean()) for x in noisy),
+            rejected=tuple(float(1 - self.judge(x).natural.double().mean()) for x in noisy),
+            rejected_by_features=tuple(float((self.by_features(x) < LEVEL).double().mean()) for x in noisy),
             pmi=float(failing.double().mean()),
             reachable=float(self.masses[hit].sum()),
             cells=len(self.masses),

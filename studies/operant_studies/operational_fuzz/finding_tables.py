@@ -193,8 +193,8 @@ def _judge(outcomes: list[FindingOutcome]) -> str:
                     mean(f.counted for f in each).share,
                     mean(f.reachable for f in each).share,
                     f"{radius:g}",
-                    mean(f.refused[at] for f in each).share,
-                    mean(f.refused_by_features[at] for f in each).share,
+                    mean(f.rejected[at] for f in each).share,
+                    mean(f.rejected_by_features[at] for f in each).share,
                 ]
             )
     text = f"""### What the judge can see

@@ -95,7 +95,7 @@ REACHES = {  # TensorFuzz's thresholds, relative to the distance that one mutati
 }
 UNIFORM = ("threshold 1", "half a mutation")  # thresholds at which inputs are also drawn uniformly
 ALL_RECENT = 10**9  # number of recent inputs that covers all of them
-WHY = {  # the reason if a change helps, where it changes little enough to tell
+WHY = {  # the reason if a change helps, where only a little is changed
     "λ1 = 3, λ2 = 10": "at λ1 = 1 the two others outweigh the deviating model, and at λ2 = 0.1 neurons hardly count",
     "neurons count 20 times": "labels outweigh neurons in its steps",
     "steps four times as long": "these are short for the ball",
