@@ -34,7 +34,7 @@ from operant.data import labels_of, load
 from operant.generate import ConditionMove, GradientMove
 from operant.networks import LeNet5, fit, initialise
 from operant.retrain import OperationalFinetune
-from operant_studies.seeds.settings import Sources, setting_of
+from operant_studies.seeds.settings import SeedsSources, setting_of
 
 TRAIN, CLEAN, TRUTH = 600, 200, 50_000
 LIGHT = Recipe(severities={"brightness": normal(0.15), "gaussian_noise": uniform(0.0, 0.25)})
@@ -57,7 +57,7 @@ CAMPAIGN = Campaign(
     cases_per_round=30,
     chunk=60,
     dimensions=4,
-    finetune=OperationalFinetune(epochs=3, steps=20, progress=False),
+    retrainer=OperationalFinetune(epochs=3, steps=20, progress=False),
 )
 
 
@@ -202,7 +202,7 @@ def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
 
 def drifting(data: Path) -> CampaignResult:
     """MNIST under conditions; from round 2 on USPS arrives."""
-    mnist, usps = load("mnist", data), Sources(setting_of("small"), data).other
+    mnist, usps = load("mnist", data), SeedsSources(setting_of("small"), data).other
     train, clean = mnist.train[:4000], mnist.train[4000:5000]
     start = initialise(LeNet5, generator=spawn(0, "lenet"))
     known = fit(start, train, epochs=4, generator=spawn(0, "training"), progress=False)
@@ -224,7 +224,7 @@ def drifting(data: Path) -> CampaignResult:
         seeds_per_round=150,
         cases_per_round=80,
         dimensions=16,
-        finetune=OperationalFinetune(epochs=3, steps=60, progress=False),
+        retrainer=OperationalFinetune(epochs=3, steps=60, progress=False),
     )
     with TemporaryDirectory() as folder:
         done = campaign(

@@ -18,7 +18,7 @@ from torch import Tensor
 from operant import Samples, spawn
 from operant.conditions import Recipe, apply, fixed
 from operant.profile import drift
-from operant_studies.seeds.settings import Sources, setting_of
+from operant_studies.seeds.settings import SeedsSources, setting_of
 
 N = 500
 ZIPF = 1 / torch.arange(1, 11, dtype=torch.float64)
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with mnist, usps and the LeNets' weights")
     parser.add_argument("--quick", action="store_true", help="10 repetitions, under 50 s")
     options = parser.parse_args()
-    sources = Sources(setting_of("small"), options.data)
+    sources = SeedsSources(setting_of("small"), options.data)
     model, test = sources.network("plain"), sources.known.test
     ratios, rows = {}, []
     for name, (pair, repetitions) in cases(test, sources.other.train).items():

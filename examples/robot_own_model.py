@@ -32,7 +32,8 @@ harden = RobOT(
     rounds=2,
     seeds_per_round=200,
     cases_per_round=300,
-    finetune=Finetune(epochs=4, max_drop=0.02),
+    max_drop=0.02,
+    retrainer=Finetune(epochs=4),
 )
 hardened = harden(model, parts["train"], validation=parts["validation"], test=digits.test, folder=folder, seed=0)
 print(hardened)

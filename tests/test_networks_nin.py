@@ -438,7 +438,7 @@ def test_the_command_trains_on_cifar10_and_writes_beside_the_weights(tmp_path):
         assert ended.exit_code == 0, ended.output
         assert "NIN of width 6 classifies" in ended.output
     summary = results.load(out.with_suffix(".json"), TrainedNIN)
-    assert (summary.train_images, summary.classes, summary.mean, summary.std) == (40, 10, MEAN, STD)
+    assert (summary.train_images, summary.classes, summary.mean, summary.std) == (40, 10, CIFAR_MEAN, CIFAR_STD)
     assert (summary.recipe.width, summary.recipe.bfloat16) == (6, True)
 
 

@@ -1,4 +1,4 @@
-"""The study of labels runs and resumes, and counts as it says."""
+"""The study of labels runs, resumes, and counts as described."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from PIL import Image
 from operant import spawn
 from operant.conditions import apply
 from operant_studies.operational_fuzz import labels
-from operant_studies.operational_fuzz.reading import READ, Reading
+from operant_studies.operational_fuzz.reading import READ, SheetReading
 from operant_studies.operational_fuzz.settings import settings
 from operant_studies.operational_fuzz.sheets import draw_sheet, fingerprint, names_of
-from operant_studies.operational_fuzz.validity import Cases, Judged
+from operant_studies.operational_fuzz.validity import AcceptedCases, ReferenceVerdicts
 
 SETTING = settings("smoke")[0]
 
@@ -30,14 +30,14 @@ def out(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def told(out) -> tuple[Cases, Judged]:
+def judged_cases(out) -> tuple[AcceptedCases, ReferenceVerdicts]:
     steps = labels.steps_of(SETTING, out)
-    return steps.step("cases", Cases, labels._missing), steps.step("judged", Judged, labels._missing)
+    return steps.read("cases", AcceptedCases), steps.read("judged", ReferenceVerdicts)
 
 
 @pytest.mark.slow
-def test_cases_are_failures_of_seeds_that_are_read(told) -> None:
-    cases, judged = told
+def test_cases_are_failures_and_the_reference_judges_each(judged_cases) -> None:
+    cases, judged = judged_cases
     assert 10 < len(cases.x) <= 100
     assert len(cases.x) <= cases.accepted
     assert bool((cases.prediction != cases.label).all())
@@ -46,8 +46,8 @@ def test_cases_are_failures_of_seeds_that_are_read(told) -> None:
 
 
 @pytest.mark.slow
-def test_cases_by_conditions_can_be_made_again(told) -> None:
-    cases, _ = told
+def test_cases_by_conditions_can_be_reproduced(judged_cases) -> None:
+    cases, _ = judged_cases
     by = cases.conditions
     assert bool(by.any())
     neutral = cases.recipe.neutral(int(by.sum()))
@@ -62,19 +62,19 @@ def test_cases_by_conditions_can_be_made_again(told) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_done_again(out, monkeypatch) -> None:
+def test_finished_steps_do_not_run_again(out, monkeypatch) -> None:
     monkeypatch.setattr(labels, "make_field", lambda *_: pytest.fail("the field was made again"))
     for _, work in labels.units((SETTING,), None, out):
         work()
 
 
 @pytest.mark.slow
-def test_the_page_tells_shares_and_shows_the_sheet(out, told, monkeypatch) -> None:
-    cases, _ = told
+def test_the_page_has_shares_and_the_sheet(out, judged_cases, monkeypatch) -> None:
+    cases, _ = judged_cases
     text = labels.section((SETTING,), out)
-    assert "not read" in text, "nobody has looked at this sheet"
+    assert "not read" in text, "nobody has read this sheet"
     assert f"operational-fuzz-labels-{SETTING.name}.jpg" in text
-    reading = Reading(sheet=fingerprint(cases.x), lost=((1, 2),), unsure=((2, 1), (1, 3)))
+    reading = SheetReading(sheet=fingerprint(cases.x), lost=((1, 2),), unsure=((2, 1), (1, 3)))
     monkeypatch.setitem(READ, SETTING.name, reading)
     text = labels.section((SETTING,), out)
     assert "Label lost: row 1, column 2. Unsure: row 2, column 1; row 1, column 3." in text
@@ -84,7 +84,7 @@ def test_the_page_tells_shares_and_shows_the_sheet(out, told, monkeypatch) -> No
 
 
 def test_a_page_needs_results(tmp_path) -> None:
-    with pytest.raises(ValueError, match="have not been judged yet"):
+    with pytest.raises(ValueError, match="run the study to its end first"):
         labels.section((SETTING,), tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_share_of_labels_that_hold() -> None:
     none = labels.holding(torch.zeros(50, dtype=torch.float64))
     assert (none.value, none.lower, none.upper) == (1.0, 1.0, 1.0)
     below = labels.holding(torch.full((50,), -0.2, dtype=torch.float64))
-    assert below.value == 1.0, "a reference that does better on cases says that all labels hold"
+    assert below.value == 1.0, "a reference that does better on cases means that all labels hold"
     wrong = (torch.rand(400, generator=spawn(0)) < 0.3).double()
     some = labels.holding(wrong - 0.1)
     assert some.value == pytest.approx(1.1 - float(wrong.mean()))

@@ -1,4 +1,4 @@
-"""The study of reliability runs, resumes, and tells what it found."""
+"""The study of reliability runs, resumes, and writes its page."""
 
 from io import StringIO
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from operant_studies import reliability
 
 
-def test_the_study_runs_on_the_digits_and_reads_what_is_there(tmp_path) -> None:
+def test_the_study_runs_on_the_digits_and_resumes(tmp_path) -> None:
     console = Console(file=StringIO())
     page = reliability.run_study(tmp_path, data=None, scale="smoke", workers=1, console=console)
     text = page.read_text()

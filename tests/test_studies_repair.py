@@ -1,4 +1,4 @@
-"""The study of repair: arms run on digits, resume, and how many cases each needs is read off rightly."""
+"""The study of repair: arms run on digits, and the number of cases that each needs is computed correctly."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from operant import results
 from operant_studies.operational_fuzz.fields import make_field
-from operant_studies.operational_fuzz.instruments import Instruments
+from operant_studies.operational_fuzz.instruments import FieldInstruments
 from operant_studies.operational_fuzz.repair import (
     AUGMENTED,
     CONTROL,
@@ -20,8 +20,8 @@ from operant_studies.operational_fuzz.repair import (
     LABELLED,
     PGD_CASES,
     ROUNDS,
-    Outcome,
-    Unit,
+    RepairResult,
+    RepairUnit,
     names,
     steps_of,
 )
@@ -38,13 +38,13 @@ def out(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unit(out: Path) -> Unit:
+def unit(out: Path) -> RepairUnit:
     field = make_field(SETTING, None, 0, out / "networks")
-    return Unit(field, Instruments(field, out / "instruments"), steps_of(SETTING, 0, out), out / "steps")
+    return RepairUnit(field, FieldInstruments(field, out / "instruments"), steps_of(SETTING, 0, out), out / "steps")
 
 
 @pytest.mark.slow
-def test_no_role_of_a_field_has_an_input_of_another(unit: Unit) -> None:
+def test_roles_of_a_field_share_no_input(unit: RepairUnit) -> None:
     field = unit.field
     roles = [field.train, field.clean, field.seen, field.judging, field.watched, field.truth]
     ids = torch.cat([role.ids.unique() for role in roles])
@@ -53,7 +53,7 @@ def test_no_role_of_a_field_has_an_input_of_another(unit: Unit) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", [DECLARED, PGD_CASES, FOL_CASES, LABELLED, GINI])
-def test_an_arm_gives_the_cases_asked_for_with_labels_that_are_known(unit: Unit, arm: str) -> None:
+def test_an_arm_gives_the_requested_cases_with_labels(unit: RepairUnit, arm: str) -> None:
     cases = unit._cases(arm, 20)
     assert 1 <= len(cases) <= 20
     assert not torch.isin(cases.ids, unit.field.truth.ids).any()
@@ -63,7 +63,7 @@ def test_an_arm_gives_the_cases_asked_for_with_labels_that_are_known(unit: Unit,
 
 
 @pytest.mark.slow
-def test_deepgini_takes_what_the_model_is_least_sure_of(unit: Unit) -> None:
+def test_deepgini_takes_what_the_model_is_least_sure_of(unit: RepairUnit) -> None:
     cases, pool = unit._cases(GINI, 20), torch.cat([unit.field.seen.x, unit.field.judging.x])
     impurity = 1 - unit.field.model.probs(pool).square().sum(1)
     chosen = 1 - unit.field.model.probs(cases.x).square().sum(1)
@@ -71,13 +71,13 @@ def test_deepgini_takes_what_the_model_is_least_sure_of(unit: Unit) -> None:
 
 
 @pytest.mark.slow
-def test_rounds_learn_from_failures_of_the_model_that_the_rounds_before_led_to(unit: Unit) -> None:
+def test_rounds_give_the_requested_cases(unit: RepairUnit) -> None:
     few = unit._cases(ROUNDS, 20)
     assert len(few) == 20
 
 
 @pytest.mark.slow
-def test_the_control_learns_from_no_case(unit: Unit) -> None:
+def test_the_control_learns_from_no_case(unit: RepairUnit) -> None:
     done = unit.outcome(CONTROL, 0)
     assert done.cases == 0
     assert done.epoch >= 1
@@ -88,13 +88,13 @@ def test_the_control_learns_from_no_case(unit: Unit) -> None:
 
 @pytest.mark.slow
 def test_the_section_has_every_arm_and_verdict(out: Path) -> None:
-    """From outcomes made up such that undeclared failures need a tenth of what random conditions need."""
+    """From invented results in which undeclared failures need a tenth of what random conditions need."""
     for seed in SETTING.seeds:
         folder = steps_of(SETTING, seed, out / "made-up").folder
         folder.mkdir(parents=True)
         for name, (arm, n) in names(SETTING).items():
             pmi = 0.05 if "Operational" in arm or arm == ROUNDS else 0.1 if n else 0.2
-            made = Outcome(arm=arm, n=n, cases=n, pmi=pmi, clean=0.9, monitor=pmi, epoch=1, seconds=0.0)
+            made = RepairResult(arm=arm, n=n, cases=n, pmi=pmi, clean=0.9, monitor=pmi, epoch=1, seconds=0.0)
             results.save(made, folder / f"{name}.json")
     text = section(settings("smoke"), out / "made-up")
     for arm, _ in names(SETTING).values():
@@ -109,7 +109,7 @@ def test_a_harder_target_needs_no_fewer_cases(curve: list[float], a: float, b: f
     assert crossing(values, max(a, b), SIZES) <= crossing(values, min(a, b), SIZES)
 
 
-def test_the_crossing_is_read_off_a_line_in_log_n() -> None:
+def test_the_crossing_is_linear_in_log_n() -> None:
     curve = np.array([0.4, 0.3, 0.2])
     assert crossing(curve, 0.5, SIZES) == 10
     assert crossing(curve, 0.3, SIZES) == pytest.approx(100)

@@ -1,4 +1,4 @@
-"""The study of rivals: runs on digits, resumes, compares at equal rows, and says no more than intervals allow."""
+"""The study of rivals: runs on digits, resumes, compares at equal rows, and claims only what intervals allow."""
 
 import re
 from dataclasses import replace
@@ -11,14 +11,13 @@ from rich.console import Console
 from operant import results, spawn
 from operant.generate.baselines import DeepHunter
 from operant.networks import fit
-from operant_studies import rivals
-from operant_studies.operational_fuzz import fields
-from operant_studies.operational_fuzz.finding import Found
+from operant_studies import rivals, subjects
+from operant_studies.operational_fuzz.finding import SearchResult, load_results
 from operant_studies.rivals import curves, finding, models
-from operant_studies.rivals.contests import CONTESTS, WHY, Arm, Contest, PartedHunter, build, logit_move
-from operant_studies.rivals.curves import Curve, Curves
+from operant_studies.rivals.contests import CONTESTS, WHY, Contest, ContestArm, PartedHunter, build, logit_move
+from operant_studies.rivals.curves import CoverageCurve, CoverageCurves
 from operant_studies.rivals.finding import arm_names
-from operant_studies.rivals.outcome import Outcome, pair, told
+from operant_studies.rivals.outcome import RivalsOutcome, answer, pair
 from operant_studies.rivals.page import write_page
 from operant_studies.rivals.settings import settings
 
@@ -33,7 +32,7 @@ QUICK = {"epochs": 2, "batch_size": 32, "learning_rate": 4e-3}
 def out(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("rivals")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fields, "fit", lambda start, train, **kw: fit(start, train[:800], **kw | QUICK))
+        patch.setattr(subjects, "fit", lambda start, train, **kw: fit(start, train[:800], **kw | QUICK))
         for number in range(models.NETWORKS):
             models.prepare(SETTING, None, number, out / "networks")
     curves.run(SETTING, None, out, 0)
@@ -42,7 +41,7 @@ def out(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_page_tells_every_search_and_every_verdict(out: Path) -> None:
+def test_the_page_has_every_search_and_every_verdict(out: Path) -> None:
     page = write_page(out, [SETTING], scale="smoke").read_text()
     for contest in CONTESTS:
         assert f"### {contest.title}" in page
@@ -60,7 +59,7 @@ def test_the_page_tells_every_search_and_every_verdict(out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_done_again(out: Path) -> None:
+def test_finished_steps_do_not_run_again(out: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in out.glob("steps/*/*.json")}
     assert len(before) == 1 + len(CONTESTS) + 1 + len(arm_names(SETTING))
     curves.run(SETTING, None, out, 0)
@@ -69,18 +68,18 @@ def test_what_is_done_is_not_done_again(out: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_contest_held_again_is_the_same_and_spends_no_more_than_it_may(out: Path) -> None:
+def test_a_contest_is_reproducible_and_stays_within_its_budget(out: Path) -> None:
     field = curves.make_field(FIELD, None, 0, out / "networks")
-    known, seeds = curves.learn(SETTING, None, field, out)
-    assert all(bool((m.predict(seeds.x) == seeds.labels).all()) for m in (field.model, *known.others))
+    context, seeds = curves.prepare_contests(SETTING, None, field, out)
+    assert all(bool((m.predict(seeds.x) == seeds.labels).all()) for m in (field.model, *context.others))
     for contest in CONTESTS:
-        assert set(contest.names) <= build(contest.key, known).keys()
-        of = curves.load_curves(SETTING, out, 0, contest.key)
+        assert set(contest.names) <= build(contest.key, context).keys()
+        of = curves.steps_of(SETTING, out, 0).read(contest.key, CoverageCurves).of
         assert all(curve.rows[-1] <= SETTING.rows for curve in of.values())
         for arm in contest.arms:
             assert of[arm.name].coverage[0] == of[arm.controls[0]].coverage[0], "all start from the same inputs"
-    again = curves.hold(CONTESTS[0], known, field, seeds).of
-    before = curves.load_curves(SETTING, out, 0, CONTESTS[0].key)
+    again = curves.run_contest(CONTESTS[0], context, field, seeds).of
+    before = curves.steps_of(SETTING, out, 0).read(CONTESTS[0].key, CoverageCurves).of
     assert {name: (c.rows, c.coverage) for name, c in again.items()} == {
         name: (c.rows, c.coverage) for name, c in before.items()
     }
@@ -88,16 +87,16 @@ def test_a_contest_held_again_is_the_same_and_spends_no_more_than_it_may(out: Pa
 
 @pytest.mark.slow
 def test_failures_are_counted_as_the_search_finds_them(out: Path) -> None:
-    found = finding.load_found(SETTING, out, 0)
+    found = load_results([finding.steps_of(SETTING, out, 0)], arm_names(SETTING))
     assert tuple(found) == arm_names(SETTING)
-    for name, each in found.items():
-        assert isinstance(each, Found)
+    for name, (each,) in found.items():
+        assert isinstance(each, SearchResult)
         assert 0 <= each.natural <= each.failures
         assert each.seconds > 0, name
-    assert sum(each.failures for each in found.values()) > 0
+    assert sum(each.failures for (each,) in found.values()) > 0
 
 
-def test_deephunters_two_ideas_come_apart(lenet, digits28) -> None:
+def test_the_two_ideas_of_deephunter_can_be_separated(lenet, digits28) -> None:
     """With both it is DeepHunter; without guidance every mutant that does not fail joins the queue."""
     seeds = lenet.correct(digits28.test[:12])
     whole, parted = (
@@ -117,11 +116,11 @@ def test_noise_moves_logits_more_the_larger_it_is(lenet, digits28) -> None:
     assert 0 < moves[0] < moves[1] < moves[2]
 
 
-# What is said
+# Sentences
 
 
-def curve(rows: list[float], coverage: list[float]) -> Curve:
-    return Curve(rows=tuple(rows), coverage=tuple(coverage), failures=0, seconds=1.0)
+def curve(rows: list[float], coverage: list[float]) -> CoverageCurve:
+    return CoverageCurve(rows=tuple(rows), coverage=tuple(coverage), failures=0, seconds=1.0)
 
 
 def test_pairs_are_compared_after_equally_many_rows_with_the_best_control() -> None:
@@ -130,22 +129,22 @@ def test_pairs_are_compared_after_equally_many_rows_with_the_best_control() -> N
         "poor": curve([1.0, 9.0], [0.1, 0.1]),
         "good": curve([1.0, 9.0], [0.1, 0.5]),
     }
-    told_ = pair(of, Arm(name="ours", controls=("poor", "good")))
-    assert (told_.rows, told_.covered, told_.control) == pytest.approx((5.0, 0.5, 0.3))
-    assert told_.lead == pytest.approx(2 / 3)
-    assert pair(of, Arm(name="poor", controls=("ours",))).rows == 5.0
+    compared = pair(of, ContestArm(name="ours", controls=("poor", "good")))
+    assert (compared.rows, compared.covered, compared.control) == pytest.approx((5.0, 0.5, 0.3))
+    assert compared.lead == pytest.approx(2 / 3)
+    assert pair(of, ContestArm(name="poor", controls=("ours",))).rows == 5.0
 
 
 ONE = Contest(
     key="one",
     title="A rival",
     criterion="something",
-    arms=tuple(Arm(name=name, controls=("random",)) for name in ("first", "second", "third")),
+    arms=tuple(ContestArm(name=name, controls=("random",)) for name in ("first", "second", "third")),
 )
 
 
-def outcome(covered: dict[str, list[float]]) -> Outcome:
-    o = Outcome(replace(SETTING, field=replace(FIELD, seeds=(0, 1, 2))), Path("nowhere"))
+def outcome(covered: dict[str, list[float]]) -> RivalsOutcome:
+    o = RivalsOutcome(replace(SETTING, field=replace(FIELD, seeds=(0, 1, 2))), Path("nowhere"))
     of = [{name: curve([1.0, 2.0], [0.1, values[i]]) for name, values in covered.items()} for i in range(3)]
     o.__dict__["curves"] = {"one": of}
     return o
@@ -155,7 +154,7 @@ def outcome(covered: dict[str, list[float]]) -> Outcome:
     ("first", "second", "words"),
     [
         ([0.600, 0.601, 0.602], [0.5, 0.5, 0.5], r"beats random: lead 20.2 \S+ \S+ %\.$"),
-        ([0.57, 0.61, 0.64], [0.5, 0.5, 0.5], "beats random: lead .* though not once all 7 answers are allowed for"),
+        ([0.57, 0.61, 0.64], [0.5, 0.5, 0.5], "beats random: lead .* though not after correction for all 7 answers"),
         (
             [0.400, 0.401, 0.399],
             [0.600, 0.601, 0.602],
@@ -174,32 +173,32 @@ def outcome(covered: dict[str, list[float]]) -> Outcome:
         ([0.40, 0.50, 0.70], [0.60, 0.61, 0.62], r"not beat random \(not decided\).*beats random, but .* not found"),
     ],
 )
-def test_a_reason_is_told_only_if_changing_it_changes_the_lead(first, second, words, monkeypatch) -> None:
+def test_a_reason_needs_a_change_of_the_lead(first, second, words, monkeypatch) -> None:
     monkeypatch.setitem(WHY, "second", "it is so")
     o = outcome({"random": [0.5] * 3, "first": first, "second": second, "third": [0.3, 0.31, 0.3]})
-    assert re.search(words, told(o, ONE, models=1)), told(o, ONE, models=1)
+    assert re.search(words, answer(o, ONE, models=1)), answer(o, ONE, models=1)
 
 
 def test_a_change_that_explains_nothing_gives_no_reason() -> None:
     o = outcome({"random": [0.5] * 3, "first": [0.4, 0.41, 0.39], "second": [0.6, 0.61, 0.62], "third": [0.3] * 3})
-    assert told(o, ONE, models=1).endswith("What that says of the reason is open.")
+    assert answer(o, ONE, models=1).endswith("The reason is open.")
 
 
-def test_reasons_are_of_searches_that_there_are() -> None:
+def test_reasons_name_existing_searches() -> None:
     assert set(WHY) <= {arm.name for contest in CONTESTS for arm in contest.arms[1:]}
 
 
 def test_curves_round_trip(tmp_path: Path) -> None:
-    kept = Curves(of={"a": curve([1.0, 2.0], [0.1, 0.2])})
+    kept = CoverageCurves(of={"a": curve([1.0, 2.0], [0.1, 0.2])})
     results.save(kept, tmp_path / "curves.json")
-    assert results.load(tmp_path / "curves.json", Curves) == kept
+    assert results.load(tmp_path / "curves.json", CoverageCurves) == kept
     assert kept.of["a"].at(1.5) == pytest.approx(0.15)
 
 
-def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
+def test_impossible_runs_raise(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="scale must be smoke or small, got 'paper'"):
         rivals.run_study(tmp_path, data=None, scale="paper", workers=1, console=Console(quiet=True))
-    with pytest.raises(ValueError, match="name their folder with --data"):
+    with pytest.raises(ValueError, match="name its folder with --data"):
         rivals.run_study(tmp_path, data=None, scale="small", workers=1, console=Console(quiet=True))
     with pytest.raises(ValueError, match="run the study to its end first"):
-        curves.load_facts(SETTING, tmp_path, 0)
+        _ = RivalsOutcome(SETTING, tmp_path).facts

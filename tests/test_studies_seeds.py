@@ -1,4 +1,4 @@
-"""The study of seeds runs, resumes, and holds its designs against what is known exactly."""
+"""The study of seeds runs, resumes, and its designs agree with exact results."""
 
 import json
 import math
@@ -16,8 +16,8 @@ from operant.assess.estimators import estimate
 from operant.cli import app
 from operant.seeds import draw
 from operant_studies.seeds.claims import ten_times
-from operant_studies.seeds.outcome import Outcome, Tried, ratio_of_rmse
-from operant_studies.seeds.settings import SETUPS, Sources, setting_of
+from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
+from operant_studies.seeds.settings import SETUPS, SeedsSources, setting_of
 from operant_studies.seeds.setups import make_setup
 from operant_studies.seeds.trials import (
     DEFAULT,
@@ -25,9 +25,9 @@ from operant_studies.seeds.trials import (
     ONCE,
     OPERATIONAL,
     SIMPLE,
-    Arm,
-    Facts,
-    Trials,
+    ArmTrials,
+    DrawArm,
+    PoolFacts,
     deepest,
     facts_of,
     grid,
@@ -73,20 +73,20 @@ def test_the_page_answers_every_question(study: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_study_goes_on_where_it_stopped(study: Path) -> None:
+def test_the_study_resumes(study: Path) -> None:
     page = (study / "seeds.md").read_bytes()
     lost = study / "steps" / "zipf-field-plain" / "with-dsa.json"
     kept = study / "steps" / "zipf-field-plain" / "with-margin.json"
-    before, written = results.load(lost, Trials), kept.stat().st_mtime_ns
+    before, written = results.load(lost, ArmTrials), kept.stat().st_mtime_ns
     lost.unlink()
     done = CliRunner().invoke(app, [*SMOKE, "--out", str(study)])
     assert done.exit_code == 0, done.output
-    assert torch.equal(results.load(lost, Trials).found, before.found), "a step worked out again must be the same"
+    assert torch.equal(results.load(lost, ArmTrials).found, before.found), "a recomputed step must be the same"
     assert kept.stat().st_mtime_ns == written
     assert (study / "seeds.md").read_bytes() == page
 
 
-def test_what_cannot_be_studied_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_impossible_runs_give_a_message(tmp_path: Path) -> None:
     images = {f"x_{part}": np.zeros((3, 28, 28), dtype=np.uint8) for part in ("train", "test")}
     labels = {f"y_{part}": np.arange(3) for part in ("train", "test")}
     data = tmp_path / "data"
@@ -95,7 +95,7 @@ def test_what_cannot_be_studied_is_refused_with_a_sentence(tmp_path: Path) -> No
         np.savez(data / f"{name}.npz", **images, **labels)
     for arguments, words in (
         (["--scale", "paper"], "scale must be smoke or small"),
-        (["--scale", "small"], "needs mnist and usps"),
+        (["--scale", "small"], "needs mnist; name its folder with --data"),
         (["--scale", "small", "--data", str(tmp_path)], "no mnist under"),
         (["--scale", "small", "--data", str(data)], "mnist_lenet5_plain.safetensors"),
     ):
@@ -104,7 +104,7 @@ def test_what_cannot_be_studied_is_refused_with_a_sentence(tmp_path: Path) -> No
         assert words in " ".join(done.output.split())
 
 
-def test_small_is_what_the_study_promises() -> None:
+def test_small_has_the_promised_size() -> None:
     small = setting_of("small")
     assert (small.draws, small.repetitions, small.networks) == (200, 100, ("plain", "robust"))
     assert sum(len(grid(small, score)) for score in small.scores) == 150
@@ -112,14 +112,14 @@ def test_small_is_what_the_study_promises() -> None:
 
 @pytest.mark.slow
 def test_the_best_of_the_grid_is_drawn_afresh(study: Path) -> None:
-    outcome = Outcome(setting_of("smoke"), "zipf-pool", "plain", study / "steps")
+    outcome = SeedsOutcome(setting_of("smoke"), "zipf-pool", "plain", study / "steps")
     allowed = [t for t in outcome.grid if t.rmse.upper <= outcome.facts.simple_rmse]
     best = max(allowed, key=lambda t: t.mass.value)
     assert outcome.best.arm == best.arm
     assert not torch.equal(outcome.best.found, best.found)
 
 
-# Baselines, by going through every sample there is
+# Baselines, by enumeration of all samples
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def made_up() -> tuple[Samples, torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("design", DESIGNS)
 def test_trials_count_each_input_once_and_estimate_as_the_estimators_do(made_up, design: str) -> None:
     pool, failed, mass, risk = made_up
-    arm = Arm(design=design, score="any")
+    arm = DrawArm(design=design, score="any")
     trials = run_trials([arm], pool, failed, mass, {"any": risk}, draws=60, repetitions=3, path=("here",))
     for r in range(3):
         weights = arm.weights(mass, {"any": risk})
@@ -186,7 +186,7 @@ def test_trials_count_each_input_once_and_estimate_as_the_estimators_do(made_up,
         assert float(trials.estimates[0, r]) == pytest.approx(estimate(drawn, failed[drawn.indices]).estimate)
 
 
-def test_baselines_come_out_as_the_formulas_say(made_up) -> None:
+def test_baselines_agree_with_the_formulas(made_up) -> None:
     pool, failed, mass, _ = made_up
     facts = facts_of(failed, mass, {}, 60)
     trials = run_trials([SIMPLE, OPERATIONAL], pool, failed, mass, {}, draws=60, repetitions=300, path=("here",))
@@ -215,17 +215,17 @@ def test_arms_differ_in_their_weights(made_up) -> None:
     assert bool((SIMPLE.weights(mass, risks) == 1).all())
     alone = deepest("any").weights(mass, risks)
     assert torch.allclose(alone, risk / risk.sum())
-    without = Arm(design="pps", score="any", profile=False).weights(mass, risks)
+    without = DrawArm(design="pps", score="any", profile=False).weights(mass, risks)
     assert torch.allclose(without, 0.8 * alone + 0.2 / len(mass))
 
 
-def test_arms_have_names_of_their_own() -> None:
+def test_arms_have_unique_names() -> None:
     small = setting_of("small")
     arms = [SIMPLE, OPERATIONAL, ONCE]
     for score in small.scores:
         arms += [*grid(small, score), *grid(small, score, profile=False), deepest(score)]
         arms += [top(score), top(score, profile=False)]
-    assert len({str(arm) for arm in arms}) == len(arms), "random numbers are named by arms"
+    assert len({str(arm) for arm in arms}) == len(arms), "names of arms seed random numbers"
     assert DEFAULT in grid(small, "margin")
 
 
@@ -233,7 +233,7 @@ def test_arms_have_names_of_their_own() -> None:
 
 
 def test_zipf_draws_the_first_classes_most() -> None:
-    setup = make_setup("zipf-pool", Sources(setting_of("smoke"), None), 0)
+    setup = make_setup("zipf-pool", SeedsSources(setting_of("smoke"), None), 0)
     assert setup.field is not None
     assert setup.fresh is not None
     shares = torch.bincount(setup.fresh.labels, minlength=10) / len(setup.fresh)
@@ -242,12 +242,12 @@ def test_zipf_draws_the_first_classes_most() -> None:
     assert not bool(torch.isin(setup.field.ids, setup.fresh.ids).any())
 
 
-def tried(found: list[float], errors: list[float]) -> Tried:
+def tried(found: list[float], errors: list[float]) -> ArmResult:
     facts = facts_of(torch.ones(4), torch.full((4,), 0.25, dtype=torch.float64), {}, 2)
     facts = replace(facts, simple_found=1.0, simple_rmse=1.0)
-    assert isinstance(facts, Facts)
+    assert isinstance(facts, PoolFacts)
     values = torch.tensor([found, found, errors], dtype=torch.float64)
-    return Tried(DEFAULT, values[0], values[1], values[2], facts)
+    return ArmResult(DEFAULT, values[0], values[1], values[2], facts)
 
 
 def test_ten_times_needs_both() -> None:
@@ -261,11 +261,11 @@ def test_ten_times_needs_both() -> None:
 
 def test_rmse_has_a_bootstrap_interval() -> None:
     errors = torch.randn(400, generator=spawn(0), dtype=torch.float64)
-    told = root_mean_square(errors)
-    assert isinstance(told, Mean)
-    assert told.value == pytest.approx(float(errors.square().mean().sqrt()))
-    assert told.lower < told.value < told.upper
-    assert told.upper - told.lower == pytest.approx(2 * 1.96 / math.sqrt(800), rel=0.3)
+    rmse = root_mean_square(errors)
+    assert isinstance(rmse, Mean)
+    assert rmse.value == pytest.approx(float(errors.square().mean().sqrt()))
+    assert rmse.lower < rmse.value < rmse.upper
+    assert rmse.upper - rmse.lower == pytest.approx(2 * 1.96 / math.sqrt(800), rel=0.3)
     ratio = ratio_of_rmse(tried([1.0] * 400, (3 * errors).tolist()), tried([1.0] * 400, errors.tolist()))
     assert ratio.lower < ratio.value == pytest.approx(3)
     assert ratio.lower > 2

@@ -1,4 +1,4 @@
-"""The study of semantic tests: roles share no image, counts are what they say, claims follow from numbers, it runs."""
+"""The study of semantic tests: roles share no image, counts are right, claims follow from numbers, and it runs."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from operant.generate import PGD, FeatureSource, Quality, Validity
 from operant.generate.semantic.faults import FEATURES as KNOWN
 from operant.generate.semantic.faults import Confirmation, Cue
 from operant_studies.semantic import claims, paper, plain_tables, tables
-from operant_studies.semantic.fields import Field
+from operant_studies.semantic.fields import SemanticImages
 from operant_studies.semantic.gallery import CELL, draw_pairs
 from operant_studies.semantic.injected import (
     ANCHORED,
@@ -26,32 +26,42 @@ from operant_studies.semantic.injected import (
     PIXELS,
     SEARCHES,
     SOUND,
-    Counts,
-    Pairs,
-    Tried,
+    FaultCounts,
+    FaultResult,
+    GalleryPairs,
     count,
     rated_tests,
     right_seeds,
 )
-from operant_studies.semantic.instruments import ANCHORS, JUDGES, Rated
+from operant_studies.semantic.instruments import ANCHORS, JUDGES, RatedSource
 from operant_studies.semantic.outcome import (
     all_of,
     at_least,
     beyond,
     counts,
     difference,
+    exceeds,
     found,
     found_by_either,
-    judged,
+    mean_of,
     pooled,
     revealing,
     shares,
-    told,
 )
 from operant_studies.semantic.robust import fine_tune, worst
 from operant_studies.semantic.settings import settings
 from operant_studies.semantic.summary import summary
-from operant_studies.semantic.transfer import HUNTS, WIDE, Hunted, Moved, Robust, Shots, Transferred, moved_of, shots_of
+from operant_studies.semantic.transfer import (
+    HUNTS,
+    WIDE,
+    ModelRobustness,
+    TransferCounts,
+    TransferResult,
+    UntargetedResult,
+    UntargetedTests,
+    count_transfer,
+    judge_again,
+)
 
 SMOKE = settings("smoke")[0]
 GEOMETRY = {"position", "size", "slant", "rotation", "stroke width"}
@@ -60,7 +70,7 @@ GEOMETRY = {"position", "size", "slant", "rotation", "stroke width"}
 # What is run
 
 
-def test_small_has_the_faults_that_the_study_promises() -> None:
+def test_small_has_the_promised_faults() -> None:
     small = settings("small")
     flaws = [flaw for s in small for flaw in s.flaws]
     assert len(flaws) >= 8
@@ -84,17 +94,17 @@ def test_the_papers_numbers_are_its_tables() -> None:
 
 
 def test_roles_share_no_image() -> None:
-    field = Field(SMOKE, None)
+    field = SemanticImages(SMOKE, None)
     roles = [role for role, _ in SMOKE.deal]
     assert {"source", "model", "likelihood", *JUDGES, *ANCHORS} == set(roles)
     ids = torch.cat([field.clean(role).ids for role in (*roles, "rated", "held")])
     assert len(ids.unique()) == len(ids)
-    with pytest.raises(ValueError, match="there must be images for nobody"):
+    with pytest.raises(ValueError, match="role must be one of .*, got nobody"):
         field.clean("nobody")
 
 
-def test_features_say_nothing_of_the_class_unless_they_are_the_faults() -> None:
-    field = Field(SMOKE, None)
+def test_features_are_independent_of_the_class_except_the_faults() -> None:
+    field = SemanticImages(SMOKE, None)
     flaw = SMOKE.flaws[0]
     neutral, without = field.neutral("source", 1), field.neutral("source", 1, but=flaw.fault)
     assert torch.equal(neutral.labels, field.clean("source").labels)
@@ -117,21 +127,21 @@ def made_suite(margin: list[float], valid: list[float], shift: list[float]) -> S
     x = torch.stack([torch.roll(image, int(by), 2) for image, by in zip(x0, shift, strict=True)])
     seeds = Samples(x0 - torch.arange(n).view(-1, 1, 1, 1) * 1e-6, torch.zeros(n, dtype=torch.int64))
     columns = {"margin": torch.tensor(margin), "valid": torch.tensor(valid)}
-    said = (torch.tensor(margin) > 0).long()
-    return Suite.of(x, seeds=seeds, origin=torch.arange(n), prediction=said, method="made", columns=columns)
+    prediction = (torch.tensor(margin) > 0).long()
+    return Suite.of(x, seeds=seeds, origin=torch.arange(n), prediction=prediction, method="made", columns=columns)
 
 
 def test_a_test_counts_if_it_fails_by_the_margin_and_reveals_if_its_feature_moved() -> None:
     suite = made_suite([3.0, 3.0, 0.5, 3.0, -1.0], [1, 0, 1, 1, 1], [4, 4, 4, 0, 4])
     fault = replace(SMOKE.flaws[0], feature="position", classes=(0, 1)).fault
     cue = Cue(feature="position", classes=(0, 1), means=(-0.2, 0.2), stds=(0.05, 0.05))
-    told_ = count(suite, fault=fault, cue=cue, confidence=1.0)
-    assert told_ == Counts(seeds=5, valid=4, failing=3, valid_failing=2, revealing=2, valid_revealing=1)
-    assert (told_ + told_).seeds == 10
+    total = count(suite, fault=fault, cue=cue, confidence=1.0)
+    assert total == FaultCounts(seeds=5, valid=4, failing=3, valid_failing=2, revealing=2, valid_revealing=1)
+    assert (total + total).seeds == 10
 
 
 def test_without_seeds_there_are_no_tests() -> None:
-    """As from a model that never sees a class."""
+    """As for a model that never predicts a class."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).double()
     source, model = FeatureSource(module=Bars().double(), latent=2, classes=4), Classifier(module)
     instruments = SimpleNamespace(source=source, validity=Validity(judges=(model,)))
@@ -140,7 +150,7 @@ def test_without_seeds_there_are_no_tests() -> None:
     fault = replace(SMOKE.flaws[0], feature="position", classes=(1, 2)).fault
     cue = Cue(feature="position", classes=(1, 2), means=(-0.2, 0.2), stds=(0.05, 0.05))
     assert count(suite, fault=fault, cue=cue, confidence=1.0) == counts_of(0, 0)
-    assert moved_of(Suite.concat([suite, suite]), {"r": model}, 1.0).right == {"r": 0}
+    assert count_transfer(Suite.concat([suite, suite]), {"r": model}, 1.0).right == {"r": 0}
 
 
 class Bars(nn.Module):
@@ -155,19 +165,19 @@ class Bars(nn.Module):
         return (bars + 0.01 * self.fc(z).view(-1, 1, 8, 8)).clamp(0, 1)
 
 
-def counts_of(k: int, n: int) -> Counts:
-    return Counts(seeds=n, valid=n, failing=n, valid_failing=n, revealing=k, valid_revealing=k)
+def counts_of(k: int, n: int) -> FaultCounts:
+    return FaultCounts(seeds=n, valid=n, failing=n, valid_failing=n, revealing=k, valid_revealing=k)
 
 
-def tried_of(shares: dict[str, int]) -> Tried:
+def tried_of(shares: dict[str, int]) -> FaultResult:
     """Of ten tests each way, so many reveal."""
     nothing = torch.empty(0)
-    return Tried(
+    return FaultResult(
         faulty=Confirmation(aligned=0.95, opposed=0.05, images=20),
         sound=Confirmation(aligned=0.9, opposed=0.9, images=20),
         cue=Cue(feature="background", classes=(3, 8), means=(0.0, 1.0), stds=(0.1, 0.1)),
         arms={arm: (counts_of(shares.get(arm, 0), 10), counts_of(0, 10)) for arm in ARMS},
-        pairs=Pairs(x0=nothing, x=nothing, label=nothing, prediction=nothing, reveals=nothing),
+        pairs=GalleryPairs(x0=nothing, x=nothing, label=nothing, prediction=nothing, reveals=nothing),
         seconds=1.0,
     )
 
@@ -177,33 +187,33 @@ def test_shares_are_of_both_ways_or_of_one() -> None:
     assert revealing(counts(each, FEATURES), valid=True) == [0.4, 0.5]
     assert revealing(counts(each, FEATURES, 0), valid=True) == [0.8, 1.0]
     assert revealing(
-        [Counts(seeds=3, valid=0, failing=2, valid_failing=0, revealing=1, valid_revealing=0)], valid=True
+        [FaultCounts(seeds=3, valid=0, failing=2, valid_failing=0, revealing=1, valid_revealing=0)], valid=True
     ) == [None]
-    assert told([None, None]) == "no tests"
-    assert told([0.5, None]) == "50.0 (1 of 2 repetitions)"
-    assert told([1.0, 1.0]) == "100.0"  # no interval where all agree
+    assert mean_of([None, None]) == "no tests"
+    assert mean_of([0.5, None]) == "50.0 (1 of 2 repetitions)"
+    assert mean_of([1.0, 1.0]) == "100.0"  # no interval where all agree
 
 
 def test_a_difference_is_taken_seed_by_seed_and_decides() -> None:
     assert difference([None, 0.4], [0.1, None]) is None
-    assert judged([None], [0.1]).verdict == "not decided"
+    assert exceeds([None], [0.1]).verdict == "not decided"
     value = difference([0.9, 0.8, None], [0.1, 0.1, 0.1])
     assert value is not None
     assert (round(value.value, 6), value.n) == (0.75, 2)
-    assert judged([0.9, 0.8, 0.85], [0.1] * 3).verdict == "held"
-    assert judged([0.1, 0.12, 0.11], [0.9] * 3).verdict == "not held"
-    assert judged([0.1, 0.9, 0.5], [0.4] * 3).verdict == "not decided"
-    assert judged([0.9], [0.1]).verdict == "not decided"
-    assert judged([0.9, None, None], [0.1, 0.1, 0.1]).text == "80.0 (1 of 3 repetitions)"
-    assert judged([1.0] * 3, [0.09] * 3).verdict == "not decided"
-    assert judged([1.0] * 3, [0.09] * 3, tests=60).verdict == "held"
-    assert judged([0.0] * 3, [0.09] * 3, tests=400).verdict == "not held"
-    assert judged([0.1] * 3, [0.09] * 3, tests=60).verdict == "not decided"
+    assert exceeds([0.9, 0.8, 0.85], [0.1] * 3).verdict == "held"
+    assert exceeds([0.1, 0.12, 0.11], [0.9] * 3).verdict == "not held"
+    assert exceeds([0.1, 0.9, 0.5], [0.4] * 3).verdict == "not decided"
+    assert exceeds([0.9], [0.1]).verdict == "not decided"
+    assert exceeds([0.9, None, None], [0.1, 0.1, 0.1]).text == "80.0 (1 of 3 repetitions)"
+    assert exceeds([1.0] * 3, [0.09] * 3).verdict == "not decided"
+    assert exceeds([1.0] * 3, [0.09] * 3, tests=60).verdict == "held"
+    assert exceeds([0.0] * 3, [0.09] * 3, tests=400).verdict == "not held"
+    assert exceeds([0.1] * 3, [0.09] * 3, tests=60).verdict == "not decided"
 
 
 def test_intervals_end_where_shares_and_differences_do() -> None:
-    assert str(judged([1.0, 0.9, 0.7], [0.0] * 3)) == "**held** 86.7 [48.7, 100.0]"
-    assert judged([0.0, 0.9, 0.1], [1.0, 0.9, 0.9]).text.startswith("-60.0 [-100.0,")
+    assert str(exceeds([1.0, 0.9, 0.7], [0.0] * 3)) == "**held** 86.7 [48.7, 100.0]"
+    assert exceeds([0.0, 0.9, 0.1], [1.0, 0.9, 0.9]).text.startswith("-60.0 [-100.0,")
     assert str(at_least([1.0, 0.9, 0.9], 0.7)) == "**held** 93.3 [79.0, 100.0]"
     assert at_least([0.6, 0.7, 0.8], 0.7).verdict == "not decided"
     assert at_least([0.5, 0.52, 0.51], 0.7).verdict == "not held"
@@ -227,9 +237,9 @@ def outcome_of(faulty: tuple[int, ...], sound: tuple[int, ...]) -> SimpleNamespa
     return SimpleNamespace(setting=SMOKE, tried={SMOKE.flaws[0]: each}, rated=(rated_of(0.95),))
 
 
-def rated_of(consistency: float) -> Rated:
+def rated_of(consistency: float) -> RatedSource:
     quality = Quality(consistency=consistency, accuracy=0.95, frechet=1.0, distance=0.1, variety=0.8, images=100)
-    return Rated(kind="gan", quality=quality, seconds=3.0)
+    return RatedSource(kind="gan", quality=quality, seconds=3.0)
 
 
 def row_with(text: str, *words: str) -> str:
@@ -246,7 +256,7 @@ def test_claims_about_faults_follow_from_the_numbers() -> None:
     assert "**held**" not in row
 
 
-def test_table_2_tells_all_and_valid_tests_of_every_search() -> None:
+def test_table_2_has_all_and_valid_tests_of_every_search() -> None:
     text = tables.table_2([outcome_of((9, 8, 10), (1, 0, 1))])
     name = "Digits: 3 or 8 by background"
     assert "45.0 [32.6, 57.4]" in row_with(text, name, "3.3 [0.0, 10.5]")
@@ -255,9 +265,9 @@ def test_table_2_tells_all_and_valid_tests_of_every_search() -> None:
     assert "3 of 3" in row_with(text, name, "0 to 1")
 
 
-def shots_made(failing: list[float], valid: list[float], far: list[float]) -> Shots:
+def shots_made(failing: list[float], valid: list[float], far: list[float]) -> UntargetedTests:
     values = torch.tensor(far).double()
-    return Shots(
+    return UntargetedTests(
         failing=torch.tensor(failing).double(),
         valid=torch.tensor(valid).double(),
         linf=values,
@@ -270,14 +280,14 @@ def plain_of(valid_right: int) -> SimpleNamespace:
     """Three seeds: half of the tests are valid; robust models get all of PGD's right, and none of ours but these."""
     shots = {name: shots_made([1, 1, 1, 0], [1, 1, 0, 1], [0.2, 0.5, 0.6, 0.1]) for name in HUNTS}
     shots[WIDE] = shots_made([0, 1, 1, 1], [1, 1, 0, 1], [0.2, 0.5, 0.6, 0.1])
-    hunted = [Hunted(accuracy=0.97, shots=shots, seconds=1.0) for _ in range(3)]
+    hunted = [UntargetedResult(accuracy=0.97, shots=shots, seconds=1.0) for _ in range(3)]
     ours = {"seeds": 20, "failing": 20, "valid": 10, "right_seeds": {"r": 20}}
-    moved = {name: Moved(**ours, right={"r": 2}, right_valid={"r": valid_right}) for name in SEARCHES}
+    moved = {name: TransferCounts(**ours, right={"r": 2}, right_valid={"r": valid_right}) for name in SEARCHES}
 
-    def of(seed: int) -> Transferred:
-        pixels = Moved(**ours, right={"r": 18 + seed}, right_valid={"r": 9})
-        return Transferred(
-            moved={"m": moved | {PIXELS: pixels}}, robust={"r": Robust(clean=0.98, pgd=0.9)}, seconds=1.0
+    def of(seed: int) -> TransferResult:
+        pixels = TransferCounts(**ours, right={"r": 18 + seed}, right_valid={"r": 9})
+        return TransferResult(
+            moved={"m": moved | {PIXELS: pixels}}, robust={"r": ModelRobustness(clean=0.98, pgd=0.9)}, seconds=1.0
         )
 
     setting = settings("smoke")[1]
@@ -306,9 +316,9 @@ def test_transfer_is_claimed_for_all_and_for_valid_tests_apart() -> None:
     assert "| 60 | 60 | 30 | 10.0" in row_with(text, "| m | FeatureFuzz |")
 
 
-def test_shares_of_seeds_are_told_by_repetitions_and_as_one() -> None:
+def test_shares_of_seeds_are_by_repetitions_and_together() -> None:
     text = claims.claims([], plain_of(10))
-    assert "Faults on purpose" not in text
+    assert "Injected faults" not in text
     assert row_with(text, "| both anchored searches").endswith("| 9 of 12, 75.0 [42.8, 94.5] |")
     assert row_with(text, "| 0.3 in L-infinity").count("**not held**") == 2
     assert "| 6 of 12, 50.0 [21.1, 78.9] |" in row_with(plain_tables.seeds_found(plain_of(10)), "| FeatureFuzz |")
@@ -326,7 +336,7 @@ def test_the_summary_follows_from_the_numbers() -> None:
     assert all(len(line) <= 120 for line in summary([good], plain_of(10)).splitlines())
 
 
-def test_sources_that_fail_are_told_with_numbers() -> None:
+def test_sources_that_fail_are_listed_with_numbers() -> None:
     text = plain_tables.sources([outcome_of((1,), (1,))], [rated_of(0.3)])
     assert "no source of a few minutes passes" in text
     assert "in only 30.0% of its images" in text
@@ -334,7 +344,7 @@ def test_sources_that_fail_are_told_with_numbers() -> None:
     assert "was not tried" in plain_tables.sources([outcome_of((1,), (1,))], [])
 
 
-# Transfer, judged
+# Transfer, exceeds
 
 
 def flat_model(bias: float) -> Classifier:
@@ -348,13 +358,13 @@ def flat_model(bias: float) -> Classifier:
 
 def test_tests_are_shown_to_others_and_judged_again() -> None:
     suite = made_suite([3.0, 3.0, 0.5], [1, 0, 1], [4, 4, 4])
-    told_ = moved_of(suite, {"fooled": flat_model(0.0), "firm": flat_model(-100.0)}, 1.0)
-    assert (told_.seeds, told_.failing, told_.valid) == (3, 2, 1)
-    assert told_.right == {"fooled": 0, "firm": 2}
-    assert told_.right_valid == {"fooled": 0, "firm": 1}
-    assert told_.right_seeds == {"fooled": 2, "firm": 2}
-    again = shots_of(suite, flat_model(0.0), 1.0)
-    assert again.failing.tolist() == [1, 1, 1]  # by the model that is asked, not by what the suite says
+    total = count_transfer(suite, {"fooled": flat_model(0.0), "firm": flat_model(-100.0)}, 1.0)
+    assert (total.seeds, total.failing, total.valid) == (3, 2, 1)
+    assert total.right == {"fooled": 0, "firm": 2}
+    assert total.right_valid == {"fooled": 0, "firm": 1}
+    assert total.right_seeds == {"fooled": 2, "firm": 2}
+    again = judge_again(suite, flat_model(0.0), 1.0)
+    assert again.failing.tolist() == [1, 1, 1]  # by the given model, not by the columns of the suite
     assert again.linf.tolist() == pytest.approx([1, 1, 1], abs=1e-5)
     assert bool(again.perturbation.isnan().all())
 
@@ -380,7 +390,7 @@ def test_fine_tuning_meets_the_worst_of_each_neighbourhood() -> None:
 
 def test_a_sheet_has_seed_and_test_side_by_side(tmp_path: Path) -> None:
     flaw = SMOKE.flaws[0]
-    pairs = Pairs(
+    pairs = GalleryPairs(
         x0=torch.zeros(3, 1, 8, 8),
         x=torch.full((3, 1, 8, 8), 0.5),
         label=torch.tensor([3, 3, 8]),
@@ -397,7 +407,7 @@ def test_a_sheet_has_seed_and_test_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_study_runs_on_digits_resumes_and_tells(tmp_path: Path) -> None:
+def test_the_study_runs_on_digits_and_resumes(tmp_path: Path) -> None:
     arguments = ["study", "semantic", "--scale", "smoke", "--out", str(tmp_path), "--workers", "1"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
@@ -428,5 +438,5 @@ def test_the_study_runs_on_digits_resumes_and_tells(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert all(file.stat().st_mtime_ns == when for file, when in steps.items())
     assert (tmp_path / "semantic.md").read_text() == page
-    next(tmp_path.glob("steps/*/hunted.json")).unlink()  # as if it had been stopped there
+    next(tmp_path.glob("steps/*/hunted.json")).unlink()  # as if interrupted there
     assert CliRunner().invoke(app, arguments).exit_code == 0

@@ -39,7 +39,7 @@ from operant.cli import app as command_line
 from operant.data import LabelFolder, LabelsMissing
 from operant.execution.run_folder import RunFolder
 from operant.suite import add_columns, open_with_index
-from operant.suite.verdicts import VERDICTS, log_files, combined_verdict
+from operant.suite.verdicts import VERDICTS, combined_verdict, log_files
 from operant.triage import (
     SamplePlan,
     VerdictStore,

@@ -4,17 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from operant.assess import assess_reliability
+    from operant.campaign import Campaign
     from operant.data import (
         Dataset,
         Samples,
+        labels_of,
         load,
         load_digits,
+        read_samples,
         samples_from_folder,
         samples_from_npz,
         samples_from_pictures,
     )
-    from operant.model import Classifier
-    from operant.model.doctor import Finding
+    from operant.generate import PGD
+    from operant.model import Classifier, Finding
+    from operant.profile import fit_profile
+    from operant.report import write_report
     from operant.rng import spawn
     from operant.suite import Suite, add_columns
     from operant.types import Density, Fuzzer, Labeller, Monitor, Score
@@ -22,6 +28,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "PGD",
+    "Campaign",
     "Classifier",
     "Dataset",
     "Density",
@@ -33,19 +41,29 @@ __all__ = [
     "Score",
     "Suite",
     "add_columns",
+    "assess_reliability",
+    "fit_profile",
+    "labels_of",
     "load",
     "load_digits",
+    "read_samples",
     "samples_from_folder",
     "samples_from_npz",
     "samples_from_pictures",
     "spawn",
+    "write_report",
 ]
 
-# Read when first asked for: pytest loads our plug-in in everybody's tests, and must not wait for torch.
+# Imported on first use: importing operant must be quick, since pytest loads our plug-in in everybody's tests.
 _NAMES = {
-    "data": "Dataset Samples load load_digits samples_from_folder samples_from_npz samples_from_pictures",
-    "doctor": "Finding",
-    "model": "Classifier",
+    "assess": "assess_reliability",
+    "campaign": "Campaign",
+    "data": "Dataset Samples labels_of load load_digits read_samples samples_from_folder samples_from_npz "
+    "samples_from_pictures",
+    "generate": "PGD",
+    "model": "Classifier Finding",
+    "profile": "fit_profile",
+    "report": "write_report",
     "rng": "spawn",
     "suite": "Suite add_columns",
     "types": "Density Fuzzer Labeller Monitor Score",

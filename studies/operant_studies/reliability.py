@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -23,10 +22,9 @@ from operant.assess import (
 )
 from operant.data import Samples, labels_of
 from operant.profile import fit_profile
-from operant.results import write_atomically
 from operant.rng import spawn
-from operant_studies.seeds.settings import Setting, Sources, setting_of
-from operant_studies.shared import Steps, run_units, sign_folder, table
+from operant_studies.seeds.settings import SeedsSetting, SeedsSources, setting_of
+from operant_studies.shared import Steps, run_units, sign_folder, table, write_sections
 
 __all__ = ["run_study"]
 
@@ -36,19 +34,16 @@ HOLD = {100: 89, 200: 182}  # repetitions, and how many bounds must hold not to 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """What many assessments of one network said, against the truth from all labels.
-
-    Attributes:
-        pool, field: true pmi over the pool, and over all inputs; of each repetition.
-        pmi, upper, field_upper: as told by each repetition.
-    """
+class BoundTrials:
+    """Repeated assessments of one network, and the truth from all labels."""
 
     kind: str
     design: str
     labels: int
+    # pool, field: true pmi over the pool of each repetition, and over all inputs
     pool: tuple[float, ...]
     field: float
+    # pmi, upper, field_upper: estimate and bounds of each repetition
     pmi: tuple[float, ...]
     upper: tuple[float, ...]
     field_upper: tuple[float, ...]
@@ -63,8 +58,8 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
-    """How much of the cells of one network fails."""
+class CellFailures:
+    """The failure rates in the cells of one network."""
 
     kind: str
     estimate: CellEstimate
@@ -73,26 +68,17 @@ class Cells:
 
 
 def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
-    """Run what is not there yet, then write the page.
-
-    Args:
-        out: the folder of this study at this scale; run again, it goes on where it stopped.
-        data: where MNIST, USPS and the networks' weights are.
-        scale: ``smoke`` or ``small``.
-        workers: processes, each with one thread.
-        console: where to tell what happens.
-    """
+    """Run the study and write its page; it needs MNIST, USPS and the weights of the networks."""
     out, setting = Path(out), setting_of(scale)
-    Sources(setting, data).check()
+    SeedsSources(setting, data).check()
     sign_folder(out, scale=scale, setting=setting)
     work = [
         (f"{design}, {kind} network", partial(run_bounds, setting, kind, design, data, out / "steps"))
         for kind in setting.networks
         for design in DESIGNS
     ]
-    work += [
-        (f"cells, {kind} network", partial(run_cells, setting, kind, data, out / "steps")) for kind in setting.networks
-    ]
+    cells = partial(run_cells, setting, data=data, folder=out / "steps")
+    work += [(f"cells, {kind} network", partial(cells, kind)) for kind in setting.networks]
     work.append(("separation", partial(run_separation, setting, data, out / "steps")))
     run_units(work, workers=workers, console=console)
     return write_page(out, setting, scale=scale)
@@ -101,12 +87,12 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
 # Work -----------------------------------------------------------------------------------------------------------------
 
 
-def run_bounds(setting: Setting, kind: str, design: str, data: Path | None, folder: Path) -> None:
-    """Assess one network many times over: the profile fitted once, pools dealt and labels drawn anew."""
-    Steps(folder).step(f"{kind}-{design}", Held, lambda: _held(Sources(setting, data), kind, design))
+def run_bounds(setting: SeedsSetting, kind: str, design: str, data: Path | None, folder: Path) -> None:
+    """Assess one network many times: one profile, and for each repetition another pool and other labels."""
+    Steps(folder).step(f"{kind}-{design}", BoundTrials, lambda: _held(SeedsSources(setting, data), kind, design))
 
 
-def _held(sources: Sources, kind: str, design: str) -> Held:
+def _held(sources: SeedsSources, kind: str, design: str) -> BoundTrials:
     setting, model = sources.setting, sources.network(kind)
     repetitions = 200 if setting.dataset == "mnist" else 8
     labels = 300 if setting.dataset == "mnist" else 60
@@ -115,35 +101,35 @@ def _held(sources: Sources, kind: str, design: str) -> Held:
     order = torch.randperm(len(field), generator=spawn(0, "profile"))
     third = len(field) // 3
     profile = fit_profile(field[order[:third]], generator=spawn(0, "codes"))
-    rest, told, truths = order[third:], [], []
+    rest, assessed, truths = order[third:], [], []
     for repetition in range(repetitions):
         rows = rest[torch.randperm(len(rest), generator=spawn(repetition, "pool"))[: len(rest) // 3]]
         pool = field[rows]
         truths.append(float(wrong[rows].mean()))
-        told.append(
+        assessed.append(
             assess_reliability(
                 model, profile, labels_of(pool), pool=pool, labels=labels, design=design,
                 generator=spawn(repetition, kind, design),
             )
         )  # fmt: skip
-    return Held(
+    return BoundTrials(
         kind=kind,
         design=design,
         labels=labels,
         pool=tuple(truths),
         field=float(wrong[rest].mean()),
-        pmi=tuple(a.pmi for a in told),
-        upper=tuple(1.0 if a.upper is None else a.upper for a in told),
-        field_upper=tuple(1.0 if a.field_upper is None else a.field_upper for a in told),
+        pmi=tuple(a.pmi for a in assessed),
+        upper=tuple(1.0 if a.upper is None else a.upper for a in assessed),
+        field_upper=tuple(1.0 if a.field_upper is None else a.field_upper for a in assessed),
     )
 
 
-def run_cells(setting: Setting, kind: str, data: Path | None, folder: Path) -> None:
-    """Balls around field inputs of one network."""
-    Steps(folder).step(f"cells-{kind}", Cells, lambda: _cells(Sources(setting, data), kind))
+def run_cells(setting: SeedsSetting, kind: str, data: Path | None, folder: Path) -> None:
+    """Estimate the failure rates in balls around field inputs of one network."""
+    Steps(folder).step(f"cells-{kind}", CellFailures, lambda: _cells(SeedsSources(setting, data), kind))
 
 
-def _cells(sources: Sources, kind: str) -> Cells:
+def _cells(sources: SeedsSources, kind: str) -> CellFailures:
     mnist = sources.setting.dataset == "mnist"
     n, samples = (500, 400) if mnist else (40, 50)
     field = sources.other.test
@@ -152,52 +138,46 @@ def _cells(sources: Sources, kind: str) -> Cells:
         sources.network(kind), seeds, Ball(radius=RADIUS), samples=samples, generator=spawn(0, "cells"), progress=False
     )
     again = seed_masses(len(seeds), resamples=1000, generator=spawn(0, "masses"))
-    told = cells_estimate(rates, resampled=again, generator=spawn(0, "rates"))
+    estimate = cells_estimate(rates, resampled=again, generator=spawn(0, "rates"))
     untouched = int(((rates.failures == 0) & ~rates.missed).sum())
-    return Cells(kind=kind, estimate=told, rates=tuple(rates.rates.tolist()), untouched=untouched)
+    return CellFailures(kind=kind, estimate=estimate, rates=tuple(rates.rates.tolist()), untouched=untouched)
 
 
-def run_separation(setting: Setting, data: Path | None, folder: Path) -> None:
-    """How far apart the classes of the field are."""
-    sources = Sources(setting, data)
+def run_separation(setting: SeedsSetting, data: Path | None, folder: Path) -> None:
+    """Measure how far apart the classes of the field are."""
+    sources = SeedsSources(setting, data)
     Steps(folder).step("separation", Separation, lambda: separation(sources.other.train))
 
 
 # Page -----------------------------------------------------------------------------------------------------------------
 
 
-def write_page(out: Path, setting: Setting, *, scale: str) -> Path:
+def write_page(out: Path, setting: SeedsSetting, *, scale: str) -> Path:
     """Write ``reliability.md`` into ``out``."""
     steps = Steps(out / "steps")
-    held = [steps.step(f"{kind}-{d}", Held, _missing) for kind in setting.networks for d in DESIGNS]
-    cells = [steps.step(f"cells-{kind}", Cells, _missing) for kind in setting.networks]
-    apart = steps.step("separation", Separation, _missing)
-    path = out / "reliability.md"
-    write_atomically(path, "\n".join([_intro(scale), _bounds(held), _cell_table(cells, apart)]).encode())
-    return path
-
-
-def _missing() -> Any:
-    raise ValueError("a step of the study is missing; run it to its end first")
+    bounds = [steps.read(f"{kind}-{design}", BoundTrials) for kind in setting.networks for design in DESIGNS]
+    cells = [steps.read(f"cells-{kind}", CellFailures) for kind in setting.networks]
+    apart = steps.read("separation", Separation)
+    return write_sections(out / "reliability.md", [_intro(scale), _bounds(bounds), _cell_table(cells, apart)])
 
 
 def _intro(scale: str) -> str:
     return f"""# Reliability: does the bound hold?
 
-A network that has never seen USPS is assessed for use on USPS, by `operant study reliability --scale {scale}`. A third
-of the field inputs teaches the profile. In every repetition a third of the others is the pool, dealt anew;
-`assess_reliability` buys labels for some of it and says a bound at 95 % confidence. All labels being known, the bound
-can be compared with the truth.
+A network that has never seen USPS is assessed for use on USPS, by `operant study reliability --scale {scale}`. The
+profile is fitted on a third of the field inputs. In every repetition a third of the others, drawn again, is the pool;
+`assess_reliability` buys labels for some of it and gives a bound at 95 % confidence. Since all labels are known, the
+bound can be compared with the truth.
 """
 
 
-def _bounds(held: list[Held]) -> str:
+def _bounds(trials: list[BoundTrials]) -> str:
     columns = [
         "network", "design", "labels", "true pmi", "mean estimate", "median bound", "bound holds, pool", "holds, field",
         "judged",
     ]  # fmt: skip
     rows = []
-    for h in held:
+    for h in trials:
         n = len(h.pmi)
         least = HOLD.get(n)
         judged = "-" if least is None else ("not rejected" if min(h.pool_held, h.field_held) >= least else "rejected")
@@ -209,15 +189,15 @@ def _bounds(held: list[Held]) -> str:
         ])  # fmt: skip
     return f"""## Bounds from few labels
 
-*Pool*: against the truth over the pool's inputs. *Field*: the bound for the field, against the truth over all inputs
-that pools are dealt from, a third of which each pool is: somewhat easier than an endless field. Where no bound was
-given it counts as 1. One network of each kind; 200 repetitions stand for seeds. Judged: not rejected against
-95 % at level .01.
+*Pool*: the bound against the truth over the pool's inputs. *Field*: the bound for the field, against the truth over all
+inputs that pools are drawn from. A pool is a third of these, which is somewhat easier than an infinite field. A missing
+bound counts as 1. One network of each kind; 200 repetitions stand for seeds. Judged: not rejected against 95 % at level
+.01.
 
 {table(columns, rows)}"""
 
 
-def _cell_table(cells: list[Cells], apart: Separation) -> str:
+def _cell_table(cells: list[CellFailures], apart: Separation) -> str:
     columns = ["network", "cells", "inputs from each", "share that fails", "at most, 95 %", "no failure found in"]
     rows = [
         [
@@ -227,12 +207,12 @@ def _cell_table(cells: list[Cells], apart: Separation) -> str:
         ]
         for c in cells
     ]  # fmt: skip
-    told = ""
+    compared = ""
     if len(cells) == 2:
         difference = torch.tensor(cells[0].rates) - torch.tensor(cells[1].rates)
         error = float(difference.std() / len(difference) ** 0.5)
         middle = float(difference.mean())
-        told = (
+        compared = (
             f"\nThe {cells[0].kind} network's cells fail more often than the {cells[1].kind} one's by {middle:.4f} "
             f"[{middle - 1.96 * error:.4f}, {middle + 1.96 * error:.4f}], cell by cell.\n"
         )
@@ -241,11 +221,11 @@ def _cell_table(cells: list[Cells], apart: Separation) -> str:
 Balls of L-infinity radius {RADIUS} around field inputs, inputs drawn uniformly from each; a cell whose centre is
 misclassified counts fully. Errors are from the bootstrap of the whole sum.
 
-{table(columns, rows)}{told}
+{table(columns, rows)}{compared}
 {apart}
 """
 
 
 def _interval(k: int, n: int) -> str:
-    told = clopper_pearson_interval(k, n)
-    return f"[{told.lower:.1%}, {told.upper:.1%}]"
+    interval = clopper_pearson_interval(k, n)
+    return f"[{interval.lower:.1%}, {interval.upper:.1%}]"

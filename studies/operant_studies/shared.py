@@ -54,6 +54,12 @@ class Steps:
         """The result of a step; None if it is not finished."""
         return results.load(self._path(name), kind) if self.done(name) else None
 
+    def read(self, name: str, kind: type[T]) -> T:
+        """The result of a step; raises if it is not finished."""
+        if not self.done(name):
+            raise ValueError(f"{self.folder}: {name} is missing; run the study to its end first")
+        return results.load(self._path(name), kind)
+
     def load_all(self, names: Iterable[str], kind: type[T]) -> list[T]:
         """The results of those steps that are finished, in order."""
         return [value for name in names if (value := self.load(name, kind)) is not None]

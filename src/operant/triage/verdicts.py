@@ -24,7 +24,6 @@ from operant.suite.verdicts import (
     Judgement,
     VerdictReader,
     beside,
-    combined_verdict,
     header_of,
     key_of,
     line_of,

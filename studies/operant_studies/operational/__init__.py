@@ -7,35 +7,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from operant.results import write_atomically
 from operant_studies.operational.page import write_page
-from operant_studies.operational.settings import seeds_of, trials
+from operant_studies.operational.settings import seeds_of, settings
 from operant_studies.operational.unit import run_unit
 from operant_studies.operational_fuzz.fields import check_data
-from operant_studies.shared import run_units, sign_folder
+from operant_studies.shared import run_units, sign_folder, write_sections
 
 __all__ = ["run_study"]
 
 
 def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
-    """Run what is not there yet, then write the page and its picture.
-
-    Args:
-        out: the folder of this study at this scale; run again, it goes on where it stopped.
-        data: where MNIST, USPS, CIFAR-10 and the ResNet-20's weights are.
-        scale: ``smoke`` or ``small``.
-        workers: processes, each with one thread.
-        console: where to tell what happens.
-    """
-    out, chosen = Path(out), trials(scale)
-    check_data(tuple(trial.field for trial in chosen), data)
-    sign_folder(out, scale=scale, trials=chosen)
-    todo = [(seed, trial, name) for trial in chosen for seed in seeds_of(trial) for name in trial.variants]
+    """Run the study and write its page; it needs MNIST, USPS, CIFAR-10 and the weights of ResNet-20."""
+    out, chosen = Path(out), settings(scale)
+    check_data(tuple(setting.field for setting in chosen), data)
+    sign_folder(out, scale=scale, settings=chosen)
+    todo = [(seed, setting, name) for setting in chosen for seed in seeds_of(setting) for name in setting.variants]
     units = [
-        (f"{trial.field.name}, seed {seed}: {name}", partial(run_unit, trial, data, seed, name, out))
-        for seed, trial, name in sorted(todo, key=lambda each: each[0])
+        (f"{setting.field.name}, seed {seed}: {name}", partial(run_unit, setting, data, seed, name, out))
+        for seed, setting, name in sorted(todo, key=lambda each: each[0])
     ]
     run_units(units, workers=workers, console=console)
-    path = out / "operational.md"
-    write_atomically(path, write_page(chosen, out, scale=scale).encode())
-    return path
+    return write_sections(out / "operational.md", write_page(chosen, out, scale=scale))

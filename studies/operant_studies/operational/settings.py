@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.operational_fuzz.settings import settings as fields
 
 FULL = "the whole loop"
@@ -17,38 +17,30 @@ VARIANTS = (*CAMPAIGNS, LABELLED, AUGMENTED)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One field and what every loop may spend in it.
+class LoopSetting:
+    """One field and the budget of every loop."""
 
-    Attributes:
-        field: where inputs come from, and how every loop retrains.
-        variants: the loops that are run.
-        rounds: of each.
-        seeds_per_round, cases_per_round: seeds to fuzz, and cases to learn from.
-        labels_per_round: field inputs labelled to assess with, and from then on the monitor's.
-        radius: of the gradient move, in L2.
-    """
-
-    field: Setting
-    variants: tuple[str, ...] = VARIANTS
-    rounds: int = 5
+    field: FieldSetting  # source of the inputs, and how every loop retrains
+    variants: tuple[str, ...] = VARIANTS  # the loops to run
+    rounds: int = 5  # per loop
+    # seeds_per_round, cases_per_round: seeds to fuzz, and cases to learn from
     seeds_per_round: int = 300
     cases_per_round: int = 60
-    labels_per_round: int = 50
-    radius: float = 1.0
+    labels_per_round: int = 50  # field inputs labelled to assess the model; the monitor uses them from then on
+    radius: float = 1.0  # of the gradient move, in L2
 
 
-def trials(scale: str) -> tuple[Trial, ...]:
+def settings(scale: str) -> tuple[LoopSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
-    known = {field.name: field for field in fields(scale)}
+    by = {field.name: field for field in fields(scale)}
     if scale == "smoke":
-        return (Trial(field=known["digits"], rounds=2, seeds_per_round=30, cases_per_round=10, labels_per_round=20),)
-    cifar = Trial(
-        field=known["outdoors"], variants=(FULL, AUGMENTED, LABELLED), rounds=4, seeds_per_round=200, radius=0.5
+        return (LoopSetting(field=by["digits"], rounds=2, seeds_per_round=30, cases_per_round=10, labels_per_round=20),)
+    cifar = LoopSetting(
+        field=by["outdoors"], variants=(FULL, AUGMENTED, LABELLED), rounds=4, seeds_per_round=200, radius=0.5
     )
-    return Trial(field=known["zipf"]), Trial(field=known["usps"]), cifar
+    return LoopSetting(field=by["zipf"]), LoopSetting(field=by["usps"]), cifar
 
 
-def seeds_of(trial: Trial) -> tuple[int, ...]:
+def seeds_of(setting: LoopSetting) -> tuple[int, ...]:
     """Five for small networks, one for CIFAR-10, where a loop takes most of an hour."""
-    return trial.field.seeds[:1] if trial.field.dataset == "cifar10" else trial.field.seeds
+    return setting.field.seeds[:1] if setting.field.dataset == "cifar10" else setting.field.seeds

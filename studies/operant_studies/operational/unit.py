@@ -1,112 +1,101 @@
-"""One loop in one field with one seed: what it had spent after each round, and how good its model then was."""
+"""One loop in one field with one seed: what it had spent after each round, and how good its model was."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from operant.campaign import Event, Round
+from operant.campaign import Round
 from operant.data import Samples, labels_of
+from operant.execution import Event
 from operant.model import Classifier
 from operant.networks import load_weights
 from operant.profile import FittedConditions
 from operant.retrain import brier_monitor
 from operant.rng import spawn
-from operant_studies.operational.settings import CAMPAIGNS, LABELLED, PGD_LOOP, ROBOT_LOOP, Trial
+from operant_studies.operational.settings import CAMPAIGNS, LABELLED, PGD_LOOP, ROBOT_LOOP, LoopSetting
 from operant_studies.operational.variants import campaign
-from operant_studies.operational_fuzz.fields import Field, make_field, under
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.repair import Unit as Repair
-from operant_studies.shared import Steps
+from operant_studies.operational_fuzz.fields import StudyField, make_field, under
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.repair import RepairUnit
+from operant_studies.shared import Steps, slug
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """A loop after one of its rounds.
+class LoopPoint:
+    """The state of a loop after a round."""
 
-    Attributes:
-        round: counted from 0, the model as it came.
-        cases: that were learned from so far.
-        labels: of field inputs, bought so far.
-        seconds: CPU time spent so far, on everything but measuring the two below.
-        pmi, clean: error on the field's true inputs, accuracy on clean ones, of the model as it then was.
-    """
-
-    round: int
-    cases: int
-    labels: int
-    seconds: float
+    round: int  # 0 is the initial model
+    cases: int  # learned from so far
+    labels: int  # of field inputs, bought so far
+    seconds: float  # CPU time so far, without measuring pmi and clean
+    # pmi, clean: error of the model on true field inputs, accuracy on clean ones
     pmi: float
     clean: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Points:
-    """A loop from its start to its end."""
+class LoopCurve:
+    """All points of one loop."""
 
     variant: str
-    points: tuple[Point, ...]
+    points: tuple[LoopPoint, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
-    """CPU seconds of one step."""
+class CpuTime:
+    """CPU time of one step."""
 
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimated:
-    """Conditions that were estimated, and what that cost."""
+class TimedConditions:
+    """Estimated conditions, and the CPU time of the estimate."""
 
     conditions: FittedConditions
     seconds: float
 
 
-def steps_of(trial: Trial, seed: int, out: Path) -> Steps:
-    return Steps(out / "steps" / f"{trial.field.name}-{seed}")
+def steps_of(setting: LoopSetting, seed: int, out: Path) -> Steps:
+    return Steps(out / "steps" / f"{setting.field.name}-{seed}")
 
 
-def slug(variant: str) -> str:
-    return "-".join(variant.replace(",", "").replace("+", "and").lower().split())
-
-
-def run_unit(trial: Trial, data: Path | None, seed: int, variant: str, out: Path) -> None:
-    """A function of its own so that another process can be asked for it."""
-    steps = steps_of(trial, seed, out)
+def run_unit(setting: LoopSetting, data: Path | None, seed: int, variant: str, out: Path) -> None:
+    """Run one loop if it is not finished; a module-level function, so that other processes can run it."""
+    steps = steps_of(setting, seed, out)
     if not steps.done(slug(variant)):
-        field = make_field(trial.field, data, seed, out / "networks")
-        unit = Unit(trial=trial, field=field, steps=steps, out=out)
-        steps.step(slug(variant), Points, partial(unit.run, variant))
+        field = make_field(setting.field, data, seed, out / "networks")
+        unit = LoopUnit(setting=setting, field=field, steps=steps, out=out)
+        steps.step(slug(variant), LoopCurve, partial(unit.run, variant))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
-    """A field, in which loops are run."""
+class LoopUnit:
+    """A field in which loops run."""
 
-    trial: Trial
-    field: Field
+    setting: LoopSetting
+    field: StudyField
     steps: Steps
     out: Path
 
-    def run(self, variant: str) -> Points:
+    def run(self, variant: str) -> LoopCurve:
         points = self._campaign(variant) if variant in CAMPAIGNS else self._plain(variant)
-        return Points(variant=variant, points=tuple(points))
+        return LoopCurve(variant=variant, points=tuple(points))
 
-    # A campaign, with a part replaced or none
+    # Campaigns, whole or with a part replaced
 
-    def _campaign(self, variant: str) -> list[Point]:
+    def _campaign(self, variant: str) -> list[LoopPoint]:
         estimated, field = self._estimated(), self.field
         sent = Samples.concat([field.seen, field.judging])
         folder = self.out / "campaigns" / f"{field.setting.name}-{field.seed}-{slug(variant)}"
-        radius = self._radius() if variant in (PGD_LOOP, ROBOT_LOOP) else self.trial.radius
-        clock = Clock(self.steps, slug(variant))
-        done = campaign(variant, self.trial, estimated.conditions.recipe, radius)(
+        radius = self._radius() if variant in (PGD_LOOP, ROBOT_LOOP) else self.setting.radius
+        clock = RoundClock(self.steps, slug(variant))
+        done = campaign(variant, self.setting, estimated.conditions.recipe, radius)(
             field.model,
             train=field.train,
             clean=field.clean,
@@ -114,12 +103,12 @@ class Unit:
             labeller=labels_of(sent),
             folder=folder,
             seed=field.seed,
-            watch=clock,
+            on_event=clock,
         )
         blind = variant in (PGD_LOOP, ROBOT_LOOP)
-        return self._told(done.rounds, folder, clock, before=0.0 if blind else estimated.seconds)
+        return self._points(done.rounds, folder, clock, before=0.0 if blind else estimated.seconds)
 
-    def _told(self, rounds: tuple[Round, ...], folder: Path, clock: Clock, *, before: float) -> list[Point]:
+    def _points(self, rounds: tuple[Round, ...], folder: Path, clock: RoundClock, *, before: float) -> list[LoopPoint]:
         points, model, labels, seconds = [], self.field.model, 0, before
         for done in rounds:
             if done.changed:
@@ -130,50 +119,50 @@ class Unit:
             points.append(self._point(done.number, model, cases=done.cases, labels=labels, seconds=seconds))
         return points
 
-    def _point(self, number: int, model: Classifier, *, cases: int, labels: int, seconds: float) -> Point:
+    def _point(self, number: int, model: Classifier, *, cases: int, labels: int, seconds: float) -> LoopPoint:
         pmi, clean = 1 - model.accuracy(self.field.truth), model.accuracy(self.field.clean_test)
-        return Point(round=number, cases=cases, labels=labels, seconds=seconds, pmi=pmi, clean=clean)
+        return LoopPoint(round=number, cases=cases, labels=labels, seconds=seconds, pmi=pmi, clean=clean)
 
-    def _estimated(self) -> Estimated:
-        """Conditions, from unlabelled field inputs."""
+    def _estimated(self) -> TimedConditions:
+        """Conditions estimated from unlabelled field inputs."""
 
-        def work() -> Estimated:
+        def work() -> TimedConditions:
             start = time.process_time()
-            conditions = Instruments(self.field, self.out / "instruments").conditions
-            return Estimated(conditions=conditions, seconds=time.process_time() - start)
+            conditions = FieldInstruments(self.field, self.out / "instruments").conditions
+            return TimedConditions(conditions=conditions, seconds=time.process_time() - start)
 
-        return self.steps.step("conditions", Estimated, work)
+        return self.steps.step("conditions", TimedConditions, work)
 
     def _radius(self) -> float:
-        """Of attacks: of three the one whose cases retrain best by a monitor, found once a field."""
-        guide = Instruments(self.field, self.out / "instruments")
-        return Repair(self.field, guide, self.steps, self.out / "steps").radius
+        """Radius of attacks: the one of three whose cases retrain best by the monitor, chosen once per field."""
+        guide = FieldInstruments(self.field, self.out / "instruments")
+        return RepairUnit(self.field, guide, self.steps, self.out / "steps").radius
 
     # Loops without a search
 
-    def _plain(self, variant: str) -> list[Point]:
+    def _plain(self, variant: str) -> list[LoopPoint]:
         """Rounds that learn from labelled field inputs, or from training inputs under new conditions each time."""
-        trial, field = self.trial, self.field
+        setting, field = self.setting, self.field
         recipe, seconds = None, 0.0
         if variant != LABELLED:
             estimated = self._estimated()
             recipe, seconds = estimated.conditions.recipe, estimated.seconds
         sent, generator = Samples.concat([field.seen, field.judging]), spawn(field.seed, slug(variant))
         sent = sent[torch.randperm(len(sent), generator=generator)]
-        model, cases, judge, bought = field.model, field.train[:0], sent[:0], trial.labels_per_round
+        model, cases, judge, bought = field.model, field.train[:0], sent[:0], setting.labels_per_round
         points = [self._point(0, model, cases=0, labels=bought, seconds=seconds)]
-        for number in range(1, trial.rounds + 1):
+        for number in range(1, setting.rounds + 1):
             start = time.process_time()
-            watched, sent = sent[: trial.labels_per_round], sent[trial.labels_per_round :]
+            watched, sent = sent[: setting.labels_per_round], sent[setting.labels_per_round :]
             judge = Samples.concat([judge, watched])
             if recipe is None:
-                more, sent = sent[: trial.cases_per_round], sent[trial.cases_per_round :]
+                more, sent = sent[: setting.cases_per_round], sent[setting.cases_per_round :]
                 cases, bought = Samples.concat([cases, more]), bought + len(more)
             else:
                 rows = torch.randint(len(field.train), (self._rows,), generator=generator)
                 cases = under(recipe, field.train[rows], generator=generator)
             model = self._retrained(model, cases, judge, number)
-            bought += trial.labels_per_round
+            bought += setting.labels_per_round
             seconds += time.process_time() - start
             learned = len(cases) if recipe is None else 0
             points.append(self._point(number, model, cases=learned, labels=bought, seconds=seconds))
@@ -181,11 +170,11 @@ class Unit:
 
     @property
     def _rows(self) -> int:
-        f = self.trial.field.finetune
+        f = self.setting.field.finetune
         return round(f.epochs * (f.steps or 1) * f.batch_size * (f.case_share or 0.0))
 
     def _retrained(self, model: Classifier, cases: Samples, judge: Samples, number: int) -> Classifier:
-        field, options = self.field, self.trial.field.finetune
+        field, options = self.field, self.setting.field.finetune
         lost = field.model.accuracy(field.clean) - model.accuracy(field.clean)
         left = min(max(options.max_drop - lost, 0.0), 1.0)
         return options(
@@ -199,8 +188,8 @@ class Unit:
         ).model
 
 
-class Clock:
-    """CPU time of each round of a campaign, kept, so that one that is gone on with has it too."""
+class RoundClock:
+    """CPU time of each round of a campaign, stored so that a resumed campaign has it too."""
 
     def __init__(self, steps: Steps, name: str) -> None:
         self.steps, self.name = steps, name
@@ -209,15 +198,13 @@ class Clock:
     def __call__(self, event: Event) -> None:
         if event.step == "round":
             now = time.process_time()
-            self._step(event.done, lambda: Spent(seconds=now - self.since))
+            self.steps.step(self._name(event.round), CpuTime, lambda: CpuTime(seconds=now - self.since))
             self.since = now
 
     def spent(self, number: int) -> float:
-        return self._step(number, _lost).seconds
+        if not self.steps.done(self._name(number)):
+            raise ValueError("the CPU time of a finished round is missing; delete the campaign's folder and run again")
+        return self.steps.read(self._name(number), CpuTime).seconds
 
-    def _step(self, number: int, work: Callable[[], Spent]) -> Spent:
-        return self.steps.step(f"{self.name}-seconds-{number}", Spent, work)
-
-
-def _lost() -> Spent:
-    raise ValueError("the CPU time of a finished round is missing; delete the campaign's folder to have it run again")
+    def _name(self, number: int) -> str:
+        return f"{self.name}-seconds-{number}"

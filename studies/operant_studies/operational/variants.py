@@ -12,10 +12,9 @@ from torch import Tensor
 
 from operant import measure, select
 from operant.campaign import Campaign
-from operant.campaign.choosing import unguided
 from operant.conditions import Recipe
 from operant.data import Samples
-from operant.generate import PGD, ConditionMove, FOLFuzz, GradientMove
+from operant.generate import PGD, ConditionMove, FOLFuzz, GradientMove, unguided
 from operant.model import Classifier
 from operant.seeds import draw, margin_risk, risk_of
 from operant.suite import Suite
@@ -29,54 +28,52 @@ from operant_studies.operational.settings import (
     PGD_LOOP,
     RANDOM_SEEDS,
     ROBOT_LOOP,
-    Trial,
+    LoopSetting,
 )
 
-ALL = 1e-9  # a p-value that every case reaches
-NEVER = 1e-4  # a requirement that no loop meets with so few labels, so that all run as many rounds
+ANY_LEVEL = 1e-9  # a p-value that every case reaches
+UNREACHABLE = 1e-4  # requirement that no loop can meet with so few labels: all run the same number of rounds
 
 
-def campaign(name: str, trial: Trial, recipe: Recipe, radius: float) -> Campaign:
+def campaign(name: str, setting: LoopSetting, recipe: Recipe, radius: float) -> Campaign:
     """The campaign of a variant.
 
     Args:
-        name: of the variant.
-        trial: the field and what may be spent.
-        recipe: conditions as they were estimated from unlabelled field inputs.
+        recipe: conditions estimated from unlabelled field inputs.
         radius: of attacks, the best of three.
     """
-    finetune, labels = trial.field.finetune, trial.labels_per_round
+    finetune, labels = setting.field.finetune, setting.labels_per_round
     moves: dict[str, Callable[..., Fuzzer]] = {
         "conditions": partial(ConditionMove, recipe=recipe),
-        "gradient": partial(GradientMove, radius=trial.radius),
+        "gradient": partial(GradientMove, radius=setting.radius),
     }
     whole = Campaign(
-        requirement=NEVER,
+        requirement=UNREACHABLE,
         moves=moves,
         max_drop=finetune.max_drop,
-        rounds=trial.rounds,
-        cases=trial.rounds * trial.cases_per_round + 1,
-        labels=labels * (trial.rounds + 1) + 1,
-        seeds_per_round=trial.seeds_per_round,
-        cases_per_round=trial.cases_per_round,
+        rounds=setting.rounds,
+        cases=setting.rounds * setting.cases_per_round + 1,
+        labels=labels * (setting.rounds + 1) + 1,
+        seeds_per_round=setting.seeds_per_round,
+        cases_per_round=setting.cases_per_round,
         label_batch=labels,
         dimensions=32,
-        finetune=finetune,
+        retrainer=finetune,
     )
-    everything = {"level": ALL, "mass_quantile": 0.0}
-    blind = {**everything, "seeds": anywhere, "choose": any_of, "feedback": False}
+    everything = {"level": ANY_LEVEL, "mass_quantile": 0.0}
+    blind = {**everything, "seed_chooser": random_seeds, "case_chooser": random_cases, "feedback": False}
     changes: dict[str, dict[str, Any]] = {
         FULL: {},
-        RANDOM_SEEDS: {"seeds": anywhere},
-        NO_PROFILE: {"seeds": weak, "mass_quantile": 0.0, "choose": any_of},
-        NO_NATURALNESS: {"level": ALL, "moves": _unguided(recipe, trial.radius)},
+        RANDOM_SEEDS: {"seed_chooser": random_seeds},
+        NO_PROFILE: {"seed_chooser": weak_seeds, "mass_quantile": 0.0, "case_chooser": random_cases},
+        NO_NATURALNESS: {"level": ANY_LEVEL, "moves": _unguided(recipe, setting.radius)},
         NO_FEEDBACK: {"feedback": False},
-        DEEPGINI: {"choose": least_sure},
+        DEEPGINI: {"case_chooser": least_sure_cases},
         PGD_LOOP: {**blind, "moves": {"pgd": partial(unguided, PGD(radius=radius))}},
         ROBOT_LOOP: {
             **blind,
             "moves": {"fol": partial(unguided, FOLFuzz(radius=radius, rows_per_seed=100))},
-            "choose": by_fol,
+            "case_chooser": cases_by_fol,
         },
     }
     return replace(whole, **changes[name])
@@ -89,27 +86,27 @@ def _unguided(recipe: Recipe, radius: float) -> dict[str, Callable[..., Fuzzer]]
     }
 
 
-# Where to start from, and what to learn from --------------------------------------------------------------------------
+# Choice of seeds and of cases -----------------------------------------------------------------------------------------
 
 
-def anywhere(model: Classifier, inputs: Samples, n: int, *, generator: torch.Generator, **unused: object) -> Samples:
+def random_seeds(model: Classifier, inputs: Samples, n: int, *, generator: torch.Generator, **_: object) -> Samples:
     return inputs[torch.randperm(len(inputs), generator=generator)[:n]]
 
 
-def weak(model: Classifier, inputs: Samples, n: int, *, generator: torch.Generator, **unused: object) -> Samples:
-    """Where the model is weak, wherever use is."""
+def weak_seeds(model: Classifier, inputs: Samples, n: int, *, generator: torch.Generator, **_: object) -> Samples:
+    """Seeds where the model is weak, regardless of use."""
     weights = risk_of(model, inputs, margin_risk).double() + 1e-12
     n = min(n, len(inputs))
     return draw(inputs, weights / weights.sum(), n, design="sequential", generator=generator).samples(inputs)
 
 
-def any_of(model: Classifier, good: Suite, n: int, *, generator: torch.Generator, **unused: object) -> Tensor:
+def random_cases(model: Classifier, good: Suite, n: int, *, generator: torch.Generator, **_: object) -> Tensor:
     return torch.randperm(len(good), generator=generator)[:n]
 
 
-def least_sure(model: Classifier, good: Suite, n: int, *, generator: torch.Generator, **unused: object) -> Tensor:
+def least_sure_cases(model: Classifier, good: Suite, n: int, *, generator: torch.Generator, **_: object) -> Tensor:
     return select.gini(measure.gini(model.probs(good.x)), n, generator=generator)
 
 
-def by_fol(model: Classifier, good: Suite, n: int, *, generator: torch.Generator, **unused: object) -> Tensor:
+def cases_by_fol(model: Classifier, good: Suite, n: int, *, generator: torch.Generator, **_: object) -> Tensor:
     return select.be_st(good["fol"], n, generator=generator)

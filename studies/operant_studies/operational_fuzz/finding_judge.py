@@ -1,4 +1,4 @@
-"""Who judges what searches found: fitted on other field inputs, by other encoders, and never searched with."""
+"""The judge of what searches found: fitted on other field inputs, with other encoders, and never used to search."""
 
 from __future__ import annotations
 
@@ -16,49 +16,41 @@ from operant.measure import Naturalness, fit_naturalness, load_naturalness
 from operant.measure.conformal import min_bonferroni
 from operant.measure.naturalness import LEVEL
 from operant.model import Classifier
-from operant.networks import LeNet5, fit, fit_pca, initialise, load_weights, save_weights
+from operant.networks import LeNet5, fit_pca, initialise
 from operant.profile import Profile, fit_profile, load_profile
 from operant.rng import spawn
-from operant_studies.operational_fuzz.fields import Field
+from operant_studies.operational_fuzz.fields import StudyField
 from operant_studies.operational_fuzz.instruments import DIMENSIONS
+from operant_studies.subjects import train_once
 
-LATENT = 24  # numbers of its VAE; the guide's has 16
-CODES = DIMENSIONS * 5 // 8  # dimensions of its profile, and of its cells
-LAYER = "relu_fc2"  # of its network, in which it looks for neighbours; it looks at pixels as well, as the guide does
-PROBED = 1_000  # field inputs that noise is added to
-LEARNED = 10_000  # inputs of its network
+LATENT = 24  # dimensions of its VAE; the guide's has 16
+CODES = DIMENSIONS * 5 // 8  # dimensions of its profile and of its cells
+LAYER = "relu_fc2"  # of its network, for neighbours; it also compares pixels, as the guide does
+PROBED = 1_000  # field inputs to add noise to
+LEARNED = 10_000  # training inputs of its network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What the judge says of genuine field inputs, those that tell what is true.
+class JudgeFacts:
+    """What the judge decides about genuine field inputs, the true ones."""
 
-    Attributes:
-        natural: share of them that it calls natural, which should be at least 1 - level.
-        counted: share that would count if the model failed on them.
-        refused: share of them that it does not call natural after each pixel was moved up or down by a radius, by
-            chance: for each radius that attacks try. Noise that no search makes, to see what the judge can see.
-        refused_by_features: the same, for its neighbours in features alone.
-        pmi: share on which the model fails.
-        reachable: mass of the cells in which the model fails on an input that would count: what a search without end
-            and without its own inventions could find, at least.
-        cells: how many there are.
-        seconds: that fitting the judge took; near 0 where it was on disk already.
-    """
-
-    natural: float
-    counted: float
-    refused: tuple[float, ...]
-    refused_by_features: tuple[float, ...]
-    pmi: float
+    natural: float  # share that it calls natural, which should be at least 1 - level
+    counted: float  # share that would count if the model failed on them
+    # rejected: share that it does not call natural after every pixel was moved up or down at random, by each radius of
+    # the attacks. No search makes such noise; it shows what the judge can see
+    rejected: tuple[float, ...]
+    rejected_by_features: tuple[float, ...]  # the same with neighbours in features alone
+    pmi: float  # share on which the model fails
+    # reachable: mass of the cells in which the model fails on an input that would count: a lower limit of what an
+    # endless search could find
     reachable: float
     cells: int
-    seconds: float
+    seconds: float  # CPU time of fitting the judge; near 0 if it was read from disk
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """Which cases are natural, which are so where use is dense (operational, if they fail), and by features alone."""
+class JudgedCases:
+    """Which cases are natural, which also lie where use is dense (operational if they fail), and by features alone."""
 
     natural: Tensor
     counted: Tensor
@@ -67,28 +59,28 @@ class Judged:
 
 @dataclass(frozen=True)
 class Judge:
-    """Fitted on `Field.judging` alone, once, and kept in a folder.
+    """Fitted on `StudyField.judging` alone, once, and stored in a folder.
 
-    It asks two measures of naturalness, with neighbours in features of its own network and in pixels, and takes both
-    p-values as one by min-Bonferroni, so that a genuine input is still refused with at most the level's probability.
-    Features alone see no noise: in those of CIFAR-10 a tenth of the range, up or down by chance, passes as natural.
+    It combines two measures of naturalness, with neighbours in features of its own network and in pixels, by
+    min-Bonferroni, so that it rejects a genuine input with at most the level's probability. Features alone miss noise:
+    in CIFAR-10, random noise of a tenth of the range passes as natural.
     """
 
-    field: Field
+    field: StudyField
     folder: Path
 
     @cached_property
     def network(self) -> Classifier:
-        """A LeNet-5 that the searched model has nothing to do with but its training data."""
-        path, start = self._path("network.safetensors"), self._start()
-        if not path.exists():
-            train, generator = self.field.train[:LEARNED], spawn(self.field.seed, "judge", "training")
-            save_weights(fit(start, train, epochs=4, generator=generator, progress=False).module, path)
-        return Classifier(load_weights(start, path).eval())
+        """A LeNet-5 that shares only training data with the model under test."""
+        train, generator = self.field.train[:LEARNED], spawn(self.field.seed, "judge", "training")
+        channels, _, size = train.shape
+        build = partial(LeNet5, channels=channels, size=size)
+        start = initialise(build, generator=spawn(self.field.seed, "judge", "weights"))
+        return train_once(start, self._path("network.safetensors"), train, epochs=4, generator=generator)
 
     @cached_property
     def by_features(self) -> Naturalness:
-        """With neighbours in what a layer of its own network says."""
+        """With neighbours in the outputs of a layer of its own network."""
         path = self._path("by-features.json")
         if not path.exists():
             self._fitted("by features", model=self.network, layer=LAYER).save(path)
@@ -109,56 +101,54 @@ class Judge:
     def profile(self) -> Profile:
         path = self._path("profile.json")
         if not path.exists():
-            encoder = partial(fit_pca, dimensions=CODES)
-            fit_profile(self.field.judging, encoder=encoder, generator=spawn(self.field.seed, "judge", "profile")).save(
-                path
-            )
+            encoder, generator = partial(fit_pca, dimensions=CODES), spawn(self.field.seed, "judge", "profile")
+            fit_profile(self.field.judging, encoder=encoder, generator=generator).save(path)
         return load_profile(path)
 
     @cached_property
     def masses(self) -> Tensor:
-        """Of the cell of each judging input: the share of true field inputs that are nearest to it."""
+        """Share of true field inputs in the cell of each judging input."""
         hits = torch.bincount(self.cells(self.field.truth.x), minlength=len(self.field.judging))
         return hits.double() / len(self.field.truth)
 
     @cached_property
     def failing(self) -> Tensor:
-        """Of the cell of each judging input: the share of true field inputs that are nearest to it and fail."""
+        """Share of true field inputs in the cell of each judging input on which the model fails."""
         truth = self.field.truth
         wrong = self.field.model.predict(truth.x) != truth.labels
         hits = torch.bincount(self.cells(truth.x[wrong]), minlength=len(self.field.judging))
         return hits.double() / len(truth)
 
     def cells(self, x: Tensor) -> Tensor:
-        """The judging input nearest to each of these, in codes."""
+        """The judging input nearest to each input, in codes."""
         if len(x) == 0:
             return torch.zeros(0, dtype=torch.int64)
         parts = [torch.cdist(part, self._centres).argmin(1) for part in self.profile.encode(x).detach().split(2_000)]
         return torch.cat(parts)
 
-    def judge(self, x: Tensor) -> Judged:
+    def judge(self, x: Tensor) -> JudgedCases:
         if len(x) == 0:
             none = torch.zeros(0, dtype=torch.bool)
-            return Judged(natural=none, counted=none, counted_by_features=none)
+            return JudgedCases(natural=none, counted=none, counted_by_features=none)
         by = [torch.cat([p(part) for part in x.split(2_000)]) for p in (self.by_features, self.by_pixels)]
         natural = min_bonferroni(torch.stack(by, 1)) >= LEVEL
         dense = self.profile.quantile(x) >= QUANTILE
-        return Judged(natural=natural, counted=natural & dense, counted_by_features=(by[0] >= LEVEL) & dense)
+        return JudgedCases(natural=natural, counted=natural & dense, counted_by_features=(by[0] >= LEVEL) & dense)
 
-    def facts(self) -> Facts:
+    def facts(self) -> JudgeFacts:
         start = time.process_time()
         _ = self.by_features, self.by_pixels, self.profile
         seconds = time.process_time() - start
         truth = self.field.truth
         failing = self.field.model.predict(truth.x) != truth.labels
-        told = self.judge(truth.x)
-        hit = self.cells(truth.x[failing & told.counted]).unique()
+        judged = self.judge(truth.x)
+        hit = self.cells(truth.x[failing & judged.counted]).unique()
         noisy = [self._under_noise(radius) for radius in self.field.setting.radii]
-        return Facts(
-            natural=float(told.natural.double().mean()),
-            counted=float(told.counted.double().mean()),
-            refused=tuple(float(1 - self.judge(x).natural.double().mean()) for x in noisy),
-            refused_by_features=tuple(float((self.by_features(x) < LEVEL).double().mean()) for x in noisy),
+        return JudgeFacts(
+            natural=float(judged.natural.double().mean()),
+            counted=float(judged.counted.double().mean()),
+            rejected=tuple(float(1 - self.judge(x).natural.double().mean()) for x in noisy),
+            rejected_by_features=tuple(float((self.by_features(x) < LEVEL).double().mean()) for x in noisy),
             pmi=float(failing.double().mean()),
             reachable=float(self.masses[hit].sum()),
             cells=len(self.masses),
@@ -173,11 +163,6 @@ class Judge:
     @cached_property
     def _centres(self) -> Tensor:
         return self.profile.encode(self.field.judging.x).detach()
-
-    def _start(self) -> LeNet5:
-        channels, _, size = self.field.train.shape
-        build = partial(LeNet5, channels=channels, size=size)
-        return initialise(build, generator=spawn(self.field.seed, "judge", "weights"))
 
     def _path(self, name: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)

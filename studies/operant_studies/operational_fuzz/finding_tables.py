@@ -1,4 +1,4 @@
-"""What finding has shown: tables, verdicts and a picture."""
+"""The results of finding: tables, verdicts and a picture."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from operant_studies.operational_fuzz.finding import (
     RANDOM,
     ROWS,
     SHARES,
-    Found,
+    SearchResult,
+    arm_names,
     attack_name,
     load_facts,
-    load_found,
+    load_results,
+    steps_of,
 )
-from operant_studies.operational_fuzz.finding_judge import CODES, LATENT, LAYER, Facts
-from operant_studies.operational_fuzz.settings import Setting
-from operant_studies.shared import Mean, mean, table, verdict
+from operant_studies.operational_fuzz.finding_judge import CODES, LATENT, LAYER, JudgeFacts
+from operant_studies.operational_fuzz.settings import FieldSetting
+from operant_studies.shared import Mean, Steps, mean, save_figure, table, verdict
 
 PICTURE = "operational_fuzz-finding.svg"
 OVER_ATTACKS, OVER_GENETIC = 5.0, 2.0  # the goals
@@ -32,27 +34,30 @@ OURS, THEIRS, CHANCE = "#2471a3", "#b7950b", "#7f8c8d"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FindingOutcome:
     """All searches of one field, over its seeds."""
 
-    setting: Setting
+    setting: FieldSetting
     out: Path
 
     @cached_property
-    def found(self) -> dict[str, list[Found]]:
-        each = [load_found(self.setting, self.out, seed) for seed in self.setting.seeds]
-        return {name: [found[name] for found in each] for name in each[0]}
+    def found(self) -> dict[str, list[SearchResult]]:
+        return load_results(self._steps, arm_names(self.setting))
 
     @cached_property
-    def facts(self) -> list[Facts]:
-        return [load_facts(self.setting, self.out, seed) for seed in self.setting.seeds]
+    def facts(self) -> list[JudgeFacts]:
+        return load_facts(self._steps)
+
+    @property
+    def _steps(self) -> list[Steps]:
+        return [steps_of(self.setting, self.out, seed) for seed in self.setting.seeds]
 
     def rate(self, name: str) -> float:
         return mean(f.rate for f in self.found[name]).value
 
     @cached_property
     def attacks(self) -> dict[str, str]:
-        """The best radius of each attack: it is chosen by the very numbers that are reported, to its benefit."""
+        """Each attack at its best radius, chosen by the reported numbers, which favours the attack."""
         tried = {name: [attack_name(name, radius) for radius in self.setting.radii] for name in ATTACKS}
         return {name: max(arms, key=self.rate) for name, arms in tried.items()}
 
@@ -66,57 +71,49 @@ class Outcome:
 
     @property
     def shown(self) -> list[str]:
-        return [
-            *MOVES,
-            MIX,
-            *(f"mix without {move}" for move in MOVES),
-            RANDOM,
-            *self.attacks.values(),
-            ENDING,
-            PUBLISHED,
-        ]
+        without = [f"mix without {move}" for move in MOVES]
+        return [*MOVES, MIX, *without, RANDOM, *self.attacks.values(), ENDING, PUBLISHED]
 
     def lead(self, name: str, other: str, times: float = 1.0) -> Mean:
-        """By how much one search's mass for a CPU second exceeds that many times another's."""
+        """The mass per CPU second of one search minus ``times`` that of another."""
         return mean(a.rate - times * b.rate for a, b in zip(self.found[name], self.found[other], strict=True))
 
 
-def section(settings: tuple[Setting, ...], out: Path) -> str:
-    """The part of the page, with its picture written into ``out``."""
-    outcomes = [Outcome(setting, out) for setting in settings]
+def section(settings: tuple[FieldSetting, ...], out: Path) -> str:
+    """The section of the page; writes its picture."""
+    outcomes = [FindingOutcome(setting, out) for setting in settings]
     draw(outcomes, out / PICTURE)
     parts = [_intro(settings), _goals(outcomes), _adds(outcomes)]
     parts += [f"### {o.setting.title}\n\n{_arms(o)}" for o in outcomes]
     return "\n".join([*parts, _judge(outcomes)])
 
 
-def _intro(settings: tuple[Setting, ...]) -> str:
-    told = ", ".join(f"{share:g} ({move})" for move, share in SHARES.items())
+def _intro(settings: tuple[FieldSetting, ...]) -> str:
+    weights = ", ".join(f"{share:g} ({move})" for move, share in SHARES.items())
     return f"""## Finding
 
-What mass of distinct failing cells does each search find in a CPU second?
+What mass of distinct failing cells does each search find per CPU second?
 
-Every search starts from the same training inputs; slow ones (FOL-Fuzz, the genetic ones) from the first few of them.
-CPU seconds are those of the search in one thread, with all that guides it and with the columns of its suite; what the
-judge takes, and fitting profile and naturalness once for a field, are left out. Attacks are told at the best of their
+Every search starts from the same training inputs; slow searches (FOL-Fuzz, the genetic ones) use the first few of them.
+CPU time is that of the search in one thread, with its guidance and the columns of its suite, but without the judge and
+without fitting profile and naturalness once per field. Attacks are shown at the best of their
 {len(settings[0].radii)} radii, chosen by the numbers shown; PGD stops early. *Random conditions* tries {ROWS} draws of
-the recipe on every seed and keeps what fails. The recipe is the declared one where field inputs are made under
-conditions; for another source's inputs it is estimated from unlabelled ones. The *mix* tries one move on each seed,
-drawn by shares of {told}. Moves and shares are the same for all fields:
-of some twenty settings, those were taken that found most in a CPU second on seed 0 of the first field. That seed is
-among those reported, and seed 0 of other fields had been looked at by then, so seed 0 flatters the mix.
+the recipe on every seed and keeps the failures. The recipe is the declared one where field inputs are made under
+conditions; for inputs of another source it is estimated from unlabelled ones. The *mix* tries one move per seed,
+drawn with weights {weights}. Moves and weights are the same for all fields:
+of some twenty settings, the one that found most per CPU second on seed 0 of the first field was taken. That seed is
+among those reported, and seed 0 of other fields had been examined by then, so seed 0 flatters the mix.
 
 A case counts if the model fails on it, the judge calls it natural (level .05), and its density in the judge's profile
-reaches a tenth of field inputs'. A cell is what lies nearest to one of the judge's field inputs, in its codes; its mass
-is the share of the true field sample that lies there; *truly failing* is the share that lies there and on which the
-model fails. The judge was fitted on other field inputs; see below for what it
-can see. Intervals are 95 %, over seeds.
+is above the .1 quantile of field inputs. A cell contains what lies nearest to one of the judge's field inputs, in its
+codes; its mass is the share of the true field sample in it; *truly failing* is the share in it on which the model
+fails. The judge was fitted on other field inputs; see below for what it can see. Intervals are 95 %, over seeds.
 
-![Mass of distinct failing cells found in a CPU second]({PICTURE})
+![Mass of distinct failing cells found per CPU second]({PICTURE})
 """
 
 
-def _goals(outcomes: list[Outcome]) -> str:
+def _goals(outcomes: list[FindingOutcome]) -> str:
     rows = []
     for o in outcomes:
         for other, times, what in (
@@ -124,36 +121,35 @@ def _goals(outcomes: list[Outcome]) -> str:
             (o.best_genetic, OVER_GENETIC, "genetic search"),
             (RANDOM, 1.0, "random conditions"),
         ):
-            told = verdict(o.lead(MIX, other, times))
-            ratio = _ratio(o.rate(MIX), o.rate(other))
-            rows.append([o.setting.title, f"{times:g} times the {what}", other, ratio, f"**{told}**"])
+            ratio, decided = _ratio(o.rate(MIX), o.rate(other)), verdict(o.lead(MIX, other, times))
+            rows.append([o.setting.title, f"{times:g} times the {what}", other, ratio, f"**{decided}**"])
     text = """### What held
 
-*Held*: the mix's mass for a CPU second exceeds the stated multiple of the other's with the whole interval of the
-difference; *not held*: it stays below with the whole interval. The first two are the goals.
+*Held*: the mix's mass per CPU second minus the stated multiple of the other's has an interval above 0; *not held*:
+below 0. The first two are the goals.
 
 """
     return text + table(["field", "goal for the mix", "which is", "times, measured", ""], rows)
 
 
-def _adds(outcomes: list[Outcome]) -> str:
+def _adds(outcomes: list[FindingOutcome]) -> str:
     rows = []
     for o in outcomes:
         for move in MOVES:
             without = f"mix without {move}"
             gain = o.lead(MIX, without)
             more = mean(a.total - b.total for a, b in zip(o.found[MIX], o.found[without], strict=True))
-            told = "adds" if gain.lower > 0 else "costs more than it adds" if gain.upper < 0 else "not decided"
-            rows.append([o.setting.title, move, _ratio(o.rate(MIX), o.rate(without)), str(more), f"**{told}**"])
+            effect = "adds" if gain.lower > 0 else "costs more than it adds" if gain.upper < 0 else "not decided"
+            rows.append([o.setting.title, move, _ratio(o.rate(MIX), o.rate(without)), str(more), f"**{effect}**"])
     text = """### Which move adds nothing
 
-The mix against the mix without one move: mass for a CPU second, and mass in all, in percentage points.
+The mix against the mix without one move: mass per CPU second, and total mass in percentage points.
 
 """
-    return text + table(["field", "move", "mix / mix without it, in a CPU second", "more mass in all", ""], rows)
+    return text + table(["field", "move", "mix / mix without it, per CPU second", "more total mass", ""], rows)
 
 
-def _arms(o: Outcome) -> str:
+def _arms(o: FindingOutcome) -> str:
     budget = min(mean(f.seconds for f in o.found[name]).value for name in o.shown)
     rows = []
     for name in o.shown:
@@ -177,7 +173,7 @@ def _arms(o: Outcome) -> str:
         )
     columns = ["search", "seeds", "CPU s", "failures", "natural, judge", "natural, guide", "cells", "mass, %"]
     columns += [
-        "mass for a CPU second, %",
+        "mass per CPU second, %",
         "of it truly failing, %",
         "mass, judged by features alone",
         f"mass in {budget:.2f} CPU s, %",
@@ -185,11 +181,11 @@ def _arms(o: Outcome) -> str:
     return table(columns, rows)
 
 
-def _judge(outcomes: list[Outcome]) -> str:
+def _judge(outcomes: list[FindingOutcome]) -> str:
     rows = []
     for o in outcomes:
         each = o.facts
-        for radius, at in zip(o.setting.radii, range(len(o.setting.radii)), strict=True):
+        for at, radius in enumerate(o.setting.radii):
             rows.append(
                 [
                     o.setting.title,
@@ -197,30 +193,30 @@ def _judge(outcomes: list[Outcome]) -> str:
                     mean(f.counted for f in each).share,
                     mean(f.reachable for f in each).share,
                     f"{radius:g}",
-                    mean(f.refused[at] for f in each).share,
-                    mean(f.refused_by_features[at] for f in each).share,
+                    mean(f.rejected[at] for f in each).share,
+                    mean(f.rejected_by_features[at] for f in each).share,
                 ]
             )
     text = f"""### What the judge can see
 
-It asks two measures of naturalness, each fitted on other field inputs than the guide's, with a VAE of {LATENT} numbers
-(the guide's has 16), and takes them as one p-value: one looks for neighbours in layer `{LAYER}` of a network of its
-own, one in pixels. Its profile has {CODES} dimensions. Of true field inputs it must call at least 95 % natural. Moved
-up or down by a radius in every pixel, by chance, as no search does, they should look strange, unless the field is as
-noisy itself. *Reachable* is the mass of the cells in which a true field input fails and counts.
+The judge combines two measures of naturalness into one p-value. Both are fitted on other field inputs than the guide's,
+with a VAE of {LATENT} dimensions (the guide's has 16); one compares neighbours in layer `{LAYER}` of a network of its
+own, the other in pixels. Its profile has {CODES} dimensions. It must call at least 95 % of true field inputs natural.
+With noise that no search makes, every pixel moved up or down by a radius at random, they should look unnatural, unless
+the field itself is as noisy. *Reachable* is the mass of the cells in which a true field input fails and counts.
 
-The judge was to look at features only. A first run of seed 0 showed that these see no noise in CIFAR-10: a tenth of the
+The judge was planned with features only. A first run of seed 0 showed that these miss noise in CIFAR-10: a tenth of the
 range in every pixel passed as natural, and FGSM with that radius seemed to find most. The second measure was added
-then, when results had been seen; both readings are in the tables above. Each of the two has half the level, so where
-features alone see something the judge is now more lenient, as the table tells.
+after these results; the tables above show both. Each measure has half the level, so the judge is now more lenient where
+features alone notice something, as the table shows.
 
 """
-    columns = ["field", "genuine: natural, %", "genuine: would count, %", "reachable, %", "noise", "refused, %"]
-    return text + table([*columns, "refused by features alone, %"], rows)
+    columns = ["field", "genuine: natural, %", "genuine: would count, %", "reachable, %", "noise", "rejected, %"]
+    return text + table([*columns, "rejected by features alone, %"], rows)
 
 
-def draw(outcomes: list[Outcome], path: Path) -> None:
-    """Mass for a CPU second, a bar a search, on a logarithmic scale."""
+def draw(outcomes: list[FindingOutcome], path: Path) -> None:
+    """Mass per CPU second, one bar per search, on a logarithmic scale."""
     figure = Figure(figsize=(5.5 * len(outcomes), 4.2), layout="constrained")
     for ax, o in zip(figure.subplots(1, len(outcomes), squeeze=False)[0], outcomes, strict=True):
         names = o.shown
@@ -235,9 +231,9 @@ def draw(outcomes: list[Outcome], path: Path) -> None:
             ax.plot(dots, [y] * len(dots), "o", color="black", markersize=2.5)
         ax.set_yticks(range(len(names)), names, fontsize=7)
         ax.invert_yaxis()
-        ax.set(xscale="log", xlabel="mass of distinct failing cells for a CPU second, %")
+        ax.set(xscale="log", xlabel="mass of distinct failing cells per CPU second, %")
         ax.set_title(o.setting.title, fontsize=9)
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)
 
 
 def _interval(value: Mean) -> str:

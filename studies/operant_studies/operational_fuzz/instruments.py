@@ -1,4 +1,4 @@
-"""What a search is guided by: profile, naturalness and conditions of a field, fitted once and kept on disk."""
+"""What guides a search: profile, naturalness and conditions of a field, fitted once and stored."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ from operant.measure import Naturalness, fit_naturalness, load_naturalness
 from operant.networks import fit_pca
 from operant.profile import FittedConditions, Profile, fit_conditions, fit_profile, load_profile
 from operant.rng import spawn
-from operant_studies.operational_fuzz.fields import Field
+from operant_studies.operational_fuzz.fields import StudyField
 
 DIMENSIONS = 32  # of the profile's codes
 
 
 @dataclass(frozen=True)
-class Instruments:
-    """All are fitted on the unlabelled inputs that `Field.seen` holds; none sees a label, nor what is true.
+class FieldInstruments:
+    """Fitted on the inputs of `StudyField.seen`, without labels."""
 
-    Args:
-        field: whose.
-        folder: where they are kept; what is there is read.
-    """
-
-    field: Field
-    folder: Path
+    field: StudyField
+    folder: Path  # where they are stored; stored ones are read
 
     @cached_property
     def profile(self) -> Profile:
@@ -46,7 +41,7 @@ class Instruments:
 
     @cached_property
     def conditions(self) -> FittedConditions:
-        """As estimated, where none are declared."""
+        """Conditions estimated from field inputs."""
         path = self._path("conditions")
         if not path.exists():
             fitted = fit_conditions(

@@ -1,22 +1,20 @@
 """Validity of labels: does the label of a seed still hold for the operational failure that was made from it?
 
-Every part of a search takes it for granted. Here it is judged twice, for cases drawn at random from all that a search
-accepted: by eye, from a contact sheet; and by a reference network that no search has seen and that has learned from
-other images, under conditions. What it misreads at equal severity anyway is subtracted:
+Searches take this for granted. Here it is judged twice, for cases drawn at random from all that a search accepted: by
+eye, from a contact sheet; and by a reference network that took part in no search and was trained on other images, under
+conditions. Its error at equal severity is subtracted:
 
     label holds = 1 - max(0, error on cases - error at equal severity)        (1)
 
-Two things pull (1) apart from the truth. Cases are failures of one network, and what is hard for one is hard for others
-too, so hard cases are taken for wrong labels. And conditions so strong that they take the label from any image do so at
-equal severity as well, and are subtracted; the eye sees those.
+Two effects bias (1). Cases are failures of one network, and what is hard for one is hard for others, so hard cases are
+mistaken for wrong labels. And conditions strong enough to destroy the label of any image do so at equal severity as
+well, and are subtracted; the eye sees those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from scipy.stats import beta
@@ -24,40 +22,50 @@ from torch import Tensor
 
 from operant.rng import spawn
 from operant_studies.operational_fuzz.fields import make_field
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.reading import READ, Places, Reading
-from operant_studies.operational_fuzz.settings import Setting
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.reading import READ, Places, SheetReading
+from operant_studies.operational_fuzz.settings import FieldSetting
 from operant_studies.operational_fuzz.sheets import draw_sheet, fingerprint, names_of
-from operant_studies.operational_fuzz.validity import AGREED, CASES, OTHERS, Cases, Judged, judge, make_cases, reference
-from operant_studies.shared import Mean, Steps, table
+from operant_studies.operational_fuzz.validity import (
+    AGREED,
+    CASES,
+    OTHERS,
+    AcceptedCases,
+    ReferenceVerdicts,
+    judge,
+    make_cases,
+    reference,
+)
+from operant_studies.shared import Mean, Steps, Units, compare, table
 
 TARGET = 0.95
 
 
-def units(settings: tuple[Setting, ...], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
-    """One piece of work for each field, with its first seed."""
+def units(settings: tuple[FieldSetting, ...], data: Path | None, out: Path) -> Units:
+    """One unit per field, with its first seed."""
     return [(f"labels, {s.name}", partial(run, s, data, out)) for s in settings]
 
 
-def run(setting: Setting, data: Path | None, out: Path) -> None:
-    """Make the cases of a field, then ask the reference."""
+def run(setting: FieldSetting, data: Path | None, out: Path) -> None:
+    """Make the cases of a field, then judge them with the reference."""
     steps, seed = steps_of(setting, out), setting.seeds[0]
     if steps.done("judged"):
         return
     field = make_field(setting, data, seed, out / "networks")
-    cases = steps.step("cases", Cases, lambda: make_cases(field, Instruments(field, out / "instruments"), data))
-    steps.step("judged", Judged, lambda: judge(field, cases, reference(field, cases.recipe, data), data))
+    instruments = FieldInstruments(field, out / "instruments")
+    cases = steps.step("cases", AcceptedCases, lambda: make_cases(field, instruments, data))
+    steps.step("judged", ReferenceVerdicts, lambda: judge(field, cases, reference(field, cases.recipe, data), data))
 
 
-def steps_of(setting: Setting, out: Path) -> Steps:
+def steps_of(setting: FieldSetting, out: Path) -> Steps:
     return Steps(out / "steps" / f"labels-{setting.name}-{setting.seeds[0]}")
 
 
 # The page -------------------------------------------------------------------------------------------------------------
 
 
-def section(settings: tuple[Setting, ...], out: Path) -> str:
-    """The part of the page about labels; its contact sheets are written beside it."""
+def section(settings: tuple[FieldSetting, ...], out: Path) -> str:
+    """The section of the page about labels; writes its contact sheets."""
     read = [(s, *_load(s, out)) for s in settings]
     sheets = []
     for s, cases, _ in read:
@@ -65,13 +73,13 @@ def section(settings: tuple[Setting, ...], out: Path) -> str:
         draw_sheet(cases.x, cases.label, cases.prediction, names_of(s.dataset), out / picture, scale=2)
         sheets.append(f"![Accepted cases: {s.title}](../images/{picture})\n\n{_caption(s, cases)}\n")
     eye = table(BY_EYE, [_eye_row(s, cases) for s, cases, _ in read])
-    told = table(BY_REFERENCE, [_reference_row(s, judged) for s, _, judged in read])
+    judged = table(BY_REFERENCE, [_reference_row(s, verdicts) for s, _, verdicts in read])
     return TEXT.format(
-        CASES=CASES, OTHERS=OTHERS, eye=eye, dropped=_dropped(read), reference=told, sheets="\n".join(sheets)
+        CASES=CASES, OTHERS=OTHERS, eye=eye, dropped=_dropped(read), reference=judged, sheets="\n".join(sheets)
     )
 
 
-BY_EYE = (
+BY_EYE = [
     "",
     "seeds",
     "accepted",
@@ -81,62 +89,50 @@ BY_EYE = (
     "unsure",
     "label holds, %",
     "above 95 %",
-)
-BY_REFERENCE = (
-    "",
-    "field error: model, reference, %",
-    "on cases, %",
-    "at equal severity, %",
-    "label holds, %",
-    "above 95 %",
-    "on the model's failures in the field, %",
-    "label holds, against those, %",
-)
+]
+BY_REFERENCE = ["", "field error: model, reference, %", "on cases, %", "at equal severity, %", "label holds, %"]
+BY_REFERENCE += ["above 95 %", "on the model's failures in the field, %", "label holds, against those, %"]
 TEXT = """## Do the labels hold?
 
-Every case has the label of its seed. Does it still deserve it? For each field `OperationalFuzz` with the moves by
-conditions and by gradients went over inputs that the model reads correctly, and {CASES} of the cases that it accepted
+Every case has the label of its seed. Is that label still right? For each field `OperationalFuzz` with the moves by
+conditions and by gradients searched from inputs that the model classifies correctly, and {CASES} of the accepted cases
 (operational failures, by naturalness and profile) were drawn at random. They were judged twice. The target is that
 more than 95 % of the labels hold.
 
-**By eye**, from the sheets below, read once. The label stands below each case, and doubtful ones were looked at again,
-larger and beside their seeds, so the reading is not blind. An unsure case counts half, also in the intervals, which are
-Clopper and Pearson's.
+**By eye**, from the sheets below, read once. The label is printed below each case, and doubtful ones were examined
+again, larger and beside their seeds, so the reading is not blind. An unsure case counts half, also in the intervals,
+which are Clopper and Pearson's.
 
 {eye}
 {dropped}
 
-**By a reference network** that took no part in any search and learned from other images than the seeds, as they are,
-under the recipe of the search and under the widest conditions: for MNIST a network of 32 and 64 channels, for CIFAR-10
-ResNet-20, trained on. What it misreads at equal severity is subtracted: the very conditions of each case on {OTHERS}
-other images of its class, and for cases by gradients {OTHERS} times noise of the same L2 norm on the seed. Intervals
-are by bootstrap over cases.
+**By a reference network** that took part in no search and was trained on other images than the seeds: clean, under the
+recipe of the search, and under the widest conditions. For MNIST it has 32 and 64 channels, for CIFAR-10 it is a further
+trained ResNet-20. Its error at equal severity is subtracted: the same conditions on {OTHERS} other images of the
+class, and for cases by gradients {OTHERS} times noise of the same L2 norm on the seed. Intervals are by bootstrap over
+cases.
 
 {reference}
-Two things pull these shares apart from the truth. Cases are failures, and what is hard for one network is hard for
-others: a reference misreads more of them even where every label holds, most of all for CIFAR-10, where it starts from
-the model's own weights. The last two columns compare with field inputs that the model misreads as well, whose labels
-are true. And conditions so strong that they take the label from any image do so at equal severity, too, so what they
-spoil is subtracted: the eye sees it, the reference does not.
+Two effects bias these shares. Cases are failures, and what is hard for one network is hard for others: a reference
+misclassifies more of them even where every label holds, most of all for CIFAR-10, where it starts from the model's own
+weights. The last two columns compare with field inputs that the model misclassifies as well, whose labels are true. And
+conditions strong enough to destroy the label of any image do so at equal severity, too, so their effect is subtracted:
+the eye sees it, the reference does not.
 
 ### The sheets
 
 In the order of `Suite.operational`, the largest mass times naturalness first; below each case its label and, after the
-colon, what the model says.
+colon, the model's prediction.
 
 {sheets}"""
 
 
-def _load(setting: Setting, out: Path) -> tuple[Cases, Judged]:
+def _load(setting: FieldSetting, out: Path) -> tuple[AcceptedCases, ReferenceVerdicts]:
     steps = steps_of(setting, out)
-    return steps.step("cases", Cases, _missing), steps.step("judged", Judged, _missing)
+    return steps.read("cases", AcceptedCases), steps.read("judged", ReferenceVerdicts)
 
 
-def _missing() -> NoReturn:
-    raise ValueError("the labels of a field have not been judged yet; run the study to its end first")
-
-
-def _eye_row(setting: Setting, cases: Cases) -> list[object]:
+def _eye_row(setting: FieldSetting, cases: AcceptedCases) -> list[object]:
     n, by_conditions = len(cases.x), int(cases.conditions.sum())
     reading, start = _reading(setting, cases), [setting.title, cases.seeds, cases.accepted, n, by_conditions]
     if reading is None:
@@ -147,8 +143,8 @@ def _eye_row(setting: Setting, cases: Cases) -> list[object]:
     return [*start, len(reading.lost), len(reading.unsure), held.share, _above(held)]
 
 
-def _reading(setting: Setting, cases: Cases) -> Reading | None:
-    """What was read on this very sheet."""
+def _reading(setting: FieldSetting, cases: AcceptedCases) -> SheetReading | None:
+    """The reading of this sheet; None if another sheet was read."""
     reading = READ.get(setting.name)
     return reading if reading is not None and reading.sheet == fingerprint(cases.x) else None
 
@@ -160,7 +156,7 @@ def _clopper_pearson(k: float, n: int) -> tuple[float, float]:
     return float(lower), float(upper)
 
 
-def _reference_row(setting: Setting, judged: Judged) -> list[object]:
+def _reference_row(setting: FieldSetting, judged: ReferenceVerdicts) -> list[object]:
     wrong = judged.wrong.double()
     against = holding(wrong - judged.equal)
     field = holding(wrong - judged.field_wrong)
@@ -185,22 +181,20 @@ def holding(excess: Tensor) -> Mean:
 
 
 def _above(share: Mean) -> str:
-    if share.lower > TARGET:
-        return "held"
-    return "not held" if share.upper < TARGET else "not decided"
+    return compare(share.lower, share.upper, TARGET)
 
 
-def _dropped(read: list[tuple[Setting, Cases, Judged]]) -> str:
+def _dropped(read: list[tuple[FieldSetting, AcceptedCases, ReferenceVerdicts]]) -> str:
     for _, cases, _ in read:
         if cases.ambiguous:
             return (
-                f"Seeds of CIFAR-10 are test images, where CIFAR-10H tells what people see: {cases.ambiguous} of "
-                f"{cases.looked_at} were dropped because fewer than {AGREED:.0%} gave them their label.\n"
+                f"Seeds of CIFAR-10 are test images, for which CIFAR-10H has people's labels: {cases.ambiguous} of "
+                f"{cases.candidates} were dropped because fewer than {AGREED:.0%} of people gave them their label.\n"
             )
     return ""
 
 
-def _caption(setting: Setting, cases: Cases) -> str:
+def _caption(setting: FieldSetting, cases: AcceptedCases) -> str:
     reading = _reading(setting, cases)
     if reading is None:
         return f"{setting.title}: not read."

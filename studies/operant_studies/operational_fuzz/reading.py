@@ -1,6 +1,6 @@
-"""What was read by eye on the contact sheets, once; places are (row, column), counted from 1.
+"""The contact sheets as read by eye, once; places are (row, column), counted from 1.
 
-The label stands below each case, so the reading is not blind; doubtful cases were looked at again, larger and beside
+The label is printed below each case, so the reading is not blind; doubtful cases were examined again, larger and beside
 their seeds.
 """
 
@@ -12,52 +12,31 @@ Places = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """Of one sheet.
+class SheetReading:
+    """The reading of one sheet."""
 
-    Attributes:
-        sheet: fingerprint of the images that were read; another sheet must be read anew.
-        lost: cases that a person would no longer give their label.
-        unsure: cases that might be read so or otherwise; they count half.
-    """
-
-    sheet: str
-    lost: Places
-    unsure: Places
+    sheet: str  # fingerprint of the images; another sheet must be read again
+    lost: Places  # cases that a person would no longer give their label
+    unsure: Places  # cases that might be read either way; they count half
 
     def share(self, n: int) -> float:
-        """Of n cases, the share whose label holds."""
+        """The share of n cases whose label holds."""
         return 1 - (len(self.lost) + len(self.unsure) / 2) / n
 
 
-READ: dict[str, Reading] = {
-    "zipf": Reading(
+READ: dict[str, SheetReading] = {
+    "zipf": SheetReading(
         sheet="6bbf0e2f",
         lost=((1, 2),),
         unsure=((1, 1), (1, 3), (1, 9), (1, 10), (2, 6), (4, 4), (4, 8), (4, 10), (6, 9), (7, 4), (8, 8)),
     ),
-    "usps": Reading(
-        sheet="8cd79e95",
-        lost=((5, 5),),
-        unsure=((2, 3), (3, 2), (3, 5), (4, 5), (10, 1), (10, 4), (10, 6)),
+    "usps": SheetReading(
+        sheet="8cd79e95", lost=((5, 5),), unsure=((2, 3), (3, 2), (3, 5), (4, 5), (10, 1), (10, 4), (10, 6))
     ),
-    "outdoors": Reading(sheet="41435281", lost=(), unsure=((1, 10), (2, 7), (3, 1), (4, 2), (5, 4), (9, 10))),
-    "tinyimagenet": Reading(
+    "outdoors": SheetReading(sheet="41435281", lost=(), unsure=((1, 10), (2, 7), (3, 1), (4, 2), (5, 4), (9, 10))),
+    "tinyimagenet": SheetReading(
         sheet="6b83ee56",
         lost=((1, 2), (1, 4), (1, 5), (4, 9), (9, 4), (9, 9)),
-        unsure=(
-            (1, 3),
-            (1, 6),
-            (3, 4),
-            (4, 7),
-            (5, 3),
-            (5, 5),
-            (7, 9),
-            (8, 10),
-            (9, 7),
-            (10, 4),
-            (10, 5),
-            (10, 9),
-        ),
+        unsure=((1, 3), (1, 6), (3, 4), (4, 7), (5, 3), (5, 5), (7, 9), (8, 10), (9, 7), (10, 4), (10, 5), (10, 9)),
     ),
 }

@@ -1,9 +1,9 @@
-"""Repair: true pmi after retraining with n cases, by where the cases come from."""
+"""Repair: true pmi after retraining with n cases, by the source of the cases."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,46 +21,37 @@ from operant.retrain import Retrained, pmi_monitor
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant_studies.operational_fuzz.fields import Field, make_field, under
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.settings import Setting
-from operant_studies.shared import Steps
+from operant_studies.operational_fuzz.fields import StudyField, make_field, under
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.settings import FieldSetting
+from operant_studies.shared import Steps, Units
 
 DECLARED, UNDECLARED, ROUNDS = "OperationalFuzz, declared", "OperationalFuzz, undeclared", "the same, in rounds"
 RANDOM, PGD_CASES, FOL_CASES = "random conditions", "PGD", "FOL-Fuzz + BE-ST"
 GINI, LABELLED = "DeepGini", "labelled at random"
 SIZED = (DECLARED, UNDECLARED, ROUNDS, RANDOM, PGD_CASES, FOL_CASES, GINI, LABELLED)
 AUGMENTED, CONTROL = "augmentation, no cases", "clean control"
-SPREAD = 0.1  # of the seeds, whatever the estimated priors say
-PILOT = 300  # cases with which the radius of attacks is chosen
+UNIFORM_SHARE = 0.1  # of the seeds, drawn regardless of the estimated priors
+PILOT = 300  # cases for the choice of the attacks' radius
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One retraining.
+class RepairResult:
+    """One retraining."""
 
-    Attributes:
-        arm: where the cases came from.
-        n: how many cases were asked for; 0 where there are none.
-        cases: how many there were.
-        pmi, clean: error on the field's true inputs, accuracy on clean ones, of the retrained model.
-        monitor: what the monitor said of it.
-        epoch: that was kept; 0 if the original weights were.
-        seconds: CPU time to make and choose the cases.
-    """
-
-    arm: str
-    n: int
-    cases: int
+    arm: str  # source of the cases
+    n: int  # cases requested; 0 for arms without cases
+    cases: int  # cases used
+    # pmi, clean: error of the retrained model on true field inputs, accuracy on clean ones
     pmi: float
     clean: float
-    monitor: float
-    epoch: int
-    seconds: float
+    monitor: float  # value of the monitor
+    epoch: int  # chosen by the monitor; 0 for the original weights
+    seconds: float  # CPU time to make and choose the cases
 
 
-def units(settings: Sequence[Setting], data: Path | None, out: Path) -> list[tuple[str, Callable[[], None]]]:
-    """A piece of work a field and seed; first seeds first."""
+def units(settings: Sequence[FieldSetting], data: Path | None, out: Path) -> Units:
+    """One unit per field and seed, in the order of seeds."""
     pairs = [(setting, seed) for setting in settings if setting.sizes for seed in setting.seeds]
     return [
         (f"repair of {setting.name}, seed {seed}", partial(run_unit, setting, data, seed, out))
@@ -68,49 +59,49 @@ def units(settings: Sequence[Setting], data: Path | None, out: Path) -> list[tup
     ]
 
 
-def run_unit(setting: Setting, data: Path | None, seed: int, out: Path) -> None:
-    """A function of its own so that another process can be asked for it."""
+def run_unit(setting: FieldSetting, data: Path | None, seed: int, out: Path) -> None:
+    """Retrain with every arm; a module-level function, so that other processes can run it."""
     steps = steps_of(setting, seed, out)
     if all(steps.done(name) for name in names(setting)):
         return
     field = make_field(setting, data, seed, out / "networks")
-    Unit(field, Instruments(field, out / "instruments"), steps, out / "steps").run()
+    RepairUnit(field, FieldInstruments(field, out / "instruments"), steps, out / "steps").run()
 
 
-def steps_of(setting: Setting, seed: int, out: Path) -> Steps:
+def steps_of(setting: FieldSetting, seed: int, out: Path) -> Steps:
     return Steps(out / "steps" / f"repair-{setting.name}-{seed}")
 
 
-def sized_arms(setting: Setting) -> tuple[str, ...]:
-    """The arms that are tried with every number of cases."""
+def sized_arms(setting: FieldSetting) -> tuple[str, ...]:
+    """The arms that run with every number of cases."""
     return tuple(arm for arm in SIZED if setting.rounds or arm != ROUNDS)
 
 
-def names(setting: Setting) -> dict[str, tuple[str, int]]:
-    """The steps of a unit, and the arm and number of cases of each."""
+def names(setting: FieldSetting) -> dict[str, tuple[str, int]]:
+    """The steps of a unit, with the arm and number of cases of each."""
     sized = [(arm, n) for n in setting.sizes for arm in sized_arms(setting)]
     arms = [("before", 0), (CONTROL, 0), (AUGMENTED, 0), *sized]
     return {f"{arm.replace(' ', '-').replace(',', '')}-{n}": (arm, n) for arm, n in arms}
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One field with one seed; what is finished is read, not done again."""
+class RepairUnit:
+    """One field with one seed."""
 
-    field: Field
-    instruments: Instruments
+    field: StudyField
+    instruments: FieldInstruments
     steps: Steps
     folder: Path
 
     def run(self) -> None:
         for name, (arm, n) in names(self.setting).items():
-            self.steps.step(name, Outcome, partial(self.outcome, arm, n))
+            self.steps.step(name, RepairResult, partial(self.outcome, arm, n))
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> FieldSetting:
         return self.field.setting
 
-    def outcome(self, arm: str, n: int) -> Outcome:
+    def outcome(self, arm: str, n: int) -> RepairResult:
         if arm == "before":
             return self._judged(self.field.model, arm=arm, n=0, cases=0, epoch=0, seconds=0.0)
         start = time.process_time()
@@ -120,8 +111,8 @@ class Unit:
         epoch = repaired.record.best_epoch
         return self._judged(repaired.model, arm=arm, n=n, cases=len(cases), epoch=epoch, seconds=seconds)
 
-    def _judged(self, model: Classifier, *, arm: str, n: int, cases: int, epoch: int, seconds: float) -> Outcome:
-        return Outcome(
+    def _judged(self, model: Classifier, *, arm: str, n: int, cases: int, epoch: int, seconds: float) -> RepairResult:
+        return RepairResult(
             arm=arm,
             n=n,
             cases=cases,
@@ -133,7 +124,7 @@ class Unit:
         )
 
     def _retrained(self, cases: Samples, *, control: bool = False) -> Retrained:
-        """Every arm in the same way, from the original weights, the epoch chosen by the same monitor."""
+        """Retrain from the original weights; every arm in the same way, with the same monitor."""
         finetune = self.setting.finetune
         if control:
             finetune = replace(finetune, case_share=0.0, must_improve=False)
@@ -146,7 +137,7 @@ class Unit:
             generator=spawn(self.field.seed, self.setting.name, "retraining"),
         )
 
-    # Where cases come from
+    # Sources of cases
 
     def _cases(self, arm: str, n: int) -> Samples:
         generator = spawn(self.field.seed, self.setting.name, arm, n)
@@ -168,15 +159,15 @@ class Unit:
 
     @property
     def _rows(self) -> int:
-        """Rows that a retraining learns from."""
+        """Training rows of a retraining."""
         f = self.setting.finetune
         return f.epochs * (f.steps or 1) * f.batch_size
 
     def _failures(self, model: Classifier, recipe: Recipe, n: int, generator: torch.Generator) -> Samples:
-        """n operational failures of a model, drawn from those that conditions lead to; fewer if it fails too rarely.
+        """n operational failures of a model, drawn from those found by conditions; fewer if it fails too rarely.
 
-        Seeds are drawn as the field has their classes and severities as the recipe has them, so the failures already
-        come as often as the field meets their like; to weigh them by their cells' masses would count that twice.
+        Seeds follow the field's class frequencies and severities follow the recipe, so failures already occur as often
+        as in the field; weighting them by the masses of their cells would count that twice.
         """
         guide = self.instruments
         move = ConditionMove(recipe=recipe, naturalness=guide.naturalness)
@@ -193,7 +184,7 @@ class Unit:
         return cases[torch.randperm(len(cases), generator=generator)[:n]]
 
     def _in_rounds(self, recipe: Recipe, n: int, generator: torch.Generator) -> Samples:
-        """As many cases in several rounds, each from failures of the model that the rounds before led to."""
+        """n cases found in several rounds, each with the model retrained on the cases so far."""
         model, cases = self.field.model, self.field.train[:0]
         for r in range(self.setting.rounds):
             more = n * (r + 1) // self.setting.rounds - len(cases)
@@ -203,7 +194,7 @@ class Unit:
         return cases
 
     def _seeds(self, recipe: Recipe, n: int, generator: torch.Generator) -> Samples:
-        """Training inputs, drawn as the field is estimated to have their classes."""
+        """Training inputs, drawn by the estimated class frequencies of the field."""
         labels = self.field.train.labels
         priors = self._declared_priors if recipe is self.setting.declared else self._fitted_priors
         chances = (priors / torch.bincount(labels, minlength=len(priors)))[labels]
@@ -218,15 +209,15 @@ class Unit:
         return self._priors(self.instruments.conditions.recipe)
 
     def _priors(self, recipe: Recipe) -> Tensor:
-        """Of the classes in the field, from the model's answers on it and on clean inputs under the recipe."""
+        """Class frequencies of the field, estimated from outputs on it and on clean inputs under the recipe."""
         generator = spawn(self.field.seed, "priors")
         clean = under(recipe, Samples.concat([self.field.clean] * 4), generator=generator)
         fitted = estimate_priors(self.field.model, clean, self.field.seen, resamples=20, generator=generator)
         values = torch.as_tensor(fitted.values, dtype=torch.float64)
-        return (1 - SPREAD) * values + SPREAD / len(values)
+        return (1 - UNIFORM_SHARE) * values + UNIFORM_SHARE / len(values)
 
     def _attacked(self, arm: str, radius: float, n: int, generator: torch.Generator) -> Samples:
-        """Cases of an attack from random training inputs; of FOL-Fuzz's, those that BE-ST chooses."""
+        """Cases of an attack from random training inputs; for FOL-Fuzz, those that BE-ST chooses."""
         rows = torch.randperm(len(self.field.train), generator=generator)
         model, seeds = self.field.model, self.field.train
         if arm == PGD_CASES:
@@ -240,20 +231,20 @@ class Unit:
 
     @cached_property
     def radius(self) -> float:
-        """Of three, the one whose PGD cases retrain best by the monitor; found once a field, with its first seed."""
-        pilot = Steps(self.folder / f"pilot-{self.setting.name}").step("radius", Radius, self._pilot)
+        """The one of three whose PGD cases retrain best by the monitor; chosen once per field, with its first seed."""
+        pilot = Steps(self.folder / f"pilot-{self.setting.name}").step("radius", ChosenRadius, self._pilot)
         return pilot.value
 
-    def _pilot(self) -> Radius:
-        told = {}
+    def _pilot(self) -> ChosenRadius:
+        monitors = {}
         for radius in self.setting.radii:
             generator = spawn(self.setting.seeds[0], self.setting.name, "pilot")
             cases = self._attacked(PGD_CASES, radius, min(PILOT, max(self.setting.sizes)), generator)
-            told[radius] = pmi_monitor(self.field.watched)(self._retrained(cases).model)
-        return Radius(value=min(told, key=lambda radius: told[radius]), monitors=tuple(told.values()))
+            monitors[radius] = pmi_monitor(self.field.watched)(self._retrained(cases).model)
+        return ChosenRadius(value=min(monitors, key=lambda radius: monitors[radius]), monitors=tuple(monitors.values()))
 
     def _labelled(self, arm: str, n: int, generator: torch.Generator) -> Samples:
-        """Field inputs whose labels are paid for: at random, or those the model is least sure of."""
+        """Field inputs with bought labels: at random, or those the model is least sure of."""
         pool = Samples.concat([self.field.seen, self.field.judging])
         n = min(n, len(pool))
         if arm == LABELLED:
@@ -263,8 +254,8 @@ class Unit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Radius:
-    """The radius of attacks that was chosen, and what the monitor said of every one that was tried."""
+class ChosenRadius:
+    """The chosen radius of attacks, and the monitor's value for every radius."""
 
     value: float
     monitors: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""What retraining came to: tables, how many cases each arm needs, and whether the goals held."""
+"""The results of retraining: tables, how many cases each arm needs, and whether the goals held."""
 
 from __future__ import annotations
 
@@ -12,91 +12,76 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from operant import results
 from operant.rng import spawn
 from operant_studies.operational_fuzz.repair import (
     AUGMENTED,
     CONTROL,
-    DECLARED,
     FOL_CASES,
-    GINI,
-    LABELLED,
     PGD_CASES,
     RANDOM,
     ROUNDS,
+    SIZED,
     UNDECLARED,
-    Outcome,
+    RepairResult,
     names,
     sized_arms,
     steps_of,
 )
-from operant_studies.operational_fuzz.settings import Setting
-from operant_studies.shared import mean, table
+from operant_studies.operational_fuzz.settings import FieldSetting
+from operant_studies.shared import mean, save_figure, table
 
 IGNORE_THE_FIELD = (PGD_CASES, FOL_CASES)
 RESAMPLES = 2000
-COLOURS = {
-    DECLARED: "#7fb3d5",
-    UNDECLARED: "#2471a3",
-    ROUNDS: "#154360",
-    RANDOM: "#b7950b",
-    PGD_CASES: "#c0392b",
-    FOL_CASES: "#e59866",
-    GINI: "#7d8a6a",
-    LABELLED: "#27774a",
-}
+COLOURS = ("#7fb3d5", "#2471a3", "#154360", "#b7950b", "#c0392b", "#e59866", "#7d8a6a", "#27774a")
+COLOUR_OF = dict(zip(SIZED, COLOURS, strict=True))
 
 
 @dataclass(frozen=True)
-class Told:
-    """The finished outcomes of one field."""
+class FieldRepairs:
+    """The finished retrainings of one field."""
 
-    setting: Setting
+    setting: FieldSetting
     out: Path
 
     @cached_property
-    def outcomes(self) -> dict[tuple[str, int], list[Outcome]]:
-        """By arm and number of cases, a list over the seeds."""
-        told: dict[tuple[str, int], list[Outcome]] = {key: [] for key in names(self.setting).values()}
-        for seed in self.setting.seeds:
-            folder = steps_of(self.setting, seed, self.out).folder
-            for name, key in names(self.setting).items():
-                told[key].append(results.load(folder / f"{name}.json", Outcome))
-        return told
+    def outcomes(self) -> dict[tuple[str, int], list[RepairResult]]:
+        """By arm and number of cases, one per seed."""
+        steps = [steps_of(self.setting, seed, self.out) for seed in self.setting.seeds]
+        return {key: [s.read(name, RepairResult) for s in steps] for name, key in names(self.setting).items()}
 
     def curve(self, arm: str) -> NDArray[np.float64]:
         """pmi by seed and number of cases."""
         return np.array([[o.pmi for o in self.outcomes[arm, n]] for n in self.setting.sizes]).T
 
 
-def section(settings: Sequence[Setting], out: Path) -> str:
-    """The part of the page about repair; its picture is written beside it."""
-    told = [Told(setting, out) for setting in settings if setting.sizes]
-    draw_curves(told, out / "operational-fuzz-repair.svg")
-    return "\n".join([_INTRO, _left_out(settings), _goals(told), *(_field(t) for t in told)])
+def section(settings: Sequence[FieldSetting], out: Path) -> str:
+    """The section of the page about repair; writes its picture."""
+    fields = [FieldRepairs(setting, out) for setting in settings if setting.sizes]
+    draw_curves(fields, out / "operational-fuzz-repair.svg")
+    return "\n".join([_INTRO, _left_out(settings), _goals(fields), *(_field(t) for t in fields)])
 
 
-def _left_out(settings: Sequence[Setting]) -> str:
+def _left_out(settings: Sequence[FieldSetting]) -> str:
     titles = "; ".join(s.title for s in settings if not s.sizes)
-    return f"Not repaired, only searched and read: {titles}.\n" if titles else ""
+    return f"Searched and read, but not repaired: {titles}.\n" if titles else ""
 
 
 _INTRO = """## Repair
 
-True pmi on field inputs that nothing else has seen, after retraining with n cases. Every arm is retrained in the same
-way (`OperationalFinetune`, a quarter of the rows cases, the epoch chosen by one monitor on labelled field inputs that
-all arms share, the original weights kept where none is better), so that only the cases differ; intervals are 95 %, over
-seeds: of the network (MNIST), of who gets which field inputs, of cases and of retraining.
+True pmi on field inputs used for nothing else, after retraining with n cases. Every arm is retrained in the same way
+(`OperationalFinetune`; a quarter of the rows are cases; one monitor on labelled field inputs, the same for all arms,
+chooses the epoch; the original weights stay if no epoch is better), so that only the cases differ. Intervals are 95 %,
+over seeds of the network (MNIST), of the division of field inputs, of cases and of retraining.
 
 - *OperationalFuzz*: operational failures from training images; *declared*: with the field's own recipe or, for another
   source, a person's guess; *undeclared*: with conditions that `fit_conditions` estimates from unlabelled field inputs;
-  *in rounds*: the same, but found in rounds, each on the model that the cases so far led to.
-- *random conditions*: training images under the estimated conditions, failing or not, classes as often as
-  OperationalFuzz has them.
-- *PGD*, *FOL-Fuzz + BE-ST*: from random training images; of three radii the one whose PGD cases help most, by the
-  monitor. They ignore the field.
-- *DeepGini*, *labelled at random*: field inputs with their true labels, which somebody has to give.
-- *augmentation*: every case row is a training image under new estimated conditions; nothing is searched or kept.
+  *in rounds*: the same, found in rounds, each with the model retrained on the cases so far.
+- *random conditions*: training images under the estimated conditions, failing or not, with the class
+  frequencies of OperationalFuzz.
+- *PGD*, *FOL-Fuzz + BE-ST*: from random training images, at the one of three radii whose PGD cases help most by
+  the monitor. They ignore the field.
+- *DeepGini*, *labelled at random*: field inputs with their true labels, which cost.
+- *augmentation*: every case row is a training image under newly drawn estimated conditions, without a search.
 
 ![True pmi by number of cases](operational-fuzz-repair.svg)
 """
@@ -105,7 +90,7 @@ seeds: of the network (MNIST), of who gets which field inputs, of cases and of r
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 
-def _field(t: Told) -> str:
+def _field(t: FieldRepairs) -> str:
     sizes = t.setting.sizes
     before, control, augmented = (t.outcomes[arm, 0] for arm in ("before", CONTROL, AUGMENTED))
     arms = sized_arms(t.setting)
@@ -114,8 +99,8 @@ def _field(t: Told) -> str:
     few = [f"{arm}: {_smallest(t, arm)}" for arm in arms if _smallest(t, arm)]
     return f"""### {t.setting.title}
 
-{len(t.setting.seeds)} seeds. Before: pmi {_share(before)} %, clean accuracy {_clean(before)} %. Clean control: pmi
-{_share(control)} %, clean {_clean(control)} %. Augmentation with no cases: pmi {_share(augmented)} %, clean
+{len(t.setting.seeds)} seeds. Initial: pmi {_share(before)} %, clean accuracy {_clean(before)} %. Clean control: pmi
+{_share(control)} %, clean {_clean(control)} %. Augmentation without cases: pmi {_share(augmented)} %, clean
 {_clean(augmented)} %.
 
 True pmi, %, after retraining with n cases:
@@ -124,19 +109,19 @@ True pmi, %, after retraining with n cases:
 Clean accuracy, %:
 
 {table(["cases from", *(f"n = {n}" for n in sizes)], clean)}
-{"Fewer cases than asked for, at the largest n: " + "; ".join(few) + "." if few else ""}
+{"Fewer cases than requested, at the largest n: " + "; ".join(few) + "." if few else ""}
 """
 
 
-def _share(outcomes: Sequence[Outcome]) -> str:
+def _share(outcomes: Sequence[RepairResult]) -> str:
     return mean(o.pmi for o in outcomes).share
 
 
-def _clean(outcomes: Sequence[Outcome]) -> str:
+def _clean(outcomes: Sequence[RepairResult]) -> str:
     return f"{100 * mean(o.clean for o in outcomes).value:.2f}"
 
 
-def _smallest(t: Told, arm: str) -> str:
+def _smallest(t: FieldRepairs, arm: str) -> str:
     n = max(t.setting.sizes)
     least = min(o.cases for o in t.outcomes[arm, n])
     return str(least) if least < n else ""
@@ -145,24 +130,24 @@ def _smallest(t: Told, arm: str) -> str:
 # Goals ----------------------------------------------------------------------------------------------------------------
 
 
-def _goals(told: Sequence[Told]) -> str:
-    rows = [row for t in told for row in _needed(t)]
+def _goals(fields: Sequence[FieldRepairs]) -> str:
+    rows = [row for t in fields for row in _needed(t)]
     columns = ["field", "to reach", "pmi, %", UNDECLARED, "ratio", ROUNDS, "ratio", "goal", "", "in rounds"]
     return f"""### How many cases each needs
 
-The number of cases after which OperationalFuzz with the recipe undeclared is as good as a rival with its own number:
-read off the mean over seeds, never rising with n, linear in log n between the sizes tried, intervals from resampled
-seeds. *≤* marks a target that the smallest size already reaches, *>* one that the largest does not. *Held*: the whole
-interval of the ratio is at most the goal. The first row of a field is the best of what ignores the field; where that
-makes no model better, whatever its number of cases, the largest number stands for it. *Not decided* also stands where
-the smallest size tried already suffices and a twentieth of the rival's number would be fewer. Both rules were made when
-results had been seen.
+The number of cases after which OperationalFuzz with the recipe undeclared is as good as a rival with its own number.
+It comes from the running minimum of the mean over seeds, linear in log n between the sizes; intervals are from
+resampled seeds. *≤* marks a target that the smallest size already reaches, *>* one that the largest does not reach.
+*Held*: the whole interval of the ratio is at most the goal. The first row of a field is the best rival that ignores the
+field; where that improves no model with any number of cases, its largest number is used. The verdict is also *not
+decided* where the smallest size already suffices and a twentieth of the rival's number would be fewer. Both rules were
+made after results had been seen.
 
 {table(columns, rows)}"""
 
 
-def _needed(t: Told) -> list[list[object]]:
-    """Against the best that ignores the field (a twentieth), and random conditions where a third can be told."""
+def _needed(t: FieldRepairs) -> list[list[object]]:
+    """Against the best rival that ignores the field (a twentieth), and random conditions where a third can be seen."""
     ends = {(arm, n): t.curve(arm).mean(0)[i] for arm in IGNORE_THE_FIELD for i, n in enumerate(t.setting.sizes)}
     arm, n = min(ends, key=lambda key: (ends[key], -key[1]))
     rows = [_row(t, arm, n, 1 / 20)]
@@ -170,7 +155,7 @@ def _needed(t: Told) -> list[list[object]]:
     return rows + [_row(t, RANDOM, n, 1 / 3) for n in t.setting.sizes if n >= 3 * smallest]
 
 
-def _row(t: Told, rival: str, n: int, goal: float) -> list[object]:
+def _row(t: FieldRepairs, rival: str, n: int, goal: float) -> list[object]:
     target = t.curve(rival)[:, t.setting.sizes.index(n)]
     cells: list[object] = [t.setting.title, f"{rival}, {n} cases", f"{100 * target.mean():.1f}"]
     verdicts: list[str] = []
@@ -185,7 +170,7 @@ def _row(t: Told, rival: str, n: int, goal: float) -> list[object]:
 
 
 def _verdict(low: float, high: float, most: float, *, floor: int) -> str:
-    """Whether so many cases are enough; where the smallest number tried already is, nobody knows how few would be."""
+    """Whether at most ``most`` cases are needed; undecided if the smallest size, ``floor``, already suffices."""
     if high <= most:
         return "held"
     return "not held" if low > most and low > floor else "not decided"
@@ -200,12 +185,12 @@ def _count(count: float, sizes: Sequence[int]) -> str:
 def cases_needed(
     curves: NDArray[np.float64], target: NDArray[np.float64], sizes: Sequence[int]
 ) -> tuple[float, float, float]:
-    """Cases after which the mean of the curves is at the mean target, with a 95 % interval over resampled seeds.
+    """Cases until the mean curve reaches the mean target, with a 95 % interval over resampled seeds.
 
     Args:
         curves: by seed and size.
         target: by seed, paired with the curves.
-        sizes: how many cases each column had; what the last does not reach counts as ten times as many.
+        sizes: cases of each column; a target that the last does not reach counts as ten times as many.
     """
     rows = torch.randint(len(curves), (RESAMPLES, len(curves)), generator=spawn(0, "cases needed")).numpy()
     again = [crossing(curves[some].mean(0), target[some].mean(), sizes) for some in rows]
@@ -214,7 +199,7 @@ def cases_needed(
 
 
 def crossing(curve: NDArray[np.float64], target: float, sizes: Sequence[int]) -> float:
-    """Where a curve, made never to rise, first is at the target; linear in the logarithm of the size.
+    """Where the running minimum of a curve first reaches the target; linear in the logarithm of the size.
 
     >>> crossing(np.array([0.3, 0.1, 0.2]), 0.2, [10, 1000, 2000])
     100.0
@@ -229,15 +214,12 @@ def crossing(curve: NDArray[np.float64], target: float, sizes: Sequence[int]) ->
     return float(np.exp(np.log(sizes[i - 1]) + share * np.log(sizes[i] / sizes[i - 1])).round(9))
 
 
-# Picture --------------------------------------------------------------------------------------------------------------
-
-
-def draw_curves(told: Sequence[Told], path: Path) -> None:
-    """True pmi by number of cases, a line an arm; dotted: before, and augmentation without cases."""
-    figure = Figure(figsize=(4.2 * len(told), 3.6), layout="constrained")
-    for ax, t in zip(figure.subplots(1, len(told), squeeze=False)[0], told, strict=True):
+def draw_curves(fields: Sequence[FieldRepairs], path: Path) -> None:
+    """True pmi by number of cases, one line per arm; dotted: initial model, and augmentation without cases."""
+    figure = Figure(figsize=(4.2 * len(fields), 3.6), layout="constrained")
+    for ax, t in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields, strict=True):
         for arm in sized_arms(t.setting):
-            ax.plot(t.setting.sizes, 100 * t.curve(arm).mean(0), marker="o", ms=3, color=COLOURS[arm], label=arm)
+            ax.plot(t.setting.sizes, 100 * t.curve(arm).mean(0), marker="o", ms=3, color=COLOUR_OF[arm], label=arm)
         for arm, style in (("before", ":"), (AUGMENTED, "--")):
             level = 100 * mean(o.pmi for o in t.outcomes[arm, 0]).value
             ax.axhline(level, color="black", linewidth=0.8, linestyle=style, label=arm)
@@ -245,4 +227,4 @@ def draw_curves(told: Sequence[Told], path: Path) -> None:
         ax.set_title(t.setting.title, fontsize=8)
     figure.axes[0].set_ylabel("true pmi, %")
     figure.axes[-1].legend(fontsize=6)
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)

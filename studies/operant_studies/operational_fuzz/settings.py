@@ -1,138 +1,74 @@
-"""What the study of operational fuzzing runs at each scale: fields, how much of each, and how much is asked."""
+"""What the study of operational fuzzing runs at each scale: fields, numbers of inputs, and budgets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from operant.conditions import Recipe, half_normal, normal, uniform
+from operant.conditions import Recipe, Severity, half_normal, normal, uniform
 from operant.retrain import OperationalFinetune
+from operant_studies.shared import check_scale
 
-HANDWRITING = Recipe(
-    severities={
-        "rotation": normal(12),
-        "shift_x": uniform(-0.075, 0.075),
-        "shift_y": uniform(-0.075, 0.075),
-        "blur": uniform(0, 1.3),
-        "brightness": normal(0.15),
-        "contrast": normal(0.3),
-        "gaussian_noise": uniform(0, 0.2),
-    }
+
+def _recipe(*, shift: Severity, blur: float, noise: Severity | None = None, **std: float) -> Recipe:
+    """Conditions in one fixed order; ``std`` holds those that are normal about 0."""
+    frame = {name: normal(std[name]) for name in ("rotation", "scale", "shear") if name in std}
+    light = {name: normal(std[name]) for name in ("brightness", "contrast", "gamma") if name in std}
+    moved = {"shift_x": shift, "shift_y": shift, "blur": uniform(0, blur)}
+    return Recipe(severities=frame | moved | light | ({"gaussian_noise": noise} if noise else {}))
+
+
+HANDWRITING = _recipe(
+    rotation=12, shift=uniform(-0.075, 0.075), blur=1.3, brightness=0.15, contrast=0.3, noise=uniform(0, 0.2)
 )
-SCANNED = Recipe(
-    severities={
-        "rotation": normal(8),
-        "scale": normal(0.12),
-        "shear": normal(0.15),
-        "shift_x": normal(0.05),
-        "shift_y": normal(0.05),
-        "blur": uniform(0, 1.2),
-        "contrast": normal(0.2),
-    }
+SCANNED = _recipe(rotation=8, scale=0.12, shear=0.15, shift=normal(0.05), blur=1.2, contrast=0.2)
+WIDE_HANDWRITING = _recipe(
+    rotation=25, scale=0.3, shear=0.3, shift=uniform(-0.25, 0.25), blur=2.5, brightness=0.3, contrast=0.6,
+    noise=uniform(0, 0.4),
+)  # fmt: skip
+OUTDOORS = _recipe(
+    rotation=6, shift=uniform(-0.1, 0.1), blur=0.5, brightness=0.12, contrast=0.25, noise=half_normal(0.02, high=0.1)
 )
-WIDE_HANDWRITING = Recipe(
-    severities={
-        "rotation": normal(25),
-        "scale": normal(0.3),
-        "shear": normal(0.3),
-        "shift_x": uniform(-0.25, 0.25),
-        "shift_y": uniform(-0.25, 0.25),
-        "blur": uniform(0, 2.5),
-        "brightness": normal(0.3),
-        "contrast": normal(0.6),
-        "gaussian_noise": uniform(0, 0.4),
-    }
-)
-OUTDOORS = Recipe(
-    severities={
-        "rotation": normal(6),
-        "shift_x": uniform(-0.1, 0.1),
-        "shift_y": uniform(-0.1, 0.1),
-        "blur": uniform(0, 0.5),
-        "brightness": normal(0.12),
-        "contrast": normal(0.25),
-        "gaussian_noise": half_normal(0.02, high=0.1),
-    }
-)
-OTHER_CAMERA = Recipe(
-    severities={
-        "scale": normal(0.2),
-        "shift_x": uniform(-0.1, 0.1),
-        "shift_y": uniform(-0.1, 0.1),
-        "blur": uniform(0, 0.8),
-        "brightness": normal(0.1),
-        "contrast": normal(0.2),
-        "gamma": normal(0.2),
-    }
-)
-WIDE_OUTDOORS = Recipe(
-    severities={
-        "rotation": normal(20),
-        "scale": normal(0.3),
-        "shift_x": uniform(-0.2, 0.2),
-        "shift_y": uniform(-0.2, 0.2),
-        "blur": uniform(0, 1.6),
-        "brightness": normal(0.25),
-        "contrast": normal(0.5),
-        "gaussian_noise": half_normal(0.1, high=0.3),
-    }
-)
+OTHER_CAMERA = _recipe(scale=0.2, shift=uniform(-0.1, 0.1), blur=0.8, brightness=0.1, contrast=0.2, gamma=0.2)
+WIDE_OUTDOORS = _recipe(
+    rotation=20, scale=0.3, shift=uniform(-0.2, 0.2), blur=1.6, brightness=0.25, contrast=0.5,
+    noise=half_normal(0.1, high=0.3),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One field: where its inputs come from, how many there are of each kind, and what is asked of them.
-
-    Attributes:
-        name: of the field.
-        title: as the page has it.
-        dataset: that the model learned from.
-        zipf: whether classes are as frequent as Zipf's law has it; else as they come.
-        applied: the conditions under which field inputs are made; None where they are another source's.
-        declared: what a user would declare: the conditions themselves, or a guess made before any result was seen.
-        widest: the strongest conditions that could be, within which they are estimated where nothing is declared.
-        train: training inputs that cases are made from and that retraining goes on with.
-        seen: unlabelled field inputs, for profile, naturalness and estimated conditions, half of them for the judge.
-        simulated: images that each trial simulates where conditions are estimated.
-        watched: labelled field inputs of the monitor.
-        truth: labelled field inputs that tell what is true; none of the above.
-        radii: of attacks in Linf; in L2 they are ``stretch`` times as large.
-        hunted: seeds that finding starts from.
-        genetic: seeds of the genetic searches, which take long.
-        sizes: how many cases are retrained with; none leaves the field out of repair.
-        finetune: how, for every arm.
-        rounds: of the arm in which fuzzing and retraining take turns; 0 leaves it out.
-    """
+class FieldSetting:
+    """One field: the source of its inputs, their numbers, and the budgets of searches and retraining."""
 
     name: str
-    title: str
-    dataset: str
-    zipf: bool = False
-    applied: Recipe | None = None
-    declared: Recipe
-    widest: Recipe
-    train: int = 20_000
+    title: str  # of the field on the page
+    dataset: str  # the model's training data
+    zipf: bool = False  # whether class frequencies follow Zipf's law instead of the data set's
+    applied: Recipe | None = None  # conditions that field inputs are made under; None if they come from another source
+    declared: Recipe  # what a user would declare: the conditions themselves, or a guess made before any result
+    widest: Recipe  # limits of conditions, within which they are estimated where nothing is declared
+    train: int = 20_000  # training inputs, for cases and for retraining
+    # seen: unlabelled field inputs, for profile, naturalness and estimated conditions; half of them for the judge
     seen: int = 4_000
-    simulated: int = 2_000
-    watched: int = 1_000
-    truth: int = 20_000
-    radii: tuple[float, ...] = (0.03, 0.1, 0.3)
+    simulated: int = 2_000  # images per simulation when conditions are estimated
+    watched: int = 1_000  # labelled field inputs of the monitor
+    truth: int = 20_000  # labelled field inputs for the true pmi; none of the above
+    radii: tuple[float, ...] = (0.03, 0.1, 0.3)  # of attacks in L-infinity; in L2 they are ``stretch`` times as large
     stretch: float = 10.0
-    hunted: int = 500
-    genetic: int = 30
+    hunted: int = 500  # seeds of the searches
+    genetic: int = 30  # seeds of the genetic searches, which are slow
+    # sizes: numbers of cases to retrain with; empty leaves the field out of repair
     sizes: tuple[int, ...] = (50, 100, 300, 1000, 3000)
-    finetune: OperationalFinetune = field(default_factory=OperationalFinetune)
-    rounds: int = 4
+    finetune: OperationalFinetune = field(default_factory=OperationalFinetune)  # the same for every arm
+    rounds: int = 4  # of the arm that alternates fuzzing and retraining; 0 leaves it out
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-def settings(scale: str) -> tuple[Setting, ...]:
+def settings(scale: str) -> tuple[FieldSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
+    check_scale(scale, "smoke", "small")
     if scale == "smoke":
         return (_digits(),)
-    if scale != "small":
-        raise ValueError(f"scale must be smoke or small, got {scale!r}")
-    mnist = OperationalFinetune(epochs=4, steps=100, max_drop=0.02, patience=None, progress=False)
-    zipf = Setting(
+    zipf = FieldSetting(
         name="zipf",
         title="MNIST by Zipf's law, under conditions",
         dataset="mnist",
@@ -140,27 +76,19 @@ def settings(scale: str) -> tuple[Setting, ...]:
         applied=HANDWRITING,
         declared=HANDWRITING,
         widest=WIDE_HANDWRITING,
-        finetune=mnist,
+        finetune=OperationalFinetune(epochs=4, steps=100, max_drop=0.02, patience=None, progress=False),
     )
-    usps = Setting(
-        name="usps",
-        title="USPS, for a model of MNIST",
-        dataset="mnist",
-        declared=SCANNED,
-        widest=WIDE_HANDWRITING,
-        finetune=mnist,
-    )
-    return zipf, usps, *_cifar()
+    usps = replace(zipf, name="usps", title="USPS, for a model of MNIST", zipf=False, applied=None, declared=SCANNED)
+    return zipf, usps, *_cifar(zipf)
 
 
-def _cifar() -> tuple[Setting, Setting]:
-    finetune = OperationalFinetune(
-        epochs=2, steps=100, batch_size=32, optimiser="sgd", max_drop=0.03, patience=None, progress=False
-    )
-    made = Setting(
+def _cifar(start: FieldSetting) -> tuple[FieldSetting, FieldSetting]:
+    made = replace(
+        start,
         name="outdoors",
         title="CIFAR-10 under conditions",
         dataset="cifar10",
+        zipf=False,
         applied=OUTDOORS,
         declared=OUTDOORS,
         widest=WIDE_OUTDOORS,
@@ -172,7 +100,7 @@ def _cifar() -> tuple[Setting, Setting]:
         hunted=200,
         genetic=10,
         sizes=(50, 300, 1000),
-        finetune=finetune,
+        finetune=replace(start.finetune, epochs=2, batch_size=32, optimiser="sgd", max_drop=0.03),
         rounds=0,
         seeds=(0, 1, 2),
     )
@@ -189,8 +117,8 @@ def _cifar() -> tuple[Setting, Setting]:
     return made, tiny
 
 
-def _digits() -> Setting:
-    return Setting(
+def _digits() -> FieldSetting:
+    return FieldSetting(
         name="digits",
         title="digits under conditions",
         dataset="digits",

@@ -1,4 +1,4 @@
-"""The cases whose labels are looked at, and the reference network that judges them."""
+"""The cases whose labels are judged, and the reference network that judges them."""
 
 from __future__ import annotations
 
@@ -10,94 +10,79 @@ import torch
 from torch import Tensor, nn
 
 from operant.conditions import Recipe, apply
-from operant.data import Dataset, Samples, load, load_digits
+from operant.data import Samples
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
 from operant.networks import ResNet20, fit, initialise, load_weights
 from operant.rng import normal_like, spawn
 from operant.suite import Suite
-from operant_studies.operational_fuzz.fields import Field, under
+from operant_studies.operational_fuzz.fields import StudyField, under
 from operant_studies.operational_fuzz.finding import make_moves, recipe_of
-from operant_studies.operational_fuzz.instruments import Instruments
-from operant_studies.operational_fuzz.settings import Setting
-from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD, find_resnet20, mnist_network
+from operant_studies.operational_fuzz.instruments import FieldInstruments
+from operant_studies.operational_fuzz.settings import FieldSetting
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD, mnist_network, read_dataset, require_resnet20
 
-CASES = 100  # of a field, at most
+CASES = 100  # per field, at most
 AGREED = 0.9  # share of people who must have given a CIFAR-10 image its label
-OTHERS = 5  # images that the conditions of a case are applied to as well
+OTHERS = 5  # other images per case for the error at equal severity
 MOVES = ("conditions", "gradient")
-SEEDS = {"mnist": 1_200, "cifar10": 400, "digits": 100}  # that cases are made from; and again until there are enough
-TAUGHT = {"mnist": 20_000, "cifar10": 8_000, "digits": 400}  # images that the reference learns from, thrice each
+SEEDS = {"mnist": 1_200, "cifar10": 400, "digits": 100}  # per search; repeated until there are enough cases
+TAUGHT = {"mnist": 20_000, "cifar10": 8_000, "digits": 400}  # training images of the reference, in three versions each
 EPOCHS = {"mnist": 3, "cifar10": 1, "digits": 2}
 RATE = {"mnist": 1e-3, "cifar10": 3e-4, "digits": 2e-3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cases:
-    """Operational failures, drawn at random from those that were accepted.
+class AcceptedCases:
+    """Operational failures, drawn at random from those that a search accepted."""
 
-    Attributes:
-        seeds: how many inputs the search began with.
-        looked_at, ambiguous: how many inputs there were to choose seeds from, and how many of them were dropped since
-            people do not agree on their class.
-        accepted: operational failures in all.
-        x, x0: cases and their seeds.
-        label, prediction: of the seeds' classes, and what the model says of the cases.
-        conditions: whether a case was made by conditions; else by gradients.
-        values, noise: severities, one column for each condition of the recipe, and what names their random numbers.
-        recipe: that the search was given.
-    """
-
-    seeds: int
-    looked_at: int
+    seeds: int  # number of seeds of the search
+    # candidates, ambiguous: number of inputs that seeds were chosen from, and how many were dropped because people
+    # disagree about their class
+    candidates: int
     ambiguous: int
-    accepted: int
+    accepted: int  # number of operational failures
+    # x, x0: cases and their seeds
     x: Tensor
     x0: Tensor
+    # label, prediction: class of the seed, and the model's prediction for the case
     label: Tensor
     prediction: Tensor
-    conditions: Tensor
+    conditions: Tensor  # whether a case was made by conditions; else by gradients
+    # values, noise: severities, one column per condition of the recipe, and the seeds of their random numbers
     values: Tensor
     noise: Tensor
-    recipe: Recipe
+    recipe: Recipe  # of the search
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What the reference says.
+class ReferenceVerdicts:
+    """The verdicts of the reference."""
 
-    Attributes:
-        model_error, reference_error: on field inputs, of the model and of the reference.
-        wrong: whether the reference misreads each case.
-        equal: the share that it misreads of other images at the severity of each case.
-        seeds_wrong: whether it misreads the case's seed.
-        field_failures: how many of the field inputs the model misreads.
-        field_wrong: the share that the reference misreads of those, whose labels are true.
-    """
-
+    # model_error, reference_error: on field inputs, of the model and of the reference
     model_error: float
     reference_error: float
-    wrong: Tensor
-    equal: Tensor
-    seeds_wrong: Tensor
-    field_failures: int
-    field_wrong: float
+    wrong: Tensor  # whether the reference misclassifies each case
+    equal: Tensor  # its error on other images at the severity of each case
+    seeds_wrong: Tensor  # whether it misclassifies the case's seed
+    field_failures: int  # number of field inputs that the model misclassifies
+    field_wrong: float  # the reference's error on those, whose labels are true
 
 
 # Cases ----------------------------------------------------------------------------------------------------------------
 
 
-def make_cases(field: Field, instruments: Instruments, data: Path | None) -> Cases:
-    """Search for operational failures with both fast moves, and draw some of what was accepted."""
+def make_cases(field: StudyField, instruments: FieldInstruments, data: Path | None) -> AcceptedCases:
+    """Search for operational failures with both fast moves, and draw some of the accepted ones."""
     agreed, ambiguous = seeds_of(field, data)
     right = field.model.correct(agreed)
     recipe = recipe_of(field, instruments)
     accepted, used = _accepted(fuzz(field.setting, recipe, instruments), field, right)
     rows = torch.randperm(len(accepted), generator=spawn(field.seed, "labels", "drawn"))[:CASES]
     chosen = accepted[rows.sort().values]
-    return Cases(
+    return AcceptedCases(
         seeds=used,
-        looked_at=len(agreed) + ambiguous,
+        candidates=len(agreed) + ambiguous,
         ambiguous=ambiguous,
         accepted=len(accepted),
         x=chosen.x,
@@ -111,8 +96,8 @@ def make_cases(field: Field, instruments: Instruments, data: Path | None) -> Cas
     )
 
 
-def _accepted(search: OperationalFuzz, field: Field, right: Samples) -> tuple[Suite, int]:
-    """What a search accepts, and from how many seeds: portion after portion until there are enough."""
+def _accepted(search: OperationalFuzz, field: StudyField, right: Samples) -> tuple[Suite, int]:
+    """The accepted cases of a search, and its number of seeds; searches in batches until there are enough cases."""
     order = torch.randperm(len(right), generator=spawn(field.seed, "labels"))
     found: list[Suite] = []
     used = 0
@@ -125,7 +110,7 @@ def _accepted(search: OperationalFuzz, field: Field, right: Samples) -> tuple[Su
     return Suite.concat(found), used
 
 
-def fuzz(setting: Setting, recipe: Recipe, instruments: Instruments) -> OperationalFuzz:
+def fuzz(setting: FieldSetting, recipe: Recipe, instruments: FieldInstruments) -> OperationalFuzz:
     naturalness = instruments.naturalness
     moves = make_moves(setting, recipe, naturalness)
     return OperationalFuzz(
@@ -140,12 +125,12 @@ def _column(suite: Suite, name: str) -> Tensor:
     return torch.as_tensor(suite[name]).double().nan_to_num(0.0)
 
 
-def seeds_of(field: Field, data: Path | None) -> tuple[Samples, int]:
-    """Inputs to make cases from; of CIFAR-10 test images on whose class people agreed, and how many were dropped."""
+def seeds_of(field: StudyField, data: Path | None) -> tuple[Samples, int]:
+    """Inputs to make cases from, and how many were dropped; for CIFAR-10, test images on whose class people agree."""
     if field.setting.dataset != "cifar10":
         return field.train, 0
-    assert data is not None
-    test = load("cifar10", data).test
+    assert data is not None  # see `check_data`
+    test = read_dataset("cifar10", data).test
     with np.load(data / "cifar10h.npz") as file:
         counts = torch.from_numpy(file["counts"]).double()
     share = counts[torch.arange(len(test)), test.labels] / counts.sum(1)
@@ -156,10 +141,10 @@ def seeds_of(field: Field, data: Path | None) -> tuple[Samples, int]:
 # The reference --------------------------------------------------------------------------------------------------------
 
 
-def reference(field: Field, recipe: Recipe, data: Path | None) -> Classifier:
-    """A network that learned from images no case is made of: as they are, under the recipe, and under the widest."""
+def reference(field: StudyField, recipe: Recipe, data: Path | None) -> Classifier:
+    """A network trained on images that no case is made of: clean, under the recipe, and under the widest conditions."""
     name = field.setting.dataset
-    known = load_digits(size=28) if name == "digits" else _loaded(name, data)
+    known = read_dataset(name, data)
     images = known.train if name == "cifar10" else known.train[~torch.isin(known.train.ids, field.train.ids)]
     images = images[torch.randperm(len(images), generator=spawn(field.seed, "reference"))[: TAUGHT[name]]]
     harder = [
@@ -180,29 +165,21 @@ def reference(field: Field, recipe: Recipe, data: Path | None) -> Classifier:
     return Classifier(fitted.module, mean=mean, std=std)
 
 
-def _start(field: Field, data: Path | None) -> nn.Module:
-    """ResNet-20 with known weights; else a network with more channels than the model's, from nothing."""
-    if field.setting.dataset != "cifar10":
-        return initialise(mnist_network, generator=spawn(field.seed, "reference", "weights"))
-    assert data is not None
-    weights = find_resnet20(data)
-    assert weights is not None
-    return load_weights(ResNet20(), weights)
+def _start(field: StudyField, data: Path | None) -> nn.Module:
+    """ResNet-20 with given weights for CIFAR-10, else an untrained network with more channels than the model's."""
+    if field.setting.dataset == "cifar10":
+        return load_weights(ResNet20(), require_resnet20(data))
+    return initialise(mnist_network, generator=spawn(field.seed, "reference", "weights"))
 
 
-def _loaded(name: str, data: Path | None) -> Dataset:
-    assert data is not None
-    return load(name, data)
-
-
-def judge(field: Field, cases: Cases, network: Classifier, data: Path | None) -> Judged:
-    """What the reference says of cases, of other images at equal severity, and of field inputs."""
+def judge(field: StudyField, cases: AcceptedCases, network: Classifier, data: Path | None) -> ReferenceVerdicts:
+    """Judge cases, other images at equal severity, and field inputs."""
     truth = field.truth[:4_000]
     failing = truth[field.model.predict(truth.x) != truth.labels]
     equal = torch.where(
         cases.conditions, _equal_conditions(field, cases, network, data), _equal_noise(field, cases, network)
     )
-    return Judged(
+    return ReferenceVerdicts(
         model_error=1 - field.model.accuracy(truth),
         reference_error=1 - network.accuracy(truth),
         wrong=network.predict(cases.x) != cases.label,
@@ -213,8 +190,8 @@ def judge(field: Field, cases: Cases, network: Classifier, data: Path | None) ->
     )
 
 
-def _equal_conditions(field: Field, cases: Cases, network: Classifier, data: Path | None) -> Tensor:
-    """The share misread of other images of each case's class, under the conditions of the case."""
+def _equal_conditions(field: StudyField, cases: AcceptedCases, network: Classifier, data: Path | None) -> Tensor:
+    """The error on other images of each case's class, under the conditions of the case."""
     pool, _ = seeds_of(field, data)
     generator = spawn(field.seed, "labels", "others")
     same = (pool.labels == cases.label[:, None]).double()
@@ -225,8 +202,8 @@ def _equal_conditions(field: Field, cases: Cases, network: Classifier, data: Pat
     return wrong.double().view(-1, OTHERS).mean(1)
 
 
-def _equal_noise(field: Field, cases: Cases, network: Classifier) -> Tensor:
-    """The share misread of each case's seed under noise that moves it as far."""
+def _equal_noise(field: StudyField, cases: AcceptedCases, network: Classifier) -> Tensor:
+    """The error on each case's seed under noise that moves it as far."""
     noise = normal_like(cases.x.repeat_interleave(OTHERS, 0), generator=spawn(field.seed, "labels", "noise"))
     far = (cases.x - cases.x0).flatten(1).norm(dim=1).repeat_interleave(OTHERS)
     noise *= (far / noise.flatten(1).norm(dim=1)).view(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""Rivals: does the guidance of four coverage-guided fuzzers pay, and what do they find beside ours?"""
+"""Rivals: does the guidance of four coverage-guided fuzzers pay, and what do they find compared with ours?"""
 
 from __future__ import annotations
 
@@ -18,15 +18,7 @@ __all__ = ["run_study"]
 
 
 def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
-    """Run what is not there yet, then write the page and its pictures.
-
-    Args:
-        out: the folder of this study at this scale; run again, it goes on where it stopped.
-        data: where MNIST, CIFAR-10 and the ResNet-20's weights are.
-        scale: ``smoke`` or ``small``.
-        workers: processes, each with one thread.
-        console: where to tell what happens.
-    """
+    """Run the study and write its page; it needs MNIST, CIFAR-10 and the weights of ResNet-20."""
     out, chosen = Path(out), settings(scale)
     check_data(tuple(setting.field for setting in chosen), data)
     sign_folder(out, scale=scale, setting=chosen)
@@ -35,7 +27,7 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
         for setting in chosen
         for number in range(NETWORKS)
     ]
-    run_units(networks, workers=workers, console=console)  # first, for all searches share them
+    run_units(networks, workers=workers, console=console)  # first, because all searches share them
     work = [
         (f"{name}, {setting.name}, seed {seed}", partial(part.run, setting, data, out, seed))
         for setting in reversed(chosen)  # the longest first

@@ -1,4 +1,4 @@
-"""How coverage grows: every search of every contest from the same inputs, and what each covered by when."""
+"""How coverage grows: every search of every contest, from the same inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -15,77 +14,66 @@ from operant.data import Samples
 from operant.measure import fit_ranges
 from operant.model import Classifier
 from operant.rng import spawn
-from operant_studies.operational_fuzz.fields import Field, make_field
-from operant_studies.operational_fuzz.finding import hunted
-from operant_studies.rivals.contests import CONTESTS, Contest, Explorer, Known, build, logit_move
+from operant_studies.operational_fuzz.fields import StudyField, make_field
+from operant_studies.operational_fuzz.finding import search_seeds
+from operant_studies.rivals.contests import CONTESTS, Contest, ContestData, Explorer, build, logit_move
 from operant_studies.rivals.models import others
-from operant_studies.rivals.settings import Setting
+from operant_studies.rivals.settings import RivalsSetting
 from operant_studies.shared import Steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
-    """How the coverage of one search grew.
+class CoverageCurve:
+    """The coverage of one search by model rows."""
 
-    Attributes:
-        rows: model rows that each input had spent, mean.
-        coverage: by then: a share, or a number of points.
-        failures: found on the way.
-        seconds: CPU time.
-    """
-
-    rows: tuple[float, ...]
-    coverage: tuple[float, ...]
-    failures: int
-    seconds: float
+    rows: tuple[float, ...]  # model rows spent per input, mean
+    coverage: tuple[float, ...]  # a share, or a number of points
+    failures: int  # found on the way
+    seconds: float  # of CPU time
 
     def at(self, rows: float) -> float:
-        """Coverage after so many rows, between two turns on the line between them."""
+        """Coverage after so many rows, interpolated linearly."""
         return float(np.interp(rows, self.rows, self.coverage))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curves:
-    """Of all searches of a contest, by name."""
+class CoverageCurves:
+    """The curves of all searches of a contest, by name."""
 
-    of: dict[str, Curve]
+    of: dict[str, CoverageCurve]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What was measured before the searches.
+class ContestFacts:
+    """Measured before the searches."""
 
-    Attributes:
-        explored: inputs that searches start from.
-        move: by how much one mutation of TensorFuzz moves the logits, median.
-        accuracy: of the model and of the two others on unseen clean inputs.
-    """
-
-    explored: int
-    move: float
-    accuracy: tuple[float, ...]
+    explored: int  # seeds
+    move: float  # distance by which one mutation of TensorFuzz moves the logits, median
+    accuracy: tuple[float, ...]  # of the model and of the two others on unseen clean inputs
 
 
-def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
+def run(setting: RivalsSetting, data: Path | None, out: Path, seed: int) -> None:
     """Every search with one seed."""
     steps = steps_of(setting, out, seed)
     if all(steps.done(name) for name in ("facts", *(contest.key for contest in CONTESTS))):
         return
     field = make_field(setting.field, data, seed, out / "networks")
-    known, seeds = learn(setting, data, field, out)
-    steps.step("facts", Facts, partial(_facts, known, field, seeds))
+    context, seeds = prepare_contests(setting, data, field, out)
+    steps.step("facts", ContestFacts, partial(_facts, context, field, seeds))
     for contest in CONTESTS:
-        steps.step(contest.key, Curves, partial(hold, contest, known, field, seeds))
+        steps.step(contest.key, CoverageCurves, partial(run_contest, contest, context, field, seeds))
 
 
-def learn(setting: Setting, data: Path | None, field: Field, out: Path) -> tuple[Known, Samples]:
-    """What searches need to know of the model, and the inputs they start from, which all three models get right."""
+def prepare_contests(
+    setting: RivalsSetting, data: Path | None, field: StudyField, out: Path
+) -> tuple[ContestData, Samples]:
+    """What searches are built from, and their seeds, which all three models classify correctly."""
     theirs = others(setting, data, field.seed, out / "networks")
-    seeds = hunted(field)
+    seeds = search_seeds(field)
     for model in (field.model, *theirs):
         seeds = model.correct(seeds)
     seeds, generator = seeds[: setting.explored], spawn(field.seed, "rivals", "move")
-    known = Known(
+    context = ContestData(
         setting=setting,
         others=theirs,
         ranges=fit_ranges(field.model, field.train[: setting.profiled]),
@@ -93,27 +81,27 @@ def learn(setting: Setting, data: Path | None, field: Field, out: Path) -> tuple
         numel=seeds.x[0].numel(),
         size=(seeds.x.shape[2], seeds.x.shape[3]),
     )
-    return known, seeds
+    return context, seeds
 
 
-def _facts(known: Known, field: Field, seeds: Samples) -> Facts:
+def _facts(context: ContestData, field: StudyField, seeds: Samples) -> ContestFacts:
     clean = field.clean
-    right = [float((m.predict(clean.x) == clean.labels).double().mean()) for m in (field.model, *known.others)]
-    return Facts(explored=len(seeds), move=known.move, accuracy=tuple(right))
+    right = [float((m.predict(clean.x) == clean.labels).double().mean()) for m in (field.model, *context.others)]
+    return ContestFacts(explored=len(seeds), move=context.move, accuracy=tuple(right))
 
 
-def hold(contest: Contest, known: Known, field: Field, seeds: Samples) -> Curves:
+def run_contest(contest: Contest, context: ContestData, field: StudyField, seeds: Samples) -> CoverageCurves:
     """Run all searches of a contest."""
-    searches = build(contest.key, known)
+    searches = build(contest.key, context)
     each = {name: spawn(field.seed, "rivals", contest.key, name) for name in contest.names}
-    return Curves(of={name: follow(searches[name], field.model, seeds, generator=g) for name, g in each.items()})
+    return CoverageCurves(of={name: trace(searches[name], field.model, seeds, generator=g) for name, g in each.items()})
 
 
-def follow(search: Explorer, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Curve:
-    """Run one search and keep how its coverage grew, on the mean over what it tells apart: seeds or models."""
+def trace(search: Explorer, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> CoverageCurve:
+    """Run one search and record its coverage, averaged over seeds or models."""
     start = time.process_time()
     found = search.explore(model, seeds, generator=generator)
-    return Curve(
+    return CoverageCurve(
         rows=tuple(found.rows.double().tolist()),
         coverage=tuple(found.coverage.double().mean(0).tolist()),
         failures=len(found.suite.failures()),
@@ -121,17 +109,5 @@ def follow(search: Explorer, model: Classifier, seeds: Samples, *, generator: to
     )
 
 
-def steps_of(setting: Setting, out: Path, seed: int) -> Steps:
+def steps_of(setting: RivalsSetting, out: Path, seed: int) -> Steps:
     return Steps(out / "steps" / f"coverage-{setting.name}-{seed}")
-
-
-def load_curves(setting: Setting, out: Path, seed: int, contest: str) -> dict[str, Curve]:
-    return steps_of(setting, out, seed).step(contest, Curves, missing).of
-
-
-def load_facts(setting: Setting, out: Path, seed: int) -> Facts:
-    return steps_of(setting, out, seed).step("facts", Facts, missing)
-
-
-def missing() -> NoReturn:
-    raise ValueError("a search has not been run yet; run the study to its end first")

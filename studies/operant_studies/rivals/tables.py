@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from operant_studies.rivals.contests import BALLS, CONTESTS, Contest
-from operant_studies.rivals.outcome import BEATS, Outcome, told
+from operant_studies.rivals.outcome import BEATS, RivalsOutcome, answer
 from operant_studies.shared import Mean, mean, table, verdict
 
 RIVALS = ("DeepXplore", "DLFuzz", "DeepHunter", "TensorFuzz")
 
 
-def reasons(outcomes: Sequence[Outcome]) -> str:
+def reasons(outcomes: Sequence[RivalsOutcome]) -> str:
     """How many beat random, and a line for each contest and model."""
     verdicts = [verdict(o.lead(contest, contest.arms[0])) for o in outcomes for contest in CONTESTS]
     counts = [verdicts.count(one) for one in ("held", "not held", "not decided")]
     text = "## Does each beat random mutation?\n\n"
     text += f"Of {len(verdicts)} answers: beats random {counts[0]}, loses {counts[1]}, not decided {counts[2]}.\n"
     for o in outcomes:
-        lines = "\n".join(f"- {told(o, contest, models=len(outcomes))}" for contest in CONTESTS)
+        lines = "\n".join(f"- {answer(o, contest, models=len(outcomes))}" for contest in CONTESTS)
         text += f"\n**{o.setting.title}**\n\n{lines}\n"
     return text
 
 
-def contest(outcomes: Sequence[Outcome], one: Contest) -> str:
-    """What one rival covered: as published, and with one thing changed."""
+def contest(outcomes: Sequence[RivalsOutcome], one: Contest) -> str:
+    """Coverage of one rival: as published, and with one thing changed."""
     rows = []
     for o in outcomes:
         for arm in one.arms:
@@ -39,55 +39,46 @@ def contest(outcomes: Sequence[Outcome], one: Contest) -> str:
 
 def _covered(values: Sequence[float]) -> str:
     """A share in percent, or a number of points."""
-    told = sum(values) / len(values)
-    return f"{100 * told:.2f} %" if told <= 1 else f"{told:.0f}"
+    average = sum(values) / len(values)
+    return f"{100 * average:.2f} %" if average <= 1 else f"{average:.0f}"
 
 
-def finding(outcomes: Sequence[Outcome]) -> str:
-    text = """## Failures in a CPU second, and how natural they are
+FOUND = ["search", "seeds", "CPU s", "failures", "failures / CPU s", "natural, %", "natural failures / CPU s"]
+FOUND += ["cells / CPU s"]
 
-*Natural*: the share of failures that a judge calls natural which was fitted on other field inputs than what guides our
-search, by other encoders (as in the study of operational fuzzing). *Cells* are the distinct places of the field that
-natural failures where use is dense lie in: many failures of one seed are few cells. Means over seeds with 95 %
-t-intervals; the share that is natural over those seeds alone that had failures. *Random conditions* draws conditions of
-the field by chance and searches for nothing: a search with a smaller number than it in a column does not earn its
-guidance there.
 
-![Failures in a CPU second](rivals-finding.svg)
+def finding(outcomes: Sequence[RivalsOutcome]) -> str:
+    text = """## Failures per CPU second, and how natural they are
+
+*Natural*: the share of failures that the judge calls natural. The judge was fitted on other field inputs than the guide
+of our search, with other encoders (as in the study of operational fuzzing). *Cells* counts the distinct places of the
+field with natural failures where use is dense: many failures of one seed are few cells. Means over seeds with 95 %
+t-intervals; the natural share is over seeds with failures only. *Random conditions* draws conditions of the field
+without any search: where a search has a smaller number than it, its guidance does not pay.
+
+![Failures per CPU second](rivals-finding.svg)
 """
     for o in outcomes:
         genuine = mean(j.natural for j in o.judged).share
-        text += f"\n### {o.setting.title}: failures\n\nOf genuine field inputs the judge calls {genuine} % natural.\n\n"
-        text += table(
-            [
-                "search",
-                "seeds",
-                "CPU s",
-                "failures",
-                "failures / CPU s",
-                "natural, %",
-                "natural failures / CPU s",
-                "cells / CPU s",
-            ],
-            [_found(o, name) for name in o.found],
-        )
+        text += f"\n### {o.setting.title}: failures\n\nThe judge calls {genuine} % of genuine field inputs natural.\n\n"
+        text += table(FOUND, [_found(o, name) for name in o.found])
         text += f"\n{most(o)}\n"
     return text
 
 
-def most(o: Outcome) -> str:
-    """In a sentence: which searches find most in a CPU second, and which of the rivals does."""
-    said = []
+def most(o: RivalsOutcome) -> str:
+    """A sentence: which searches find most per CPU second, and which rival does."""
+    best = []
     for what in ("natural", "cells"):
         rates = {name: mean(getattr(f, what) / f.seconds for f in each).value for name, each in o.found.items()}
         first, second, *_ = order = sorted(rates, key=lambda name: -rates[name])
         rival = next(name for name in order if name.startswith(RIVALS))
-        of_rivals = "" if rival in (first, second) else f", and of the rivals *{rival}* ({rates[rival]:.1f})"
-        said.append(f"*{first}* ({rates[first]:.1f}), then *{second}* ({rates[second]:.1f}){of_rivals}")
-    return f"Most natural failures in a CPU second: {said[0]}. Most cells: {said[1]}."
+        of_rivals = "" if rival in (first, second) else f"; best rival: *{rival}* ({rates[rival]:.1f})"
+        best.append(f"*{first}* ({rates[first]:.1f}), then *{second}* ({rates[second]:.1f}){of_rivals}")
+    return f"Most natural failures per CPU second: {best[0]}. Most cells: {best[1]}."
 
 
-def _found(o: Outcome, name: str) -> list[object]:
+def _found(o: RivalsOutcome, name: str) -> list[object]:
     each = o.found[name]
     share = [f.natural / f.failures for f in each if f.failures]
     return [
@@ -103,13 +94,13 @@ def _found(o: Outcome, name: str) -> list[object]:
 
 
 def rate(value: Mean) -> str:
-    """Which is never below 0."""
+    """A rate with its interval, which is never below 0."""
     if value.n < 2:
         return f"{value.value:.1f}"
     return f"{value.value:.1f} [{max(value.lower, 0):.1f}, {value.upper:.1f}]"
 
 
-def method(outcomes: Sequence[Outcome]) -> str:
+def method(outcomes: Sequence[RivalsOutcome]) -> str:
     rows = []
     for o in outcomes:
         s, facts = o.setting, o.facts
@@ -123,27 +114,27 @@ def method(outcomes: Sequence[Outcome]) -> str:
 
 
 METHOD = f"""
-- Every search of a contest starts from the same inputs: training inputs drawn at random, which all three models
-  get right. Seeds differ in these, in all random numbers, and for LeNet-5 in the model; ResNet-20 has given weights.
-- A row is one input passed through one model, forward or forward and backward. A lead is taken after as many rows as
-  both searches have spent: DeepXplore leaves a seed whose case is found, so that its searches are compared with random
-  after different numbers of rows, and a change of lead holds that difference too. Where there are several random
-  searches, the best counts, chosen by the very numbers that are reported, which favours random.
+- Every search of a contest starts from the same inputs: training inputs drawn at random that all three models
+  classify correctly. Seeds differ in these, in all random numbers, and for LeNet-5 in the model; ResNet-20 has given
+  weights.
+- A row is one input passed through one model, forward or forward and backward. A lead is measured after as many rows as
+  both searches have spent. DeepXplore leaves a seed once its case is found, so its searches are compared with random
+  after different numbers of rows, and a change of lead includes that difference. Where there are several random
+  searches, the best counts, chosen by the reported numbers, which favours random.
 - DeepXplore compares the model with two LeNet-5 of the same data: for MNIST those of two other seeds; for CIFAR-10 two
-  that learned briefly, are often wrong and soon disagree, which makes searches short. λ1 = 1 and λ2 = 0.1 are what the
-  released program is usually run with, λ1 = 3 and λ2 = 10 our defaults for three models. Its control is the same steps
-  in random directions. *Anywhere* lifts the constraint: every pixel may change by itself, in the search and in its
+  with short training, which are often wrong and soon disagree, so searches are short. λ1 = 1 and λ2 = 0.1 are the usual
+  options of the released program, λ1 = 3 and λ2 = 10 our defaults for three models. Its control is the same steps in
+  random directions. *Anywhere* removes the constraint: every pixel may change by itself, in the search and in its
   control.
-- DLFuzz is in balls of {BALLS["dlfuzz"]:g} and {BALLS["dlfuzz-near"]:g} of the seed's length; the second is the
+- DLFuzz stays in balls of {BALLS["dlfuzz"]:g} and {BALLS["dlfuzz-near"]:g} of the seed's length; the second is the
   released program's. Its control is random steps in the same ball, of the same length and of two others.
-- DeepHunter's control mutates any input alike and keeps all. *Any input alike* and *no guidance* take away one of its
-  two ideas: that inputs are taken in turn with a probability that fades, and that only those that cover something new
-  are kept. *100 sections* is another, coarser criterion, with a control of its own. Failures are not counted as
-  covered.
-- TensorFuzz stays in a ball of three times its noise. Thresholds are told in what one mutation moves the logits by; a
-  number of points depends on the threshold, so each has its own control.
-- Searches for failures: the rivals with their defaults and {{rows}} rows a seed, as FOL-Fuzz; OperationalFuzz with the
-  mix of three moves of the study of operational fuzzing, whose profile and naturalness are fitted before. Fitting,
-  KMNC's ranges and training of other models are not counted in CPU time; a pass through another model is.
+- DeepHunter's control mutates any input alike and keeps all. *Any input alike* and *no guidance* each remove one of
+  its two ideas: taking inputs in turn with a fading probability, and keeping only inputs that cover something new.
+  *100 sections* is another, coarser criterion, with a control of its own. Failures are not counted as covered.
+- TensorFuzz stays in a ball of three times its noise. Thresholds are relative to the distance that one mutation
+  moves the logits. The number of points depends on the threshold, so each has its own control.
+- Searches for failures: the rivals with their defaults and {{rows}} rows per seed, as FOL-Fuzz; OperationalFuzz with
+  the mix of three moves of the study of operational fuzzing. CPU time excludes fitting its profile and naturalness,
+  KMNC's ranges and the training of other models; it includes passes through other models.
 - The field: MNIST by Zipf's law and CIFAR-10, both under conditions, as in the study of operational fuzzing.
 """

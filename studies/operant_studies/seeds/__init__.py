@@ -1,4 +1,4 @@
-"""Does the profile matter when seeds are drawn? Failing mass found and estimates made, by design, score and mass."""
+"""Does the profile matter for the choice of seeds? Failing mass found and estimates, by design, score and mass."""
 
 from __future__ import annotations
 
@@ -8,26 +8,17 @@ from pathlib import Path
 from rich.console import Console
 
 from operant_studies.seeds.page import write_page
-from operant_studies.seeds.settings import SETUPS, Setting, Sources, setting_of
-from operant_studies.seeds.unit import Unit
+from operant_studies.seeds.settings import SETUPS, SeedsSetting, SeedsSources, setting_of
+from operant_studies.seeds.unit import SeedsUnit
 from operant_studies.shared import run_units, sign_folder
 
 __all__ = ["run_study"]
 
 
 def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, console: Console) -> Path:
-    """Run what is not there yet, then write the page, its pictures and the numbers behind it.
-
-    Args:
-        out: the folder of this study at this scale; run again, it goes on where it stopped.
-        data: where MNIST, USPS and the networks' weights are.
-        scale: ``smoke`` or ``small``.
-        workers: processes, each with one thread.
-        console: where to tell what happens.
-    """
-    out = Path(out)
-    setting = setting_of(scale)
-    Sources(setting, data).check()
+    """Run the study and write its page and a file of its numbers; needs MNIST, USPS and the networks' weights."""
+    out, setting = Path(out), setting_of(scale)
+    SeedsSources(setting, data).check()
     sign_folder(out, scale=scale, setting=setting)
     work = [
         (f"{name}, {kind} network", partial(run_unit, setting, name, kind, data, out / "steps"))
@@ -38,6 +29,6 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
     return write_page(out, setting, scale=scale)
 
 
-def run_unit(setting: Setting, name: str, kind: str, data: Path | None, folder: Path) -> None:
-    """One set-up with one network; a function of its own so that another process can be asked for it."""
-    Unit(setting, name, kind, data, folder).run()
+def run_unit(setting: SeedsSetting, name: str, kind: str, data: Path | None, folder: Path) -> None:
+    """One set-up with one network; a module-level function, so that other processes can run it."""
+    SeedsUnit(setting, name, kind, data, folder).run()

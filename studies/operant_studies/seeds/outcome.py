@@ -1,34 +1,30 @@
-"""What one set-up with one network came to, read from its finished steps, with intervals."""
+"""The results of one set-up with one network, read from its finished steps, with intervals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from operant import results
-from operant_studies.seeds.settings import SETUPS, Setting
-from operant_studies.seeds.trials import Arm, Facts, Trials, grid, resampled, root_mean_square
-from operant_studies.seeds.unit import Unit
-from operant_studies.seeds.weighting import Weighed
+from operant_studies.seeds.settings import SETUPS, SeedsSetting
+from operant_studies.seeds.trials import ArmTrials, DrawArm, PoolFacts, grid, resampled, root_mean_square
+from operant_studies.seeds.unit import SeedsUnit
+from operant_studies.seeds.weighting import PoolWeightings
 from operant_studies.shared import Mean, mean
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Tried:
-    """One arm: values by repetition, and the facts that they are held against."""
+class ArmResult:
+    """One arm: values by repetition, and the facts to compare them with."""
 
-    arm: Arm
+    arm: DrawArm
     found: Tensor
     failures: Tensor
     errors: Tensor
-    facts: Facts
+    facts: PoolFacts
 
     @cached_property
     def mass(self) -> Mean:
@@ -55,10 +51,10 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SeedsOutcome:
     """A finished unit."""
 
-    setting: Setting
+    setting: SeedsSetting
     name: str
     kind: str
     folder: Path
@@ -68,48 +64,46 @@ class Outcome:
         return f"{SETUPS[self.name]}, {self.kind} network"
 
     @cached_property
-    def unit(self) -> Unit:
-        return Unit(self.setting, self.name, self.kind, None, self.folder)
+    def unit(self) -> SeedsUnit:
+        return SeedsUnit(self.setting, self.name, self.kind, None, self.folder)
 
     @cached_property
-    def facts(self) -> Facts:
-        return self._read("facts", Facts)
+    def facts(self) -> PoolFacts:
+        return self.unit.steps.read("facts", PoolFacts)
 
     @cached_property
-    def tried(self) -> dict[Arm, Tried]:
-        """Every arm but the fresh one."""
-        return {t.arm: t for name in self.unit.batches() for t in self._of(self._read(name, Trials))}
+    def tried(self) -> dict[DrawArm, ArmResult]:
+        """All arms, without the fresh repetitions of the best."""
+        return {t.arm: t for name in self.unit.batches() for t in self._results(name)}
 
     @cached_property
-    def best(self) -> Tried:
-        """The best of the grid, in repetitions that did not choose it."""
-        return self._of(self._read("fresh", Trials))[0]
+    def best(self) -> ArmResult:
+        """The best of the grid, in repetitions that had no part in choosing it."""
+        return self._results("fresh")[0]
 
     @cached_property
-    def grid(self) -> list[Tried]:
-        """All arms it was chosen from."""
+    def grid(self) -> list[ArmResult]:
+        """All arms that the best was chosen from."""
         return [self.tried[arm] for score in self.setting.scores for arm in grid(self.setting, score)]
 
     @cached_property
-    def weighed(self) -> list[Weighed]:
-        """A result a seed; none where all masses are equal."""
+    def weighed(self) -> list[PoolWeightings]:
+        """One result per seed; none where all masses are equal."""
         seeds = self.setting.seeds if self.unit.weighted else ()
-        return [self._read(f"weighed-{seed}", Weighed) for seed in seeds]
+        return [self.unit.steps.read(f"weighed-{seed}", PoolWeightings) for seed in seeds]
 
-    def _of(self, trials: Trials) -> list[Tried]:
+    def _results(self, step: str) -> list[ArmResult]:
+        trials = self.unit.steps.read(step, ArmTrials)
         rows = zip(trials.arms, trials.found, trials.failures, trials.estimates - self.facts.pmi, strict=True)
-        return [Tried(arm, found, failures, errors, self.facts) for arm, found, failures, errors in rows]
-
-    def _read(self, name: str, kind: type[T]) -> T:
-        return results.load(self.unit.steps.folder / f"{name}.json", kind)
+        return [ArmResult(arm, found, failures, errors, self.facts) for arm, found, failures, errors in rows]
 
 
 def _scaled(value: Mean, factor: float) -> Mean:
     return Mean(value=factor * value.value, lower=factor * value.lower, upper=factor * value.upper, n=value.n)
 
 
-def ratio_of_rmse(a: Tried, b: Tried) -> Mean:
-    """RMSE of a in multiples of b's, with a bootstrap over the repetitions of both."""
+def ratio_of_rmse(a: ArmResult, b: ArmResult) -> Mean:
+    """RMSE of ``a`` relative to ``b``, with a bootstrap over the repetitions of both."""
     again = resampled(a.errors) / resampled(b.errors, "other")
     low, high = again.quantile(torch.tensor([0.025, 0.975], dtype=again.dtype)).tolist()
     return Mean(value=a.rmse.value / b.rmse.value, lower=low, upper=high, n=len(a.errors))

@@ -1,4 +1,4 @@
-"""The page of the study of seeds: claims with their verdicts, tables, pictures, and a file of all numbers."""
+"""The page of the study of seeds: claims with verdicts, tables, pictures, and a file of all numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from operant.results import write_atomically
 from operant_studies.seeds import tables
 from operant_studies.seeds.claims import claims
-from operant_studies.seeds.outcome import Outcome, Tried
+from operant_studies.seeds.outcome import ArmResult, SeedsOutcome
 from operant_studies.seeds.pictures import draw_designs, draw_weightings
-from operant_studies.seeds.settings import SETUPS, Setting
+from operant_studies.seeds.settings import SETUPS, SeedsSetting
+from operant_studies.shared import write_sections
 
 
-def write_page(out: Path, setting: Setting, *, scale: str) -> Path:
+def write_page(out: Path, setting: SeedsSetting, *, scale: str) -> Path:
     """Write ``seeds.md`` with its pictures, and ``seeds.json`` with every arm's numbers, into ``out``."""
-    outcomes = [Outcome(setting, name, kind, out / "steps") for name in SETUPS for kind in setting.networks]
+    outcomes = [SeedsOutcome(setting, name, kind, out / "steps") for name in SETUPS for kind in setting.networks]
     draw_designs(outcomes, out / "seeds-designs.svg")
     draw_weightings(outcomes, out / "seeds-weightings.svg")
     sections = [
@@ -31,24 +32,22 @@ def write_page(out: Path, setting: Setting, *, scale: str) -> Path:
         tables.method(outcomes),
     ]
     _write_numbers(outcomes, out)
-    path = out / "seeds.md"
-    write_atomically(path, "\n".join(sections).encode())
-    return path
+    return write_sections(out / "seeds.md", sections)
 
 
-def _intro(setting: Setting, scale: str) -> str:
+def _intro(setting: SeedsSetting, scale: str) -> str:
     return f"""# Seeds: does the profile matter?
 
-Step 2 draws seeds where use and weakness meet: by the profile's mass and by a guess of risk. This page asks what that
-finds, and what it costs the estimate of the probability of misclassification (*pmi*), by `operant study seeds --scale
-{scale}`. Every design draws n = {setting.draws} inputs and is repeated {setting.repetitions} times; intervals are 95 %,
-over these repetitions. *Failing mass found* is the profile's mass of the distinct failing inputs drawn.
+Step 2 draws seeds where use and weakness meet: by the profile's mass and by an estimate of risk. This page measures
+what that finds, and its effect on the estimate of the probability of misclassification (*pmi*), by `operant study seeds
+--scale {scale}`. Every design draws n = {setting.draws} inputs and is repeated {setting.repetitions} times; intervals
+are 95 %, over these repetitions. *Failing mass found* is the profile's mass of the distinct failing inputs drawn.
 
 ![Failing mass found and RMSE of the estimate, by design](seeds-designs.svg)
 """
 
 
-def _write_numbers(outcomes: Sequence[Outcome], out: Path) -> None:
+def _write_numbers(outcomes: Sequence[SeedsOutcome], out: Path) -> None:
     numbers = {
         f"{o.name}-{o.kind}": {
             "facts": asdict(o.facts),
@@ -61,9 +60,9 @@ def _write_numbers(outcomes: Sequence[Outcome], out: Path) -> None:
     write_atomically(out / "seeds.json", json.dumps(numbers, indent=1).encode() + b"\n")
 
 
-def _numbers(t: Tried) -> dict[str, object]:
-    told: dict[str, object] = {**asdict(t.arm), "failures": float(t.failures.mean())}
+def _numbers(t: ArmResult) -> dict[str, object]:
+    numbers: dict[str, object] = {**asdict(t.arm), "failures": float(t.failures.mean())}
     values = {"found": t.mass, "found / simple": t.gain}
     if t.estimates:
         values |= {"rmse": t.rmse, "rmse / simple": t.loss}
-    return told | {name: [v.value, v.lower, v.upper] for name, v in values.items()}
+    return numbers | {name: [v.value, v.lower, v.upper] for name, v in values.items()}

@@ -10,28 +10,25 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-from operant_studies.seeds.outcome import Outcome, Tried
+from operant_studies.seeds.outcome import ArmResult, SeedsOutcome
 from operant_studies.seeds.settings import SETUPS
 from operant_studies.seeds.tables import cap
 from operant_studies.seeds.trials import DEFAULT
 from operant_studies.seeds.weighting import CHOSEN
+from operant_studies.shared import save_figure
 
 WITH, WITHOUT, DARK = "#2471a3", "#b7950b", "#c0392b"
 
 
-def draw_designs(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Failing mass found against RMSE, both in multiples of simple random sampling's; a dot is an arm."""
+def draw_designs(outcomes: Sequence[SeedsOutcome], path: Path) -> None:
+    """Failing mass found against RMSE, both relative to simple random sampling; one dot per arm."""
     kinds = list(dict.fromkeys(o.kind for o in outcomes))
     figure = Figure(figsize=(12, 3.1 * len(kinds)), layout="constrained")
     axes = figure.subplots(len(kinds), len(SETUPS), squeeze=False)
     for o in outcomes:
         ax = axes[kinds.index(o.kind)][list(SETUPS).index(o.name)]
-        _dots(
-            ax,
-            [t for t in o.tried.values() if t.arm.score and t.estimates and not t.arm.profile],
-            WITHOUT,
-            "without it",
-        )
+        without = [t for t in o.tried.values() if t.arm.score and t.estimates and not t.arm.profile]
+        _dots(ax, without, WITHOUT, "without it")
         _dots(ax, o.grid, WITH, "with the profile")
         _dots(ax, [o.tried[DEFAULT]], DARK, "default", size=60)
         f = o.facts
@@ -47,25 +44,25 @@ def draw_designs(outcomes: Sequence[Outcome], path: Path) -> None:
         ax.set_title(f"{SETUPS[o.name]}, {o.kind}", fontsize=8)
     axes[0][0].set_ylabel("failing mass found / simple")
     axes[0][0].legend(fontsize=6, loc="lower left")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _dots(ax: Axes, tried: Sequence[Tried], colour: str, label: str, *, size: float = 9) -> None:
+def _dots(ax: Axes, tried: Sequence[ArmResult], colour: str, label: str, *, size: float = 9) -> None:
     if tried:
         x, y = [t.loss.value for t in tried], [t.gain.value for t in tried]
         ax.scatter(x, y, s=size, color=colour, alpha=0.7, linewidths=0, label=label)
 
 
 def _label(axis: Axis, ticks: Sequence[float], limits: tuple[float, float]) -> None:
-    """Plain numbers, where they lie within the limits."""
+    """Label these ticks with plain numbers, where they lie within the limits."""
     shown = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
     axis.set_major_locator(FixedLocator(shown))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def draw_weightings(outcomes: Sequence[Outcome], path: Path) -> None:
-    """The pool's pmi under each weighting, a dot a seed; the line is the field's."""
+def draw_weightings(outcomes: Sequence[SeedsOutcome], path: Path) -> None:
+    """The pool's pmi under each weighting, one dot per seed; the line is the field's."""
     shown = [o for o in outcomes if o.weighed]
     figure = Figure(figsize=(11, 2.9 * ((len(shown) + 1) // 2)), layout="constrained")
     axes = figure.subplots((len(shown) + 1) // 2, 2, squeeze=False).ravel()
@@ -80,8 +77,4 @@ def draw_weightings(outcomes: Sequence[Outcome], path: Path) -> None:
         ax.set_title(f"{o.label}: pmi, %", fontsize=8)
     for ax in axes[len(shown) :]:
         ax.set_visible(False)
-    _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)

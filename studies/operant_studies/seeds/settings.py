@@ -1,4 +1,4 @@
-"""What the study of seeds runs at each scale, and from which data and networks."""
+"""What the study of seeds runs at each scale, and its data and networks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from torch.nn.functional import interpolate, pad
 
 from operant.conditions import Recipe, apply, normal, uniform
-from operant.data import Dataset, Samples, load, load_digits
+from operant.data import Dataset, Samples, load_digits
 from operant.model import Classifier
 from operant.networks import LeNet5, fit, initialise, load_weights
 from operant.rng import spawn
-from operant_studies.subjects import find_mnist_networks, mnist_network
+from operant_studies.shared import check_scale
+from operant_studies.subjects import MNIST_FILES, find_mnist_networks, mnist_network, read_dataset
 
 SETUPS = {
     "usps-field": "USPS, field pool",
@@ -25,45 +26,36 @@ STAND_IN = Recipe(severities={"shift_x": normal(0.12), "contrast": uniform(-0.9,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One scale of the study.
+class SeedsSetting:
+    """One scale of the study."""
 
-    Attributes:
-        dataset: ``"mnist"``, with USPS beside it, or the embedded ``"digits"``.
-        networks: to be tested.
-        layer: of them, whose values are the features.
-        pool, field, fresh: inputs of a pool that is made, field inputs a profile is fitted on, and field inputs that
-            tell what is true.
-        draws, repetitions: of every design.
-        dimensions: of the codes.
-        seeds: of field, pool and fresh inputs where weightings are judged; draws use the first.
-        scores, powers, defensives: the grid.
-        references: training inputs that DSA compares with.
-    """
-
-    dataset: str = "mnist"
-    networks: tuple[str, ...] = ("plain", "robust")
-    layer: str = "relu3"
+    dataset: str = "mnist"  # ``"mnist"`` with USPS, or the embedded ``"digits"``
+    networks: tuple[str, ...] = ("plain", "robust")  # to be tested
+    layer: str = "relu3"  # of the networks, for features
+    # pool, field, fresh: numbers of inputs: of a made pool, of the field for the profile, and of the field for the
+    # truth
     pool: int = 10_000
     field: int = 6_000
     fresh: int = 40_000
+    # draws, repetitions: of every design
     draws: int = 200
     repetitions: int = 100
-    dimensions: int = 32
+    dimensions: int = 32  # of the codes
+    # seeds: of field, pool and fresh inputs for the comparison of weightings; draws use the first
     seeds: tuple[int, ...] = (0, 1, 2)
+    # scores, powers, defensives: the grid
     scores: tuple[str, ...] = ("margin", "gini", "entropy", "gradient", "dsa")
     powers: tuple[float, ...] = (0.5, 1.0, 2.0)
     defensives: tuple[float, ...] = (0.2, 0.1)
-    references: int = 5_000
+    references: int = 5_000  # training inputs that DSA compares with
 
 
-def setting_of(scale: str) -> Setting:
+def setting_of(scale: str) -> SeedsSetting:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits."""
+    check_scale(scale, "smoke", "small")
     if scale == "small":
-        return Setting()
-    if scale != "smoke":
-        raise ValueError(f"scale must be smoke or small, got {scale!r}")
-    return Setting(
+        return SeedsSetting()
+    return SeedsSetting(
         dataset="digits",
         networks=("plain",),
         layer="relu_fc2",
@@ -82,50 +74,39 @@ def setting_of(scale: str) -> Setting:
 
 
 @dataclass(frozen=True)
-class Sources:
-    """The data of a setting, read when asked for."""
+class SeedsSources:
+    """The data of a setting, read on first use."""
 
-    setting: Setting
+    setting: SeedsSetting
     data: Path | None
 
     @cached_property
     def known(self) -> Dataset:
-        """What the networks learned from, and images like it that they did not see."""
-        return load_digits() if self.setting.dataset == "digits" else load("mnist", self._folder)
+        """The networks' training data, and test data of the same source."""
+        return load_digits() if self.setting.dataset == "digits" else read_dataset("mnist", self.data)
 
     @cached_property
     def other(self) -> Dataset:
         """Another source of the same classes, in the frame of the first: USPS."""
         if self.setting.dataset == "digits":
-            return Dataset(
-                train=_changed(self.known.train, "train"),
-                test=_changed(self.known.test, "test"),
-                classes=self.known.classes,
-            )
-        usps = load("usps", self._folder)
+            train, test = _changed(self.known.train, "train"), _changed(self.known.test, "test")
+            return Dataset(train=train, test=test, classes=self.known.classes)
+        usps = read_dataset("usps", self.data)
         return Dataset(train=framed(usps.train), test=framed(usps.test), classes=usps.classes)
 
     def network(self, kind: str) -> Classifier:
         if self.setting.dataset == "digits":
             return _digits_network()
-        return Classifier(load_weights(mnist_network(), find_mnist_networks(self._folder)[kind]))
+        assert self.data is not None  # see `check`
+        return Classifier(load_weights(mnist_network(), find_mnist_networks(self.data)[kind]))
 
     def check(self) -> None:
-        """Refuse a folder in which something is missing, before hours are spent."""
-        if self.setting.dataset == "digits":
-            return
+        """Raise if data or weights are missing, before hours are spent."""
         _ = self.known, self.other
-        if not find_mnist_networks(self._folder):
+        if self.setting.dataset != "digits" and self.data and not find_mnist_networks(self.data):
             raise ValueError(
-                f"the study needs the weights mnist_lenet5_plain.safetensors and mnist_lenet5_robust.safetensors in "
-                f"{self._folder} or in weights below it; put them there"
+                f"the study needs {' and '.join(MNIST_FILES.values())} in {self.data} or in weights below it"
             )
-
-    @property
-    def _folder(self) -> Path:
-        if self.data is None:
-            raise ValueError("the study needs mnist and usps; name the folder they lie in with --data")
-        return self.data
 
 
 @cache
@@ -136,7 +117,7 @@ def _digits_network() -> Classifier:
 
 
 def framed(samples: Samples) -> Samples:
-    """USPS's 16 x 16 pixels enlarged to 20 x 20, in the middle of 28 x 28, as MNIST's digits are."""
+    """USPS images of 16 x 16 pixels enlarged to 20 x 20, centred in 28 x 28 like MNIST's digits."""
     x = interpolate(samples.x, size=(20, 20), mode="bilinear", align_corners=False).clamp(0, 1)
     return Samples(pad(x, (4, 4, 4, 4)), samples.y)
 

@@ -1,4 +1,4 @@
-"""The four set-ups: a pool to draw seeds from, and the field it is drawn for."""
+"""The four set-ups: a pool to draw seeds from, and its field."""
 
 from __future__ import annotations
 
@@ -10,59 +10,50 @@ from torch import Tensor
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.data import Samples
 from operant.rng import spawn
-from operant_studies.seeds.settings import Setting, Sources
+from operant_studies.seeds.settings import SeedsSetting, SeedsSources
 
 FIELD = Recipe(severities={"rotation": normal(12), "blur": uniform(0, 1.3), "brightness": normal(0.15)})
 BROAD = Recipe(severities={"rotation": uniform(-40, 40), "blur": uniform(0, 2), "brightness": uniform(-0.4, 0.4)})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A pool, and where it is not itself field data, what is known of the field.
+class SeedsSetup:
+    """A pool and, if it is not itself field data, the field."""
 
-    Attributes:
-        pool: labelled inputs to draw from.
-        field: inputs that a profile of the field can be fitted on (their labels are not looked at); None if the pool
-            is a sample from the field, whose inputs have the same mass.
-        fresh: labelled field inputs that tell what is true; nothing else sees them.
-    """
-
-    pool: Samples
+    pool: Samples  # labelled inputs to draw from
+    # field: inputs for the profile, used without labels; None if the pool is a sample from the field, whose inputs have
+    # equal mass
     field: Samples | None = None
-    fresh: Samples | None = None
+    fresh: Samples | None = None  # labelled field inputs for the truth, used for nothing else
 
 
-def make_setup(name: str, sources: Sources, seed: int) -> Setup:
-    """One of `SETUPS`; another seed draws other field inputs, and other conditions."""
+def make_setup(name: str, sources: SeedsSources, seed: int) -> SeedsSetup:
+    """One of `SETUPS`; the seed decides field inputs and conditions."""
     return SETUP_OF[name](sources.setting, sources, seed)
 
 
-def _usps_field(setting: Setting, sources: Sources, seed: int) -> Setup:
-    return Setup(pool=Samples.concat([sources.other.train, sources.other.test]))
+def _usps_field(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
+    return SeedsSetup(pool=Samples.concat([sources.other.train, sources.other.test]))
 
 
-def _usps_pool(setting: Setting, sources: Sources, seed: int) -> Setup:
-    """A profile has seen some of USPS's training images; all of USPS is the truth."""
+def _usps_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
+    """The profile is fitted on some of USPS's training images; all of USPS is the truth."""
     train = sources.other.train
     rows = torch.randperm(len(train), generator=spawn(seed, "usps"))[: setting.field]
-    return Setup(
-        pool=sources.known.test[: setting.pool],
-        field=train[rows],
-        fresh=Samples.concat([train, sources.other.test]),
-    )
+    everything = Samples.concat([train, sources.other.test])
+    return SeedsSetup(pool=sources.known.test[: setting.pool], field=train[rows], fresh=everything)
 
 
-def _zipf_field(setting: Setting, sources: Sources, seed: int) -> Setup:
-    return Setup(pool=_in_field(sources.known.test, setting.pool, spawn(seed, "zipf", "pool")))
+def _zipf_field(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
+    return SeedsSetup(pool=_in_field(sources.known.test, setting.pool, spawn(seed, "zipf", "pool")))
 
 
-def _zipf_pool(setting: Setting, sources: Sources, seed: int) -> Setup:
-    """The profile's inputs come from training images, the pool and the truth from test images, each with its own
-    conditions."""
+def _zipf_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
+    """The profile is fitted on training images; pool and truth are test images; each under its own conditions."""
     test = sources.known.test
     broad = test[: setting.pool]
     drawn = BROAD.draw(len(broad), generator=spawn(seed, "zipf", "broad"))
-    return Setup(
+    return SeedsSetup(
         pool=Samples(apply(broad.x, drawn), broad.y),
         field=_in_field(sources.known.train, setting.field, spawn(seed, "zipf", "field")),
         fresh=_in_field(test, setting.fresh, spawn(seed, "zipf", "fresh")),

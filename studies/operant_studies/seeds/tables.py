@@ -6,69 +6,59 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from operant_studies.seeds.outcome import Outcome, Tried, ratio_of_rmse
+from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
 from operant_studies.seeds.settings import SETUPS
-from operant_studies.seeds.trials import DEFAULT, DESIGNS, ONCE, OPERATIONAL, SIMPLE, Arm, deepest, top
-from operant_studies.seeds.weighting import CHOSEN, Weighed
+from operant_studies.seeds.trials import DEFAULT, DESIGNS, ONCE, OPERATIONAL, SIMPLE, DrawArm, deepest, top
+from operant_studies.seeds.weighting import CHOSEN, PoolWeightings
 from operant_studies.shared import Mean, mean, table, verdict
 
 
-def possible(outcomes: Sequence[Outcome]) -> str:
+def possible(outcomes: Sequence[SeedsOutcome]) -> str:
     rows = []
     for o in outcomes:
         f, (riskiest, failing) = o.facts, ceiling(o)
-        rows.append(
-            [
-                o.label,
-                f.size,
-                percent(f.error),
-                percent(f.pmi),
-                f"{f.effective:.0f}",
-                percent(f.largest, 3),
-                percent(f.simple_found, 3),
-                f"{percent(f.simple_rmse)}, {percent(f.operational_rmse)}",
-                f"{f.operational_found / f.simple_found:.1f}",
-                f"{cap(o):.1f}",
-                f"{riskiest.gain.value:.1f} ({riskiest.arm.score}, {failing:.0%} fail)",
-            ]
-        )
+        cells = [percent(f.error), percent(f.pmi), f"{f.effective:.0f}", percent(f.largest, 3)]
+        cells += [percent(f.simple_found, 3), f"{percent(f.simple_rmse)}, {percent(f.operational_rmse)}"]
+        cells += [f"{f.operational_found / f.simple_found:.1f}", f"{cap(o):.1f}"]
+        cells.append(f"{riskiest.gain.value:.1f} ({riskiest.arm.score}, {failing:.0%} fail)")
+        rows.append([o.label, f.size, *cells])
     columns = ["set-up", "N", "inputs that fail, %", "pmi, %", "effective inputs", "largest mass, %"]
     columns += ["simple sampling finds, %", "RMSE simple, operational, points", "operational finds / simple"]
     columns += ["at most / simple", "the riskiest / simple"]
     n = outcomes[0].setting.draws
     text = f"""## What is possible
 
-Of the whole pool, without drawing. *pmi* is the mass of the pool's failing inputs. *Simple sampling finds* the failing
-mass n / N · pmi in expectation; the last three columns are multiples of it, and nothing can exceed N / n. *At most*:
-the {n} failing inputs of largest mass, which nobody knows beforehand; with equal masses that is 1 / pmi, if {n} inputs
-fail. *The riskiest*: the {n} inputs of largest mass times risk, by the score that does best; a design that also looks
-elsewhere will hardly find more. Where *effective inputs* are fewer than draws, so that a few inputs hold most mass,
-drawing each of them once is nearly a census, and whatever does so comes out far ahead.
+Computed for the whole pool, without drawing. *pmi* is the mass of the pool's failing inputs. *Simple sampling finds*
+the failing mass n / N · pmi in expectation; the last three columns are multiples of it, at most N / n. *At most*: the
+{n} failing inputs of largest mass, which are unknown beforehand; with equal masses that is 1 / pmi, if {n} inputs fail.
+*The riskiest*: the {n} inputs of largest mass times risk, by the best score; a design that also draws elsewhere will
+hardly find more. Where *effective inputs* are fewer than draws, a few inputs have most of the mass; drawing each of
+them once is nearly a census, and any design that does so is far ahead.
 
 """
     return text + table(columns, rows)
 
 
-def cap(o: Outcome) -> float:
+def cap(o: SeedsOutcome) -> float:
     return o.facts.heaviest / o.facts.simple_found
 
 
-def ceiling(o: Outcome) -> tuple[Tried, float]:
-    """The best of the scores' top lists, and the share of it that fails."""
+def ceiling(o: SeedsOutcome) -> tuple[ArmResult, float]:
+    """The best top list of any score, and the share of it that fails."""
     best = max((o.tried[top(score)] for score in o.setting.scores), key=lambda t: t.gain.value)
     return best, float(best.failures.mean()) / o.setting.draws
 
 
-def designs(outcomes: Sequence[Outcome]) -> str:
+def designs(outcomes: Sequence[SeedsOutcome]) -> str:
     s = outcomes[0].setting
     text = f"""## Designs
 
 {s.draws} draws, {s.repetitions} repetitions each. *Failing mass*: Σ p over the distinct failing inputs drawn, percent
-of the pool's mass, with 95 % t-intervals over repetitions; */ simple* and */ operational* relate it to what those find
-in expectation (by formula, not by simulation). *RMSE* of the estimate of pmi against the pool's own, in percentage
-points and in multiples of simple sampling's exact one, with 95 % bootstrap intervals over repetitions. The default is
-in bold. The last row is the best of {len(outcomes[0].grid)}: what found most among those whose RMSE is below simple
-sampling's with its whole interval, drawn again in {s.repetitions} fresh repetitions that had no part in choosing it.
+of the pool's mass, with 95 % t-intervals over repetitions; */ simple* and */ operational* divide it by the
+expectation of those designs (by formula, not by simulation). *RMSE* of the estimate of pmi against the pool's own, in
+percentage points and in multiples of simple sampling's exact RMSE, with 95 % bootstrap intervals over repetitions. The
+default is in bold. The last row is the best of {len(outcomes[0].grid)}: the design that found most among those whose
+RMSE is below simple sampling's with its whole interval, judged in {s.repetitions} fresh repetitions.
 """
     for o in outcomes:
         rows = [_row(o, o.tried[arm]) for arm in _shown(o)]
@@ -79,8 +69,8 @@ sampling's with its whole interval, drawn again in {s.repetitions} fresh repetit
     return text
 
 
-def _shown(o: Outcome) -> list[Arm]:
-    """The default, and what differs from it in one thing."""
+def _shown(o: SeedsOutcome) -> list[DrawArm]:
+    """The default, and arms that differ from it in one thing."""
     s = o.setting
     arms = [SIMPLE, OPERATIONAL, ONCE, DEFAULT]
     arms += [replace(DEFAULT, score=score) for score in s.scores]
@@ -91,9 +81,9 @@ def _shown(o: Outcome) -> list[Arm]:
     return [arm for arm in dict.fromkeys(arms) if arm in o.tried]
 
 
-def _row(o: Outcome, t: Tried, *, name: str = "") -> list[object]:
+def _row(o: SeedsOutcome, t: ArmResult, *, name: str = "") -> list[object]:
     f = o.facts
-    name = name or (f"**{t.arm}**" if t.arm == DEFAULT else _spoken(t.arm, weighted=o.unit.weighted))
+    name = name or (f"**{t.arm}**" if t.arm == DEFAULT else _described(t.arm, weighted=o.unit.weighted))
     cells: list[object] = [name, interval(t.mass, 100, 2), interval(t.gain, 1, 1)]
     cells += [f"{t.mass.value / f.operational_found:.1f}", f"{float(t.failures.mean()):.1f}"]
     if not t.estimates:
@@ -101,7 +91,7 @@ def _row(o: Outcome, t: Tried, *, name: str = "") -> list[object]:
     return [*cells, percent(t.rmse.value), interval(t.loss, 1, 2), f"{t.rmse.value / f.operational_rmse:.2f}"]
 
 
-def _spoken(arm: Arm, *, weighted: bool) -> str:
+def _described(arm: DrawArm, *, weighted: bool) -> str:
     if arm == deepest(arm.score):
         return f"DeepEST-like: sequential, {arm.score} alone"
     if arm.design == "top":
@@ -110,15 +100,15 @@ def _spoken(arm: Arm, *, weighted: bool) -> str:
     return str(arm)
 
 
-def weightings(outcomes: Sequence[Outcome]) -> str:
+def weightings(outcomes: Sequence[SeedsOutcome]) -> str:
     text = f"""## How well a weighting stands for the field
 
 Where the pool is not a sample from the field, its inputs are weighted. *pmi* is the mass of failing pool inputs, to be
-held against the failing share of fresh field inputs; *classes* the total variation distance between class masses and
+compared with the failing share of fresh field inputs; *classes* the total variation distance between class masses and
 class frequencies in the field; *effective* the effective number of inputs. Means over
-{len(outcomes[0].setting.seeds)} seeds, with the smallest and the largest in brackets; a seed draws the field inputs
-that are fitted on and, for Zipf and conditions, pool and fresh inputs, too. *density*: normalised
-density at each pool input, as HDA and others take it; *ratio*: domain classifier (`fit_ratio`); *profile*:
+{len(outcomes[0].setting.seeds)} seeds, with minimum and maximum in brackets; the seed decides the field inputs for the
+profile and, for Zipf and conditions, pool and fresh inputs, too. *density*: normalised
+density at each pool input, as in HDA and others; *ratio*: domain classifier (`fit_ratio`); *profile*:
 `Profile.weights`. Draws on this page use **{CHOSEN}**.
 
 ![pmi by weighting](seeds-weightings.svg)
@@ -127,14 +117,14 @@ density at each pool input, as HDA and others take it; *ratio*: domain classifie
         if not o.weighed:
             continue
         truth = mean(w.truth for w in o.weighed).value
-        told = f"Failing share of {o.weighed[0].fresh} fresh field inputs: {percent(truth)} %."
+        truth_text = f"Failing share of {o.weighed[0].fresh} fresh field inputs: {percent(truth)} %."
         rows = [_weighting(o.weighed, way.name) for way in o.weighed[0].ways]
         columns = ["weighting", "pmi, %", "pmi / true", "classes", "effective"]
-        text += f"\n### {o.label}\n\n{told}\n\n" + table(columns, rows)
+        text += f"\n### {o.label}\n\n{truth_text}\n\n" + table(columns, rows)
     return text
 
 
-def _weighting(weighed: Sequence[Weighed], name: str) -> list[str]:
+def _weighting(weighed: Sequence[PoolWeightings], name: str) -> list[str]:
     ways = [w.way(name) for w in weighed]
     ratios = [way.pmi / w.truth for way, w in zip(ways, weighed, strict=True)]
     cells = [spread([100 * way.pmi for way in ways], 2), spread(ratios, 2)]
@@ -142,7 +132,7 @@ def _weighting(weighed: Sequence[Weighed], name: str) -> list[str]:
     return [f"**{name}**" if name == CHOSEN else name, *cells]
 
 
-def rankings(outcomes: Sequence[Outcome]) -> str:
+def rankings(outcomes: Sequence[SeedsOutcome]) -> str:
     n = outcomes[0].setting.draws
     rows = [
         [o.label, ranking.score, f"{ranking.correlation:.2f}", f"{ranking.shared:.0%}"]
@@ -153,14 +143,14 @@ def rankings(outcomes: Sequence[Outcome]) -> str:
     text = f"""## Rankings with and without the profile
 
 Weights of `combine(mass, risk)` against those of `combine(equal mass, risk)`: Spearman's rank correlation over the
-pool, and the part of the {n} largest that both share. In field pools all masses are equal, and so are the rankings.
+pool, and the share of the {n} largest that both have. In field pools all masses are equal, and so are the rankings.
 
 """
     return text + table(["set-up", "score", "rank correlation", f"shared among the {n} largest"], rows)
 
 
-def default(outcomes: Sequence[Outcome]) -> str:
-    """The default against everything that differs from it in one thing."""
+def default(outcomes: Sequence[SeedsOutcome]) -> str:
+    """The default against arms that differ from it in one thing."""
     s = outcomes[0].setting
     others = [replace(DEFAULT, design=design) for design in DESIGNS if design != DEFAULT.design]
     others += [replace(DEFAULT, score=score) for score in s.scores if score != DEFAULT.score]
@@ -172,14 +162,14 @@ def default(outcomes: Sequence[Outcome]) -> str:
     text = f"""## Which default
 
 The default is {DEFAULT}. Each row changes one thing. Ratios are geometric means over the
-{len(outcomes)} set-ups and networks; counts are of those in which the 95 % interval of the difference (of the RMSE's
-ratio) says so.
+{len(outcomes)} set-ups and networks; counts are set-ups and networks in which the 95 % interval of the difference (of
+the ratio of RMSEs) excludes equality.
 
 """
     return text + table(columns, rows) + "\n" + _places(outcomes)
 
 
-def _against(outcomes: Sequence[Outcome], other: Arm) -> list[str]:
+def _against(outcomes: Sequence[SeedsOutcome], other: DrawArm) -> list[str]:
     pairs = [(o.tried[other], o.tried[DEFAULT]) for o in outcomes]
     found = [verdict(mean((a.found - b.found).tolist())) for a, b in pairs]
     errors = [_side(ratio_of_rmse(a, b)) for a, b in pairs]
@@ -194,8 +184,8 @@ def _side(ratio: Mean) -> str:
     return "below" if ratio.upper < 1 else "above" if ratio.lower > 1 else "undecided"
 
 
-def _places(outcomes: Sequence[Outcome]) -> str:
-    """Over all set-ups: what finds most among those that nowhere estimate worse than simple sampling."""
+def _places(outcomes: Sequence[SeedsOutcome]) -> str:
+    """The arms that find most over all set-ups, among those that nowhere estimate worse than simple sampling."""
     arms = [t.arm for t in outcomes[0].grid]
     gains = {arm: _geometric([o.tried[arm].gain.value for o in outcomes]) for arm in arms}
     losses = {arm: max(o.tried[arm].loss.value for o in outcomes) for arm in arms}
@@ -206,26 +196,21 @@ def _places(outcomes: Sequence[Outcome]) -> str:
         [order.index(arm) + 1, f"{gains[arm]:.1f}", f"{losses[arm]:.2f}", f"{worst[arm]:.2f}", str(arm)]
         for arm in shown
     ]
-    columns = [
-        "place",
-        "finds / simple, geometric mean",
-        "largest RMSE / simple",
-        "largest RMSE / operational",
-        "drawn by",
-    ]
+    columns = ["place", "finds / simple, geometric mean", "largest RMSE / simple", "largest RMSE / operational"]
+    columns.append("drawn by")
     return (
         f"Of {len(arms)} with the profile, {len(order)} have an RMSE no larger than simple sampling's in all of them "
-        f"(by their value, not by the interval). Those that find most:\n\n{table(columns, rows)}"
+        f"(by value, not by interval). Those that find most:\n\n{table(columns, rows)}"
     )
 
 
-def _over_operational(o: Outcome, arm: Arm) -> float:
+def _over_operational(o: SeedsOutcome, arm: DrawArm) -> float:
     return o.tried[arm].rmse.value / o.facts.operational_rmse
 
 
-def method(outcomes: Sequence[Outcome]) -> str:
+def method(outcomes: Sequence[SeedsOutcome]) -> str:
     s = outcomes[0].setting
-    stand_in = "\n- In place of USPS stand the same digits, shifted and paler." if s.dataset == "digits" else ""
+    stand_in = "\n- The same digits, shifted and paler, replace USPS." if s.dataset == "digits" else ""
     names = "\n".join(f"- **{SETUPS[name]}**: {text}" for name, text in METHOD.items())
     return f"""## What was run
 
@@ -237,10 +222,10 @@ def method(outcomes: Sequence[Outcome]) -> str:
   {", ".join(f"{b:g}" for b in s.powers)}, ε of {", ".join(f"{e:g}" for e in s.defensives)}.
 - Estimates: Hansen-Hurwitz (pps), Horvitz-Thompson (poisson), Rao-Hartley-Cochran (rhc), LURE (sequential), by stratum
   (stratified, four strata). Simple random sampling: equal chances without replacement. DeepEST-like: ε = 0, equal mass,
-  estimated by LURE; inputs of risk 0 are out of its reach.
+  estimated by LURE; it never draws inputs of risk 0.
 - Masses: `fit_profile`, {s.dimensions} principal components of features of layer {s.layer}; field labels are not
   used. Estimated priors: MLLS, from the pool and the field inputs' outputs.
-- The intervals leave out that pool, field and networks could have been others; the draws are what is repeated.
+- The intervals are over draws; they do not include the variation of pool, field and networks.
 """
 
 
@@ -265,14 +250,14 @@ def percent(value: float, digits: int = 2) -> str:
 
 def interval(value: Mean, factor: float, digits: int) -> str:
     numbers = (factor * value.value, factor * max(value.lower, 0.0), factor * value.upper)
-    told, low, high = (f"{number:.{digits}f}" for number in numbers)
-    return f"{told} [{low}, {high}]"
+    centre, low, high = (f"{number:.{digits}f}" for number in numbers)
+    return f"{centre} [{low}, {high}]"
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """The mean, with the smallest and the largest."""
-    told, low, high = (f"{v:.{digits}f}" for v in (sum(values) / len(values), min(values), max(values)))
-    return f"{told} [{low}, {high}]"
+    """The mean, with minimum and maximum."""
+    centre, low, high = (f"{v:.{digits}f}" for v in (sum(values) / len(values), min(values), max(values)))
+    return f"{centre} [{low}, {high}]"
 
 
 def _geometric(values: Sequence[float]) -> float:

@@ -1,11 +1,10 @@
-"""One set-up with one network: masses, risks, draws. Every step is on disk before the next begins."""
+"""One set-up with one network: masses, risks, draws, stored step by step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -15,16 +14,16 @@ from operant.model import Classifier
 from operant.rng import spawn
 from operant.seeds import entropy_risk, gini_risk, gradient_risk, margin_risk, risk_of, surprise_risk
 from operant.types import Score
-from operant_studies.seeds.settings import Setting, Sources
-from operant_studies.seeds.setups import Setup, make_setup
+from operant_studies.seeds.settings import SeedsSetting, SeedsSources
+from operant_studies.seeds.setups import SeedsSetup, make_setup
 from operant_studies.seeds.trials import (
     DEFAULT,
     ONCE,
     OPERATIONAL,
     SIMPLE,
-    Arm,
-    Facts,
-    Trials,
+    ArmTrials,
+    DrawArm,
+    PoolFacts,
     deepest,
     facts_of,
     grid,
@@ -32,7 +31,7 @@ from operant_studies.seeds.trials import (
     run_trials,
     top,
 )
-from operant_studies.seeds.weighting import Weighed, weigh
+from operant_studies.seeds.weighting import PoolWeightings, weigh_pool
 from operant_studies.shared import Steps
 
 SCORES: dict[str, Score] = {
@@ -44,10 +43,10 @@ SCORES: dict[str, Score] = {
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Work that needs nothing from other units; what is finished is read, not done again."""
+class SeedsUnit:
+    """One set-up with one network."""
 
-    setting: Setting
+    setting: SeedsSetting
     setup_name: str
     kind: str
     data: Path | None
@@ -58,13 +57,13 @@ class Unit:
         if self.weighted:
             for seed in setting.seeds:
                 self.weighed(seed)
-        steps.step("facts", Facts, lambda: facts_of(self.failed, self.mass, self.risks, setting.draws))
+        steps.step("facts", PoolFacts, lambda: facts_of(self.failed, self.mass, self.risks, setting.draws))
         for name, arms in self.batches().items():
-            steps.step(name, Trials, partial(self._tried, arms, "first"))
-        steps.step("fresh", Trials, lambda: self._tried([best_arm(self)], "fresh"))
+            steps.step(name, ArmTrials, partial(self._trials, arms, "first"))
+        steps.step("fresh", ArmTrials, lambda: self._trials([best_arm(self)], "fresh"))
 
-    def batches(self) -> dict[str, list[Arm]]:
-        """The arms, a list a step."""
+    def batches(self) -> dict[str, list[DrawArm]]:
+        """The arms of each step."""
         setting = self.setting
         batches = {"baselines": [SIMPLE, OPERATIONAL, *([ONCE] if self.weighted else [])]}
         for score in setting.scores:
@@ -82,23 +81,23 @@ class Unit:
     def steps(self) -> Steps:
         return Steps(self.folder / f"{self.setup_name}-{self.kind}")
 
-    def weighed(self, seed: int) -> Weighed:
-        def work() -> Weighed:
+    def weighed(self, seed: int) -> PoolWeightings:
+        def work() -> PoolWeightings:
             setup = self.setup if seed == self.setting.seeds[0] else make_setup(self.setup_name, self.sources, seed)
-            return weigh(self.model, setup, self.setting, seed)
+            return weigh_pool(self.model, setup, self.setting, seed)
 
-        return self.steps.step(f"weighed-{seed}", Weighed, work)
+        return self.steps.step(f"weighed-{seed}", PoolWeightings, work)
 
     @cached_property
-    def sources(self) -> Sources:
-        return Sources(self.setting, self.data)
+    def sources(self) -> SeedsSources:
+        return SeedsSources(self.setting, self.data)
 
     @cached_property
     def model(self) -> Classifier:
         return self.sources.network(self.kind)
 
     @cached_property
-    def setup(self) -> Setup:
+    def setup(self) -> SeedsSetup:
         return make_setup(self.setup_name, self.sources, self.setting.seeds[0])
 
     @cached_property
@@ -119,7 +118,7 @@ class Unit:
         scores = {**SCORES, "dsa": surprise_risk(dsa)}
         return {name: risk_of(self.model, self.setup.pool, scores[name]) for name in setting.scores}
 
-    def _tried(self, arms: list[Arm], series: str) -> Trials:
+    def _trials(self, arms: list[DrawArm], series: str) -> ArmTrials:
         setting = self.setting
         return run_trials(
             arms,
@@ -133,22 +132,18 @@ class Unit:
         )
 
 
-def best_arm(unit: Unit) -> Arm:
-    """Of the grid with the profile, what found most among those that estimated no worse than simple sampling.
+def best_arm(unit: SeedsUnit) -> DrawArm:
+    """Of the grid with the profile, the arm that found most among those that estimate no worse than simple sampling.
 
-    No worse with the whole interval, for that is what it will be judged by.
+    The whole interval must be no worse, because the verdict requires that.
     """
-    facts = unit.steps.step("facts", Facts, _missing)
+    facts = unit.steps.read("facts", PoolFacts)
     best, most = DEFAULT, -1.0
     for score in unit.setting.scores:
-        trials = unit.steps.step(f"with-{score}", Trials, _missing)
+        trials = unit.steps.read(f"with-{score}", ArmTrials)
+        arms = grid(unit.setting, score)
         rows = zip(trials.arms, trials.found.mean(1).tolist(), trials.estimates - facts.pmi, strict=True)
         for arm, found, errors in rows:
-            known = arm in grid(unit.setting, score)
-            if known and found > most and root_mean_square(errors).upper <= facts.simple_rmse:
+            if arm in arms and found > most and root_mean_square(errors).upper <= facts.simple_rmse:
                 best, most = arm, found
     return best
-
-
-def _missing() -> NoReturn:
-    raise AssertionError("this step comes before")

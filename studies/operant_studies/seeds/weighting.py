@@ -1,4 +1,4 @@
-"""Ways to spread the field's mass over a pool that is no sample from it, and how near each comes to the truth."""
+"""Ways to distribute the field's mass over a pool that is no sample from it, compared with the truth."""
 
 from __future__ import annotations
 
@@ -14,35 +14,27 @@ from operant.model import Classifier
 from operant.networks import fit_pca
 from operant.profile import Priors, Profile, estimate_priors, fit_profile, fit_ratio, layer_features, with_priors
 from operant.rng import spawn
-from operant_studies.seeds.settings import Setting
-from operant_studies.seeds.setups import Setup
+from operant_studies.seeds.settings import SeedsSetting
+from operant_studies.seeds.setups import SeedsSetup
 
-CHOSEN = "profile, features"  # what draws are made with
-RESAMPLES = 20  # the fewest there may be; intervals of priors are not used here
+CHOSEN = "profile, features"  # the weighting of all draws
+RESAMPLES = 20  # the minimum; intervals of priors are not used here
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weighting:
-    """One way, on one pool.
+    """One weighting of one pool."""
 
-    Attributes:
-        name: of the way; "+ priors" if each class's mass was brought to the estimated prior.
-        pmi: the mass of the pool's failing inputs.
-        distance: total variation between the classes' masses and their frequencies in the field.
-        effective: as many inputs of equal mass would vary as much.
-        largest: the largest mass of an input.
-    """
-
-    name: str
-    pmi: float
-    distance: float
-    effective: float
-    largest: float
+    name: str  # with "+ priors" if the class masses were corrected to the estimated priors
+    pmi: float  # the mass of the pool's failing inputs
+    distance: float  # total variation between class masses and class frequencies in the field
+    effective: float  # effective number of inputs
+    largest: float  # the largest mass of an input
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Weighed:
-    """All ways on one pool, the failing share among fresh field inputs, and the masses that draws are made with."""
+class PoolWeightings:
+    """All weightings of one pool, the failing share among fresh field inputs, and the masses for draws."""
 
     truth: float
     fresh: int
@@ -53,7 +45,7 @@ class Weighed:
         return next(way for way in self.ways if way.name == name)
 
 
-def weigh(model: Classifier, setup: Setup, setting: Setting, seed: int) -> Weighed:
+def weigh_pool(model: Classifier, setup: SeedsSetup, setting: SeedsSetting, seed: int) -> PoolWeightings:
     assert setup.field is not None
     assert setup.fresh is not None
     pool, fresh = setup.pool, setup.fresh
@@ -66,16 +58,16 @@ def weigh(model: Classifier, setup: Setup, setting: Setting, seed: int) -> Weigh
         ways.append(_judged(name, mass, pool, failed, classes))
         ways.append(_judged(f"{name} + priors", _corrected(mass, pool, priors), pool, failed, classes))
     truth = float((model.predict(fresh.x) != fresh.labels).double().mean())
-    return Weighed(truth=truth, fresh=len(fresh), ways=tuple(ways), mass=masses[CHOSEN])
+    return PoolWeightings(truth=truth, fresh=len(fresh), ways=tuple(ways), mass=masses[CHOSEN])
 
 
-def _masses(model: Classifier, pool: Samples, seen: Samples, setting: Setting, seed: int) -> dict[str, Tensor]:
-    """Each way on pixels and on features; these are worked out once, and handed on as if they were inputs."""
+def _masses(model: Classifier, pool: Samples, seen: Samples, setting: SeedsSetting, seed: int) -> dict[str, Tensor]:
+    """Each weighting on pixels and on features; features are computed once and used as inputs."""
     masses = {"equal": torch.full((len(pool),), 1 / len(pool), dtype=torch.float64)}
     features = layer_features(model, setting.layer)
     views: dict[str, Callable[[Tensor], Tensor]] = {"pixels": lambda x: x.flatten(1), "features": features}
-    for view, look in views.items():
-        p, f = (Samples(look(samples.x), samples.y, samples.ids) for samples in (pool, seen))
+    for view, encode in views.items():
+        p, f = (Samples(encode(samples.x), samples.y, samples.ids) for samples in (pool, seen))
         encoder = partial(fit_pca, dimensions=setting.dimensions)
         profile = fit_profile(f, encoder=encoder, generator=spawn(seed, "profile", view))
         ratio = fit_ratio(p, f, dimensions=setting.dimensions, generator=spawn(seed, "ratio", view))
@@ -86,12 +78,12 @@ def _masses(model: Classifier, pool: Samples, seen: Samples, setting: Setting, s
 
 
 def _density(profile: Profile, pool: Samples) -> Tensor:
-    """Densities at the pool's inputs, normalised."""
+    """Normalised densities at the pool's inputs."""
     return torch.softmax(profile.log_prob(pool.x).detach().double(), 0)
 
 
 def _corrected(mass: Tensor, pool: Samples, priors: Priors) -> Tensor:
-    """With the estimated priors; a class whose mass came out as 0 keeps the smallest there is."""
+    """Masses corrected to the estimated priors; a class without mass gets the smallest positive number."""
     return with_priors(mass.clamp_min(torch.finfo(torch.float64).tiny), pool, priors)
 
 

@@ -1,4 +1,4 @@
-"""What held: the paper's claims, and the ones that this study must decide."""
+"""What held: the paper's claims, and those of this project."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from operant_studies.semantic import paper
-from operant_studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SOUND, Tried
+from operant_studies.semantic.injected import ANCHORED, FEATURES, PIXELS, SOUND, FaultResult
 from operant_studies.semantic.outcome import (
-    Finding,
-    Outcome,
+    ClaimResult,
+    SemanticOutcome,
     accuracies,
     all_of,
     at_least,
     beyond,
     counts,
-    judged,
-    known,
+    exceeds,
     of_seeds,
     pooled,
+    present,
     revealing,
     shares,
 )
@@ -29,15 +29,15 @@ from operant_studies.shared import table
 OURS = (FEATURES, ANCHORED)
 
 
-def claims(outcomes: Sequence[Outcome], plain: Outcome | None) -> str:
-    """The section, with a table for each kind of claim."""
+def claims(outcomes: Sequence[SemanticOutcome], plain: SemanticOutcome | None) -> str:
+    """The section, with one table per kind of claim."""
     text = """## What held
 
-*Held*: the 95 % t-interval over repetitions lies above 0, or above the share that is asked for; *not held*: below;
-*not decided*: it holds it, or there is nothing to compare. Where all repetitions agree, 1 / √tests stands for half the
-interval; without it, for transfer, nothing is decided. Differences are in percentage points, and intervals are cut
-where a share or a difference must end. Repetitions have the source and the judges in common, so that nothing is said
-of other ones. With so many rows at 95 % a few would come out by chance alone.
+*Held*: the 95 % t-interval over repetitions lies above 0, or above the required share; *not held*: below; *not
+decided*: the interval contains it, or there is nothing to compare. If all repetitions agree, 1 / √tests replaces half
+the interval; for transfer, which has none, nothing is then decided. Differences are in percentage points, and intervals
+end at the limits of shares and differences. Repetitions share the source and the judges, so the intervals do not
+include their variation. With so many rows at 95 %, a few come out by chance alone.
 """
     if outcomes:
         text += _of_faults(outcomes)
@@ -46,46 +46,39 @@ of other ones. With so many rows at 95 % a few would come out by chance alone.
     return text
 
 
-# Faults on purpose
+# Injected faults
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultFindings:
-    """What one search showed of one fault.
+    """What one search shows about one fault."""
 
-    Attributes:
-        over_sound: valid tests that reveal it, against the same share for a model without the fault.
-        over_pixels: failing tests that reveal it, valid or not, against PGD's.
-        over_pixels_valid: seeds that give a valid test which reveals it, against PGD's.
-        least: valid tests that reveal it, against the paper's lowest share.
-    """
-
-    over_sound: Finding
-    over_pixels: Finding
-    over_pixels_valid: Finding
-    least: Finding
+    over_sound: ClaimResult  # share of valid tests that reveal it, against that of a model without the fault
+    over_pixels: ClaimResult  # share of failing tests that reveal it, valid or not, against PGD's
+    over_pixels_valid: ClaimResult  # share of seeds with a valid test that reveals it, against PGD's
+    least: ClaimResult  # share of valid tests that reveal it, against the paper's lowest share
 
 
-def fault_findings(each: Sequence[Tried], search: str) -> FaultFindings:
-    """Where all repetitions agree, as many tests as both shares have stand for them."""
+def fault_findings(each: Sequence[FaultResult], search: str) -> FaultFindings:
+    """The verdicts on one fault; if all repetitions agree, the number of tests gives the interval."""
     ours, pixels, sound = (counts(each, arm) for arm in (search, PIXELS, SOUND + search))
     valid, n, chance, other = revealing(ours, valid=True), summed(ours), summed(sound), summed(pixels)
     failing = min(n.failing, other.failing)
     return FaultFindings(
-        over_sound=judged(valid, revealing(sound, valid=True), tests=min(n.valid_failing, chance.valid_failing)),
-        over_pixels=judged(revealing(ours, valid=False), revealing(pixels, valid=False), tests=failing),
-        over_pixels_valid=judged(of_seeds(ours), of_seeds(pixels), tests=n.seeds),
+        over_sound=exceeds(valid, revealing(sound, valid=True), tests=min(n.valid_failing, chance.valid_failing)),
+        over_pixels=exceeds(revealing(ours, valid=False), revealing(pixels, valid=False), tests=failing),
+        over_pixels_valid=exceeds(of_seeds(ours), of_seeds(pixels), tests=n.seeds),
         least=at_least(valid, paper.LEAST, tests=n.valid_failing),
     )
 
 
-def sound_reach_least(outcomes: Sequence[Outcome]) -> int:
-    """Faults of which the model without them gives the paper's lowest share as well, on average."""
-    each = [known(revealing(counts(t, SOUND + FEATURES), valid=True)) for o in outcomes for t in o.tried.values()]
+def sound_reach_least(outcomes: Sequence[SemanticOutcome]) -> int:
+    """Number of faults for which the sound model exceeds the paper's lowest share on average."""
+    each = [present(revealing(counts(t, SOUND + FEATURES), valid=True)) for o in outcomes for t in o.tried.values()]
     return sum(bool(left) and sum(left) / len(left) > paper.LEAST for left in each)
 
 
-def _of_faults(outcomes: Sequence[Outcome]) -> str:
+def _of_faults(outcomes: Sequence[SemanticOutcome]) -> str:
     least = f"{100 * paper.LEAST:.0f} %"
     rows = []
     for o in outcomes:
@@ -97,14 +90,14 @@ def _of_faults(outcomes: Sequence[Outcome]) -> str:
                 name = fault_name(o.setting, flaw) + doubt if search == OURS[0] else ""
                 rows.append([name, TITLES[search], f.over_sound, f.over_pixels, f.over_pixels_valid, f.least])
     text = f"""
-### Faults on purpose
+### Injected faults
 
-By how much the share of tests that reveal the fault exceeds another. *Than sound*: of valid tests, the same share for a
-model without the fault, of which little can be said where that model gives few valid tests (see the counts below).
-*Than PGD, all*: of failing tests, PGD's share. *Than PGD, valid*: of seeds, those with a valid
-test that reveals it; where PGD has no valid test (see Table 2), because naturalness refuses its noise, this says only
-that. Last, the share of valid tests itself, against the paper's lowest, {least}; a sound model gives more than {least}
-for {sound_reach_least(outcomes)} of {len(rows) // len(OURS)} faults, and where it does this column proves little.
+How much the share of tests that reveal the fault exceeds another share. *Than sound*: share of valid tests, against
+that of a model without the fault; uncertain where that model has few valid tests (see the counts below). *Than PGD,
+all*: share of failing tests, against PGD's. *Than PGD, valid*: share of seeds with a valid test that reveals the fault;
+where PGD has no valid test (see Table 2), because naturalness rejects its noise, this only says so. The last column is
+the share of valid tests itself, against the paper's lowest, {least}; a sound model gives more than {least} for
+{sound_reach_least(outcomes)} of {len(rows) // len(OURS)} faults, and there this column proves little.
 
 """
     return text + table(
@@ -112,33 +105,32 @@ for {sound_reach_least(outcomes)} of {len(rows) // len(OURS)} faults, and where 
     )
 
 
-# The model without a fault on purpose
+# The model without an injected fault
 
 
-def seed_findings(plain: Outcome) -> list[tuple[str, Finding, str]]:
-    """By search: whether enough seeds have a valid test, and how many of all."""
+def seed_findings(plain: SemanticOutcome) -> list[tuple[str, ClaimResult, str]]:
+    """By search: whether enough seeds have a valid test, and how many do."""
     n = plain.setting.hunted * len(plain.setting.seeds)
     return [
         (title, at_least(shares(valid), paper.VALID_SEEDS, tests=n), pooled(valid)) for title, _, valid in hits(plain)
     ]
 
 
-def _of_seeds(plain: Outcome) -> str:
+def _of_seeds(plain: SemanticOutcome) -> str:
     text = f"""
 ### Valid tests for at least {100 * paper.VALID_SEEDS:.0f} % of seeds
 
-LeNet-5 without a fault on purpose; a goal of this project, not of the paper. Two intervals, for two
-questions. Over repetitions, Student's t: what another model, trained in the same way, would give. All seeds as one,
-Clopper and Pearson's: what more seeds would give with these same models, whatever others would; the verdict does not go
-by it. That the two anchored searches are counted together, and with which settings, was chosen after trials; together
-they make two tests a seed.
+LeNet-5 without an injected fault; a goal of this project, not of the paper. Two intervals answer two questions. Over
+repetitions (Student's t): what would another model, trained in the same way, give? All seeds as one (Clopper and
+Pearson): what would more seeds give with these models? The verdict uses the first. The two anchored searches are
+counted together, with two tests per seed; this and their settings were chosen after trials.
 
 """
     return text + table(["search", "over repetitions, %", "all seeds as one, %"], seed_findings(plain))
 
 
-def distance_findings(plain: Outcome) -> list[tuple[str, Finding, Finding]]:
-    """By bound: whether all tests, and all valid ones, lie beyond."""
+def distance_findings(plain: SemanticOutcome) -> list[tuple[str, ClaimResult, ClaimResult]]:
+    """By bound: whether all tests, and all valid ones, lie beyond it."""
     s, shots = plain.setting, [h.shots[FEATURES] for h in plain.hunted]
     bounds = (("linf", s.bounds[0], "L-infinity"), ("l2", s.bounds[1], "L2"))
     return [
@@ -147,7 +139,7 @@ def distance_findings(plain: Outcome) -> list[tuple[str, Finding, Finding]]:
     ]
 
 
-def _of_distances(plain: Outcome) -> str:
+def _of_distances(plain: SemanticOutcome) -> str:
     text = f"""
 ### All tests lie beyond the usual bounds on pixels (Fig. 2)
 
@@ -158,8 +150,8 @@ held*.
     return text + table(["bound", "all tests, %", "valid tests, %"], distance_findings(plain))
 
 
-def transfer_findings(plain: Outcome) -> list[tuple[str, str, str, Finding, Finding]]:
-    """By model under test, robust model and search: for all tests, and for valid ones."""
+def transfer_findings(plain: SemanticOutcome) -> list[tuple[str, str, str, ClaimResult, ClaimResult]]:
+    """By model under test, robust model and search: verdicts for all tests, and for valid ones."""
     rows = []
     first = plain.transferred[0]
     for attacked in first.moved:
@@ -167,16 +159,16 @@ def transfer_findings(plain: Outcome) -> list[tuple[str, str, str, Finding, Find
             pixels = accuracies(moved(plain, attacked, PIXELS), robust, valid=False)
             for search in OURS:
                 each = moved(plain, attacked, search)
-                every, valid = (judged(pixels, accuracies(each, robust, valid=valid)) for valid in (False, True))
+                every, valid = (exceeds(pixels, accuracies(each, robust, valid=valid)) for valid in (False, True))
                 rows.append((attacked, robust, TITLES[search], every, valid))
     return rows
 
 
-def _of_transfer(plain: Outcome) -> str:
+def _of_transfer(plain: SemanticOutcome) -> str:
     text = """
 ### Robust models do worse on feature tests than on PGD's (Table 3)
 
-Their accuracy on all tests of PGD, less that on feature tests, all or valid.
+Their accuracy on all tests of PGD minus that on feature tests, all or valid.
 
 """
     columns = ["model under test", "robust model", "search", "all tests", "valid tests"]

@@ -1,4 +1,4 @@
-"""Images of a setting, dealt by role, with features that say nothing of the class; and classifiers trained on them."""
+"""Images of a setting, divided by role, with features independent of the class; and classifiers trained on them."""
 
 from __future__ import annotations
 
@@ -6,35 +6,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from operant.data import Dataset, Samples, load, load_digits
+from operant.data import Dataset, Samples, load_digits
 from operant.generate.semantic.faults import Fault
 from operant.model import Classifier
-from operant.networks import LeNet5, fit, initialise, load_weights, save_weights
+from operant.networks import LeNet5, initialise
 from operant.rng import spawn
-from operant_studies.semantic.settings import Setting
+from operant_studies.semantic.settings import SemanticSetting
+from operant_studies.subjects import read_dataset, train_once
 
 
 @dataclass(frozen=True)
-class Field:
+class SemanticImages:
     """The images of one setting.
 
-    Training images are dealt once, at random: those of the source, of the models under test, of each judge, of the
-    likelihoods and of the anchors are different ones. Test images rate sources or confirm faults, never both.
+    Training images are divided at random, once: source, models under test, each judge, likelihoods and anchors have
+    different ones. Test images either rate sources or confirm faults.
     """
 
-    setting: Setting
+    setting: SemanticSetting
     data: Path | None
 
     @cached_property
     def images(self) -> Dataset:
         s = self.setting
-        return load_digits(size=s.size) if s.dataset == "digits" else load(s.dataset, self.data or Path())
+        return load_digits(size=s.size) if s.dataset == "digits" else read_dataset(s.dataset, self.data)
 
     def clean(self, role: str) -> Samples:
-        """Images of a role, as they are."""
+        """Unchanged images of a role."""
         test = {"rated": 0, "held": self.setting.rated}
         if role in test:
             first = test[role]
@@ -45,10 +47,10 @@ class Field:
                 order = torch.randperm(len(train), generator=spawn(0, "semantic", self.setting.dataset, "deal"))
                 return train[order[first : first + n]]
             first += n
-        raise ValueError(f"there must be images for {role}; there are for {', '.join(n for n, _ in self.setting.deal)}")
+        raise ValueError(f"role must be one of {', '.join(n for n, _ in self.setting.deal)}, got {role}")
 
     def neutral(self, role: str, *path: int | str, but: Fault | None = None) -> Samples:
-        """Images of a role with every feature, or all but one fault's, independent of the class."""
+        """Images of a role whose features, except that of one fault, are independent of the class."""
         samples = self.clean(role)
         for flaw in self.setting.flaws:
             if but is None or flaw.feature != but.feature.name:
@@ -64,24 +66,18 @@ class Field:
         return initialise(partial(LeNet5, channels=s.channels, size=s.size), generator=self.spawn("weights", *path))
 
     @property
-    def training(self) -> dict[str, float | int]:
+    def training(self) -> dict[str, Any]:
         s = self.setting
         return {"epochs": s.epochs, "batch_size": s.batch_size, "learning_rate": s.learning_rate}
 
 
-def kept_network(field: Field, folder: Path, name: str, train: Samples) -> Classifier:
-    """A LeNet-5 trained on these images, or read if it was; the name decides its random numbers."""
-    path, start = folder / f"{name}.safetensors", field.network(name)
-    if not path.exists():
-        fitted = fit(start, train, **field.training, generator=field.spawn("training", name), progress=False)  # type: ignore[arg-type]
-        folder.mkdir(parents=True, exist_ok=True)
-        save_weights(fitted.module, path)
-    return Classifier(load_weights(start, path))
+def trained_network(field: SemanticImages, folder: Path, name: str, train: Samples) -> Classifier:
+    """A LeNet-5 trained on these images, or read if it is stored; the name seeds its random numbers."""
+    path, generator = folder / f"{name}.safetensors", field.spawn("training", name)
+    return train_once(field.network(name), path, train, generator=generator, **field.training)
 
 
-def check_data(settings: Sequence[Setting], data: Path | None) -> None:
-    """Refuse to begin without the data sets."""
-    for name in dict.fromkeys(s.dataset for s in settings if s.dataset != "digits"):
-        if data is None:
-            raise ValueError(f"the study needs {name}; name the folder it lies in with --data")
-        load(name, data)
+def check_data(settings: Sequence[SemanticSetting], data: Path | None) -> None:
+    """Raise if a data set is missing."""
+    for name in dict.fromkeys(s.dataset for s in settings):
+        read_dataset(name, data)

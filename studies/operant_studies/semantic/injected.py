@@ -1,4 +1,4 @@
-"""Faults on purpose (Table 2): do tests reveal them, beside a sound model, and beside PGD?"""
+"""Injected faults (Table 2): do tests reveal them, compared with a sound model and with PGD?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,45 +18,40 @@ from operant.generate.semantic.faults import Confirmation, Cue, Fault, FaultyMod
 from operant.model import Classifier
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant_studies.semantic.fields import Field, kept_network
-from operant_studies.semantic.instruments import Instruments
-from operant_studies.semantic.settings import Flaw, Setting
+from operant_studies.semantic.fields import SemanticImages, trained_network
+from operant_studies.semantic.instruments import SemanticInstruments
+from operant_studies.semantic.settings import Flaw, SemanticSetting
 from operant_studies.shared import Steps
 
 FEATURES, ANCHORED, PIXELS = "features", "anchored", "pgd"
 SEARCHES = (FEATURES, ANCHORED, PIXELS)
-SOUND = "sound, "  # before the name of a search: the same on the model without the fault
+SOUND = "sound, "  # prefix of a search on the model without the fault
 ARMS = (*SEARCHES, *(SOUND + name for name in SEARCHES))
-DRAWS = 20  # images that are made for each seed that is needed
-SHOWN = 6  # pairs of each direction that the gallery has
+DRAWS = 20  # generated images per seed
+SHOWN = 6  # pairs per direction in the gallery
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Tests of one search in one direction of a fault.
+class FaultCounts:
+    """Tests of one search in one direction of a fault."""
 
-    Attributes:
-        seeds: that were worked on, one test each.
-        valid: tests that show their label, failing or not.
-        failing, valid_failing: those that the model takes for the target by the margin asked for; and valid ones.
-        revealing, valid_revealing: of these, the tests that reveal the fault.
-    """
-
-    seeds: int
-    valid: int
+    seeds: int  # number of seeds, one test each
+    valid: int  # tests that show their label, failing or not
+    # failing, valid_failing: tests that the model takes for the target by the required margin; and valid ones
     failing: int
     valid_failing: int
+    # revealing, valid_revealing: of these, the tests that reveal the fault
     revealing: int
     valid_revealing: int
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: FaultCounts) -> FaultCounts:
         names = self.__dataclass_fields__
-        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return FaultCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Seeds with the valid tests made of them, for the gallery: the first ones of each direction, as they come."""
+class GalleryPairs:
+    """Seeds with their valid tests, for the gallery: the first ones of each direction."""
 
     x0: Tensor
     x: Tensor
@@ -67,83 +61,76 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """A fault with one seed.
+class FaultResult:
+    """One fault with one seed."""
 
-    Attributes:
-        faulty, sound: whether the model that was given the fault has it, and the one that was not.
-        cue: what the fault makes of the two classes.
-        arms: by search, from the first class and from the second.
-        pairs: valid tests of the anchored search.
-        seconds: of CPU time.
-    """
-
+    # faulty, sound: whether the model with the injected fault has it, and the one without
     faulty: Confirmation
     sound: Confirmation
-    cue: Cue
-    arms: dict[str, tuple[Counts, Counts]]
-    pairs: Pairs
-    seconds: float
+    cue: Cue  # the feature's distribution in the two classes
+    arms: dict[str, tuple[FaultCounts, FaultCounts]]  # by search, from the first class and from the second
+    pairs: GalleryPairs  # valid tests of the anchored search
+    seconds: float  # of CPU time
 
 
-def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
-    """All faults of a data set with one seed; those that are done stay."""
-    steps, field = steps_of(setting, out, seed), Field(setting, data)
-    instruments = Instruments(field, out / "instruments")
+def run(setting: SemanticSetting, data: Path | None, out: Path, seed: int) -> None:
+    """All faults of a data set with one seed."""
+    steps, field = steps_of(setting, out, seed), SemanticImages(setting, data)
+    instruments = SemanticInstruments(field, out / "instruments")
     for flaw in setting.flaws:
-        steps.step(flaw.name, Tried, partial(attempt, field, instruments, flaw, seed, out / "networks"))
+        steps.step(flaw.name, FaultResult, partial(try_fault, field, instruments, flaw, seed, out / "networks"))
 
 
-def steps_of(setting: Setting, out: Path, seed: int) -> Steps:
+def steps_of(setting: SemanticSetting, out: Path, seed: int) -> Steps:
     return Steps(out / "steps" / f"{setting.name}-{seed}")
 
 
-def load_tried(setting: Setting, out: Path, seed: int, flaw: Flaw) -> Tried:
-    return steps_of(setting, out, seed).step(flaw.name, Tried, missing)
-
-
-def missing() -> NoReturn:
-    raise ValueError("there is nothing to tell yet; run the study to its end first")
-
-
-def attempt(field: Field, instruments: Instruments, flaw: Flaw, seed: int, folder: Path) -> Tried:
-    """Inject one fault, and test the faulty and the sound model both ways."""
+def try_fault(
+    field: SemanticImages, instruments: SemanticInstruments, flaw: Flaw, seed: int, folder: Path
+) -> FaultResult:
+    """Inject one fault, and test the faulty and the sound model in both directions."""
     start = time.process_time()
     fault, setting = flaw.fault, field.setting
     faulty = faulty_model(field, fault, flaw.name, seed)
     name = f"{setting.name}-sound-{seed}"
-    sound = kept_network(field, folder, name, field.neutral("model", seed))
+    sound = trained_network(field, folder, name, field.neutral("model", seed))
     held = field.neutral("held", seed, but=fault)
     clean = confirm(fault, sound, held, generator=field.spawn("confirm", flaw.name, seed))
     suites = _suites(field, instruments, fault, {"": faulty.model, SOUND: sound}, flaw.name, seed)
-    told = partial(count, fault=fault, cue=faulty.cue, confidence=setting.confidence)
-    return Tried(
+    counted = partial(count, fault=fault, cue=faulty.cue, confidence=setting.confidence)
+    return FaultResult(
         faulty=faulty.confirmation,
         sound=clean,
         cue=faulty.cue,
-        arms={name: (told(a), told(b)) for name, (a, b) in suites.items()},
+        arms={name: (counted(a), counted(b)) for name, (a, b) in suites.items()},
         pairs=_pairs(suites[ANCHORED], fault, faulty.cue, setting.confidence),
         seconds=time.process_time() - start,
     )
 
 
-def faulty_model(field: Field, fault: Fault, name: str, seed: int) -> FaultyModel:
-    """A LeNet-5 with the fault; all other features say nothing of the class."""
+def faulty_model(field: SemanticImages, fault: Fault, name: str, seed: int) -> FaultyModel:
+    """A LeNet-5 with the fault; all other features are independent of the class."""
     train, held = (field.neutral(role, seed, but=fault) for role in ("model", "held"))
     generator = field.spawn("fault", name, seed)
     options = field.training | {"generator": generator, "progress": False}
-    return inject(fault, field.network("fault", name, seed), train, held, **options)  # type: ignore[arg-type]
+    return inject(fault, field.network("fault", name, seed), train, held, **options)
 
 
 def _suites(
-    field: Field, instruments: Instruments, fault: Fault, models: dict[str, Classifier], name: str, seed: int
+    field: SemanticImages,
+    instruments: SemanticInstruments,
+    fault: Fault,
+    models: dict[str, Classifier],
+    name: str,
+    seed: int,
 ) -> dict[str, tuple[Suite, Suite]]:
-    """By model and search, rated tests from the first class to the second, and back; all have the same seeds.
+    """By model and search, rated tests from the first class to the second, and back; all from the same seeds.
 
-    Seeds are right for both models: a sound one alone would take those whose feature is past the midpoint already.
+    Both models classify the seeds correctly: the sound one alone would accept seeds whose feature is already past the
+    midpoint.
     """
     source, (first, second) = instruments.source, fault.classes
-    assert source is not None  # else the data set would have been left out
+    assert source is not None  # else the data set is left out
     found: dict[str, list[Suite]] = {arm: [] for arm in ARMS}
     for label, target in ((first, second), (second, first)):
         generator, seen_by = field.spawn("seeds", name, seed, label), (*models.values(), *instruments.anchors)
@@ -156,9 +143,9 @@ def _suites(
 
 
 def rated_tests(
-    instruments: Instruments, fuzzer: Fuzzer, model: Classifier, seeds: Samples, *, generator: torch.Generator
+    instruments: SemanticInstruments, fuzzer: Fuzzer, model: Classifier, seeds: Samples, *, generator: torch.Generator
 ) -> Suite:
-    """Tests from these seeds with what is said of their validity; none where there are no seeds."""
+    """Tests from these seeds with their validity; empty without seeds."""
     if len(seeds):
         return instruments.validity(fuzzer(model, seeds, generator=generator))
     assert instruments.source is not None
@@ -175,14 +162,14 @@ def right_seeds(
     *,
     generator: torch.Generator,
 ) -> Samples:
-    """So many images, of some classes, that show them to the model and to the anchors; fewer if hardly any do."""
+    """n images of some classes that all of these models classify correctly; fewer if hardly any qualify."""
     made = source.seeds(DRAWS * n, labels=labels, generator=generator)
     seen = torch.stack([model.predict(made.x) == made.labels for model in seen_by]).all(0)
     return made[seen][:n]
 
 
-def searches(setting: Setting, instruments: Instruments, target: int | None) -> dict[str, Fuzzer]:
-    """The searches that are compared: same seeds, same target, same margin."""
+def searches(setting: SemanticSetting, instruments: SemanticInstruments, target: int | None) -> dict[str, Fuzzer]:
+    """The compared searches: same seeds, same target, same margin."""
     assert instruments.source is not None
     features = FeatureFuzz(
         source=instruments.source,
@@ -197,18 +184,18 @@ def searches(setting: Setting, instruments: Instruments, target: int | None) -> 
         steps=setting.pgd_steps,
         confidence=setting.confidence,
         target=target,
-        random_start=False,  # noise would be part of every test
+        random_start=False,  # else noise would be part of every test
         stop_early=True,
     )
     anchored = replace(features, anchors=instruments.anchors, hold=setting.hold)
     return {FEATURES: features, ANCHORED: anchored, PIXELS: pixels}
 
 
-def count(suite: Suite, *, fault: Fault, cue: Cue, confidence: float) -> Counts:
-    """What a rated suite of one direction comes to."""
+def count(suite: Suite, *, fault: Fault, cue: Cue, confidence: float) -> FaultCounts:
+    """Counts of a rated suite of one direction."""
     failing, valid = suite["margin"] > confidence, suite["valid"] == 1
     shows = reveals(suite, fault.feature, cue) & failing
-    return Counts(
+    return FaultCounts(
         seeds=suite.attempted,
         valid=int(valid.sum()),
         failing=int(failing.sum()),
@@ -218,9 +205,9 @@ def count(suite: Suite, *, fault: Fault, cue: Cue, confidence: float) -> Counts:
     )
 
 
-def _pairs(both: tuple[Suite, Suite], fault: Fault, cue: Cue, confidence: float) -> Pairs:
+def _pairs(both: tuple[Suite, Suite], fault: Fault, cue: Cue, confidence: float) -> GalleryPairs:
     rows = [suite[(suite["margin"] > confidence) & (suite["valid"] == 1)][:SHOWN] for suite in both]
-    return Pairs(
+    return GalleryPairs(
         x0=torch.cat([suite.x0 for suite in rows]),
         x=torch.cat([suite.x for suite in rows]),
         label=torch.cat([suite.label for suite in rows]),

@@ -1,4 +1,4 @@
-"""What a setting is tested with, trained once and kept: a source that passes, judges of validity, and anchors."""
+"""What tests need: a source that passes, judges of validity, and anchors; trained once and stored."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from operant.generate import ClassLikelihood, FeatureSource, Quality, Validity, 
 from operant.measure import Naturalness, fit_naturalness
 from operant.model import Classifier
 from operant.networks import CVAE, GAN, fit_cvae, fit_gan
-from operant_studies.semantic.fields import Field, kept_network
+from operant_studies.semantic.fields import SemanticImages, trained_network
 from operant_studies.shared import Steps
 
-LAYER = "relu_fc2"  # of LeNet-5, whose outputs are compared
+LAYER = "relu_fc2"  # of LeNet-5, for comparisons
 JUDGES = ("judge", "second judge")
 ANCHORS = ("anchor", "second anchor")
-SHARE = 0.9  # of a conditional VAE's images, that it learns from
+SHARE = 0.9  # of its images that a conditional VAE is trained on
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rated:
-    """A source that was tried: its kind, how good it is, and the CPU time of training it."""
+class RatedSource:
+    """A trained source: its kind, its quality, and the CPU time of training it."""
 
     kind: str
     quality: Quality
@@ -35,10 +35,10 @@ class Rated:
         return not self.quality.problems
 
 
-class Instruments:
-    """The instruments of one setting, read from its folder, or made."""
+class SemanticInstruments:
+    """The instruments of one setting, read from its folder or made."""
 
-    def __init__(self, field: Field, folder: Path) -> None:
+    def __init__(self, field: SemanticImages, folder: Path) -> None:
         self.field, self.setting = field, field.setting
         self.folder = folder / field.setting.name
         self.steps = Steps(self.folder)
@@ -54,33 +54,33 @@ class Instruments:
         return tuple(self._network(role) for role in ANCHORS)
 
     def _network(self, role: str) -> Classifier:
-        return kept_network(self.field, self.folder, role.replace(" ", "-"), self.field.neutral(role))
+        return trained_network(self.field, self.folder, role.replace(" ", "-"), self.field.neutral(role))
 
     # Sources
 
     @cached_property
-    def rated(self) -> tuple[Rated, ...]:
-        """Kinds of sources in turn, up to the first that passes."""
-        tried: list[Rated] = []
+    def rated(self) -> tuple[RatedSource, ...]:
+        """The kinds of sources in order, up to the first that passes."""
+        tried: list[RatedSource] = []
         for kind in self.setting.kinds:
-            tried.append(self.steps.step(f"source-{kind}-rated", Rated, partial(self._rate, kind)))
+            tried.append(self.steps.step(f"source-{kind}-rated", RatedSource, partial(self._rate, kind)))
             if tried[-1].passed:
                 break
         return tuple(tried)
 
     @cached_property
     def source(self) -> FeatureSource | None:
-        """The first that passes; None if none does. Rated by an anchor, which judges no test."""
+        """The first source that passes, if any; rated by an anchor, which judges no test."""
         last = self.rated[-1]
         return replace(FeatureSource.of(self._learned(last.kind)), quality=last.quality) if last.passed else None
 
-    def _rate(self, kind: str) -> Rated:
+    def _rate(self, kind: str) -> RatedSource:
         start = time.process_time()
         learned = self._learned(kind)
         seconds = time.process_time() - start
         quality = self._rating(FeatureSource.of(learned)).quality
         assert quality is not None
-        return Rated(kind=kind, quality=quality, seconds=seconds)
+        return RatedSource(kind=kind, quality=quality, seconds=seconds)
 
     def _rating(self, source: FeatureSource) -> FeatureSource:
         real, generator = self.field.neutral("rated"), self.field.spawn("quality")
@@ -101,7 +101,7 @@ class Instruments:
 
     @cached_property
     def validity(self) -> Validity:
-        """Judges, likelihoods and naturalness; naturalness is that of the source's images."""
+        """Judges, likelihoods and naturalness, which is fitted on the source's images."""
         likelihood = self.steps.step("likelihood", ClassLikelihood, self._likelihood)
         naturalness = self.steps.step("naturalness", Naturalness, self._naturalness)
         return Validity(judges=self.judges, likelihood=likelihood, naturalness=naturalness)
@@ -116,8 +116,8 @@ class Instruments:
         return fit_naturalness(images, generator=self.field.spawn("naturalness"), progress=False)
 
 
-def prepare(field: Field, folder: Path) -> None:
-    """Make and keep whatever is not there yet."""
-    made = Instruments(field, folder)
+def prepare(field: SemanticImages, folder: Path) -> None:
+    """Make and store all instruments that are missing."""
+    made = SemanticInstruments(field, folder)
     if made.source is not None:
         assert made.validity.judges

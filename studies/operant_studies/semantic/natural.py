@@ -1,4 +1,4 @@
-"""CIFAR-10: whether a source trained in minutes passes the gate."""
+"""CIFAR-10: whether a source trained in minutes is good enough."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from typing import Any
 
 from operant.data import load
 from operant.generate import FeatureSource
-from operant.model import Classifier
-from operant.networks import ResNet20, fit_cvae, fit_gan, load_weights
+from operant.networks import fit_cvae, fit_gan
 from operant.rng import spawn
-from operant_studies.semantic.injected import missing
-from operant_studies.semantic.instruments import Rated
+from operant_studies.semantic.instruments import RatedSource
 from operant_studies.shared import Steps
-from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD, find_resnet20
+from operant_studies.subjects import find_resnet20, load_resnet20
 
-ROWS, RATED = 20_000, 2_000  # training images that a source learns from, and test images that it is rated on
+ROWS, RATED = 20_000, 2_000  # training images of a source, and test images to rate it
 BATCH = 64
-STEPS = {"gan": 1_250, "cvae": 1_800}  # as many as take about four minutes
+STEPS = {"gan": 1_250, "cvae": 1_800}  # about four minutes each
 
 
 def available(data: Path | None) -> bool:
-    """Whether CIFAR-10 and a classifier of it are there; if not, this part is left out."""
+    """Whether CIFAR-10 and its classifier are available; else this part is left out."""
     if data is None or find_resnet20(data) is None:
         return False
     try:
@@ -35,14 +33,12 @@ def available(data: Path | None) -> bool:
 
 
 def run(data: Path, out: Path, kind: str) -> None:
-    steps_of(out).step(kind, Rated, partial(attempt, data, kind))
+    steps_of(out).step(kind, RatedSource, partial(train_source, data, kind))
 
 
-def attempt(data: Path, kind: str) -> Rated:
-    """Train one kind of source, and let a ResNet-20 with given weights rate it."""
-    images, weights = load("cifar10", data), find_resnet20(data)
-    assert weights is not None  # else this part would have been left out
-    judge = Classifier(load_weights(ResNet20(), weights), mean=CIFAR_MEAN, std=CIFAR_STD)
+def train_source(data: Path, kind: str) -> RatedSource:
+    """Train one kind of source, and rate it with ResNet-20."""
+    images, judge = load("cifar10", data), load_resnet20(data)
     fit: Callable[..., Any] = fit_gan if kind == "gan" else fit_cvae
     start = time.process_time()
     options = {"latent": 64, "epochs": max(1, round(STEPS[kind] * BATCH / ROWS)), "batch_size": BATCH}
@@ -51,14 +47,13 @@ def attempt(data: Path, kind: str) -> Rated:
     real, generator = images.test[:RATED], spawn(0, "semantic", "cifar10", "quality")
     rated = FeatureSource.of(learned).rated(real, judge=judge, layer="flatten", generator=generator)
     assert rated.quality is not None
-    return Rated(kind=kind, quality=rated.quality, seconds=seconds)
+    return RatedSource(kind=kind, quality=rated.quality, seconds=seconds)
 
 
 def steps_of(out: Path) -> Steps:
     return Steps(out / "steps" / "cifar10")
 
 
-def load_rated(out: Path) -> tuple[Rated, ...]:
-    """What was tried, in order; empty if it was left out."""
-    steps = steps_of(out)
-    return tuple(steps.step(kind, Rated, missing) for kind in STEPS if steps.done(kind))
+def load_rated(out: Path) -> tuple[RatedSource, ...]:
+    """The rated sources, in order; empty if this part was left out."""
+    return tuple(steps_of(out).load_all(STEPS, RatedSource))

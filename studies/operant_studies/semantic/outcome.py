@@ -1,4 +1,4 @@
-"""What the study has found, read from disk: shares by repetition, and what may be said of them."""
+"""The results of the study, read from disk: shares by repetition, and the verdicts that they support."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ from torch import Tensor
 from operant.assess import clopper_pearson_interval
 from operant.generate.semantic.validity import LEVEL
 from operant.suite import Suite
-from operant_studies.semantic.fields import Field
-from operant_studies.semantic.injected import Counts, Tried, load_tried
-from operant_studies.semantic.instruments import Instruments, Rated
-from operant_studies.semantic.settings import Flaw, Setting
+from operant_studies.semantic.fields import SemanticImages
+from operant_studies.semantic.injected import FaultCounts, FaultResult, steps_of
+from operant_studies.semantic.instruments import RatedSource, SemanticInstruments
+from operant_studies.semantic.settings import Flaw, SemanticSetting
 from operant_studies.semantic.transfer import (
-    Hunted,
-    Moved,
-    Shots,
-    Transferred,
-    load_hunted,
-    load_transferred,
+    TransferCounts,
+    TransferResult,
+    UntargetedResult,
+    UntargetedTests,
     suite_folder,
 )
-from operant_studies.shared import Mean, mean, verdict
+from operant_studies.shared import Mean, Steps, mean, minus, verdict
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SemanticOutcome:
     """One data set, over its repetitions."""
 
-    setting: Setting
+    setting: SemanticSetting
     out: Path
     data: Path | None
 
     @cached_property
-    def rated(self) -> tuple[Rated, ...]:
-        return Instruments(Field(self.setting, self.data), self.out / "instruments").rated
+    def rated(self) -> tuple[RatedSource, ...]:
+        return SemanticInstruments(SemanticImages(self.setting, self.data), self.out / "instruments").rated
 
     @property
     def tested(self) -> bool:
-        """Whether a source was good enough to test with."""
+        """Whether a source is good enough to test with."""
         return self.rated[-1].passed
 
     @cached_property
-    def tried(self) -> dict[Flaw, list[Tried]]:
-        """By fault, a value a repetition."""
-        s = self.setting
-        return {flaw: [load_tried(s, self.out, seed, flaw) for seed in s.seeds] for flaw in s.flaws}
+    def tried(self) -> dict[Flaw, list[FaultResult]]:
+        """By fault, one result per repetition."""
+        return {flaw: [steps.read(flaw.name, FaultResult) for steps in self._steps] for flaw in self.setting.flaws}
 
     @cached_property
-    def hunted(self) -> list[Hunted]:
-        return [load_hunted(self.setting, self.out, seed) for seed in self.setting.seeds]
+    def hunted(self) -> list[UntargetedResult]:
+        return [steps.read("hunted", UntargetedResult) for steps in self._steps]
 
     @cached_property
-    def transferred(self) -> list[Transferred]:
-        return [load_transferred(self.setting, self.out, seed) for seed in self.setting.seeds]
+    def transferred(self) -> list[TransferResult]:
+        return [steps.read("transferred", TransferResult) for steps in self._steps]
+
+    @property
+    def _steps(self) -> list[Steps]:
+        return [steps_of(self.setting, self.out, seed) for seed in self.setting.seeds]
 
     def passed(self, search: str) -> list[dict[str, float | None]]:
-        """Of failing untargeted tests, a value a repetition: the share that each part of validity lets pass."""
+        """Per repetition, the share of failing untargeted tests that passes each part of validity."""
         return [
             _parts(Suite.open(suite_folder(self.setting, self.out, seed, search)), h.shots[search].failing > 0)
             for seed, h in zip(self.setting.seeds, self.hunted, strict=True)
@@ -78,52 +79,54 @@ def _parts(suite: Suite, failing: Tensor) -> dict[str, float | None]:
     return {name: _share(int(part[failing].sum()), int(failing.sum())) for name, part in parts.items()}
 
 
-# Shares, a value a repetition; None where there is nothing to take a share of
+# Shares, one per repetition; None where there are no tests
 
 
-def counts(each: Sequence[Tried], arm: str, way: int | None = None) -> list[Counts]:
-    """Of one direction, or of both together."""
+def counts(each: Sequence[FaultResult], arm: str, way: int | None = None) -> list[FaultCounts]:
+    """Counts of one direction, or of both together."""
     pairs = [tried.arms[arm] for tried in each]
     return [a + b if way is None else (a, b)[way] for a, b in pairs]
 
 
-def revealing(each: Sequence[Counts], *, valid: bool) -> list[float | None]:
-    """The share of failing tests that reveal the fault; of valid ones, or of all."""
+def revealing(each: Sequence[FaultCounts], *, valid: bool) -> list[float | None]:
+    """The share of failing tests, valid ones or all, that reveal the fault."""
     if valid:
         return [_share(c.valid_revealing, c.valid_failing) for c in each]
     return [_share(c.revealing, c.failing) for c in each]
 
 
-def of_seeds(each: Sequence[Counts]) -> list[float | None]:
-    """The share of seeds that give a valid test which reveals the fault."""
+def of_seeds(each: Sequence[FaultCounts]) -> list[float | None]:
+    """The share of seeds with a valid test that reveals the fault."""
     return [_share(c.valid_revealing, c.seeds) for c in each]
 
 
-def accuracies(each: Sequence[Moved], robust: str, *, valid: bool) -> list[float | None]:
-    """The share of failing tests that a robust model gets right; of valid ones, or of all."""
+def accuracies(each: Sequence[TransferCounts], robust: str, *, valid: bool) -> list[float | None]:
+    """The share of failing tests, valid ones or all, that a robust model classifies correctly."""
     if valid:
         return [_share(m.right_valid[robust], m.valid) for m in each]
     return [_share(m.right[robust], m.failing) for m in each]
 
 
-def found(each: Sequence[Shots], *, valid: bool) -> list[Tensor]:
-    """Which seeds have a failing test, 1 or 0; a valid one, or any."""
+def found(each: Sequence[UntargetedTests], *, valid: bool) -> list[Tensor]:
+    """Which seeds have a failing test, valid or any: 1 or 0."""
     return [s.failing * s.valid if valid else s.failing for s in each]
 
 
-def found_by_either(first: Sequence[Shots], second: Sequence[Shots], *, valid: bool) -> list[Tensor]:
-    """The same for two searches together, which have the same seeds in the same order."""
+def found_by_either(
+    first: Sequence[UntargetedTests], second: Sequence[UntargetedTests], *, valid: bool
+) -> list[Tensor]:
+    """The same for two searches together, with the same seeds in the same order."""
     both = zip(found(first, valid=valid), found(second, valid=valid), strict=True)
     return [torch.maximum(a, b) for a, b in both]
 
 
-def beyond(each: Sequence[Shots], norm: str, bound: float, *, valid: bool) -> list[Tensor]:
-    """Which failing tests lie further from their seeds than a bound, 1 or 0."""
+def beyond(each: Sequence[UntargetedTests], norm: str, bound: float, *, valid: bool) -> list[Tensor]:
+    """Which failing tests lie further from their seeds than a bound: 1 or 0."""
     return [(getattr(s, norm)[hit > 0] > bound).double() for s, hit in zip(each, found(each, valid=valid), strict=True)]
 
 
 def shares(each: Sequence[Tensor]) -> list[float | None]:
-    """Of ones among zeros and ones."""
+    """The shares of ones."""
     return [_share(int(hits.sum()), len(hits)) for hits in each]
 
 
@@ -131,16 +134,16 @@ def _share(k: int, n: int) -> float | None:
     return k / n if n else None
 
 
-# What may be said
+# Verdicts
 
 
-def known(values: Sequence[float | None]) -> list[float]:
+def present(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def told(values: Sequence[float | None]) -> str:
-    """A mean over repetitions with its interval, in percent; the mean alone where they agree or there is only one."""
-    left = known(values)
+def mean_of(values: Sequence[float | None]) -> str:
+    """Mean over repetitions with its interval, in percent; without an interval if they agree or there is only one."""
+    left = present(values)
     if not left:
         return "no tests"
     value = mean(left)
@@ -149,7 +152,7 @@ def told(values: Sequence[float | None]) -> str:
 
 
 def pooled(each: Sequence[Tensor]) -> str:
-    """All repetitions as one: how many of how many, and Clopper and Pearson's interval in percent."""
+    """All repetitions together: how many of how many, and Clopper and Pearson's interval in percent."""
     k, n = sum(int(hits.sum()) for hits in each), sum(len(hits) for hits in each)
     if not n:
         return "no tests"
@@ -158,14 +161,14 @@ def pooled(each: Sequence[Tensor]) -> str:
 
 
 def difference(first: Sequence[float | None], second: Sequence[float | None]) -> Mean | None:
-    """Of shares, repetition by repetition; those without one of the two are left out. None if none is left."""
+    """Mean difference of shares, paired by repetition; None if no repetition has both."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
     return mean(a - b for a, b in pairs) if pairs else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What became of a claim, and the numbers that say so."""
+class ClaimResult:
+    """The verdict on a claim, and its numbers."""
 
     verdict: str
     text: str
@@ -174,45 +177,44 @@ class Finding:
         return f"**{self.verdict}** {self.text}"
 
 
-NOTHING = Finding(verdict="not decided", text="nothing to compare")
+NOTHING = ClaimResult(verdict="not decided", text="nothing to compare")
 
 
-def judged(first: Sequence[float | None], second: Sequence[float | None], *, tests: int = 0) -> Finding:
-    """Whether the first shares are greater than the second, in percentage points; cut at ±100, where all ends."""
+def exceeds(first: Sequence[float | None], second: Sequence[float | None], *, tests: int = 0) -> ClaimResult:
+    """Whether the first shares are greater than the second, in percentage points; intervals end at ±100."""
     value = difference(first, second)
     if value is None:
         return NOTHING
     some, wide = _some(value.n, len(first)), _widened(value, tests)
     if _flat(wide):
-        return Finding(verdict="not decided", text=f"{100 * value.value:.1f}{some}")
+        return ClaimResult(verdict="not decided", text=f"{100 * value.value:.1f}{some}")
     cut = replace(wide, lower=max(wide.lower, -1.0), upper=min(wide.upper, 1.0))
-    return Finding(verdict=verdict(wide), text=f"{cut}{some}")
+    return ClaimResult(verdict=verdict(wide), text=f"{cut}{some}")
 
 
-def at_least(values: Sequence[float | None], goal: float, *, tests: int = 0) -> Finding:
-    """Whether a share is greater than a number."""
-    left = known(values)
+def at_least(values: Sequence[float | None], goal: float, *, tests: int = 0) -> ClaimResult:
+    """Whether a share is greater than a goal."""
+    left = present(values)
     if not left:
         return NOTHING
     wide = _widened(mean(left), tests)
     if _flat(wide):
-        return Finding(verdict="not decided", text=told(values))
-    over = replace(wide, value=wide.value - goal, lower=wide.lower - goal, upper=wide.upper - goal)
-    return Finding(verdict=verdict(over), text=wide.share + _some(len(left), len(values)))
+        return ClaimResult(verdict="not decided", text=mean_of(values))
+    return ClaimResult(verdict=verdict(minus(wide, goal)), text=wide.share + _some(len(left), len(values)))
 
 
-def all_of(each: Sequence[Tensor]) -> Finding:
-    """Whether something is so of all tests: one of which it is not is enough against it."""
+def all_of(each: Sequence[Tensor]) -> ClaimResult:
+    """Whether something holds for all tests; one counterexample is enough against it."""
     if not sum(len(hits) for hits in each):
         return NOTHING
     held = all(bool(hits.all()) for hits in each)
-    return Finding(verdict="held" if held else "not held", text=pooled(each))
+    return ClaimResult(verdict="held" if held else "not held", text=pooled(each))
 
 
 def _widened(value: Mean, tests: int) -> Mean:
-    """Where repetitions agree, their spread says nothing.
+    """The same mean; if repetitions agree, with 1 / √tests as half the interval.
 
-    1 / √tests, which no share of so many tests is likely to miss by, then stands for half the interval.
+    No share of so many tests is likely to be wrong by more.
     """
     if value.n < 2 or not tests or not _flat(value):
         return value
@@ -220,7 +222,7 @@ def _widened(value: Mean, tests: int) -> Mean:
 
 
 def _flat(value: Mean) -> bool:
-    """Whether there is no interval, since there is one repetition or all agree."""
+    """Whether there is no interval, because there is one repetition or all agree."""
     return value.n < 2 or value.upper - value.lower < 1e-9
 
 

@@ -14,18 +14,18 @@ from operant.results import write_atomically
 from operant_studies.semantic import plain_tables, tables
 from operant_studies.semantic.claims import claims
 from operant_studies.semantic.gallery import write_gallery
-from operant_studies.semantic.instruments import Rated
+from operant_studies.semantic.instruments import RatedSource
 from operant_studies.semantic.natural import load_rated
-from operant_studies.semantic.outcome import Outcome
+from operant_studies.semantic.outcome import SemanticOutcome
 from operant_studies.semantic.pictures import draw_distances
-from operant_studies.semantic.settings import Setting
+from operant_studies.semantic.settings import SemanticSetting
 from operant_studies.semantic.summary import summary
-from operant_studies.shared import table
+from operant_studies.shared import table, write_sections
 
 
-def write_page(out: Path, chosen: Sequence[Setting], data: Path | None, *, scale: str) -> Path:
+def write_page(out: Path, chosen: Sequence[SemanticSetting], data: Path | None, *, scale: str) -> Path:
     """Write ``semantic.md``, ``semantic-gallery.md`` with their pictures, and ``semantic.json``, into ``out``."""
-    every = [Outcome(setting, out, data) for setting in chosen]
+    every = [SemanticOutcome(setting, out, data) for setting in chosen]
     tested = [o for o in every if o.tested]
     faults = [o for o in tested if o.setting.flaws]
     plain = next((o for o in tested if not o.setting.flaws), None)
@@ -43,15 +43,13 @@ def write_page(out: Path, chosen: Sequence[Setting], data: Path | None, *, scale
         _method(every, scale, plain_tables.seconds(faults, plain, natural)),
     ]
     _write_numbers(out, faults, plain, every, natural)
-    path = out / "semantic.md"
-    write_atomically(path, "\n".join(sections).encode())
-    return path
+    return write_sections(out / "semantic.md", sections)
 
 
-def _intro(every: Sequence[Outcome], scale: str) -> str:
+def _intro(every: Sequence[SemanticOutcome], scale: str) -> str:
     titles = ", ".join(o.setting.title for o in every)
     left_out = "".join(
-        f"\n{o.setting.title} is left out: no source of it is good enough to test with.\n"
+        f"\n{o.setting.title} is left out: none of its sources is good enough to test with.\n"
         for o in every
         if not o.tested
     )
@@ -60,18 +58,18 @@ def _intro(every: Sequence[Outcome], scale: str) -> str:
     return f"""# Semantic tests, run again
 
 The experiments of *Exposing Previously Undetectable Faults in Deep Neural Networks* (Dunn et al., 2021), Tables 2 and 3
-and Figure 2, by `operant study semantic --scale {scale}`, with {n} faults on purpose, on:
+and Figure 2, by `operant study semantic --scale {scale}`, with {n} injected faults, on:
 {titles}.
-Where the paper has BigGAN and ImageNet, small generators are trained here. Tests are counted twice: all, and those that
-are *valid*, because independent classifiers still see the label, the label's class explains the image best, and it
-looks like what the source makes. A *sound* model is one without the fault; an *anchored* search lets other classifiers
-hold the label. *Seeds* are images that tests start from; all is done in repetitions, each with models of its own.
+Small generators are trained here instead of the paper's BigGAN for ImageNet. Tests are counted twice: all of them, and
+those that are *valid*: independent classifiers still see the label, the label's class explains the image best, and the
+image looks like those of the source. A *sound* model has no injected fault; in an *anchored* search other classifiers
+must keep the label. *Seeds* are the images that tests start from. Every repetition has its own models.
 {gallery}{left_out}"""
 
 
-def _method(every: Sequence[Outcome], scale: str, seconds: float) -> str:
+def _method(every: Sequence[SemanticOutcome], scale: str, seconds: float) -> str:
     columns = ["data", "images: source", "models", "each judge", "likelihoods", "each anchor"]
-    columns += ["layers, budget, steps", "anchored", "margin", "PGD radius", "seeds a direction", "repetitions"]
+    columns += ["layers, budget, steps", "anchored", "margin", "PGD radius", "seeds per direction", "repetitions"]
     rows = []
     for o in every:
         s = o.setting
@@ -95,39 +93,43 @@ operant study semantic --data DATA --scale {scale}
 
 
 METHOD = """
-What is as in the paper: tests start at images of a generator that the model gets right; perturbations are added to the
+As in the paper: tests start at generated images that the model classifies correctly; perturbations are added to the
 outputs of early layers; tests are targeted and confident; a fault is confirmed on two hold-outs.
 
 What differs:
 
 - Data and models are small: LeNet-5, trained here. One source serves all faults and repetitions of a data set. It is
-  trained on images in which every feature of the data set's faults has one of two values, whatever the class. The sound
-  model and all judges learn from such images too, the faulty model from such images in which one feature decides
-  between two classes. Repetitions differ in first weights, batches, values of features and seeds, not in the images
-  that models learn from, the source and the judges.
-- Source, models, judges, likelihoods and anchors learn from different images. The source is rated by an anchor, which
-  judges no test.
+  trained on images in which every feature of the data set's faults has one of two values, independent of the class. The
+  sound model and all judges are trained on such images too, the faulty model on such images in which one feature
+  decides between two classes. Repetitions differ in initial weights, batches, values of features and seeds, but share
+  training images, source and judges.
+- Source, models, judges, likelihoods and anchors are trained on different images. An anchor, which judges
+  no test, rates the source.
 - What a test reveals is computed from the image, not read by eye. A share is of tests that fail by the margin.
-- Seeds must show their class to the anchors as well as to the model, for faults to the faulty and the sound one; the
-  paper asks the model alone.
-- *Anchored* is not the paper's: two other classifiers must go on seeing the label, so that the model is wrong alone.
+- The anchors and the model (for faults, both models) must classify seeds correctly; the paper requires it of the model
+  alone.
+- *Anchored* is not the paper's: two other classifiers must still see the label, so that only the model is wrong.
 - The budget on features is fixed, and margins are in logits.
-- Set after looking at trials, whose models and seeds were others, but whose images were of the same data sets: layers,
-  budgets, steps and the hold of anchors; that seeds must be seen by the anchors; that two anchored searches of one seed
-  are counted together, where one alone came near the 70 %; that PGD starts at the seed, since its random start moved
-  features by itself; the classes of the fault of brightness, which was hardly confirmed with others; and how models
-  are fine-tuned, since one step up the gradient left them open to PGD.
-- PGD starts at the same generated seeds, in a ball of the usual radius, and stops at the margin. Naturalness, which
-  knows the source's images, may refuse its noise: compare its valid tests with all of them, which are counted beside.
-  Noise can move a feature as it is measured: grey pixels on the right move the centre of the ink to the right.
-- Robust models are the given weights, if they are in the data folder, and a second LeNet-5 that is fine-tuned
-  adversarially for each repetition.
-- Validity is a filter, not people; how often it is wrong was not measured.
+- Chosen after trials with other models and seeds but the same data sets: layers, budgets, steps and the hold of
+  anchors; that anchors must classify seeds correctly; that two anchored searches of one seed are counted together,
+  where one alone came near the 70 %; that PGD starts at the seed, because its random start moved features by itself;
+  the classes of the fault of brightness, which was hardly confirmed with others; and the fine-tuning of models, because
+  one gradient step left them vulnerable to PGD.
+- PGD starts at the same generated seeds, in a ball of the usual radius, and stops at the margin. Naturalness, fitted on
+  the source's images, may reject its noise: compare its valid tests with all of its tests. Noise can also change the
+  measured feature: grey pixels on the right move the centre of the ink to the right.
+- Robust models are the given weights, if they are in the data folder, and a second LeNet-5 per repetition, fine-tuned
+  adversarially.
+- Validity is a filter, not a person; its error rate was not measured.
 """
 
 
 def _write_numbers(
-    out: Path, faults: Sequence[Outcome], plain: Outcome | None, every: Sequence[Outcome], natural: Sequence[Rated]
+    out: Path,
+    faults: Sequence[SemanticOutcome],
+    plain: SemanticOutcome | None,
+    every: Sequence[SemanticOutcome],
+    natural: Sequence[RatedSource],
 ) -> None:
     """Every number behind the page in one file; images are left out."""
     numbers: dict[str, Any] = {"sources": {o.setting.name: _plain(o.rated) for o in every}, "cifar10": _plain(natural)}

@@ -1,4 +1,4 @@
-"""What the paper's Tables 2 and 3 and its Figure 2 print."""
+"""Numbers of the paper's Tables 2 and 3."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ TABLE_3 = {  # accuracy of robust classifiers in percent: pixel perturbations, t
     ("ResNet50", "Wong et al."): (32, 22),
 }
 
-VALID_SEEDS = 0.7  # not the paper's: the share of seeds that must give a valid test
+VALID_SEEDS = 0.7  # not the paper's: the required share of seeds with a valid test

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from operant_studies.semantic.outcome import Outcome
+from operant_studies.semantic.outcome import SemanticOutcome
 from operant_studies.semantic.plain_tables import TITLES
 from operant_studies.semantic.transfer import HUNTS
+from operant_studies.shared import save_figure
 
 COLOURS = ("#2471a3", "#1e8449", "#17a589", "#b7950b")
 BOUND = "#c0392b"
 
 
-def draw_distances(plain: Outcome, path: Path) -> None:
+def draw_distances(plain: SemanticOutcome, path: Path) -> None:
     """Distances from seed to test of failing tests, filled where valid; a line at the usual bound, as in Fig. 2."""
     figure = Figure(figsize=(8.4, 7.0), layout="constrained")
     norms = (("linf", plain.setting.bounds[0], "L-infinity"), ("l2", plain.setting.bounds[1], "L2"))
@@ -34,4 +35,4 @@ def draw_distances(plain: Outcome, path: Path) -> None:
             ax.set_title(f"{TITLES[row]}, {name}", fontsize=8)
             ax.tick_params(labelsize=7)
             ax.legend(fontsize=6)
-    figure.savefig(path, metadata={"Date": None})
+    save_figure(figure, path)

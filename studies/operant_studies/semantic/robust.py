@@ -1,4 +1,4 @@
-"""Adversarial fine-tuning: a model learns from the worst of each image's neighbourhood."""
+"""Adversarial fine-tuning: training on the worst input near each image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from operant.model import Classifier, copy_module, value_and_gradient
 from operant.networks.training import descend, shuffled_batches
 from operant.rng import uniform_like
 
-STEPS = 7  # of PGD on each batch
+STEPS = 7  # of PGD per batch
 RAMP = 0.5  # share of the epochs in which the radius grows to its full size
 
 
@@ -29,9 +29,9 @@ def fine_tune(
     learning_rate: float,
     generator: torch.Generator,
 ) -> Classifier:
-    """Train on with PGD cases in place of images, as Madry et al. do; the last epoch is kept.
+    """Continue training on PGD cases instead of images, as Madry et al. do; returns the last epoch.
 
-    The radius grows over the first half of the epochs: a small network that meets the full one at once unlearns all.
+    The radius grows over the first half of the epochs: with the full one from the start a small network forgets all.
 
     References:
         | Towards Deep Learning Models Resistant to Adversarial Attacks (Madry et al., 2018)
@@ -48,7 +48,7 @@ def fine_tune(
 
 
 def worst(module: nn.Module, x: Tensor, y: Tensor, *, radius: float, generator: torch.Generator) -> Tensor:
-    """Images within the radius, of high loss."""
+    """Images of high loss within the radius."""
     ball = torch.full_like(y, radius, dtype=x.dtype)
     moved = (x + uniform_like(x, -radius, radius, generator=generator)).clamp(0, 1)
     for _ in range(STEPS):

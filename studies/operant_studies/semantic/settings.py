@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from operant.generate.semantic.faults import FEATURES, Fault
+from operant_studies.shared import check_scale
 
-KINDS = ("gan", "cvae")  # of sources, in the order they are tried
+KINDS = ("gan", "cvae")  # of sources, in the order of trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flaw:
-    """A fault to inject: a feature that decides between two classes; its values are the library's unless given."""
+    """A fault to inject: a feature that decides between two classes, with its values (default: the library's)."""
 
     feature: str
     classes: tuple[int, int]
@@ -35,75 +36,60 @@ class Flaw:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SemanticSetting:
     """One data set with its features, faults and source.
 
-    Every image has each of the flaws' features with one of two values, whatever its class; without flaws the data are
-    as they are.
-
-    Attributes:
-        title: as the page has it.
-        dataset: that images are taken from.
-        names: of the classes, one word each.
-        size: of an image.
-        flaws: that are injected, one at a time; none for the study of a model that has no fault on purpose.
-        deal: training images by role; no image has two. ``judge`` is the number for each of two.
-        rated, held: test images that sources are rated on, and that faults are confirmed on.
-        epochs, batch_size, learning_rate: of all classifiers.
-        kinds, source_steps: of sources that are tried, until one passes, and how long each is trained.
-        latent, width: of the source.
-        likelihood_epochs: of the autoencoders of each class.
-        images: of the source, that naturalness is learned from.
-        layers, budget, steps: of the searches, without anchors and with them.
-        hold: of the anchors.
-        wide_layers, wide_budget, wide_steps, wide_hold: of a second search with anchors, for the model without a fault.
-        confidence: logits by which a test must fail.
-        radius, pgd_steps: of PGD.
-        tests: seeds for each direction of a fault.
-        hunted: seeds of untargeted tests.
-        pairs, aimed: of classes that targeted tests go between, and seeds for each direction.
-        bounds: on pixels that are usual, in L-infinity and L2.
-        tuned_radius, tuned_epochs: of adversarial fine-tuning.
-        seeds: repetitions, each with models and seeds of its own.
+    Every image has one of two values of each flaw's feature, independent of its class; without flaws, images are
+    unchanged.
     """
 
-    title: str
-    dataset: str
-    names: tuple[str, ...] = tuple("0123456789")
-    size: int = 28
+    title: str  # on the page; it also seeds random numbers
+    dataset: str  # source of the images
+    names: tuple[str, ...] = tuple("0123456789")  # of the classes, one word each
+    size: int = 28  # of an image
     channels: int = 1
-    flaws: tuple[Flaw, ...] = ()
+    flaws: tuple[Flaw, ...] = ()  # injected one at a time; none for the study of a model without an injected fault
+    # deal: training images by role; no image has two. ``judge`` is the number for each of two
     deal: tuple[tuple[str, int], ...]
+    # rated, held: test images to rate sources, and to confirm faults
     rated: int = 2_000
     held: int = 2_000
+    # epochs, batch_size, learning_rate: of all classifiers
     epochs: int = 8
     batch_size: int = 64
     learning_rate: float = 2e-3
+    # kinds, source_steps: of sources, tried until one passes, and training steps of each
     kinds: tuple[str, ...] = KINDS
     source_steps: int = 2_000
+    # latent, width: of the source
     latent: int = 16
     width: int = 24
-    likelihood_epochs: int = 12
-    images: int = 1_500
+    likelihood_epochs: int = 12  # of the autoencoders of each class
+    images: int = 1_500  # of the source, to fit naturalness
+    # layers, budget, steps: of the searches, without anchors and with them
     layers: tuple[str, ...] = ("z", "fc1", "fc2")
     budget: float = 10.0
     steps: int = 60
-    hold: float = 4.0
+    hold: float = 4.0  # of the anchors
+    # wide_layers, wide_budget, wide_steps, wide_hold: of a second anchored search, for the model without a fault
     wide_layers: tuple[str, ...] = ("fc1", "fc2", "up1")
     wide_budget: float = 8.0
     wide_steps: int = 100
     wide_hold: float = 8.0
-    confidence: float = 1.0
+    confidence: float = 1.0  # logits by which a test must fail
+    # radius, pgd_steps: of PGD
     radius: float = 0.3
     pgd_steps: int = 40
-    tests: int = 50
-    hunted: int = 0
+    tests: int = 50  # seeds per direction of a fault
+    hunted: int = 0  # seeds of untargeted tests
+    # pairs, aimed: pairs of classes for targeted tests, and seeds per direction
     pairs: tuple[tuple[int, int], ...] = ()
     aimed: int = 0
-    bounds: tuple[float, float] = (0.3, 2.0)
+    bounds: tuple[float, float] = (0.3, 2.0)  # usual bounds on pixels, in L-infinity and L2
+    # tuned_radius, tuned_epochs: of adversarial fine-tuning
     tuned_radius: float = 0.3
     tuned_epochs: int = 10
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2)  # repetitions, each with its own models and seeds
 
     @property
     def name(self) -> str:
@@ -122,17 +108,14 @@ DEAL = (
 CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
 
-def settings(scale: str) -> tuple[Setting, ...]:
+def settings(scale: str) -> tuple[SemanticSetting, ...]:
     """``small`` is the study; ``smoke`` shows that it runs, on the embedded digits. The last one has no flaws."""
-    if scale == "smoke":
-        return _smoke()
-    if scale != "small":
-        raise ValueError(f"scale must be smoke or small, got {scale!r}")
-    return _mnist(), _fashion(), _coloured(), _plain()
+    check_scale(scale, "smoke", "small")
+    return _smoke() if scale == "smoke" else _small()
 
 
-def _mnist() -> Setting:
-    return Setting(
+def _small() -> tuple[SemanticSetting, ...]:
+    mnist = SemanticSetting(
         title="MNIST",
         dataset="mnist",
         deal=DEAL,
@@ -142,14 +125,11 @@ def _mnist() -> Setting:
             Flaw(feature="stroke width", classes=(3, 5), low=0.0, high=1.2),
         ),
     )
-
-
-def _fashion() -> Setting:
-    return Setting(
+    fashion = replace(
+        mnist,
         title="Fashion-MNIST",
         dataset="fashion-mnist",
         names=CLOTHES,
-        deal=DEAL,
         flaws=(
             Flaw(feature="position", classes=(1, 3), low=-0.1, high=0.1),
             Flaw(feature="size", classes=(7, 9)),
@@ -158,24 +138,11 @@ def _fashion() -> Setting:
         epochs=12,
         radius=0.1,
     )
-
-
-def _coloured() -> Setting:
-    return Setting(
-        title="Coloured MNIST",
-        dataset="mnist",
-        channels=3,
-        deal=DEAL,
-        flaws=(Flaw(feature="hue", classes=(3, 8)), Flaw(feature="saturation", classes=(4, 9), low=0.25)),
-    )
-
-
-def _plain() -> Setting:
-    """MNIST as it is, for the model without a fault on purpose."""
-    return Setting(
+    colours = (Flaw(feature="hue", classes=(3, 8)), Flaw(feature="saturation", classes=(4, 9), low=0.25))
+    plain = replace(
+        mnist,
         title="MNIST as it is",
-        dataset="mnist",
-        deal=DEAL,
+        flaws=(),
         layers=("fc1", "fc2"),
         steps=80,
         hold=6.0,
@@ -183,11 +150,12 @@ def _plain() -> Setting:
         pairs=((3, 8), (4, 9), (3, 5), (1, 7), (0, 6)),
         aimed=20,
     )
+    return mnist, fashion, replace(mnist, title="Coloured MNIST", channels=3, flaws=colours), plain
 
 
-def _smoke() -> tuple[Setting, ...]:
+def _smoke() -> tuple[SemanticSetting, ...]:
     deal = tuple((role, n) for (role, _), n in zip(DEAL, (480, 150, 80, 80, 440, 99, 99), strict=True))
-    digits = Setting(
+    digits = SemanticSetting(
         title="Digits",
         dataset="digits",
         size=8,

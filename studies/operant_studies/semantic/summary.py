@@ -1,4 +1,4 @@
-"""The study in a few lines, from its numbers."""
+"""The study in a few lines, generated from its numbers."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from operant_studies.semantic.claims import (
     transfer_findings,
 )
 from operant_studies.semantic.injected import FEATURES, PIXELS, SOUND
-from operant_studies.semantic.outcome import Finding, Outcome, accuracies, counts, known, revealing
+from operant_studies.semantic.outcome import ClaimResult, SemanticOutcome, accuracies, counts, present, revealing
 from operant_studies.semantic.plain_tables import moved
 from operant_studies.semantic.tables import fault_name
 from operant_studies.shared import mean
 
 
-def summary(outcomes: Sequence[Outcome], plain: Outcome | None) -> str:
+def summary(outcomes: Sequence[SemanticOutcome], plain: SemanticOutcome | None) -> str:
     lines = [*(_of_faults(outcomes) if outcomes else ()), *(_of_plain(plain) if plain is not None else ())]
     wrap = textwrap.TextWrapper(width=120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
     return "## In short\n\n" + "".join(f"{wrap.fill(line)}\n" for line in lines)
 
 
-def _of_faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _of_faults(outcomes: Sequence[SemanticOutcome]) -> Iterator[str]:
     each = {fault_name(o.setting, flaw): tried for o in outcomes for flaw, tried in o.tried.items()}
     plain, anchored = ({name: fault_findings(t, search) for name, t in each.items()} for search in OURS)
     ours, sound = (
         _range([revealing(counts(t, arm), valid=True) for t in each.values()]) for arm in (FEATURES, SOUND + FEATURES)
     )
     yield (
-        f"**Faults on purpose.** Of valid tests, {ours} % reveal the fault; with a sound model, {sound} % seem to. "
+        f"**Injected faults.** Of valid tests, {ours} % reveal the fault; with a sound model, {sound} % seem to. "
         f"More than with the sound model: {_tally({name: f.over_sound for name, f in plain.items()})}; "
         f"anchored, {_tally({name: f.over_sound for name, f in anchored.items()})}."
     )
-    none = sum(not known(revealing(counts(t, PIXELS), valid=True)) for t in each.values())
+    none = sum(not present(revealing(counts(t, PIXELS), valid=True)) for t in each.values())
     yield (
         f"**Against PGD.** A greater share of all failing tests reveals the fault: "
         f"{_tally({name: f.over_pixels for name, f in plain.items()})}; "
         f"anchored, {_tally({name: f.over_pixels for name, f in anchored.items()})}. "
         f"By valid tests there is nothing to compare for {none} of {len(each)} faults: "
-        "PGD has none, as validity asks for images like the source's."
+        "PGD has none, because validity requires images like the source's."
     )
     yield (
         f"**At least {100 * paper.LEAST:.0f} % reveal the fault, the paper's lowest:** "
@@ -54,7 +54,7 @@ def _of_faults(outcomes: Sequence[Outcome]) -> Iterator[str]:
     )
 
 
-def _of_plain(plain: Outcome) -> Iterator[str]:
+def _of_plain(plain: SemanticOutcome) -> Iterator[str]:
     found = "; ".join(
         f"{title}, {over.text} % over repetitions, **{over.verdict}** ({everything} % with all seeds as one)"
         for title, over, everything in seed_findings(plain)[-2:]
@@ -75,9 +75,9 @@ def _of_plain(plain: Outcome) -> Iterator[str]:
     )
 
 
-def _tally(findings: dict[str, Finding]) -> str:
+def _tally(findings: dict[str, ClaimResult]) -> str:
     """
-    >>> _tally({"a": Finding(verdict="held", text="1"), "b": Finding(verdict="not decided", text="0")})
+    >>> _tally({"a": ClaimResult(verdict="held", text="1"), "b": ClaimResult(verdict="not decided", text="0")})
     'held for 1 of 2, not decided for b'
     """
     n = sum(finding.verdict == "held" for finding in findings.values())
@@ -89,7 +89,7 @@ def _tally(findings: dict[str, Finding]) -> str:
 
 
 def _range(each: Sequence[Sequence[float | None]]) -> str:
-    """From the least to the greatest mean, in percent."""
-    means = sorted(mean(known(values)).value for values in each if known(values))
+    """The range of means, in percent."""
+    means = sorted(mean(present(values)).value for values in each if present(values))
     ends = dict.fromkeys(f"{100 * value:.1f}" for value in (*means[:1], *means[-1:]))
     return " to ".join(ends) or "no"

@@ -1,4 +1,4 @@
-"""A model without a fault on purpose: valid tests for how many seeds, how far in pixels, and whether they transfer."""
+"""A model without an injected fault: seeds with valid tests, their distances in pixels, and transfer."""
 
 from __future__ import annotations
 
@@ -20,100 +20,92 @@ from operant.networks import load_weights, save_weights
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant_studies.semantic.fields import Field, kept_network
+from operant_studies.semantic.fields import SemanticImages, trained_network
 from operant_studies.semantic.injected import (
     ANCHORED,
     FEATURES,
     PIXELS,
     SEARCHES,
-    missing,
     rated_tests,
     right_seeds,
     searches,
     steps_of,
 )
-from operant_studies.semantic.instruments import Instruments
+from operant_studies.semantic.instruments import SemanticInstruments
 from operant_studies.semantic.robust import fine_tune
-from operant_studies.semantic.settings import Setting
+from operant_studies.semantic.settings import SemanticSetting
 from operant_studies.subjects import find_mnist_networks, mnist_network
 
 OWN, GIVEN, ROBUST = "LeNet-5, trained here", "plain LeNet-5, given weights", "robust LeNet-5, given weights"
 TUNED = "LeNet-5, fine-tuned here"
 WIDE = "anchored, one layer more"
 HUNTS = (FEATURES, ANCHORED, WIDE, PIXELS)
-HELD = 500  # test images that say how robust a model is
+HELD = 500  # test images to measure robustness
 
 
 # Seeds with a valid test, and distances
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shots:
-    """Tests of one search, one row a seed.
+class UntargetedTests:
+    """Tests of one search, one row per seed."""
 
-    Attributes:
-        failing: 1 if the test fails by the margin asked for, when read from disk and judged again; else 0.
-        valid: 1 or 0.
-        linf, l2: distance from the seed, in pixels' units.
-        perturbation: of the features; NaN for PGD.
-    """
-
-    failing: Tensor
-    valid: Tensor
+    failing: Tensor  # 1 if the test, read from disk and judged again, fails by the required margin; else 0
+    valid: Tensor  # 1 or 0
+    # linf, l2: distance from the seed, in pixel units
     linf: Tensor
     l2: Tensor
-    perturbation: Tensor
+    perturbation: Tensor  # of the features; NaN for PGD
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hunted:
-    """Untargeted tests of the model of one seed, by search."""
+class UntargetedResult:
+    """Untargeted tests of one seed's model, by search."""
 
     accuracy: float
-    shots: dict[str, Shots]
+    shots: dict[str, UntargetedTests]
     seconds: float
 
 
-def hunt(field: Field, instruments: Instruments, seed: int, out: Path) -> Hunted:
-    """Tests from fresh seeds of all classes, the same for each search."""
+def run_untargeted(field: SemanticImages, instruments: SemanticInstruments, seed: int, out: Path) -> UntargetedResult:
+    """Test from fresh seeds of all classes, the same for each search."""
     start, setting = time.process_time(), field.setting
     model, source = own_model(field, seed, out), instruments.source
     assert source is not None  # else the data set would have been left out
     seen_by = (model, *instruments.anchors)
     seeds = right_seeds(source, seen_by, setting.hunted, generator=field.spawn("hunted", seed))
     shots = {}
-    for name, fuzzer in hunting(setting, instruments).items():
+    for name, fuzzer in untargeted_searches(setting, instruments).items():
         suite = instruments.validity(fuzzer(model, seeds, generator=field.spawn("hunt", name, seed)))
         path = suite_folder(setting, out, seed, name)
-        shutil.rmtree(path, ignore_errors=True)  # of a run that was stopped here
+        shutil.rmtree(path, ignore_errors=True)  # from an interrupted run
         suite.save(path)
-        shots[name] = shots_of(Suite.open(path), own_model(field, seed, out), setting.confidence)
+        shots[name] = judge_again(Suite.open(path), own_model(field, seed, out), setting.confidence)
     accuracy = model.accuracy(field.clean("held"))
-    return Hunted(accuracy=accuracy, shots=shots, seconds=time.process_time() - start)
+    return UntargetedResult(accuracy=accuracy, shots=shots, seconds=time.process_time() - start)
 
 
-def suite_folder(setting: Setting, out: Path, seed: int, search: str) -> Path:
+def suite_folder(setting: SemanticSetting, out: Path, seed: int, search: str) -> Path:
     return out / "suites" / f"{setting.name}-{seed}-{search}"
 
 
-def hunting(setting: Setting, instruments: Instruments) -> dict[str, Fuzzer]:
-    """The searches without a target, and one with anchors that moves a later layer too."""
+def untargeted_searches(setting: SemanticSetting, instruments: SemanticInstruments) -> dict[str, Fuzzer]:
+    """The searches without a target, and an anchored one that also moves a later layer."""
     found = searches(setting, instruments, None)
     wide: dict[str, Any] = {"layers": setting.wide_layers, "budget": setting.wide_budget, "steps": setting.wide_steps}
     return found | {WIDE: replace(cast(FeatureFuzz, found[ANCHORED]), **wide, hold=setting.wide_hold)}
 
 
-def shots_of(suite: Suite, model: Classifier, confidence: float) -> Shots:
-    """One row a test, judged again."""
+def judge_again(suite: Suite, model: Classifier, confidence: float) -> UntargetedTests:
+    """The tests of a suite, judged again."""
     margin = Goal().margin(model.batched_logits(suite.x), suite.label)
     blank = torch.full((len(suite),), torch.nan, dtype=torch.float64)
-    known = "perturbation" in suite.columns
-    return Shots(
+    return UntargetedTests(
         failing=(margin > confidence).double(),
         valid=suite["valid"].double(),
         linf=suite.distances("linf").double(),
         l2=suite.distances("l2").double(),
-        perturbation=suite["perturbation"].double() if known else blank,
+        perturbation=suite["perturbation"].double() if "perturbation" in suite.columns else blank,
     )
 
 
@@ -121,55 +113,50 @@ def shots_of(suite: Suite, model: Classifier, confidence: float) -> Shots:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved:
-    """Confident, targeted tests of one model, and who else is right about them.
-
-    Attributes:
-        seeds: that were worked on.
-        failing, valid: tests that fail by the margin asked for, and the valid ones among them.
-        right, right_valid: by robust model, how many of these it classifies as labelled.
-        right_seeds: the same of the seeds of failing tests.
-    """
+class TransferCounts:
+    """Confident, targeted tests of one model, and which robust models classify them correctly."""
 
     seeds: int
+    # failing, valid: tests that fail by the required margin, and the valid ones among them
     failing: int
     valid: int
+    # right, right_valid: by robust model, how many of these it classifies correctly
     right: dict[str, int]
     right_valid: dict[str, int]
-    right_seeds: dict[str, int]
+    right_seeds: dict[str, int]  # the same for the seeds of failing tests
 
 
 @dataclass(frozen=True, kw_only=True)
-class Robust:
-    """How robust a model is: accuracy on test images as they are, and under PGD of the usual radius."""
+class ModelRobustness:
+    """Accuracy of a model on clean test images, and under PGD of the usual radius."""
 
     clean: float
     pgd: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transferred:
-    """By model under test and by search; and how robust the others are."""
+class TransferResult:
+    """Tests by model under test and search, and the robustness of the other models."""
 
-    moved: dict[str, dict[str, Moved]]
-    robust: dict[str, Robust]
+    moved: dict[str, dict[str, TransferCounts]]
+    robust: dict[str, ModelRobustness]
     seconds: float
 
 
-def transfer(field: Field, instruments: Instruments, seed: int, out: Path) -> Transferred:
-    """Confident, targeted tests of plain models, shown to robust ones."""
+def run_transfer(field: SemanticImages, instruments: SemanticInstruments, seed: int, out: Path) -> TransferResult:
+    """Confident, targeted tests of plain models, classified by robust ones."""
     start, setting = time.process_time(), field.setting
     judges = robust_models(field, seed, out)
-    return Transferred(
+    return TransferResult(
         moved={name: _moved(field, instruments, model, judges, seed) for name, model in plain_models(field, seed, out)},
-        robust={name: how_robust(setting, model, field.clean("held")[:HELD]) for name, model in judges.items()},
+        robust={name: robustness(setting, model, field.clean("held")[:HELD]) for name, model in judges.items()},
         seconds=time.process_time() - start,
     )
 
 
 def _moved(
-    field: Field, instruments: Instruments, model: Classifier, judges: dict[str, Classifier], seed: int
-) -> dict[str, Moved]:
+    field: SemanticImages, instruments: SemanticInstruments, model: Classifier, judges: dict[str, Classifier], seed: int
+) -> dict[str, TransferCounts]:
     setting, source = field.setting, instruments.source
     assert source is not None
     parts: dict[str, list[Suite]] = {name: [] for name in SEARCHES}
@@ -179,18 +166,18 @@ def _moved(
         for name, fuzzer in searches(setting, instruments, target).items():
             generator = field.spawn("aim", name, seed, label, target)
             parts[name].append(rated_tests(instruments, fuzzer, model, seeds, generator=generator))
-    return {name: moved_of(Suite.concat(suites), judges, setting.confidence) for name, suites in parts.items()}
+    return {name: count_transfer(Suite.concat(suites), judges, setting.confidence) for name, suites in parts.items()}
 
 
-def moved_of(suite: Suite, judges: dict[str, Classifier], confidence: float) -> Moved:
-    """Of the tests that fail by the margin."""
-    told = tally(suite, margin=confidence)
+def count_transfer(suite: Suite, judges: dict[str, Classifier], confidence: float) -> TransferCounts:
+    """Counts of the tests that fail by the margin."""
+    total = tally(suite, margin=confidence)
     failing = suite[suite["margin"] > confidence]
     valid = failing[failing["valid"] == 1]
-    return Moved(
-        seeds=told.seeds,
-        failing=told.failing,
-        valid=told.valid_failing,
+    return TransferCounts(
+        seeds=total.seeds,
+        failing=total.failing,
+        valid=total.valid_failing,
         right={name: _right(model, failing.x, failing.label) for name, model in judges.items()},
         right_valid={name: _right(model, valid.x, valid.label) for name, model in judges.items()},
         right_seeds={name: _right(model, failing.x0, failing.label) for name, model in judges.items()},
@@ -201,42 +188,42 @@ def _right(model: Classifier, x: Tensor, y: Tensor) -> int:
     return int((model.predict(x) == y).sum()) if len(x) else 0
 
 
-def how_robust(setting: Setting, model: Classifier, held: Samples) -> Robust:
+def robustness(setting: SemanticSetting, model: Classifier, held: Samples) -> ModelRobustness:
     attack = PGD(radius=setting.radius, steps=setting.pgd_steps, stop_early=True)
     cases = attack(model, held, generator=spawn(0, "semantic", "robust"))
-    return Robust(clean=model.accuracy(held), pgd=1 - len(cases.failures()) / len(held))
+    return ModelRobustness(clean=model.accuracy(held), pgd=1 - len(cases.failures()) / len(held))
 
 
 # Models
 
 
-def own_model(field: Field, seed: int, out: Path, *, second: bool = False) -> Classifier:
-    """The LeNet-5 of a seed; or the one that is made robust, which is another."""
+def own_model(field: SemanticImages, seed: int, out: Path, *, second: bool = False) -> Classifier:
+    """The LeNet-5 of a seed, or the second one, which is made robust."""
     name = f"{field.setting.name}-{'second' if second else 'model'}-{seed}"
-    return kept_network(field, out / "networks", name, field.clean("model"))
+    return trained_network(field, out / "networks", name, field.clean("model"))
 
 
-def plain_models(field: Field, seed: int, out: Path) -> list[tuple[str, Classifier]]:
-    """Models under test: the seed's own, and the plain one of the given weights if there are any."""
+def plain_models(field: SemanticImages, seed: int, out: Path) -> list[tuple[str, Classifier]]:
+    """Models under test: the seed's own, and the plain one with given weights, if available."""
     given = _given(field, "plain")
     return [(OWN, own_model(field, seed, out)), *([(GIVEN, given)] if given else [])]
 
 
-def robust_models(field: Field, seed: int, out: Path) -> dict[str, Classifier]:
-    """Adversarially trained models: the given one if it is there, and one fine-tuned here for each seed."""
+def robust_models(field: SemanticImages, seed: int, out: Path) -> dict[str, Classifier]:
+    """Adversarially trained models: the given one, if available, and one fine-tuned here per seed."""
     given = _given(field, "robust")
     return ({ROBUST: given} if given else {}) | {TUNED: tuned_model(field, seed, out)}
 
 
-def _given(field: Field, kind: str) -> Classifier | None:
+def _given(field: SemanticImages, kind: str) -> Classifier | None:
     if field.setting.dataset != "mnist" or field.data is None:
         return None
     places = find_mnist_networks(field.data)
     return Classifier(load_weights(mnist_network(), places[kind])) if places else None
 
 
-def tuned_model(field: Field, seed: int, out: Path) -> Classifier:
-    """Another LeNet-5 of the same data, fine-tuned adversarially."""
+def tuned_model(field: SemanticImages, seed: int, out: Path) -> Classifier:
+    """The second LeNet-5, fine-tuned adversarially."""
     path, s = out / "networks" / f"{field.setting.name}-tuned-{seed}.safetensors", field.setting
     start = own_model(field, seed, out, second=True)
     if path.exists():
@@ -254,20 +241,9 @@ def tuned_model(field: Field, seed: int, out: Path) -> Classifier:
     return tuned
 
 
-# Steps
-
-
-def run(setting: Setting, data: Path | None, out: Path, seed: int) -> None:
-    """Both parts with one seed; what is done stays."""
-    steps, field = steps_of(setting, out, seed), Field(setting, data)
-    instruments = Instruments(field, out / "instruments")
-    steps.step("hunted", Hunted, partial(hunt, field, instruments, seed, out))
-    steps.step("transferred", Transferred, partial(transfer, field, instruments, seed, out))
-
-
-def load_hunted(setting: Setting, out: Path, seed: int) -> Hunted:
-    return steps_of(setting, out, seed).step("hunted", Hunted, missing)
-
-
-def load_transferred(setting: Setting, out: Path, seed: int) -> Transferred:
-    return steps_of(setting, out, seed).step("transferred", Transferred, missing)
+def run(setting: SemanticSetting, data: Path | None, out: Path, seed: int) -> None:
+    """Both parts with one seed."""
+    steps, field = steps_of(setting, out, seed), SemanticImages(setting, data)
+    instruments = SemanticInstruments(field, out / "instruments")
+    steps.step("hunted", UntargetedResult, partial(run_untargeted, field, instruments, seed, out))
+    steps.step("transferred", TransferResult, partial(run_transfer, field, instruments, seed, out))
