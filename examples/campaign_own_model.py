@@ -16,7 +16,6 @@ from operant.data import labels_of
 from operant.generate import ConditionMove, GradientMove
 from operant.networks import fit, initialise
 from operant.report import write_report
-from operant.retrain import OperationalFinetune
 
 
 def network() -> nn.Module:
@@ -33,6 +32,6 @@ seen = apply(parts["field"].x, camera.draw(len(parts["field"]), generator=spawn(
 field, oracle = Samples(seen), labels_of(Samples(seen, parts["field"].y))  # inputs without labels, and who knows them
 
 moves = {"camera": partial(ConditionMove, recipe=camera), "gradient": partial(GradientMove, radius=0.3)}
-campaign = Campaign(requirement=0.2, moves=moves, rounds=1, seeds_per_round=100, retrainer=OperationalFinetune(epochs=6))
+campaign = Campaign(requirement=0.2, moves=moves, rounds=1, seeds_per_round=100)
 print(campaign(model, train=parts["train"], clean=load_digits().test, field=field, labeller=oracle, folder=folder))
 print(f"report: {write_report(folder)}")
