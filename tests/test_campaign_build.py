@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -312,5 +311,3 @@ def test_conditions_are_estimated_once_and_kept(user, monkeypatch):
     assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
     with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: estimated within"):
         user.build(text.replace("12", "15"))
-
-

@@ -44,10 +44,11 @@ def ending(user, monkeypatch):
             if isinstance(end, BaseException):
                 raise end
             signature = signature_of(self.campaign)
-            with RunFolder(self.folder, signature=signature) as begun, begun.timed("round-000/suite"):
+            with RunFolder(self.folder, signature=signature) as run, run.timed("round-000/total"):
                 on_event(ROUND)
-                time.sleep(0.02)
-                begun.deliver(end.model, end.suite)
+                with run.timed("round-000/suite"):
+                    time.sleep(0.02)
+                run.deliver(end.model, end.suite)
             return end
 
         monkeypatch.setattr(building.CampaignJob, "run", campaign)
@@ -187,7 +188,9 @@ def test_a_run_with_other_settings_is_rejected(user):
     assert "cannot run: a campaign needs about 500 field inputs" in error_of(user)  # after it has begun
     user.configure("[run]\nseed = 3\n[retrain]\nepochs = 4\n")
     error = error_of(user)
-    assert "operant-run holds a run with other settings: finetune (epochs=10 -> epochs=4); seed (0 -> 3). Put" in error
+    assert (
+        "operant-run contains a run with other settings: retrainer (epochs=10 -> epochs=4); seed (0 -> 3). Res" in error
+    )
 
 
 def test_a_damaged_file_is_reported_with_how_to_resume(user):
@@ -196,7 +199,7 @@ def test_a_damaged_file_is_reported_with_how_to_resume(user):
     (run / "round-000" / "field.json").write_text("{")
     error = error_of(user)
     assert f"a finished step cannot be read: {run / 'round-000' / 'field.json'} has changed; delete " in error
-    assert "to have it worked out again" in error
+    assert "to compute it again" in error
     (run / "run.json").write_text("{")
     assert f"{run / 'run.json'} is damaged; delete it and run again" in error_of(user)
 

@@ -101,6 +101,7 @@ def test_every_key_of_the_example_is_valid_once_uncommented(tmp_path):
         name: set(kind.model_fields) - {"severities"} for name, kind in TABLES.items()
     }
     page["labels"] = {"folder": "to_label"}  # one of three
+    TABLES["retrain"].model_validate({"method": page["retrain"].pop("method")})  # replaces the other keys
     for name, kind in TABLES.items():
         kind.model_validate(page[name])
 
@@ -130,6 +131,8 @@ def test_code_that_builds_a_model_is_found_without_running_it(tmp_path, source, 
 
 
 def test_data_are_found_by_content_and_by_name(tmp_path, user):
+    for name in ("train", "clean", "field"):
+        (tmp_path / f"{name}.npz").unlink()
     some = user.samples(12, "some")
     np.savez(tmp_path / "set.npz", x_train=5 * some.x.numpy() - 2, y_train=some.y.numpy(), x_test=some.x.numpy())
     (tmp_path / "field").mkdir()

@@ -87,6 +87,7 @@ def test_a_resumed_campaign_shows_the_last_assessment():
     state = ProgressState()
     for event in (EVENTS[4], idle):
         state.update(event)
+    state.update(generate)
     assert state.text(generate) == f"chunk 2 of 4, 7 failures so far, {PMI}"  # beside the bar
 
 

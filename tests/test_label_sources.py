@@ -136,5 +136,3 @@ def test_small_pictures_are_enlarged_so_that_people_can_read_them(tmp_path, shap
             small = picture.resize((shape[2], shape[1]), Image.Resampling.NEAREST)
             pixels = torch.from_numpy(np.asarray(small).copy()).reshape(*shape[1:], shape[0]).permute(2, 0, 1)
             assert torch.equal(pixels, (x * 255).round().to(torch.uint8))
-
-
