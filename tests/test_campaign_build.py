@@ -9,16 +9,19 @@ import torch
 from PIL import Image
 from torch import nn
 
-from operant import Samples, spawn
+from operant import Samples, Suite, spawn
 from operant.campaign import build as building
 from operant.campaign.build import build
 from operant.campaign.config import load_config
+from operant.campaign.observers import OBSERVERS
 from operant.conditions import fixed, normal
 from operant.execution.engines import serial
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.model.hashing import described
+from operant.networks import load_weights
 from operant.profile import FittedConditions
+from operant.report import write_report
 from operant.retrain import OperationalFinetune
 
 
@@ -279,3 +282,144 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
     with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: estimated within"):
         user.build(text.replace("12", "15"))
+
+
+# Parts of the user's own
+
+MOVES = """
+from dataclasses import dataclass
+
+import torch
+from operant import Suite
+
+
+@dataclass(frozen=True)
+class Fog:
+    pixels: int
+
+    def __call__(self, model, seeds, *, generator):
+        x = seeds.x.clone()
+        x[..., 0, : self.pixels] = x[..., 0, : self.pixels].roll(1, -1)
+        origin = torch.arange(len(seeds))
+        return Suite.of(x, seeds=seeds, origin=origin, prediction=model.predict(x), method="my fog")
+
+
+def fog(*, naturalness):
+    assert naturalness is not None
+    return Fog(3)
+"""
+TRAINING = """
+import copy
+
+import torch
+from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrained
+
+
+def retrain(
+    model, train, cases, *, validation, monitor=None, max_drop=None, generator, checkpoint=None, on_epoch=None
+):
+    module = copy.deepcopy(model.unwrap())
+    with torch.no_grad():
+        module.head.weight.mul_(2)
+    epoch = FinetuneEpoch(epoch=1, loss=0.0, accuracy=1.0, monitor=monitor(model), kept=True, why="the only one")
+    on_epoch(epoch)
+    record = FinetuneRecord(
+        best_epoch=1, reason=f"doubled, with {len(validation)} clean inputs", n_train=len(train), n_cases=len(cases),
+        accuracy_before=1.0, history=(epoch,), monitor_before=None, train_rows=0, case_rows=0, effective_cases=0.0,
+        stopped_early=False,
+    )
+    return Retrained(model=model.rewrap(module), record=record)
+"""
+SMALL = """
+[budget]
+rounds = 1
+labels = 60
+seeds_per_round = 30
+cases_per_round = 10
+[labels]
+file = "field.npz"
+"""
+
+
+@pytest.fixture
+def small(user):
+    """Builds a campaign of seconds, whose labels cannot meet the requirement in round 0."""
+    (user.path / "my_moves.py").write_text(MOVES)
+    (user.path / "my_training.py").write_text(TRAINING)
+    user.write("field.npz", user.samples(520, "field"))
+    start = user.toml.replace("pmi = 0.1", "pmi = 0.001") + SMALL
+    return lambda text: user.build(text, start)
+
+
+def test_a_campaign_searches_with_a_move_of_the_user(small, user):
+    job = small('[generate]\nradii = [0.3]\n[generate.moves]\nfog = "my_moves.py:fog"\n')
+    assert list(job.campaign.moves) == ["gradient-0.3", "fog"]
+    last = job.run().rounds[1]
+    assert last.by_move["fog"] > 0
+    assert sum(last.by_move.values()) == last.operational
+    cases = Suite.open(user.path / "operant-run" / "cases")
+    by_fog = cases[torch.from_numpy(cases["move"] == "fog")]
+    assert 0 < len(by_fog) <= last.chosen
+    assert cases.method.tolist().count("my fog") == by_fog.method.tolist().count("my fog") == len(by_fog)
+
+
+def test_a_move_of_the_user_may_be_the_only_one(small):
+    job = small('[generate]\nradii = []\nmoves = {fog = "my_moves.py:fog"}\n')
+    assert list(job.campaign.moves) == ["fog"]
+
+
+@pytest.mark.parametrize(
+    ("moves", "sentence"),
+    [
+        ('fog = "my_moves.py:smog"', r"\[generate\] moves: my_moves has no smog; it has .*fog"),
+        ('fog = "nothere.py:fog"', r"\[generate\] moves: there is no .*nothere.py; beside it are my_moves.py"),
+        ('fog = "fog"', r"\[generate\] moves: must be .*file.py:callable\", got 'fog'"),
+        ("fog = 3", r"\[generate\] moves must be a string in quotes, got 3"),
+        ('"gradient-0.3" = "my_moves.py:fog"', r"\[generate\]: own moves must have names of their own, got gradient-0"),
+    ],
+)
+def test_bad_moves_of_the_user_are_rejected(small, moves, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        small(f"[generate]\nradii = [0.3]\n[generate.moves]\n{moves}\n")
+
+
+def test_a_campaign_retrains_with_a_retrainer_of_the_user(small, user):
+    job = small('[retrain]\nmethod = "my_training.py:retrain"\n')
+    result = job.run()
+    last = result.rounds[1]
+    assert last.changed
+    assert last.retraining.reason == "doubled, with 30 clean inputs"
+    assert (last.retraining.n_train, last.retraining.n_cases) == (60, last.chosen)
+    before, after = (m.unwrap().head.weight for m in (job.model, result.model))
+    assert torch.equal(after, 2 * before)
+    kept = load_weights(sys.modules["net"].Net(), user.path / "operant-run" / "model.safetensors")
+    assert torch.equal(kept.head.weight, after)
+
+
+def test_a_bad_retrainer_of_the_user_is_rejected(small):
+    for name, sentence in (("my_training.py:train", "my_training has no train"), ("retrain", "file.py:callable")):
+        with pytest.raises(ValueError, match=rf"\[retrain\] method: .*{sentence}"):
+            small(f'[retrain]\nmethod = "{name}"\n')
+    with pytest.raises(ValueError, match=r"\[retrain\]: method replaces the other keys, got ema, epochs too; set"):
+        small('[retrain]\nmethod = "my_training.py:retrain"\nepochs = 4\nema = 0.0\n')
+
+
+def test_observers_can_be_switched_off(small, user):
+    names = {observer.name for observer in OBSERVERS}
+    small("").run()
+    recorded = {path.stem for path in (user.path / "operant-run").glob("round-*/*.json")}
+    assert names & recorded
+    job = small('[run]\nfolder = "without"\nobservers = []\n')
+    assert job.campaign.observers == []
+    job.run()
+    assert {path.stem for path in (user.path / "without").glob("round-*/*.json")} == recorded - names
+    assert write_report(user.path / "without").exists()
+
+
+def test_observers_are_chosen_by_name(user):
+    names = [observer.name for observer in OBSERVERS]
+    assert list(user.build().campaign.observers) == list(OBSERVERS)
+    some = user.build(f'[run]\nobservers = ["{names[2]}", "{names[0]}"]\n').campaign.observers
+    assert [observer.name for observer in some] == [names[0], names[2]]  # in the order of the report
+    with pytest.raises(ValueError, match=rf"\[run\] observers: there is no maps; there are {', '.join(names)}"):
+        user.build(f'[run]\nobservers = ["{names[0]}", "maps"]\n')
