@@ -309,7 +309,8 @@ def build_labeller(config: Config, model: Classifier, train: Samples, pictures: 
         return partial(_ask, "file", labels_from_npz(path, classes=classes))
     if path.suffix != ".csv":
         raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
-    return labels_from_table(path, classes=classes, pictures=pictures, root=config.path("."))
+    table_labels = labels_from_table(path, classes=classes, pictures=pictures, root=config.path("."))
+    return partial(_ask, "file", table_labels)
 
 
 def _ask(key: str, labeller: Labeller, asked: Samples) -> Tensor:
