@@ -201,14 +201,15 @@ def campaign_folder(
 ) -> Path:
     """The folder of a campaign with two rounds."""
     found = failures(n, shape) if found is None else found
-    operational = found.operational(REQUIREMENT.level, REQUIREMENT.mass_quantile)
     old, new, labelled = dropout_classifier(shape), classifier(shape, 1), inputs(20, shape, "labelled")
     with RunFolder(path, signature=SETTINGS) as run:
         begin(run, shape, 0.2, names)
         observe(run, observed(old, old, labelled, number=0, new_profile=True), observers)
         add_round(run, found, upper, drifted)
-        failing = operational if len(operational) else None
-        observe(run, observed(old, new, labelled, failing=failing), observers)
+        failing = found.failures()
+        if len(failing):
+            failing = failing.operational(REQUIREMENT.level, REQUIREMENT.mass_quantile)
+        observe(run, observed(old, new, labelled, failing=failing if len(failing) else None), observers)
     return path
 
 

@@ -92,39 +92,52 @@ def test_the_evidence_round_trips(evidence, tmp_path):
     assert load_evidence(tmp_path / "report.json") == evidence
 
 
-def test_the_folder_stays_as_it_was_and_may_be_in_use(folder):
+def test_the_folder_is_not_changed_and_may_be_in_use(folder):
     with RunFolder(folder, signature=SETTINGS) as run:
         before = run.digest()
         gather(folder)
         assert run.digest() == before
 
 
-def test_what_is_gathered_is_what_the_folder_tells(evidence):
+def test_the_evidence_is_what_the_folder_contains(evidence):
     assert [done.number for done in evidence.rounds] == [0, 1]
     assert evidence.labels == 40
     assert evidence.cases == 5
     assert [prior.labels for prior in evidence.priors] == [12, 12, 11, 5]
     assert sum(prior.share for prior in evidence.priors) == pytest.approx(1)
     assert all(prior.lower <= prior.share <= prior.upper for prior in evidence.priors)
-    assert (len(evidence.map.train), evidence.map.sampled) == (60, True)
-    assert len(evidence.map.field) == len(profile((1, 8, 8)).codes)
-    assert {name for name, _ in evidence.hashes} >= {"model as it came", "weights after round 1"}
+    field_map = section_of(evidence, "field_map").values
+    assert (len(field_map["train"]), len(field_map["failures"])) == (60, 20)
+    assert len(field_map["field"]) == len(profile(SHAPE).codes)
+    assert {name for name, _ in evidence.hashes} >= {"initial model", "weights after round 1"}
     assert ("model", "zero gradients") in [(where, finding.name) for where, finding in evidence.findings]
 
 
-def test_without_what_only_reports_need_there_is_a_report(tmp_path):
-    evidence = gather(campaign_folder(tmp_path, more=False))
-    assert (evidence.about, evidence.changes, evidence.map.sampled) == (None, (), False)
-    assert "insight.json" in Page(render_page(evidence)).text
+def test_sections_without_records_are_left_out(tmp_path):
+    evidence = gather(campaign_folder(tmp_path, observers=()))
+    assert evidence.sections == ()
+    page = Page(render_page(evidence))
+    own = {"field_map", "error_sources", "uncertainty", "defences"}
+    assert page.sections == [name for name in SECTIONS if name not in own]
+    assert not own & {a["href"].removeprefix("#") for a in page.all("a")}
 
 
-def test_time_is_told_by_kind_and_a_line_that_was_cut_off_is_left_out(folder, tmp_path):
+def test_time_is_summed_by_step_and_a_truncated_line_is_left_out(folder, tmp_path):
     place = shutil.copytree(folder, tmp_path / "run")
-    lines = [{"round-000/profile.json": 2.0}, {"round-001/suite": 3.0}, {"round-001/round.json": 4.5}]
+    lines = [{"round-000/profile.json": 2.0}, {"round-001/suite": 3.0}, {"round-001/total": 6.5}]
     (place / "timing.jsonl").write_text("\n".join([*map(json.dumps, lines), '{"round-001/ro']))
     evidence = gather(place)
-    assert evidence.seconds == {"profile": 2.0, "suite": 3.0, "round": 4.5}
-    assert evidence.time == 6.5
+    assert evidence.seconds == {"profile": 2.0, "generate": 3.0, "total": 6.5}
+    text = Page(render_page(evidence)).text
+    assert "learning the profile of the field 2 s, searching for failures 3 s" in text
+
+
+def test_a_report_without_times_says_so(folder, tmp_path):
+    place = shutil.copytree(folder, tmp_path / "run")
+    (place / "timing.jsonl").unlink(missing_ok=True)
+    evidence = gather(place)
+    assert evidence.seconds == {}
+    assert "How long the work took is not recorded" in Page(render_page(evidence)).text
 
 
 # Only what people called valid
@@ -132,7 +145,7 @@ def test_time_is_told_by_kind_and_a_line_that_was_cut_off_is_left_out(folder, tm
 
 @pytest.fixture
 def judged(folder: Path, tmp_path: Path) -> Path:
-    """A campaign that has ended: 20 operational failures, of which 5 were chosen, and nobody has judged any."""
+    """A campaign that has ended: 20 operational failures, 5 of them chosen, none judged."""
     place = shutil.copytree(folder, tmp_path / "a run")
     with RunFolder(place, signature=SETTINGS) as run:
         run.suite("cases", lambda: failures(40)[:5])
@@ -152,11 +165,11 @@ def test_only_valid_failures_are_shown_of_all_and_the_page_says_so(judged):
     assert (len(evidence.gallery.failures), evidence.gallery.total) == (2, 20)
     text = Page(render_page(evidence)).text
     assert "2 of 20 are shown, only those that people called valid" in text
-    assert "The others were called otherwise, nobody has judged them (people are shown only failures that were" in text
+    assert "The others were not called valid, have not been judged (people see only failures that were chosen" in text
     every = gather(judged)
     assert not every.valid
     assert every.gallery.total == len(every.gallery.failures) == 20
-    assert "no room for them here. Differences are" in text
+    assert "or do not fit on this page. Differences are" in text
     text = Page(render_page(every)).text
     assert "20 of 20 are shown; 5" in text
     assert "the model of its round. Differences are" in text
@@ -164,18 +177,18 @@ def test_only_valid_failures_are_shown_of_all_and_the_page_says_so(judged):
     assert load_evidence(judged / "report.json") == evidence
 
 
-def test_where_none_is_valid_the_page_does_not_say_that_none_was_found(judged):
+def test_without_valid_failures_the_page_does_not_say_that_none_was_found(judged):
     mark(judged, r0="invalid")
     evidence = gather(judged, valid=True)
     assert (evidence.gallery.failures, evidence.gallery.total) == ((), 20)
     text = Page(render_page(evidence)).text
     assert "None of 20 operational failures was called valid" in text
     assert "No operational failure was found" not in text
-    assert "There are no failures to look at" not in Page(render_page(replace(evidence, certainties=None))).text
+    assert section_of(evidence, "uncertainty").values["failures"] == 20  # sections are about all of them
 
 
-def test_without_verdicts_there_is_nothing_to_choose_by(folder, judged):
-    with pytest.raises(ValueError, match=r"has no cases to judge yet.*then run `operant triage .*run` first"):
+def test_valid_failures_need_verdicts(folder, judged):
+    with pytest.raises(ValueError, match=r"has no cases to judge yet.*when it ends; run `operant triage .*run` then"):
         gather(folder, valid=True)
     with pytest.raises(ValueError, match=r"nobody has judged the cases of .*; run `operant triage '.*a run'` first"):
         gather(judged, valid=True)
@@ -188,7 +201,7 @@ def test_without_verdicts_there_is_nothing_to_choose_by(folder, judged):
     assert "run `operant triage" in done.stderr.replace("\n", " ")
 
 
-def test_the_page_names_the_folder_as_it_was_given(judged, monkeypatch):
+def test_the_page_shows_the_path_that_was_given(judged, monkeypatch):
     monkeypatch.chdir(judged.parent.parent)
     place = f"{judged.parent.name}/a run"
     assert f"operant triage '{place}' opens a page" in Page(render_page(gather(place))).text
@@ -219,36 +232,39 @@ def test_verdicts_that_cannot_be_read_are_findings(judged):
 @given(upper=st.floats(0, 1), requirement=st.floats(0.001, 0.999))
 def test_every_form_agrees_with_the_bound(upper, requirement):
     rounds = (Round(number=0, arrived=80, clean=0.9, assessment=assessed(upper)),)
-    told = bare(rounds=rounds, requirement=requirement)
-    assert told.met == (upper <= requirement)
-    cases = {case.get("name"): case for case in ElementTree.fromstring(junit_xml(told)).iter("testcase")}
-    assert (cases["requirement"].find("failure") is None) == told.met
-    assert markdown(told).startswith("## ✅" if told.met else "## ❌")
-    assert told.verdict.startswith("Met:" if told.met else "Not met:")
-    shown = re.findall(r"[\d.e-]+(?= %)", told.verdict)
-    assert len(shown) == 2
-    assert told.met or shown[0] != shown[1] or math.isclose(upper, requirement, rel_tol=1e-3)
+    shown = bare(rounds=rounds, info=replace(INFO, requirement=replace(REQUIREMENT, pmi=requirement)))
+    assert shown.met == (upper <= requirement)
+    cases = {case.get("name"): case for case in ElementTree.fromstring(junit_xml(shown)).iter("testcase")}
+    assert (cases["requirement"].find("failure") is None) == shown.met
+    assert markdown(shown).startswith("## ✅" if shown.met else "## ❌")
+    assert shown.verdict.startswith("Met:" if shown.met else "Not met:")
+    numbers = re.findall(r"[\d.e-]+(?= %)", shown.verdict)
+    assert len(numbers) == 2
+    assert shown.met or numbers[0] != numbers[1] or math.isclose(upper, requirement, rel_tol=1e-3)
 
 
-def test_a_changed_field_that_was_not_assessed_takes_the_verdict_back():
+def test_a_changed_field_that_was_not_assessed_has_no_verdict():
     rounds = (
         Round(number=0, arrived=80, clean=0.9, assessment=assessed(0.01)),
-        Round(number=1, arrived=90, clean=0.9, drifted="Drift (p = 0.001)\n  more"),
+        Round(number=1, arrived=90, clean=0.9, drift=drift()),
     )
-    told = bare(rounds=rounds)
-    assert (told.status, told.met) == ("not known", False)
-    cases = {case.get("name"): case for case in ElementTree.fromstring(junit_xml(told)).iter("testcase")}
-    assert cases["drift"].find("failure").get("message") == "Round 1: Drift (p = 0.001)"
+    shown = bare(rounds=rounds)
+    assert (shown.status, shown.met) == ("not known", False)
+    cases = {case.get("name"): case for case in ElementTree.fromstring(junit_xml(shown)).iter("testcase")}
+    assert cases["drift"].find("failure").get("message") == f"Round 1: {drift().summary}"
+    assert "model's outputs            p = 0.001" in cases["drift"].find("failure").text
     assert cases["requirement"].find("skipped") is not None
-    Page(render_page(told))
+    text = Page(render_page(shown)).text
+    assert "Found in round 1 Drift (p = 0.003, level 0.025): 80 reference inputs, 60 current ones." in text
+    assert "inputs within classes not comparable" in text
+    assert "Round 1: Drift" in markdown(shown)
 
 
 def bare(**changes: Any) -> Evidence:
-    """Evidence of nothing but what is given."""
+    """Evidence of an empty campaign, with changes."""
     empty = Evidence(
-        name="run", settings=SETTINGS, requirement=0.05, confidence=0.95, max_drop=0.01, rounds=(), under_way="",
-        labels=0, seconds={}, about=None, priors=(), map=None, changes=(), gallery=Gallery(), compared=(),
-        findings=(), hashes=(),
+        name="run", settings=SETTINGS, info=INFO, rounds=(), under_way="", labels=0, seconds={}, priors=(),
+        gallery=Gallery(), compared=(), findings=(), hashes=(),
     )  # fmt: skip
     return replace(empty, **changes)
 
@@ -269,91 +285,77 @@ def test_junit_counts_its_cases(evidence):
 @pytest.mark.parametrize("rounds", [1, 4, 30])
 def test_any_number_of_rounds_is_drawn_also_without_labels(rounds):
     nothing = SequentialAssessment(labels=0, failures=0, upper=1.0, confidence=0.99, reason="no label is left")
-    told = tuple(
+    shown = tuple(
         Round(number=i, arrived=80, clean=0.9, assessment=(assessed(0.5 / (i + 1)), None, nothing)[i % 3])
         for i in range(rounds)
     )
-    page = Page(render_page(bare(rounds=told)))
+    page = Page(render_page(bare(rounds=shown)))
     assert not any("nan" in (value or "") for _, attributes in page.tags for value in attributes.values())
 
 
-# Rounds that left the model as it was
-
-
-def unchanged(place: Path, *, failing: int = 4, best: int = 0, bought: int = 5) -> Path:
-    """One more round, which, unless told otherwise, retrained in vain, and bought more labels."""
-    with RunFolder(place, signature=SETTINGS) as run:
-        labelled, clean = inputs(bought, (1, 8, 8), "more"), inputs(40, (1, 8, 8), "clean")
-        old, parts = classifier((1, 8, 8), 1), profile((1, 8, 8))
-        known = LabelBatch(ids=torch.arange(40, 40 + bought), labels=labelled.labels)
-        kept = insight_of(old, old, labelled, clean, profile=parts, centres=parts.codes[:5].double())
-        all_of_them = replace(assessed(0.1, failing), labels=20 + bought, before=20)
-        done = Round(
-            number=2, arrived=80, attempted=12, found=9, operational=8, chosen=7, cases=12, retraining=record(best),
-            clean=0.895, assessment=all_of_them,
-        )  # fmt: skip
-        run.suite("round-002/suite/chunk-0000", lambda: failures(16))
-        run.suite("round-002/cases", lambda: failures(16)[:7])
-        run.step("round-002/labels-000", LabelBatch, lambda: known)
-        run.step("round-002/round", Round, lambda: done)
-        run.step("round-002/insight", Insight, lambda: kept)
-    return place
+# Rounds that left the model unchanged
 
 
 @pytest.fixture(scope="module")
-def quiet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    return gather(unchanged(shutil.copytree(folder, tmp_path_factory.mktemp("quiet") / "run")))
+def idle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    return gather(add_unchanged_round(shutil.copytree(folder, tmp_path_factory.mktemp("idle") / "run")))
 
 
-def test_a_round_that_changed_nothing_is_marked_and_its_labels_add_up(quiet):
-    row = next(line for line in markdown(quiet).splitlines() if line.startswith("| 2"))
+def test_a_round_that_changed_nothing_is_marked_and_its_labels_add_up(idle):
+    row = next(line for line in markdown(idle).splitlines() if line.startswith("| 2"))
     assert "| 2 (unchanged) |" in row
     assert "4 of 25, 5 new" in row
-    text = Page(render_page(quiet)).text
+    text = Page(render_page(idle)).text
     assert "2 unchanged" in text
     assert "4 of 25, 5 new" in text
-    assert "Round 2: the model stayed as it was; 4 of 25, 5 new wrong" in text
-    case = next(c for c in ElementTree.fromstring(junit_xml(quiet)).iter("testcase") if c.get("name") == "round 2")
+    assert "Round 2: model unchanged; 4 of 25, 5 new wrong" in text
+    case = next(c for c in ElementTree.fromstring(junit_xml(idle)).iter("testcase") if c.get("name") == "round 2")
     assert "5 of the 25 labels are new" in case.find("system-out").text
 
 
-def test_only_what_was_kept_is_learned_from(quiet, folder, tmp_path):
-    assert (quiet.cases, quiet.learned) == (12, 5)
-    assert sum(f.learned for f in quiet.gallery.failures) == 5
-    text = Page(render_page(quiet)).text
+def test_only_what_was_kept_is_learned_from(idle, folder, tmp_path):
+    assert (idle.cases, idle.learned) == (12, 5)
+    assert sum(f.learned for f in idle.gallery.failures) == 5
+    text = Page(render_page(idle)).text
     assert "Cases chosen 12 5 learned from" in text
-    assert "Cases tried, not kept" in text
-    assert "12 cases chosen, 5 learned from" in markdown(quiet)
-    kept = gather(unchanged(shutil.copytree(folder, tmp_path / "run"), best=1))
+    assert "Cases tried, result not kept" in text
+    assert "12 cases chosen, 5 learned from" in markdown(idle)
+    kept = gather(add_unchanged_round(shutil.copytree(folder, tmp_path / "run"), best=1))
     assert (kept.learned, sum(f.learned for f in kept.gallery.failures)) == (12, 12)
 
 
-def test_sources_are_those_of_all_labels_of_the_present_model(quiet, evidence, folder, tmp_path):
-    first, second = quiet.changes[-2:]
-    assert quiet.sources.rounds == (1, 2)
-    assert quiet.sources.labels == 25 == sum(region.labels for region in quiet.sources.regions)
-    assert quiet.sources.counts[0][0] == first.after[0][0] + second.after[0][0]
-    failing = sum(k for k, _ in quiet.sources.by_class)
-    assert failing == sum(region.failures for region in quiet.sources.regions)
-    assert "25 field inputs labelled for this model in rounds 1, 2" in Page(render_page(quiet)).text
-    assert evidence.sources.rounds == (1,)
-    assert gather(unchanged(shutil.copytree(folder, tmp_path / "run"), best=1)).sources.rounds == (2,)
-    moved = tuple(replace(done, drifted="Drift" if done.number == 2 else "") for done in quiet.rounds)
-    assert replace(quiet, rounds=moved).sources.rounds == (2,)
+def test_error_sources_use_all_labels_of_the_present_model(idle, evidence, folder, tmp_path):
+    sources = section_of(idle, "error_sources").values
+    first, second = sources["changes"][-2:]
+    assert sources["present"] == [1, 2]
+    assert sum(row["labels"] for row in sources["by_class"]) == 25 == sum(row["labels"] for row in sources["by_region"])
+    labelled = [change["matrices"][-2] for change in (first, second)]  # the last one is of clean inputs
+    assert [part["total"] for part in labelled] == [20, 5]
+    by_class = sources["by_class"][0]
+    assert by_class["labels"] - by_class["failures"] == sum(part["rows"][0][0][0] for part in labelled)
+    failing = sum(row["failures"] for row in sources["by_class"])
+    assert failing == sum(row["failures"] for row in sources["by_region"]) == sum(p["total"] - p["right"] for p in labelled)
+    assert f"{failing} of 25 field inputs labelled for it in rounds 1, 2" in Page(render_page(idle)).text
+    assert section_of(evidence, "error_sources").values["present"] == [1]
+    changed = gather(add_unchanged_round(shutil.copytree(folder, tmp_path / "run"), best=1))
+    assert section_of(changed, "error_sources").values["present"] == [2]
+    moved = tuple(replace(done, drift=drift() if done.number == 2 else None) for done in idle.rounds)
+    assert present_rounds(moved) == [2]
 
 
-def test_confusion_before_is_told_where_the_model_changed(quiet, evidence):
+def test_confusion_before_is_shown_only_if_the_model_changed(idle, evidence):
     assert Page(render_page(evidence)).text.count("Before: field inputs") == 1
-    assert Page(render_page(quiet)).text.count("Before: field inputs") == 1
-    assert Page(render_page(quiet)).text.count("Clean inputs") == 2
+    assert Page(render_page(idle)).text.count("Before: field inputs") == 1
+    assert Page(render_page(idle)).text.count("Clean inputs") == 2
 
 
 # How it ended, and what the verdict is about
 
 
-ENDED = StopRecord(
+STOPPED = StopRecord(
     met=False,
-    why="All labels are spent after round 1.",
+    reason="labels spent",
+    sentence="All labels are spent after round 1",
     advice="To meet it: more labels. The last one was not kept.",
     last=1,
     rounds=3,
@@ -362,55 +364,55 @@ ENDED = StopRecord(
 )
 
 
-def end(place: Path) -> Path:
+def stop(place: Path) -> Path:
     with RunFolder(place, signature=SETTINGS) as run:
-        run.renew("ended", ENDED)
+        run.replace("stop", STOPPED)
         run.deliver(classifier((1, 8, 8)), None)
     return place
 
 
-def test_the_end_is_told_once_and_the_weights_by_name(folder, tmp_path):
-    told = gather(end(shutil.copytree(folder, tmp_path / "run")))
-    assert told.why == "All labels are spent after round 1."
-    assert told.advice == "To meet it: more labels. The last one was not kept."
-    name, weights = told.judged
+def test_the_stop_reason_is_shown_once_and_the_weights_by_name(folder, tmp_path):
+    shown = gather(stop(shutil.copytree(folder, tmp_path / "run")))
+    assert shown.why == "All labels are spent after round 1."
+    assert shown.advice == "To meet it: more labels. The last one was not kept."
+    name, weights = shown.judged_model
     assert name == "weights after round 1"
-    assert dict(told.hashes)["model.safetensors"] == weights
-    text = Page(render_page(told)).text
-    lead = text.partition("The model got ")[2].partition(" To meet it")[0]
-    assert lead.startswith("1 of 20 labelled inputs wrong, 5 %. The bound holds")
+    assert dict(shown.hashes)["model.safetensors"] == weights
+    text = Page(render_page(shown)).text
+    lead = text.partition("The model misclassified ")[2].partition(" To meet it")[0]
+    assert lead.startswith("1 of 20 labelled inputs, 5 %. The bound holds")
     assert lead.endswith("All labels are spent after round 1.")
     assert text.count("required 5") == 0
-    for form in (text, markdown(told), junit_xml(told).decode()):
+    for form in (text, markdown(shown), junit_xml(shown).decode()):
         assert weights in form
         assert form.count("All labels are spent") == 1
 
 
-def test_an_end_that_was_gone_on_from_is_none(folder, tmp_path):
-    place = end(shutil.copytree(folder, tmp_path / "run"))
-    assert gather(place).ended is not None
+def test_a_stop_is_ignored_after_the_campaign_was_resumed(folder, tmp_path):
+    place = stop(shutil.copytree(folder, tmp_path / "run"))
+    assert gather(place).stop is not None
     with RunFolder(place, signature=SETTINGS) as run:
         run.step("round-002/field", FieldIds, lambda: FieldIds(ids=torch.arange(80)))
-    assert gather(place).ended is None
-    further = gather(unchanged(place))
-    assert (further.under_way, further.ended, further.why) == ("", None, "")
+    assert gather(place).stop is None
+    further = gather(add_unchanged_round(place))
+    assert (further.under_way, further.stop, further.why) == ("", None, "")
     assert further.advice.startswith("To meet it: ")
 
 
-def test_a_model_that_never_changed_is_judged_as_it_came():
-    told = bare(
-        rounds=(Round(number=0, arrived=80, clean=0.9, assessment=assessed()),), hashes=(("model as it came", "aa"),)
+def test_a_model_that_never_changed_is_the_initial_model():
+    shown = bare(
+        rounds=(Round(number=0, arrived=80, clean=0.9, assessment=assessed()),), hashes=(("initial model", "aa"),)
     )
-    assert told.judged == ("model as it came", "aa")
-    assert "model as it came, hash `aa`" in markdown(told)
+    assert shown.judged_model == ("initial model", "aa")
+    assert "initial model, hash `aa`" in markdown(shown)
 
 
 # The page
 
 
-def test_the_page_is_whole_and_has_everything_in_order(evidence):
+def test_the_page_is_complete_and_in_order(evidence):
     page = Page(render_page(evidence))
-    assert [section["id"] for section in page.all("section")] == SECTIONS
+    assert page.sections == SECTIONS
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     links = [a["href"] for a in page.all("a")]
@@ -422,7 +424,7 @@ def test_the_page_is_whole_and_has_everything_in_order(evidence):
     assert all(picture["alt"] for picture in page.all("img"))
 
 
-def test_the_page_asks_for_nothing(evidence):
+def test_the_page_loads_nothing(evidence):
     source = render_page(evidence)
     page = Page(source)
     assert all(picture["src"].startswith("data:image/png;base64,") for picture in page.all("img"))
@@ -433,10 +435,11 @@ def test_the_page_asks_for_nothing(evidence):
     assert "default-src 'none'" in policy
 
 
-def test_names_with_markup_are_words(tmp_path):
-    names = (NASTY, "two", "three", "four")
-    found = failures(40, move=NASTY.replace("\x01", ""))
-    place = campaign_folder(tmp_path / "run", names=names, found=found, drifted=NASTY)
+def test_names_with_markup_are_text(tmp_path):
+    names = (HOSTILE, "two", "three", "four")
+    found = failures(40, move=HOSTILE.replace("\x01", ""))
+    finding = replace(FINDING, name=HOSTILE, problem=HOSTILE)
+    place = campaign_folder(tmp_path / "run", names=names, found=found, drifted=drift(finding))
     page, evidence = page_of(place), gather(place)
     assert len(page.all("script")) == 1
     assert "src" not in page.all("script")[0]
@@ -449,21 +452,12 @@ def test_names_with_markup_are_words(tmp_path):
 def test_classes_of_decisions_have_their_names(tmp_path):
     names = ("cat", "dog", "cow", "hen")
     text = page_of(campaign_folder(tmp_path, names=names)).text
-    assert "dog 25%, cow 25%" in text
-    assert "cow 40%, dog 20%, …" in text
-
-
-def test_many_classes_get_the_pairs_that_are_most_confused(evidence):
-    counts = tuple(tuple(50 if t == p else int(t == 7 and p == 9) * 4 for p in range(30)) for t in range(30))
-    shown = matrix(evidence, counts, "clean")
-    assert (shown.rows, shown.pairs) == ((), (("7", "9", 4),))
-    assert (shown.right, shown.total) == (1500, 1504)
-    small = matrix(evidence, ((3, 1), (0, 4)), "clean")
-    assert [[cell.share for cell in row] for row in small.rows] == [[0.75, 0.25], [0.0, 1.0]]
+    assert "without feedback: cat 25%, dog 25%, cow 25%, hen 25%" in text
+    assert "cow 40%, hen 25%, dog 20%, cat 15%" in text
 
 
 @given(most=st.floats(1e-6, 1.0))
-def test_a_scale_reaches_as_far_as_it_must_and_not_much_further(most):
+def test_a_scale_reaches_its_largest_value_with_few_lines(most):
     ticks = scale(most)
     assert ticks[0] == 0
     assert ticks[-1] >= most * (1 - 1e-6)
@@ -472,15 +466,15 @@ def test_a_scale_reaches_as_far_as_it_must_and_not_much_further(most):
 
 
 @given(share=st.floats(0, 1))
-def test_percentages_are_near_what_they_tell(share):
+def test_percentages_are_near_their_share(share):
     assert float(percent(share).removesuffix(" %")) == pytest.approx(100 * share, abs=0.051)
 
 
 # Failures
 
 
-def found_in(suite: Suite, number: int = 1) -> Found:
-    return Found(round=number, suite=suite, learned=torch.arange(len(suite)) < 3)
+def found_in(suite: Suite, number: int = 1) -> RoundFailures:
+    return RoundFailures(round=number, suite=suite, learned=torch.arange(len(suite)) < 3)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 5), (1, 1, 12)])
@@ -491,18 +485,18 @@ def test_pictures_of_any_shape_are_drawn(shape, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(6,), (2, 4, 4), (4, 4)])
-def test_other_inputs_are_told_by_what_changed(shape, tmp_path):
+def test_other_inputs_are_shown_as_changed_values(shape, tmp_path):
     place = campaign_folder(tmp_path, shape=shape)
     shown = gather(place).gallery
     assert all(f.changes and not f.pictures for f in shown.failures)
     assert "value 3" in page_of(place).text
 
 
-def test_large_pictures_are_made_smaller_and_distances_are_not():
+def test_large_pictures_are_made_smaller_but_distances_are_not():
     suite = failures(3, (1, 300, 100))
     shown = gallery_of([found_in(suite)], (0.0, 1.0))
     width, height = (int.from_bytes(decoded(shown.failures[0].pictures[1])[i : i + 4]) for i in (16, 20))
-    assert (height, width) == (LARGEST, LARGEST // 3)
+    assert (height, width) == (MAX_SIDE, MAX_SIDE // 3)
     assert shown.failures[0].l2 == pytest.approx(float(suite.distances("l2")[0]))
 
 
@@ -510,15 +504,15 @@ def decoded(uri: str) -> bytes:
     return base64.b64decode(uri.removeprefix("data:image/png;base64,"))
 
 
-def test_rounds_take_turns_and_what_does_not_fit_is_counted():
+def test_rounds_alternate_and_failures_that_do_not_fit_are_counted():
     both = [found_in(failures(30), 1), found_in(failures(10), 2)]
     shown = gallery_of(both, None, limit=12)
     assert [f.round for f in shown.failures] == [1, 2] * 6
     assert shown.total == 40
     assert [f.learned for f in shown.failures] == [True] * 6 + [False] * 6
-    room = sum(len(p) for f in shown.failures[:5] for p in f.pictures)
-    assert gallery_of(both, None, limit=12, room=room).failures == shown.failures[:5]
-    assert len(gallery_of(both, None, room=1).failures) == 1
+    size = sum(len(p) for f in shown.failures[:5] for p in f.pictures)
+    assert gallery_of(both, None, limit=12, max_characters=size).failures == shown.failures[:5]
+    assert len(gallery_of(both, None, max_characters=1).failures) == 1
 
 
 def test_the_page_says_how_many_are_shown(folder):
@@ -526,11 +520,11 @@ def test_the_page_says_how_many_are_shown(folder):
     assert "7 of 20 are shown" in text
 
 
-def test_learned_failures_are_known_again(evidence):
+def test_failures_that_were_learned_from_are_marked(evidence):
     assert sum(f.learned for f in evidence.gallery.failures) == 5
 
 
-def test_bounds_that_are_not_known_are_those_of_the_values():
+def test_unknown_bounds_are_taken_from_the_values():
     suite = failures(4)
     wide = replace(suite, rows=type(suite.rows)([suite.x * 255]))
     assert len(gallery_of([found_in(wide)], None).failures) == 4
@@ -544,16 +538,16 @@ def test_a_search_without_operational_failures_has_a_page(wrong, tmp_path):
     assert "No operational failure was found from 12 seeds" in page.text
 
 
-# Campaigns that are under way, folders that are none
+# Campaigns that are under way, and other folders
 
 
-def test_a_round_that_is_not_finished_is_told_apart(folder, tmp_path):
+def test_an_unfinished_round_is_described(folder, tmp_path):
     place = shutil.copytree(folder, tmp_path / "run")
     (place / "round-001" / ".round.json.seal").unlink()
     evidence = gather(place)
     assert len(evidence.rounds) == 1
     assert evidence.labels == 40
-    assert evidence.under_way.startswith("Round 1 is under way; finished of it: cases, 1 chunks of seeds")
+    assert evidence.under_way.startswith("Round 1 is under way; finished so far: choice of cases, 1 chunk of seeds, 1 batch of")
     assert evidence.under_way in Page(render_page(evidence)).text
     assert "skipped" in junit_xml(evidence).decode()
 
@@ -568,21 +562,29 @@ def test_a_campaign_that_has_just_begun_has_a_report(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"requirement": "0.1"}', json.dumps(SETTINGS | {"level": "x"})])
-def test_a_folder_of_something_else_is_refused(content, tmp_path):
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"seed": "0"}'])
+def test_a_folder_of_something_else_is_rejected(content, tmp_path):
     if content is not None:
         (tmp_path / "run.json").write_text(content)
-    with pytest.raises(ValueError, match=r"(no run.json; give|damaged; run|begin the campaign anew)"):
+    with pytest.raises(ValueError, match=r"(no run.json; give|damaged; run|does not belong to a campaign; give)"):
         gather(tmp_path)
 
 
-def test_a_round_of_an_older_version_is_refused(folder, tmp_path):
+@pytest.mark.parametrize("name", ["round-001/round", "info", "round-001/error_sources"])
+def test_records_of_another_version_are_rejected(name, folder, tmp_path):
     place = shutil.copytree(folder, tmp_path / "run")
-    file = place / "round-001" / "round.json"
+    file = place / f"{name}.json"
     page = json.loads(file.read_text())
     page["value"]["score"] = 1
     file.write_text(json.dumps(page))
-    with pytest.raises(ValueError, match=r"round.json is not a format-1 Round.*begin the campaign anew"):
+    with pytest.raises(ValueError, match=rf"{name}.json is not a format-1 .*start the campaign again in another folder"):
+        gather(place)
+
+
+def test_a_missing_info_file_is_an_error_that_says_what_to_do(folder, tmp_path):
+    place = shutil.copytree(folder, tmp_path / "run")
+    (place / "info.json").unlink()
+    with pytest.raises(ValueError, match=r"info.json is missing; resume the campaign, which writes it again"):
         gather(place)
 
 
@@ -595,9 +597,9 @@ def test_damaged_cases_are_a_finding(folder, tmp_path):
     assert evidence.gallery.failures == ()
 
 
-def test_a_report_of_another_format_is_refused(evidence, tmp_path):
+def test_a_report_of_another_format_is_rejected(evidence, tmp_path):
     results.save(replace(evidence, version=VERSION + 1), tmp_path / "report.json")
-    with pytest.raises(ValueError, match=r"format 5, this version of Operant knows format 4; write it again"):
+    with pytest.raises(ValueError, match=rf"format {VERSION + 1}, this version of Operant reads format {VERSION}; write"):
         load_evidence(tmp_path / "report.json")
     (tmp_path / "report.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a report"):
@@ -614,7 +616,7 @@ def test_writing_twice_gives_the_same_files(folder, tmp_path):
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(names)
 
 
-def test_where_a_report_goes(folder, tmp_path):
+def test_where_a_report_is_written(folder, tmp_path):
     place = shutil.copytree(folder, tmp_path / "run")
     assert write_report(place) == place / "report.html"
     (tmp_path / "file").write_text("")

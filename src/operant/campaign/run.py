@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from operant.campaign.assessing import LabelBudget, SequentialAssessment, label_budget
@@ -214,6 +214,7 @@ class CampaignRun:
         """Let observers record what the report needs."""
         bought, labelled, state = record.assessment.bought if record.assessment else 0, self.labels.labelled, self.state
 
+        @cache
         def load_failures() -> Suite | None:
             return self._operational(state.existing_cases("suite")) if record.operational else None
 

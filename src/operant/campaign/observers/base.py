@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -57,16 +57,18 @@ class Section:
     """A section of the report.
 
     Attributes:
-        name: of the observer, and of the section in links.
+        name: of the observer, and of the section in links and in the navigation.
         title: its heading.
         summary: its message in a sentence or two; the Markdown report shows only this.
         values: plain JSON values for the observer's template.
+        after: the part of the page that it follows.
     """
 
     name: str
     title: str
     summary: str
     values: dict[str, Any]
+    after: Literal["field", "failures"] = "failures"
 
 
 class Observer(Protocol):
