@@ -27,6 +27,7 @@ from operant.defend.evaluate import interval
 from operant.execution.run_folder import RunFolder
 from operant.generate import GradientMove
 from operant.measure import mc_dropout, pattern, prediction_confidence, variation_ratio_original
+from operant.model.hashing import fingerprint
 from operant.networks import fit, initialise
 from operant.report import Evidence, gather, load_evidence, write_report
 from operant.report.markdown import markdown
@@ -364,12 +365,12 @@ def records(folder: Path, observers: Sequence[Any]) -> dict[str, str]:
     return {str(file.relative_to(folder)): file.read_text() for file in files}
 
 
-def results_of(folder: Path) -> dict[str, bytes]:
-    """Everything in a folder but the records of observers, times, locks and reports."""
+def results_of(folder: Path) -> dict[str, str]:
+    """Fingerprints of everything in a folder but the records of observers, times, locks and reports."""
     own = "|".join(observer.name for observer in WITH_BRIGHTNESS)
     skipped = re.compile(rf"\.?({own})\.json.*|timing\.jsonl|report\..*|\.?lock.*")
     files = (file for file in folder.rglob("*") if file.is_file() and not skipped.fullmatch(file.name))
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+    return {str(file.relative_to(folder)): fingerprint(file) for file in files}
 
 
 @pytest.fixture(scope="module")
