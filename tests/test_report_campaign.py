@@ -47,6 +47,7 @@ from report_folder import (
     drift,
     failures,
     profile,
+    retraining,
     section_of,
 )
 
@@ -348,6 +349,15 @@ def test_confusion_before_is_shown_only_if_the_model_changed(idle, evidence):
     assert Page(render_page(evidence)).text.count("Before: field inputs") == 1
     assert Page(render_page(idle)).text.count("Before: field inputs") == 1
     assert Page(render_page(idle)).text.count("Clean inputs") == 2
+
+
+def test_a_retraining_without_a_monitor_has_no_chart():
+    epochs = tuple(replace(epoch, monitor=math.nan) for epoch in retraining().history)
+    record = replace(retraining(), monitor_before=None, history=epochs)
+    done = Round(number=1, arrived=80, clean=0.9, retraining=record, assessment=assessed())
+    page = Page(render_page(bare(rounds=(done,))))
+    assert "Epoch 1 was best." in page.text
+    assert "the large dot was kept" not in page.text
 
 
 # How it ended, and what the verdict is about
