@@ -12,7 +12,7 @@ import torch
 from operant.campaign.choosing import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
 from operant.campaign.field import Arrivals, FieldState
 from operant.campaign.labels import FieldLabels
-from operant.campaign.observers import OBSERVERS, Observer
+from operant.campaign.observers import OBSERVERS, Observer, check_names
 from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign
 from operant.campaign.run import CampaignRun
 from operant.data import Samples
@@ -107,6 +107,7 @@ class Campaign:
             raise ValueError(f'when_drifted must be "update" or "stop", got {self.when_drifted!r}')
         if self.moves is not None and not self.moves:
             raise ValueError("there must be at least one move, got none; leave moves out for the default ones")
+        check_names(self.observers)
 
     def __call__(
         self,

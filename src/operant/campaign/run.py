@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from operant.campaign.assessing import SequentialAssessment
@@ -204,6 +204,7 @@ class CampaignRun:
         state, bought = self.state, record.assessment.bought if record.assessment else 0
         known = self.labels.labelled
 
+        @cache
         def load_failures() -> Suite | None:
             return self._operational(state.existing_cases("suite")) if record.operational else None
 
