@@ -15,7 +15,7 @@ from operant import Classifier, Samples, Suite, spawn
 from operant.campaign import OBSERVERS, Decision, ObservedRound, Observer, Round, Section, SequentialAssessment
 from operant.campaign.field import FieldState
 from operant.campaign.records import CampaignInfo, FieldIds, Requirement, describe_campaign
-from operant.execution.rounds import LabelBatch
+from operant.execution.round_state import LabelBatch
 from operant.execution.run_folder import RunFolder
 from operant.measure import with_dropout
 from operant.model.doctor import Finding

@@ -20,7 +20,7 @@ from operant.campaign.observers import OBSERVERS, Observer
 from operant.campaign.records import CampaignResult
 from operant.conditions import Recipe
 from operant.data import LabelFolder, Samples, read_samples
-from operant.data.label_sources import labels_from_function, labels_from_npz, labels_from_table
+from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table
 from operant.data.reading import picture_files
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore

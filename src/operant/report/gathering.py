@@ -19,7 +19,7 @@ from operant.assess import clopper_pearson_interval
 from operant.campaign.observers import OBSERVERS, Observer, Section
 from operant.campaign.progress import seconds_by_step
 from operant.campaign.records import CampaignInfo, FieldIds, Round, StopRecord
-from operant.execution.rounds import LabelBatch
+from operant.execution.round_state import LabelBatch
 from operant.execution.run_folder import CASES, MODEL, RUN, RunFolder, finished
 from operant.model import Finding
 from operant.model.hashing import bytes_of, fingerprint, hash_of

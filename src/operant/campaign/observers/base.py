@@ -16,7 +16,7 @@ from operant.campaign.field import FieldState
 from operant.campaign.records import Round
 from operant.data import Samples
 from operant.execution.memory import in_batches, with_smaller_batches
-from operant.execution.rounds import RoundState
+from operant.execution.round_state import RoundState
 from operant.model import Classifier
 from operant.suite import Suite
 
@@ -40,7 +40,8 @@ class ObservedRound:
         labelled: field inputs labelled in this round; may be empty.
         train, clean: the campaign's training and clean samples.
         field: the current field.
-        spawn: a generator for a part of the round, by name.
+        spawn: a random generator for a part of the round, by name.
+        load_failures: reads the operational failures; use ``failures``.
     """
 
     record: Round
@@ -130,7 +131,7 @@ def _same(value: Any) -> Any:
 
 
 def evenly(n: int, most: int) -> Tensor:
-    """At most this many of n row numbers, evenly spaced."""
+    """At most ``most`` of n row numbers, evenly spaced."""
     return torch.linspace(0, n - 1, min(most, n)).round().long()
 
 

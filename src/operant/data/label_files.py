@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.data.labels import LabelFolder, LabelsMissing, labels_of, name_of
+from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, name_of
 from operant.data.reading import read_samples
 from operant.data.samples import Samples
 from operant.types import Labeller
