@@ -96,5 +96,3 @@ def _start_time(pid: int) -> str | None:
             ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
         ).stdout.strip()
     return ""
-
-
