@@ -214,9 +214,9 @@ def assert_dropout_acts_in_training_only(network: nn.Module, shape: tuple[int, .
         ({"dropout_after": ["fc1"]}, "needs a rate"),
         ({"dropout": 1.0, "dropout_after": ["fc1"]}, "below 1, got 1.0"),
         ({"dropout": math.nan, "dropout_after": ["fc1"]}, "below 1, got nan"),
-        ({"size": 3}, "size of at least 4, got 1, 10 and 3"),
-        ({"classes": 1}, "classes of at least 2"),
-        ({"channels": 0}, "channels of at least 1"),
+        ({"size": 3}, "size must be at least 4, got 3"),
+        ({"classes": 1}, "classes must be at least 2, got 1"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
     ],
 )
 def test_lenet_rejects_wrong_options(options, sentence):

@@ -280,7 +280,7 @@ def test_dropout_acts_in_training_only(kind, place):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"channels": 0}, "needs channels of at least 1 and classes of at least 2, got 0 and 1000"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
         ({"classes": 1}, "got 3 and 1"),
         ({"width": 0.0}, "width must be a positive factor, got 0.0"),
         ({"width": math.nan}, "width must be a positive factor, got nan"),
