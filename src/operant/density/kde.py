@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from operant.formatting import first_few
 from operant.rng import normal_like, spawn
 from operant.validation import check_at_least, check_finite, check_row_shape
 
@@ -241,7 +242,7 @@ def _scott(x: Tensor, share: Tensor, *, scalar: bool = False) -> Tensor:
     low, high = torch.aminmax(x[share > 0].flatten(1), dim=0)
     constant = (low == high).nonzero().flatten().tolist()
     if constant and not (scalar and len(constant) < len(low)):
-        where = f"{', '.join(map(str, constant[:8]))}{' ...' * (len(constant) > 8)} of {len(low)} (counting from 0)"
+        where = f"{first_few(constant)} of {len(low)} (counting from 0)"
         raise ValueError(f"all references are equal in dimension {where}; leave these out, or give a bandwidth")
     mean = _weighted_sum(share, x)
     variance = _weighted_sum(share, x, lambda part: (part - mean).square()) / (1 - share.square().sum())

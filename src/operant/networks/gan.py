@@ -90,7 +90,8 @@ class ConditionalGenerator(nn.Module):
 class TrainedGenerator:
     """The options and weights of a trained `ConditionalGenerator`.
 
-    `operant.results.save` and `load` store it without loss; `operant.generate.FeatureSource.of` generates tests with it.
+    `operant.results.save` and `load` store it without loss. `operant.generate.FeatureSource.of` generates tests with
+    it.
 
     Args:
         shape: of one image, ``(channels, size, size)``.
