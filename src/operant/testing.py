@@ -23,7 +23,6 @@ from operant.model import Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
-from operant.validation import check_between
 
 MAX_COPIES = 0.01  # largest accepted share of field inputs that are copies of others
 MAX_EXACT_LABELS = 50_000  # above this, the number of labels needed is a normal approximation
@@ -121,7 +120,8 @@ def _check_request(
         raise ValueError(f"model must be a Classifier, got {type(model).__name__}; wrap it: Classifier(module)")
     if not isinstance(field, Samples):
         raise ValueError(f"field must be Samples, got {type(field).__name__}; build Samples(x, y)")
-    check_between(0, 1, advice="0.02, say", pmi=pmi)
+    if not 0 < pmi < 1:
+        raise ValueError(f"pmi must be a share between 0 and 1, such as 0.02, got {pmi}")
     model.check(field)
     if classes is not None and len(classes) != model.classes(field.x):
         raise ValueError(f"there must be a name for each of {model.classes(field.x)} classes, got {len(classes)}")

@@ -222,8 +222,8 @@ def _dataset(name: str, place: _Place) -> Dataset:
         train, test = (Images(part.x, np.where(part.y == 10, 0, part.y)) for part in (train, test))
     highest, classes = max(train.y.max(), test.y.max()), CLASSES[name]
     if highest >= len(classes):
-        labels = f"labels 0..{len(classes) - 1} for {name}, got {highest}"
-        raise ValueError(f"{place} must hold {labels}; download the set again")
+        needed = f"labels 0..{len(classes) - 1} for {name}, got {highest}"
+        raise ValueError(f"{place} must hold {needed}; download the set again")
     if train.x.shape[1:] != test.x.shape[1:]:
         shapes = f"{train.x.shape[1:]} and {test.x.shape[1:]}"
         raise ValueError(f"{place} must hold images of one shape, got {shapes}; download the set again")

@@ -428,7 +428,7 @@ def check_data(x: Tensor, *, name: str = "x", flat: bool = True) -> None:
         got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         shape = "(n, d)" if flat else "(n, *shape)"
         raise ValueError(f"{name} must be a floating-point tensor of shape {shape} that is not empty, got {got}")
-    check_finite(**{name: x})
+    check_finite(advice="remove them", **{name: x})
 
 
 def check_rows(x: Tensor, shape: torch.Size) -> None:

@@ -120,7 +120,7 @@ def fit(
 
 def check_options(learning_rate: float, **counts: int | None) -> None:
     """Raise a ValueError if the learning rate is not positive or a count is below 1; None is the default count."""
-    check_at_least(1, **counts)
+    check_at_least(1, advice="", **counts)
     check_positive(learning_rate=learning_rate)
 
 
