@@ -212,7 +212,7 @@ class Classifier:
         """Raise a ValueError if inputs are empty, NaN or outside `bounds`."""
         if x.numel() == 0:
             raise ValueError("there are no inputs; give at least one row")
-        advice = "rescale them, or give Classifier the bounds of your data"
+        advice = "rescale them, or set the model's bounds to those of your data"
         check_within(self.bounds, slack=slack_of(self.bounds), advice=advice, inputs=x)
 
     def check(self, samples: Samples) -> None:
