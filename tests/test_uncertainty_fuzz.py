@@ -14,8 +14,13 @@ from operant import Classifier, Samples, load_digits, spawn
 from operant.generate import uncertainty
 from operant.generate._uncertainty_fitness import PATTERNS, Aim
 from operant.generate.uncertainty import UncertaintyFuzz
-from operant.measure import mc_dropout, prediction_confidence, variation_ratio_original, with_dropout
-from operant.measure.patterns import Thresholds, patterns
+from operant.measure import (
+    Thresholds,
+    mc_dropout,
+    prediction_confidence,
+    variation_ratio_original,
+    with_dropout,
+)
 from operant.networks import LeNet5, fit, initialise
 from operant.testing import check_fuzzer, toy_classifier, toy_seeds
 
@@ -188,7 +193,7 @@ def test_columns_tell_the_truth(model, seeds, pattern, more):
     if "screen" not in more:  # else one may have met it that was not among the three to be asked
         assert not bool(fuzz.aim.met(suite["pcs"], wrong, suite["vro_search"])[~reached].any())
     assert torch.equal(confirmed, reached & fuzz.aim.met(suite["pcs"], wrong, suite["vro"]))
-    assert suite["pattern"].tolist() == patterns(suite["pcs"], suite["vro"], CLOSE).tolist()
+    assert suite["pattern"].tolist() == pattern(suite["pcs"], suite["vro"], CLOSE).tolist()
     assert set(suite["aim"].tolist()) == {pattern}
     assert bool((suite["generation"][~reached] == fuzz.generations).all())
 

@@ -10,7 +10,6 @@ from operant.measure.patterns import (
     AUC,
     Characterisation,
     KindSummary,
-    Thresholds,
     auc,
     auc_difference,
     characterise,
@@ -19,6 +18,7 @@ from operant.measure.patterns import (
 from operant.measure.similarity import mse, psnr, ssim
 from operant.measure.surprise import DSA, LSA, MDSA, fit_dsa, fit_lsa, fit_mdsa
 from operant.measure.uncertainty import (
+    Thresholds,
     annotate,
     entropy,
     gini,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm, rankdata
 from torch import Tensor
 
-from operant.measure.uncertainty import annotate, pattern
+from operant.measure.uncertainty import DEFAULT_THRESHOLDS, Thresholds, annotate, pattern
 from operant.model import Classifier
 from operant.suite import Suite
 
@@ -38,41 +38,6 @@ KINDS = ("benign", "adversarial")
 TITLES = {"pcs": "PCS", "vro": "VRO", "vr": "VR", "pe": "PE", "mi": "MI"}
 COLOURS = {"benign": "#2e8b57", "adversarial": "#e67e22"}
 MARKERS = {"HH": "*", "LL": "o", "LH": "^", "HL": "D", "": "."}  # as in the paper's Fig. 3; dots for no pattern
-
-
-@dataclass(frozen=True, kw_only=True)
-class Thresholds:
-    """Low is below the lower threshold and high above the upper one; the defaults are the paper's.
-
-    Attributes:
-        low_pcs, high_pcs: of the prediction confidence score.
-        low_vro, high_vro: of the variation ratio for original prediction. It depends on where dropout is and on its
-            rate, which the paper does not state.
-    """
-
-    low_pcs: float = 0.3
-    high_pcs: float = 0.7
-    low_vro: float = 0.4
-    high_vro: float = 0.6
-
-    def __post_init__(self) -> None:
-        for what, low, high in (("pcs", self.low_pcs, self.high_pcs), ("vro", self.low_vro, self.high_vro)):
-            if not 0 <= low <= high <= 1:
-                raise ValueError(
-                    f"low_{what} must be 0 or more, high_{what} at most 1, and low not above high, got {low} and {high}"
-                )
-
-
-DEFAULT = Thresholds()
-
-
-def patterns(pcs: Tensor, vro: Tensor, thresholds: Thresholds = DEFAULT) -> npt.NDArray[np.str_]:
-    """The `pattern` of each row: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` between thresholds.
-
-    >>> patterns(torch.tensor([0.9, 0.1]), torch.tensor([0.3, 0.3]), Thresholds(low_vro=0.2, high_vro=0.2)).tolist()
-    ['HH', 'LH']
-    """
-    return pattern(pcs, vro, **asdict(thresholds))
 
 
 # Area under the ROC curve ---------------------------------------------------------------------------------------------
@@ -234,7 +199,7 @@ def characterise(
     model: Classifier | None = None,
     *,
     passes: int = 50,
-    thresholds: Thresholds = DEFAULT,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Characterisation:
@@ -262,7 +227,7 @@ def characterise(
         suite = _with_predictions(model, suite)
     values = _columns(suite, MEASURES)
     wrong = suite.prediction != suite.label
-    which = patterns(values["pcs"], values["vro"], thresholds)
+    which = pattern(values["pcs"], values["vro"], thresholds)
     methods = dict.fromkeys(suite.method.tolist())
     kinds = [
         _summary(method, kind, values, which, torch.from_numpy(suite.method == method) & (wrong == bool(bad)))
@@ -324,7 +289,7 @@ def toward_adversarial(name: str, values: Tensor) -> Tensor:
     return -values if name == "pcs" else values
 
 
-def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT, title: str = "") -> Figure:
+def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT_THRESHOLDS, title: str = "") -> Figure:
     """Scatter plot of PCS and VRO, as in the paper's Fig. 3: adversarial cases orange, benign ones green.
 
     The marker shows the pattern that a case was generated for (``aim``), if any, else the pattern it follows. Cases
@@ -338,7 +303,7 @@ def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT, title: str = "
     values = _columns(suite, ("pcs", "vro"))
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.subplots()
-    shape = patterns(values["pcs"], values["vro"], thresholds) if len(suite) else np.array([], dtype=np.str_)
+    shape = pattern(values["pcs"], values["vro"], thresholds) if len(suite) else np.array([], dtype=np.str_)
     if "aim" in suite.columns:
         shape = np.where(suite["aim"] == "", shape, suite["aim"])
     reached = torch.as_tensor(suite.columns.get("reached", torch.ones(len(suite)))).numpy() != 0  # NaN: no aim

@@ -11,6 +11,7 @@ References:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -144,37 +145,49 @@ def _entropy(probs: Tensor) -> Tensor:
     return terms.sum(1)
 
 
-def pattern(
-    pcs: Tensor,
-    vro: Tensor,
-    *,
-    low_pcs: float = 0.3,
-    high_pcs: float = 0.7,
-    low_vro: float = 0.4,
-    high_vro: float = 0.6,
-) -> npt.NDArray[np.str_]:
-    """The uncertainty pattern of each row: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` for none.
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """Low is below the lower threshold and high above the upper one; the defaults are the paper's (section 5.1).
 
-    The first letter is for PCS and the second for VRO. Low is strictly below the lower threshold and high strictly
-    above the upper one; the defaults are those of section 5.1. Benign inputs mostly follow HL and the cases of known
-    attacks LH; such tests miss the other patterns.
+    Attributes:
+        low_pcs, high_pcs: of the prediction confidence score.
+        low_vro, high_vro: of the variation ratio for original prediction. It depends on where dropout is and on its
+            rate, which the paper does not state.
+    """
+
+    low_pcs: float = 0.3
+    high_pcs: float = 0.7
+    low_vro: float = 0.4
+    high_vro: float = 0.6
+
+    def __post_init__(self) -> None:
+        for what, low, high in (("pcs", self.low_pcs, self.high_pcs), ("vro", self.low_vro, self.high_vro)):
+            if not 0 <= low <= high <= 1:
+                raise ValueError(
+                    f"low_{what} must be 0 or more, high_{what} at most 1, and low not above high, got {low} and {high}"
+                )
+
+
+DEFAULT_THRESHOLDS = Thresholds()
+
+
+def pattern(pcs: Tensor, vro: Tensor, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> npt.NDArray[np.str_]:
+    """The uncertainty pattern of each row: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` between thresholds.
+
+    The first letter is for PCS and the second for VRO. Benign inputs mostly follow HL and the cases of known attacks
+    LH; such tests miss the other patterns.
 
     >>> pattern(torch.tensor([0.9, 0.1, 0.9, 0.5]), torch.tensor([0.1, 0.7, 0.8, 0.7])).tolist()
     ['HL', 'LH', 'HH', '']
     """
-    if not low_pcs <= high_pcs or not low_vro <= high_vro:
-        raise ValueError(
-            "thresholds must not cross: "
-            f"PCS is low below {low_pcs} and high above {high_pcs}, VRO low below {low_vro} and high above {high_vro}"
-        )
     if pcs.ndim != 1 or pcs.shape != vro.shape or bool(pcs.isnan().any()) or bool(vro.isnan().any()):
         raise ValueError(
             f"PCS and VRO must be one number per row, got shapes {tuple(pcs.shape)} and {tuple(vro.shape)}"
             f" with {int(pcs.isnan().sum())} and {int(vro.isnan().sum())} NaN"
         )
-    first, second = _letters(pcs, low_pcs, high_pcs), _letters(vro, low_vro, high_vro)
-    both = np.char.add(first, second)
-    return np.where((first == "") | (second == ""), "", both)
+    first = _letters(pcs, thresholds.low_pcs, thresholds.high_pcs)
+    second = _letters(vro, thresholds.low_vro, thresholds.high_vro)
+    return np.where((first == "") | (second == ""), "", np.char.add(first, second))
 
 
 def _letters(values: Tensor, low: float, high: float) -> npt.NDArray[np.str_]:
