@@ -181,10 +181,10 @@ def test_members_start_in_the_whole_ball_and_stay_in_it(model, seeds):
 # What the search is after --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("aim", PATTERNS)
 @pytest.mark.parametrize("more", [{}, {"screen": 8}, {"fresh_masks": True}], ids=str)
-def test_columns_tell_the_truth(model, seeds, pattern, more):
-    fuzz = UncertaintyFuzz(pattern=pattern, **{**SMALL, "passes": 20}, **more, thresholds=CLOSE)
+def test_columns_tell_the_truth(model, seeds, aim, more):
+    fuzz = UncertaintyFuzz(pattern=aim, **{**SMALL, "passes": 20}, **more, thresholds=CLOSE)
     suite = fuzz(model, seeds, generator=spawn(0))
     wrong, reached, confirmed = suite.prediction != suite.label, suite["reached"] > 0, suite["confirmed"] > 0
     assert len(suite) == suite.attempted == len(seeds)  # one case a seed, reached or not
@@ -194,7 +194,7 @@ def test_columns_tell_the_truth(model, seeds, pattern, more):
         assert not bool(fuzz.aim.met(suite["pcs"], wrong, suite["vro_search"])[~reached].any())
     assert torch.equal(confirmed, reached & fuzz.aim.met(suite["pcs"], wrong, suite["vro"]))
     assert suite["pattern"].tolist() == pattern(suite["pcs"], suite["vro"], CLOSE).tolist()
-    assert set(suite["aim"].tolist()) == {pattern}
+    assert set(suite["aim"].tolist()) == {aim}
     assert bool((suite["generation"][~reached] == fuzz.generations).all())
 
 

@@ -82,10 +82,7 @@ class UncertaintyOfFailures:
             "unconfident": int((pcs < cuts.low_pcs).sum()),
             "patterns": {name: which.count(name) for name in (*PATTERNS, "")} if which else {},
             "points": chart_points([torch.stack([pcs, vro], 1)]) if which else [],
-            "cuts": {
-                "pcs": [cuts.low_pcs, cuts.high_pcs],
-                "vro": [cuts.low_vro, cuts.high_vro],
-            },
+            "cuts": {"pcs": [cuts.low_pcs, cuts.high_pcs], "vro": [cuts.low_vro, cuts.high_vro]},
             "passes": used[-1].passes,
             "reason": used[-1].reason,
         }
