@@ -17,6 +17,7 @@ from operant.generate.uncertainty import UncertaintyFuzz
 from operant.measure import (
     Thresholds,
     mc_dropout,
+    pattern,
     prediction_confidence,
     variation_ratio_original,
     with_dropout,
