@@ -336,9 +336,9 @@ def test_wrong_options_are_rejected(ranges) -> None:
         with pytest.raises(ValueError, match="k must be"):
             wrong()
     for kind in (NBC, SNAC):
-        with pytest.raises(ValueError, match="scale must be a number of standard deviations, 0 or more, got -1"):
+        with pytest.raises(ValueError, match="scale must be 0 or more and finite, got -1"):
             kind(ranges=ranges, scale=-1.0)
-    with pytest.raises(ValueError, match="threshold must be a distance, 0 or more, got nan"):
+    with pytest.raises(ValueError, match="threshold must be 0 or more and finite, got nan"):
         NeighbourCoverage(threshold=float("nan"))
     with pytest.raises(ValueError, match="covered must be 268 booleans"):
         Coverage(criterion=SNAC(ranges=ranges), covered=torch.zeros(268))

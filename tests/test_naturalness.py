@@ -451,7 +451,7 @@ def test_natural_is_a_p_value_of_at_least_the_level(natural, digits28):
     with pytest.raises(ValueError, match=r"no p-value can fall below level 0.005: .* calibrate on at least 1000"):
         natural.is_natural(x, level=0.005)
     for level in (0.0, 1.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        with pytest.raises(ValueError, match="level must be between 0 and 1"):
             natural.is_natural(x, level=level)
 
 

@@ -123,7 +123,7 @@ def test_a_difference_turns_its_sign_and_is_none_from_itself():
         ),
         ([0.1, float("nan"), 0.3, 0.4], [True, True, False, False], 0.95, "without NaN"),
         ([0.1, 0.2], [True, True, False, False], 0.95, "one per case"),
-        ([0.1, 0.2, 0.3, 0.4], [True, True, False, False], 95, "confidence must lie between 0 and 1"),
+        ([0.1, 0.2, 0.3, 0.4], [True, True, False, False], 95, "confidence must be between 0 and 1"),
     ],
 )
 def test_bad_scores_are_rejected(score, kind, confidence, message):

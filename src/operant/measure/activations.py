@@ -113,7 +113,7 @@ def find_neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None =
 
 
 def neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None = None) -> Tensor:
-    """Activations ``(N, neurons)`` of the named layers (default: every layer, see `find_neurons`)."""
+    """Activations ``(N, neurons)`` of the named layers (default: every layer); see `find_neurons`."""
     return find_neurons(model, x, layers=layers)(model, x)
 
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from operant.data import Samples
 from operant.measure.activations import Neurons, check_activations, find_neurons
 from operant.model import Classifier
+from operant.validation import check_at_least, check_from_to, check_nonnegative
 
 ROWS = 1024  # rows per block: what they cover fits in the cache
 ROWS_COMPARED = 512  # rows per block of pairwise distances
@@ -158,8 +159,7 @@ class KMNC:
     k: int = 1000
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= 2**20:
-            raise ValueError(f"k must be from 1 to {2**20} sections, got {self.k}")
+        check_from_to(1, 2**20, k=self.k)
 
     @property
     def neurons(self) -> Neurons:
@@ -206,8 +206,7 @@ class NBC:
     lower: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.scale < float("inf"):
-            raise ValueError(f"scale must be a number of standard deviations, 0 or more, got {self.scale}")
+        check_nonnegative(scale=self.scale)
 
     @property
     def neurons(self) -> Neurons:
@@ -243,8 +242,7 @@ class TKNC:
     k: int
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
+        check_at_least(1, k=self.k)
 
     @property
     def size(self) -> int:
@@ -343,8 +341,7 @@ class NeighbourCoverage:
     kept: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold < float("inf"):
-            raise ValueError(f"threshold must be a distance, 0 or more, got {self.threshold}")
+        check_nonnegative(threshold=self.threshold)
 
     @property
     def count(self) -> int:

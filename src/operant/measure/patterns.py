@@ -25,6 +25,7 @@ from torch import Tensor
 from operant.measure.uncertainty import DEFAULT_THRESHOLDS, Thresholds, annotate, pattern
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_between
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,8 +135,7 @@ def _newcombe(value: int, m: int, n: int, z: float) -> tuple[float, float]:
 
 def _z(confidence: float) -> float:
     """The two-sided normal quantile."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     return float(norm.isf((1 - confidence) / 2))
 
 

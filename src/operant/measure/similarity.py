@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
+
+from operant.validation import check_ascending
 
 WINDOW, SIGMA = 11, 1.5  # of SSIM's Gaussian window, in pixels
 VALUES = 2**20  # pixels per chunk
@@ -81,10 +81,8 @@ def _band(size: int, reach: int) -> Tensor:
 
 
 def _width(bounds: tuple[float, float]) -> float:
-    width = bounds[1] - bounds[0]
-    if not 0 < width < math.inf:
-        raise ValueError(f"bounds must be finite, (low, high) with low < high, got {bounds}")
-    return width
+    check_ascending(bounds=bounds)
+    return bounds[1] - bounds[0]
 
 
 def _check_pair(x: Tensor, x0: Tensor) -> None:

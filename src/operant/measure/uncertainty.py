@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from operant.measure.loss import checked_labels
 from operant.measure.mc_dropout import check_passes, mc_dropout
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
@@ -53,7 +54,7 @@ def margin(probs: Tensor, label: Tensor | None = None) -> Tensor:
     """
     if label is None:
         return prediction_confidence(probs)
-    own = _label_column(label, *_checked(probs, dims=2).shape).to(probs.device)
+    own = checked_labels(label, *_checked(probs, dims=2).shape).to(probs.device)[:, None]
     return (probs.gather(1, own) - probs.scatter(1, own, -torch.inf).amax(1, keepdim=True))[:, 0]  # (1)
 
 
@@ -94,7 +95,7 @@ def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
     passes, n, classes = _checked(mc, dims=3).shape
     votes = mc.argmax(2)
     if label is not None:
-        agree = (votes == _label_column(label, n, classes)[:, 0].to(mc.device)).sum(0)
+        agree = (votes == checked_labels(label, n, classes).to(mc.device)).sum(0)
     else:
         count = torch.zeros(n, classes, dtype=torch.int64, device=mc.device)
         agree = count.scatter_add_(1, votes.T, torch.ones_like(votes.T)).amax(1)
@@ -259,12 +260,3 @@ def _checked(probs: Tensor, *, dims: int) -> Tensor:
             f"a smallest value of {float(probs.amin()):.3g}; apply softmax to logits"
         )
     return probs
-
-
-def _label_column(label: Tensor, n: int, classes: int) -> Tensor:
-    """Labels as ``(N, 1)``."""
-    if label.shape != (n,) or label.is_floating_point() or label.dtype == torch.bool:
-        raise ValueError(f"labels must be integers of shape ({n},), got {label.dtype} of shape {tuple(label.shape)}")
-    if int(label.min()) < 0 or int(label.max()) >= classes:
-        raise ValueError(f"labels must be from 0 to {classes - 1}, got {int(label.min())} to {int(label.max())}")
-    return label.long()[:, None]
