@@ -15,7 +15,8 @@ from torch.nn.functional import one_hot
 
 from operant.data import Samples
 from operant.model import Classifier, Finding
-from operant.profile._checks import check_classes, warning
+from operant.profile._checks import check_classes, check_same_shape, warning
+from operant.validation import check_at_least, check_between
 
 TESTS = 3  # that can raise the alarm, each at its share of the level
 MIN_INPUTS = 20  # per side; with fewer, only extreme changes would be detected
@@ -82,11 +83,8 @@ class Drift:
     @property
     def summary(self) -> str:
         """The result of all tests together, in a sentence."""
-        verdict = "Drift" if self.alarm else "No drift detected"
-        return (
-            f"{verdict} (p = {self.p_value:.3g}, level {self.level:g}): {self.sizes[0]} reference inputs, "
-            f"{self.sizes[1]} current ones."
-        )
+        verdict, (n, m) = "Drift" if self.alarm else "No drift detected", self.sizes
+        return f"{verdict} (p = {self.p_value:.3g}, level {self.level:g}): {n} reference inputs, {m} current ones."
 
     @property
     def details(self) -> str:
@@ -101,8 +99,8 @@ class Drift:
         ]
         rows = sorted(range(len(self.distances)), key=lambda c: -self.distances[c])
         for c in rows[:MAX_SHOWN]:
-            a, b = self.reference_shares[c], self.current_shares[c]
-            lines.append(f"  {c:>5}  {a:9.1%}  {b:7.1%}  {b - a:+6.1%}  {self.distances[c]:8.3f}")
+            shares = f"{self.reference_shares[c]:9.1%}  {self.current_shares[c]:7.1%}  {self.moved[c]:+6.1%}"
+            lines.append(f"  {c:>5}  {shares}  {self.distances[c]:8.3f}")
         if len(rows) > MAX_SHOWN:
             lines.append(f"  ... and {len(rows) - MAX_SHOWN} classes that moved less")
         if not self.alarm:
@@ -309,9 +307,7 @@ def _causes(d: Drift) -> tuple[Finding, ...]:
             "conditions behind the change with fit_conditions"
         )
         if shares:
-            advice += (
-                ". Predicted shares moved too; if the model often errs, they may be the cause: see estimate_priors"
-            )
+            advice += ". Predicted shares moved too; if the model often errs, they may be the cause: estimate_priors"
     elif d.within is not None and shares:
         name, problem = "class shares moved", f"{most}; within predicted classes no difference of inputs was detected"
         advice = (
@@ -343,20 +339,11 @@ def _shared(reference: Samples, current: Samples) -> int:
 
 
 def _check(reference: Samples, current: Samples, model: Classifier, level: float, permutations: int, rows: int) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}; 0.05 is usual")
-    if permutations + 1 < TESTS / level:
-        raise ValueError(
-            f"permutations must be at least {math.ceil(TESTS / level - 1)} for alarms at level {level} to be possible, "
-            f"got {permutations}; 500 are usual at level 0.05"
-        )
-    if rows < MIN_INPUTS:
-        raise ValueError(f"rows must be at least {MIN_INPUTS}, got {rows}; 2000 is usual")
-    if reference.shape != current.shape:
-        raise ValueError(
-            f"reference and current inputs must have one shape, got {tuple(reference.shape)} and "
-            f"{tuple(current.shape)}; resize them to one shape"
-        )
+    check_between(0, 1, level=level, advice="0.05 is usual")
+    least = math.ceil(TESTS / level - 1)
+    check_at_least(least, permutations=permutations, advice=f"with fewer no alarm is possible at level {level}")
+    check_at_least(MIN_INPUTS, rows=rows, advice="2000 is usual")
+    check_same_shape("reference", reference, "current", current)
     for name, samples in (("reference", reference), ("current", current)):
         _check_side(name, samples, model)
     if (shared := _shared(reference, current)) >= MAX_SHARED * min(len(reference), len(current)):

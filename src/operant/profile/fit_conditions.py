@@ -16,8 +16,9 @@ from operant.conditions import Recipe
 from operant.data import Samples
 from operant.model import Finding
 from operant.profile._appearance import MIN_SIDE, Array
-from operant.profile._checks import check_bounds, warning
+from operant.profile._checks import check_bounds, check_same_shape, warning
 from operant.profile._matching import ConditionMatcher, FreeParameter, best_match, make_matcher, shuffled, wide_slopes
+from operant.validation import check_at_least, check_between
 
 MIN_IMAGES = 50  # on either side
 MAX_CLASSES = 50  # whose priors can be fitted too
@@ -140,11 +141,9 @@ def fit_conditions(
         | The Bayesian Bootstrap (Rubin, 1981), for the resamples, https://doi.org/10.1214/aos/1176345338
     """
     _check(field, clean, widest, priors)
-    if simulated < MIN_IMAGES or resamples < 20 or not 0 < confidence < 1:
-        raise ValueError(
-            f"simulated must be at least {MIN_IMAGES}, resamples at least 20 and confidence between 0 and 1, got "
-            f"{simulated}, {resamples} and {confidence}"
-        )
+    check_at_least(MIN_IMAGES, simulated=simulated)
+    check_at_least(20, resamples=resamples, advice="200 is usual")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     with _progress_bar(progress) as tick:
         matcher = make_matcher(field, clean, widest, priors, simulated, generator, tick)
         t, root = best_match(matcher)
@@ -280,8 +279,7 @@ def _check(field: Samples, clean: Samples, widest: Recipe, priors: Sequence[floa
         if len(samples) < MIN_IMAGES:
             raise ValueError(f"at least {MIN_IMAGES} {name} images are needed, got {len(samples)}; give more")
         check_bounds(f"{name} images", samples.x, widest.bounds)
-    if field.shape != clean.shape:
-        raise ValueError(f"field and clean images must have one shape, got {tuple(field.shape)} and {clean.shape}")
+    check_same_shape("field", field, "clean", clean)
     for name, s in widest.severities.items():
         if s.low < s.high and not s.low <= 0 <= s.high:
             raise ValueError(

@@ -17,6 +17,7 @@ from torch import Tensor
 from operant.data import Samples
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, warning
+from operant.validation import check_at_least, check_between, check_one_of
 
 Array = NDArray[np.float64]
 TINY = 1e-6  # smaller priors are set to 0, which expectation-maximisation never reaches exactly
@@ -301,12 +302,9 @@ def _draw(n: int, generator: torch.Generator) -> NDArray[np.int64]:
 def _check(
     model: Classifier, labelled: Samples, field: Samples, method: str, resamples: int, confidence: float
 ) -> None:
-    if method not in ESTIMATORS:
-        raise ValueError(f"method must be one of {', '.join(ESTIMATORS)}, got {method!r}")
-    if resamples < 20:
-        raise ValueError(f"resamples must be at least 20 for an interval, got {resamples}; 200 is usual")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
+    check_one_of(ESTIMATORS, method=method)
+    check_at_least(20, resamples=resamples, advice="200 is usual")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     model.check(labelled)
     model.check_inputs(field.x)
     if len(field) < 2:

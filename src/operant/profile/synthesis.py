@@ -16,6 +16,7 @@ from operant.networks import VAE, fit_vae
 from operant.profile._checks import check_bounds
 from operant.profile.label_shift import Priors, shares_of
 from operant.rng import global_streams
+from operant.validation import check_at_least
 
 CHUNK = 256  # rows generated together; one row is reproduced with all others of its chunk
 MAX_ATTEMPTS = 100  # chunks simulated until every class has enough rows
@@ -120,8 +121,7 @@ def synthesise(
     >>> torch.equal(remake(source, made[7:9]), made.x[7:9])
     True
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
+    check_at_least(1, n=n)
     device = generator.device
     seeds = torch.randint(SEEDS, (math.ceil(n / CHUNK),), generator=generator, device=device).cpu()
     shares = priors.values if isinstance(priors, Priors) else priors
