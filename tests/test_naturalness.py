@@ -538,10 +538,10 @@ def test_field_data_that_cannot_teach_are_rejected(digits28):
     with pytest.raises(ValueError, match="must lie within bounds"):
         learn(255 * x[:300])
     for share in (0.0, 1.0):
-        with pytest.raises(ValueError, match="calibration must be a share between 0 and 1"):
+        with pytest.raises(ValueError, match="calibration must be between 0 and 1"):
             learn(x, calibration=share)
     for options in ({"k": 0}, {"k": 61}, {"k": 5, "references": 4}):
-        with pytest.raises(ValueError, match="k must be from 1 to 60 and references at least k"):
+        with pytest.raises(ValueError, match="k must be from 1 to (60|4), got"):
             learn(x, **options)
     with pytest.raises(ValueError, match="at most 4096 features, these inputs have 4356"):
         learn(interpolate(x[:400], size=(66, 66)), epochs=1)
@@ -587,13 +587,13 @@ def test_inputs_of_another_kind_are_rejected(natural, digits28):
 def test_neighbours_that_cannot_be_found_are_rejected():
     a, b = torch.rand(3, 2), torch.rand(4, 2)
     for k in (0, 5):
-        with pytest.raises(ValueError, match="k must be from 1 to the number of references, 4"):
+        with pytest.raises(ValueError, match="k must be from 1 to 4, got"):
             neighbour_distance(a, b, k=k)
     with pytest.raises(ValueError, match="must share d"):
         neighbour_distance(a, b[:, :1])
     with pytest.raises(ValueError, match="must be finite"):
         neighbour_distance(a, b.index_fill(0, torch.tensor([0]), math.nan), k=1)
-    with pytest.raises(ValueError, match="number of references, 0"):
+    with pytest.raises(ValueError, match="k must be from 1 to 0, got 1; there are no more references"):
         neighbour_distance(a, b[:0], k=1)
 
 

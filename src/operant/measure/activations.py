@@ -30,19 +30,14 @@ class Neurons:
 
     which is DeepXplore's scaling for neuron coverage.
 
-    Args:
-        layers: names of submodules; ``"softmax"`` stands for the class probabilities.
-        sizes: neurons per layer.
-        scaled: apply (1).
-
     References:
         | DeepXplore: Automated Whitebox Testing of Deep Learning Systems (Pei et al., 2017)
         | https://arxiv.org/abs/1705.06640
     """
 
-    layers: tuple[str, ...]
-    sizes: tuple[int, ...]
-    scaled: bool = False
+    layers: tuple[str, ...]  # names of submodules; "softmax" stands for the class probabilities
+    sizes: tuple[int, ...]  # neurons per layer
+    scaled: bool = False  # apply (1)
 
     def __post_init__(self) -> None:
         if not self.layers or len(self.layers) != len(self.sizes):

@@ -21,14 +21,12 @@ def conformal_p_values(scores: Tensor, calibration: Tensor) -> Tensor:
     If a(x) and the n calibration scores are exchangeable (x is drawn as the calibration inputs were, and none of them
     was used to learn the score), then P(p(x) ≤ level) ≤ level for every level. The probability is over the joint draw
     of the calibration inputs and x, not for one fixed calibration set. Ties count as stranger (≥), so they make p
-    larger and keep the guarantee. The smallest possible p-value is 1 / (n + 1).
+    larger and keep the guarantee. The smallest possible p-value is 1 / (n + 1). p-values are in float64, without
+    gradients.
 
     Args:
         scores: a(x), ``(N,)``.
         calibration: aᵢ of held-out genuine inputs, ``(n,)``, in any order.
-
-    Returns:
-        p-values ``(N,)`` in (0, 1], in float64, without gradients.
 
     >>> conformal_p_values(torch.tensor([0.0, 3.0, 9.0]), torch.tensor([1.0, 2.0, 3.0])).tolist()
     [1.0, 0.5, 0.25]

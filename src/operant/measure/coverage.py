@@ -57,12 +57,9 @@ class Ranges:
     std: Tensor = field(repr=False)  # divided by n, not n - 1
 
     def __post_init__(self) -> None:
-        for name in ("low", "high", "std"):
-            if getattr(self, name).shape != (self.neurons.count,):
-                raise ValueError(
-                    f"{name} must hold one value for each of {self.neurons.count} neurons, got shape "
-                    f"{tuple(getattr(self, name).shape)}"
-                )
+        n, sizes = self.neurons.count, [tuple(v.shape) for v in (self.low, self.high, self.std)]
+        if sizes != [(n,)] * 3:
+            raise ValueError(f"low, high and std must hold one value for each of {n} neurons, got shapes {sizes}")
 
     @property
     def constant(self) -> Tensor:
@@ -73,17 +70,11 @@ class Ranges:
 def fit_ranges(model: Classifier, train: Samples, *, layers: Sequence[str] | None = None) -> Ranges:
     """Learn each neuron's range from training data (default: neurons of every layer)."""
     neurons = find_neurons(model, train.x, layers=layers)
-    return _ranges(neurons.parts(model, train.x), neurons)
+    return ranges_of(neurons.parts(model, train.x), neurons=neurons)
 
 
-def ranges_of(activations: Tensor, *, neurons: Neurons) -> Ranges:
-    """As `fit_ranges`, from activations ``(N, neurons)``."""
-    neurons.check(activations)
-    return _ranges(activations.split(ROWS), neurons)
-
-
-def _ranges(parts: Iterable[Tensor], neurons: Neurons) -> Ranges:
-    """The standard deviation is computed by merging the batches' means and sums of squares."""
+def ranges_of(parts: Iterable[Tensor], *, neurons: Neurons) -> Ranges:
+    """As `fit_ranges`, from batches of activations ``(N, neurons)``, whose means and sums of squares are merged."""
     low, high = torch.tensor(torch.inf), torch.tensor(-torch.inf)
     n, mean, squares = 0, torch.tensor(0.0), torch.tensor(0.0)
     for a in parts:
@@ -110,16 +101,13 @@ class Criterion(Protocol):
     @property
     def neurons(self) -> Neurons:
         """The neurons whose activations it takes."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of items to cover."""
-        ...
 
     def hits(self, activations: Tensor) -> Tensor:
         """``(N, m)`` indices in [0, size) of the items each row covers, without repeats; -1 for none."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

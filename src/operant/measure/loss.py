@@ -13,13 +13,9 @@ NORMS = ("linf", "l2", "l2-paper")
 
 
 def zero_order_loss(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-    """The loss of each case.
+    """The loss of each case x, y the label of its seed.
 
         ZOL(x) = J(f(x), y), J the cross-entropy        (1)
-
-    Args:
-        x: cases, ``(N, *shape)``.
-        y: labels of their seeds, ``(N,)``.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Eq. 4
@@ -46,9 +42,7 @@ def first_order_loss(
     experiments. The model's bounds are ignored.
 
     Args:
-        x: cases, ``(N, *shape)``.
-        y: labels of their seeds, ``(N,)``.
-        x0: their seeds, row by row.
+        x, y, x0: cases, labels of their seeds, and the seeds, row by row.
         radius: of the ball, in input units.
         norm: ``"linf"``, ``"l2"`` or ``"l2-paper"``.
 

@@ -29,15 +29,10 @@ MaskSource = Callable[[DropoutCall, int], Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Passes:
-    """Class probabilities of many passes with dropout.
+    """Class probabilities of many passes with dropout."""
 
-    Attributes:
-        probs: class probabilities ``(T, N, classes)``.
-        note: what ran once and what in every pass, and why; how masks were shared.
-    """
-
-    probs: Tensor = field(repr=False)
-    note: str
+    probs: Tensor = field(repr=False)  # (T, N, classes)
+    note: str  # what ran once and what in every pass, and why; how masks were shared
 
 
 def mc_dropout(
@@ -288,7 +283,6 @@ def with_dropout(model: Classifier, *, before: Sequence[str], rate: float) -> Cl
     ``fc`` move to ``fc.layer``.
 
     Args:
-        model: not changed.
         before: names from ``model.layers``.
         rate: share of the values to drop.
 

@@ -46,14 +46,9 @@ MARKERS = {"HH": "*", "LL": "o", "LH": "^", "HL": "D", "": "."}  # as in the pap
 
 @dataclass(frozen=True, kw_only=True)
 class AUC:
-    """The probability that a score is higher for an adversarial case than for a benign one; ties count half.
+    """The probability that a score is higher for an adversarial case than for a benign one; ties count half."""
 
-    Attributes:
-        value: 0.5 for an uninformative score, 1 for perfect separation.
-        lower, upper: confidence interval.
-    """
-
-    value: float
+    value: float  # 0.5 for an uninformative score, 1 for perfect separation
     lower: float
     upper: float
     confidence: float
@@ -144,22 +139,14 @@ def _z(confidence: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class KindSummary:
-    """Summary of the benign or the adversarial cases of one method.
-
-    Attributes:
-        method: that generated them.
-        kind: ``"benign"`` or ``"adversarial"``.
-        cases: number of cases.
-        mean, variance: by measure, over the cases; the variance divides by n, not n - 1.
-        patterns: number of cases by pattern; ``""`` counts those without one.
-    """
+    """Summary of the benign or the adversarial cases of one method."""
 
     method: str
-    kind: str
+    kind: str  # "benign" or "adversarial"
     cases: int
-    mean: dict[str, float]
-    variance: dict[str, float]
-    patterns: dict[str, int]
+    mean: dict[str, float]  # by measure
+    variance: dict[str, float]  # by measure; divided by n, not n - 1
+    patterns: dict[str, int]  # number of cases by pattern; "" counts those without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,17 +154,14 @@ class Characterisation:
     """Uncertainty of suites by method: the content of the paper's Tables 3 and 4.
 
     Attributes:
-        kinds: for each method the benign, then the adversarial cases.
         auc: by method and measure, its adversarial cases against the benign ones of all methods; methods with too few
             are left out. The sign of PCS is reversed.
-        thresholds: of the patterns.
-        passes: T, or None if the suites already had the columns.
     """
 
-    kinds: tuple[KindSummary, ...]
+    kinds: tuple[KindSummary, ...]  # for each method the benign, then the adversarial cases
     auc: dict[str, dict[str, AUC]]
     thresholds: Thresholds
-    passes: int | None
+    passes: int | None  # T, or None if the suites already had the columns
 
     def __str__(self) -> str:
         width = max(len(f"{k.method}, {k.kind}") for k in self.kinds)
@@ -212,10 +196,8 @@ def characterise(
     Args:
         suites: one or several, of one model.
         model: one with dropout; None uses the columns of `annotate`.
-        passes: T; the paper uses 50 for MNIST and 100 for larger images.
-        thresholds: of the patterns.
+        passes, generator: of `annotate`; not needed without a model.
         confidence: of the intervals.
-        generator: one number is drawn from it; not needed without a model.
     """
     suite = suites if isinstance(suites, Suite) else Suite.concat(suites)
     if len(suite) == 0:
@@ -224,28 +206,20 @@ def characterise(
         if generator is None:
             raise ValueError("masks are drawn at random: give a generator, such as spawn(0, 'masks')")
         suite = annotate(model, suite, passes=passes, generator=generator)
-        suite = _with_predictions(model, suite)
+        parts = torch.arange(len(suite)).split(model.batch_size)
+        suite = replace(suite, prediction=torch.cat([model.predict(suite.rows.take(part)) for part in parts]))
     values = _columns(suite, MEASURES)
     wrong = suite.prediction != suite.label
     which = pattern(values["pcs"], values["vro"], thresholds)
-    methods = dict.fromkeys(suite.method.tolist())
-    kinds = [
-        _summary(method, kind, values, which, torch.from_numpy(suite.method == method) & (wrong == bool(bad)))
-        for method in methods
-        for bad, kind in enumerate(KINDS)
-    ]
-    areas = {method: _areas(values, wrong, suite.method == method, confidence) for method in methods}
+    masks = {method: torch.from_numpy(suite.method == method) for method in dict.fromkeys(suite.method.tolist())}
+    groups = [(m, kind, mask & (wrong == bool(bad))) for m, mask in masks.items() for bad, kind in enumerate(KINDS)]
+    areas = {method: _areas(values, wrong, mask, confidence) for method, mask in masks.items()}
     return Characterisation(
-        kinds=tuple(kind for kind in kinds if kind.cases),
+        kinds=tuple(_summary(method, kind, values, which, rows) for method, kind, rows in groups if rows.any()),
         auc={method: by_measure for method, by_measure in areas.items() if by_measure},
         thresholds=thresholds,
         passes=None if model is None else passes,
     )
-
-
-def _with_predictions(model: Classifier, suite: Suite) -> Suite:
-    rows = torch.arange(len(suite)).split(model.batch_size)
-    return replace(suite, prediction=torch.cat([model.predict(suite.rows.take(part)) for part in rows]))
 
 
 def _columns(suite: Suite, names: Sequence[str]) -> dict[str, Tensor]:
@@ -260,28 +234,24 @@ def _columns(suite: Suite, names: Sequence[str]) -> dict[str, Tensor]:
 def _summary(
     method: str, kind: str, values: dict[str, Tensor], which: npt.NDArray[np.str_], rows: Tensor
 ) -> KindSummary:
-    chosen, empty = {name: column[rows] for name, column in values.items()}, not bool(rows.any())
+    chosen = {name: column[rows] for name, column in values.items()}
     return KindSummary(
         method=method,
         kind=kind,
         cases=int(rows.sum()),
-        mean={name: math.nan if empty else float(column.mean()) for name, column in chosen.items()},
-        variance={name: math.nan if empty else float(column.var(correction=0)) for name, column in chosen.items()},
+        mean={name: float(column.mean()) for name, column in chosen.items()},
+        variance={name: float(column.var(correction=0)) for name, column in chosen.items()},
         patterns={name: int((which[rows.numpy()] == name).sum()) for name in (*PATTERNS, "")},
     )
 
 
-def _areas(
-    values: dict[str, Tensor], wrong: Tensor, of_method: npt.NDArray[np.bool_], confidence: float
-) -> dict[str, AUC]:
+def _areas(values: dict[str, Tensor], wrong: Tensor, of_method: Tensor, confidence: float) -> dict[str, AUC]:
     """One method's adversarial cases against all benign ones; empty if there are too few."""
-    adversarial = wrong & torch.from_numpy(of_method)
-    rows = adversarial | ~wrong
+    adversarial = wrong & of_method
     if min(int(adversarial.sum()), int((~wrong).sum())) < 2:
         return {}
-    return {
-        name: auc(toward_adversarial(name, values[name])[rows], wrong[rows], confidence=confidence) for name in values
-    }
+    rows, kinds = adversarial | ~wrong, wrong[adversarial | ~wrong]
+    return {name: auc(toward_adversarial(name, v)[rows], kinds, confidence=confidence) for name, v in values.items()}
 
 
 def toward_adversarial(name: str, values: Tensor) -> Tensor:
@@ -293,10 +263,8 @@ def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT_THRESHOLDS, tit
     """Scatter plot of PCS and VRO, as in the paper's Fig. 3: adversarial cases orange, benign ones green.
 
     The marker shows the pattern that a case was generated for (``aim``), if any, else the pattern it follows. Cases
-    that missed their aim are hollow. Lines are the thresholds.
-
-    Args:
-        suite: with the columns ``pcs`` and ``vro``, of `annotate` or of `UncertaintyFuzz`.
+    that missed their aim are hollow. Lines are the thresholds. The suite needs the columns of `annotate` or of
+    `UncertaintyFuzz`.
     """
     from matplotlib.figure import Figure
 

@@ -291,11 +291,7 @@ def _ellipsoid(a: Tensor, whose: str) -> Ellipsoid:
 
 
 def _learn_from(
-    model: Classifier,
-    train: Samples,
-    layers: Sequence[str],
-    references: int | None,
-    generator: torch.Generator | None,
+    model: Classifier, train: Samples, layers: Sequence[str], references: int | None, generator: torch.Generator | None
 ) -> tuple[Neurons, Tensor, Tensor]:
     """The neurons, their activations and the predictions on (some of) the training inputs."""
     if references is not None:

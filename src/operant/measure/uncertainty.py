@@ -47,10 +47,8 @@ def margin(probs: Tensor, label: Tensor | None = None) -> Tensor:
 
         margin(x, y) = P[y] − max_{i ≠ y} P[i]        (1)
 
-    1 - margin is a risk score: 0 for a certain correct prediction, 2 for a certain wrong one.
-
-    Args:
-        label: ``(N,)`` (default: the predicted class, which gives `prediction_confidence`).
+    1 - margin is a risk score: 0 for a certain correct prediction, 2 for a certain wrong one. The default label is the
+    predicted class, which gives `prediction_confidence`.
     """
     if label is None:
         return prediction_confidence(probs)
@@ -86,11 +84,8 @@ def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
 
         VR(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = l]        (1)
 
-    In Definition 5, l is the most frequent prediction; in the follow-up paper (Zhang, 2020) it is given. Shares are
-    exact, in double precision, so that they can be compared with thresholds such as 0.4.
-
-    Args:
-        label: ``(N,)`` (default: the most frequent prediction).
+    In Definition 5, l is the most frequent prediction (the default); in the follow-up paper (Zhang, 2020) it is given.
+    Shares are exact, in double precision, so that they can be compared with thresholds such as 0.4.
     """
     passes, n, classes = _checked(mc, dims=3).shape
     votes = mc.argmax(2)
@@ -103,14 +98,8 @@ def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
 
 
 def variation_ratio_original(mc: Tensor, prediction: Tensor) -> Tensor:
-    """The share of passes that differ from the model's prediction without dropout (VRO, Definition 6).
-
-        VRO(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = L(x)]        (1)
-
-    Args:
-        prediction: ``(N,)``, of the model without dropout.
-    """
-    return variation_ratio(mc, prediction)  # (1)
+    """The `variation_ratio` for l the prediction ``(N,)`` of the model without dropout (VRO, Definition 6)."""
+    return variation_ratio(mc, prediction)
 
 
 def predictive_entropy(mc: Tensor) -> Tensor:
@@ -203,9 +192,7 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
     attacks store theirs in the column ``margin``, in logits and with the opposite sign.
 
     Args:
-        model: one with dropout.
-        passes: T, at least 2; the paper uses 50 for MNIST and 100 for larger images.
-        generator: one number is drawn from it.
+        model, passes, generator: as for `mc_dropout`; the paper uses 50 passes for MNIST and 100 for larger images.
     """
     check_passes(passes)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
@@ -214,7 +201,7 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
     classes = model.classes(suite.rows.take(torch.arange(min(len(suite), MIN_ROWS))))
     rows = model.batch_size * max(1, CHUNK // (passes * classes * model.batch_size))
     parts = [
-        _columns(model, suite.rows.take(part), suite.label[part], passes=passes, generator=spawn(seed, "masks"))
+        _columns(model, suite.rows.take(part), suite.label[part], passes=passes, seed=seed)
         for part in torch.arange(len(suite)).split(rows)
     ]
     columns: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in COLUMNS}
@@ -224,10 +211,8 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
 COLUMNS = ("pcs", "gini", "entropy", "label_margin", "vr", "vro", "pe", "mi")
 
 
-def _columns(
-    model: Classifier, x: Tensor, label: Tensor, *, passes: int, generator: torch.Generator
-) -> dict[str, Tensor]:
-    mc = mc_dropout(model, x, passes=passes, generator=generator).probs
+def _columns(model: Classifier, x: Tensor, label: Tensor, *, passes: int, seed: int) -> dict[str, Tensor]:
+    mc = mc_dropout(model, x, passes=passes, generator=spawn(seed, "masks")).probs
     probs = model.probs(x)
     return {
         "pcs": prediction_confidence(probs),

@@ -32,8 +32,7 @@ class Drift:
 
     Attributes:
         level: false-alarm probability of all tests together.
-        sizes: number of reference and current inputs.
-        compared: number of each that the tests on inputs used.
+        sizes, compared: number of reference and current inputs; number of each that the tests on inputs used.
         outputs: p-value of the test on the model's outputs, corrected for the number of classes.
         inputs: p-value of the test on the inputs.
         within: p-value of the test on the inputs inside predicted classes, which does not react to class shares; None
@@ -146,11 +145,9 @@ def drift(
 
     Args:
         reference: earlier inputs. Not the training data, on which the model is more confident.
-        current: later inputs.
         level: false-alarm probability.
         permutations: for (2) and (3); the smallest p-value is 1 / (permutations + 1).
         rows: maximum number of inputs per side for (2) and (3), drawn at random; memory grows with its square.
-        generator: draws rows and permutations.
 
     References:
         | Failing Loudly: An Empirical Study of Methods for Detecting Dataset Shift (Rabanser et al., 2019)

@@ -30,22 +30,14 @@ END = 0.02  # distance from the end of its range below which a parameter counts 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A fitted parameter of a severity's distribution.
+    """A fitted parameter of a severity's distribution, with its interval."""
 
-    Attributes:
-        condition: such as ``"rotation"``.
-        name: ``"mean"``, ``"std"``, ``"low"`` or ``"high"``.
-        value: the estimate.
-        lower, upper: its interval.
-        limits: smallest and largest value searched.
-    """
-
-    condition: str
-    name: str
+    condition: str  # such as "rotation"
+    name: str  # "mean", "std", "low" or "high"
     value: float
     lower: float
     upper: float
-    limits: tuple[float, float]
+    limits: tuple[float, float]  # smallest and largest value searched
 
     def __str__(self) -> str:
         return f"{self.condition} {self.name} {self.value:.3g} [{self.lower:.3g}, {self.upper:.3g}]"
@@ -57,13 +49,10 @@ class FittedConditions:
 
     Attributes:
         recipe: within the widest that was declared. A condition that the field data do not need is fixed at 0.
-        parameters: the estimates, with intervals.
-        before: distance (2) of `fit_conditions` between field data and unchanged clean images.
-        after: distance between field data and clean images under the recipe.
+        before, after: distance (2) of `fit_conditions` of field data from clean images, unchanged and under the recipe.
         floor: distance between two halves of the field data, the smallest to be expected.
         floor_high: 95 % quantile of that distance over splits into halves.
         priors: of the classes in the field, given or fitted; empty if clean images have no labels.
-        confidence: of each interval.
         findings: reasons to doubt the recipe.
     """
 
@@ -128,8 +117,7 @@ def fit_conditions(
             severities and the probability of being absent are kept.
         priors: of the classes in the field, if known.
         simulated: images per simulation.
-        resamples: for the intervals.
-        confidence: of each parameter's interval.
+        resamples, confidence: of the intervals.
         generator: draws images, severities, splits and resamples; the same one gives the same fit.
         progress: show a progress bar if there is a terminal.
 
@@ -191,8 +179,7 @@ def _intervals(
 def _counts(n: int, generator: torch.Generator) -> Array:
     """Weight of each row in a resample; 1 on average."""
     u = torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64).cpu()
-    counts: Array = -u.clamp_min(1e-12).log().numpy()
-    return counts
+    return np.asarray(-u.clamp_min(1e-12).log())
 
 
 def _distances(
@@ -206,11 +193,9 @@ def _distances(
     priors = matcher.compare(t, root).priors
     halves = np.array([_halved(matcher.field, root, generator) for _ in range(SPLITS)])
     fresh = matcher.simulate(matcher.recipe(t), len(matcher.x), matcher.seed + 1)
-    before, after = (
-        math.hypot(_beyond_chance(matcher, features, priors, root), _root_mean_square(halves))
-        for features in (matcher.descriptor(matcher.x), fresh)
-    )
-    return before, after, halves
+    before, after = (_beyond_chance(matcher, v, priors, root) for v in (matcher.descriptor(matcher.x), fresh))
+    floor = _root_mean_square(halves)
+    return math.hypot(before, floor), math.hypot(after, floor), halves
 
 
 def _halved(features: Array, root: Array, generator: torch.Generator) -> float:

@@ -176,7 +176,6 @@ def fit_profile(
         density: learns the density of codes: `fit_kde`, `fit_mixture` or `fit_flow`, with options in the same way
             (default: kernels with the bandwidth that maximises the leave-one-out likelihood).
         features: applied to inputs before the encoder: `layer_features` of a model, or any function of inputs.
-        generator: for the random numbers of both.
 
     >>> from operant import load_digits
     >>> digits = load_digits().train
@@ -243,7 +242,6 @@ class ProfileUpdate:
     """An updated profile, and how far it moved.
 
     Attributes:
-        profile: the new one.
         moved: distance of the mean of the new inputs' codes from that of the old ones, in standard deviations.
         strange: share of new inputs with a density below that of 95 % of the old held-back ones; 5 % if nothing moved.
         divergence: mean log-density of the new held-back inputs under the new profile minus under the old, in nats.

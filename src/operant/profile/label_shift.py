@@ -30,8 +30,6 @@ class Priors:
 
     Attributes:
         values: one prior per class; they sum to 1.
-        lower, upper: interval of each.
-        method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
         labelled: class frequencies in the labelled data.
         check: estimates of the other method (BBSE for MLLS, MLLS for the others).
         findings: reasons to doubt the estimates.
@@ -98,9 +96,7 @@ def estimate_priors(
     Args:
         labelled: labelled inputs *outside* the training data; every class must occur.
         field: inputs from operation; labels are ignored.
-        method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
-        confidence: of each class's interval.
-        generator: draws the resamples.
+        resamples, confidence, generator: of each class's interval.
 
     References:
         | Adjusting the Outputs of a Classifier to New a Priori Probabilities (Saerens et al., 2002)

@@ -90,8 +90,6 @@ def fit_ratio(
 
     Args:
         pool: inputs to weight, such as training data.
-        field: inputs from operation.
-        clip: more than 1.
         dimensions: number of principal components.
         features: applied to inputs before the encoder, such as `layer_features`.
         generator: passed to the encoder.
