@@ -187,7 +187,7 @@ def test_shares_of_fifty_passes_meet_the_thresholds_exactly() -> None:
 
 def test_patterns_are_rejected_for_crossed_thresholds_and_bad_numbers() -> None:
     half = torch.full((3,), 0.5)
-    with pytest.raises(ValueError, match="low not above high, got 0.8 and 0.7"):
+    with pytest.raises(ValueError, match="low not above high, got 0.8, 0.7"):
         pattern(half, half, Thresholds(low_pcs=0.8))
     with pytest.raises(ValueError, match="one number per row, got shapes \\(3,\\) and \\(2,\\)"):
         pattern(half, half[:2])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.model import MIN_ROWS, Classifier
+from operant.validation import check_finite
 
 SOFTMAX = "softmax"  # reserved name for the class probabilities, which are not a layer of the module
 LOGITS = ""  # the name of the module itself: its output
@@ -132,9 +133,7 @@ def check_activations(activations: Tensor) -> None:
             f"activations must be floating-point numbers (N, neurons), got {activations.dtype} of shape "
             f"{tuple(activations.shape)}; flatten or average each row's values"
         )
-    if activations.numel() and not all(bool(v.isfinite()) for v in torch.aminmax(activations)):
-        bad = int((~activations.isfinite()).any(1).sum())
-        raise ValueError(f"activations contain NaN or infinity in {bad} of {len(activations)} rows; remove those rows")
+    check_finite(activations=activations)
 
 
 class _Trace:

@@ -40,9 +40,6 @@ ROWS_COMPARED = 512  # rows per block of pairwise distances
 POINTS = 16384  # kept points per block of distances
 
 
-# Ranges of training data
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranges:
     """Minimum, maximum and standard deviation of each neuron's values over the training data.
@@ -90,9 +87,6 @@ def ranges_of(parts: Iterable[Tensor], *, neurons: Neurons) -> Ranges:
             f"activations must vary for ranges to be learned, got {n} rows in which no neuron does; give more inputs"
         )
     return Ranges(neurons=neurons, low=low, high=high, std=(squares / n).sqrt().to(low.dtype))
-
-
-# Criteria
 
 
 class Criterion(Protocol):
@@ -247,9 +241,6 @@ class TKNC:
 def _where(covered: Tensor, *, start: int = 0) -> Tensor:
     """The indices of the columns that are true, -1 for the others."""
     return torch.where(covered, torch.arange(start, start + covered.shape[1], device=covered.device), -1)
-
-
-# States
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -133,10 +133,7 @@ class _Run:
         with global_streams(spawn(masks.seed, "module")):  # the module's own random numbers are equal in every attempt
             probs = torch.cat([torch.stack(logits(part)).softmax(2).to(self.x.device) for part in parts], 1)
         if not masks.used:
-            raise ValueError(
-                "the model ran without any dropout, so all its passes would be equal; add some: "
-                "with_dropout(model, before=[...], rate=...)"
-            )
+            raise ValueError("the model ran without any dropout; add some: with_dropout(model, before=[...], rate=...)")
         if not bool(torch.isfinite(probs).all()):
             bad = int((~torch.isfinite(probs)).any(2).any(0).sum())
             raise ValueError(f"the module returned NaN or infinite logits for {bad} of {len(self.x)} inputs")

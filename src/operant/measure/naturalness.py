@@ -20,7 +20,7 @@ from operant.measure._texture import is_image, texture
 from operant.measure.conformal import Conformal, check_level, fit_conformal, min_bonferroni, min_calibration_size
 from operant.model import Classifier
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
-from operant.validation import check_between, check_finite, check_from_to
+from operant.validation import check_between, check_finite, check_from_to, check_row_shape
 
 SCORES = ("reconstruction", "neighbours", "density", "intensities", "texture")  # the last for images only
 LEVEL = 0.05  # the calibration part must be large enough for p-values below this
@@ -205,8 +205,7 @@ def fit_naturalness(
     References:
         | Detecting Operational Adversarial Examples for Reliable Deep Learning (Zhao et al., 2021), RQ3
         | https://arxiv.org/abs/2104.06015
-        | Out-of-Distribution Detection with Deep Nearest Neighbors (Sun et al., 2022)
-        | https://arxiv.org/abs/2204.06507
+        | Out-of-Distribution Detection with Deep Nearest Neighbors (Sun et al., 2022), https://arxiv.org/abs/2204.06507
     """
     _check_model(model, layer, bounds)
     check_between(0, 1, calibration=calibration)
@@ -273,20 +272,15 @@ def rank_correlation(naturalness: Naturalness, x: Tensor) -> float:
     return float(np.corrcoef(rankdata(p.cpu().numpy()), rankdata(s.cpu().numpy()))[0, 1])
 
 
-def neighbour_distance(features: Tensor, references: Tensor, *, k: int = 5) -> Tensor:
-    """Euclidean distance of each row ``(N, d)`` to its k-th nearest reference; differentiable in ``features``.
+class Neighbours:
+    """Gives the Euclidean distance of each row ``(N, d)`` to its k-th nearest reference ``(n, d)``; differentiable.
 
     The neighbour is found by |a - b|² = |a|² - 2ab + |b|², one matrix product for all pairs. The distance is computed
     from the difference itself, because that sum loses its digits for close rows.
 
-    >>> neighbour_distance(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [2.0], [4.0]]), k=2)
+    >>> Neighbours(torch.tensor([[1.0], [2.0], [4.0]]))(torch.tensor([[0.0], [9.0]]), k=2)
     tensor([2., 7.])
     """
-    return Neighbours(references)(features, k=k)
-
-
-class Neighbours:
-    """Centred references for repeated calls; see `neighbour_distance`."""
 
     def __init__(self, references: Tensor) -> None:
         check_finite(references=references)
@@ -300,11 +294,7 @@ class Neighbours:
         return in_chunks(lambda part: self._distance(part.to(self.rows) - self.centre, k), features, rows=at_once)
 
     def _check(self, features: Tensor, k: int) -> None:
-        if features.ndim != 2 or features.shape[1] != self.rows.shape[1]:
-            raise ValueError(
-                f"features (N, d) and references (n, d) must share d, got {tuple(features.shape)} and "
-                f"{tuple(self.rows.shape)}"
-            )
+        check_row_shape(tuple(self.rows.shape[1:]), features=features, advice="like the references")
         check_from_to(1, len(self.rows), k=k, advice="there are no more references")
         check_finite(features=features)
 
@@ -313,9 +303,6 @@ class Neighbours:
             kth = torch.addmm(self.squares, a, self.rows.T, alpha=-2).topk(k, largest=False).indices[:, -1]
         distance: Tensor = torch.linalg.vector_norm(a - self.rows[kth], dim=1)
         return distance
-
-
-# Learning the parts ---------------------------------------------------------------------------------------------------
 
 
 def _split(field: Samples, calibration: float, needed: int) -> tuple[Samples, Samples]:

@@ -4,8 +4,7 @@ A case is *adversarial* if the model's prediction differs from the label of its 
 
 References:
     | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
-    | (Zhang et al., 2020), sections 3.2 to 3.4 and 5.1
-    | https://arxiv.org/abs/2004.11573
+    | (Zhang et al., 2020), sections 3.2 to 3.4 and 5.1, https://arxiv.org/abs/2004.11573
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,9 +39,6 @@ KINDS = ("benign", "adversarial")
 TITLES = {"pcs": "PCS", "vro": "VRO", "vr": "VR", "pe": "PE", "mi": "MI"}
 COLOURS = {"benign": "#2e8b57", "adversarial": "#e67e22"}
 MARKERS = {"HH": "*", "LL": "o", "LH": "^", "HL": "D", "": "."}  # as in the paper's Fig. 3; dots for no pattern
-
-
-# Area under the ROC curve ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +131,6 @@ def _z(confidence: float) -> float:
     return float(norm.isf((1 - confidence) / 2))
 
 
-# Suites ---------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class KindSummary:
     """Summary of the benign or the adversarial cases of one method."""
@@ -224,10 +218,7 @@ def characterise(
 
 def _columns(suite: Suite, names: Sequence[str]) -> dict[str, Tensor]:
     if missing := [name for name in names if name not in suite.columns]:
-        raise ValueError(
-            f"this suite lacks the columns {', '.join(missing)}; add them with annotate(model, suite, ...), for a "
-            "model with dropout"
-        )
+        raise ValueError(f"the suite lacks the columns {', '.join(missing)}; add them with annotate(model, suite, ...)")
     return {name: torch.as_tensor(suite[name]).double() for name in names}
 
 
@@ -276,23 +267,18 @@ def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT_THRESHOLDS, tit
         shape = np.where(suite["aim"] == "", shape, suite["aim"])
     reached = torch.as_tensor(suite.columns.get("reached", torch.ones(len(suite)))).numpy() != 0  # NaN: no aim
     wrong = (suite.prediction != suite.label).numpy()
-    for mark in MARKERS:
-        for bad, kind in enumerate(KINDS):
-            for full in (True, False):
-                rows = (shape == mark) & (wrong == bool(bad)) & (reached == full)
-                _scatter(axes, values, rows, mark, kind, full=full)
+    for mark, (bad, kind), full in product(MARKERS, enumerate(KINDS), (True, False)):
+        rows = (shape == mark) & (wrong == bool(bad)) & (reached == full)
+        if rows.any():
+            _scatter(axes, values["pcs"].numpy()[rows], values["vro"].numpy()[rows], mark, kind, full=full)
     _frame(axes, thresholds, title)
     return figure
 
 
-def _scatter(
-    axes: Axes, values: dict[str, Tensor], rows: npt.NDArray[np.bool_], mark: str, kind: str, *, full: bool
-) -> None:
-    if not rows.any():
-        return
+def _scatter(axes: Axes, pcs: Array, vro: Array, mark: str, kind: str, *, full: bool) -> None:
     axes.scatter(
-        values["pcs"].numpy()[rows],
-        values["vro"].numpy()[rows],
+        pcs,
+        vro,
         s=55 if mark == "*" else 22,
         marker=MARKERS[mark],
         facecolors=COLOURS[kind] if full else "none",

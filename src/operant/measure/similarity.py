@@ -87,9 +87,7 @@ def _width(bounds: tuple[float, float]) -> float:
 
 def _check_pair(x: Tensor, x0: Tensor) -> None:
     if x.shape != x0.shape or x.ndim < 2:
-        raise ValueError(
-            f"x and x0 must have one shape (N, *shape), row by row, got {tuple(x.shape)} and {tuple(x0.shape)}"
-        )
+        raise ValueError(f"x and x0 must have one shape (N, *shape), got {tuple(x.shape)} and {tuple(x0.shape)}")
     for name, values in {"x": x, "x0": x0}.items():
         if bad := int(values.detach().isnan().flatten(1).any(1).sum()):
             raise ValueError(f"{name} contains NaN in {bad} of {len(x)} rows; remove them")

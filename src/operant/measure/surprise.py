@@ -287,9 +287,6 @@ def _ellipsoid(a: Tensor, whose: str) -> Ellipsoid:
     return Ellipsoid(mean=a.mean(0), directions=axes[:, kept] / spread[kept].sqrt())
 
 
-# Shared parts
-
-
 def _learn_from(
     model: Classifier, train: Samples, layers: Sequence[str], references: int | None, generator: torch.Generator | None
 ) -> tuple[Neurons, Tensor, Tensor]:

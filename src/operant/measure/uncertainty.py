@@ -4,8 +4,7 @@
 
 References:
     | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
-    | (Zhang et al., 2020), sections 2.1, 2.2 and 5.1
-    | https://arxiv.org/abs/2004.11573
+    | (Zhang et al., 2020), sections 2.1, 2.2 and 5.1, https://arxiv.org/abs/2004.11573
     | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.2
 """
 
@@ -153,9 +152,7 @@ class Thresholds:
     def __post_init__(self) -> None:
         for what, low, high in (("pcs", self.low_pcs, self.high_pcs), ("vro", self.low_vro, self.high_vro)):
             if not 0 <= low <= high <= 1:
-                raise ValueError(
-                    f"low_{what} must be 0 or more, high_{what} at most 1, and low not above high, got {low} and {high}"
-                )
+                raise ValueError(f"low_{what} and high_{what} must be in [0, 1], low not above high, got {low}, {high}")
 
 
 DEFAULT_THRESHOLDS = Thresholds()
@@ -224,9 +221,6 @@ def _columns(model: Classifier, x: Tensor, label: Tensor, *, passes: int, seed: 
         "pe": predictive_entropy(mc),
         "mi": mutual_information(mc),
     }
-
-
-# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def _checked(probs: Tensor, *, dims: int) -> Tensor:

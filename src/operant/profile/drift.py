@@ -287,9 +287,6 @@ def _blocks(x: Tensor) -> Iterator[tuple[int, Tensor]]:
     return ((start, x[start : start + size].double()) for start in range(0, len(x), size))
 
 
-# Findings
-
-
 def _causes(d: Drift) -> tuple[Finding, ...]:
     if not d.alarm:
         return ()

@@ -344,9 +344,6 @@ def load_profile(path: str | Path, *, features: Features | None = None) -> Profi
     return profile
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
 def _featured(features: Features, x: Tensor) -> Tensor:
     h = features(x)
     if not isinstance(h, Tensor) or h.ndim < 2 or len(h) != len(x) or not h.is_floating_point():

@@ -159,9 +159,6 @@ class _Outputs:
         return _Outputs(labelled=self.labelled[rows], y=self.y[rows], field=field, start=self.start)
 
 
-# The three methods
-
-
 def mlls(outputs: _Outputs) -> Array:
     """(2), by expectation-maximisation on calibrated probabilities."""
     calibration = _fit_calibration(outputs.labelled, outputs.y, outputs.start)
@@ -212,9 +209,6 @@ def _confusion(outputs: _Outputs) -> tuple[Array, Array]:
     joint = np.zeros((k, k))
     np.add.at(joint, (outputs.labelled.argmax(1), outputs.y), 1 / len(outputs.y))
     return joint, np.bincount(outputs.field.argmax(1), minlength=k) / len(outputs.field)
-
-
-# Calibration: a temperature and one bias per class
 
 
 def _calibrated(logits: Array, parameters: Array) -> Array:

@@ -304,9 +304,6 @@ def _chosen(parts: list[SourceBatch], wanted: Tensor) -> SourceBatch:
     return batch.take(rows)
 
 
-# Drawing and checks
-
-
 def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
     """Priors as a float64 tensor ``(classes,)``; raises if they do not fit the labels."""
     values = shares_of(priors)
@@ -317,9 +314,7 @@ def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
             "leave out classes that the data lack, or label some inputs of those"
         )
     if lacking := [c for c in range(len(counts)) if values[c] > 0 and counts[c] == 0]:
-        raise ValueError(
-            f"a class with a positive prior must occur in the labelled data, and {lacking} do not; label some of those"
-        )
+        raise ValueError(f"a class with a positive prior must occur among the labels, and {lacking} do not; label some")
     return values
 
 
