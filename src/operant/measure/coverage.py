@@ -255,11 +255,9 @@ class Coverage:
     covered: Tensor = field(repr=False)  # (criterion.size,)
 
     def __post_init__(self) -> None:
-        if self.covered.dtype != torch.bool or self.covered.shape != (self.criterion.size,):
-            raise ValueError(
-                f"covered must be {self.criterion.size} booleans, got {self.covered.dtype} of shape "
-                f"{tuple(self.covered.shape)}; take it from a state of the same criterion, or use Coverage.of"
-            )
+        n, given = self.criterion.size, self.covered
+        if given.dtype != torch.bool or given.shape != (n,):
+            raise ValueError(f"covered must be {n} booleans, got {given.dtype} {tuple(given.shape)}; use Coverage.of")
 
     @staticmethod
     def of(criterion: Criterion) -> Coverage:
@@ -310,14 +308,10 @@ class NeighbourCoverage:
 
     Rows can be any points; TensorFuzz uses logits (``model.batched_logits``). Distances are exact, where TensorFuzz
     searches approximately; and it compares its threshold with the squared distance (its 1.0 is the same).
-
-    Args:
-        threshold: in the units of the points.
-        kept: ``(M, d)``; None in the initial state.
     """
 
-    threshold: float = 1.0
-    kept: Tensor | None = field(default=None, repr=False)
+    threshold: float = 1.0  # in the units of the points
+    kept: Tensor | None = field(default=None, repr=False)  # (M, d); None in the initial state
 
     def __post_init__(self) -> None:
         check_nonnegative(threshold=self.threshold)

@@ -44,7 +44,6 @@ def first_order_loss(
     Args:
         x, y, x0: cases, labels of their seeds, and the seeds, row by row.
         radius: of the ball, in input units.
-        norm: ``"linf"``, ``"l2"`` or ``"l2-paper"``.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Eq. 5 to 7
@@ -77,11 +76,7 @@ def loss_gradient(model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tens
 
 
 def rise(gradient: Tensor, moved: Tensor, *, radius: float, norm: str) -> Tensor:
-    """`first_order_loss` from the gradient; ``moved`` is ``x - x0``.
-
-    >>> rise(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), radius=0.1, norm="l2")
-    tensor([0.5000])
-    """
+    """`first_order_loss` from the gradient; ``moved`` is ``x - x0``."""
     g, moved = gradient.flatten(1), moved.flatten(1)
     if norm == "linf":
         return (radius * g.abs() - moved * g).sum(1)  # (2), summed per term so that rounding cannot make it negative

@@ -1,10 +1,7 @@
 """Uncertainty patterns of a suite's cases, and how well each measure separates benign from adversarial cases.
 
-A case is *adversarial* if the model's prediction differs from the label of its seed, and *benign* otherwise.
-
-References:
-    | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
-    | (Zhang et al., 2020), sections 3.2 to 3.4 and 5.1, https://arxiv.org/abs/2004.11573
+A case is *adversarial* if the model's prediction differs from the label of its seed, and *benign* otherwise. "The
+paper" is Zhang et al., 2020, sections 3.2 to 3.4 and 5.1; see `operant.measure.uncertainty`.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def psnr(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
 
 
 def ssim(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
-    """Structural similarity of each image to the same row of ``x0``: 1 if they are equal, lower otherwise.
+    """Structural similarity of each image ``(C, H, W)`` to the same row of ``x0``: 1 if they are equal, else lower.
 
         SSIM = mean of (2 μ μ₀ + c₁)(2 σₓ + c₂) / ((μ² + μ₀² + c₁)(σ² + σ₀² + c₂))        (1)
 
@@ -42,10 +42,6 @@ def ssim(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
     their edges, so that every pixel is the centre of a window; the paper leaves out pixels near the edge, which in
     small images are most. If a side has fewer than 6 pixels, the window shrinks to the largest that can be mirrored,
     2 size - 1.
-
-    Args:
-        x, x0: images ``(N, C, H, W)``.
-        bounds: smallest and largest value a pixel may have.
 
     References:
         | Image Quality Assessment: From Error Visibility to Structural Similarity (Wang et al., 2004)

@@ -306,9 +306,8 @@ def _grouped(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -
     _check_query(activations, predicted, width=activations.shape[-1])
     if len(activations) < 2:
         raise ValueError(f"at least two references are needed, got {len(activations)}; give more training inputs")
-    if not by_class:
-        return {0: activations.double()}
-    return {int(c): activations[predicted == c].double() for c in predicted.unique()}
+    groups = predicted if by_class else torch.zeros_like(predicted)
+    return {int(c): activations[groups == c].double() for c in groups.unique()}
 
 
 def _of_class(c: int, by_class: bool) -> str:

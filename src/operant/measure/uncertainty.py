@@ -138,10 +138,7 @@ def _entropy(probs: Tensor) -> Tensor:
 class Thresholds:
     """Low is below the lower threshold and high above the upper one; the defaults are the paper's (section 5.1).
 
-    Attributes:
-        low_pcs, high_pcs: of the prediction confidence score.
-        low_vro, high_vro: of the variation ratio for original prediction. It depends on where dropout is and on its
-            rate, which the paper does not state.
+    VRO depends on where dropout is and on its rate, which the paper does not state.
     """
 
     low_pcs: float = 0.3
@@ -186,10 +183,8 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
 
     All cases get the same masks, as in one call of `mc_dropout`, but are processed in chunks to limit memory. VRO
     refers to the model's present predictions. ``label_margin`` is the `margin` of the case's label in probabilities;
-    attacks store theirs in the column ``margin``, in logits and with the opposite sign.
-
-    Args:
-        model, passes, generator: as for `mc_dropout`; the paper uses 50 passes for MNIST and 100 for larger images.
+    attacks store theirs in the column ``margin``, in logits and with the opposite sign. The paper uses 50 passes for
+    MNIST and 100 for larger images.
     """
     check_passes(passes)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))

@@ -185,11 +185,7 @@ def drift(
 
 
 def ks_distances(a: Tensor, b: Tensor) -> Tensor:
-    """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions.
-
-    >>> ks_distances(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.5], [2.0], [3.0]]))
-    tensor([0.6667], dtype=torch.float64)
-    """
+    """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions."""
     points = torch.cat([a, b]).T.contiguous()
     below = (torch.searchsorted(s.T.sort(1).values.contiguous(), points, right=True).double() / len(s) for s in (a, b))
     return torch.sub(*below).abs().amax(1)
@@ -222,12 +218,7 @@ def gaussian_kernel(x: Tensor) -> Tensor:
 
 
 def splits(first: Tensor, groups: Tensor, permutations: int, *, generator: torch.Generator) -> Tensor:
-    """Which rows are in the first sample, as 0 and 1: the given column, then columns permuted inside groups.
-
-    >>> first, groups = torch.tensor([True, True, False, False]), torch.tensor([0, 0, 0, 1])
-    >>> splits(first, groups, 2, generator=torch.Generator())[3]
-    tensor([0., 0., 0.], dtype=torch.float64)
-    """
+    """Which rows are in the first sample, as 0 and 1: the given column, then columns permuted inside groups."""
     u = torch.rand(permutations, len(first), dtype=torch.float64, generator=generator, device=generator.device).cpu()
     order, given = (groups + u).argsort(1), first.double()
     by_group = given[groups.argsort(stable=True)].expand_as(u)  # order also lists the rows group by group
@@ -235,12 +226,7 @@ def splits(first: Tensor, groups: Tensor, permutations: int, *, generator: torch
 
 
 def mmd(kernel: Tensor, first: Tensor) -> Tensor:
-    """MMD² of (2), unbiased, for every split of the rows in two, one per column of 0 and 1 in ``first``.
-
-    >>> kernel = gaussian_kernel(torch.tensor([[0.0], [1.0], [8.0], [9.0]]))
-    >>> mmd(kernel, torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double())
-    tensor([ 1.4091, -0.7177], dtype=torch.float64)
-    """
+    """MMD² of (2), unbiased, for every split of the rows in two, one per column of 0 and 1 in ``first``."""
     n = first.sum(0)
     m = len(first) - n
     same = ((kernel @ first) * first).sum(0)
@@ -339,21 +325,15 @@ def _check(reference: Samples, current: Samples, model: Classifier, level: float
     check_at_least(MIN_INPUTS, rows=rows, advice="2000 is usual")
     check_same_shape("reference", reference, "current", current)
     for name, samples in (("reference", reference), ("current", current)):
-        _check_side(name, samples, model)
+        number = {f"the number of {name} inputs": len(samples)}
+        check_at_least(MIN_INPUTS, **number, advice="a few hundred detect moderate shifts")
+        try:
+            model.check_inputs(samples.x)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from error
+        check_classes(name, samples, model.classes(samples.x))
     if (shared := _shared(reference, current)) >= MAX_SHARED * min(len(reference), len(current)):
         raise ValueError(
             f"reference and current inputs must be different ones, but {shared} of {len(current)} current inputs are "
             "in the reference; split them, or, if equal inputs did arrive twice, give the Samples separate ids"
         )
-
-
-def _check_side(name: str, samples: Samples, model: Classifier) -> None:
-    if len(samples) < MIN_INPUTS:
-        raise ValueError(
-            f"drift needs at least {MIN_INPUTS} {name} inputs, got {len(samples)}; a few hundred detect moderate shifts"
-        )
-    try:
-        model.check_inputs(samples.x)
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from error
-    check_classes(name, samples, model.classes(samples.x))

@@ -136,8 +136,7 @@ def fit_conditions(
         matcher = make_matcher(field, clean, widest, priors, simulated, generator, tick)
         t, root = best_match(matcher)
     lower, upper = _intervals(matcher, t, root, resamples, confidence, generator)
-    before, after, halves = _distances(matcher, t, root, generator)
-    floor, floor_high = _root_mean_square(halves), float(np.quantile(halves, 0.95))
+    before, after, floor, floor_high = _distances(matcher, t, root, generator)
     return FittedConditions(
         recipe=matcher.recipe(t),
         parameters=tuple(_parameter(p, *v) for p, *v in zip(matcher.parameters, t, lower, upper, strict=True)),
@@ -182,10 +181,8 @@ def _counts(n: int, generator: torch.Generator) -> Array:
     return np.asarray(-u.clamp_min(1e-12).log())
 
 
-def _distances(
-    matcher: ConditionMatcher, t: Array, root: Array, generator: torch.Generator
-) -> tuple[float, float, Array]:
-    """(2) of the field from clean and from simulated images, and between halves of the field, one value per split.
+def _distances(matcher: ConditionMatcher, t: Array, root: Array, generator: torch.Generator) -> tuple[float, ...]:
+    """(2) of the field from clean and from simulated images; root mean square and quantile of (2) between its halves.
 
     Means of few images differ by chance. The expected chance distance is subtracted from the first two, and the one
     between halves is added, so that all three can be compared.
@@ -194,8 +191,8 @@ def _distances(
     halves = np.array([_halved(matcher.field, root, generator) for _ in range(SPLITS)])
     fresh = matcher.simulate(matcher.recipe(t), len(matcher.x), matcher.seed + 1)
     before, after = (_beyond_chance(matcher, v, priors, root) for v in (matcher.descriptor(matcher.x), fresh))
-    floor = _root_mean_square(halves)
-    return math.hypot(before, floor), math.hypot(after, floor), halves
+    floor = float(np.sqrt((halves**2).mean()))
+    return math.hypot(before, floor), math.hypot(after, floor), floor, float(np.quantile(halves, 0.95))
 
 
 def _halved(features: Array, root: Array, generator: torch.Generator) -> float:
@@ -214,10 +211,6 @@ def _beyond_chance(matcher: ConditionMatcher, features: Array, priors: Array, ro
     n = len(matcher.field)
     chance = (shares**2).sum() + (((matcher.field - matcher.field.mean(0)) @ root.T) ** 2).sum() / n**2
     return math.sqrt(max(0.0, float(comparison.cost - chance)))
-
-
-def _root_mean_square(values: Array) -> float:
-    return float(np.sqrt((values**2).mean()))
 
 
 def _unexplained(before: float, after: float, floor: float, floor_high: float) -> tuple[Finding, ...]:

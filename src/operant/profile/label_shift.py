@@ -117,7 +117,7 @@ def estimate_priors(
         resample = outputs.resampled(generator)
         for name, estimates in draws.items():
             estimates.append(ESTIMATORS[name](resample))
-    a, b = (np.stack(draws[name]) for name in (method, other))
+    a, b = (np.stack(estimates) for estimates in draws.values())
     lower, upper = _percentiles(a, _counts(outputs, first), confidence)
     return Priors(
         values=tuple(first.tolist()),
@@ -258,9 +258,7 @@ def _cleaned(priors: Array) -> Array:
 
 def _disagreement(method: str, other: str, difference: Array, resampled: Array) -> tuple[Finding, ...]:
     """Reports classes whose two estimates differ by more than chance, at 1 % over all classes together."""
-    tail = 0.01 / len(difference) / 2
-    spread = resampled.std(0, ddof=1)
-    limit = float(normal.isf(tail)) * spread + 0.01
+    limit = float(normal.isf(0.01 / len(difference) / 2)) * resampled.std(0, ddof=1) + 0.01
     far = np.flatnonzero(np.abs(difference) > limit)
     if len(far) == 0:
         return ()

@@ -92,7 +92,6 @@ def fit_ratio(
         pool: inputs to weight, such as training data.
         dimensions: number of principal components.
         features: applied to inputs before the encoder, such as `layer_features`.
-        generator: passed to the encoder.
 
     References:
         | Discriminative Learning Under Covariate Shift (Bickel et al., 2009)

@@ -55,7 +55,6 @@ class Synthesised(SourceBatch):
     `operant.results.save` stores it.
 
     Attributes:
-        x, y: the inputs and their labels.
         method: ``"images under conditions"``, ``"generative model"``, ``"simulator"`` or that of a custom source.
         source: id of the image that each row was made from; None for other sources.
         parameters: values drawn for each row, by name: severities and noise seeds, or a simulator's parameters.
