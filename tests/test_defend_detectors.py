@@ -190,7 +190,7 @@ NONE = BENIGN[:0]
             "calibration must be a share between 0 and 1, got 1.0",
         ),
         (lambda: fit_logit_detector(TOY, BENIGN, WRONG, hidden=0, generator=spawn(0)), "hidden must be at least 1"),
-        (lambda: fit_feature_squeezing(TOY, BENIGN, level=0), "level must lie between 0 and 1, got 0"),
+        (lambda: fit_feature_squeezing(TOY, BENIGN, level=0), "level must be between 0 and 1, got 0"),
     ],
 )
 def test_what_cannot_be_fitted_is_rejected(make, sentence):

@@ -12,7 +12,8 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from operant.measure.patterns import DEFAULT, PATTERNS, Thresholds, patterns
+from operant.measure.patterns import PATTERNS
+from operant.measure.uncertainty import DEFAULT_THRESHOLDS, Thresholds, pattern
 from operant.suite import Suite
 
 ALL, NONE = "all", "none"
@@ -116,7 +117,7 @@ def evaluate_defences(
     suite: Suite,
     defences: Mapping[str, Defence],
     *,
-    thresholds: Thresholds = DEFAULT,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
     confidence: float = 0.95,
 ) -> DefenceTable:
     """The success rate of each defence by kind of case, and by pattern where the suite has uncertainty columns.
@@ -182,13 +183,13 @@ def _groups(suite: Suite, thresholds: Thresholds) -> Iterator[tuple[str, str, Te
     masks = {ALL: torch.ones_like(wrong)}
     if {"pcs", "vro"} <= suite.columns.keys():
         pcs, vro = (torch.as_tensor(suite[name]).double() for name in ("pcs", "vro"))
-        which = patterns(pcs, vro, thresholds)
+        which = pattern(pcs, vro, thresholds)
         masks |= {p: torch.from_numpy(np.asarray(which == ("" if p == NONE else p))) for p in (*PATTERNS, NONE)}
     for kind, of_kind in kinds.items():
-        for pattern, follows in masks.items():
+        for followed, follows in masks.items():
             rows = (of_kind & follows).nonzero().flatten()
             if len(rows):
-                yield kind, pattern, rows
+                yield kind, followed, rows
 
 
 def _success(name: str, kind: str, pattern: str, good: Tensor, seed: Tensor, confidence: float) -> Success:

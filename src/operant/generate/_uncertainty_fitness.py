@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from operant.measure.patterns import Thresholds
+from operant.measure.uncertainty import Thresholds
 
 PATTERNS = ("LL", "HH", "HL", "LH")
 

@@ -16,8 +16,14 @@ from operant.generate._uncertainty_fitness import Aim
 from operant.generate.checks import check_choice, check_counts, check_shares
 from operant.generate.engine import Rows, advance, check_ball, judge, project
 from operant.measure.mc_dropout import check_passes, mc_dropout
-from operant.measure.patterns import DEFAULT, Thresholds, patterns
-from operant.measure.uncertainty import CHUNK, prediction_confidence, variation_ratio_original
+from operant.measure.uncertainty import (
+    CHUNK,
+    DEFAULT_THRESHOLDS,
+    Thresholds,
+    pattern,
+    prediction_confidence,
+    variation_ratio_original,
+)
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
 from operant.suite import Suite
@@ -100,7 +106,7 @@ class UncertaintyFuzz:
     passes: int = 50
     screen: int | None = None
     fresh_masks: bool = False
-    thresholds: Thresholds = DEFAULT
+    thresholds: Thresholds = DEFAULT_THRESHOLDS
     norm: ClassVar[str] = "linf"
 
     def __post_init__(self) -> None:
@@ -163,7 +169,7 @@ class UncertaintyFuzz:
             pcs=pcs,
             vro=fresh,
             vro_search=columns["vro_search"],
-            pattern=patterns(pcs, fresh, self.thresholds),
+            pattern=pattern(pcs, fresh, self.thresholds),
             generation=columns["generation"],
         )
 

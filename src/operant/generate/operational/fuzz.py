@@ -13,7 +13,7 @@ from operant.data import Samples
 from operant.generate.checks import check_counts, check_nonnegative
 from operant.generate.engine import Goal
 from operant.generate.operational._cases import LEVEL, check_level
-from operant.measure.naturalness import Naturalness, neighbour_distance
+from operant.measure.naturalness import Naturalness, Neighbours
 from operant.model import Classifier
 from operant.profile import Profile
 from operant.rng import uniform_like
@@ -146,7 +146,7 @@ class OperationalFuzz:
     def _merged(self, suite: Suite) -> Suite:
         if len(suite) == 0:
             return suite
-        near = neighbour_distance(self.profile.held, self.profile.codes, k=1).quantile(self.merge)
+        near = Neighbours(self.profile.codes)(self.profile.held, k=1).quantile(self.merge)
         value = suite["mass"] * suite["naturalness"]
         codes = self.profile.encode(suite.x).detach()
         kept: Suite = suite[distinct(suite.seed, codes, value, min_distance=float(near), limit=self.per_seed)]
