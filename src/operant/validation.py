@@ -1,0 +1,128 @@
+"""Checks of arguments: each raises a `ValueError` that names the argument, what must hold, and the given value.
+
+Values are passed by name, ``check_at_least(1, epochs=epochs, batch_size=batch_size)``; None passes every check, so an
+option may be None. NaN passes none. ``advice`` is added to the message: what to do, or what is usual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sized
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Number = float | int | None
+Bounds = tuple[float, float]
+
+
+# Numbers -------------------------------------------------------------------------------------------------------------
+
+
+def check_at_least(least: float, *, advice: str = "", **values: Number) -> None:
+    """
+    >>> check_at_least(1, epochs=2, batch_size=0)
+    Traceback (most recent call last):
+    ValueError: batch_size must be at least 1, got 0
+    """
+    _check(values, lambda v: v >= least, f"at least {least}", advice)
+
+
+def check_positive(*, advice: str = "", **values: Number) -> None:
+    _check(values, lambda v: 0 < v < math.inf, "positive and finite", advice)
+
+
+def check_nonnegative(*, advice: str = "", **values: Number) -> None:
+    _check(values, lambda v: 0 <= v < math.inf, "0 or more and finite", advice)
+
+
+def check_share(*, advice: str = "", **values: Number) -> None:
+    """From 0 to 1, both allowed; `check_between` for a level or a confidence."""
+    _check(values, lambda v: 0 <= v <= 1, "a share from 0 to 1", advice)
+
+
+def check_between(low: float, high: float, *, advice: str = "", **values: Number) -> None:
+    """``low < value < high``."""
+    _check(values, lambda v: low < v < high, f"between {low} and {high}", advice)
+
+
+def check_from_to(low: float, high: float, *, advice: str = "", **values: Number) -> None:
+    """``low <= value <= high``."""
+    _check(values, lambda v: low <= v <= high, f"from {low} to {high}", advice)
+
+
+def check_from_below(low: float, high: float, *, advice: str = "", **values: Number) -> None:
+    """``low <= value < high``."""
+    _check(values, lambda v: low <= v < high, f"from {low} to below {high}", advice)
+
+
+def check_above_to(low: float, high: float, *, advice: str = "", **values: Number) -> None:
+    """``low < value <= high``."""
+    _check(values, lambda v: low < v <= high, f"above {low} and at most {high}", advice)
+
+
+def _check(values: dict[str, Number], holds: Callable[[float], bool], what: str, advice: str) -> None:
+    for name, value in values.items():
+        if value is not None and not holds(value):
+            _fail(f"{name} must be {what}, got {value}", advice)
+
+
+def _fail(message: str, advice: str) -> None:
+    raise ValueError(f"{message}; {advice}" if advice else message)
+
+
+# Words and pairs -----------------------------------------------------------------------------------------------------
+
+
+def check_one_of(choices: Collection[object], *, advice: str = "", **values: object) -> None:
+    """
+    >>> check_one_of(("l2", "linf"), norm="l1")
+    Traceback (most recent call last):
+    ValueError: norm must be one of l2, linf, got 'l1'
+    """
+    for name, value in values.items():
+        if value is not None and value not in choices:
+            _fail(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}", advice)
+
+
+def check_ascending(*, advice: str = "", **pairs: Bounds | None) -> None:
+    """A pair (low, high) of finite numbers with low < high."""
+    for name, pair in pairs.items():
+        if pair is not None and not (len(pair) == 2 and -math.inf < pair[0] < pair[1] < math.inf):
+            _fail(f"{name} must be (low, high) with low < high, both finite, got {pair}", advice)
+
+
+# Rows and tensors ----------------------------------------------------------------------------------------------------
+
+
+def check_not_empty(*, advice: str = "give at least one", **rows: Sized | None) -> None:
+    for name, value in rows.items():
+        if value is not None and len(value) == 0:
+            _fail(f"{name} must not be empty", advice)
+
+
+def check_row_shape(shape: tuple[int, ...], *, advice: str = "", **tensors: Tensor | None) -> None:
+    """One row of ``shape`` for each input, of any number of inputs: a tensor (N, *shape)."""
+    for name, x in tensors.items():
+        if x is not None and (x.ndim == 0 or tuple(x.shape[1:]) != tuple(shape)):
+            _fail(f"{name} must have shape (N, {', '.join(map(str, shape))}), got {tuple(x.shape)}", advice)
+
+
+def check_finite(*, advice: str = "remove them", **tensors: Tensor | None) -> None:
+    """No NaN and no infinity; the message counts the rows that have some."""
+    for name, x in tensors.items():
+        if x is not None and not (finite := x.detach().isfinite()).all():
+            bad = int((~finite).reshape(len(x), -1).any(1).sum())
+            _fail(f"{name} must be finite, got NaN or infinity in {bad} of {len(x)} rows", advice)
+
+
+def check_within(bounds: Bounds, *, slack: float = 0.0, advice: str = "", **tensors: Tensor | None) -> None:
+    """Every value lies in ``bounds``, give or take ``slack`` (`operant.model.slack_of`), and none is NaN."""
+    for name, x in tensors.items():
+        if x is None or x.numel() == 0:
+            continue
+        low, high = float(x.detach().min()), float(x.detach().max())
+        if not (bounds[0] - slack <= low and high <= bounds[1] + slack):
+            message = f"{name} must lie within bounds {bounds} and hold no NaN, got values from {low:.4g} to {high:.4g}"
+            _fail(message, advice)
