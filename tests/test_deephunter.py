@@ -361,11 +361,11 @@ def test_it_raises_coverage_faster_than_the_same_mutations_without_guidance(kind
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, the seed and one mutant, got 1"),
+        ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, got 1; the seed and one mutant"),
         ({"seconds_per_seed": 0.0}, "seconds_per_seed must be positive and finite, got 0.0"),
         ({"at_once": 0}, "at_once must be at least 1, got 0"),
-        ({"alpha": 1.5}, "alpha must be from 0 to 1, got 1.5"),
-        ({"beta": 0.0}, "beta must be positive and finite, got 0.0"),
+        ({"alpha": 1.5}, "alpha must be a share from 0 to 1, got 1.5"),
+        ({"beta": 0.0}, "beta must be above 0 and at most 1, got 0.0"),
         ({"tries": 0}, "tries must be at least 1, got 0"),
         ({"criterion": KMNC}, "profiled ranges, got the class KMNC; write"),
         ({"criterion": "kmnc"}, "profiled ranges, got 'kmnc'; write"),
@@ -380,7 +380,7 @@ def test_bad_options_are_rejected(fuzzer, options, sentence):
     ("options", "sentence"),
     [
         ({"gamma": 0.0}, "gamma must be positive and finite, got 0.0"),
-        ({"p_min": 0.0}, "p_min must be positive and finite, got 0.0"),
+        ({"p_min": 0.0}, "p_min must be above 0 and at most 1, got 0.0"),
     ],
 )
 def test_bad_probabilities_are_rejected(options, sentence):

@@ -192,7 +192,7 @@ def test_a_threshold_out_of_reach_of_one_mutation_stops_it(toy):
     ("options", "sentence"),
     [
         ({"radius": 0.0}, "radius must be positive and finite, got 0.0"),
-        ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, the seed and one mutant, got 1"),
+        ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, got 1; the seed and one mutant"),
         ({"seconds_per_seed": -1.0}, "seconds_per_seed must be positive and finite, got -1.0"),
         ({"at_once": 0}, "at_once must be at least 1, got 0"),
         ({"std": float("inf")}, "std must be positive and finite, got inf"),

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.generate.checks import check_choice, check_counts
 from operant.generate.engine import check_ball, judge, project
 from operant.model import Classifier
 from operant.rng import global_streams
 from operant.suite import Suite
+from operant.validation import check_at_least, check_one_of
 
 
 def from_foolbox(attack: Any, *, radius: float | None = None) -> FoolboxFuzzer:
@@ -127,8 +127,8 @@ class AutoAttackFuzzer:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_choice(self, "version", tuple(MIN_CLASSES))
-        check_counts(self, "batch_size")
+        check_one_of(tuple(MIN_CLASSES), version=self.version)
+        check_at_least(1, batch_size=self.batch_size)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         pyautoattack = _require("pyautoattack", extra="attacks")

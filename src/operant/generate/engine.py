@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from operant.data import Samples
 from operant.model import Classifier, value_and_gradient
 from operant.rng import normal_like, uniform_like
 from operant.suite import Suite
+from operant.validation import check_nonnegative, check_one_of, check_positive
 
 Rows = dict[str, Tensor]
 """The state of a search: tensors with one row per active seed."""
@@ -36,8 +36,7 @@ class Goal:
     def __post_init__(self) -> None:
         if self.target is not None and not (hasattr(self.target, "__index__") and self.target >= 0):
             raise ValueError(f"target must be a class, 0 or more, got {self.target}")
-        if not 0 <= self.confidence < math.inf:
-            raise ValueError(f"confidence must be 0 or more, got {self.confidence}")
+        check_nonnegative(confidence=self.confidence)
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of the label, to raise; or of the target, negated. One value per row."""
@@ -190,11 +189,8 @@ def random_point(x0: Tensor, radius: float, norm: str, *, generator: torch.Gener
 
 
 def check_ball(radius: float, norm: str, *, norms: tuple[str, ...] = ("linf", "l2")) -> None:
-    if not 0 < radius < math.inf:
-        raise ValueError(f"radius must be positive and finite, got {radius}")
-    if norm not in norms:
-        *others, last = (f'"{name}"' for name in norms)
-        raise ValueError(f"norm must be {', '.join(others)} or {last}, got {norm!r}")
+    check_positive(radius=radius)
+    check_one_of(norms, norm=norm)
 
 
 def eligible(model: Classifier, seeds: Samples, goal: Goal) -> Tensor:

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
-from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive
 from operant.generate.engine import Goal, Rows, check_ball, column, judge, steepest
 from operant.measure.loss import rise
 from operant.model import Classifier
 from operant.rng import uniform_like
 from operant.suite import Suite
+from operant.validation import check_at_least, check_nonnegative, check_one_of, check_positive
 
 BRANCHES = ("rise", "small", "flip")
 MIN_SEED_GRADIENT = 1e-3  # the released program skips seeds whose gradient is not longer than this
@@ -82,13 +82,12 @@ class FOLFuzz:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         _quantile(self.xi)
-        check_counts(self, "k", "iters")
-        check_nonnegative(self, "weight")
-        check_positive(self, "learning_rate")
-        if self.rows_per_seed < 2:
-            raise ValueError(f"rows_per_seed must be at least 2, the seed and one step, got {self.rows_per_seed}")
-        check_choice(self, "step", ("steepest", "gradient"))
-        check_choice(self, "variant", ("paper", "released"))
+        check_at_least(1, k=self.k, iters=self.iters)
+        check_nonnegative(weight=self.weight)
+        check_positive(learning_rate=self.learning_rate)
+        check_at_least(2, rows_per_seed=self.rows_per_seed, advice="the seed and one step")
+        check_one_of(("steepest", "gradient"), step=self.step)
+        check_one_of(("paper", "released"), variant=self.variant)
         if self.variant == "released" and (self.norm != "l2" or self.step != "gradient"):
             raise ValueError('the released program takes raw gradients and L2: give norm="l2", step="gradient"')
 
@@ -277,6 +276,5 @@ def _quantile(xi: float | str) -> float:
         if not re.fullmatch(r"q\d\d", xi):
             raise ValueError(f'xi must be a number or a quantile such as "q05", got {xi!r}')
         return int(xi[1:]) / 100
-    if not 0 <= xi < math.inf:
-        raise ValueError(f"xi must be 0 or more and finite, got {xi}")
+    check_nonnegative(xi=xi)
     return math.nan

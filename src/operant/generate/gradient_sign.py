@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_positive
 from operant.generate.engine import (
     Goal,
     Rows,
@@ -25,6 +24,7 @@ from operant.generate.engine import (
 )
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_at_least, check_positive
 
 SCAN = 50  # points tried along a ray, from the seed outwards
 HALVINGS = 10  # bisection steps
@@ -62,8 +62,8 @@ class PGD:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_counts(self, "steps")
-        check_positive(self, "step_size")
+        check_at_least(1, steps=self.steps)
+        check_positive(step_size=self.step_size)
         _check_confidence(self.confidence, needed=self.stop_early, by="stop_early")
         Goal(target=self.target)
 
@@ -164,8 +164,8 @@ class BIM:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_counts(self, "steps")
-        check_positive(self, "step_size")
+        check_at_least(1, steps=self.steps)
+        check_positive(step_size=self.step_size)
         _check_confidence(self.confidence, needed=self.stop_early or self.minimal, by="stop_early or minimal")
         Goal(target=self.target)
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.generate.baselines.exploration import Exploration, correct_rows
-from operant.generate.checks import check_counts, check_positive
 from operant.generate.engine import Goal, Rows, judge
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_at_least, check_positive
 
 MAX_IDLE_ROUNDS = 10  # stop after this many rounds of the queue without a valid mutant
 
@@ -193,7 +193,6 @@ def uniformly(queue: Queue, n: int, generator: torch.Generator) -> Tensor:
 
 
 def check_budget(options: SharedSearch) -> None:
-    if options.rows_per_seed < 2:
-        raise ValueError(f"rows_per_seed must be at least 2, the seed and one mutant, got {options.rows_per_seed}")
-    check_positive(options, "seconds_per_seed")
-    check_counts(options, "at_once")
+    check_at_least(2, rows_per_seed=options.rows_per_seed, advice="the seed and one mutant")
+    check_positive(seconds_per_seed=options.seconds_per_seed)
+    check_at_least(1, at_once=options.at_once)

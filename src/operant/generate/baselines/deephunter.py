@@ -14,12 +14,12 @@ from operant.generate.baselines._image_mutations import NAMES, ImageMutation, Li
 from operant.generate.baselines._network import Network
 from operant.generate.baselines._shared_queue import Queue, SearchPlan, check_budget, explore_shared
 from operant.generate.baselines.exploration import CriterionFactory, Exploration
-from operant.generate.checks import check_counts, check_positive, check_shares
 from operant.generate.engine import Rows
 from operant.measure.activations import find_neurons
 from operant.measure.coverage import NC, Coverage, Criterion
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_above_to, check_at_least, check_positive, check_share
 
 
 def neuron_coverage(model: Classifier, x: Tensor) -> Criterion:
@@ -96,9 +96,10 @@ class DeepHunter:
             raise ValueError(_wrong_criterion(f"the class {self.criterion.__name__}"))
         if not callable(self.criterion):
             raise ValueError(_wrong_criterion(f"{self.criterion!r}"))
-        check_shares(self, "alpha", "beta", "p_min")
-        check_positive(self, "beta", "p_min", "gamma")
-        check_counts(self, "tries")
+        check_share(alpha=self.alpha)
+        check_above_to(0, 1, beta=self.beta, p_min=self.p_min)
+        check_positive(gamma=self.gamma)
+        check_at_least(1, tries=self.tries)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite

@@ -13,11 +13,11 @@ from operant.data import Samples
 from operant.generate.baselines._network import Network, NeuronReading, Objective
 from operant.generate.baselines._seed_queues import neuron_coverage
 from operant.generate.baselines.exploration import Exploration
-from operant.generate.checks import check_choice, check_nonnegative, check_positive
 from operant.generate.engine import Goal, column, judge, steepest
 from operant.model import Classifier
 from operant.rng import normal_like
 from operant.suite import Suite
+from operant.validation import check_at_least, check_from_below, check_nonnegative, check_one_of, check_positive
 
 SIDES = {"light": 1.0, "occlusion": 0.36, "blackout": 0.21}  # share of an image's side; released: 10 and 6 of 28
 
@@ -107,20 +107,16 @@ class DeepXplore:
                 "DeepXplore compares models: others must be a tuple of at least one Classifier, beside the one that is "
                 f"tested, got {self.others!r}"
             )
-        check_choice(self, "constraint", tuple(SIDES))
-        check_choice(self, "deviating", ("model", "any"))
-        check_choice(self, "direction", ("gradient", "random"))
-        check_nonnegative(self, "weight_diff", "weight_coverage")
-        check_positive(self, "step", "seconds_per_seed")
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
+        check_one_of(tuple(SIDES), constraint=self.constraint)
+        check_one_of(("model", "any"), deviating=self.deviating)
+        check_one_of(("gradient", "random"), direction=self.direction)
+        check_nonnegative(weight_diff=self.weight_diff, weight_coverage=self.weight_coverage)
+        check_positive(step=self.step, seconds_per_seed=self.seconds_per_seed)
+        check_from_below(0, 1, threshold=self.threshold)
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size must be a height and a width of at least 1 pixel, got {self.size}")
-        if self.rows_per_seed < 2 * (models := 1 + len(self.others)):
-            raise ValueError(
-                f"rows_per_seed must be at least {2 * models}, the seed and one step through each of {models} models, "
-                f"got {self.rows_per_seed}"
-            )
+        least = 2 * (1 + len(self.others))
+        check_at_least(least, rows_per_seed=self.rows_per_seed, advice="the seed and one step through each model")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite

@@ -11,12 +11,12 @@ from torch import Tensor
 from operant.data import Samples
 from operant.generate.baselines._shared_queue import Queue, SearchPlan, check_budget, explore_shared
 from operant.generate.baselines.exploration import Exploration
-from operant.generate.checks import check_counts, check_nonnegative, check_positive
 from operant.generate.engine import Rows, check_ball, project
 from operant.measure.coverage import NeighbourCoverage
 from operant.model import Classifier
 from operant.rng import normal_like
 from operant.suite import Suite
+from operant.validation import check_at_least, check_nonnegative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,9 @@ class TensorFuzz:
     def __post_init__(self) -> None:
         check_budget(self)
         check_ball(self.radius, self.norm)
-        check_positive(self, "std")
-        check_nonnegative(self, "threshold")
-        check_counts(self, "recent")
+        check_positive(std=self.std)
+        check_nonnegative(threshold=self.threshold)
+        check_at_least(1, recent=self.recent)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite

@@ -10,6 +10,7 @@ from operant.generate.engine import Rows, judge
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_between
 
 LEVEL = 0.05  # p-value from which a case counts as natural
 
@@ -44,5 +45,4 @@ class CaseList:
 
 
 def check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}; 0.05 rejects one in twenty genuine inputs")
+    check_between(0, 1, level=level, advice="0.05 rejects one in twenty genuine inputs")

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_nonnegative, check_positive
 from operant.generate.engine import (
     Goal,
     Rows,
@@ -25,6 +24,7 @@ from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.suite import Suite
+from operant.validation import check_at_least, check_nonnegative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,9 @@ class GradientMove:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         check_level(self.level)
-        check_counts(self, "steps", "stop_after")
-        check_positive(self, "step_size")
-        check_nonnegative(self, "weight")
+        check_at_least(1, steps=self.steps, stop_after=self.stop_after)
+        check_positive(step_size=self.step_size)
+        check_nonnegative(weight=self.weight)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)
