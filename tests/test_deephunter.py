@@ -118,7 +118,7 @@ def test_every_case_and_all_its_ancestors_satisfy_the_constraint(seed, guided):
     queue, paths = search.queue.take(torch.arange(len(search.queue))), []
     for x, parent, which in zip(queue["x"], queue["parent"].tolist(), queue["which"].tolist(), strict=True):
         paths.append([*paths[parent], (NAMES[which], x)] if parent >= 0 else [("seed", x)])
-    cases = {name: torch.cat([case[name] for case in search.cases]) for name in search.cases[0]}
+    cases = search.cases.rows()
     for x, parent, which in zip(cases["x"], cases["parent"].tolist(), cases["which"].tolist(), strict=True):
         paths.append([*paths[parent], (NAMES[which], x)])
     columns = [torch.cat([queue[name], cases[name]]) for name in ("l0", "linf")]
@@ -291,7 +291,7 @@ def test_the_queue_holds_the_seeds_and_what_covered_more(name, toy, generator):
 def test_without_guidance_every_mutant_that_does_not_fail_joins(toy, generator):
     model, seeds = toy
     search, _ = search_shared(model, seeds, SHIPPED["random"].search, guided=False, generator=generator)
-    assert len(search.queue) == search.spent[-1] - sum(len(case["x"]) for case in search.cases)
+    assert len(search.queue) == search.spent[-1] - len(search.cases.rows()["x"])
 
 
 def test_the_gain_of_a_case_is_what_the_queue_had_not_covered(toy, generator):

@@ -107,7 +107,7 @@ def test_the_corpus_holds_the_seeds_and_what_is_far_from_all_before(name, toy, g
 
 def test_without_guidance_every_mutant_that_does_not_fail_joins(toy, generator):
     search, _ = search_shared(*toy, SHIPPED["random"].search, guided=False, generator=generator)
-    assert len(search.queue) == search.spent[-1] - sum(len(case["x"]) for case in search.cases)
+    assert len(search.queue) == search.spent[-1] - len(search.cases.rows()["x"])
 
 
 def test_the_distance_of_a_case_is_that_to_the_nearest_kept(toy, generator):

@@ -6,30 +6,26 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from operant.data import Samples
 from operant.generate.baselines.exploration import Exploration, correct_rows
-from operant.generate.engine import Goal, Rows, judge
+from operant.generate.engine import CaseList, Goal, Rows, chosen, judge
+from operant.measure.coverage import Coverage, NeighbourCoverage
 from operant.model import Classifier
 from operant.suite import Suite
 from operant.validation import check_at_least, check_positive
 
+if TYPE_CHECKING:
+    from operant.generate.baselines.deephunter import DeepHunter
+    from operant.generate.baselines.tensorfuzz import TensorFuzz
+
+    SharedSearch = DeepHunter | TensorFuzz
+
 MAX_IDLE_ROUNDS = 10  # stop after this many rounds of the queue without a valid mutant
-
-
-class Covered(Protocol):
-    """What has been covered: `Coverage` or `NeighbourCoverage`."""
-
-    @property
-    def coverage(self) -> float: ...
-
-    def gain(self, points: Tensor, /) -> Tensor: ...
-
-    def update(self, points: Tensor, /) -> tuple[Tensor, Self]: ...
 
 
 class Queue:
@@ -42,7 +38,7 @@ class Queue:
         return self.size
 
     def take(self, places: Tensor) -> Rows:
-        return {name: values[places] for name, values in self.store.items()}
+        return chosen(self.store, places)
 
     def append(self, rows: Rows) -> None:
         start, self.size = self.size, self.size + len(rows["x"])
@@ -70,28 +66,13 @@ class SearchPlan:
 
     name: str
     control: str
-    covered: Covered
+    covered: Coverage | NeighbourCoverage
     read: Callable[[Tensor], tuple[Tensor, Tensor]]
     select: Callable[[Queue, int], Tensor]
     mutate: Callable[[Queue, Tensor], Rows]
     columns: Callable[[Queue, Rows], dict[str, Any]]
     guided: bool = True
     state: dict[str, Tensor] = field(default_factory=dict)
-
-
-class SharedSearch(Protocol):
-    """Options of every search with one queue for all seeds."""
-
-    @property
-    def rows_per_seed(self) -> int: ...
-
-    @property
-    def seconds_per_seed(self) -> float | None: ...
-
-    @property
-    def at_once(self) -> int | None: ...
-
-    def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan: ...
 
 
 def explore_shared(
@@ -139,7 +120,8 @@ class SharedQueueSearch:
         _, points = plan.read(x)
         _, self.covered = plan.covered.update(points)
         self.spent, self.coverage = [n], [self.covered.coverage]
-        self.cases = [self._case(self.queue.take(right[:0]), points[:0])]
+        self.cases = CaseList(seeds, *self.queue.store, "gain", "row")
+        self._add_cases(self.queue.take(root), points, root < 0)
 
     def run(self, options: SharedSearch) -> None:
         """Take inputs from the queue, mutate them and pass the mutants through the model, until the budget is spent."""
@@ -165,23 +147,21 @@ class SharedQueueSearch:
         logits, points = self.plan.read(mutants["x"])
         fails = Goal().reached(logits, self.y[mutants["origin"]])
         self.spent.append(self.spent[-1] + len(fails))
-        self.cases.append(self._case({name: values[fails] for name, values in mutants.items()}, points[fails]))
+        self._add_cases(mutants, points, fails)
         new, self.covered = self.covered.update(points[~fails])
         joins = (~fails).nonzero().flatten()
         joins = joins[new > 0] if self.plan.guided else joins
-        self.queue.append({name: values[joins] for name, values in mutants.items()})
+        self.queue.append(chosen(mutants, joins))
         self.coverage.append(self.covered.coverage)
 
-    def _case(self, mutants: Rows, points: Tensor) -> Rows:
-        row = torch.full_like(mutants["origin"], self.spent[-1])
-        return {**mutants, "gain": self.covered.gain(points), "row": row}
+    def _add_cases(self, mutants: Rows, points: Tensor, fails: Tensor) -> None:
+        cases = chosen(mutants, fails)
+        row = torch.full_like(cases["origin"], self.spent[-1])
+        self.cases.add({**cases, "gain": self.covered.gain(points[fails]), "row": row}, slice(None))
 
     def suite(self, model: Classifier, seeds: Samples) -> Suite:
         """The failures in seed order, then in the order they were found."""
-        cases = {key: torch.cat([case[key] for case in self.cases]) for key in self.cases[0]}
-        order = cases["origin"].argsort(stable=True)
-        cases = {key: values[order] for key, values in cases.items()}
-        skipped = len(seeds) - self.seeds
+        cases, skipped = self.cases.rows(), len(seeds) - self.seeds
         suite = judge(model, seeds, cases["x"], origin=cases["origin"], method=self.plan.name, skipped=skipped)
         return suite.with_columns(row=cases["row"], **self.plan.columns(self.queue, cases)).failures()
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from operant.conditions import DrawnConditions, Recipe, apply
 from operant.data import Samples
-from operant.generate.engine import Goal, Rows
-from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_values
+from operant.generate.engine import CaseList, Goal, Rows
+from operant.generate.operational._cases import LEVEL, check_level, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.rng import normal_like

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.engine import Goal, Rows, check_ball, project
-from operant.generate.operational._cases import LEVEL, CaseList, check_level
+from operant.generate.engine import CaseList, Goal, Rows, check_ball, project
+from operant.generate.operational._cases import LEVEL, check_level
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier
 from operant.suite import Suite

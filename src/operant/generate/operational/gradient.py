@@ -10,6 +10,7 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.generate.engine import (
+    CaseList,
     Goal,
     Rows,
     advance,
@@ -20,7 +21,7 @@ from operant.generate.engine import (
     random_point,
     steepest,
 )
-from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_values
+from operant.generate.operational._cases import LEVEL, check_level, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.suite import Suite
