@@ -148,8 +148,7 @@ class AutoAttackFuzzer:
             attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, model.classes(seeds.x) - 1)
             cases, _ = attack.run_standard_evaluation(unit, seeds.labels, batch_size=self.batch_size)
         x = seeds.x + (cases - unit).to(seeds.x) * (high - low)
-        radius = torch.full_like(seeds.labels, self.radius, dtype=x.dtype)
-        x = project(x, seeds.x, radius, self.norm, model.bounds)
+        x = project(x, seeds.x, self.radius, self.norm, model.bounds)
         return judge(model, seeds, x, method=f"autoattack-{self.version}-{self.norm}")
 
 

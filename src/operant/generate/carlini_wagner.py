@@ -110,13 +110,7 @@ class CarliniWagner:
 
         blank = torch.full_like(weight, torch.inf)
         state = {"x": rows["x0"], "y": rows["y"], "w": w0, "start": to_input(w0), "weight": weight}
-        state |= {
-            "distance": blank,
-            "lowest": blank,
-            "before": blank,
-            "m": torch.zeros_like(w0),
-            "v": torch.zeros_like(w0),
-        }
+        state |= dict.fromkeys(("distance", "lowest", "before"), blank) | dict.fromkeys("mv", torch.zeros_like(w0))
         final = advance(state, step, steps=self.steps)
         return final["x"], final["distance"]
 

@@ -18,6 +18,9 @@ from operant.validation import check_nonnegative, check_one_of, check_positive
 Rows = dict[str, Tensor]
 """The state of a search: tensors with one row per active seed."""
 
+Radii = Tensor | float
+"""One radius for all rows, or one per row."""
+
 SLACK = 1e-4  # margin that a case must have, as a share of the largest logit, so that every later pass agrees
 
 
@@ -183,8 +186,8 @@ def steepest(gradient: Tensor, norm: str) -> Tensor:
     return scaled / column(scaled.flatten(1).norm(dim=1).clamp_min(1), scaled)
 
 
-def project(x: Tensor, x0: Tensor, radius: Tensor | float, norm: str, bounds: tuple[float, float]) -> Tensor:
-    """``x`` projected into the ball around each seed and clipped to bounds; one radius, or one per row."""
+def project(x: Tensor, x0: Tensor, radius: Radii, norm: str, bounds: tuple[float, float]) -> Tensor:
+    """``x`` projected into the ball around each seed and clipped to bounds."""
     delta, r = x - x0, column(torch.as_tensor(radius, dtype=x.dtype, device=x.device), x)
     if norm == "linf":
         delta = torch.minimum(torch.maximum(delta, -r), r)

@@ -308,7 +308,7 @@ class UncertaintyFuzz:
         return (self.noise or self.radius) * (2 * u - 1).to(like)
 
     def _projected(self, x: Tensor, x0: Tensor, bounds: tuple[float, float]) -> Tensor:
-        return project(x, x0[None], x.new_full((1,), self.radius), self.norm, bounds)
+        return project(x, x0[None], self.radius, self.norm, bounds)
 
 
 def _wrong(rows: Rows) -> Tensor:

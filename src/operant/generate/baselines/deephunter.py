@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.baselines._image_mutations import NAMES, ImageMutation, Lineage
+from operant.generate.baselines._image_mutations import NAMES, ImageMutation
 from operant.generate.baselines._network import Network
 from operant.generate.baselines._shared_queue import Queue, SearchPlan, check_budget, explore_shared
 from operant.generate.baselines.exploration import CriterionFactory, Exploration
@@ -178,17 +178,14 @@ def _mutated(queue: Queue, places: Tensor, mutation: ImageMutation, generator: t
     """Mutants of the inputs at these places; ``reference`` is a place, or -1 for the input itself."""
     now = queue.take(places)
     reference = torch.where(now["reference"] < 0, places, now["reference"])
-    known = {name: now[name] for name in ("x", "l0", "linf", "l0_before", "linf_before", "affine")}
-    mutants = mutation(Lineage(**known, reference=queue.store["x"][reference]), generator=generator)
-    after, row = vars(mutants.lineage), mutants.row
-    newly_affine = after["affine"] & ~now["affine"][row]
-    return {
-        **{name: after[name] for name in known},
-        **{name: now[name][row] for name in ("origin", "root")},
-        "parent": places[row],
-        "which": mutants.which,
-        "reference": torch.where(newly_affine, -1, reference[row]),
-    }
+    known = ("x", "l0", "linf", "l0_before", "linf_before", "affine")
+    images = {name: now[name] for name in known} | {"reference": queue.store["x"][reference]}
+    mutants = mutation(images, generator=generator)
+    row = mutants.pop("row")
+    newly_affine = mutants["affine"] & ~now["affine"][row]
+    reference = torch.where(newly_affine, -1, reference[row])
+    inherited = {name: now[name][row] for name in ("origin", "root")}
+    return mutants | inherited | {"parent": places[row], "reference": reference}
 
 
 def _columns(queue: Queue, cases: Rows) -> dict[str, Any]:

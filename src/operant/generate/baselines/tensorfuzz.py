@@ -82,7 +82,6 @@ class TensorFuzz:
 
     def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan:
         """The parts of the search."""
-        radius = x.new_full((1,), self.radius)
 
         def read(x: Tensor) -> tuple[Tensor, Tensor]:
             logits = model.batched_logits(x)
@@ -92,7 +91,7 @@ class TensorFuzz:
             now = queue.take(places)
             moved = now["x"] + self.std * normal_like(now["x"], generator=generator)
             x0 = queue.store["x"][now["root"]]
-            return now | {"x": project(moved, x0, radius, "linf", model.bounds), "parent": places}  # (1)
+            return now | {"x": project(moved, x0, self.radius, "linf", model.bounds), "parent": places}  # (1)
 
         return SearchPlan(
             name="tensorfuzz",

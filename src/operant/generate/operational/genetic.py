@@ -148,7 +148,7 @@ class GeneticMove:
         if self.naturalness is not None and self.genes == "codes":
             with torch.no_grad():
                 x = x0 + (self.naturalness.vae.decode(rows["code"] + x) - rows["decoded"]).to(x0)
-        return project(x.view(x0.shape), x0, x0.new_full((len(x0),), self.radius), self.norm, model.bounds)
+        return project(x.view(x0.shape), x0, self.radius, self.norm, model.bounds)
 
     def _codes(self, x0: Tensor) -> Rows:
         """The code of each seed and its reconstruction, where genes are codes."""
