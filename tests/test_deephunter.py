@@ -111,7 +111,7 @@ def test_every_mutant_of_mutants_satisfies_the_constraint(seed, alpha, beta, bou
 def test_every_case_and_all_its_ancestors_satisfy_the_constraint(seed, guided):
     model = toy_classifier()
     options = DeepHunter(rows_per_seed=25, criterion=kmnc, alpha=0.05, beta=0.25)
-    search, _ = search_shared(model, toy_seeds(model, n=8), options, guided=guided, generator=spawn(seed))
+    search = search_shared(model, toy_seeds(model, n=8), options, guided=guided, generator=spawn(seed))
     queue, paths = search.queue.take(torch.arange(len(search.queue))), []
     for x, parent, which in zip(queue["x"], queue["parent"].tolist(), queue["which"].tolist(), strict=True):
         paths.append([*paths[parent], (NAMES[which], x)] if parent >= 0 else [("seed", x)])
@@ -271,7 +271,7 @@ def test_a_queue_keeps_what_it_is_given(generator):
 def test_the_queue_holds_the_seeds_and_what_covered_more(name, toy, generator):
     model, seeds = toy
     options = SHIPPED[name]
-    search, _ = search_shared(model, seeds, options, generator=generator)
+    search = search_shared(model, seeds, options, guided=True, generator=generator)
     x = search.queue.store["x"][: len(search.queue)]
     criterion = options.criterion(model, seeds.x)
     new, state = Coverage.of(criterion).update(criterion.neurons(model, x))
@@ -287,7 +287,7 @@ def test_the_queue_holds_the_seeds_and_what_covered_more(name, toy, generator):
 
 def test_without_guidance_every_mutant_that_does_not_fail_joins(toy, generator):
     model, seeds = toy
-    search, _ = search_shared(model, seeds, SHIPPED["random"].search, guided=False, generator=generator)
+    search = search_shared(model, seeds, SHIPPED["random"].search, guided=False, generator=generator)
     assert len(search.queue) == search.spent[-1] - len(search.cases.rows()["x"])
 
 

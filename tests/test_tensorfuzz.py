@@ -91,7 +91,7 @@ def test_recent_inputs_are_taken_as_often_as_they_should_be(generator):
 def test_the_corpus_holds_the_seeds_and_what_is_far_from_all_before(name, toy, generator):
     model, seeds = toy
     options = SHIPPED[name]
-    search, _ = search_shared(model, seeds, options, generator=generator)
+    search = search_shared(model, seeds, options, guided=True, generator=generator)
     x = search.queue.store["x"][: len(search.queue)]
     assert torch.equal(x[:12], seeds.x[seeds.ids.argsort()])
     kept = []
@@ -106,7 +106,7 @@ def test_the_corpus_holds_the_seeds_and_what_is_far_from_all_before(name, toy, g
 
 
 def test_without_guidance_every_mutant_that_does_not_fail_joins(toy, generator):
-    search, _ = search_shared(*toy, SHIPPED["random"].search, guided=False, generator=generator)
+    search = search_shared(*toy, SHIPPED["random"].search, guided=False, generator=generator)
     assert len(search.queue) == search.spent[-1] - len(search.cases.rows()["x"])
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from operant.generate.baselines.adapt import ADAPT
     from operant.generate.baselines.dlfuzz import DLFuzz
 
-    SeedSearch = ADAPT | DLFuzz
-
 NORMS = ("linf", "l2", "relative-l2")
 
 
@@ -37,7 +35,7 @@ def neuron_coverage(model: Classifier, x: Tensor) -> Criterion:
 def explore_each(
     model: Classifier,
     seeds: Samples,
-    options: SeedSearch,
+    options: ADAPT | DLFuzz,
     walk: Callable[[SeedQueues], None],
     *,
     method: str,
@@ -87,7 +85,7 @@ class SeedQueues:
         seeds: Samples,
         rows: Tensor,
         streams: list[torch.Generator],
-        options: SeedSearch,
+        options: ADAPT | DLFuzz,
     ) -> None:
         self.network, self.criterion, self.origin, self.streams = network, criterion, rows, streams
         self.x0, self.y = seeds.x[rows], seeds.labels[rows]

@@ -106,7 +106,7 @@ class DeepHunter:
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
         """The same search, with the growth of its coverage: one line for all seeds."""
-        return explore_shared(model, seeds, self, generator=generator)
+        return explore_shared(model, seeds, self, guided=True, generator=generator)
 
     def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan:
         """The parts of the search."""

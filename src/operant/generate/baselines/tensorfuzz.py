@@ -78,7 +78,7 @@ class TensorFuzz:
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
         """The same search, with the growth of the number of points kept: one line for all seeds."""
-        return explore_shared(model, seeds, self, generator=generator)
+        return explore_shared(model, seeds, self, guided=True, generator=generator)
 
     def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan:
         """The parts of the search."""
