@@ -19,7 +19,7 @@ from operant.generate.engine import check_ball, judge, project
 from operant.model import Classifier
 from operant.rng import global_streams
 from operant.suite import Suite
-from operant.validation import check_at_least, check_one_of
+from operant.validation import check_at_least, check_one_of, check_positive
 
 
 def from_foolbox(attack: Any, *, radius: float | None = None) -> FoolboxFuzzer:
@@ -29,8 +29,7 @@ def from_foolbox(attack: Any, *, radius: float | None = None) -> FoolboxFuzzer:
         attack: for instance ``foolbox.attacks.LinfPGD()``.
         radius: what Foolbox calls epsilon; None for attacks that minimise the distance.
     """
-    if radius is not None:
-        check_ball(radius, "linf")
+    check_positive(radius=radius)
     return FoolboxFuzzer(attack=attack, radius=radius)
 
 
@@ -79,8 +78,7 @@ class FoolboxFuzzer:
             for x, y in zip(seeds.x.split(model.batch_size), seeds.labels.split(model.batch_size), strict=True):
                 _, clipped, _ = self.attack(wrapped, x.to(model.device), y.to(model.device), epsilons=self.radius)
                 parts.append(clipped.detach().to(x))
-        method = f"foolbox-{type(self.attack).__name__}"
-        return judge(model, seeds, torch.cat(parts), method=method)
+        return judge(model, seeds, torch.cat(parts), method=f"foolbox-{type(self.attack).__name__}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +106,7 @@ class ArtFuzzer:
             attack = self.attack(wrapped, **self.options)
             cases = attack.generate(x=seeds.x.cpu().numpy(), y=np.eye(classes)[seeds.labels.cpu().numpy()])
         x = torch.as_tensor(cases).to(seeds.x).clamp(*model.bounds)
-        method = f"art-{self.attack.__name__}"
-        return judge(model, seeds, x, method=method)
+        return judge(model, seeds, x, method=f"art-{self.attack.__name__}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,9 +86,7 @@ class FGSM:
 
     Args:
         radius: length of the step, or with ``minimal`` the largest to try.
-        norm: ``"linf"`` or ``"l2"``.
-        random_start: start from a uniform point of the ball and project back.
-        target: the class to reach, or None for any but the label; seeds of that class are skipped.
+        norm, random_start, target: as in `PGD`.
         minimal: use the smallest step that fails.
         confidence: with ``minimal``, by how many logits the case must fail.
 
@@ -127,10 +125,9 @@ class BIM:
 
     Args:
         radius: of the ball, or with ``minimal`` the largest to try.
-        norm: ``"linf"`` or ``"l2"``.
+        norm, target: as in `PGD`.
         steps: how many; all are run unless ``stop_early`` or ``minimal``.
         step_size: in input units (default: radius / 5). With ``minimal``, for the full radius.
-        target: the class to reach, or None for any but the label; seeds of that class are skipped.
         stop_early: rows stop as soon as they fail.
         minimal: use the smallest ball that holds a failure.
         confidence: with ``stop_early`` or ``minimal``, by how many logits a row must fail.

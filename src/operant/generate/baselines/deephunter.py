@@ -121,6 +121,8 @@ class DeepHunter:
             return torch.cat([r.logits for r in readings]), torch.cat(points)
 
         zero, zero_distance, itself = torch.tensor(0), torch.tensor(0, dtype=x.dtype), torch.tensor(-1)
+        state = {"l0": zero, "linf": zero_distance, "l0_before": zero, "linf_before": zero_distance}
+        state |= {"affine": torch.tensor(False), "reference": itself, "which": itself}
         return SearchPlan(
             name="deephunter",
             control="metamorphic",
@@ -129,15 +131,7 @@ class DeepHunter:
             select=FadingRoundRobin(gamma=self.gamma, p_min=self.p_min, generator=generator),
             mutate=lambda queue, places: _mutated(queue, places, mutation, generator),
             columns=_columns,
-            state={
-                "l0": zero,
-                "linf": zero_distance,
-                "l0_before": zero,
-                "linf_before": zero_distance,
-                "affine": torch.tensor(False),
-                "reference": itself,
-                "which": itself,
-            },
+            state=state,
         )
 
     def _criterion(self, model: Classifier, x: Tensor) -> Criterion:

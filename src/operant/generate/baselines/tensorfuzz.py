@@ -43,11 +43,7 @@ class TensorFuzz:
 
     Args:
         radius: of the ball around each seed in L∞, in input units.
-        rows_per_seed: model rows per seed, as one budget for all; the seeds are counted, the first and last judgement
-            are not.
-        seconds_per_seed: CPU seconds per seed, as one budget for all, after which the search ends even if rows are
-            left; results then depend on the machine's speed.
-        at_once: inputs taken from the corpus and passed through the model together (default: the number of seeds).
+        rows_per_seed, seconds_per_seed, at_once: as in `DeepHunter`.
         std: of the noise, in input units; the program's 0.2 for images from -1 to 1 is 0.1 for those from 0 to 1.
         threshold: in units of the logits.
         recent: how many of the corpus are recent.

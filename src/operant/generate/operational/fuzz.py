@@ -153,10 +153,7 @@ def distinct(seed: Tensor, codes: Tensor, value: Tensor, *, min_distance: float,
     """Rows to keep, in order: of each seed the most valuable, then the next that is far enough from those, and so on.
 
     Args:
-        seed: the seed of each row, ``(N,)``.
-        codes: for distances, ``(N, d)``.
-        value: of two near rows, the one with the larger value is kept.
-        min_distance: rows of one seed that are no further apart than this are merged.
+        min_distance: rows of one seed whose codes ``(N, d)`` are no further apart than this are merged.
         limit: maximum number of rows per seed.
 
     >>> seed, codes = torch.tensor([7, 7, 7, 8]), torch.tensor([[0.0], [0.1], [5.0], [0.0]])

@@ -15,6 +15,7 @@ from operant.generate.engine import (
     Rows,
     advance,
     check_ball,
+    chosen,
     column,
     loss_gradient,
     project,
@@ -79,17 +80,11 @@ class GradientMove:
         start = seeds.x
         if self.random_start:
             start = random_point(start, self.radius, self.norm, generator=generator).clamp(*model.bounds)
-        rows = {
-            "x0": seeds.x,
-            "y": seeds.labels,
-            "x": start,
-            "origin": torch.arange(len(seeds), device=start.device),
-            "found": torch.zeros_like(seeds.labels),
-        }
+        origin, found = torch.arange(len(seeds), device=start.device), torch.zeros_like(seeds.labels)
+        rows = {"x0": seeds.x, "y": seeds.labels, "x": start, "origin": origin, "found": found}
         cases = CaseList(seeds)
-        for some in rows["origin"].split(model.batch_size):
-            batch = {name: values[some] for name, values in rows.items()}
-            batch = advance(batch, partial(self._step, model, cases), steps=self.steps)
+        for some in origin.split(model.batch_size):
+            batch = advance(chosen(rows, some), partial(self._step, model, cases), steps=self.steps)
             cases.add(batch, batch["found"] == 0)
         return cases.suite(model, method=f"gradient-{self.norm}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -114,8 +114,7 @@ class FeatureSource:
     def images(self, z: Tensor, y: Tensor) -> Tensor:
         """Images in batches, without gradients; raises if they leave `bounds` or are NaN."""
         with torch.no_grad():
-            parts = zip(z.split(BATCH), y.split(BATCH), strict=True)
-            x = torch.cat([self(*part) for part in parts])
+            x = torch.cat([self(*part) for part in zip(z.split(BATCH), y.split(BATCH), strict=True)])
         advice = "give the range that the module returns: output=(-1, 1) where it ends in tanh"
         check_within(self.bounds, slack=slack_of(self.bounds), images=x, advice=advice)
         return x.clamp(*self.bounds)
@@ -268,24 +267,17 @@ class FeatureSource:
         if wrong := sorted({c for c in labels if not 0 <= c < self.classes}):
             raise ValueError(f"labels must be the source's classes, 0 to {self.classes - 1}, got {wrong}")
 
-    @contextmanager
-    def _hooked(self, hooks: Mapping[str, Callable[[nn.Module, Any, Any], Any]]) -> Iterator[None]:
-        parts = dict(self.module.named_modules())
-        handles = [parts[name].register_forward_hook(hook) for name, hook in hooks.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def _hooked(self, hooks: Mapping[str, Callable[[nn.Module, Any, Any], Any]]) -> ExitStack:
+        """A context in which these forward hooks are registered."""
+        parts, stack = dict(self.module.named_modules()), ExitStack()
+        for name, hook in hooks.items():
+            stack.enter_context(parts[name].register_forward_hook(hook))
+        return stack
 
     def _layers_in_order(self) -> tuple[str, ...]:
         names = [name for name, part in self.module.named_modules() if name and isinstance(part, WEIGHTED_LAYERS)]
         ran: list[str] = []
-
-        def note(name: str, *_: Any) -> None:
-            ran.append(name)
-
-        with self._hooked({name: partial(note, name) for name in names}), torch.no_grad():
+        with self._hooked({name: lambda *_, name=name: ran.append(name) for name in names}), torch.no_grad():
             y = torch.zeros(MIN_ROWS, dtype=torch.int64, device=self.device)
             self(torch.zeros(MIN_ROWS, self.latent, dtype=self.dtype, device=self.device), y)
         return tuple(name for name in ran if ran.count(name) == 1)
