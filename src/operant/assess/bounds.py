@@ -17,6 +17,8 @@ from scipy.optimize import brentq
 from scipy.special import betainc, betaln, xlog1py, xlogy
 from scipy.stats import beta, norm
 
+from operant.validation import check_above_to, check_at_least, check_between, check_from_to, check_one_of
+
 Array = NDArray[np.float64]
 PRIORS = {"uniform": (1.0, 1.0), "jeffreys": (0.5, 0.5)}
 MIXTURE = (0.5, 0.5)  # the beta distribution over which the confidence sequence mixes
@@ -34,12 +36,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The probability of failing is at most ``upper``, with ``confidence``.
-
-    Attributes:
-        upper: the bound, never 0 and at most 1.
-        method: name of the method, with the prior where there is one.
-    """
+    """The probability of failing is at most ``upper`` (never 0), with ``confidence``; ``method`` names any prior."""
 
     upper: float
     confidence: float
@@ -119,12 +116,9 @@ def confidence_sequence(k: int, n: int, *, confidence: float = 0.95) -> Bound:
         | https://arxiv.org/abs/1810.08240
     """
     _check(k, n, confidence)
-    threshold = -math.log1p(-confidence)
-    if k == n:
-        upper = 1.0
-    else:
-        above = _root(lambda x: float(log_wealth(k, n, _share(x, k / n))) - threshold)
-        upper = _share(above, k / n)
+    upper = 1.0
+    if k < n:
+        upper = _share(_root(lambda x: float(log_wealth(k, n, _share(x, k / n))) + math.log1p(-confidence)), k / n)
     return _bound(upper, k, n, confidence, "confidence sequence")
 
 
@@ -182,11 +176,7 @@ def stratified_bound(
       Safe, but long: every stratum adds 1 / n_h to its rate.
     - ``"jeffreys"``: the same with Beta(k_h + ½, n_h - k_h + ½); in between.
 
-    Args:
-        k: failures of each stratum.
-        n: trials of each, at least one.
-        mass: P_h, positive; mass missing to a sum of 1 is known not to fail.
-        method: one of the four.
+    Mass missing to a sum of 1 is known not to fail.
 
     >>> stratified_bound([0, 0, 3], [100, 100, 100], [0.6, 0.3, 0.1]).upper
     0.0207...
@@ -198,12 +188,11 @@ def stratified_bound(
         | https://doi.org/10.1002/sim.4780040211
     """
     check_confidence(confidence)
-    if method not in STRATIFIED:
-        raise ValueError(f"method must be one of {', '.join(STRATIFIED)}, got {method!r}")
+    check_one_of(STRATIFIED, method=method)
     counts, trials, shares = _checked_strata(k, n, mass)
     upper = STRATIFIED[method](counts, trials, shares, 1 - confidence)
-    total, everything = int(counts.sum()), float(shares.sum())
-    return _bound(min(upper, everything), total, int(trials.sum()), confidence, f"stratified, {method}")
+    k_all, n_all = int(counts.sum()), int(trials.sum())
+    return _bound(min(upper, float(shares.sum())), k_all, n_all, confidence, f"stratified, {method}")
 
 
 def _score(k: Array, n: Array, mass: Array, tail: float) -> float:
@@ -283,12 +272,8 @@ class PartialPrior:
     lowest: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.belief < 1:
-            raise ValueError(f"belief must be between 0 and 1, got {self.belief}")
-        if not 0 < self.within < 1 or not 0 <= self.lowest <= self.within:
-            raise ValueError(
-                f"within must be between 0 and 1, and lowest from 0 to within, got {self.within} and {self.lowest}"
-            )
+        check_between(0, 1, belief=self.belief, within=self.within)
+        check_from_to(0, self.within, lowest=self.lowest)
 
 
 def conservative_bayes(k: int, n: int, *, prior: PartialPrior, confidence: float = 0.95) -> Bound:
@@ -337,8 +322,7 @@ def conservative_bayes_confidence(k: int, n: int, *, prior: PartialPrior, upper:
         | https://doi.org/10.1016/j.infsof.2020.106393
     """
     _check_counts(k, n)
-    if not 0 < upper <= 1:
-        raise ValueError(f"upper must be a probability above 0, got {upper}")
+    check_above_to(0, 1, upper=upper)
     odds = math.inf if upper == 1 else _log_odds(k, n, upper, prior)
     confidence = 0.0 if upper < prior.within else 1 / (1 + math.exp(min(-odds, 700.0)))
     return _bound(upper, k, n, confidence, _prior_name(prior))
@@ -350,9 +334,7 @@ def _log_odds(k: int, n: int, p: float, prior: PartialPrior) -> float:
     def log_likelihood(x: float) -> float:
         return float(xlogy(k, x) + xlog1py(n - k, -x))
 
-    worst = min(
-        log_likelihood(prior.lowest), log_likelihood(prior.within)
-    )  # L has one peak, so it is smallest at an end
+    worst = min(log_likelihood(prior.lowest), log_likelihood(prior.within))  # L has one peak: smallest at an end
     return math.log(prior.belief) - math.log1p(-prior.belief) + worst - log_likelihood(max(p, k / n))
 
 
@@ -375,10 +357,7 @@ def beta_binomial(k: int, n: int, *, prior: str | tuple[float, float], confidenc
     _check(k, n, confidence)
     pair = PRIORS.get(prior) if isinstance(prior, str) else tuple(prior)
     if pair is None or len(pair) != 2 or not all(0 < value < math.inf for value in pair):
-        raise ValueError(
-            f'prior must be "uniform", "jeffreys" or a pair of positive numbers (a, b) of a beta distribution, '
-            f"got {prior!r}"
-        )
+        raise ValueError(f'prior must be "uniform", "jeffreys" or a pair of positive numbers (a, b), got {prior!r}')
     a, b = pair
     upper = float(beta.isf(1 - confidence, a + k, b + n - k))  # (1)
     name = f"{prior} prior" if isinstance(prior, str) else "prior"
@@ -393,8 +372,7 @@ def _bound(upper: float, k: int, n: int, confidence: float, method: str) -> Boun
 
 
 def check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
 
 
 def _check(k: int, n: int, confidence: float) -> None:
@@ -403,8 +381,7 @@ def _check(k: int, n: int, confidence: float) -> None:
 
 
 def _check_counts(k: int, n: int) -> None:
-    if not n >= 1:
-        raise ValueError(f"n must be at least 1 trial, got {n}")
+    check_at_least(1, n=n)
     if not 0 <= k <= n or k != int(k) or n != int(n):
         raise ValueError(f"k must be a whole number from 0 to n, got k={k} of n={n}")
 

@@ -37,7 +37,8 @@ from torch import Tensor
 
 from operant.assess.bounds import STRATIFIED, check_confidence, clopper_pearson, stratified_bound
 from operant.model.doctor import Finding
-from operant.seeds.designs import Draw, normalised
+from operant.seeds.designs import Draw, normalised, one_per_input
+from operant.validation import check_finite, check_one_of
 
 MAX_SHARE = 0.1  # of the estimate that one input may account for under a normal bound
 MIN_FAILURES = 20.0  # of equal weight, for a normal bound
@@ -88,8 +89,7 @@ def estimate(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimat
     """The estimate and bound for the draw's design; raises for the design "top".
 
     Args:
-        draw: result of `operant.seeds.draw`.
-        failed: for each of its rows, in order, whether the model misclassified it.
+        failed: for each row of the draw, in order, whether the model misclassified it.
 
     >>> from operant import Samples, spawn
     >>> from operant.seeds import draw
@@ -173,23 +173,18 @@ def stratified(draw: Draw, failed: Tensor, *, confidence: float = 0.95, bound: s
     safe must be drawn often enough, or their possible failures dominate the bound. Six strata do better than four.
 
     Args:
-        draw: with the design ``"stratified"``.
-        failed: for each of its rows, whether it failed.
         bound: ``"score"``, ``"laplace"``, ``"beta"`` or ``"jeffreys"``; see `operant.assess.stratified_bound`.
     """
     y = _checked(draw, failed, confidence, "stratified")
-    if bound not in STRATIFIED:
-        raise ValueError(f"bound must be one of {', '.join(STRATIFIED)}, got {bound!r}")
-    terms = _stratified(draw, y)
+    check_one_of(STRATIFIED, bound=bound)
     mass, drawn, failures = _uncertain_strata(draw, y)
     known = float((draw.mass * y)[draw.chances >= CERTAIN].sum())
     upper, method = known, "all labels known"
     if len(mass):
-        rest = stratified_bound(
-            failures.round().tolist(), drawn.tolist(), mass.tolist(), confidence=confidence, method=bound
-        )
+        strata = failures.round().tolist(), drawn.tolist(), mass.tolist()
+        rest = stratified_bound(*strata, confidence=confidence, method=bound)
         upper, method = known + rest.upper, rest.method
-    return _result(draw, y, terms, confidence, "stratified", method, upper)
+    return _result(draw, y, _stratified(draw, y), confidence, "stratified", method, upper)
 
 
 def prediction_powered(
@@ -210,8 +205,7 @@ def prediction_powered(
     regression of t y on t s over the drawn rows, at the price of a bias of the order 1 / n.
 
     Args:
-        draw: with any design that has probabilities and reaches the whole pool.
-        failed: for each of its rows, whether it failed.
+        draw: one that reaches the whole pool.
         scores: s, an estimate of each pool input's probability of failing, in the pool's order.
         mass: the pool's, as given to the draw.
         power: η (default: estimated).
@@ -363,8 +357,7 @@ def _exact(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, meth
 
 def _normal(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, method: str) -> Estimate:
     """A normal bound if it can be trusted, otherwise none."""
-    finding = _why_not_normal(y, terms)
-    if finding is not None:
+    if finding := _why_not_normal(y, terms):
         return _result(draw, y, terms, confidence, method, "none", None, finding)
     assert terms.error is not None
     z, t = float(norm.isf(1 - confidence)), terms.shares * y
@@ -390,7 +383,6 @@ def _why_not_normal(y: Tensor, terms: _EstimateTerms) -> Finding | None:
         problem=f"a normal approximation cannot be trusted here: {why}",
         advice='use the design "stratified", or "pps" with the mass as weights, whose bounds need no normal '
         "approximation; or buy more labels",
-        severity="warning",
     )
 
 
@@ -411,7 +403,6 @@ def _result(
                 name="out of reach",
                 problem=f"inputs with {lost:.3g} of the profile's mass could not be drawn and are in no estimate",
                 advice="the bound counts all of them as failures; give every input some weight, as combine does",
-                severity="warning",
             ),
         )
     return Estimate(
@@ -452,31 +443,21 @@ def _checked(draw: Draw, failed: Tensor, confidence: float, design: str) -> Tens
         )
     if len(draw) == 0:
         raise ValueError("there are no labels: the draw is empty; draw again, with a larger n")
-    if not isinstance(failed, Tensor) or failed.shape != (len(draw),):
-        got = f"shape {tuple(failed.shape)}" if isinstance(failed, Tensor) else f"a {type(failed).__name__}"
-        raise ValueError(f"failed must be a tensor with one entry for each of the {len(draw)} drawn rows, got {got}")
-    y = failed.detach().cpu().double()
+    y = one_per_input(failed, len(draw), "failed", kind="drawn rows")
     if bad := int(((y != 0) & (y != 1)).sum()):
-        raise ValueError(
-            f"failed must be 0 or 1 (or False and True), got {bad} of {len(y)} other values; "
-            "give model.predict(x) != labels"
-        )
+        raise ValueError(f"failed must be 0 or 1, got {bad} of {len(y)} other values; give model.predict(x) != labels")
     return y
 
 
 def _checked_scores(draw: Draw, scores: Tensor, mass: Tensor | None) -> tuple[float, Tensor]:
     """Σ p s over the pool, and the drawn rows' scores."""
     size = draw.pool_size
-    if not isinstance(scores, Tensor) or scores.shape != (size,):
-        got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
-        raise ValueError(f"scores must be a tensor with one number for each of the pool's {size} inputs, got {got}")
-    s = scores.detach().cpu().double()
-    if bad := int((~s.isfinite()).sum()):
-        raise ValueError(f"scores must be finite, got {bad} of {size} that are not")
+    s = one_per_input(scores, size, "scores")
+    check_finite(scores=s)
     if draw.unreachable > 0:
         raise ValueError(
-            f"the draw must reach the whole pool, but {draw.unreachable:.3g} of the mass had no weight, where scores "
-            "cannot be corrected; draw with positive weights, as combine gives them"
+            f"scores cannot be corrected for {draw.unreachable:.3g} of the mass, which had no weight in the draw; draw "
+            "with positive weights, as combine gives them"
         )
     p = torch.full((size,), 1 / size, dtype=torch.float64) if mass is None else normalised(mass, size, "mass")
     if not torch.allclose(p[draw.indices], draw.mass, rtol=1e-6, atol=0):
