@@ -13,6 +13,7 @@ from operant.defend._common import calibrated, check_benign, check_shape, split_
 from operant.measure.conformal import Conformal
 from operant.model import Classifier
 from operant.networks.training import fit, initialise
+from operant.validation import check_at_least, check_not_empty, check_row_shape
 
 INPUT, LOGITS = "input", "logits"
 
@@ -22,12 +23,10 @@ class LogitDetector:
     """Rejects inputs that a small network on the model's logits considers adversarial; from `fit_logit_detector`.
 
     Attributes:
-        model: the defended model.
         on: the network's input: ``"logits"``, ``"input"`` or the name of a layer.
         network: from standardised values to two logits, benign and adversarial.
         centre, scale: for standardising.
         calibration: scores of benign inputs that the network did not learn from.
-        level: the false-positive rate.
     """
 
     model: Classifier
@@ -86,8 +85,7 @@ def fit_logit_detector(
     """
     check_benign(model, benign)
     _check_adversarial(model, benign, adversarial)
-    if hidden < 1:
-        raise ValueError(f"hidden must be at least 1, got {hidden}")
+    check_at_least(1, hidden=hidden)
     learned, held = split_benign(benign, calibration)
     values = detector_inputs(model, torch.cat([learned.x, adversarial.x.to(learned.x)]), on)
     scale, centre = torch.std_mean(values, 0)
@@ -130,13 +128,8 @@ def _scores(network: Classifier, values: Tensor) -> Tensor:
 
 
 def _check_adversarial(model: Classifier, benign: Samples, adversarial: Samples) -> None:
-    if len(adversarial) == 0:
-        raise ValueError("there are no adversarial inputs; both kinds are needed, for instance failures() of a suite")
-    if adversarial.shape != benign.shape:
-        raise ValueError(
-            f"benign and adversarial inputs must have one shape, got {tuple(benign.shape)} and "
-            f"{tuple(adversarial.shape)}; resize them first"
-        )
+    check_not_empty(adversarial=adversarial, advice="both kinds are needed, for instance failures() of a suite")
+    check_row_shape(tuple(benign.shape), adversarial=adversarial.x, advice="resize them to that of benign inputs")
     model.check_inputs(adversarial.x)
     if adversarial.y is None:
         return

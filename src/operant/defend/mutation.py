@@ -15,7 +15,9 @@ from operant.defend.mutants import Weights, mutate
 from operant.defend.sequential import ADVERSARIAL, GRID, OPEN, SequentialTest, critical_thresholds, on_grid
 from operant.measure.conformal import check_level, fit_conformal
 from operant.model import MIN_ROWS, Classifier
+from operant.retrain.training import with_layout
 from operant.rng import spawn
+from operant.validation import check_at_least
 
 MAX_TRIES = 5  # mutants tried per mutant needed
 
@@ -44,13 +46,10 @@ class MutationDetector:
     """Runs mutants until it is clear whether an input's label is stable; from `fit_mutation_detector`.
 
     Attributes:
-        model: the defended model.
         network: the module that is mutated.
-        operator, rate: of `mutate`.
         seed: from which mutants are drawn, each by its number.
         numbers: of the mutants that are accurate enough.
         test: makes the decision, with its calibrated threshold.
-        level: the false-positive rate.
     """
 
     model: Classifier
@@ -137,15 +136,13 @@ def fit_mutation_detector(
         level: the false-positive rate.
         calibration: share of the benign inputs for calibration, split by id.
         indifference, alpha, beta: of the `SequentialTest`.
-        generator: one number is drawn from it, which seeds all mutants.
 
     References:
         | Adversarial Sample Detection for Deep Neural Network through Model Mutation Testing (Wang et al., 2019)
         | https://arxiv.org/abs/1812.05793
     """
     check_benign(model, benign)
-    if mutants < 1:
-        raise ValueError(f"mutants must be at least 1, got {mutants}")
+    check_at_least(1, mutants=mutants)
     selecting, held = split_benign(benign, calibration)
     check_level(level, len(held))
     network = _network(model, benign.x)
@@ -201,11 +198,7 @@ def _network(model: Classifier, x: Tensor) -> nn.Module:
     """The module to mutate: the user's, with convolutions in the faster memory format."""
     model.prepare(x[:MIN_ROWS])
     module = model.unwrap().eval().requires_grad_(False)
-    if model.channels_last:
-        for part in module.modules():
-            if isinstance(part, nn.Conv2d):
-                part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module
+    return with_layout(module, channels_last=True) if model.channels_last else module
 
 
 def _mutant(network: nn.Module, operator: str, rate: float, seed: int, number: int) -> Weights:

@@ -14,6 +14,7 @@ from operant.defend.non_local_means import NonLocalMeans
 from operant.defend.transforms import BitDepth, Median
 from operant.measure.conformal import Conformal
 from operant.model import Classifier
+from operant.validation import check_not_empty
 
 GREY = (BitDepth(bits=1), Median(size=2))
 COLOUR = (BitDepth(bits=5), Median(size=2), NonLocalMeans(search=11, patch=3, strength=4 / 255))
@@ -21,14 +22,7 @@ COLOUR = (BitDepth(bits=5), Median(size=2), NonLocalMeans(search=11, patch=3, st
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FeatureSqueezing:
-    """Rejects inputs whose probabilities change too much under squeezing; from `fit_feature_squeezing`.
-
-    Attributes:
-        model: the defended model.
-        squeezers: transforms applied to inputs.
-        calibration: scores of benign inputs.
-        level: the false-positive rate.
-    """
+    """Rejects inputs whose probabilities change too much under squeezing; from `fit_feature_squeezing`."""
 
     model: Classifier
     squeezers: tuple[Transform, ...]
@@ -52,8 +46,6 @@ def squeezing_score(model: Classifier, x: Tensor, squeezers: Sequence[Transform]
         score(x) = maxₛ ‖f(x) - f(s(x))‖₁        (1)
 
     Args:
-        model: f, as probabilities.
-        x: ``(N, *shape)``.
         squeezers: s, functions from images in [0, 1] to images.
     """
     model.check_inputs(x)
@@ -86,8 +78,7 @@ def fit_feature_squeezing(
     check_benign(model, benign)
     if squeezers is None:
         squeezers = GREY if benign.shape[0] == 1 else COLOUR
-    if not squeezers:
-        raise ValueError("there are no squeezers; give at least one, such as BitDepth(bits=1)")
+    check_not_empty(squeezers=squeezers, advice="give at least one, such as BitDepth(bits=1)")
     scores = squeezing_score(model, benign.x, squeezers)
     return FeatureSqueezing(
         model=model,

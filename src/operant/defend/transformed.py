@@ -9,6 +9,7 @@ from torch import Tensor
 
 from operant.defend._common import Transform, transformed
 from operant.model import Classifier
+from operant.validation import check_not_empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,6 @@ class TransformedInputs:
     transformed inputs handles them better and is used in the same way.
 
     Args:
-        model: classifies the transformed inputs.
         transforms: functions from images in [0, 1] to images, such as `JPEG`; inputs are scaled to [0, 1] before and
             back to the model's bounds after them.
 
@@ -32,8 +32,7 @@ class TransformedInputs:
     transforms: tuple[Transform, ...]
 
     def __post_init__(self) -> None:
-        if not self.transforms:
-            raise ValueError("there are no transforms; give at least one, such as JPEG()")
+        check_not_empty(transforms=self.transforms, advice="give at least one, such as JPEG()")
 
     def probs(self, x: Tensor) -> Tensor:
         """Class probabilities, the mean over the transforms, ``(N, classes)``."""

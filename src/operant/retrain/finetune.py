@@ -15,6 +15,7 @@ from operant.retrain.losses import CrossEntropy, Loss
 from operant.retrain.retrainer import OnEpoch, Retrained
 from operant.retrain.training import TrainingOptions
 from operant.types import Monitor
+from operant.validation import check_from_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,7 @@ class Finetune(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.decay_after is not None and not 1 <= self.decay_after < self.epochs:
-            raise ValueError(f"decay_after must be an epoch from 1 to {self.epochs - 1}, got {self.decay_after}")
+        check_from_below(1, self.epochs, decay_after=self.decay_after)
 
     def __call__(
         self,

@@ -25,7 +25,6 @@ def open_desk(
     """The desk for a folder: a suite, a campaign (its cases), or ``to_label`` of a campaign or an assessment.
 
     Args:
-        path: the folder.
         plan: the sample of a suite to be judged (default: the plan in its log, or ``SamplePlan()``).
         classes: the name of each label (default: those of the campaign or of ``to_label``).
         bounds: smallest and largest value of a pixel.

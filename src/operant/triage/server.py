@@ -54,9 +54,7 @@ def serve(desk: Desk, *, port: int = 0, open_browser: bool = True, on_start: Cal
     """Serve the page to this machine until Ctrl-C.
 
     Args:
-        desk: what the page works on.
         port: 0 for any free one.
-        open_browser: whether to open the page in a browser.
         on_start: called with the address, which contains the token.
     """
     try:
@@ -103,18 +101,14 @@ def _redirect_file(address: str) -> Iterator[str]:
 
 def _listen(port: int) -> socket.socket:
     """A socket that only this machine can reach; connections wait until the server runs."""
-    listening = socket.socket(
-        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # makes asyncio send without delay
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends without delay
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((LOOPBACK, port))
         listening.listen(64)
     except OSError as error:
         listening.close()
-        raise ValueError(
-            f"port {port} cannot be used ({error.strerror}); choose another, or leave --port out"
-        ) from None
+        raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another, or omit --port") from None
     return listening
 
 

@@ -32,6 +32,7 @@ from operant.triage.desk import NotFound, RequestFields, RowLists, Rows
 from operant.triage.export import csv_of
 from operant.triage.sampling import SamplePlan, plan_from_log, ranked_rows, sample_rows, share_of
 from operant.triage.verdicts import VerdictStore, checked_name
+from operant.validation import check_one_of
 
 FILTERS = ("all", "todo", "done", *VERDICTS, "differ")
 LEADING_COLUMNS = ("naturalness", "mass")  # shown before other columns
@@ -40,15 +41,7 @@ MAX_OFFERED_TAGS = 200
 
 
 class SuiteDesk:
-    """A desk on which people call a suite's cases valid, invalid or unsure.
-
-    Args:
-        plan: the sample to judge (default: the plan in its log, or ``SamplePlan()``).
-        classes: the name of each label (default: its number).
-        bounds: smallest and largest value of a pixel.
-        by: initial name of the person.
-        blind: whether the model's predictions are hidden at first.
-    """
+    """A desk on which people call a suite's cases valid, invalid or unsure; arguments as in `open_desk`."""
 
     def __init__(
         self,
@@ -62,8 +55,7 @@ class SuiteDesk:
     ) -> None:
         self.path, self.blind = Path(path), blind
         self.suite, known = open_with_index(self.path)
-        self.by = checked_name(by, "name")
-        self.classes = classes
+        self.by, self.classes = checked_name(by, "name"), classes
         self.pictured = is_picture(tuple(self.suite.rows.shape))
         self.bounds = range_of(self.suite, bounds)
         stored = None if plan is None else asdict(plan)
@@ -155,8 +147,7 @@ class SuiteDesk:
         return kept & self._judged(fields.text("show", "all"), by)
 
     def _judged(self, show: str, by: str) -> Any:
-        if show not in FILTERS:
-            raise ValueError(f"show must be one of {', '.join(FILTERS)}, got {show!r:.40}")
+        check_one_of(FILTERS, show=show)
         mine = self._mine(by)
         if show == "differ":
             every = np.stack([mine, *self.verdicts.people().values()])
@@ -239,14 +230,9 @@ class SuiteDesk:
         people = {name: int((c > 0).sum()) for name, c in sorted(self.verdicts.people().items())}
         names = tuple(name for name, n in people.items() if n)
         share = share_of(
-            self.suite,
-            self.plan,
-            codes > 0,
-            codes == 1,
-            names,
-            first_plan=self.verdicts.first_plan,
-            rows=self._order("sample"),
-        )
+            self.suite, self.plan, codes > 0, codes == 1, names,
+            first_plan=self.verdicts.first_plan, rows=self._order("sample"),
+        )  # fmt: skip
         mine = self._mine(by)
         return {
             "mine": {verdict: int((mine == 1 + i).sum()) for i, verdict in enumerate(VERDICTS)},
