@@ -50,7 +50,7 @@ def km_st(values: Tensor, n: int, *, k: int | None = None, by: str = "range", ge
     check_one_of(SECTIONS, by=by)
     limit = n if by == "range" else len(values)
     k = min(SECTIONS[by], limit) if k is None else k
-    check_from_to(1, limit, k=k)
+    check_from_to(1, limit, k=k, advice=f"there are {len(values)} cases, of which {n} are chosen")
     return _from_sections(values, n, k, generator) if by == "range" else _from_blocks(values, n, k, generator)
 
 
@@ -221,7 +221,7 @@ def _checked(values: Tensor, n: int) -> Tensor:
     values = values.detach().cpu().double()
     if bad := int((~(values.abs() < MAX_VALUE)).sum()):
         raise ValueError(f"values must be finite, got NaN or infinity for {bad} of {len(values)} cases; remove them")
-    check_from_to(1, len(values), n=n)
+    check_from_to(1, len(values), n=n, advice=f"there are {len(values)} cases")
     return values
 
 

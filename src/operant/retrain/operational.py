@@ -100,10 +100,9 @@ class OperationalFinetune(TrainingOptions):
         check_above_to(0, 1, decay_to=self.decay_to)
         check_nonnegative(consistency=self.consistency)
         check_one_of(("none", *INNER), inner=self.inner)
-        if self.inner == "none" and self.radius is not None:
-            raise ValueError(f'radius={self.radius} has no effect without an inner loop; set inner, such as "rs-fgsm"')
-        if self.inner != "none":
-            check_positive(radius=self.radius or 0.0)
+        check_positive(radius=self.radius)
+        if (self.inner == "none") != (self.radius is None):
+            raise ValueError(f"an inner loop and its radius go together, got {self.inner!r} and radius={self.radius}")
 
     def __call__(
         self,
