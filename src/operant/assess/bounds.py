@@ -321,7 +321,7 @@ def conservative_bayes_confidence(k: int, n: int, *, prior: PartialPrior, upper:
         | Assessing Safety-Critical Systems from Operational Testing: A Study on Autonomous Vehicles (Zhao et al., 2020)
         | https://doi.org/10.1016/j.infsof.2020.106393
     """
-    _check_counts(k, n)
+    _check(k, n)
     check_above_to(0, 1, upper=upper)
     odds = math.inf if upper == 1 else _log_odds(k, n, upper, prior)
     confidence = 0.0 if upper < prior.within else 1 / (1 + math.exp(min(-odds, 700.0)))
@@ -364,23 +364,16 @@ def beta_binomial(k: int, n: int, *, prior: str | tuple[float, float], confidenc
     return _bound(upper, k, n, confidence, f"{name} Beta({a:g}, {b:g})")
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
 def _bound(upper: float, k: int, n: int, confidence: float, method: str) -> Bound:
     return Bound(upper=upper, confidence=float(confidence), method=method, failures=int(k), trials=int(n))
 
 
-def check_confidence(confidence: float) -> None:
+def check_confidence(confidence: float | None) -> None:
     check_between(0, 1, confidence=confidence, advice="0.95 is usual")
 
 
-def _check(k: int, n: int, confidence: float) -> None:
+def _check(k: int, n: int, confidence: float | None = None) -> None:
     check_confidence(confidence)
-    _check_counts(k, n)
-
-
-def _check_counts(k: int, n: int) -> None:
     check_at_least(1, n=n)
     if not 0 <= k <= n or k != int(k) or n != int(n):
         raise ValueError(f"k must be a whole number from 0 to n, got k={k} of n={n}")
@@ -392,7 +385,7 @@ def _checked_strata(k: Sequence[int], n: Sequence[int], mass: Sequence[float]) -
         shapes = f"shapes {counts.shape}, {trials.shape} and {shares.shape}"
         raise ValueError(f"k, n and mass must have one number for each stratum, got {shapes}")
     for one, all_ in zip(counts.tolist(), trials.tolist(), strict=True):
-        _check_counts(one, all_)
+        _check(one, all_)
     if not bool((shares > 0).all()) or not float(shares.sum()) <= 1 + 1e-9:
         raise ValueError(f"mass must be positive in each stratum and sum to 1 at most, got {shares.tolist()}")
     return counts, trials, shares

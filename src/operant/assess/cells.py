@@ -26,9 +26,6 @@ DISTANCE_ROWS = 256  # rows of a distance matrix computed at once
 CELLS_PER_BATCH = 64  # cells whose inputs are drawn together
 
 
-# Distance between classes ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Separation:
     """How far labelled inputs lie from the nearest input of another class.
@@ -86,9 +83,6 @@ def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
     return Separation(quantiles=quantiles, norm=norm, inputs=len(some))
 
 
-# Local profiles -------------------------------------------------------------------------------------------------------
-
-
 class LocalProfile(Protocol):
     """The distribution of inputs in a cell: for each centre, a row of ``x``, one input drawn from its cell."""
 
@@ -120,9 +114,6 @@ class UnderConditions:
 
     def __call__(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
         return apply(x, self.recipe.draw(len(x), generator=generator))
-
-
-# Failures in cells ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -194,9 +185,6 @@ def _failures(
         wrong = model.predict(local(x[rows], generator=generator)) != y[rows]
         counts += torch.bincount(rows[wrong.cpu()], minlength=len(x))
     return counts
-
-
-# From cells to the probability of misclassification ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,10 +307,10 @@ def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 def _check_masses(p: Tensor, resampled: Tensor, n: int) -> None:
     if p.shape != (n,) or resampled.ndim != 2 or resampled.shape[1] not in (n, n + 1) or len(resampled) < 20:
-        raise ValueError(
-            f"masses must be ({n},) and resampled (B, {n}) or (B, {n + 1}) with B at least 20, one column per cell, "
-            f"got {tuple(p.shape)} and {tuple(resampled.shape)}"
+        wanted = (
+            f"masses must be ({n},) and resampled (B, {n}) or (B, {n + 1}), one column per cell, with B at least 20"
         )
+        raise ValueError(f"{wanted}, got {tuple(p.shape)} and {tuple(resampled.shape)}")
     for name, rows in (("masses", p[None]), ("every row of resampled", resampled)):
         if not bool((rows >= 0).all()) or not bool(((rows.sum(1) - 1).abs() < 1e-6).all()):
             raise ValueError(f"{name} must be 0 or more and sum to 1; use `seed_masses` or `kernel_masses`")

@@ -38,7 +38,7 @@ from torch import Tensor
 from operant.assess.bounds import STRATIFIED, check_confidence, clopper_pearson, stratified_bound
 from operant.model.doctor import Finding
 from operant.seeds.designs import Draw, normalised, one_per_input
-from operant.validation import check_finite, check_one_of
+from operant.validation import check_finite, check_not_empty, check_one_of
 
 MAX_SHARE = 0.1  # of the estimate that one input may account for under a normal bound
 MIN_FAILURES = 20.0  # of equal weight, for a normal bound
@@ -56,8 +56,7 @@ class Estimate:
         upper: λ is at most this, with ``confidence``; None where no bound can be trusted, see ``findings``.
         standard_error: of the estimate; None if there are too few labels to compute it.
         bound: the name of the bound's method, or "none".
-        labels: number of drawn inputs; one that was drawn twice counts twice.
-        failures: number of them that failed.
+        labels, failures: number of drawn inputs and of failed ones; one that was drawn twice counts twice.
         effective_failures: (Σ t)² / Σ t² over the failures' terms t: the equivalent number of failures of equal weight.
         unreachable: the mass that could not be drawn; it is in ``upper`` and not in ``estimate``.
         findings: warnings about the numbers.
@@ -177,11 +176,12 @@ def stratified(draw: Draw, failed: Tensor, *, confidence: float = 0.95, bound: s
     """
     y = _checked(draw, failed, confidence, "stratified")
     check_one_of(STRATIFIED, bound=bound)
-    mass, drawn, failures = _uncertain_strata(draw, y)
     known = float((draw.mass * y)[draw.chances >= CERTAIN].sum())
     upper, method = known, "all labels known"
-    if len(mass):
-        strata = failures.round().tolist(), drawn.tolist(), mass.tolist()
+    drawn = _by_stratum(draw, torch.ones_like(y))
+    if bool((some := drawn > 0).any()):
+        mass, failures = _by_stratum(draw, draw.mass / draw.chances), _by_stratum(draw, y).round()
+        strata = failures[some].tolist(), drawn[some].tolist(), mass[some].tolist()
         rest = stratified_bound(*strata, confidence=confidence, method=bound)
         upper, method = known + rest.upper, rest.method
     return _result(draw, y, _stratified(draw, y), confidence, "stratified", method, upper)
@@ -232,9 +232,6 @@ ESTIMATORS: dict[str, Callable[..., Estimate]] = {
     "sequential": lure,
     "stratified": stratified,
 }
-
-
-# The terms of each estimate -------------------------------------------------------------------------------------------
 
 
 class _EstimateTerms(NamedTuple):
@@ -311,14 +308,6 @@ def _by_stratum(draw: Draw, values: Tensor) -> Tensor:
     return sums.index_add_(0, draw.strata.of, values * (draw.chances < CERTAIN))
 
 
-def _uncertain_strata(draw: Draw, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass, draws and failures of each stratum, without rows that were certain to be drawn and without empty strata."""
-    assert draw.strata is not None
-    drawn, failures = _by_stratum(draw, torch.ones_like(y)), _by_stratum(draw, y)
-    mass = _by_stratum(draw, draw.mass / draw.chances)
-    return mass[drawn > 0], drawn[drawn > 0], failures[drawn > 0]
-
-
 TERMS: dict[str, Callable[[Draw, Tensor], _EstimateTerms]] = {
     "pps": _pps,
     "poisson": _poisson,
@@ -337,9 +326,6 @@ def _regression(a: Tensor, b: Tensor) -> float:
     da, db = a - a.mean(), b - b.mean()
     spread = float((db**2).sum())
     return float((da * db).sum()) / spread if spread > 0 else 0.0
-
-
-# Bounds ---------------------------------------------------------------------------------------------------------------
 
 
 def _without_replacement(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, method: str) -> Estimate:
@@ -425,9 +411,6 @@ def _effective(terms: Tensor) -> float:
     return float(terms.sum()) ** 2 / squares if squares > 0 else 0.0
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
 def _agree(values: Tensor, target: float) -> bool:
     return bool(((values - target).abs() <= TOLERANCE * abs(target)).all())
 
@@ -437,12 +420,8 @@ def _checked(draw: Draw, failed: Tensor, confidence: float, design: str) -> Tens
     check_confidence(confidence)
     draw.chances  # noqa: B018  # raises if the design has none
     if draw.design != design:
-        raise ValueError(
-            f'this estimate is for the design "{design}", got a draw with "{draw.design}"; '
-            "estimate(...) chooses the right one"
-        )
-    if len(draw) == 0:
-        raise ValueError("there are no labels: the draw is empty; draw again, with a larger n")
+        raise ValueError(f'this is for the design "{design}", not "{draw.design}"; estimate(...) chooses the right one')
+    check_not_empty(draw=draw, advice="draw again, with a larger n")
     y = one_per_input(failed, len(draw), "failed", kind="drawn rows")
     if bad := int(((y != 0) & (y != 1)).sum()):
         raise ValueError(f"failed must be 0 or 1, got {bad} of {len(y)} other values; give model.predict(x) != labels")
@@ -455,10 +434,8 @@ def _checked_scores(draw: Draw, scores: Tensor, mass: Tensor | None) -> tuple[fl
     s = one_per_input(scores, size, "scores")
     check_finite(scores=s)
     if draw.unreachable > 0:
-        raise ValueError(
-            f"scores cannot be corrected for {draw.unreachable:.3g} of the mass, which had no weight in the draw; draw "
-            "with positive weights, as combine gives them"
-        )
+        lost = f"{draw.unreachable:.3g} of the mass, which had no weight in the draw"
+        raise ValueError(f"scores cannot be corrected for {lost}; draw with positive weights, as combine gives them")
     p = torch.full((size,), 1 / size, dtype=torch.float64) if mass is None else normalised(mass, size, "mass")
     if not torch.allclose(p[draw.indices], draw.mass, rtol=1e-6, atol=0):
         raise ValueError("mass differs from the one that this draw was made with; give the same, in the pool's order")

@@ -185,9 +185,6 @@ def last_particle(
     return _result("last particle", options, runs, m * math.log1p(-1 / everyone), lower, upper)
 
 
-# The climb ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Options:
     """The options of both methods; without a quantile, one particle is removed per level."""
@@ -358,9 +355,6 @@ def reflected(u: Tensor, move: Tensor) -> Tensor:
 
 def _sums(values: Tensor, row: Tensor, rows: int) -> Tensor:
     return torch.zeros(rows, dtype=torch.float64).index_add_(0, row, values.double().cpu())
-
-
-# The result -----------------------------------------------------------------------------------------------------------
 
 
 def _result(method: str, options: _Options, runs: _Runs, log_p: Tensor, lower: Tensor, upper: Tensor) -> RareFailures:

@@ -190,9 +190,6 @@ def field_bound(upper: float, size: int, confidence: float) -> float:
     return clopper_pearson(k, size, confidence=1 - POOL_ERROR_SHARE * (1 - confidence)).upper
 
 
-# Contributions --------------------------------------------------------------------------------------------------------
-
-
 def centres_of(profile: Profile, *, generator: torch.Generator) -> Tensor:
     """Centres of a profile's cells, in its codes: k-means over field inputs, ``(cells, d)``."""
     from sklearn.cluster import KMeans
@@ -231,9 +228,6 @@ def _class_masses(drawn: Draw, y: Tensor, classes: int) -> Tensor:
 
 def _sums(of: Tensor, values: Tensor, n: int) -> Tensor:
     return torch.zeros(n, dtype=torch.float64).index_add_(0, of.cpu(), values.cpu().double())
-
-
-# Planning -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,10 +282,7 @@ def plan(target: float, *, confidence: float = 0.95, expected: float | None = No
 
 def _labels_needed(target: float, confidence: float, expected: float, power: float, fewest: int) -> int:
     if not 0 <= expected < target:
-        raise ValueError(
-            f"expected must be a pmi below the target {target}, got {expected}; no number of labels proves a claim "
-            "that is false: improve the model first"
-        )
+        raise ValueError(f"expected must be a pmi below the target {target}, got {expected}; improve the model first")
 
     def succeeds(n: NDArray[np.int64]) -> NDArray[np.bool_]:
         k = binom.ppf(power, n, expected)
@@ -307,19 +298,14 @@ def _labels_needed(target: float, confidence: float, expected: float, power: flo
     return int(n[failing[-1]]) + 1 if len(failing) else fewest
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
 def _check_pool(model: Classifier, pool: Samples, labels: int, used: Tensor | None) -> None:
     if labels != int(labels) or labels < 1:
         raise ValueError(f"labels must be a whole number, at least 1, got {labels}; see `plan`")
     check_not_empty(pool=pool, advice="give inputs from the field")
     model.check_inputs(pool.x)
     if used is not None and (spent := int(torch.isin(content_ids(pool.x), used.cpu()).sum())):
-        raise ValueError(
-            f"{spent} of the pool's {len(pool)} inputs were learned from and say nothing about new ones; remove them: "
-            "pool[~torch.isin(content_ids(pool.x), used)]"
-        )
+        remove = "pool[~torch.isin(content_ids(pool.x), used)]"
+        raise ValueError(f"{spent} of the pool's {len(pool)} inputs were learned from; remove them: {remove}")
 
 
 def _checked_outside(profile: Profile, codes: Tensor) -> float:

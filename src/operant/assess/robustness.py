@@ -198,9 +198,7 @@ def _check_cases(model: Classifier, samples: Samples, cases: Suite) -> None:
     check_not_empty(cases=cases, advice="generate them with stronger attacks, or leave cases out")
     shape, label, classes = cases.rows.shape, int(cases.label.max()), model.classes(samples.x)
     if shape != samples.shape or label >= classes:
-        raise ValueError(
-            f"cases must have the samples' shape {tuple(samples.shape)} and labels below {classes}, got shape "
-            f"{tuple(shape)} and labels up to {label}; generate them from the same data"
-        )
+        wanted = f"cases must have the samples' shape {tuple(samples.shape)} and labels below {classes}"
+        raise ValueError(f"{wanted}, got shape {tuple(shape)} and labels up to {label}; use the same data")
     if ALL in cases.method:
         raise ValueError(f'no method among the cases may be named "{ALL}", the name of the row for all; rename it')

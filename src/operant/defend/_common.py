@@ -11,7 +11,7 @@ from torch import Tensor
 from operant.data import Samples
 from operant.measure.conformal import Conformal, check_level, fit_conformal
 from operant.model import Classifier
-from operant.validation import check_between, check_not_empty, check_row_shape
+from operant.validation import check_between, check_row_shape
 
 Transform = Callable[[Tensor], Tensor]
 """Images in [0, 1] to images of the same shape; the result for a row does not depend on the batch."""
@@ -27,17 +27,16 @@ def calibrated(scores: Tensor, level: float) -> Conformal:
     return conformal
 
 
-def check_benign(model: Classifier, benign: Samples) -> None:
-    """Raise if there are no benign inputs, or labelled ones that the model misclassifies."""
-    check_not_empty(benign=benign, advice="give inputs that the model classifies correctly")
-    model.check_inputs(benign.x)
-    if benign.y is None:
-        return
-    if wrong := int((model.predict(benign.x) != benign.labels.to(benign.x.device)).sum()):
-        raise ValueError(
-            f"benign inputs must be classified correctly, got {wrong} of {len(benign)} that are not; "
-            "give model.correct(samples)"
-        )
+def check_predictions(model: Classifier, samples: Samples, *, correct: bool) -> None:
+    """Raise if there are no inputs, or labelled ones that the model does not classify as required."""
+    kind, source = ("benign", "model.correct(samples)") if correct else ("adversarial", "suite.failures().samples()")
+    if len(samples) == 0:
+        raise ValueError(f"there are no {kind} inputs; give {source}")
+    model.check_inputs(samples.x)
+    right = None if samples.y is None else model.predict(samples.x) == samples.labels.to(samples.x.device)
+    if right is not None and (bad := int((right != correct).sum())):
+        must = f"{kind} inputs must be {'classified correctly' if correct else 'misclassified'}"
+        raise ValueError(f"{must}, got {bad} of {len(samples)} that are not; give {source}")
 
 
 def split_benign(benign: Samples, calibration: float) -> tuple[Samples, Samples]:

@@ -150,10 +150,8 @@ def ask(name: str, defence: Any, x: Tensor) -> Tensor:
         raise TypeError(f"{name} is not a defence: it has neither accepts(x) nor predict(x) and is not a function")
     answer = torch.as_tensor(function(x))
     if answer.shape != (len(x),) or answer.is_floating_point() or answer.is_complex():
-        raise ValueError(
-            f"{name} must return one boolean (accepted) or one integer label for each of {len(x)} inputs, got "
-            f"{answer.dtype} of shape {tuple(answer.shape)}"
-        )
+        got = f"{answer.dtype} of shape {tuple(answer.shape)}"
+        raise ValueError(f"{name} must return one boolean or integer label for each of {len(x)} inputs, got {got}")
     return answer
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.defend._common import calibrated, check_benign, check_shape, split_benign
+from operant.defend._common import calibrated, check_predictions, check_shape, split_benign
 from operant.measure.conformal import Conformal
 from operant.model import Classifier
 from operant.networks.training import fit, initialise
-from operant.validation import check_at_least, check_not_empty, check_row_shape
+from operant.validation import check_at_least, check_row_shape
 
 INPUT, LOGITS = "input", "logits"
 
@@ -83,8 +83,9 @@ def fit_logit_detector(
         | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
         | (Zhang et al., 2020), section 5.2, https://arxiv.org/abs/2004.11573
     """
-    check_benign(model, benign)
-    _check_adversarial(model, benign, adversarial)
+    check_predictions(model, benign, correct=True)
+    check_row_shape(tuple(benign.shape), adversarial=adversarial.x, advice="resize them to that of benign inputs")
+    check_predictions(model, adversarial, correct=False)
     check_at_least(1, hidden=hidden)
     learned, held = split_benign(benign, calibration)
     values = detector_inputs(model, torch.cat([learned.x, adversarial.x.to(learned.x)]), on)
@@ -125,16 +126,3 @@ def detector_inputs(model: Classifier, x: Tensor, on: str) -> Tensor:
 def _scores(network: Classifier, values: Tensor) -> Tensor:
     z = network.batched_logits(values)
     return z[:, 1] - z[:, 0]
-
-
-def _check_adversarial(model: Classifier, benign: Samples, adversarial: Samples) -> None:
-    check_not_empty(adversarial=adversarial, advice="both kinds are needed, for instance failures() of a suite")
-    check_row_shape(tuple(benign.shape), adversarial=adversarial.x, advice="resize them to that of benign inputs")
-    model.check_inputs(adversarial.x)
-    if adversarial.y is None:
-        return
-    if right := int((model.predict(adversarial.x) == adversarial.labels.to(adversarial.x.device)).sum()):
-        raise ValueError(
-            f"adversarial inputs must be misclassified, got {right} of {len(adversarial)} that the model classifies "
-            "correctly; give suite.failures().samples()"
-        )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from operant.data import Samples
-from operant.defend._common import check_benign, check_shape, split_benign
+from operant.defend._common import check_predictions, check_shape, split_benign
 from operant.defend.mutants import Weights, mutate
 from operant.defend.sequential import ADVERSARIAL, GRID, OPEN, SequentialTest, critical_thresholds, on_grid
 from operant.measure.conformal import check_level, fit_conformal
@@ -141,11 +141,14 @@ def fit_mutation_detector(
         | Adversarial Sample Detection for Deep Neural Network through Model Mutation Testing (Wang et al., 2019)
         | https://arxiv.org/abs/1812.05793
     """
-    check_benign(model, benign)
+    check_predictions(model, benign, correct=True)
     check_at_least(1, mutants=mutants)
     selecting, held = split_benign(benign, calibration)
     check_level(level, len(held))
-    network = _network(model, benign.x)
+    model.prepare(benign.x[:MIN_ROWS])
+    network = model.unwrap().eval().requires_grad_(False)
+    if model.channels_last:
+        network = with_layout(network, channels_last=True)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     z = _laid_out(model, selecting.x)
     label = _labels(network, {}, z, model.batch_size)
@@ -157,10 +160,9 @@ def fit_mutation_detector(
         if len(numbers) == mutants:
             break
     else:
-        raise InaccurateMutants(
-            f"only {len(numbers)} of {MAX_TRIES * mutants} mutants agree with the network on at least "
-            f"{min_accuracy:.0%} of the benign inputs, {mutants} are needed; lower the rate ({rate}) or min_accuracy"
-        )
+        few = f"only {len(numbers)} of {MAX_TRIES * mutants} mutants agree with the network on at least"
+        share = f"{min_accuracy:.0%} of the benign inputs, {mutants} are needed"
+        raise InaccurateMutants(f"{few} {share}; lower the rate ({rate}) or min_accuracy")
     chosen = (_mutant(network, operator, rate, seed, number) for number in numbers)
     changed = _changes(network, _laid_out(model, held.x), chosen, model.batch_size).cpu()
     options = {"indifference": indifference, "alpha": alpha, "beta": beta}
@@ -189,16 +191,6 @@ def _test(threshold: float, mutants: int, options: dict[str, float]) -> Sequenti
         enough = SequentialTest(threshold=middle, **options).shortest <= mutants
         low, high = (low, middle) if enough else (middle, high)
     return SequentialTest(threshold=max(threshold, high), **options)
-
-
-# Running mutants ------------------------------------------------------------------------------------------------------
-
-
-def _network(model: Classifier, x: Tensor) -> nn.Module:
-    """The module to mutate: the user's, with convolutions in the faster memory format."""
-    model.prepare(x[:MIN_ROWS])
-    module = model.unwrap().eval().requires_grad_(False)
-    return with_layout(module, channels_last=True) if model.channels_last else module
 
 
 def _mutant(network: nn.Module, operator: str, rate: float, seed: int, number: int) -> Weights:

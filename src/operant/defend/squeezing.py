@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.defend._common import Transform, calibrated, check_benign, check_shape, transformed
+from operant.defend._common import Transform, calibrated, check_predictions, check_shape, transformed
 from operant.defend.non_local_means import NonLocalMeans
 from operant.defend.transforms import BitDepth, Median
 from operant.measure.conformal import Conformal
@@ -75,7 +75,7 @@ def fit_feature_squeezing(
         | Feature Squeezing: Detecting Adversarial Examples in Deep Neural Networks (Xu et al., 2018)
         | https://arxiv.org/abs/1704.01155
     """
-    check_benign(model, benign)
+    check_predictions(model, benign, correct=True)
     if squeezers is None:
         squeezers = GREY if benign.shape[0] == 1 else COLOUR
     check_not_empty(squeezers=squeezers, advice="give at least one, such as BitDepth(bits=1)")

@@ -43,8 +43,7 @@ class BitDepth:
 
     def __call__(self, x: Tensor) -> Tensor:
         top = 2**self.bits - 1
-        rounded: Tensor = (x * top).round() / top
-        return rounded
+        return (x * top).round().div(top)
 
 
 @dataclass(frozen=True, kw_only=True)

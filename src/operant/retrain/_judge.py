@@ -20,19 +20,14 @@ class EpochJudge:
     An epoch is acceptable if its clean accuracy is at most ``max_drop`` below ``accuracy_before`` and its monitor is
     below ``monitor_before``. The best epoch is the acceptable one with the lowest monitor; of equal ones the more
     accurate, then the earlier.
-
-    Args:
-        monitor: smaller is better; None for the error rate on the validation samples.
-        monitor_before: None if the monitor need not improve.
-        patience: epochs without a better one before training stops; None for all epochs.
     """
 
     validation: Samples
-    monitor: Monitor | None
+    monitor: Monitor | None  # None: the error rate on the validation samples
     max_drop: float
     accuracy_before: float
-    monitor_before: float | None = None
-    patience: int | None = None
+    monitor_before: float | None = None  # None: the monitor need not improve
+    patience: int | None = None  # epochs without a better one before training stops; None: all epochs
 
     @property
     def floor(self) -> float:

@@ -27,18 +27,11 @@ from operant.validation import check_not_empty
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """Runs the epochs of a retrainer and returns the best model.
-
-    Args:
-        rate: learning rate of a step, from its number, counted from 1, and the total number of steps.
-        must_improve: keep the original weights unless the monitor falls below its value for them.
-        patience: epochs without a better one before training stops; None for all epochs.
-        ema: decay of averaged weights; 0 for none.
-    """
+    """Runs the epochs of a retrainer and returns the best model; the options are those of `OperationalFinetune`."""
 
     options: TrainingOptions
     loss: Loss
-    rate: Callable[[int, int], float]
+    rate: Callable[[int, int], float]  # of a step, from its number, counted from 1, and the total number of steps
     must_improve: bool = False
     patience: int | None = None
     ema: float = 0.0
@@ -57,13 +50,7 @@ class TrainingRun:
         on_epoch: OnEpoch | None,
         identity: Mapping[str, object] | None = None,
     ) -> Retrained:
-        """Train; arguments are those of `Retrainer`, and:
-
-        Args:
-            rows: training data and cases.
-            start: initial weights, if they are not the model's.
-            identity: other inputs that identify a checkpoint, by name.
-        """
+        """Train from ``start`` if given; arguments are those of `Retrainer`, and others that identify a checkpoint."""
         options = self.options if max_drop is None else replace(self.options, max_drop=max_drop)
         begin = model if start is None else start
         begin.check(validation)
@@ -73,16 +60,10 @@ class TrainingRun:
         judge = self._judge(model, validation, monitor, options.max_drop)
         trainable = TrainableModel(begin, optimiser=options.optimiser, learning_rate=options.learning_rate)
         inputs = {
-            "model": model,
-            "start": start,
-            "train": rows.train,
-            "cases": rows.cases,
-            "validation": validation,
-            "weights or seeds": (*rows.chances, rows.seeds),
-            "monitor": monitor,
-            "generator": generator.get_state(),
+            "model": model, "start": start, "train": rows.train, "cases": rows.cases, "validation": validation,
+            "weights or seeds": (*rows.chances, rows.seeds), "monitor": monitor, "generator": generator.get_state(),
             **(identity or {}),
-        }
+        }  # fmt: skip
         average = copy_module(trainable.module) if self.ema else None
         saved = Checkpoint(checkpoint, options, inputs, trainable=trainable, average=average, generator=generator)
         kept, problem = self._train(saved, rows, judge, on_epoch)
@@ -195,7 +176,5 @@ def check_data(
 
 def _check_apart(judges: Samples, learned_from: Samples, *, judge: str, learned: str) -> None:
     if shared := int(torch.isin(judges.ids, learned_from.ids).sum()):
-        raise ValueError(
-            f"{judge} must hold no input that is learned from, got {shared} of {len(judges)} that are in {learned} "
-            "too; split by id, with Samples.split"
-        )
+        got = f"{shared} of {len(judges)} that are in {learned} too"
+        raise ValueError(f"{judge} must hold no input that is learned from, got {got}; split by id, with Samples.split")

@@ -103,19 +103,15 @@ class Draw:
     def chances(self) -> Tensor:
         """The probabilities; raises for a design that has none."""
         if self.probabilities is None:
-            raise ValueError(
-                f'the design "{self.design}" only takes the largest weights, so no estimate can be made from it; '
-                "draw by one of " + ", ".join(name for name in DESIGNS if name != self.design)
-            )
+            others = ", ".join(name for name in DESIGNS if name != self.design)
+            raise ValueError(f'no estimate can be made from the design "{self.design}"; draw by one of {others}')
         return self.probabilities
 
     def samples(self, pool: Samples) -> Samples:
         """The drawn rows of this pool; raises if they were drawn from another."""
         if len(pool) != self.pool_size or not torch.equal(pool.ids.cpu()[self.indices], self.ids):
-            raise ValueError(
-                f"this draw was made from another pool, of {self.pool_size} inputs, and not from this one of "
-                f"{len(pool)}; give the same inputs in the same order"
-            )
+            pools = f"another pool, of {self.pool_size} inputs, and not from this one of {len(pool)}"
+            raise ValueError(f"this draw was made from {pools}; give the same inputs in the same order")
         return pool[self.indices]
 
 
@@ -208,9 +204,6 @@ def inclusion_probabilities(weights: Tensor, n: int) -> Tensor:
         if not bool((chances > 1).any()):
             return chances
         certain |= chances >= 1
-
-
-# The designs ----------------------------------------------------------------------------------------------------------
 
 
 class _Task(NamedTuple):
@@ -306,17 +299,12 @@ DESIGNS: dict[str, Callable[[_Task], _Drawn]] = {
 }
 
 
-# Strata ---------------------------------------------------------------------------------------------------------------
-
-
 def _cut(score: Tensor, shares: Tensor, strata: int) -> Tensor:
     """The stratum of each row: scores in order, cut where the shares reach 1 / strata, 2 / strata and so on."""
     check_at_least(2, strata=strata, advice="without strata, use another design")
     below = score[score < score.max()]
     if len(below) == 0:
-        raise ValueError(
-            f"weights / mass is the same for all {len(score)} inputs, which gives no strata; use another design"
-        )
+        raise ValueError(f"weights / mass is the same for all {len(score)} inputs: no strata; use another design")
     order = score.argsort()
     sums = shares[order].cumsum(0)
     cuts = torch.arange(1, strata, dtype=sums.dtype) / strata * sums[-1]
@@ -328,10 +316,8 @@ def _allocated(shares: Tensor, sizes: Tensor, n: int) -> Tensor:
     """Sizes close to the shares: n in total, no more than a stratum holds, and MIN_PER_STRATUM where it holds them."""
     least = sizes.clamp_max(MIN_PER_STRATUM)
     if n < int(least.sum()):
-        raise ValueError(
-            f"n must be at least {int(least.sum())} ({MIN_PER_STRATUM} from each of {len(sizes)} strata, or all rows "
-            f"of a smaller one), got {n}; draw more, or ask for fewer strata"
-        )
+        each = f"{MIN_PER_STRATUM} from each of {len(sizes)} strata, or all rows of a smaller one"
+        raise ValueError(f"n must be at least {int(least.sum())} ({each}), got {n}; draw more, or ask for fewer strata")
     bounds = list(zip(shares.tolist(), least.tolist(), sizes.tolist(), strict=True))
 
     def quotas(factor: float) -> list[float]:
@@ -357,9 +343,6 @@ def _systematic(chances: Tensor, generator: torch.Generator) -> Tensor:
     sums = chances[open_].cumsum(0)
     points = (_uniform(1, generator) + torch.arange(count)) / count
     return torch.cat([certain, open_[torch.searchsorted(sums / sums[-1], points, right=True)]])
-
-
-# Random numbers and checks --------------------------------------------------------------------------------------------
 
 
 def _uniform(shape: Any, generator: torch.Generator) -> Tensor:
@@ -390,9 +373,8 @@ def checked_values(values: Tensor, size: int, name: str, *, advice: str = "") ->
     """One finite number of at least 0 for each of ``size`` inputs, as float64 on the CPU."""
     values = one_per_input(values, size, name)
     if bad := int((~(values >= 0) | values.isinf()).sum()):
-        raise ValueError(
-            f"{name} must be 0 or more and finite, got {bad} of {size} that are negative, NaN or infinite{advice}"
-        )
+        got = f"{bad} of {size} that are negative, NaN or infinite"
+        raise ValueError(f"{name} must be 0 or more and finite, got {got}{advice}")
     return values
 
 
@@ -414,8 +396,6 @@ def _checked_number(n: int, design: str, possible: int) -> int:
     check_at_least(1, n=n)
     if design in WITHOUT_REPLACEMENT and n > possible:
         what = "mass" if design == "stratified" else "weight"
-        raise ValueError(
-            f'n must be at most the {possible} inputs of positive {what} for "{design}", which draws no input twice, '
-            f'got {n}; draw fewer, or use "pps"'
-        )
+        most = f'the {possible} inputs of positive {what} for "{design}", which draws no input twice'
+        raise ValueError(f'n must be at most {most}, got {n}; draw fewer, or use "pps"')
     return n

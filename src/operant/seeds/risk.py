@@ -61,8 +61,6 @@ def combine(
     tensor([0.1000, 0.2500, 0.6500], dtype=torch.float64)
 
     References:
-        | Operation is the Hardest Teacher: Estimating DNN Accuracy Looking for Mispredictions (Guerriero et al., 2021)
-        | https://arxiv.org/abs/2102.04287
         | Weighted Average Importance Sampling and Defensive Mixture Distributions (Hesterberg, 1995)
         | https://doi.org/10.1080/00401706.1995.10484303
     """
@@ -72,7 +70,7 @@ def combine(
     r = checked_values(risk, len(p), "risk", advice="; for a score that can be negative use ranked(risk)")
     product = (p / p.max()) ** mass_power * (r / r.max().clamp_min(torch.finfo(r.dtype).tiny)) ** risk_power
     if not bool((product > 0).any()):
-        raise ValueError(f"risk is 0 for every input that has mass, of {len(p)}; use another risk, or draw by mass alone")
+        raise ValueError(f"risk is 0 for every input that has mass, of {len(p)}; use another, or draw by mass alone")
     return (1 - defensive) * (product / product.sum()) + defensive * p  # (1), (2)
 
 
@@ -86,9 +84,6 @@ def ranked(values: Tensor) -> Tensor:
         raise ValueError(f"values must be numbers (N,), one at least, got shape {tuple(values.shape)} or NaN in it")
     places = torch.searchsorted(values.sort().values, values, right=True)
     return places.double() / len(values)
-
-
-# Scores ---------------------------------------------------------------------------------------------------------------
 
 
 def margin_risk(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
@@ -114,11 +109,8 @@ def gradient_risk(model: Classifier, x: Tensor, y: Tensor, *, norm: str = "l2") 
 
     Args:
         norm: ``"l1"`` (times a radius: by how much a small L-infinity ball can raise the loss), ``"l2"``, or ``"linf"``
-            (used by HDA). For a norm other than ``"l2"``, pass ``partial(gradient_risk, norm=...)``.
-
-    References:
-        | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2022)
-        | https://arxiv.org/abs/2205.08589
+            (used by HDA, see `operant.seeds.draw`). For a norm other than ``"l2"``, pass ``partial(gradient_risk,
+            norm=...)``.
     """
     check_one_of(NORMS, norm=norm)
     model.check(Samples(x, y, torch.arange(len(x))))

@@ -68,8 +68,7 @@ class LabelDesk:
             table = self._read()
             done = np.array([table.get(name) is not None for name in self._names], dtype=np.bool_)
         rows = np.flatnonzero({"all": done | True, "todo": ~done, "done": done}[show])
-        first = int(done[rows].argmin()) if len(rows) and not done[rows].all() else 0
-        return {"key": self._lists.keep(rows), "total": len(rows), "done": int(done[rows].sum()), "first": first}
+        return self._lists.arranged(rows, done[rows])
 
     def rows(self, fields: RequestFields) -> dict[str, Any]:
         start, rows = self._lists.rows(fields)

@@ -193,9 +193,6 @@ def share_of(
     )
 
 
-# Intervals ------------------------------------------------------------------------------------------------------------
-
-
 def exact_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> Interval:
     """The exact interval of a share in a finite population, from k successes in n draws without replacement.
 

@@ -66,8 +66,6 @@ class SuiteDesk:
         self._orders: dict[str, Rows] = {}
         self._lists, self._lock = RowLists(), Lock()
 
-    # Description
-
     def about(self) -> dict[str, Any]:
         failing = int((self._label != self._prediction).sum())
         return {
@@ -99,17 +97,13 @@ class SuiteDesk:
     def _numeric(self) -> list[str]:
         return [name for name, values in self.suite.columns.items() if isinstance(values, Tensor)]
 
-    # Orders and filters
-
     def arrange(self, fields: RequestFields) -> dict[str, Any]:
         """Store a list of rows, to be requested in parts."""
         self.verdicts.refresh()
         by = self._person(fields)
         rows = self._order(fields.text("order", "sample"))
         rows = rows[self._shown(fields, by)[rows]]
-        mine = self._mine(by)[rows] > 0
-        first = 0 if not len(rows) or mine.all() else int(mine.argmin())
-        return {"key": self._lists.keep(rows), "total": len(rows), "done": int(mine.sum()), "first": first}
+        return self._lists.arranged(rows, self._mine(by)[rows] > 0)
 
     def _order(self, word: str) -> Rows:
         """Rows in an order, computed at the first request."""
@@ -208,8 +202,6 @@ class SuiteDesk:
             "others": [{"by": other.by, "verdict": other.verdict, "tags": list(other.tags)} for other in others],
         }
 
-    # Verdicts
-
     def mark(self, fields: RequestFields) -> dict[str, Any]:
         """Record a verdict; it is on disk when this returns."""
         by = self._person(fields)
@@ -249,8 +241,6 @@ class SuiteDesk:
             ],
             "tags": self.verdicts.known_tags()[:MAX_OFFERED_TAGS],
         }  # fmt: skip
-
-    # Files
 
     def picture(self, row: int, what: str, factor: int) -> bytes:
         if not self.pictured or what not in ROW_VIEWS or not 0 <= row < len(self.suite):

@@ -68,7 +68,6 @@ class VerdictStore:
 
     Args:
         path: the suite's folder. If it is part of a run, which may rewrite it, verdicts go to a folder beside it.
-        suite, known: its contents.
         plan: the sample to judge, stored in the log (default: the plan in the log).
     """
 
