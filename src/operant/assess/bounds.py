@@ -51,9 +51,6 @@ class Bound:
         )
 
 
-# Fixed number of trials -----------------------------------------------------------------------------------------------
-
-
 def clopper_pearson_interval(k: int, n: int, *, confidence: float = 0.95) -> Interval:
     """The exact two-sided interval for a probability, from k successes in n independent trials.
 
@@ -92,9 +89,6 @@ def clopper_pearson(k: int, n: int, *, confidence: float = 0.95) -> Bound:
 
 def _exact_upper(k: int, n: int, tail: float) -> float:
     return float(beta.isf(tail, k + 1, n - k)) if k < n else 1.0  # (1)
-
-
-# Any number of checks -------------------------------------------------------------------------------------------------
 
 
 def confidence_sequence(k: int, n: int, *, confidence: float = 0.95) -> Bound:
@@ -146,9 +140,6 @@ def _root(f: Callable[[float], float], *, limit: float = 32.0) -> float:
             return high
         high *= 2
     return float(brentq(f, low, high, xtol=1e-12))
-
-
-# Several strata -------------------------------------------------------------------------------------------------------
 
 
 def stratified_bound(
@@ -252,9 +243,6 @@ STRATIFIED: dict[str, Callable[[Array, Array, Array, float], float]] = {
     "beta": _convolution(1.0, 0.0),
     "jeffreys": _convolution(0.5, 0.5),
 }
-
-
-# Prior knowledge ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,10 +60,7 @@ def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
     """The r-separation of labelled inputs: how large cells can be without holding inputs of two classes.
 
     More data can only bring classes closer: that no input lies between two labelled ones does not prove that none
-    exists. Of more than 4000 inputs, 4000 evenly spaced ones are compared.
-
-    Args:
-        norm: ``"linf"`` or ``"l2"``.
+    exists. Of more than 4000 inputs, 4000 evenly spaced ones are compared. The norm is ``"linf"`` or ``"l2"``.
 
     References:
         | A Closer Look at Accuracy vs. Robustness (Yang et al., 2020), https://arxiv.org/abs/2003.02460
@@ -160,10 +157,8 @@ def local_failures(
     """Failures among inputs drawn from the cell of every seed, computed in common batches.
 
     Args:
-        seeds: labelled centres of the cells.
         local: distribution of inputs in a cell: `Ball`, `UnderConditions`, or your own function.
         samples: inputs drawn per cell.
-        progress: show a progress bar on a terminal.
     """
     check_at_least(1, samples=samples)
     model.check(seeds)
@@ -307,9 +302,7 @@ def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 def _check_masses(p: Tensor, resampled: Tensor, n: int) -> None:
     if p.shape != (n,) or resampled.ndim != 2 or resampled.shape[1] not in (n, n + 1) or len(resampled) < 20:
-        wanted = (
-            f"masses must be ({n},) and resampled (B, {n}) or (B, {n + 1}), one column per cell, with B at least 20"
-        )
+        wanted = f"masses must be ({n},), resampled (B, {n}) or (B, {n + 1}), one column per cell, and B at least 20"
         raise ValueError(f"{wanted}, got {tuple(p.shape)} and {tuple(resampled.shape)}")
     for name, rows in (("masses", p[None]), ("every row of resampled", resampled)):
         if not bool((rows >= 0).all()) or not bool(((rows.sum(1) - 1).abs() < 1e-6).all()):

@@ -265,10 +265,7 @@ def plan(target: float, *, confidence: float = 0.95, expected: float | None = No
 
     The smallest n from which (1) holds for k = 0, and for the k that Binomial(n, expected) does not exceed with
     probability ``power``. Strata of a good risk need fewer where pmi is not small; a bound for the field rather than
-    for the pool needs somewhat more.
-
-    Args:
-        expected: assumed pmi; it must be below the target, or no number of labels is enough.
+    for the pool needs somewhat more. ``expected`` must be below the target, or no number of labels is enough.
 
     >>> plan(0.01).fewest
     299

@@ -75,7 +75,6 @@ def fit_logit_detector(
         on: ``"logits"`` as in Zhang et al., ``"input"`` as in Gong et al., or the name of a layer.
         level: the false-positive rate.
         calibration: share of the benign inputs for calibration, split by id.
-        hidden: width of the network.
         epochs, learning_rate: of its training; the best epoch is kept, by a held-out tenth.
 
     References:

@@ -84,14 +84,11 @@ class SequentialTest:
 def critical_thresholds(
     changed: Tensor, *, indifference: float = 0.5, alpha: float = 0.05, beta: float = 0.05
 ) -> Tensor:
-    """The smallest threshold at which the test calls each row benign, ``(N,)`` in float64.
+    """The smallest threshold at which the test calls each row of booleans ``(N, observations)`` benign; float64.
 
     A larger threshold lowers L where labels did not change and does not change it where they did; so an answer of
     "benign" stays one as the threshold grows, and the test's decision is a comparison of this number with its
     threshold. So it can be calibrated as a score. It is found by bisection on a grid.
-
-    Args:
-        changed: booleans ``(N, observations)``.
     """
     low = torch.zeros(len(changed), dtype=torch.int64, device=changed.device)
     high = torch.full_like(low, GRID)

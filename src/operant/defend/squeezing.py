@@ -43,10 +43,7 @@ class FeatureSqueezing:
 def squeezing_score(model: Classifier, x: Tensor, squeezers: Sequence[Transform]) -> Tensor:
     """The largest L1 distance between the model's probabilities before and after squeezing.
 
-        score(x) = maxₛ ‖f(x) - f(s(x))‖₁        (1)
-
-    Args:
-        squeezers: s, functions from images in [0, 1] to images.
+    score(x) = maxₛ ‖f(x) - f(s(x))‖₁  over the squeezers s, functions from images in [0, 1] to images        (1)
     """
     model.check_inputs(x)
     return torch.cat([_score(model, part, squeezers) for part in x.split(model.batch_size)])
@@ -79,11 +76,7 @@ def fit_feature_squeezing(
     if squeezers is None:
         squeezers = GREY if benign.shape[0] == 1 else COLOUR
     check_not_empty(squeezers=squeezers, advice="give at least one, such as BitDepth(bits=1)")
-    scores = squeezing_score(model, benign.x, squeezers)
+    calibration = calibrated(squeezing_score(model, benign.x, squeezers), level)
     return FeatureSqueezing(
-        model=model,
-        squeezers=tuple(squeezers),
-        calibration=calibrated(scores, level),
-        level=level,
-        shape=tuple(benign.shape),
+        model=model, squeezers=tuple(squeezers), calibration=calibration, level=level, shape=tuple(benign.shape)
     )

@@ -74,9 +74,6 @@ class LabelSmoothing:
 
         1/B Σ J(f(x), y'),    y' = 1 - share for the label, share / (classes - 1) for every other class        (1)
 
-    Args:
-        share: probability given to the other classes together.
-
     References:
         | Adversarial Perturbations of Deep Neural Networks (Warde-Farley and Goodfellow, 2016)
     """
