@@ -1,6 +1,6 @@
-"""Laws of a campaign: what it tells is what happened, its bounds hold, and nothing that was done is lost.
+"""Laws of a campaign: its records are true, its bounds hold, and no finished work is ever lost.
 
-Run as a script this file kills a campaign again and again, at chosen moments and at any, and goes on with it.
+Run as a script, this file kills a campaign again and again, at chosen and at random moments, and resumes it.
 """
 
 import json
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -29,26 +29,32 @@ from operant import Classifier, Samples, Suite, load_digits, results, spawn
 from operant.campaign import (
     Campaign,
     CampaignResult,
-    Event,
     Round,
     allocate,
-    assessment,
+    assessing,
     confidence_of,
-    hardening,
-    turns,
-    view,
 )
-from operant.campaign.assessment import SequentialAssessment, assess_model, labels_needed, what_it_takes
-from operant.campaign.choosing import unguided
+from operant.campaign import field as field_module
+from operant.campaign.assessing import (
+    LabelBudget,
+    SequentialAssessment,
+    assess_model,
+    labels_needed,
+    what_it_takes,
+)
 from operant.campaign.feedback import FLOOR, reweighted
-from operant.campaign.records import LOOKED_AT, Certainty, StopRecord
+from operant.campaign.observers import UncertaintyOfFailures
+from operant.campaign.observers.uncertainty import Uncertainty
+from operant.campaign.records import StopRecord
 from operant.data import LabelsMissing, labels_of
-from operant.execution.run_folder import Damaged, RunFolder
-from operant.generate import GradientMove, UncertaintyFuzz
+from operant.execution import Damaged, Engine, Event, RunFolder, chunked_fuzzing, pool
+from operant.execution.round_state import LabelBatch
+from operant.generate import GradientMove, UncertaintyFuzz, unguided
 from operant.measure import Naturalness, with_dropout
+from operant.model import copy_module
 from operant.networks import fit, initialise, load_weights
 from operant.results import TEMPORARY
-from operant.retrain import OperationalFinetune, training
+from operant.retrain import Finetune, FinetuneEpoch, FinetuneRecord, OperationalFinetune, Retrained, training
 
 digits = cache(load_digits)
 
@@ -64,7 +70,7 @@ TINY = Campaign(
     label_batch=10,
     chunk=15,
     dimensions=4,
-    finetune=OperationalFinetune(epochs=2, steps=15, progress=False),
+    retrainer=OperationalFinetune(epochs=2, steps=15, progress=False),
 )
 
 
@@ -74,7 +80,7 @@ def network() -> nn.Module:
 
 @cache
 def model() -> Classifier:
-    """One that has not learned enough, so that rounds help."""
+    """A model that has not learned enough, so that rounds help."""
     start = initialise(network, generator=spawn(0, "weights"))
     return Classifier(fit(start, train(), epochs=6, generator=spawn(0, "fit"), progress=False).module)
 
@@ -88,7 +94,7 @@ def clean() -> Samples:
 
 
 def field(n: int = 600, *, dark: bool = False, seed: int = 0) -> Samples:
-    """Labelled inputs as the field has them: digits with noise; dark ones are inverted."""
+    """Labelled field inputs: digits with noise; dark ones are inverted."""
     g, source = spawn(seed, "field", n, str(dark)), digits().test
     rows = torch.randint(len(source), (n,), generator=g)
     x = source.x[rows] + 0.1 * torch.rand((n, *source.x.shape[1:]), generator=g)
@@ -99,14 +105,13 @@ def unlabelled(samples: Samples) -> Samples:
     return Samples(samples.x, ids=samples.ids)
 
 
-def run(
-    folder: Path, labelled: Samples | None = None, *, workers: int = 1, seed: int = 0, **changes: Any
-) -> CampaignResult:
-    """A campaign that costs a second; changes are of its options, or of what it is called with."""
+def run(folder: Path, labelled: Samples | None = None, *, seed: int = 0, **changes: Any) -> CampaignResult:
+    """A campaign that takes a second; ``changes`` are options, or arguments of its call."""
     labelled = field() if labelled is None else labelled
-    given_ = {"field": unlabelled(labelled), "labeller": labels_of(labelled), "train": train(), "clean": clean()}
-    called = {name: changes.pop(name, value) for name, value in given_.items()} | {"watch": changes.pop("watch", None)}
-    return replace(TINY, **changes)(model(), folder=folder, seed=seed, workers=workers, **called)
+    arguments = {"field": unlabelled(labelled), "labeller": labels_of(labelled), "train": train(), "clean": clean()}
+    called = {name: changes.pop(name, value) for name, value in arguments.items()}
+    called |= {name: changes.pop(name) for name in ("on_event",) if name in changes}
+    return replace(TINY, **changes)(model(), folder=folder, seed=seed, **called)
 
 
 def digest(folder: Path) -> str:
@@ -121,8 +126,8 @@ def same_weights(a: Classifier, b: Classifier) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _fitted_once() -> Iterator[None]:
-    """Most of these campaigns have the same field: what looks natural in it is learned once."""
-    fit_naturalness, known = view.fit_naturalness, {}
+    """Most of these campaigns have the same field: naturalness is fitted to it once."""
+    fit_naturalness, known = field_module.fit_naturalness, {}
 
     def remembered(inputs: Samples, *, generator: torch.Generator, **options: Any) -> Naturalness:
         key = inputs.ids.sum().item(), len(inputs), generator.initial_seed()
@@ -131,7 +136,7 @@ def _fitted_once() -> Iterator[None]:
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(view, "fit_naturalness", remembered)
+        patch.setattr(field_module, "fit_naturalness", remembered)
         yield
 
 
@@ -141,8 +146,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Campaig
     return folder, run(folder)
 
 
-class Asking:
-    """A labeller that remembers what it was asked; silent after so many batches."""
+class RecordingLabeller:
+    """A labeller that remembers its inputs and has no labels after this many batches."""
 
     def __init__(self, labelled: Samples, *, batches: int = 10**9) -> None:
         self.labels, self.left = labels_of(labelled), batches
@@ -161,10 +166,10 @@ class Asking:
         return torch.cat(self.asked)
 
 
-# What happened --------------------------------------------------------------------------------------------------------
+# Records ------------------------------------------------------------------------------------------------------------
 
 
-def test_rounds_tell_what_happened(undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_rounds_record_what_happened(undisturbed: tuple[Path, CampaignResult]) -> None:
     folder, done = undisturbed
     first, *later = done.rounds
     assert [r.number for r in done.rounds] == [0, 1, 2]
@@ -195,46 +200,47 @@ def test_rounds_tell_what_happened(undisturbed: tuple[Path, CampaignResult]) -> 
     assert str(done).count("\n") == 4
 
 
-def test_what_is_told_of_the_last_model_is_true(undisturbed: tuple[Path, CampaignResult]) -> None:
-    """Its failures are those of the delivered weights on inputs whose labels stand in the folder."""
+def test_the_assessment_of_the_last_model_is_true(undisturbed: tuple[Path, CampaignResult]) -> None:
+    """Its failures are those of the delivered weights on the inputs whose labels are in the folder."""
     folder, done = undisturbed
     last = max(r.number for r in done.rounds if r.assessment)
-    known = [results.load(f, turns.LabelBatch) for f in sorted((folder / f"round-{last:03d}").glob("labels-*.json"))]
-    ids, told = torch.cat([k.ids for k in known]), torch.cat([k.labels for k in known])
+    known = [results.load(f, LabelBatch) for f in sorted((folder / f"round-{last:03d}").glob("labels-*.json"))]
+    ids, labels = torch.cat([k.ids for k in known]), torch.cat([k.labels for k in known])
     everything = field()
     rows = torch.stack([(everything.ids == i).nonzero()[0, 0] for i in ids])
-    assert torch.equal(told, everything.labels[rows])
-    assert int((done.model.predict(everything.x[rows]) != told).sum()) == done.assessment.failures
+    assert torch.equal(labels, everything.labels[rows])
+    assert int((done.model.predict(everything.x[rows]) != labels).sum()) == done.assessment.failures
     assert len(ids) == done.assessment.labels
 
 
-def test_the_model_that_came_stays_as_it_is(undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_the_initial_model_is_not_changed(undisturbed: tuple[Path, CampaignResult]) -> None:
     start = initialise(network, generator=spawn(0, "weights"))
     again = Classifier(fit(start, train(), epochs=6, generator=spawn(0, "fit"), progress=False).module)
     assert same_weights(model(), again)
     assert not same_weights(model(), undisturbed[1].model)
 
 
-def test_a_watcher_hears_of_every_step(tmp_path: Path) -> None:
+def test_every_step_sends_events(tmp_path: Path) -> None:
     events: list[Event] = []
-    done = run(tmp_path, rounds=1, watch=events.append)
-    steps = [e.step for e in events]
-    for step in ("round-000/profile", "round-000/assess", "round-001/suite", "round-001/retrain", "round"):
+    done = run(tmp_path, rounds=1, on_event=events.append)
+    steps = [(e.round, e.step) for e in events]
+    for step in ((0, "profile"), (0, "assess"), (1, "generate"), (1, "retrain"), (0, "round"), (1, "round")):
         assert step in steps
-    assert [e.told["round"] for e in events if e.step == "round"] == [str(r) for r in done.rounds]
+    assert [e.details["record"] for e in events if e.step == "round"] == list(done.rounds)
     assert all(0 <= e.done <= e.total for e in events)
 
 
 @pytest.mark.slow
-def test_breeding_for_a_pattern_is_a_move(tmp_path: Path) -> None:
-    """Of a model with dropout: what is bred and fails is rated like any other case; how sure the model was is kept."""
+def test_a_search_for_a_pattern_of_uncertainty_is_a_move(tmp_path: Path) -> None:
+    """Its failures are rated like any others; the uncertainty of a model with dropout is recorded."""
     fuzz = UncertaintyFuzz(pattern="HH", radius=0.2, population=8, generations=2, tournament=3, passes=8)
     campaign = replace(TINY, moves={"gradient": GRADIENT["small"], "bred": partial(unguided, fuzz)}, rounds=1)
     labelled, ran = field(), []
     for name, workers in (("one", 1), ("two", 2)):
-        options = {"field": unlabelled(labelled), "labeller": labels_of(labelled), "workers": workers}
+        options = {"field": unlabelled(labelled), "labeller": labels_of(labelled)}
         dropping = with_dropout(model(), before=["3"], rate=0.5)
-        ran.append(campaign(dropping, train=train(), clean=clean(), folder=tmp_path / name, **options))
+        spread = replace(campaign, engine=pool(workers))
+        ran.append(spread(dropping, train=train(), clean=clean(), folder=tmp_path / name, **options))
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
     last = ran[0].rounds[-1]
     assert last.operational > 0
@@ -246,22 +252,23 @@ def test_breeding_for_a_pattern_is_a_move(tmp_path: Path) -> None:
     assert bool((bred.prediction != bred.label).all())
     assert set(bred["aim"].tolist()) == {"HH"}
     assert bool((bred.distances("linf") <= 0.2 + 1e-6).all())
-    kept = results.load(tmp_path / "one" / "round-001" / "patterns.json", Certainty)
-    assert (kept.failures, len(kept.vro), kept.reason) == (last.operational, min(last.operational, LOOKED_AT), "")
+    kept = results.load(tmp_path / "one" / "round-001" / "uncertainty.json", Uncertainty)
+    most = UncertaintyOfFailures().most
+    assert (kept.failures, len(kept.vro), kept.reason) == (last.operational, min(last.operational, most), "")
 
 
-def test_without_dropout_how_decided_the_model_was_is_kept(undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_without_dropout_only_confidence_is_recorded(undisturbed: tuple[Path, CampaignResult]) -> None:
     folder, done = undisturbed
     for each in done.rounds[1:]:
-        kept = results.load(folder / f"round-{each.number:03d}" / "patterns.json", Certainty)
+        kept = results.load(folder / f"round-{each.number:03d}" / "uncertainty.json", Uncertainty)
         assert (kept.failures, len(kept.pcs), len(kept.vro)) == (each.operational, each.operational, 0)
         assert "without any dropout" in kept.reason
 
 
-# Where it ends --------------------------------------------------------------------------------------------------------
+# Stopping ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_requirement_that_is_already_met_ends_it(tmp_path: Path) -> None:
+def test_a_requirement_that_is_already_met_ends_the_campaign(tmp_path: Path) -> None:
     done = run(tmp_path, requirement=0.95)
     assert done.met
     assert done.reason.startswith("The requirement was met after round 0")
@@ -277,13 +284,13 @@ STUBBORN = OperationalFinetune(epochs=1, steps=1, learning_rate=1e-12, progress=
 @pytest.mark.parametrize(
     ("changes", "reason", "rounds"),
     [
-        ({"rounds": 1}, "All rounds are spent after round 1", 2),
+        ({"rounds": 1}, "All rounds are finished after round 1", 2),
         ({"labels": 1}, "All labels are spent after round 0", 1),
         ({"cases": 10}, "All cases are spent after round 1", 2),
-        ({"finetune": STUBBORN, "rounds": 5}, "Rounds 1 and 2 changed nothing", 3),
+        ({"retrainer": STUBBORN, "rounds": 5}, "Rounds 1 and 2 changed nothing", 3),
     ],
 )
-def test_a_requirement_out_of_reach_ends_with_why_and_what_it_would_take(tmp_path, changes, reason, rounds) -> None:
+def test_a_requirement_out_of_reach_ends_with_a_reason_and_advice(tmp_path, changes, reason, rounds) -> None:
     done = run(tmp_path, **changes)
     assert not done.met
     assert done.reason.startswith(reason)
@@ -294,11 +301,11 @@ def test_a_requirement_out_of_reach_ends_with_why_and_what_it_would_take(tmp_pat
     assert done.rounds[-1].cases <= changes.get("cases", TINY.cases)
 
 
-def test_a_model_that_stays_as_it_was_is_assessed_further(tmp_path: Path) -> None:
+def test_an_unchanged_model_is_assessed_further(tmp_path: Path) -> None:
     """With the same confidence, on other inputs, until labels are spent or the requirement is shown to be met."""
-    asking = Asking(field(2000))
+    asking = RecordingLabeller(field(2000))
     wanted = 1 - model().accuracy(field(2000)) + 0.05
-    done = run(tmp_path, field(2000), labeller=asking, requirement=wanted, labels=300, finetune=STUBBORN)
+    done = run(tmp_path, field(2000), labeller=asking, requirement=wanted, labels=300, retrainer=STUBBORN)
     first, *later = [r.assessment for r in done.rounds]
     assert first.before == 0
     assert first.labels == 200  # two thirds
@@ -308,12 +315,12 @@ def test_a_model_that_stays_as_it_was_is_assessed_further(tmp_path: Path) -> Non
     assert len(asking.ids.unique()) == len(asking.ids) == done.labels == done.assessment.labels
     assert done.met == (done.assessment.upper <= wanted)
     assert first.labels < done.labels <= 300
-    assert "the model stayed as it was" in str(done.rounds[1])
+    assert "model unchanged" in str(done.rounds[1])
 
 
 def test_a_round_whose_retraining_was_refused_buys_labels_for_the_next(tmp_path: Path) -> None:
-    """Also where they cannot show that the requirement is met: the monitor is to see more than it chose by."""
-    done = run(tmp_path, finetune=STUBBORN, rounds=5)
+    """Also if they cannot show that the requirement is met: the next monitor shall see more."""
+    done = run(tmp_path, retrainer=STUBBORN, rounds=5)
     first, *later = [r.assessment for r in done.rounds]
     assert [r.changed for r in done.rounds] == [False] * 3
     known = first.labels
@@ -323,13 +330,13 @@ def test_a_round_whose_retraining_was_refused_buys_labels_for_the_next(tmp_path:
         known = each.labels
 
 
-def test_an_earlier_smaller_bound_is_told(undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_an_earlier_smaller_bound_is_named(undisturbed: tuple[Path, CampaignResult]) -> None:
     done = undisturbed[1]
     bounds = {r.number: r.assessment.upper for r in done.rounds if r.assessment}
     best = min(bounds, key=bounds.__getitem__)
-    told = f"The smallest bound, {bounds[best]:.2%}, is that of the model after round {best}"
+    named = f"The model after round {best} has the smallest bound, {bounds[best]:.2%}."
     later = any(r.changed for r in done.rounds[best + 1 :])
-    assert (told in done.reason) == (bounds[best] < done.assessment.upper and later)
+    assert (named in done.reason) == (bounds[best] < done.assessment.upper and later)
 
 
 def test_a_smaller_budget_does_not_forget_finished_rounds(tmp_path: Path) -> None:
@@ -341,40 +348,40 @@ def test_a_smaller_budget_does_not_forget_finished_rounds(tmp_path: Path) -> Non
         assert same_weights(again.model, full.model)
 
 
-def test_how_it_ended_is_told_until_it_goes_on(tmp_path: Path) -> None:
+def test_the_stop_record_is_valid_until_the_campaign_resumes(tmp_path: Path) -> None:
     run(tmp_path, rounds=1)
-    first = results.load(tmp_path / "ended.json", StopRecord)
-    assert (first.why, first.last, first.rounds) == ("All rounds are spent after round 1.", 1, 1)
+    first = results.load(tmp_path / "stop.json", StopRecord)
+    assert (first.reason, first.last, first.rounds) == ("rounds spent", 1, 1)
     with pytest.raises(LabelsMissing):
-        run(tmp_path, rounds=2, labels=1000, labeller=Asking(field(), batches=0))
-    assert not (tmp_path / "ended.json").exists()  # it is under way
+        run(tmp_path, rounds=2, labels=1000, labeller=RecordingLabeller(field(), batches=0))
+    assert not (tmp_path / "stop.json").exists()  # it is under way
     done = run(tmp_path, rounds=2, labels=1000)
-    ended = results.load(tmp_path / "ended.json", StopRecord)
-    assert (ended.met, ended.last, ended.rounds) == (done.met, done.rounds[-1].number, 2)
-    assert done.reason.startswith(ended.why[:-1])
-    assert done.reason.endswith(ended.advice)
+    stop = results.load(tmp_path / "stop.json", StopRecord)
+    assert (stop.met, stop.last, stop.rounds) == (done.met, done.rounds[-1].number, 2)
+    assert done.reason.startswith(stop.sentence)
+    assert done.reason.endswith(stop.advice)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "spoil",
     [lambda y: y + 10, lambda y: y.float(), lambda y: y[:-1], lambda y: -y - 1],
     ids=["too large", "float", "few", "negative"],
 )
-def test_labels_that_are_none_are_refused_and_can_be_mended(tmp_path: Path, told: Any) -> None:
+def test_invalid_labels_are_rejected_and_can_be_fixed(tmp_path: Path, spoil: Any) -> None:
     right = labels_of(field())
     with pytest.raises(ValueError, match="labels must be .* whole numbers from 0 to 9"):
-        run(tmp_path, labeller=lambda asked: told(right(asked)), rounds=1)
+        run(tmp_path, labeller=lambda asked: spoil(right(asked)), rounds=1)
     assert run(tmp_path, rounds=1).rounds == run(tmp_path / "other", rounds=1).rounds
 
 
-def test_what_a_campaign_hands_back_lies_in_its_folder(undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_the_final_model_and_cases_are_in_the_folder(undisturbed: tuple[Path, CampaignResult]) -> None:
     folder, done = undisturbed
     kept = model().rewrap(load_weights(model().unwrap(), folder / "model.safetensors"))
     assert same_weights(kept, done.model)
     assert Suite.open(folder / "cases").digest() == done.suite.digest()
 
 
-def test_yields_count_seeds_on_which_a_move_came_first(undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_first_counts_seeds_that_a_move_was_tried_on_first(undisturbed: tuple[Path, CampaignResult]) -> None:
     folder, done = undisturbed
     for r in done.rounds[1:]:
         chunks = sorted((folder / f"round-{r.number:03d}" / "suite").glob("chunk-*"))
@@ -386,48 +393,48 @@ def test_yields_count_seeds_on_which_a_move_came_first(undisturbed: tuple[Path, 
         assert sum(r.first.values()) <= r.attempted
 
 
-def test_more_rounds_go_on_from_where_it_ended(tmp_path: Path) -> None:
+def test_more_rounds_continue_a_finished_campaign(tmp_path: Path) -> None:
     short = run(tmp_path, rounds=1)
     more = run(tmp_path, rounds=2, labels=200)
     assert more.rounds[:2] == short.rounds
     assert len(more.rounds) == 3
 
 
-def test_a_field_without_an_input_to_assess_ends_with_that(tmp_path: Path) -> None:
+def test_a_field_without_inputs_to_assess_ends_the_campaign(tmp_path: Path) -> None:
     everything = field(600)
     roles = everything.split(profile=0.5, assessment=0.5)
     both = Samples.concat([train(), roles["assessment"]])
     done = run(tmp_path, everything, train=both)
-    assert done.reason.startswith("All field inputs are assessed after round 0")
+    assert done.reason.startswith("All field inputs are labelled after round 0")
     assert "there were none" in done.reason
     assert (done.labels, done.assessment.upper, done.met) == (0, 1.0, False)
 
 
-def test_what_it_would_take_is_said_in_labels_of_the_bound_in_use() -> None:
+def test_advice_counts_labels_of_the_bound_in_use() -> None:
     few = SequentialAssessment(labels=100, failures=2, upper=0.09, confidence=0.975, reason="")
     needed = labels_needed(0.02, 0.05, 0.975)
     assert f"about {needed} labels" in what_it_takes(few, 0.05)
-    assert assessment.confidence_sequence(round(0.02 * needed), needed, confidence=0.975).upper <= 0.05
-    assert "too near 2.00% to be shown" in what_it_takes(few, 0.020001)
-    assert "too few to say whether it is below 2.00%" in what_it_takes(few, 0.02)
+    assert assessing.confidence_sequence(round(0.02 * needed), needed, confidence=0.975).upper <= 0.05
+    assert "too close to 2.00% to be shown" in what_it_takes(few, 0.020001)
+    assert "too few to decide whether it is below 2.00%" in what_it_takes(few, 0.02)
     assert "must fall below 0.50% first" in what_it_takes(few, 0.005)
     assert "there were none" in what_it_takes(replace(few, labels=0, failures=0), 0.05)
 
 
 @settings(max_examples=25)
 @given(st.floats(0, 0.9), st.floats(0.001, 0.5), st.floats(0.8, 0.999))
-def test_labels_needed_grow_with_how_near_the_requirement_is(share, requirement, confidence) -> None:
+def test_labels_needed_grow_as_the_requirement_gets_closer(share, requirement, confidence) -> None:
     easy, hard = (labels_needed(s * requirement, requirement, confidence) for s in (share / 2, share))
-    assert easy <= 1.2 * hard + 20  # counts step, so that a little more can do for a little less
+    assert easy <= 1.2 * hard + 20  # counts are whole, so a slightly smaller pmi can need slightly more labels
     assert confidence_holds(0, easy, requirement, confidence)
 
 
 def confidence_holds(k: int, n: int, requirement: float, confidence: float) -> bool:
-    return assessment.confidence_sequence(k, n, confidence=confidence).upper <= requirement
+    return assessing.confidence_sequence(k, n, confidence=confidence).upper <= requirement
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"requirement": 1.0}, "requirement must be a probability"),
         ({"confidence": 0.0}, "confidence must be a probability"),
@@ -437,12 +444,12 @@ def confidence_holds(k: int, n: int, requirement: float, confidence: float) -> b
         ({"moves": {}}, "at least one move"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_options_are_rejected(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         replace(TINY, **change)
 
 
-def test_data_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+def test_invalid_data_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must not share inputs, got 10 in both"):
         run(tmp_path, clean=train()[:10])
     with pytest.raises(ValueError, match="there are no clean samples"):
@@ -454,10 +461,10 @@ def test_data_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 # Roles ----------------------------------------------------------------------------------------------------------------
 
 
-def test_assessed_inputs_are_fresh_and_dealt_by_id(tmp_path: Path) -> None:
-    """Some of the field is also training or clean data: it must not be assessed either."""
+def test_assessed_inputs_are_fresh_and_split_by_id(tmp_path: Path) -> None:
+    """Field inputs that are also training or clean data are not assessed."""
     labelled = Samples.concat([field(), train()[:60], clean()[:60]])
-    asking = Asking(labelled)
+    asking = RecordingLabeller(labelled)
     done = run(tmp_path, labelled, labeller=asking, labels=100)
     assert len(asking.ids) == done.labels <= 100
     assert len(asking.ids.unique()) == len(asking.ids)
@@ -468,33 +475,35 @@ def test_assessed_inputs_are_fresh_and_dealt_by_id(tmp_path: Path) -> None:
 
 
 def test_labels_are_never_overspent(tmp_path: Path) -> None:
-    asking = Asking(field())
+    asking = RecordingLabeller(field())
     done = run(tmp_path, labeller=asking, labels=33)
     assert len(asking.ids) == done.labels <= 33
 
 
-def test_the_field_may_come_back_in_another_order(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
-    """Or in another order from the start: ids alone decide what is done with an input."""
+def test_the_order_of_field_inputs_does_not_matter(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
+    """Neither on resume nor from the start: ids alone decide."""
     with pytest.raises(LabelsMissing):
-        run(tmp_path, labeller=Asking(field(), batches=7))
+        run(tmp_path, labeller=RecordingLabeller(field(), batches=7))
     shuffled = field()[torch.randperm(600, generator=spawn(1))]
     run(tmp_path, shuffled)
     assert digest(tmp_path) == digest(undisturbed[0])
 
 
-def test_field_inputs_that_are_gone_are_told(tmp_path: Path) -> None:
+def test_missing_field_inputs_are_an_error(tmp_path: Path) -> None:
     run(tmp_path, rounds=1)
-    with pytest.raises(ValueError, match="3 of 600 field inputs that round 0 began with are gone"):
+    with pytest.raises(ValueError, match="3 of 600 field inputs that round 0 began with are missing"):
         run(tmp_path, field()[3:])
 
 
-# Labels that are not there yet ----------------------------------------------------------------------------------------
+# Missing labels -----------------------------------------------------------------------------------------------------
 
 
-def test_missing_labels_stop_it_and_it_goes_on(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_missing_labels_stop_the_campaign_and_it_resumes(
+    tmp_path: Path, undisturbed: tuple[Path, CampaignResult]
+) -> None:
     asked = []
     for batches in (0, 1, 6, 10**9):
-        asking = Asking(field(), batches=batches)
+        asking = RecordingLabeller(field(), batches=batches)
         try:
             done = run(tmp_path, labeller=asking)
         except LabelsMissing:
@@ -508,20 +517,20 @@ def test_missing_labels_stop_it_and_it_goes_on(tmp_path: Path, undisturbed: tupl
 # Retraining that fails ------------------------------------------------------------------------------------------------
 
 
-def test_losses_that_are_not_finite_keep_the_weights_and_it_says_so(tmp_path: Path) -> None:
+def test_infinite_losses_keep_the_weights(tmp_path: Path) -> None:
     finetune = OperationalFinetune(epochs=2, steps=15, learning_rate=1e30, optimiser="sgd", progress=False)
-    done = run(tmp_path, finetune=finetune, rounds=1)
+    done = run(tmp_path, retrainer=finetune, rounds=1)
     assert same_weights(done.model, model())
     for each in done.rounds[1:]:
         assert each.retraining is not None
         assert not each.changed
         assert each.assessment is None
-        assert "the model stayed as it was, the loss became" in str(each)
+        assert "model unchanged (the loss became" in str(each)
     assert len(done.rounds) == 2
     assert done.assessment == done.rounds[0].assessment
 
 
-def test_clean_accuracy_falls_no_further_than_it_may(tmp_path: Path) -> None:
+def test_clean_accuracy_falls_no_further_than_allowed(tmp_path: Path) -> None:
     done = run(tmp_path, max_drop=0.0, rounds=1)
     assert all(r.clean >= done.rounds[0].clean for r in done.rounds)
 
@@ -530,7 +539,7 @@ def test_clean_accuracy_falls_no_further_than_it_may(tmp_path: Path) -> None:
 
 
 def arriving(*parts: Samples) -> tuple[Samples, Callable[[int], Samples]]:
-    """All inputs, and a field in which one part more arrives with every round."""
+    """All inputs, and a field where one more part arrives in every round."""
     everything = Samples.concat(parts)
 
     def field_(number: int) -> Samples:
@@ -539,13 +548,13 @@ def arriving(*parts: Samples) -> tuple[Samples, Callable[[int], Samples]]:
     return everything, field_
 
 
-def test_a_field_that_drifts_is_assessed_anew(tmp_path: Path) -> None:
+def test_a_field_that_drifts_is_assessed_again(tmp_path: Path) -> None:
     old, new = field(), field(200, dark=True)
     everything, there = arriving(old, old[:0], new)
-    asking = Asking(everything)
+    asking = RecordingLabeller(everything)
     done = run(tmp_path, everything, field=there, labeller=asking, rounds=3, labels=400)
     third = done.rounds[2]
-    assert [bool(r.drifted) for r in done.rounds] == [False, False, True, False]
+    assert [r.drift is not None for r in done.rounds] == [False, False, True, False]
     assert [r.arrived for r in done.rounds] == [600, 600, 800, 800]
     assert third.attempted == 0
     assert third.assessment is not None
@@ -559,45 +568,46 @@ def test_a_field_that_drifts_is_assessed_anew(tmp_path: Path) -> None:
     assert run(tmp_path, everything, field=there, rounds=3, labels=400).rounds == done.rounds
 
 
-def test_a_field_that_drifts_stops_it_if_so_configured(tmp_path: Path) -> None:
+def test_drift_stops_the_campaign_if_so_configured(tmp_path: Path) -> None:
     old = field()
     everything, there = arriving(old, old[:0], field(200, dark=True))
     done = run(tmp_path, everything, field=there, rounds=3, labels=400, when_drifted="stop", requirement=0.3)
-    assert done.reason.startswith("Stopped in round 2, since the field has changed: ")
+    assert done.reason.startswith("Stopped in round 2 because the field has changed: ")
     assert not done.met
     assert done.rounds[2].assessment is None
     assert done.assessment == next(r.assessment for r in reversed(done.rounds) if r.assessment)
 
 
-def test_drift_is_noticed_even_if_it_comes_a_few_inputs_at_a_time(tmp_path: Path) -> None:
+def test_drift_is_found_if_only_few_inputs_arrive_at_a_time(tmp_path: Path) -> None:
     everything, there = arriving(field(), field(30, dark=True), field(30, dark=True, seed=1))
     done = run(tmp_path, everything, field=there, labels=400)
-    assert [bool(r.drifted) for r in done.rounds] == [False, False, True]
+    assert [r.drift is not None for r in done.rounds] == [False, False, True]
 
 
-def test_drift_can_be_noticed_in_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drift_can_be_found_in_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels of all rounds add up to one; the smallest p-value of permutations is below a third of each."""
-    told: list[dict[str, Any]] = []
+    tests: list[dict[str, Any]] = []
 
-    def looked(*_: object, **options: Any) -> Any:
-        told.append(options)
+    def test(*_: object, **options: Any) -> Any:
+        tests.append(options)
         return SimpleNamespace(alarm=False)
 
-    monkeypatch.setattr(view, "drift", looked)
+    monkeypatch.setattr(field_module, "drift", test)
     with RunFolder(tmp_path, signature={}) as opened:
-        seen = view.FieldState(lambda _: field(), model(), train().ids, opened, seed=0, dimensions=4, follow=True)
-        seen.reference = field()
+        arrived, options = (lambda _: field()), {"seed": 0, "dimensions": 4, "follow": True}
+        state = field_module.FieldState(arrived, model(), train().ids, opened, **options)
+        state._reference = field()
         for number in range(1, 9):
-            assert seen._compare(f"round-{number:03d}", number, field()) == ""
-    assert sum(options["level"] for options in told) <= view.DRIFT_LEVEL
-    assert all(1 / (options["permutations"] + 1) < options["level"] / 3 for options in told)
+            assert state._compare(f"round-{number:03d}", number, field()) is None
+    assert sum(options["level"] for options in tests) <= field_module.DRIFT_LEVEL
+    assert all(1 / (options["permutations"] + 1) < options["level"] / 3 for options in tests)
 
 
 def test_more_of_the_same_joins_the_field(tmp_path: Path) -> None:
     everything, there = arriving(field(), field(150, seed=5))
-    asking = Asking(everything)
+    asking = RecordingLabeller(everything)
     done = run(tmp_path, everything, field=there, labeller=asking, labels=400, rounds=1)
-    assert not any(r.drifted for r in done.rounds)
+    assert not any(r.drift for r in done.rounds)
     assert done.rounds[1].arrived == 750
     assert bool(torch.isin(asking.ids, field(150, seed=5).ids).any())
 
@@ -605,13 +615,17 @@ def test_more_of_the_same_joins_the_field(tmp_path: Path) -> None:
 # Feedback -------------------------------------------------------------------------------------------------------------
 
 
-def test_feedback_decides_and_tells(undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_feedback_decides_and_is_recorded(undisturbed: tuple[Path, CampaignResult]) -> None:
     rounds = undisturbed[1].rounds
-    assert [d.what for d in rounds[1].decisions] == ["seeds by class", "seeds by cell"]
-    assert [d.what for d in rounds[2].decisions] == ["seeds by class", "seeds by cell", "moves"]
+    assert [d.what for d in rounds[1].decisions] == ["class", "cell"]
+    assert [d.what for d in rounds[2].decisions] == ["class", "cell", "move"]
     for each in (d for r in rounds for d in r.decisions):
-        assert each.before in str(each)
+        assert sum(each.before) == pytest.approx(1)
+        assert sum(each.after) == pytest.approx(1)
+        assert len(each.names) == len(each.before) == len(each.after)
+        assert each.title in str(each)
         assert each.why in str(each)
+    assert rounds[2].decisions[2].after == tuple(rounds[2].moves.values())
     yields = {name: rounds[1].first[name] / rounds[1].moves[name] for name in GRADIENT}
     assert max(yields, key=lambda n: yields[n]) == max(rounds[2].moves, key=lambda n: rounds[2].moves[n])
     assert not rounds[0].decisions
@@ -645,7 +659,7 @@ def test_shares_sum_to_one_and_keep_the_floor(budget: tuple[Tensor, Tensor], flo
 
 
 @given(budgets(), st.integers(0, 7), st.integers(1, 100))
-def test_who_contributes_more_gets_more(budget: tuple[Tensor, Tensor], part: int, more: int) -> None:
+def test_a_larger_contribution_gets_a_larger_share(budget: tuple[Tensor, Tensor], part: int, more: int) -> None:
     counts, base = budget
     part %= len(base)
     raised = counts.clone()
@@ -666,8 +680,8 @@ def test_many_counts_decide_all_but_the_floor() -> None:
     ("counts", "base", "floor"),
     [([1.0], [0.5, 0.5], 0.3), ([-1.0, 1.0], [0.5, 0.5], 0.3), ([1.0, 1.0], [0.6, 0.6], 0.3), ([1.0], [1.0], 1.5)],
 )
-def test_counts_and_shares_that_make_no_sense_are_refused(counts, base, floor) -> None:
-    with pytest.raises(ValueError, match="must be"):
+def test_invalid_counts_and_shares_are_rejected(counts, base, floor) -> None:
+    with pytest.raises(ValueError, match="must (be|hold)"):
         allocate(torch.tensor(counts), torch.tensor(base), floor=floor)
 
 
@@ -697,7 +711,7 @@ def test_levels_of_all_rounds_together_keep_the_campaigns(confidence: float, rou
 
 
 EMPTY = Samples(torch.zeros(200, 1))
-ZEROS = torch.zeros(200, dtype=torch.int64)  # what a model says, which is wrong where the label is 1
+ZEROS = torch.zeros(200, dtype=torch.int64)  # predictions, wrong if the label is 1
 PATHS = 500
 
 
@@ -707,14 +721,14 @@ def simulated(pmi: float, generator: torch.Generator, **options: Any) -> Sequent
     def ask(i: int, asked: Samples) -> Tensor:
         return wrong[i * 10 : i * 10 + len(asked)]
 
-    return assess_model(ZEROS, EMPTY, ask, **{"batch": 10, "fewest": 1, "most": 200, **options})
+    return assess_model(ZEROS, EMPTY, ask, **{"batch": 10, "budget": LabelBudget(fewest=1, most=200), **options})
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds of the same counts are worked out once."""
+    """Bounds of the same counts are computed once."""
     for name in ("confidence_sequence", "clopper_pearson_interval"):
-        monkeypatch.setattr(assessment, name, cache(getattr(assessment, name)))
+        monkeypatch.setattr(assessing, name, cache(getattr(assessing, name)))
 
 
 @pytest.mark.usefixtures("quick")
@@ -730,7 +744,7 @@ def test_the_bound_holds_whatever_the_stopping(pmi: float, ease: float) -> None:
     if ease > 1:
         assert sum(d.upper <= ease * pmi for d in done) >= (PATHS // 4 if pmi > 0.05 else 0)
     if ease < 1:
-        assert sum(d.labels < 200 for d in done) > PATHS // 2  # in vain, and seen to be
+        assert sum(d.labels < 200 for d in done) > PATHS // 2  # more labels would not help
 
 
 @pytest.mark.usefixtures("quick")
@@ -748,40 +762,111 @@ def test_the_last_bound_of_a_campaign_holds_whichever_round_it_ends_with() -> No
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("requirement", [0.05, 0.0999, 0.15, 0.3])
-def test_labels_bought_in_two_rounds_say_what_they_say_in_one(requirement: float) -> None:
-    """A model that stayed as it was is assessed further: the bound is that of all its labels."""
+def test_labels_of_two_rounds_give_the_same_bound_as_in_one(requirement: float) -> None:
+    """The bound of an unchanged model that is assessed further is that of all its labels."""
     for i in range(40):
         wrong = (torch.rand(200, generator=spawn(0, "two", i)) < 0.1).long()
 
         def ask(start: int, number: int, asked: Samples, wrong: Tensor = wrong) -> Tensor:
             return wrong[start + number * 10 : start + number * 10 + len(asked)]
 
-        options = {"requirement": requirement, "confidence": 0.975, "batch": 10, "fewest": 0}
-        first = assess_model(ZEROS[:90], EMPTY[:90], partial(ask, 0), most=90, **options)
-        more = partial(ask, first.labels)
-        both = assess_model(ZEROS[90:], EMPTY[90:], more, most=200 - first.labels, known=first, **options)
+        options = {"requirement": requirement, "confidence": 0.975, "batch": 10}
+
+        def most(n: int) -> LabelBudget:
+            return LabelBudget(fewest=0, most=n)
+
+        first = assess_model(ZEROS[:90], EMPTY[:90], partial(ask, 0), budget=most(90), **options)
+        more, left = partial(ask, first.labels), most(200 - first.labels)
+        both = assess_model(ZEROS[90:], EMPTY[90:], more, budget=left, earlier=first, **options)
         assert both.before == first.labels
         assert both.failures == int(wrong[: both.labels].sum())
         assert (both.bought == 0) == (both.labels == first.labels)
         if first.upper <= requirement or "confidence" in first.reason:
             assert both.bought == 0
-        if first.reason == "this round's labels are spent":
-            once = assess_model(ZEROS, EMPTY, partial(ask, 0), most=both.labels, **options)
+        if first.reason == "the labels of this round are spent":
+            once = assess_model(ZEROS, EMPTY, partial(ask, 0), budget=most(both.labels), **options)
             assert (once.labels, once.failures, once.upper) == (both.labels, both.failures, both.upper)
 
 
 @pytest.mark.usefixtures("quick")
-def test_no_labels_say_nothing() -> None:
-    done = simulated(0.1, spawn(0), requirement=0.1, confidence=0.9, most=0)
+def test_without_labels_the_bound_is_one() -> None:
+    done = simulated(0.1, spawn(0), requirement=0.1, confidence=0.9, budget=LabelBudget(fewest=1, most=0))
     assert (done.labels, done.failures, done.upper, done.reason) == (0, 0, 1.0, "no label is left")
+
+
+# Your own parts -------------------------------------------------------------------------------------------------------
+
+
+def keep_weights(model: Classifier, train: Samples, cases: Samples, **arguments: Any) -> Retrained:
+    """A user's retrainer: moves every weight a little."""
+    module = copy_module(model.unwrap())
+    with torch.no_grad():
+        for values in module.parameters():
+            values.mul_(1.001)
+    epoch = FinetuneEpoch(epoch=1, loss=0.0, accuracy=1.0, monitor=0.0, kept=True, why="the only one")
+    arguments["on_epoch"](epoch)
+    record = FinetuneRecord(
+        best_epoch=1, reason="scaled", n_train=len(train), n_cases=len(cases), accuracy_before=1.0, history=(epoch,),
+        monitor_before=None, train_rows=0, case_rows=0, effective_cases=0.0, stopped_early=False,
+    )  # fmt: skip
+    return Retrained(model=model.rewrap(module), record=record)
+
+
+def test_any_retrainer_will_do(tmp_path: Path) -> None:
+    done = run(tmp_path / "own", retrainer=keep_weights, rounds=1)
+    assert done.rounds[1].retraining.reason == "scaled"
+    assert done.rounds[1].changed
+    assert not same_weights(done.model, model())
+    assert run(tmp_path / "own", retrainer=keep_weights, rounds=1).rounds == done.rounds
+    shipped = run(tmp_path / "shipped", retrainer=Finetune(epochs=1, progress=False), rounds=1)
+    assert shipped.rounds[1].retraining.n_cases == shipped.rounds[1].chosen
+
+
+def first_seeds(model: Classifier, inputs: Samples, n: int, **others: Any) -> Samples:
+    assert {"field", "shares", "generator"} == set(others)
+    return inputs[:n]
+
+
+def last_cases(model: Classifier, failures: Suite, n: int, **others: Any) -> Tensor:
+    assert {"profile", "learned", "generator"} == set(others)
+    return torch.arange(len(failures) - n, len(failures))
+
+
+def test_seeds_and_cases_can_be_chosen_by_own_functions(tmp_path: Path) -> None:
+    done = run(tmp_path, seed_chooser=first_seeds, case_chooser=last_cases, rounds=1, seeds_per_round=20)
+    seeds = model().correct(train())[:20]
+    found = Suite.concat([Suite.open(c) for c in sorted((tmp_path / "round-001" / "suite").glob("chunk-*"))])
+    good = found.operational(TINY.level, TINY.mass_quantile)
+    assert bool(torch.isin(found.seed, seeds.ids).all())
+    assert torch.equal(done.suite.x, good.x[-done.rounds[1].chosen :])
+
+
+def backwards(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """A user's engine: the last item first."""
+    yield from ((i, work(item)) for i, item in reversed(list(enumerate(items))))
+
+
+def test_any_engine_gives_the_same_results(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
+    engine: Engine = backwards
+    run(tmp_path, engine=engine)
+    assert digest(tmp_path) == digest(undisturbed[0])
+
+
+def test_moves_radii_and_retrainer_have_defaults(tmp_path: Path) -> None:
+    labelled = field()
+    small = replace(Campaign(requirement=0.02), rounds=1, seeds_per_round=20, labels=60)
+    done = small(
+        model(), train=train(), clean=clean(), field=unlabelled(labelled), labeller=labels_of(labelled), folder=tmp_path
+    )
+    assert [name.partition("-")[0] for name in done.rounds[1].moves] == ["gradient", "gradient"]
 
 
 # The folder -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_campaign_is_read_again(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_a_finished_campaign_is_only_read(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
     shutil.copytree(undisturbed[0], tmp_path / "copy")
-    asking = Asking(field())
+    asking = RecordingLabeller(field())
     again = run(tmp_path / "copy", labeller=asking)
     assert asking.asked == []
     assert again.rounds == undisturbed[1].rounds
@@ -790,13 +875,13 @@ def test_a_finished_campaign_is_read_again(tmp_path: Path, undisturbed: tuple[Pa
     assert digest(tmp_path / "copy") == digest(undisturbed[0])
 
 
-def test_other_settings_are_refused_by_name(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
+def test_other_settings_are_rejected_by_name(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
     shutil.copytree(undisturbed[0], tmp_path / "copy")
-    with pytest.raises(ValueError, match=r"holds a run with other settings: chunk .15 -> 10.; seed .0 -> 1."):
+    with pytest.raises(ValueError, match=r"contains a run with other settings: chunk .15 -> 10.; seed .0 -> 1."):
         run(tmp_path / "copy", chunk=10, seed=1)
-    with pytest.raises(ValueError, match="holds a run with other settings: finetune"):
-        run(tmp_path / "copy", finetune=STUBBORN)
-    with pytest.raises(ValueError, match="holds a run with other settings: clean"):
+    with pytest.raises(ValueError, match="contains a run with other settings: retrainer"):
+        run(tmp_path / "copy", retrainer=STUBBORN)
+    with pytest.raises(ValueError, match="contains a run with other settings: clean"):
         run(tmp_path / "copy", clean=clean()[1:])
     assert digest(tmp_path / "copy") == digest(undisturbed[0])
 
@@ -805,22 +890,22 @@ def test_other_settings_are_refused_by_name(tmp_path: Path, undisturbed: tuple[P
     "damaged",
     ["round-000/profile.json", "round-000/labels-001.json", "round-001/weights.safetensors", "round-001/round.json"],
 )
-def test_a_damaged_file_is_named_and_worked_out_again(tmp_path, undisturbed, damaged) -> None:
+def test_a_damaged_file_is_named_and_computed_again(tmp_path, undisturbed, damaged) -> None:
     shutil.copytree(undisturbed[0], tmp_path / "copy")
     file = tmp_path / "copy" / damaged
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    for _ in range(3):  # what is advised may be a file first, then its round
-        told = refused(tmp_path / "copy")
-        assert not told or str(file if file.exists() else file.parent) in told
-        if told:
+    for _ in range(3):  # the advice may be to delete a file first, then its round
+        error = damage(tmp_path / "copy")
+        assert not error or str(file if file.exists() else file.parent) in error
+        if error:
             shutil.rmtree(file.parent) if not file.exists() else file.unlink()
     assert digest(tmp_path / "copy") == digest(undisturbed[0])
 
 
-def refused(folder: Path) -> str:
-    """What is said of damage; empty if the campaign came to its end."""
+def damage(folder: Path) -> str:
+    """The error about damaged files; empty if the campaign ended."""
     try:
         run(folder)
     except Damaged as error:
@@ -828,29 +913,29 @@ def refused(folder: Path) -> str:
     return ""
 
 
-def test_labels_of_other_inputs_are_refused(tmp_path: Path) -> None:
-    """Somebody deleted what round 0 began with, and other field inputs have come."""
+def test_labels_of_other_inputs_are_rejected(tmp_path: Path) -> None:
+    """The record of the first field inputs was deleted, and other inputs have arrived."""
     with pytest.raises(LabelsMissing):
-        run(tmp_path, labeller=Asking(field(), batches=2))
+        run(tmp_path, labeller=RecordingLabeller(field(), batches=2))
     (tmp_path / "round-000" / "field.json").unlink()
-    with pytest.raises(ValueError, match="-000.json in .* is about other inputs"):
+    with pytest.raises(ValueError, match="-000.json in .* belongs to other inputs"):
         run(tmp_path, Samples.concat([field(100, seed=3), field()]))
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="must be a folder, and is a file"):
+    with pytest.raises(ValueError, match="must be a folder, but is a file"):
         run(tmp_path / "file")
-    if os.name == "posix" and os.geteuid():  # nothing is closed to root
+    if os.name == "posix" and os.geteuid():  # root can write everywhere
         tmp_path.chmod(0o500)
-        with pytest.raises(ValueError, match="make the folder writable|cannot be made"):
+        with pytest.raises(ValueError, match="make the folder writable|cannot be created"):
             run(tmp_path / "closed")
         tmp_path.chmod(0o700)
 
 
 @pytest.mark.slow
 def test_two_workers_and_one_end_the_same(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
-    run(tmp_path, workers=2)
+    run(tmp_path, engine=pool(2))
     assert digest(tmp_path) == digest(undisturbed[0])
 
 
@@ -859,32 +944,32 @@ def test_two_workers_and_one_end_the_same(tmp_path: Path, undisturbed: tuple[Pat
 
 @pytest.mark.slow
 def test_a_campaign_killed_at_chosen_moments_ends_the_same(tmp_path: Path) -> None:
-    told = kill(tmp_path, chosen=3, timed=0)
-    assert told["kills"] == 3
-    assert told["equal"]
-    assert told["torn"] == []
+    found = kill(tmp_path, chosen=3, timed=0)
+    assert found["kills"] == 3
+    assert found["equal"]
+    assert found["torn"] == []
 
 
 @pytest.mark.slow
 def test_a_campaign_killed_twenty_times_ends_the_same(tmp_path: Path) -> None:
-    told = kill(tmp_path, chosen=10, timed=10)
-    assert told["kills"] >= 20
-    assert told["inside"] >= 10
-    assert told["equal"]
-    assert told["torn"] == []
+    found = kill(tmp_path, chosen=10, timed=10)
+    assert found["kills"] >= 20
+    assert found["inside"] >= 10
+    assert found["equal"]
+    assert found["torn"] == []
 
 
 def kill(folder: Path, **counts: int) -> dict[str, Any]:
-    """What the script found: it imports torch once, then forks."""
+    """The result of this file as a script: it imports torch once, then forks."""
     arguments = [sys.executable, __file__, str(folder), *(str(n) for n in counts.values())]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 INSIDE = ("chunk", "retraining", "writing")
-where = mmap.mmap(-1, 16)  # what a run is doing, seen by the process that kills it
+where = mmap.mmap(-1, 16)  # what a run is doing, for the process that kills it
 left = [10**9]  # moments until a run kills itself
 
 
@@ -896,7 +981,7 @@ def moment(what: str) -> None:
 
 
 def around(what: str, call: Callable[..., object]) -> Callable[..., object]:
-    """The same, with a moment before and one after."""
+    """The same function, with a moment before and one after."""
 
     def called(*arguments: object, **options: object) -> object:
         before = bytes(where)
@@ -910,7 +995,7 @@ def around(what: str, call: Callable[..., object]) -> Callable[..., object]:
 
 
 def attempt(folder: Path, *, moments: int = 10**9, seconds: float = 0.0) -> str | None:
-    """Go on with a campaign in a process of its own: None if it ended, else what it was doing when it was killed."""
+    """Resume a campaign in a process of its own: None if it ended, else what it was doing when it was killed."""
     where[:] = b"between".ljust(16)
     if (child := os.fork()) == 0:
         left[0] = moments
@@ -925,9 +1010,9 @@ def attempt(folder: Path, *, moments: int = 10**9, seconds: float = 0.0) -> str 
 
 
 def kills(folder: Path, *, chosen: int, timed: int) -> dict[str, object]:
-    """Campaigns killed at chosen moments, and others at any time, until there were so many kills."""
+    """Campaigns killed at chosen moments, and others at random times, until there were this many kills."""
     with_moments()
-    run(folder / "undisturbed")  # here, so that later ones find all imported
+    run(folder / "undisturbed")  # here, so that later ones need no imports
     counted, start = 10**9 - left[0], time.monotonic()
     if timed:
         assert attempt(folder / "timed once") is None
@@ -943,7 +1028,7 @@ def kills(folder: Path, *, chosen: int, timed: int) -> dict[str, object]:
                 how: dict[str, Any] = {"moments": choose.randrange(counted // max(2, n // 2))}
             else:
                 how = {"seconds": choose.uniform(0.01, lasts / 4)}
-            if (what := attempt(place, **how)) is None:  # it came to its end; on with another
+            if (what := attempt(place, **how)) is None:  # it ended; start another
                 number += 1
                 ended.append(digest(place))
                 continue
@@ -967,15 +1052,16 @@ def kills(folder: Path, *, chosen: int, timed: int) -> dict[str, object]:
 
 
 def with_moments() -> None:
-    """From now on there are moments in chunks, in retraining, in writing and in learning what the field looks like."""
+    """Add moments to chunks, retraining, writing and fitting the profile."""
     for name in ("rename", "replace", "link"):
         setattr(os, name, around("writing", getattr(os, name)))
-    os.fsync = lambda _: moment("writing")  # what was written outlives a process anyway
-    hardening.Fuzzing.__call__ = around("chunk", hardening.Fuzzing.__call__)  # type: ignore[method-assign]
+    os.fsync = lambda _: moment("writing")  # written data outlive a process anyway
+    fuzzing = chunked_fuzzing.ChunkedFuzzing
+    fuzzing.__call__ = around("chunk", fuzzing.__call__)  # type: ignore[method-assign]
     GradientMove.__call__ = around("chunk", GradientMove.__call__)  # type: ignore[method-assign]
     training.TrainableModel.descend = around("retraining", training.TrainableModel.descend)  # type: ignore[method-assign]
-    view.fit_naturalness = around("profile", view.fit_naturalness)
-    view.fit_profile = around("profile", view.fit_profile)
+    field_module.fit_naturalness = around("profile", field_module.fit_naturalness)
+    field_module.fit_profile = around("profile", field_module.fit_profile)
 
 
 def readable(file: Path) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from operant import Classifier, Samples, Suite, load_digits, spawn
 from operant.campaign import Campaign
 from operant.data import LabelFolder, LabelsMissing
-from operant.data.labels import name_of
+from operant.data.label_folder import name_of
 from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.retrain import OperationalFinetune
@@ -412,7 +412,7 @@ def test_a_campaign_gets_its_labels_through_the_page(pages, tmp_path) -> None:
         label_batch=30,
         seeds_per_round=10,
         dimensions=4,
-        finetune=OperationalFinetune(epochs=1, steps=5, progress=False),
+        retrainer=OperationalFinetune(epochs=1, steps=5, progress=False),
     )
     ask = LabelFolder(folder=tmp_path / "to_label", classes=10)
     go_on = partial(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from operant.data.formats import read_npz
-from operant.data.labels import CLASSES, TABLE, LabelFolder
+from operant.data.label_folder import CLASSES, TABLE, LabelFolder
 from operant.triage.desk import NotFound, RequestFields, RowLists
 from operant.validation import check_one_of
 

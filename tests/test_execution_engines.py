@@ -1,4 +1,4 @@
-"""Laws of chunks: done once, kept at once, the same on any engine, after Ctrl-C and short of memory."""
+"""Laws of chunks: computed once, saved at once, the same on any engine, after Ctrl-C and with little memory."""
 
 import errno
 import math
@@ -20,7 +20,6 @@ import torch
 from operant import Classifier, load_digits, spawn
 from operant.execution.chunks import run_chunks
 from operant.execution.engines import Engine, WorkerDied, one_thread, pool, serial
-from operant.execution.events import Event
 from operant.execution.interrupt import Interrupted, defer_interrupt
 from operant.execution.memory import in_batches, with_smaller_batches
 from operant.execution.run_folder import DiskFull, RunFolder
@@ -36,7 +35,7 @@ digits = cache(partial(load_digits, size=28))
 
 @dataclass(frozen=True)
 class Fuzzing:
-    """A chunk of twenty seeds; where ``most`` is given, more rows at once do not fit into memory."""
+    """A chunk of twenty seeds; with ``most``, larger batches do not fit into memory."""
 
     model: Classifier
     most: int = 10**9
@@ -57,7 +56,7 @@ def opened(path: Path) -> RunFolder:
 
 
 def whole(path: Path, work: Any = None, **options: Any) -> tuple[str, str]:
-    """All chunks in a folder: the digests of folder and suite."""
+    """Run all chunks in a folder; returns the digests of folder and suite."""
     with opened(path) as run:
         suite = run_chunks(run, "round-000/suite", work or Fuzzing(model()), CHUNKS, **{"batch_size": 64, **options})
         return run.digest(), suite.digest()
@@ -70,7 +69,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Engine]:
-    """Two workers that can import this file; they are started once, for they import torch."""
+    """Two workers that can import this file; started once, since they import torch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
         patch.syspath_prepend(str(ROOT / "tests"))
@@ -90,7 +89,7 @@ def test_chunks_are_those_of_one_call_each(tmp_path: Path, expected: tuple[str, 
     ]
 
 
-def test_finished_chunks_are_not_done_again(tmp_path: Path, expected: tuple[str, str]) -> None:
+def test_finished_chunks_are_not_computed_again(tmp_path: Path, expected: tuple[str, str]) -> None:
     worked: list[int] = []
 
     def work(chunk: int, batch_size: int) -> Suite:
@@ -115,15 +114,19 @@ def test_any_engine_and_order_will_do(tmp_path: Path, expected: tuple[str, str])
     assert whole(tmp_path, engine=backwards) == expected
 
 
-def test_events_tell_how_far_it_is(tmp_path: Path) -> None:
-    events: list[Event] = []
-    whole(tmp_path, watch=events.append)
-    assert [(e.step, e.done, e.total) for e in events] == [("round-000/suite", i, CHUNKS) for i in range(CHUNKS + 1)]
-    assert [e.told["cases"] for e in events] == [20 * i for i in range(CHUNKS + 1)]
+def test_progress_is_reported_after_every_chunk(tmp_path: Path) -> None:
+    calls: list[tuple[int, int, dict[str, int]]] = []
+
+    def progress(done: int, total: int, **details: int) -> None:
+        calls.append((done, total, details))
+
+    whole(tmp_path, progress=progress)
+    assert [(done, total) for done, total, _ in calls] == [(i, CHUNKS) for i in range(CHUNKS + 1)]
+    assert [details["cases"] for _, _, details in calls] == [20 * i for i in range(CHUNKS + 1)]
     with opened(tmp_path) as run:
-        suite = run_chunks(run, "round-000/suite", Fuzzing(model()), CHUNKS, batch_size=64, watch=events.append)
-    assert events[-1] == events[-2]  # told once, when all was there already
-    assert events[-1].told["failures"] == int((suite.prediction != suite.label).sum()) > 0
+        suite = run_chunks(run, "round-000/suite", Fuzzing(model()), CHUNKS, batch_size=64, progress=progress)
+    assert calls[-1] == calls[-2]  # reported once, since all chunks were finished
+    assert calls[-1][2]["failures"] == int((suite.prediction != suite.label).sum()) > 0
     with opened(tmp_path) as run:
         assert run.times()["round-000/suite"] > 0
 
@@ -138,7 +141,7 @@ def test_searches_that_find_nothing_in_a_chunk_fit_in(tmp_path: Path) -> None:
     assert (len(suite), suite.attempted) == (20, 60)
 
 
-def test_no_chunks_are_refused(tmp_path: Path) -> None:
+def test_no_chunks_are_rejected(tmp_path: Path) -> None:
     with opened(tmp_path) as run, pytest.raises(ValueError, match="n_chunks must be at least 1, got 0"):
         run_chunks(run, "a", Fuzzing(model()), 0, batch_size=64)
 
@@ -155,7 +158,7 @@ def test_a_full_disk_keeps_finished_chunks(
         return path
 
     monkeypatch.setattr(Suite, "save", fills_up)
-    with pytest.raises(DiskFull, match="round-000/suite could not be written.*make room and run again"):
+    with pytest.raises(DiskFull, match="round-000/suite could not be written.*free some space and run again"):
         whole(tmp_path)
     monkeypatch.undo()
     assert not list(tmp_path.rglob("*tmp"))
@@ -163,13 +166,17 @@ def test_a_full_disk_keeps_finished_chunks(
     assert whole(tmp_path) == expected
 
 
-# Short of memory ------------------------------------------------------------------------------------------------------
+# Little memory --------------------------------------------------------------------------------------------------------
 
 
 def test_smaller_batches_give_the_same_bits(tmp_path: Path, expected: tuple[str, str]) -> None:
-    events: list[Event] = []
-    assert whole(tmp_path, Fuzzing(model(), most=30), watch=events.append, batch_size=256) == expected
-    assert [e.told.get("batch_size") for e in events] == [None, 16, None, None, None, None]  # later ones start small
+    sizes: list[int | None] = []
+
+    def progress(done: int, total: int, **details: int) -> None:
+        sizes.append(details.get("batch_size"))
+
+    assert whole(tmp_path, Fuzzing(model(), most=30), progress=progress, batch_size=256) == expected
+    assert sizes == [None, 16, None, None, None, None]  # later chunks start small
 
 
 @pytest.mark.parametrize(
@@ -181,19 +188,19 @@ def test_smaller_batches_give_the_same_bits(tmp_path: Path, expected: tuple[str,
         RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory"),
     ],
 )
-def test_batches_shrink_to_the_floor_and_then_it_is_told(error: Exception) -> None:
+def test_batches_shrink_to_the_floor_before_an_error(error: Exception) -> None:
     tried: list[int] = []
 
     def work(rows: int) -> None:
         tried.append(rows)
         raise error
 
-    with pytest.raises(MemoryError, match="not even for 16 rows at once .*; use fewer workers"):
+    with pytest.raises(MemoryError, match="not enough memory even for batches of 16 rows .*; use fewer workers"):
         with_smaller_batches(work, 200)
     assert tried == [200, 100, 50, 25, 16]
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+def test_other_errors_are_not_mistaken_for_a_lack_of_memory() -> None:
     tried: list[int] = []
 
     def work(rows: int) -> None:
@@ -211,24 +218,24 @@ def test_the_same_model_in_other_batches() -> None:
     assert (one.batch_size, other.batch_size) == (256, 16)
     x = digits().test.x[:50]
     assert torch.equal(one.batched_logits(x), other.batched_logits(x))
-    assert in_batches(one, 16).notes == one.notes  # what was found out about it is not found out again
+    assert in_batches(one, 16).notes == one.notes  # checks are not repeated
 
 
 # Ctrl-C ---------------------------------------------------------------------------------------------------------------
 
 
 def presses(when: int, times: int = 1) -> Any:
-    """A watcher that presses Ctrl-C when so many chunks are done."""
+    """A progress callback that presses Ctrl-C when this many chunks are finished."""
 
-    def watch(event: Event) -> None:
-        if event.done == when:
+    def progress(done: int, total: int, **details: int) -> None:
+        if done == when:
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
 
-    return watch
+    return progress
 
 
-def test_ctrl_c_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, expected: tuple[str, str]) -> None:
+def test_ctrl_c_finishes_the_chunk_and_says_how_to_resume(tmp_path: Path, expected: tuple[str, str]) -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def work(chunk: int, batch_size: int) -> Suite:
@@ -236,11 +243,11 @@ def test_ctrl_c_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, expecte
             signal.raise_signal(signal.SIGINT)
         return Fuzzing(model())(chunk, batch_size)
 
-    with pytest.raises(Interrupted) as told:
+    with pytest.raises(Interrupted) as raised:
         whole(tmp_path, work)
-    assert isinstance(told.value, KeyboardInterrupt)
-    assert told.value.done == f"3 of 5 chunks of round-000/suite are done and kept in {tmp_path}"
-    assert str(told.value) == f"stopped as asked: {told.value.done}. Run again with the same folder to go on"
+    assert isinstance(raised.value, KeyboardInterrupt)
+    assert raised.value.done == f"3 of 5 chunks of round-000/suite are finished and saved in {tmp_path}"
+    assert str(raised.value) == f"interrupted: {raised.value.done}. Run again with the same folder to resume"
     assert signal.getsignal(signal.SIGINT) is before
     assert not (tmp_path / "lock").exists()
     assert whole(tmp_path) == expected
@@ -248,15 +255,15 @@ def test_ctrl_c_finishes_the_chunk_and_says_how_to_go_on(tmp_path: Path, expecte
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path, expected: tuple[str, str]) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt) as told:
-        whole(tmp_path, watch=presses(1, times=2))
-    assert not isinstance(told.value, Interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        whole(tmp_path, progress=presses(1, times=2))
+    assert not isinstance(raised.value, Interrupted)
     assert signal.getsignal(signal.SIGINT) is before
     assert sum(1 for _ in tmp_path.rglob("chunk-????")) == 1
     assert whole(tmp_path) == expected
 
 
-def test_handlers_are_left_alone_where_they_are_not_ours(tmp_path: Path, expected: tuple[str, str]) -> None:
+def test_signal_handlers_of_others_are_left_alone(tmp_path: Path, expected: tuple[str, str]) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(whole(tmp_path)))
     thread.start()
@@ -301,15 +308,21 @@ def _threads(_: int) -> int:
 
 def test_two_workers_and_one_give_the_same_hashes(two: Engine, tmp_path: Path, expected: tuple[str, str]) -> None:
     assert whole(tmp_path / "a", engine=two) == expected
-    events: list[Event] = []
-    assert whole(tmp_path / "b", Fuzzing(model(), most=30), engine=two, watch=events.append) == expected
-    assert events[-1].done == CHUNKS
-    assert [e.told["batch_size"] for e in events if "batch_size" in e.told] == [16]
+    calls: list[tuple[int, dict[str, int]]] = []
+
+    def progress(done: int, total: int, **details: int) -> None:
+        calls.append((done, details))
+
+    assert whole(tmp_path / "b", Fuzzing(model(), most=30), engine=two, progress=progress) == expected
+    assert calls[-1][0] == CHUNKS
+    assert [details["batch_size"] for _, details in calls if "batch_size" in details] == [16]
 
 
-def test_ctrl_c_in_a_pool_finishes_the_chunks_in_work(two: Engine, tmp_path: Path, expected: tuple[str, str]) -> None:
+def test_ctrl_c_in_a_pool_finishes_the_chunks_in_progress(
+    two: Engine, tmp_path: Path, expected: tuple[str, str]
+) -> None:
     with pytest.raises(Interrupted, match="[23] of 5 chunks"):
-        whole(tmp_path, engine=two, watch=presses(1))
+        whole(tmp_path, engine=two, progress=presses(1))
     assert whole(tmp_path, engine=two) == expected
 
 
@@ -317,34 +330,34 @@ def test_ctrl_c_in_a_pool_finishes_the_chunks_in_work(two: Engine, tmp_path: Pat
 def test_a_second_ctrl_c_ends_the_workers(two: Engine, tmp_path: Path, expected: tuple[str, str]) -> None:
     list(two(abs, [1, 2]))
     before = {process.pid for process in multiprocessing.active_children()}
-    with pytest.raises(KeyboardInterrupt) as told:
-        whole(tmp_path, engine=two, watch=presses(1, times=2))
-    assert not isinstance(told.value, Interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        whole(tmp_path, engine=two, progress=presses(1, times=2))
+    assert not isinstance(raised.value, Interrupted)
     assert not before & {process.pid for process in multiprocessing.active_children()}
     assert whole(tmp_path, engine=two) == expected
 
 
-def test_errors_in_a_worker_come_back_and_finished_work_is_kept(two: Engine) -> None:
+def test_errors_in_a_worker_are_raised_and_finished_work_is_kept(two: Engine) -> None:
     results = two(int, ["1", "2", "no number", "4", "5", "6"])
     kept = []
-    with pytest.raises(ValueError, match="invalid literal for int") as told:
+    with pytest.raises(ValueError, match="invalid literal for int") as raised:
         kept.extend(results)
-    assert "In a worker: Traceback" in "".join(told.value.__notes__)
-    assert {(0, 1), (1, 2)} <= set(kept)  # and the one that was in work meanwhile, if there was one
-    assert sorted(two(int, ["7"])) == [(0, 7)]  # the workers are well
+    assert "In a worker: Traceback" in "".join(raised.value.__notes__)
+    assert {(0, 1), (1, 2)} <= set(kept)  # and the one in progress, if there was one
+    assert sorted(two(int, ["7"])) == [(0, 7)]  # the workers still run
 
 
 @pytest.mark.parametrize("lost", [lambda item: item, partial(print, threading.Lock())])
-def test_what_cannot_travel_is_told(two: Engine, lost: Any) -> None:
-    with pytest.raises(TypeError, match="able to travel to other processes.*or use workers=1"):
+def test_what_cannot_be_sent_is_an_error(two: Engine, lost: Any) -> None:
+    with pytest.raises(TypeError, match="must be sendable to other processes.*or use workers=1"):
         list(two(lost, [1, 2]))
-    with pytest.raises(TypeError, match="able to travel"):
+    with pytest.raises(TypeError, match="must be sendable"):
         list(two(str, [lost]))
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_told_and_replaced(two: Engine) -> None:
-    with pytest.raises(WorkerDied, match=r"ended with code 3 in the midst of work.*__main__.*run again"):
+def test_a_worker_that_dies_is_an_error_and_replaced(two: Engine) -> None:
+    with pytest.raises(WorkerDied, match=r"exited with code 3 during its work.*__main__.*run again"):
         list(two(os._exit, [3]))
     assert sorted(two(abs, [-1])) == [(0, 1)]
 
@@ -363,7 +376,7 @@ def started(folder: Path, workers: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def told(process: "subprocess.Popen[str]", chunks: int) -> None:
+def wait_for(process: "subprocess.Popen[str]", chunks: int) -> None:
     assert process.stdout is not None
     while process.stdout.readline().strip() != f"{chunks} done":
         assert process.poll() is None, process.communicate()[1]
@@ -372,24 +385,22 @@ def told(process: "subprocess.Popen[str]", chunks: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_at_the_terminal(tmp_path: Path, expected: tuple[str, str], workers: int) -> None:
-    """The terminal sends it to workers too."""
+    """The terminal sends the signal to workers too."""
     with started(tmp_path, workers) as process:
-        told(process, 1)
+        wait_for(process, 1)
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert "Stopping as soon as the chunks in work are done" in err
+    assert "Stopping when the chunks in progress are finished" in err
     assert "Traceback" not in err
-    assert "stopped as asked" in out
+    assert "interrupted" in out
     assert whole(tmp_path) == expected
 
 
 @pytest.mark.slow
-def test_a_pool_that_is_killed_leaves_no_worker_and_can_be_gone_on_with(
-    tmp_path: Path, expected: tuple[str, str]
-) -> None:
+def test_a_killed_pool_leaves_no_worker_and_can_be_resumed(tmp_path: Path, expected: tuple[str, str]) -> None:
     with started(tmp_path, 2) as process:
-        told(process, 1)
+        wait_for(process, 1)
         process.kill()
         out, _ = process.communicate(timeout=300)  # the pipe ends when the last worker does
     assert process.returncode == -signal.SIGKILL
@@ -403,7 +414,7 @@ if __name__ == "__main__":
         found = whole(
             Path(sys.argv[1]),
             engine=pool(int(sys.argv[2])),
-            watch=lambda event: print(f"{event.done} done", flush=True),
+            progress=lambda done, total, **details: print(f"{done} done", flush=True),
         )
     except Interrupted as stopped:
         print(stopped, flush=True)

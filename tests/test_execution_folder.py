@@ -1,6 +1,6 @@
-"""Laws of a run's folder: one run at a time, one set of settings, nothing worked out twice, nothing torn.
+"""Laws of a run folder: one process at a time, one set of settings, nothing computed twice, nothing torn.
 
-Run as a script this file lets processes race for the lock of a dead one, and kills runs at chosen moments.
+Run as a script, this file lets processes race for the lock of a dead one, and kills runs at chosen moments.
 """
 
 import errno
@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, load_digits, spawn
-from operant.campaign import folder as module
+from operant.execution import lock as lock_module
 from operant.execution.chunks import run_chunks
 from operant.execution.lock import Holder, take_lock
 from operant.execution.memory import in_batches
@@ -44,8 +44,8 @@ RACERS, RACES = 4, 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """A result with numbers, words and a tensor."""
+class Result:
+    """A result with a number, a string and a tensor."""
 
     number: float
     word: str
@@ -72,41 +72,41 @@ def opened(path: Path, **signature: str) -> RunFolder:
 
 
 def never() -> NoReturn:
-    raise AssertionError("what is there must not be worked out again")
+    raise AssertionError("a finished step must not be computed again")
 
 
 def short_run(path: Path, model: Classifier, cases: Suite) -> str:
     """A run with a step of each kind; its digest."""
-    told = Told(number=0.1 + 0.2, word="a", values=torch.arange(5) / 3)
+    result = Result(number=0.1 + 0.2, word="a", values=torch.arange(5) / 3)
     with opened(path) as run:
-        run.step("first", Told, lambda: told)
+        run.step("first", Result, lambda: result)
         run.suite("round-000/cases", lambda: cases)
         run.weights("round-000/weights", model, partial(retrained, model, cases, 0))
-        run.step("round-000/round", Told, lambda: replace(told, word="b"))
+        run.step("round-000/round", Result, lambda: replace(result, word="b"))
         return run.digest()
 
 
 # Steps ----------------------------------------------------------------------------------------------------------------
 
 
-def test_every_kind_comes_back_as_it_was_and_is_worked_out_once(tmp_path, model, cases) -> None:
+def test_every_kind_of_step_is_restored_and_computed_once(tmp_path, model, cases) -> None:
     short_run(tmp_path, model, cases)
     with opened(tmp_path) as run:
-        told = run.step("first", Told, never)
+        result = run.step("first", Result, never)
         suite = run.suite("round-000/cases", never)
         learned = run.weights("round-000/weights", model, never)
-    assert (told.number, told.word) == (0.1 + 0.2, "a")
-    assert torch.equal(told.values, torch.arange(5) / 3)
+    assert (result.number, result.word) == (0.1 + 0.2, "a")
+    assert torch.equal(result.values, torch.arange(5) / 3)
     assert suite.digest() == cases.digest()
     x = load_digits().test.x
     assert not torch.equal(learned.batched_logits(x), model.batched_logits(x))
     assert learned.bounds == model.bounds
 
 
-def test_what_is_returned_is_what_was_read_from_disk(tmp_path, model, cases) -> None:
-    value = Told(number=1.0, word="a", values=torch.ones(3))
+def test_values_are_read_back_from_disk(tmp_path, model, cases) -> None:
+    value = Result(number=1.0, word="a", values=torch.ones(3))
     with opened(tmp_path) as run:
-        first = run.step("a", Told, lambda: value)
+        first = run.step("a", Result, lambda: value)
         suite = run.suite("b", lambda: cases)
         learned = run.weights("c", model, lambda: model)
     assert first is not value
@@ -118,10 +118,10 @@ def test_what_is_returned_is_what_was_read_from_disk(tmp_path, model, cases) -> 
         assert torch.equal(run.weights("c", model, never).batched_logits(x), learned.batched_logits(x))
 
 
-def test_one_thing_of_each_kind_may_share_a_name(tmp_path, model, cases) -> None:
+def test_steps_of_different_kinds_may_share_a_name(tmp_path, model, cases) -> None:
     with opened(tmp_path) as run:
         assert not run.has("a/b")
-        run.step("a/b", Told, lambda: Told(number=1, word="", values=torch.ones(1)))
+        run.step("a/b", Result, lambda: Result(number=1, word="", values=torch.ones(1)))
         run.suite("a/b", lambda: cases)
         run.weights("a/b", model, lambda: model)
         assert run.has("a/b")
@@ -129,19 +129,19 @@ def test_one_thing_of_each_kind_may_share_a_name(tmp_path, model, cases) -> None
         assert len(run.suite("a/b", never)) == len(cases)
 
 
-def test_anything_that_saves_itself_can_be_kept(tmp_path) -> None:
+def test_anything_that_saves_itself_can_be_cached(tmp_path) -> None:
     def save(text: str, path: Path) -> None:
         path.write_text(text)
 
     with opened(tmp_path) as run:
-        assert run.kept("words.txt", lambda: "some words", save=save, load=Path.read_text) == "some words"
-        assert run.kept("words.txt", never, save=save, load=Path.read_text) == "some words"
+        assert run.cached("words.txt", lambda: "some words", save=save, load=Path.read_text) == "some words"
+        assert run.cached("words.txt", never, save=save, load=Path.read_text) == "some words"
 
 
-def test_a_draft_outlives_kills_until_its_step_is_finished(tmp_path, monkeypatch) -> None:
-    value, seal = Told(number=1, word="", values=torch.ones(1)), RunFolder._seal
+def test_a_draft_survives_kills_until_its_step_is_finished(tmp_path, monkeypatch) -> None:
+    value, seal = Result(number=1, word="", values=torch.ones(1)), RunFolder._write_seal
 
-    def work(run: RunFolder) -> Told:
+    def work(run: RunFolder) -> Result:
         draft = run.draft("round-000/a")
         draft.parent.mkdir(parents=True, exist_ok=True)
         draft.write_text(draft.read_text() + "more" if draft.exists() else "some")
@@ -150,23 +150,23 @@ def test_a_draft_outlives_kills_until_its_step_is_finished(tmp_path, monkeypatch
     def killed(run: RunFolder, main: Path) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RunFolder, "_seal", killed)  # when all is written but the seal
+    monkeypatch.setattr(RunFolder, "_write_seal", killed)  # when everything but the seal is written
     with pytest.raises(KeyboardInterrupt), opened(tmp_path) as run:
-        run.step("round-000/a", Told, partial(work, run))
-    monkeypatch.setattr(RunFolder, "_seal", seal)
+        run.step("round-000/a", Result, partial(work, run))
+    monkeypatch.setattr(RunFolder, "_write_seal", seal)
     with opened(tmp_path) as run:
         assert run.draft("round-000/a").read_text() == "some"
-        run.step("round-000/b", Told, lambda: value)
+        run.step("round-000/b", Result, lambda: value)
         assert run.draft("round-000/a").exists()
-        run.step("round-000/a", Told, partial(work, run))
+        run.step("round-000/a", Result, partial(work, run))
         assert not run.draft("round-000/a").exists()
         before = run.digest()
         run.draft("round-000/a").write_text("left by a kill after the seal")
-        run.step("round-000/a", Told, never)
+        run.step("round-000/a", Result, never)
         assert run.digest() == before
 
 
-def test_what_a_run_has_come_to_is_replaced_by_what_it_comes_to(tmp_path, model, cases) -> None:
+def test_a_newer_result_of_the_run_replaces_the_older(tmp_path, model, cases) -> None:
     other = model.rewrap(initialise(linear, generator=spawn(1, "weights")))
     x, digests = load_digits().test.x, []
     for path, several in (
@@ -187,19 +187,19 @@ def test_what_a_run_has_come_to_is_replaced_by_what_it_comes_to(tmp_path, model,
 
 
 def test_work_that_fails_leaves_nothing(tmp_path) -> None:
-    def fails() -> Told:
+    def fails() -> Result:
         raise RuntimeError("no")
 
     with opened(tmp_path) as run:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="no"):
-                run.step("a", Told, fails)
+                run.step("a", Result, fails)
         assert not run.has("a")
-    assert {file.name for file in tmp_path.iterdir()} == {"run.json", ".lock.guard"}
+    assert {file.name for file in tmp_path.iterdir()} == {"run.json", ".lock.gate"}
 
 
-def test_what_was_not_finished_is_replaced(tmp_path, cases) -> None:
-    """As a kill leaves it: all there but the seal, or a part; and what writers leave under temporary names."""
+def test_unfinished_steps_are_replaced(tmp_path, cases) -> None:
+    """As a kill leaves them: without the seal, or a part, and temporary files."""
     shorter = cases[:7]
     with opened(tmp_path) as run:
         cases.save(tmp_path / "a")
@@ -213,12 +213,12 @@ def test_what_was_not_finished_is_replaced(tmp_path, cases) -> None:
     assert not list(tmp_path.rglob(f"*{TEMPORARY}*"))
 
 
-def test_a_chunk_left_half_written_long_ago_stops_nobody(tmp_path, cases) -> None:
-    """A kill inside a chunk leaves the place it was written to; who goes on hours later finds it old."""
+def test_an_old_half_written_chunk_does_no_harm(tmp_path, cases) -> None:
+    """A kill inside a chunk leaves its staged files, which are old when the run is resumed hours later."""
     with opened(tmp_path) as run:
-        room = run.room()
-    cases.save(room)
-    for old in (*room.iterdir(), room):
+        staged = run.stage()
+    cases.save(staged)
+    for old in (*staged.iterdir(), staged):
         os.utime(old, (0, 0))
     with opened(tmp_path) as run:
         assert run.suite("a", lambda: cases).digest() == cases.digest()
@@ -226,15 +226,15 @@ def test_a_chunk_left_half_written_long_ago_stops_nobody(tmp_path, cases) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a//b", "../a", "a/..", ".a", "a/.b", "a b", "run", "a\\b", "a\n"])
-def test_names_lead_nowhere_else(tmp_path, name) -> None:
-    with opened(tmp_path) as run, pytest.raises(ValueError, match="a step's name must be"):
-        run.step(name, Told, never)
+def test_names_cannot_leave_the_folder(tmp_path, name) -> None:
+    with opened(tmp_path) as run, pytest.raises(ValueError, match="a step's name must consist"):
+        run.step(name, Result, never)
 
 
-def test_a_folder_that_is_not_open_refuses(tmp_path) -> None:
+def test_a_folder_must_be_open(tmp_path) -> None:
     run = opened(tmp_path)
     with pytest.raises(ValueError, match="is not open; use it as `with"):
-        run.step("a", Told, never)
+        run.step("a", Result, never)
     with run:
         pass
     with pytest.raises(ValueError, match="is not open"):
@@ -245,8 +245,8 @@ def test_a_folder_that_is_not_open_refuses(tmp_path) -> None:
 
 
 def lock(path: Path, **change: object) -> None:
-    """The lock of the process that started the tests, or of a made-up one."""
-    holder = Holder(pid=os.getppid(), host=socket.gethostname(), started=module._began(os.getppid()) or "")
+    """Write the lock of the process that started the tests, or of another one."""
+    holder = Holder(pid=os.getppid(), host=socket.gethostname(), started=lock_module._start_time(os.getppid()) or "")
     path.mkdir(exist_ok=True)
     (path / "lock").write_text(json.dumps(vars(replace(holder, **change))))
 
@@ -262,11 +262,11 @@ def test_a_living_process_keeps_others_out(tmp_path) -> None:
     assert not (tmp_path / "run.json").exists()
 
 
-def test_nobody_enters_twice(tmp_path) -> None:
+def test_a_process_cannot_enter_twice(tmp_path) -> None:
     with opened(tmp_path) as run:
-        with pytest.raises(ValueError, match="in use by this very process"), opened(tmp_path):
+        with pytest.raises(ValueError, match="in use by this process"), opened(tmp_path):
             pass
-        run.step("still-mine", Told, lambda: Told(number=1, word="", values=torch.ones(1)))
+        run.step("still-mine", Result, lambda: Result(number=1, word="", values=torch.ones(1)))
     with opened(tmp_path):
         assert (tmp_path / "lock").exists()
     assert not (tmp_path / "lock").exists()
@@ -275,7 +275,7 @@ def test_nobody_enters_twice(tmp_path) -> None:
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path) -> None:
     with subprocess.Popen(["true"]) as dead:
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
-        lock(tmp_path, pid=dead.pid, started="whenever")  # a zombie: nobody has asked for its exit code yet
+        lock(tmp_path, pid=dead.pid, started="whenever")  # a zombie, whose exit code was not read yet
         with opened(tmp_path):
             assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
     lock(tmp_path, pid=dead.pid, started="whenever")
@@ -283,13 +283,13 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path) -> None:
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
 
 
-def test_a_process_number_that_is_used_again_keeps_nobody_out(tmp_path) -> None:
+def test_a_reused_process_id_does_not_hold_the_lock(tmp_path) -> None:
     lock(tmp_path, started="long ago")
     with opened(tmp_path):
         assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
 
 
-def test_another_machine_is_not_judged(tmp_path) -> None:
+def test_the_lock_of_another_machine_is_respected(tmp_path) -> None:
     lock(tmp_path, host="elsewhere", pid=17)
     with (
         pytest.raises(ValueError, match=r"process 17 on elsewhere.*if that run is dead, delete .*lock"),
@@ -302,10 +302,10 @@ def test_another_machine_is_not_judged(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": "x", "host": "h", "started": ""}', "null"])
-def test_a_damaged_lock_is_told(tmp_path, content) -> None:
+def test_a_damaged_lock_is_an_error(tmp_path, content) -> None:
     (tmp_path / "lock").write_text(content)
     with (
-        pytest.raises(ValueError, match="lock is damaged; if no run works in this folder, delete it"),
+        pytest.raises(ValueError, match="lock is damaged; if no run uses this folder, delete it"),
         opened(tmp_path),
     ):
         pass
@@ -322,32 +322,30 @@ def test_the_lock_is_released_after_an_error(tmp_path) -> None:
 
 
 def test_without_gates_the_lock_still_works(tmp_path, monkeypatch) -> None:
-    """Some systems have no fcntl; the module is imported there all the same."""
+    """The lock also works on systems without fcntl."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    spec = importlib.util.spec_from_file_location("folder_elsewhere", module.__file__)
+    spec = importlib.util.spec_from_file_location("lock_elsewhere", lock_module.__file__)
     assert spec is not None
     assert spec.loader is not None
     elsewhere = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "folder_elsewhere", elsewhere)
+    monkeypatch.setitem(sys.modules, "lock_elsewhere", elsewhere)
     spec.loader.exec_module(elsewhere)
-    with (
-        elsewhere.RunFolder(tmp_path, signature={}),
-        pytest.raises(ValueError, match="this very process"),
-        elsewhere.RunFolder(tmp_path, signature={}),
-    ):
-        pass
+    holder = elsewhere.take_lock(tmp_path)
+    with pytest.raises(ValueError, match="in use by this process"):
+        elsewhere.take_lock(tmp_path)
+    elsewhere.release_lock(tmp_path, holder)
     assert not (tmp_path / "lock").exists()
 
 
 @pytest.mark.slow
-def test_of_many_who_find_a_dead_lock_one_wins(script: dict[str, Any]) -> None:
+def test_only_one_process_replaces_a_dead_lock(script: dict[str, Any]) -> None:
     assert script["winners"] == [1] * RACES
 
 
 def race(path: Path) -> int:
-    """Let processes run for the lock of a dead one at the same time; how many have it."""
+    """Let processes try to replace a dead lock at the same time; returns how many succeed."""
     lock(path, pid=2**22 + 1, started="long ago")
-    (start, go), (told, tell), (wait, end) = os.pipe(), os.pipe(), os.pipe()
+    (start, go), (reader, writer), (wait, end) = os.pipe(), os.pipe(), os.pipe()
     children = []
     for _ in range(RACERS):
         if (child := os.fork()) == 0:
@@ -355,14 +353,14 @@ def race(path: Path) -> int:
             os.read(start, 1)
             try:
                 take_lock(path)
-                os.write(tell, b"1")
+                os.write(writer, b"1")
             except ValueError:
-                os.write(tell, b"0")
-            os.read(wait, 1)  # nobody leaves before all have tried
+                os.write(writer, b"0")
+            os.read(wait, 1)  # wait until all have tried
             os._exit(0)
         children.append(child)
     os.close(go)
-    answers = b"".join(os.read(told, 1) for _ in children)
+    answers = b"".join(os.read(reader, 1) for _ in children)
     os.close(end)
     for child in children:
         os.waitpid(child, 0)
@@ -372,65 +370,65 @@ def race(path: Path) -> int:
 # Settings -------------------------------------------------------------------------------------------------------------
 
 
-def test_other_settings_are_refused_and_told(tmp_path) -> None:
+def test_other_settings_are_rejected_and_named(tmp_path) -> None:
     long = "PGD(" + ", ".join(f"option{i}={i}" for i in range(40))
     with RunFolder(tmp_path, signature={"seed": "0", "fuzz": f"{long}, steps=3)", "old": "x", "same": "s"}):
         pass
     with (
-        pytest.raises(ValueError) as told,
+        pytest.raises(ValueError) as raised,
         RunFolder(tmp_path, signature={"seed": "1", "fuzz": f"{long}, steps=5)", "new": "y" * 500, "same": "s"}),
     ):
         pass
-    assert "seed (0 -> 1); fuzz (steps=3 -> steps=5); old (x -> nothing); new. Put them back" in str(told.value)
-    assert "same" not in str(told.value).partition("settings:")[2]
+    assert "seed (0 -> 1); fuzz (steps=3 -> steps=5); old (x -> nothing); new. Restore them" in str(raised.value)
+    assert "same" not in str(raised.value).partition("settings:")[2]
 
 
-def test_a_folder_can_be_opened_as_it_was_begun(tmp_path) -> None:
-    value = Told(number=1, word="", values=torch.ones(1))
+def test_a_folder_can_be_opened_without_a_signature(tmp_path) -> None:
+    value = Result(number=1, word="", values=torch.ones(1))
     with opened(tmp_path, more="x") as run:
-        run.step("a", Told, lambda: value)
+        run.step("a", Result, lambda: value)
         before = run.digest()
     with RunFolder(tmp_path) as run:
-        assert run.step("a", Told, never).number == 1
+        assert run.step("a", Result, never).number == 1
         assert run.digest() == before
-        run.step("b", Told, lambda: value)
+        run.step("b", Result, lambda: value)
     with opened(tmp_path, more="x") as run:
-        assert run.step("b", Told, never).number == 1
-    with pytest.raises(ValueError, match="nothere holds no run"), RunFolder(tmp_path / "nothere"):
+        assert run.step("b", Result, never).number == 1
+    with pytest.raises(ValueError, match="nothere contains no run"), RunFolder(tmp_path / "nothere"):
         pass
     assert not (tmp_path / "nothere").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 100_000])
-def test_a_damaged_signature_is_told_and_nothing_is_lost(tmp_path, content) -> None:
-    value = Told(number=1, word="", values=torch.ones(1))
+def test_a_damaged_signature_loses_nothing(tmp_path, content) -> None:
+    value = Result(number=1, word="", values=torch.ones(1))
     with opened(tmp_path) as run:
-        run.step("a", Told, lambda: value)
+        run.step("a", Result, lambda: value)
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(Damaged, match=r"run.json is damaged; delete it and run again"), opened(tmp_path):
         pass
     (tmp_path / "run.json").unlink()
     with opened(tmp_path, seed="1") as run, pytest.raises(Damaged, match="a.json was made with other settings; delete"):
-        run.step("a", Told, never)
+        run.step("a", Result, never)
     (tmp_path / "run.json").unlink()
     with opened(tmp_path) as run:
-        assert run.step("a", Told, never).number == 1
+        assert run.step("a", Result, never).number == 1
 
 
-def test_a_place_that_cannot_be_a_folder_is_told(tmp_path) -> None:
+def test_a_path_that_cannot_be_a_folder_is_an_error(tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="must be a folder, and is a file; choose another"), opened(tmp_path / "file"):
+    with pytest.raises(ValueError, match="must be a folder, but is a file; choose another"), opened(tmp_path / "file"):
         pass
-    with pytest.raises(ValueError, match="cannot be made .*; choose another"), opened(tmp_path / "file" / "below"):
+    with pytest.raises(ValueError, match="cannot be created .*; choose another"), opened(tmp_path / "file" / "below"):
         pass
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch, number) -> None:
-    def refused(descriptor: int) -> NoReturn:
+def test_a_read_only_folder_is_an_error(tmp_path, monkeypatch, number) -> None:
+    def fails(descriptor: int) -> NoReturn:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "fsync", refused)
+    monkeypatch.setattr(os, "fsync", fails)
     with (
         pytest.raises(ValueError, match=f"could not be written to {tmp_path}.*; make the folder writable, or choose"),
         opened(tmp_path),
@@ -452,27 +450,27 @@ def cut(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-def test_any_damaged_file_is_named_and_can_be_worked_out_again(
+def test_any_damaged_file_is_named_and_can_be_computed_again(
     tmp_path: Path, model: Classifier, cases: Suite, damage: Callable[[Path], None]
 ) -> None:
     digest = short_run(tmp_path / "well", model, cases)
     whole = [file.relative_to(tmp_path / "well") for file in (tmp_path / "well").rglob("*") if file.is_file()]
-    steps = [file for file in whole if file.name not in ("run.json", "timing.jsonl", ".lock.guard")]
+    steps = [file for file in whole if file.name not in ("run.json", "timing.jsonl", ".lock.gate")]
     assert len(steps) == 4 + 4 + 2 + 1  # seals; two results and their tensors; manifest and shard; weights
     for number, file in enumerate(steps):
         shutil.copytree(tmp_path / "well", path := tmp_path / str(number))
         damage(path / file)
         is_seal, is_main = file.suffix == ".seal", file.suffix == ".json" or file.stem == "weights"
         if damage is not Path.unlink or not (is_seal or (is_main and file.stem != "manifest")):
-            with pytest.raises(Damaged) as told:
+            with pytest.raises(Damaged) as raised:
                 short_run(path, model, cases)
-            assert is_seal or str(path / file) in str(told.value)
-            delete(path / file if "it " in told.value.args[0].partition("delete ")[2][:3] else advised(told.value))
+            assert is_seal or str(path / file) in str(raised.value)
+            delete(path / file if "it " in raised.value.args[0].partition("delete ")[2][:3] else advised(raised.value))
         assert short_run(path, model, cases) == digest  # without its seal, or the file itself, a step was not finished
 
 
 def advised(error: Damaged) -> Path:
-    match = re.search(r"elete (\S+) to have it worked out again", str(error))
+    match = re.search(r"elete (\S+) to compute it again", str(error))
     assert match is not None
     return Path(match[1])
 
@@ -481,7 +479,7 @@ def delete(place: Path) -> None:
     shutil.rmtree(place) if place.is_dir() else place.unlink()
 
 
-def test_a_file_that_does_not_belong_is_told(tmp_path, cases) -> None:
+def test_a_foreign_file_is_an_error(tmp_path, cases) -> None:
     with opened(tmp_path) as run:
         run.suite("a", lambda: cases)
     cases.append_to(tmp_path / "a")
@@ -489,24 +487,24 @@ def test_a_file_that_does_not_belong_is_told(tmp_path, cases) -> None:
         run.suite("a", never)
 
 
-def test_another_kind_of_result_is_told(tmp_path, model) -> None:
+def test_another_kind_of_result_is_an_error(tmp_path, model) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Other:
         number: float
 
     with opened(tmp_path) as run:
         run.step("a", Other, lambda: Other(number=1))
-        with pytest.raises(Damaged, match=r"it holds format 1 Other.*Delete .*a.json to have it worked out again"):
-            run.step("a", Told, never)
+        with pytest.raises(Damaged, match=r"it holds format 1 Other.*Delete .*a.json to compute it again"):
+            run.step("a", Result, never)
         run.weights("w", model, lambda: model)
-        with pytest.raises(Damaged, match=r"does not hold the weights.*Delete .*w.safetensors to have it"):
+        with pytest.raises(Damaged, match=r"does not hold the weights.*Delete .*w.safetensors to compute it"):
             run.weights("w", Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 3))), never)
 
 
 # Full disks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_is_full_at_any_moment_costs_nothing_that_was_done(
+def test_a_full_disk_at_any_moment_loses_no_finished_work(
     tmp_path: Path, model: Classifier, cases: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest, flush = short_run(tmp_path / "well", model, cases), os.fsync
@@ -523,7 +521,7 @@ def test_a_disk_that_is_full_at_any_moment_costs_nothing_that_was_done(
 
         path = tmp_path / str(nth)
         monkeypatch.setattr(os, "fsync", fills_up)
-        with pytest.raises(DiskFull, match="the disk is full: .*is kept there; make room and run again"):
+        with pytest.raises(DiskFull, match="the disk is full: .*is saved there; free some space and run again"):
             short_run(path, model, cases)
         assert not list(path.rglob(f"*{TEMPORARY}*"))
         assert not (path / "lock").exists()
@@ -535,7 +533,7 @@ def test_a_disk_that_is_full_at_any_moment_costs_nothing_that_was_done(
 # Digests --------------------------------------------------------------------------------------------------------------
 
 
-def test_timing_and_lock_are_no_part_of_the_digest_and_all_else_is(tmp_path, cases) -> None:
+def test_the_digest_covers_everything_but_timing_and_lock(tmp_path, cases) -> None:
     with opened(tmp_path) as run:
         run.suite("a", lambda: cases)
         before = run.digest()
@@ -570,7 +568,7 @@ def test_the_digest_does_not_depend_on_the_order_of_writing(tmp_path, cases) -> 
     assert digests[0] == digests[1]
 
 
-def test_the_order_of_words_in_a_header_does_not_count_and_content_does(tmp_path) -> None:
+def test_fingerprints_ignore_the_order_of_keys_but_not_the_content(tmp_path) -> None:
     def file(name: str, header: str, data: bytes) -> str:
         path = tmp_path / name
         path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + data)
@@ -584,11 +582,11 @@ def test_the_order_of_words_in_a_header_does_not_count_and_content_does(tmp_path
 
 
 @given(st.lists(st.binary(max_size=4), max_size=4), st.lists(st.binary(max_size=4), max_size=4))
-def test_pieces_do_not_run_into_each_other(a: list[bytes], b: list[bytes]) -> None:
+def test_hashes_separate_their_parts(a: list[bytes], b: list[bytes]) -> None:
     assert (hash_of(*a) == hash_of(*b)) == (a == b)
 
 
-def test_signatures_tell_what_counts_and_nothing_else(model) -> None:
+def test_signatures_contain_what_counts_and_nothing_else(model) -> None:
     digits = load_digits()
 
     def signed(fuzz: object = PGD(radius=0.1), **change: object) -> dict[str, str]:
@@ -606,15 +604,15 @@ def test_signatures_tell_what_counts_and_nothing_else(model) -> None:
         "seed": 1,
         "fuzz": PGD(radius=0.2),
     }.items():
-        told = signed(**{name: other})
-        assert [n for n in same if told[n] != same[n]] == [name]
+        changed = signed(**{name: other})
+        assert [n for n in same if changed[n] != same[n]] == [name]
 
 
 def top_level(naturalness: object) -> None:
-    """A move that can be known again."""
+    """A move that can be restored."""
 
 
-def test_functions_that_cannot_be_known_again_are_refused() -> None:
+def test_functions_that_cannot_be_restored_are_rejected() -> None:
     @dataclass(frozen=True)
     class Local:
         radius: float = 0.1
@@ -626,8 +624,8 @@ def test_functions_that_cannot_be_known_again_are_refused() -> None:
     assert signature_of(Options({"a": top_level, "b": partial(PGD, radius=0.1)}))["moves"] == (
         "{a: top_level, b: PGD(radius=0.1)}"
     )
-    here = "test_functions_that_cannot_be_known_again_are_refused.<locals>."
-    for move, told in (
+    here = "test_functions_that_cannot_be_restored_are_rejected.<locals>."
+    for move, name in (
         (lambda naturalness: 3, f"{here}<lambda>"),
         (partial(lambda naturalness: 3), f"{here}<lambda>"),
         (Local(), f"{here}Local"),
@@ -635,12 +633,11 @@ def test_functions_that_cannot_be_known_again_are_refused() -> None:
     ):
         with pytest.raises(ValueError) as error:
             signature_of(Options({"a": top_level, "b": move}))
-        assert f"moves must be made of functions and classes at the top of a module, got {told}, which" in str(
-            error.value
-        )
+        message = f"moves must use functions and classes defined at the top of a module, got {name}, which"
+        assert message in str(error.value)
 
 
-def test_descriptions_hold_no_places_in_memory_and_see_inside() -> None:
+def test_descriptions_have_no_memory_addresses_and_include_contents() -> None:
     moves = {"a": partial(PGD, radius=0.1), "b": [LeNet5, described, lambda: 3], "c": object()}
     assert "0x" not in described(moves)
     assert described(moves) == described({**moves, "c": object()})
@@ -662,7 +659,7 @@ def test_descriptions_hold_no_places_in_memory_and_see_inside() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_any_moment_and_gone_on_with_ends_the_same(script: dict[str, Any]) -> None:
+def test_a_run_killed_at_any_moment_and_resumed_ends_the_same(script: dict[str, Any]) -> None:
     """Kills one after the other in one folder, each a few moments further; then one kill in each of many folders."""
     assert len(script["digests"]) > 5
     assert len(set(script["digests"])) == 1
@@ -672,7 +669,7 @@ def test_a_run_killed_at_any_moment_and_gone_on_with_ends_the_same(script: dict[
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the script found, run once: it imports torch, then forks."""
+    """The result of this file as a script, run once: it imports torch, then forks."""
     return run_script(tmp_path_factory.mktemp("script"), step=29)
 
 
@@ -716,8 +713,8 @@ def whole_run(path: Path) -> str:
             place = f"round-{number:03d}"
             cases = run_chunks(run, f"{place}/suite", Fuzzing(model, number), 3, batch_size=64)
             model = run.weights(f"{place}/weights", model, partial(retrained, model, cases, number))
-            told = Told(number=model.accuracy(digits().test), word=place, values=cases["margin"])
-            run.step(f"{place}/round", Told, lambda told=told: told)
+            result = Result(number=model.accuracy(digits().test), word=place, values=cases["margin"])
+            run.step(f"{place}/round", Result, lambda result=result: result)
         return run.digest()
 
 
@@ -748,25 +745,25 @@ def around(call: Callable[..., object]) -> Callable[..., object]:
 
 
 def attempt(path: Path, moments: int) -> str | None:
-    """The digest of a run in a process of its own; None if it was killed, after so many moments."""
-    told, tell = os.pipe()
+    """The digest of a run in a process of its own; None if it was killed after this many moments."""
+    reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         left[0] = moments
-        os.write(tell, whole_run(path).encode())
+        os.write(writer, whole_run(path).encode())
         os._exit(0)
-    os.close(tell)
-    with os.fdopen(told) as pipe:
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
         digest = pipe.read()
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == (0 if digest else signal.SIGKILL)
     return digest or None
 
 
 def kills(path: Path, step: int) -> dict[str, object]:
-    """The digests of undisturbed runs, of one killed often, and of runs killed once, at every so many moments."""
-    digests, killed, torn = [whole_run(path / "undisturbed")], 0, []  # here, so that later ones find all imported
+    """The digests of undisturbed runs, of one killed often, and of runs killed once, at regular moments."""
+    digests, killed, torn = [whole_run(path / "undisturbed")], 0, []  # here, so that later ones need no imports
     for name in ("rename", "replace", "link"):
         setattr(os, name, around(getattr(os, name)))
-    os.fsync = moment  # what was written outlives a process anyway
+    os.fsync = moment  # written data outlive a process anyway
     while (digest := attempt(path / "often", 5 + 7 * killed)) is None:
         killed += 1
     digests.append(digest)

@@ -1,4 +1,4 @@
-"""What every loop of rounds shares: answers and attacks in chunks, wherever they are worked out."""
+"""Rounds: predictions and attacks in chunks are the same on any engine, and finished ones are only read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from operant import Classifier, Samples, spawn
+from operant.execution.chunked_fuzzing import ChunkedFuzzer, ChunkedFuzzing, InMemory
 from operant.execution.engines import Engine, serial
+from operant.execution.events import ignore
 from operant.execution.interrupt import Interrupted
-from operant.execution.rounds import Fuzzing, InMemory, RoundState, Spread
+from operant.execution.round_state import RoundState
 from operant.execution.run_folder import RunFolder
 from operant.generate import PGD
 
@@ -29,42 +31,42 @@ def model() -> Classifier:
 
 
 def backwards(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Whatever comes last is done first."""
+    """An engine that runs the last item first."""
     yield from reversed([(i, work(item)) for i, item in enumerate(items)])
 
 
 def idle(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Nothing is left to do."""
+    """An engine for when nothing is left to do."""
     assert not list(items)
     yield from ()
 
 
 def pressing(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Somebody presses Ctrl-C during the second item."""
+    """An engine during whose second item Ctrl-C is pressed."""
     for i, item in enumerate(items):
         if i == 1:
             signal.raise_signal(signal.SIGINT)
         yield i, work(item)
 
 
-def loop(run: RunFolder, engine: Engine) -> RoundState:
-    return RoundState(run, model(), guard=SOME[:5], max_drop=1.0, seed=0, engine=engine, watch=lambda event: None)
+def state(run: RunFolder, engine: Engine) -> RoundState:
+    return RoundState(run, model(), clean=SOME[:5], max_drop=1.0, seed=0, engine=engine, on_event=ignore)
 
 
 @pytest.mark.parametrize("engine", [serial, backwards])
 @pytest.mark.parametrize("chunk", [1, 16, 70, 100])
-def test_answers_are_the_models_and_are_asked_for_once(tmp_path: Path, engine: Engine, chunk: int) -> None:
+def test_predictions_are_the_models_and_are_computed_once(tmp_path: Path, engine: Engine, chunk: int) -> None:
     expected = model().predict(SOME.x)
     with RunFolder(tmp_path, signature={}) as run:
-        assert torch.equal(loop(run, engine).answers(SOME, chunk=chunk), expected)
-        assert torch.equal(loop(run, idle).answers(SOME, chunk=chunk), expected)
-        assert len(list((tmp_path / "round-000").glob("answers-*.json"))) == -(-70 // chunk)
+        assert torch.equal(state(run, engine).predictions(SOME, chunk=chunk), expected)
+        assert torch.equal(state(run, idle).predictions(SOME, chunk=chunk), expected)
+        assert len(list((tmp_path / "round-000").glob("predictions-*.json"))) == -(-70 // chunk)
 
 
-def test_finished_answers_are_read(tmp_path: Path) -> None:
+def test_finished_predictions_are_read(tmp_path: Path) -> None:
     with RunFolder(tmp_path, signature={}) as run:
-        first = loop(run, serial).answers(SOME, chunk=16)
-        (tmp_path / "round-000" / "answers-002.json").unlink()
+        first = state(run, serial).predictions(SOME, chunk=16)
+        (tmp_path / "round-000" / "predictions-002.json").unlink()
         asked: list[int] = []
 
         def counting(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
@@ -72,46 +74,46 @@ def test_finished_answers_are_read(tmp_path: Path) -> None:
                 asked.append(len(item))
                 yield i, work(item)
 
-        assert torch.equal(loop(run, counting).answers(SOME, chunk=16), first)
+        assert torch.equal(state(run, counting).predictions(SOME, chunk=16), first)
     assert asked == [16]
 
 
-def test_of_nothing_there_are_no_answers(tmp_path: Path) -> None:
+def test_no_inputs_give_no_predictions(tmp_path: Path) -> None:
     with RunFolder(tmp_path, signature={}) as run:
-        assert len(loop(run, serial).answers(SOME[:0], chunk=4)) == 0
+        assert len(state(run, serial).predictions(SOME[:0], chunk=4)) == 0
 
 
-def test_answers_of_other_inputs_are_refused(tmp_path: Path) -> None:
+def test_predictions_of_other_inputs_are_rejected(tmp_path: Path) -> None:
     with RunFolder(tmp_path, signature={}) as run:
-        loop(run, serial).answers(SOME[:20], chunk=10)
-        with pytest.raises(ValueError, match=r"answers-000.json in .* is about other inputs"):
-            loop(run, serial).answers(SOME[10:30], chunk=10)
+        state(run, serial).predictions(SOME[:20], chunk=10)
+        with pytest.raises(ValueError, match=r"predictions-000.json in .* belongs to other inputs"):
+            state(run, serial).predictions(SOME[10:30], chunk=10)
 
 
-def test_who_stops_it_finds_what_was_answered(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_predictions(tmp_path: Path) -> None:
     with RunFolder(tmp_path, signature={}) as run:
         with pytest.raises(Interrupted, match="Run again with the same folder"):
-            loop(run, pressing).answers(SOME, chunk=16)
-        assert len(list((tmp_path / "round-000").glob("answers-*.json"))) == 2
-        assert torch.equal(loop(run, serial).answers(SOME, chunk=16), model().predict(SOME.x))
+            state(run, pressing).predictions(SOME, chunk=16)
+        assert len(list((tmp_path / "round-000").glob("predictions-*.json"))) == 2
+        assert torch.equal(state(run, serial).predictions(SOME, chunk=16), model().predict(SOME.x))
 
 
 # Attacks --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [7, 35, 200])
-def test_a_spread_attack_is_the_same_wherever_its_chunks_are_worked_out(tmp_path: Path, size: int) -> None:
+def test_a_chunked_attack_is_the_same_on_any_engine(tmp_path: Path, size: int) -> None:
     attack = PGD(radius=0.3, steps=3)
     found = []
     with RunFolder(tmp_path, signature={}) as run:
-        kept = loop(run, backwards)
+        kept = state(run, backwards)
 
-        def on_disk(work: Fuzzing) -> Any:
-            return kept.in_chunks("attack", work)
+        def on_disk(work: ChunkedFuzzing) -> Any:
+            return kept.run_chunks("attack", work)
 
         for way in (InMemory(serial), InMemory(backwards), on_disk):
-            spread = Spread(fuzz=attack, size=size, run=way)
-            found.append(spread(model(), SOME, generator=spawn(3)))
+            chunked = ChunkedFuzzer(fuzz=attack, size=size, run=way)
+            found.append(chunked(model(), SOME, generator=spawn(3)))
     for suite in found[1:]:
         assert torch.equal(suite.x, found[0].x)
         assert torch.equal(suite.seed, found[0].seed)
@@ -121,8 +123,8 @@ def test_a_spread_attack_is_the_same_wherever_its_chunks_are_worked_out(tmp_path
 
 def test_each_chunk_has_random_numbers_of_its_own() -> None:
     twice = Samples(torch.cat([SOME.x[:8], SOME.x[:8]]), torch.cat([SOME.labels[:8]] * 2), torch.arange(16))
-    spread = Spread(fuzz=PGD(radius=0.2, steps=1, step_size=1e-6), size=8, run=InMemory(serial))
-    suite = spread(model(), twice, generator=spawn(4))
+    chunked = ChunkedFuzzer(fuzz=PGD(radius=0.2, steps=1, step_size=1e-6), size=8, run=InMemory(serial))
+    suite = chunked(model(), twice, generator=spawn(4))
     x = {int(seed): row for seed, row in zip(suite.seed, suite.x, strict=True)}
     both = [i for i in range(8) if i in x and i + 8 in x]
     assert both
