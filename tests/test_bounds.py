@@ -382,7 +382,10 @@ def test_impossible_counts_are_rejected(name, k, n, sentence):
         (lambda: PartialPrior(within=0.1, belief=1), "belief must be between 0 and 1, got 1"),
         (lambda: PartialPrior(within=0, belief=0.5), "within must be between 0 and 1"),
         (lambda: PartialPrior(within=0.1, belief=0.5, lowest=0.2), "lowest must be from 0 to 0.1, got 0.2"),
-        (lambda: conservative_bayes_confidence(0, 9, prior=BELIEF, upper=0), "upper must be above 0 and at most 1, got 0"),
+        (
+            lambda: conservative_bayes_confidence(0, 9, prior=BELIEF, upper=0),
+            "upper must be above 0 and at most 1, got 0",
+        ),
         (lambda: stratified_bound([], [], []), "one number for each stratum"),
         (lambda: stratified_bound([1, 2], [10], [1.0]), "one number for each stratum"),
         (lambda: stratified_bound([1, 2], [10, 10], [0.9, 0.2]), "sum to 1 at most"),

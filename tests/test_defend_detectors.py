@@ -79,7 +79,10 @@ def test_rows_do_not_see_each_other(name, fitted):
 
 @pytest.mark.parametrize("name", FITTED)
 def test_another_shape_is_rejected(name, fitted):
-    with pytest.raises(ValueError, match=r"inputs must have shape \(N, 1, 8, 8\), got \(\d+, 1, 9, 9\); fit a defence on inputs of this"):
+    with pytest.raises(
+        ValueError,
+        match=r"inputs must have shape \(N, 1, 8, 8\), got \(\d+, 1, 9, 9\); fit a defence on inputs of this",
+    ):
         fitted[name].accepts(torch.rand(3, 1, 9, 9, dtype=torch.float64))
 
 

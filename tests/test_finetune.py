@@ -307,7 +307,7 @@ def test_the_record_comes_back_from_disk(model, tmp_path):
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive and finite, got nan"),
-        ({"optimiser": "adamw"}, 'optimiser must be one of adam, sgd, got \'adamw\''),
+        ({"optimiser": "adamw"}, "optimiser must be one of adam, sgd, got 'adamw'"),
         ({"decay_after": 0}, "decay_after must be from 1 to below 10, got 0"),
         ({"decay_after": 10}, "decay_after must be from 1 to below 10, got 10"),
         ({"max_drop": -0.1}, "max_drop must be a share from 0 to 1, got -0.1"),

@@ -223,7 +223,7 @@ class Twice(nn.Module):
         (lambda: ManifoldMixup(layers="conv1"), "layers must be several names"),
         (lambda: ManifoldMixup(layers=()), "layers must be several names"),
         (lambda: ManifoldMixup(alpha=0.0), "alpha must be positive and finite, got 0.0"),
-        (lambda: ManifoldMixup(mix="both"), 'mix must be one of all, cases, across, got \'both\''),
+        (lambda: ManifoldMixup(mix="both"), "mix must be one of all, cases, across, got 'both'"),
         (lambda: replace(QUICK, epochs=0), "epochs must be at least 1, got 0"),
         (
             lambda: at("fc7")(MODEL, TRAIN, CASES, validation=VALIDATION, generator=spawn(0)),

@@ -566,7 +566,7 @@ def test_the_record_prints_and_comes_back_from_disk(model, tmp_path):
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"learning_rate": math.nan}, "learning_rate must be positive and finite, got nan"),
-        ({"optimiser": "adamw"}, 'optimiser must be one of adam, sgd, got \'adamw\''),
+        ({"optimiser": "adamw"}, "optimiser must be one of adam, sgd, got 'adamw'"),
         ({"max_drop": 2}, "max_drop must be a share from 0 to 1, got 2"),
         ({"case_share": 1.0}, "case_share must be from 0 to below 1, got 1.0"),
         ({"case_share": -0.1}, "got -0.1"),
@@ -577,7 +577,7 @@ def test_the_record_prints_and_comes_back_from_disk(model, tmp_path):
         ({"decay_to": 0.0}, "decay_to must be above 0 and at most 1, got 0.0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
         ({"consistency": -1.0}, "consistency must be 0 or more and finite, got -1.0"),
-        ({"inner": "pgd", "radius": 0.1}, 'inner must be one of none, rs-fgsm, n-fgsm, got \'pgd\''),
+        ({"inner": "pgd", "radius": 0.1}, "inner must be one of none, rs-fgsm, n-fgsm, got 'pgd'"),
         ({"inner": "rs-fgsm"}, "an inner loop and its radius go together, got 'rs-fgsm' and radius=None"),
         ({"inner": "n-fgsm", "radius": -0.1}, "radius must be positive and finite, got -0.1"),
         ({"radius": 0.1}, "an inner loop and its radius go together, got 'none' and radius=0.1"),

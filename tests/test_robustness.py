@@ -273,7 +273,7 @@ def test_bad_requests_are_rejected(points, generator):
         origin=torch.arange(3), prediction=torch.zeros(3), method="x",
     )  # fmt: skip
     bad = [
-        ({"mode": "adaptve"}, 'mode must be one of adaptive, static, got \'adaptve\''),
+        ({"mode": "adaptve"}, "mode must be one of adaptive, static, got 'adaptve'"),
         ({"mode": "static"}, "pass cases=attack_cases("),
         ({"attacks": {}}, "attacks must be fuzzers by name, at least one"),
         ({"attacks": [FGSM(radius=0.1)]}, "attacks must be fuzzers by name"),

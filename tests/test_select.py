@@ -403,7 +403,7 @@ def test_bad_input_is_rejected(name, values, n, sentence):
         ({"k": 0}, "got 0"),
         ({"k": 4, "by": "rank"}, "k must be from 1 to 3, got 4"),
         ({"k": 0, "by": "rank"}, "got 0"),
-        ({"by": "ranks"}, 'by must be one of range, rank, got \'ranks\''),
+        ({"by": "ranks"}, "by must be one of range, rank, got 'ranks'"),
     ],
 )
 def test_bad_options_of_km_st_are_rejected(options, sentence):

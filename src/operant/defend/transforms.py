@@ -43,7 +43,7 @@ class BitDepth:
 
     def __call__(self, x: Tensor) -> Tensor:
         top = 2**self.bits - 1
-        return (x * top).round().div(top)
+        return torch.div((x * top).round(), top)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -218,7 +218,7 @@ class _LogWriter:
         try:
             written = os.write(self._descriptor, line)
             if written < len(line):
-                raise OSError(f"{self.file} got {written} of {len(line)} bytes; free some disk space")
+                raise OSError(f"only {written} of {len(line)} bytes were written to {self.file}; free some disk space")
             os.fsync(self._descriptor)
         except OSError:
             with suppress(OSError):
