@@ -1039,7 +1039,7 @@ def test_the_command_serves_and_sums_up(folder, monkeypatch) -> None:
 
 def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> None:
     plans: list[SamplePlan] = []
-    monkeypatch.setattr("operant.cli_triage.serve", lambda desk, **_: plans.append(desk.plan))
+    monkeypatch.setattr("operant.triage.serve", lambda desk, **_: plans.append(desk.plan))
     assert run(folder, "--of", "all").exit_code == 0
     open_desk(folder, plan=SamplePlan(n=7, seed=3)).mark(RequestFields({"row": 1, "verdict": "valid"}))
     for named in ([], ["--of", "all"], ["--sample", 9], ["--seed", 0, "--sample", 9]):
