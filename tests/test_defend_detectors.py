@@ -163,9 +163,9 @@ NONE = BENIGN[:0]
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: fit_feature_squeezing(TOY, NONE), "benign must not be empty"),
-        (lambda: fit_logit_detector(TOY, NONE, WRONG, generator=spawn(0)), "benign must not be empty"),
-        (lambda: fit_mutation_detector(TOY, NONE, generator=spawn(0)), "benign must not be empty"),
+        (lambda: fit_feature_squeezing(TOY, NONE), "there are no benign inputs"),
+        (lambda: fit_logit_detector(TOY, NONE, WRONG, generator=spawn(0)), "there are no benign inputs"),
+        (lambda: fit_mutation_detector(TOY, NONE, generator=spawn(0)), "there are no benign inputs"),
         (lambda: fit_feature_squeezing(TOY, BENIGN[:5]), "no p-value can fall below level 0.05: with 5"),
         (lambda: fit_mutation_detector(TOY, BENIGN[:20], generator=spawn(0)), "no p-value can fall below level 0.05"),
         (lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[]), "squeezers must not be empty"),
@@ -175,7 +175,7 @@ NONE = BENIGN[:0]
         ),
         (lambda: fit_feature_squeezing(TOY, WRONG), "benign inputs must be classified correctly"),
         (lambda: fit_logit_detector(TOY, WRONG, WRONG, generator=spawn(0)), "give model.correct(samples)"),
-        (lambda: fit_logit_detector(TOY, BENIGN, NONE, generator=spawn(0)), "adversarial must not be empty"),
+        (lambda: fit_logit_detector(TOY, BENIGN, NONE, generator=spawn(0)), "there are no adversarial inputs"),
         (
             lambda: fit_logit_detector(TOY, BENIGN, fresh(20, "right"), generator=spawn(0)),
             "adversarial inputs must be misclassified, got 20 of 20",

@@ -19,9 +19,7 @@ from operant.suite import Suite
 class TransferCalibration:
     """The share of cases generated against another model that a model classifies correctly.
 
-    Attributes:
-        rates: one per method among the cases, with the method's name as ``defence``.
-        mean: over the methods, with equal weights.
+    There is one rate per method among the cases, with its name as ``defence``; all have equal weight in ``mean``.
     """
 
     rates: tuple[Success, ...]

@@ -25,7 +25,6 @@ class TotalVariation:
 
     Args:
         keep: share of the values that are kept; the paper drops half.
-        weight: of the variation.
         steps: of the minimisation.
 
     References:

@@ -63,11 +63,9 @@ class Finetune(TrainingOptions):
         checkpoint: str | Path | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Retrained:
-        """Retrain a model; arguments are those of `Retrainer`, and:
+        """Retrain a model; arguments are those of `Retrainer`, and ``start``: the network whose weights are trained.
 
-        Args:
-            start: network whose weights are trained, for instance ``model.rewrap(initialise(LeNet5, ...))`` to train
-                from scratch (default: the model's).
+        To train from scratch, pass ``model.rewrap(initialise(LeNet5, ...))``; by default it is the model itself.
         """
         check_data(model, train=train, cases=cases, validation=validation, monitor=monitor)
         return TrainingRun(options=self, loss=self.loss, rate=self._rate)(

@@ -58,11 +58,9 @@ def make_app(desk: Desk, token: str) -> App:
 
 
 def serve(desk: Desk, *, port: int = 0, open_browser: bool = True, on_start: Callable[[str], object] = print) -> None:
-    """Serve the page to this machine until Ctrl-C.
+    """Serve the page to this machine until Ctrl-C; port 0 is any free one.
 
-    Args:
-        port: 0 for any free one.
-        on_start: called with the address, which contains the token.
+    ``on_start`` is called with the address, which contains the token.
     """
     try:
         import uvicorn
