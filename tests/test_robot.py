@@ -1,6 +1,6 @@
-"""Algorithm 1: when it stops, what it learns from, what it refuses, and that a kill at any moment changes nothing.
+"""Algorithm 1: when it stops, what it learns from, what it rejects, and that a kill at any moment changes nothing.
 
-The toy: two kinds of dots, left and right, told apart by one boundary, which stands too near to the left ones at first.
+The toy: two kinds of dots, left and right, separated by one boundary that is too close to the left ones at first.
 Run as a script this file is the run that is killed: it imports everything once and forks a process for each attempt.
 """
 
@@ -24,13 +24,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, spawn
-from operant.execution.run_folder import RunFolder
+from operant.execution import RunFolder, pool
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.generate.engine import judge
 from operant.networks import load_weights
 from operant.results import load, save
 from operant.retrain import Finetune
-from operant.robot import RobOT, RobotResult, Round
+from operant.robot import RobOT, RobotResult, RobotRound
 from operant.select import km_st
 
 
@@ -53,7 +53,7 @@ def boundary(at: float, *, dropout: float = 0.0) -> Classifier:
 TRAIN = dots(120, "train")
 ROLES = {"validation": dots(60, "validation"), "test": dots(80, "test")}
 RADIUS = 0.12  # with the boundary in the middle, every dot withstands it
-TUNE = Finetune(epochs=4, batch_size=32, learning_rate=0.05, max_drop=1.0, progress=False)
+TUNE = Finetune(epochs=4, batch_size=32, learning_rate=0.05, progress=False)
 LOOP = RobOT(
     fuzz=FOLFuzz(radius=RADIUS, rows_per_seed=20),
     attacks={"fgsm": FGSM(radius=RADIUS), "pgd": PGD(radius=RADIUS, steps=4)},
@@ -61,7 +61,8 @@ LOOP = RobOT(
     seeds_per_round=40,
     cases_per_round=30,
     rounds=4,
-    finetune=TUNE,
+    max_drop=1.0,
+    retrainer=TUNE,
 )
 ENDLESS = replace(  # no boundary withstands this radius
     LOOP,
@@ -69,7 +70,7 @@ ENDLESS = replace(  # no boundary withstands this radius
     attacks={"pgd": PGD(radius=0.3, steps=2)},
     requirement=1.0,
     rounds=2,
-    finetune=replace(TUNE, epochs=2),
+    retrainer=replace(TUNE, epochs=2),
 )
 QUICK = replace(ENDLESS, fuzz=PGD(radius=0.3, steps=2), value="margin")  # for runs that are repeated many times
 NOTHING = "found no failure"
@@ -149,7 +150,7 @@ def test_it_stops_when_the_budget_is_spent(tmp_path, rounds):
     assert hardened.reason.startswith(f"The budget is spent after round {rounds}: adaptive robustness ")
 
 
-def test_both_meanings_of_robustness_are_told_in_every_round(undisturbed):
+def test_both_kinds_of_robustness_are_recorded_in_every_round(undisturbed):
     for r in undisturbed.rounds:
         assert [(rate.name, rate.n) for rate in r.robustness.adaptive] == [("pgd", 80), ("all", 80)]  # the test samples
         assert r.robustness.static is not None
@@ -163,13 +164,13 @@ def test_both_meanings_of_robustness_are_told_in_every_round(undisturbed):
         assert f"{r.robustness.adaptive[-1].value:6.1%} [" in line
 
 
-def test_the_console_hears_of_every_round(tmp_path, undisturbed):
+def test_every_round_is_printed(tmp_path, undisturbed):
     console = Console(record=True, width=40, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
     quick(tmp_path, console=console)
     lines = console.export_text().splitlines()
     console.file.close()
     assert [line.split(":")[0] for line in lines] == [f"round {r.number}" for r in undisturbed.rounds]
-    assert f"{undisturbed.rounds[1].found} failures of {undisturbed.rounds[1].attempted} seeds" in lines[1]
+    assert f"{undisturbed.rounds[1].found} failures from {undisturbed.rounds[1].attempted} seeds" in lines[1]
 
 
 # Models that no search can break
@@ -211,7 +212,7 @@ def test_the_loop_ends_for_a_constant_model(tmp_path, module, attack):
     assert all(r.robustness.value == 0.5 and r.robustness.static is None for r in hardened.rounds)
     assert hardened.model is model
     assert [line[-1] for line in str(hardened).splitlines()[2:4]] == ["-", "-"]
-    assert "Static could not be measured" in str(hardened)
+    assert "Static robustness is not measured" in str(hardened)
     again = run(replace(ENDLESS, attacks={"attack": attack}), tmp_path, model=model)
     assert again.rounds == hardened.rounds
 
@@ -224,10 +225,8 @@ def test_the_loop_ends_for_a_model_of_zero_gradients(tmp_path):
     assert hardened.rounds[-1].robustness.clean.value == 1
 
 
-def test_static_robustness_of_a_model_that_withstands_every_attack_cannot_be_asked_for(tmp_path):
-    with pytest.raises(
-        ValueError, match="withstands every attack on the validation samples.*stronger attacks, or mode"
-    ):
+def test_static_robustness_needs_an_attack_that_succeeds(tmp_path):
+    with pytest.raises(ValueError, match="no attack on the validation samples succeeds.*stronger attacks, or mode"):
         run(replace(LOOP, mode="static"), tmp_path / "old", at=0.5)
     assert run(LOOP, tmp_path / "new", at=0.5).met
 
@@ -259,8 +258,8 @@ class Remembering:
 
 
 def test_cases_accumulate_and_neither_validation_nor_test_inputs_are_learned_from(tmp_path):
-    watched, fuzz = Watched(**vars(ENDLESS.finetune)), Remembering(ENDLESS.fuzz)
-    hardened = run(replace(ENDLESS, fuzz=fuzz, finetune=watched), tmp_path)
+    watched, fuzz = Watched(**vars(ENDLESS.retrainer)), Remembering(ENDLESS.fuzz)
+    hardened = run(replace(ENDLESS, fuzz=fuzz, retrainer=watched), tmp_path)
     kept = [Suite.open(tmp_path / f"round-{k:03d}" / "cases") for k in (1, 2)]
     judged = torch.cat([samples.ids for samples in ROLES.values()])
     for k, (_, _, train, cases, validation) in enumerate(watched.calls, 1):
@@ -275,10 +274,10 @@ def test_cases_accumulate_and_neither_validation_nor_test_inputs_are_learned_fro
     assert len(torch.cat(fuzz.seeds).unique()) == len(torch.cat(fuzz.seeds))  # other seeds in each round
 
 
-def test_seeds_come_round_when_all_had_their_turn(tmp_path):
+def test_seeds_are_reused_after_all_were_used(tmp_path):
     fuzz = Remembering(ENDLESS.attacks["pgd"])
     fixed = replace(TUNE, learning_rate=1e-9)  # all seeds stay correct
-    run(replace(ENDLESS, fuzz=fuzz, value="margin", seeds_per_round=80, rounds=3, finetune=fixed), tmp_path, at=0.5)
+    run(replace(ENDLESS, fuzz=fuzz, value="margin", seeds_per_round=80, rounds=3, retrainer=fixed), tmp_path, at=0.5)
     seen = fuzz.seeds
     assert [len(ids) for ids in seen] == [80, 80, 80]
     assert torch.equal(torch.cat(seen)[:120].sort().values, TRAIN.ids.sort().values)
@@ -303,11 +302,10 @@ def to_the_right(model, seeds, *, generator):
 
 
 @pytest.mark.parametrize("max_drop", [0.0, 0.1])
-def test_accuracy_may_fall_by_so_much_in_all_and_not_in_every_round(tmp_path, max_drop):
-    watched = Watched(epochs=8, batch_size=32, learning_rate=0.05, max_drop=max_drop, progress=False)
-    loop = replace(
-        ENDLESS, fuzz=to_the_right, attacks={"shift": to_the_right}, value="margin", rounds=4, finetune=watched
-    )
+def test_max_drop_holds_over_all_rounds_together(tmp_path, max_drop):
+    watched = Watched(epochs=8, batch_size=32, learning_rate=0.05, progress=False)
+    options = {"value": "margin", "rounds": 4, "max_drop": max_drop, "retrainer": watched}
+    loop = replace(ENDLESS, fuzz=to_the_right, attacks={"shift": to_the_right}, **options)
     hardened = run(loop, tmp_path, at=0.5)
     floor = 1 - max_drop - 1e-6  # it was right about all
     below = 0
@@ -349,7 +347,7 @@ def test_two_workers_and_one_end_the_same(tmp_path):
     digests = set()
     for workers in (1, 2):
         loop = replace(QUICK, chunk=17, rounds=1)
-        run(loop, tmp_path / f"{workers}", model=boundary(0.4, dropout=0.1), workers=workers)
+        run(replace(loop, engine=pool(workers)), tmp_path / f"{workers}", model=boundary(0.4, dropout=0.1))
         with RunFolder(tmp_path / f"{workers}") as folder:
             digests.add(folder.digest())
     assert len(digests) == 1
@@ -372,7 +370,7 @@ def test_another_seed_gives_other_cases(tmp_path):
 def test_rounds_come_back_from_disk(tmp_path, undisturbed):
     for k, done in enumerate(undisturbed.rounds):
         save(done, tmp_path / f"{k}.json")
-        assert load(tmp_path / f"{k}.json", Round) == done
+        assert load(tmp_path / f"{k}.json", RobotRound) == done
 
 
 def test_the_model_and_random_state_that_came_stay_as_they_are(tmp_path):
@@ -384,22 +382,22 @@ def test_the_model_and_random_state_that_came_stay_as_they_are(tmp_path):
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-# What it refuses
+# What it rejects
 
 
 @pytest.mark.parametrize("requirement", [-0.01, 1.01, 80, float("nan")])
-def test_a_requirement_that_is_no_share_is_refused(requirement):
-    with pytest.raises(ValueError, match=f"requirement must be a share of inputs from 0 to 1, got {requirement}"):
+def test_a_requirement_outside_0_to_1_is_rejected(requirement):
+    with pytest.raises(ValueError, match=f"requirement must be a share from 0 to 1, got {requirement}"):
         replace(LOOP, requirement=requirement)
 
 
 @pytest.mark.parametrize("name", ["seeds_per_round", "cases_per_round", "rounds"])
-def test_a_number_below_1_is_refused(name):
+def test_a_number_below_1_is_rejected(name):
     with pytest.raises(ValueError, match=f"{name}.* must be at least 1, got .*0"):
         replace(LOOP, **{name: 0})
 
 
-def test_an_unknown_mode_is_refused():
+def test_an_unknown_mode_is_rejected():
     with pytest.raises(ValueError, match='mode must be "adaptive" or "static", got \'both\''):
         replace(LOOP, mode="both")
 
@@ -410,14 +408,14 @@ def test_attacks_must_be_given(tmp_path):
 
 
 @pytest.mark.parametrize("role", ["train", "validation", "test"])
-def test_a_role_without_samples_is_refused(tmp_path, role):
+def test_a_role_without_samples_is_rejected(tmp_path, role):
     with pytest.raises(ValueError, match=f"there are no {role} samples; give at least one"):
         run(LOOP, tmp_path / "new", **{role: TRAIN[:0]})
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(("a", "b"), [("train", "validation"), ("train", "test"), ("validation", "test")])
-def test_roles_that_share_inputs_are_refused(tmp_path, a, b):
+def test_roles_that_share_inputs_are_rejected(tmp_path, a, b):
     roles = {"train": TRAIN, **ROLES}
     roles[b] = Samples.concat([roles[b], roles[a][:3]])
     n = len(roles[b])
@@ -426,7 +424,7 @@ def test_roles_that_share_inputs_are_refused(tmp_path, a, b):
 
 
 @pytest.mark.parametrize("role", ["validation", "test"])
-def test_samples_that_are_all_misclassified_are_refused(tmp_path, role):
+def test_samples_that_are_all_misclassified_are_rejected(tmp_path, role):
     wrong = Samples(ROLES[role].x, 1 - ROLES[role].labels)
     with pytest.raises(
         ValueError, match=rf"none of the {len(wrong)} {role} samples correctly; check labels.*doctor\(\)"
@@ -435,13 +433,13 @@ def test_samples_that_are_all_misclassified_are_refused(tmp_path, role):
     assert run(LOOP, tmp_path, at=0.5).met  # the folder is still free
 
 
-def test_seeds_that_are_all_misclassified_are_refused(tmp_path):
+def test_seeds_that_are_all_misclassified_are_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"none of the 40 seeds of round 1 correctly; check labels.*doctor\(\)"):
         run(ENDLESS, tmp_path, at=0.5, train=Samples(TRAIN.x, 1 - TRAIN.labels))
 
 
-def test_a_column_that_the_fuzzer_does_not_give_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="by the column fol, and the fuzzer gives margin; name one of these as value"):
+def test_a_column_that_the_fuzzer_does_not_give_is_rejected(tmp_path):
+    with pytest.raises(ValueError, match="by the column fol, but the fuzzer gives margin; name one of these as value"):
         run(replace(LOOP, fuzz=PGD(radius=RADIUS)), tmp_path)
     assert run(replace(LOOP, fuzz=PGD(radius=RADIUS), value="margin"), tmp_path / "new").rounds[1].branches == {}
 
@@ -476,14 +474,14 @@ def begun(tmp_path, one_round) -> Path:
         ({"select": km_st}, {}, "select"),
         ({"seeds_per_round": 41}, {}, "seeds_per_round"),
         ({"cases_per_round": 31}, {"seed": 1}, r"cases_per_round \(30 -> 31\); seed"),
-        ({"finetune": replace(TUNE, epochs=3)}, {}, "finetune"),
+        ({"retrainer": replace(TUNE, epochs=3)}, {}, "retrainer"),
         ({}, {"train": TRAIN[:-1]}, "train"),
         ({}, {"validation": ROLES["validation"][1:]}, "validation"),
         ({}, {"test": replace(ROLES["test"], y=1 - ROLES["test"].labels)}, "test"),
     ],
 )
-def test_a_folder_of_another_run_is_refused_and_what_differs_is_named(begun, loop, options, changed):
-    with pytest.raises(ValueError, match=f"{begun} holds a run with other settings: {changed} .*choose a new folder"):
+def test_a_folder_of_another_run_is_rejected_and_what_differs_is_named(begun, loop, options, changed):
+    with pytest.raises(ValueError, match=f"contains a run with other settings: {changed} .*choose a new folder"):
         run(replace(ENDLESS, **loop), begun, **options)
 
 
@@ -495,7 +493,7 @@ def test_when_to_stop_may_change_and_what_is_finished_counts(begun):
     assert fewer.rounds == further.rounds, "finished rounds are not taken back"
 
 
-def test_a_bigger_budget_goes_on_where_a_smaller_one_ended(tmp_path, undisturbed):
+def test_a_bigger_budget_continues_a_smaller_one(tmp_path, undisturbed):
     assert quick(tmp_path, rounds=1).rounds == undisturbed.rounds[:2]
     whole = quick(tmp_path)
     assert whole.rounds == undisturbed.rounds
@@ -504,7 +502,7 @@ def test_a_bigger_budget_goes_on_where_a_smaller_one_ended(tmp_path, undisturbed
 
 
 def test_a_progress_bar_makes_no_other_run(begun):
-    loud = replace(ENDLESS, rounds=1, finetune=replace(ENDLESS.finetune, progress=True))
+    loud = replace(ENDLESS, rounds=1, retrainer=replace(ENDLESS.retrainer, progress=True))
     assert len(run(loud, begun).rounds) == 2
 
 
@@ -521,7 +519,7 @@ def test_a_finished_run_is_only_read(tmp_path, undisturbed):
 
 
 @pytest.mark.parametrize("content", ["", "{", "null", "[1]", "7", "\N{SNOWMAN}"])
-def test_a_damaged_record_of_the_run_is_refused(begun, content):
+def test_a_damaged_record_of_the_run_is_rejected(begun, content):
     (begun / "run.json").write_text(content)
     with pytest.raises(ValueError, match=r"run.json is damaged; delete it and run again"):
         run(ENDLESS, begun)
@@ -529,7 +527,7 @@ def test_a_damaged_record_of_the_run_is_refused(begun, content):
     assert len(run(replace(ENDLESS, rounds=1), begun).rounds) == 2
 
 
-def test_rounds_of_an_unknown_run_are_refused(begun):
+def test_rounds_of_an_unknown_run_are_rejected(begun):
     (begun / "run.json").unlink()
     with pytest.raises(ValueError, match=r"round-000/.* was made with other settings; delete it"):
         run(ENDLESS, begun, seed=1)
@@ -557,11 +555,11 @@ def as_another_type(file: Path) -> None:
         (Path.unlink, "cases/manifest.json"),
     ],
 )
-def test_a_damaged_round_is_refused_and_worked_out_again_once_deleted(begun, damage, file):
+def test_a_damaged_round_is_rejected_and_computed_again_once_deleted(begun, damage, file):
     place = begun / "round-001"
-    before = load(place / "round.json", Round)
+    before = load(place / "round.json", RobotRound)
     damage(place / file)
-    with pytest.raises(ValueError, match=r"a finished .*(cannot be read|missing).*round-001.*delete .* to have it"):
+    with pytest.raises(ValueError, match=r"a finished .*(cannot be read|missing).*round-001.*delete .* to compute it"):
         run(ENDLESS, begun)
     shutil.rmtree(place)
     assert run(replace(ENDLESS, rounds=1), begun).rounds[1] == before
@@ -603,7 +601,7 @@ KILLS = 7
 
 
 def fork_runs(folder: Path) -> None:
-    """One run for each line on the standard input, one after the other; they tell when they flush and retrain."""
+    """One run per line on the standard input, one after the other; they print when they flush and retrain."""
     flush, learn = os.fsync, Finetune.__call__
 
     def flush_aloud(descriptor: int) -> None:
@@ -629,29 +627,29 @@ def fork_runs(folder: Path) -> None:
 
 
 def attempt(server: "subprocess.Popen[str]", nth: int, delay: float) -> list[str]:
-    """Start a run, kill it ``delay`` seconds after it told something for the nth time or has finished; what it told."""
+    """Start a run, kill it ``delay`` seconds after its nth line of output or its end; returns its output."""
     assert server.stdin is not None
     assert server.stdout is not None
     print("go", file=server.stdin, flush=True)
-    told = map(str.strip, server.stdout)
-    pid = int(next(told).removeprefix("run "))
-    said = [""]
-    while len(said) <= nth and said[-1] != "finished":
-        said.append(next(told))
-        assert said[-1] != "gone", "the run must not stop by itself"
+    lines = map(str.strip, server.stdout)
+    pid = int(next(lines).removeprefix("run "))
+    printed = [""]
+    while len(printed) <= nth and printed[-1] != "finished":
+        printed.append(next(lines))
+        assert printed[-1] != "gone", "the run must not stop by itself"
     time.sleep(delay)
     os.kill(pid, signal.SIGKILL)
-    return said + list(iter(told.__next__, "gone"))
+    return printed + list(iter(lines.__next__, "gone"))
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_rounds_and_weights(tmp_path, undisturbed):
+def test_a_killed_run_resumes_to_the_same_rounds_and_weights(tmp_path, undisturbed):
     chance, folder, interrupted = random.Random(4), tmp_path / "killed", 0
     command = [sys.executable, __file__, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         for _ in range(KILLS):
-            said = attempt(server, chance.randint(1, 12), chance.choice([0, 0.01, 0.05]) * chance.random())
-            interrupted += "finished" not in said
+            printed = attempt(server, chance.randint(1, 12), chance.choice([0, 0.01, 0.05]) * chance.random())
+            interrupted += "finished" not in printed
         assert attempt(server, 1000, 0)[-1] == "finished"
         server.communicate()
     assert server.returncode == 0

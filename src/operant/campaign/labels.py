@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from operant.campaign.assessing import LabelBudget, SequentialAssessment, assess_model, confidence_of
+from operant.campaign.assessing import LabelBudget, SequentialAssessment, assess_model, confidence_of, label_budget
 from operant.campaign.field import FieldState
 from operant.campaign.records import Round
+from operant.campaign.stopping import MAX_IDLE_ROUNDS, idle_rounds
 from operant.data import Samples
 from operant.execution.rounds import LabelBatch, RoundState
 from operant.types import Labeller
@@ -53,6 +54,22 @@ class FieldLabels:
     def all_bought(self) -> bool:
         """Whether all field inputs to assess with are labelled."""
         return bool(torch.isin(self.field.pool.ids, self.bought).all())
+
+    def budget(self, rounds: Sequence[Round], *, changed: bool, refused_by_monitor: bool = False) -> LabelBudget:
+        """The labels that the current round may buy; kept, since the campaign's budget may change before a resume.
+
+        Args:
+            rounds: finished so far.
+            changed: whether the current round changed the model.
+            refused_by_monitor: whether the monitor refused its retraining.
+        """
+        options, state = self.options, self.state
+        left = min(options.labels - len(self.bought), len(self.fresh_inputs()))
+        idle = 0 if changed else idle_rounds(rounds) + 1
+        last = state.number == options.rounds or len(state.learned) >= options.cases or idle >= MAX_IDLE_ROUNDS
+        total = {"labels": options.labels, "rounds": options.rounds}
+        work = partial(label_budget, left, **total, last=last, changed=changed, refused_by_monitor=refused_by_monitor)
+        return state.step("budget", LabelBudget, work)
 
     def assess(
         self, budget: LabelBudget, rounds: Sequence[Round], *, earlier: SequentialAssessment | None

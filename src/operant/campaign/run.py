@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from operant.campaign.assessing import LabelBudget, SequentialAssessment, label_budget
+from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.feedback import count_by_move, count_first_moves, search_shares
 from operant.campaign.field import FieldState
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import ObservedRound, observe_round
 from operant.campaign.records import CampaignResult, Round, SearchShares, StopReason
-from operant.campaign.stopping import MAX_IDLE_ROUNDS, idle_rounds, latest_assessment, stop_reason, stop_record
+from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
 from operant.data import Samples
 from operant.execution.rounds import RoundState
 from operant.generate import OperationalFuzz
@@ -185,34 +185,24 @@ class CampaignRun:
         """A new bound for a changed model; for an unchanged one more labels, if they can show anything."""
         changed = retraining is not None and retraining.best_epoch > 0
         refused = retraining is not None and retraining.refused_by_monitor
-        budget = self._label_budget(changed=changed, refused_by_monitor=refused)
-        if changed:
-            return self.labels.assess(budget, self.rounds, earlier=None)
-        assessment = self.labels.assess(budget, self.rounds, earlier=latest_assessment(self.rounds))
-        return assessment if assessment.bought else None
+        budget = self.labels.budget(self.rounds, changed=changed, refused_by_monitor=refused)
+        earlier = None if changed else latest_assessment(self.rounds)
+        assessment = self.labels.assess(budget, self.rounds, earlier=earlier)
+        return assessment if changed or assessment.bought else None
 
     def _assess_in_new_field(self) -> SequentialAssessment | None:
         """Of a model that meets a field for the first time; None if the campaign is to stop when the field drifts."""
         if self.field.drift and self.options.when_drifted == "stop":
             return None
-        budget = self._label_budget(changed=True, refused_by_monitor=False)
+        budget = self.labels.budget(self.rounds, changed=True)
         return self.labels.assess(budget, self.rounds, earlier=None)
-
-    def _label_budget(self, *, changed: bool, refused_by_monitor: bool) -> LabelBudget:
-        """How many labels this round may buy; kept, since the campaign's budget may change before a resume."""
-        options, state = self.options, self.state
-        left = min(options.labels - len(self.labels.bought), len(self.labels.fresh_inputs()))
-        idle = 0 if changed else idle_rounds(self.rounds) + 1
-        last = state.number == options.rounds or len(state.learned) >= options.cases or idle >= MAX_IDLE_ROUNDS
-        total = {"labels": options.labels, "rounds": options.rounds}
-        work = partial(label_budget, left, **total, last=last, changed=changed, refused_by_monitor=refused_by_monitor)
-        return state.step("budget", LabelBudget, work)
 
     # After a round
 
     def _observe(self, before: Classifier, record: Round) -> None:
         """Let observers record what the report needs."""
-        bought, labelled, state = record.assessment.bought if record.assessment else 0, self.labels.labelled, self.state
+        state, bought = self.state, record.assessment.bought if record.assessment else 0
+        known = self.labels.labelled
 
         def load_failures() -> Suite | None:
             return self._operational(state.existing_cases("suite")) if record.operational else None
@@ -221,7 +211,7 @@ class CampaignRun:
             record=record,
             before=before,
             after=state.model,
-            labelled=labelled[len(labelled) - bought :],
+            labelled=known[len(known) - bought :],
             train=self.train,
             clean=state.clean,
             field=self.field,
@@ -235,9 +225,8 @@ class CampaignRun:
         self.state.report(step, number, max(number, self.options.rounds), **details)
 
     def _stop_reason(self) -> StopReason | None:
-        labels, cases = len(self.labels.bought), len(self.state.learned)
-        unlabelled = not self.labels.all_bought
-        return stop_reason(self.options, self.rounds, labels=labels, cases=cases, unlabelled=unlabelled)
+        used = {"labels": len(self.labels.bought), "cases": len(self.state.learned)}
+        return stop_reason(self.options, self.rounds, **used, unlabelled=not self.labels.all_bought)
 
     def _result(self, reason: StopReason) -> CampaignResult:
         stop = stop_record(self.options, reason, self.rounds, clean=len(self.state.clean))
