@@ -35,7 +35,7 @@ bench: $(VENV)/.dev  ## run every benchmark and print its ratios
 
 docs: $(VENV)/.dev  ## build the documentation into site/
 	@# Not --quiet: it drops warnings before --strict counts them. Shown only if it fails.
-	@output=$$($(BIN)/mkdocs build --strict --no-color 2>&1) || { echo "$$output" | grep -v '^INFO'; exit 1; }
+	@output=$$($(BIN)/mkdocs build --strict 2>&1) || { echo "$$output" | grep -v '^INFO'; exit 1; }
 
 format: $(VENV)/.dev  ## put the code into shape
 	$(BIN)/ruff check --fix .

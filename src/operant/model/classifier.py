@@ -19,7 +19,8 @@ from operant.rng import spawn, uniform_like
 if TYPE_CHECKING:
     from operant.model.doctor import Finding
 
-MIN_ROWS = 16  # below this many rows CPU kernels round differently, so smaller batches are padded
+MIN_ROWS = 16
+"""Smaller batches are padded to this many rows, since CPU kernels round differently below it."""
 PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
 
 

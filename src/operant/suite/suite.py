@@ -30,6 +30,7 @@ from operant.suite.shards import (
 from operant.suite.verdicts import CaseIndex, Part, VerdictReader, columns_of, key_lookup, newest
 
 ROWS_PER_SHARD = 4096
+"""`Suite.save` writes longer suites as several shards."""
 ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
 
 
