@@ -1,18 +1,31 @@
 """What every test shares. The first lines must run before torch is imported."""
 
+from __future__ import annotations
+
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from torch import nn
 
-from operant import Classifier, load_digits, spawn
-from operant.networks import LeNet5, fit, initialise
+from operant import Classifier, Samples, load_digits, spawn
+from operant.networks import LeNet5, fit, initialise, save_weights
+
+if TYPE_CHECKING:
+    from operant.campaign.build import CampaignJob
+    from operant.campaign.config import Config
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C, and tests press it
@@ -65,3 +78,107 @@ def lenet(digits28) -> Classifier:
     start = initialise(LeNet5, generator=spawn(0, "weights"))
     fitted = fit(start, digits28.train, epochs=4, batch_size=32, generator=spawn(0, "training"), progress=False)
     return Classifier(fitted.module)
+
+
+# A user's folder with operant.toml
+
+TOML = """
+[model]
+module = "net.py:Net"
+weights = "net.safetensors"
+[data]
+train = "train.npz"
+clean = "clean.npz"
+field = "field.npz"
+[requirement]
+pmi = 0.1
+"""
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, classes=3):
+        super().__init__()
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+def label(asked):
+    return asked.x.flatten(1)[:, :3].argmax(1)
+
+
+def number():
+    return 3
+
+
+def nonsense(asked):
+    return asked.x.flatten(1).sum(1)
+
+
+def breaks(asked):
+    return {}["no such\\nservice"]
+
+
+def later(asked):
+    from operant.data import LabelsMissing
+
+    raise LabelsMissing("come back tomorrow")
+"""
+
+
+@dataclass(frozen=True)
+class UserFolder:
+    """A folder with the code, weights and data of a user, and an operant.toml."""
+
+    path: Path
+    toml: str = TOML
+    net: str = NET
+
+    @staticmethod
+    def samples(n: int, name: str) -> Samples:
+        """Images of 8 by 8 in three classes: the largest of the first three pixels."""
+        x = torch.rand(n, 1, 8, 8, generator=spawn(0, name))
+        return Samples(x, x.flatten(1)[:, :3].argmax(1))
+
+    def write(self, name: str, data: Samples) -> None:
+        """Save samples as an npz file."""
+        np.savez(self.path / name, x=data.x.numpy(), **({} if data.y is None else {"y": data.y.numpy()}))
+
+    def configure(self, text: str = "", start: str = TOML) -> Config:
+        """Write operant.toml and read it."""
+        from operant.campaign.config import load_config
+
+        (self.path / "operant.toml").write_text(start + text)
+        return load_config(self.path)
+
+    def build(self, text: str = "", start: str = TOML) -> CampaignJob:
+        """Write operant.toml and build its campaign."""
+        from operant.campaign.build import build
+
+        return build(self.configure(text, start))
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UserFolder]:
+    """A user's folder; its code is forgotten after the test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = set(sys.modules)
+    folder = UserFolder(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "operant.toml").write_text(TOML)
+    net = nn.Sequential()
+    net.head = nn.Linear(64, 3)
+    nn.init.zeros_(net.head.weight)
+    nn.init.zeros_(net.head.bias)
+    with torch.no_grad():
+        net.head.weight[:, :3] = 20 * torch.eye(3)
+    save_weights(net, tmp_path / "net.safetensors")
+    for name, n in (("train", 60), ("clean", 30), ("field", 40)):
+        folder.write(f"{name}.npz", folder.samples(n, name))
+    yield folder
+    for name in set(sys.modules) - known:
+        if tmp_path in Path(getattr(sys.modules[name], "__file__", None) or "").parents:
+            del sys.modules[name]

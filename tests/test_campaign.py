@@ -47,8 +47,8 @@ from operant.campaign.observers import UncertaintyOfFailures
 from operant.campaign.observers.uncertainty import Uncertainty
 from operant.campaign.records import StopRecord
 from operant.data import LabelsMissing, labels_of
-from operant.execution import Damaged, Engine, Event, RunFolder, pool, rounds
-from operant.execution.rounds import LabelBatch
+from operant.execution import Damaged, Engine, Event, RunFolder, chunked_fuzzing, pool
+from operant.execution.round_state import LabelBatch
 from operant.generate import GradientMove, UncertaintyFuzz, unguided
 from operant.measure import Naturalness, with_dropout
 from operant.model import copy_module
@@ -1056,7 +1056,7 @@ def with_moments() -> None:
     for name in ("rename", "replace", "link"):
         setattr(os, name, around("writing", getattr(os, name)))
     os.fsync = lambda _: moment("writing")  # written data outlive a process anyway
-    fuzzing = rounds.ChunkedFuzzing
+    fuzzing = chunked_fuzzing.ChunkedFuzzing
     fuzzing.__call__ = around("chunk", fuzzing.__call__)  # type: ignore[method-assign]
     GradientMove.__call__ = around("chunk", GradientMove.__call__)  # type: ignore[method-assign]
     training.TrainableModel.descend = around("retraining", training.TrainableModel.descend)  # type: ignore[method-assign]

@@ -23,7 +23,7 @@ from operant.__main__ import main
 from operant.assess import Assessment
 from operant.campaign.init import NAME
 from operant.cli import app
-from operant.data.labels import name_of
+from operant.data.label_folder import name_of
 from operant.networks import fit, save_weights
 from operant.report.failures import LIMIT
 

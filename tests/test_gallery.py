@@ -1,4 +1,4 @@
-"""The gallery: what it draws, what it says, and that nothing a user names can break out of the page."""
+"""The gallery: its pictures, its text, and that no name given by a user can inject markup."""
 
 import base64
 import io
@@ -20,11 +20,11 @@ from operant.report.gallery import _factor
 from operant.suite.drawing import BRIGHTER, CLIPPED, DARKER, FACTORS, UNCHANGED, colours
 
 VOID = {"meta", "img", "link", "br"}
-NASTY = """</style><script src='https://example.org/x.js'>alert("1")</script><img src=x onerror=alert(1)>&lt;"""
+HOSTILE = """</style><script src='https://example.org/x.js'>alert("1")</script><img src=x onerror=alert(1)>&lt;"""
 
 
 class Page(HTMLParser):
-    """A page taken apart: its tags with their attributes, its text, and whether every tag is closed in turn."""
+    """A parsed page: its tags with their attributes, its text, and a check that tags are closed in order."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(convert_charrefs=True)
@@ -103,7 +103,7 @@ def test_pictures_show_seed_and_case_in_the_bounds(tmp_path, shape, bounds, dtyp
     assert all(picture.shape == (*shape[1:], 3) for picture in pictures[2::3])
 
 
-def test_differences_are_signed_and_multiplied_as_told(tmp_path):
+def test_differences_are_signed_and_multiplied_by_the_shown_factor(tmp_path):
     x0 = torch.full((2, 1, 10, 10), 0.5)
     x = x0.clone()
     x[0, 0, :, 0], x[0, 0, :, 1] = 0.6, 0.45
@@ -133,7 +133,7 @@ def test_differences_of_colour_pictures_are_centred_at_middle_grey():
 
 
 @given(a=st.floats(0, 2), b=st.floats(0, 2), sign=st.sampled_from([-1, 1]))
-def test_stronger_changes_have_strongercolours(a, b, sign):
+def test_stronger_changes_have_stronger_colours(a, b, sign):
     change = sign * np.array(sorted([0, a, b])).reshape(3, 1, 1, 1)
     strength = np.abs(colours(change) - UNCHANGED).sum(-1).flatten()
     assert strength[0] == 0
@@ -163,7 +163,7 @@ def test_large_pictures_are_not_drawn_pixel_by_pixel(tmp_path):
         assert (dict(page.tags)["body"].get("class") == "small") == drawn
 
 
-# Words
+# Text
 
 
 def test_failures_come_first_and_the_limit_holds_for_each_method(tmp_path):
@@ -181,7 +181,7 @@ def test_failures_come_first_and_the_limit_holds_for_each_method(tmp_path):
     assert np.array_equal(seeds, (255 * suite.x0[[6, 8, 0]]).round()[:, 0].numpy().astype(np.uint8))
 
 
-def test_every_case_tells_labels_distances_and_columns(tmp_path):
+def test_every_case_shows_labels_distances_and_columns(tmp_path):
     columns = {
         "margin": torch.tensor([1.25, -0.5, torch.nan]),
         "condition": ["rotation", "", "blur"],
@@ -198,29 +198,29 @@ def test_every_case_tells_labels_distances_and_columns(tmp_path):
     assert f"{float(suite.failures().distances('linf').mean()):#.3g}" in page.text
 
 
-def test_every_picture_has_words_for_those_who_do_not_see_it(tmp_path):
+def test_every_picture_has_a_text_alternative(tmp_path):
     page = Page(write_gallery(suite_of((3, 4, 4), n=3), tmp_path / "page.html", classes=["cat", "dog", "hen"]))
     alts = [attributes.get("alt") for tag, attributes in page.tags if tag == "img"]
     assert alts[:2] == ["seed of class cat", "case that the model takes for dog"]
     assert all(alts)
 
 
-def test_text_from_outside_stays_text(tmp_path):
-    columns = {NASTY: torch.ones(3), "note": [NASTY] * 3}
-    suite = suite_of((1, 4, 4), n=3, method=NASTY, columns=columns)
+def test_text_with_markup_stays_text(tmp_path):
+    columns = {HOSTILE: torch.ones(3), "note": [HOSTILE] * 3}
+    suite = suite_of((1, 4, 4), n=3, method=HOSTILE, columns=columns)
     path = write_gallery(
-        suite, tmp_path / "page.html", title=NASTY, intro=NASTY, about={NASTY: NASTY}, classes=[NASTY] * 3
+        suite, tmp_path / "page.html", title=HOSTILE, intro=HOSTILE, about={HOSTILE: HOSTILE}, classes=[HOSTILE] * 3
     )
     page = Page(path)
     assert page.count("script") == 0
     assert page.count("img") == 9
     assert page.count("style") == 1
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    assert page.text.count(" ".join(NASTY.split())) >= 3 * 2 + 3 * 2 + 4
+    assert page.text.count(" ".join(HOSTILE.split())) >= 3 * 2 + 3 * 2 + 4
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 4, 4), (6,)])
-def test_a_page_asks_for_nothing_from_elsewhere(tmp_path, shape):
+def test_a_page_loads_nothing(tmp_path, shape):
     page = Page(write_gallery(suite_of(shape), tmp_path / "page.html"))
     assert "http:" not in page.source
     assert "https:" not in page.source
@@ -233,7 +233,7 @@ def test_a_page_asks_for_nothing_from_elsewhere(tmp_path, shape):
     assert all(target.startswith("#") and target[1:] in ids for target in targets)
 
 
-def test_rows_of_values_tell_the_largest_changes(tmp_path):
+def test_rows_of_values_show_the_largest_changes(tmp_path):
     x0 = torch.zeros(2, 20)
     x = x0.clone()
     x[0, 7], x[0, 3] = -2.5, 1.25
@@ -253,10 +253,10 @@ def test_rows_of_values_tell_the_largest_changes(tmp_path):
 def test_a_suite_without_cases_or_failures_has_a_page(tmp_path):
     suite = suite_of((1, 4, 4), n=3, prediction=[0, 1, 2])
     assert "noise 0 of 3 0 % - -" in Page(write_gallery(suite, tmp_path / "page.html")).text
-    assert "holds no cases" in Page(write_gallery(suite[:0], tmp_path / "page.html")).text
+    assert "This suite has no cases" in Page(write_gallery(suite[:0], tmp_path / "page.html")).text
 
 
-def test_a_page_is_replaced_and_its_folder_made(tmp_path):
+def test_a_page_is_replaced_and_its_folder_created(tmp_path):
     path = tmp_path / "some" / "where" / "page.html"
     first = write_gallery(suite_of((1, 4, 4), n=3), path, title="First").read_bytes()
     second = write_gallery(suite_of((1, 4, 4), n=3), str(path), title="Second").read_bytes()
@@ -264,23 +264,23 @@ def test_a_page_is_replaced_and_its_folder_made(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["page.html"]
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (2, 4, 4), (4, 4, 3), (1, 2, 3, 4)])
-def test_other_shapes_are_refused(tmp_path, shape):
-    with pytest.raises(ValueError, match="pictures .* got cases of shape"):
+def test_other_shapes_are_rejected(tmp_path, shape):
+    with pytest.raises(ValueError, match="a gallery shows images .* got cases of shape"):
         write_gallery(suite_of(shape), tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("bounds", [(0.0, torch.inf), (1.0, 0.0), (torch.nan, 1.0)])
-def test_bounds_that_give_no_shades_are_refused(tmp_path, bounds):
+def test_infinite_or_reversed_bounds_are_rejected(tmp_path, bounds):
     with pytest.raises(ValueError, match="bounds must be two finite numbers"):
         write_gallery(suite_of((1, 4, 4)), tmp_path / "page.html", bounds=bounds)
 
 
-def test_pixels_outside_bounds_are_refused(tmp_path):
+def test_pixels_outside_bounds_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="pixels must lie within bounds .*; give the model's bounds"):
         write_gallery(suite_of((1, 4, 4), bounds=(0.0, 255.0)), tmp_path / "page.html")
     suite = suite_of((1, 4, 4))
@@ -289,7 +289,7 @@ def test_pixels_outside_bounds_are_refused(tmp_path):
         write_gallery(suite, tmp_path / "page.html")
 
 
-def test_missing_names_and_senseless_limits_are_refused(tmp_path):
+def test_missing_names_and_a_limit_of_zero_are_rejected(tmp_path):
     with pytest.raises(ValueError, match="name every label up to 2, got 2 names"):
         write_gallery(suite_of((1, 4, 4)), tmp_path / "page.html", classes=["a", "b"])
     with pytest.raises(ValueError, match="limit must be at least 1, got 0"):

@@ -570,7 +570,7 @@ def test_bad_inputs_are_rejected() -> None:
         model.predict(torch.where(torch.arange(5).view(5, 1) < 2, torch.nan, x))
     with pytest.raises(ValueError, match=r"within bounds \(0.0, 1.0\), got values from 0.5 to 1.5"):
         model.predict(torch.linspace(0.5, 1.5, 30).view(5, 6))
-    with pytest.raises(ValueError, match="rescale them, or give Classifier the bounds of your data"):
+    with pytest.raises(ValueError, match="rescale them, or set the model's bounds to those of your data"):
         model.predict(x - 1)
     model.predict(x.clamp(max=1 - 1e-8) + 1e-8)
 

@@ -27,7 +27,7 @@ pytest_plugins = ["pytester"]
 
 MODEL = toy_classifier()
 RIGHT = toy_seeds(MODEL, n=300)
-NASTY = "</style><script>alert('1')</script>|`&\x01"
+HOSTILE = "</style><script>alert('1')</script>|`&\x01"
 
 
 def wrong(k: int) -> Samples:
@@ -150,7 +150,7 @@ def check(**options) -> Check:
 
 
 def test_all_report_formats_agree(tmp_path):
-    checks = (check(), check(test=f"c.py::{NASTY}", upper=0.08, needed=400, worst=((NASTY, 1, 9),)))
+    checks = (check(), check(test=f"c.py::{HOSTILE}", upper=0.08, needed=400, worst=((HOSTILE, 1, 9),)))
     page = write_checks(checks, tmp_path / "new")
     assert results.load(page.with_suffix(".json"), Checks).checks == checks
     suite = ElementTree.parse(page.with_suffix(".xml")).find("testsuite")
@@ -184,10 +184,10 @@ def test_one_verdict_for_all(checks, status, tmp_path):
 
 
 def test_what_could_not_be_checked_counts(tmp_path):
-    page = write_checks([check(), InvalidCheck(test="a.py::c", reason=f"fix this {NASTY}")], tmp_path)
+    page = write_checks([check(), InvalidCheck(test="a.py::c", reason=f"fix this {HOSTILE}")], tmp_path)
     shown = results.load(page.with_suffix(".json"), Checks)
     assert (len(shown.checks), len(shown.invalid)) == (1, 1)
-    assert shown.verdict == "1 of 2 requirements on models in use are not shown to hold; 1 could not be checked."
+    assert shown.verdict == "1 of 2 requirements on models are not shown to hold; 1 could not be checked."
     suite = ElementTree.parse(page.with_suffix(".xml")).find("testsuite")
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "0", "1"]
     assert suite.findall("testcase")[1].find("error").get("message").startswith("fix this")
@@ -295,7 +295,7 @@ def test_checks_arrive_from_the_processes_of_xdist(pytester):
 def test_a_session_without_checks_is_reported(pytester):
     pytester.makepyfile("def test_nothing(): pass")
     pytester.runpytest_inprocess("--operant-report=out").assert_outcomes(passed=1)
-    assert "No test asked" in Path(pytester.path, "out", "report.md").read_text()
+    assert "No test checked the reliability of a model" in Path(pytester.path, "out", "report.md").read_text()
 
 
 def test_without_the_option_nothing_is_written(pytester):

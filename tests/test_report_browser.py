@@ -1,9 +1,8 @@
-"""The report in a real browser: charts are there, sorting, filtering and keys work, and nothing is asked for.
+"""The report in a real browser: charts are drawn, sorting, filtering and keys work, and nothing else is loaded.
 
 Run with ``-s`` to see how long a page with a thousand failures takes to open, and how large it is.
 """
 
-import runpy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,24 +10,22 @@ from pathlib import Path
 import pytest
 
 from operant.report import write_report
+from report_folder import campaign_folder, failures
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 
-MANY = 1000
+FAILURES = 1000
 NAMES = ("<b>cat</b>", "dog & co", "cow", "hen")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with a thousand failures of 28 x 28 pixels."""
-    made = runpy.run_path(str(Path(__file__).with_name("test_report_campaign.py")))
-    found = made["failures"](2 * MANY + 10, (1, 28, 28))
+    found = failures(2 * FAILURES + 10, (1, 28, 28))
     found = found.with_columns(move=["gradient" if i % 4 else "turn & <i>" for i in range(len(found))])
-    folder = made["campaign_folder"](
-        tmp_path_factory.mktemp("browser") / "run", shape=(1, 28, 28), names=NAMES, found=found
-    )
+    folder = campaign_folder(tmp_path_factory.mktemp("browser") / "run", shape=(1, 28, 28), names=NAMES, found=found)
     return write_report(folder)
 
 
@@ -42,26 +39,26 @@ def browser() -> Iterator["sync_api.Browser"]:
 
 @pytest.fixture
 def page(browser: "sync_api.Browser", report: Path) -> Iterator["sync_api.Page"]:
-    """The report, opened; it must neither complain nor ask for anything."""
+    """The opened report; it must not log or request anything."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
-    opened, said, asked = context.new_page(), [], []
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    opened.on("request", lambda request: asked.append(request.url))
+    opened, logged, requested = context.new_page(), [], []
+    opened.on("console", lambda message: logged.append(message.text))
+    opened.on("pageerror", lambda error: logged.append(str(error)))
+    opened.on("request", lambda request: requested.append(request.url))
     opened.goto(report.as_uri())
     yield opened
-    assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [report.as_uri()]
+    assert logged == []
+    assert [url for url in requested if not url.startswith("data:")] == [report.as_uri()]
     context.close()
 
 
 def shown(page: "sync_api.Page", what: str) -> list[str]:
-    """Something of every card that passes the filters, in order; all of them are brought onto the page first."""
+    """A data attribute of every card that passes the filters, in order; all pages of cards are opened first."""
     page.eval_on_selector("#more", "more => { while (!more.hidden) more.click(); }")
     return page.eval_on_selector_all(".card:not([hidden])", f"cards => cards.map(card => card.dataset.{what})")
 
 
-def test_charts_are_drawn_and_say_what_they_are(page):
+def test_charts_are_drawn_and_described(page):
     charts = page.locator("svg.chart:visible")
     assert charts.count() == 8
     for i in range(charts.count()):
@@ -76,8 +73,8 @@ def test_charts_are_drawn_and_say_what_they_are(page):
 def test_a_thousand_failures_open_fast_and_fit(page, report):
     timing = page.evaluate("performance.getEntriesByType('navigation')[0].toJSON()")
     size = report.stat().st_size
-    print(f"\n{MANY} failures: loaded after {timing['loadEventEnd'] / 1000:.2f} s, {size / 1e6:.1f} MB")
-    assert len(shown(page, "rank")) == MANY
+    print(f"\n{FAILURES} failures: loaded after {timing['loadEventEnd'] / 1000:.2f} s, {size / 1e6:.1f} MB")
+    assert len(shown(page, "rank")) == FAILURES
     assert size < 10_000_000
 
 
@@ -86,7 +83,7 @@ def test_failures_are_sorted(page, by, falling):
     page.select_option("#sort", by)
     values = [float(value) for value in shown(page, by.removeprefix("-"))]
     assert values == sorted(values, reverse=falling)
-    assert len(values) == MANY
+    assert len(values) == FAILURES
 
 
 def test_failures_are_filtered_and_counted(page):
@@ -103,10 +100,10 @@ def test_failures_are_filtered_and_counted(page):
     assert set(shown(page, "learned")) == {"1"}
     page.select_option("[data-filter=label]", "")
     page.uncheck("#learned")
-    assert len(shown(page, "rank")) == MANY
+    assert len(shown(page, "rank")) == FAILURES
 
 
-def test_keys_lead_through_the_failures(page):
+def test_keys_move_between_failures(page):
     page.locator(".card").first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -116,7 +113,7 @@ def test_keys_lead_through_the_failures(page):
     page.keyboard.press("ArrowDown")
     assert int(page.evaluate(focused)) > 2
     page.keyboard.press("End")
-    assert page.evaluate(focused) == str(MANY - 1)
+    assert page.evaluate(focused) == str(FAILURES - 1)
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
     dialog = page.locator("dialog[open]")
@@ -129,7 +126,7 @@ def test_keys_lead_through_the_failures(page):
     assert page.evaluate(focused) == "1"
 
 
-def test_pictures_are_loaded_when_they_are_looked_at(page):
+def test_pictures_are_loaded_when_they_become_visible(page):
     page.locator(".card img").first.scroll_into_view_if_needed()
     assert page.evaluate("document.querySelector('.card img').decode().then(() => true)")
     assert page.evaluate("document.querySelector('.card img').naturalWidth") == 28
@@ -149,12 +146,12 @@ def test_light_and_dark(page):
 
 
 @pytest.mark.parametrize("width", [320, 390, 800, 1400])
-def test_nothing_reaches_beyond_the_window(page, width):
+def test_nothing_is_wider_than_the_window(page, width):
     page.set_viewport_size({"width": width, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_names_with_markup_are_words(page):
+def test_names_with_markup_are_text(page):
     assert page.locator("#cards b b").count() == 0
     assert "<b>cat</b>" in page.locator("#cards").text_content()
 
@@ -163,7 +160,7 @@ def test_it_can_be_read_without_scripts(browser, report):
     context = browser.new_context(java_script_enabled=False)
     opened = context.new_page()
     opened.goto(report.as_uri())
-    assert opened.locator(".card").count() == MANY
+    assert opened.locator(".card").count() == FAILURES
     assert not opened.locator(".controls").is_visible()
     context.close()
 

@@ -16,7 +16,7 @@ from torch import nn
 from operant import Classifier, Samples, Suite, load_digits, spawn
 from operant.campaign import Campaign
 from operant.data import LabelFolder, LabelsMissing
-from operant.data.labels import name_of
+from operant.data.label_folder import name_of
 from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.retrain import OperationalFinetune

@@ -1,4 +1,4 @@
-"""The tutorial from one's own model to a report: followed to the letter, it ends with a report."""
+"""The campaign tutorial: its code and edits, followed exactly, lead to a report."""
 
 import re
 import sys
@@ -24,9 +24,9 @@ def edited(tmp_path, monkeypatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     exec(compile(block("python"), PAGE, "exec"), {})
-    told = CliRunner().invoke(app, ["init"])
-    assert told.exit_code == 0
-    assert told.stdout.strip() == block("text").strip()
+    done = CliRunner().invoke(app, ["init"])
+    assert done.exit_code == 0
+    assert done.stdout.strip() == block("text").strip()
     text = Path("operant.toml").read_text()
     text = text.replace("# [conditions]", "[conditions]")
     for key, value in re.findall(r"(?m)^(\w+) = (.+?)(?:\s+#.*)?$", block("toml")):
@@ -37,7 +37,7 @@ def edited(tmp_path, monkeypatch) -> Iterator[Path]:
     sys.modules.pop("net", None)  # other tests have a net.py too
 
 
-def test_it_leads_to_a_report_of_a_requirement_that_is_met(edited) -> None:
+def test_the_tutorial_ends_with_a_report_and_the_requirement_met(edited) -> None:
     ended = CliRunner().invoke(app, ["run", "operant.toml"])
     assert ended.exit_code == 0, ended.output
     assert "\nmet: The requirement was met after round " in ended.output
@@ -46,20 +46,20 @@ def test_it_leads_to_a_report_of_a_requirement_that_is_met(edited) -> None:
         assert line.partition(":")[0] in ended.output  # the same table, and the same places
     evidence = load_evidence("operant-run/report.json")
     assert f"required {evidence.requirement:.2%}" in shown
-    assert evidence.ended is not None
+    assert evidence.stop is not None
     assert evidence.met
-    assert 2 <= len(evidence.rounds) <= 4  # the model as it came is not good enough
+    assert 2 <= len(evidence.rounds) <= 4  # the initial model is not good enough
     assert evidence.gallery.total > 0
     assert (edited / "operant-run" / "report.html").stat().st_size > 50_000
     again = CliRunner().invoke(app, ["run", "operant.toml"])
     assert again.exit_code == ended.exit_code
 
 
-def test_what_is_pasted_at_the_end_is_refused_with_what_to_do(edited) -> None:
+def test_a_table_pasted_at_the_end_is_rejected_with_advice(edited) -> None:
     """The page says to change keys in place."""
     with open("operant.toml", "a", encoding="utf-8") as file:
         file.write(block("toml"))
     ended = CliRunner().invoke(app, ["run", "operant.toml"])
     assert ended.exit_code == 2
     assert "Cannot declare ('requirement',) twice" in ended.output
-    assert "change the keys of the one that is there, in place" in ended.output
+    assert "a table may appear only once: change the keys of the first one in place" in ended.output

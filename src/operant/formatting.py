@@ -23,7 +23,7 @@ def at_most(share: float, digits: int = 3) -> str:
     >>> at_most(0.0200001), at_most(0.02), at_most(1.0)
     ('2.01 %', '2 %', '100 %')
     """
-    if not share > 0:
+    if not share > 1e-300:  # digits of smaller numbers cannot be represented
         return percent(share)
     unit = 10.0 ** (math.floor(math.log10(share)) - digits + 1)
     return percent(unit * math.ceil(round(share / unit, 6)), digits + 1)

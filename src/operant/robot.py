@@ -1,4 +1,4 @@
-"""RobOT's loop: fuzz, choose, retrain, and repeat, until the model is robust enough."""
+"""The loop of the RobOT paper: fuzz, choose, retrain, and repeat, until the model is robust enough."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import Tensor
 from operant.assess import Rate, Robustness, attack_cases, empirical_robustness
 from operant.assess.robustness import MODES
 from operant.data import Samples
+from operant.execution.chunked_fuzzing import ChunkedFuzzer, ChunkedFuzzing, InMemory
 from operant.execution.engines import Engine, serial
 from operant.execution.events import ignore
-from operant.execution.rounds import ChunkedFuzzer, ChunkedFuzzing, InMemory, RoundState
+from operant.execution.round_state import RoundState
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.model import Classifier
@@ -54,7 +55,7 @@ class RobotRound:
     @property
     def changed(self) -> bool:
         """Whether the round changed the model."""
-        return self.retraining is not None and self.retraining.best_epoch > 0
+        return self.retraining is not None and self.retraining.changed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from operant.campaign.assessing import SequentialAssessment, confidence_of
 from operant.campaign.campaign import Campaign
-from operant.campaign.choosing import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
+from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
 from operant.campaign.feedback import allocate
 from operant.campaign.observers import OBSERVERS, ObservedRound, Observer, Section
 from operant.campaign.records import CampaignResult, Decision, Round

@@ -1,4 +1,4 @@
-"""Step 5 of a round: label fresh field inputs batch by batch until the bound decides."""
+"""The statistics of step 5: how many labels to buy, when to stop, and the bound; no files."""
 
 from __future__ import annotations
 

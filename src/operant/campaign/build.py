@@ -20,7 +20,7 @@ from operant.campaign.observers import OBSERVERS, Observer
 from operant.campaign.records import CampaignResult
 from operant.conditions import Recipe
 from operant.data import LabelFolder, Samples, read_samples
-from operant.data.label_sources import labels_from_function, labels_from_npz, labels_from_table
+from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table
 from operant.data.reading import picture_files
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
@@ -309,7 +309,8 @@ def build_labeller(config: Config, model: Classifier, train: Samples, pictures: 
         return partial(_ask, "file", labels_from_npz(path, classes=classes))
     if path.suffix != ".csv":
         raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
-    return labels_from_table(path, classes=classes, pictures=pictures, root=config.path("."))
+    table_labels = labels_from_table(path, classes=classes, pictures=pictures, root=config.path("."))
+    return partial(_ask, "file", table_labels)
 
 
 def _ask(key: str, labeller: Labeller, asked: Samples) -> Tensor:

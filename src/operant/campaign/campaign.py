@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 
-from operant.campaign.choosing import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
+from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
 from operant.campaign.field import Arrivals, FieldState
 from operant.campaign.labels import FieldLabels
-from operant.campaign.observers import OBSERVERS, Observer
+from operant.campaign.observers import OBSERVERS, Observer, check_names
 from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign
 from operant.campaign.run import CampaignRun
 from operant.data import Samples
 from operant.execution.engines import Engine, serial
 from operant.execution.events import EventHandler, ignore
-from operant.execution.rounds import RoundState
+from operant.execution.round_state import RoundState
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.generate import default_moves
@@ -31,34 +31,35 @@ MAY_CHANGE = ("rounds", "cases", "labels", "engine", "observers")  # options tha
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """Find operational failures, retrain with them and assess, round after round, until pmi is small enough.
+    """Find operational failures, retrain with them and assess, until the model is shown to be reliable enough.
 
     Field data are split by id: one half is for the profile and naturalness, the other half is labelled in batches to
-    assess. Every assessed model gets its own bound, from inputs that nothing was learned from; the r-th bound has level
-    α / (r (r + 1)). So whichever round the campaign ends with, its bound holds with the campaign's confidence, provided
-    that field inputs are independent and hardly ever repeat. Labels that were used to assess serve later rounds as
-    monitor (`brier_monitor`) and show where failures come from; the model never learns from them. A round whose
-    retraining the monitor refuses buys some more labels.
+    assess. Every assessed model gets its own bound, from inputs that nothing was learned from; that of the r-th model
+    may be wrong with probability α / (r (r + 1)), where α = 1 - confidence. So whichever round the campaign ends with,
+    its bound holds with the campaign's confidence, provided that field inputs are independent and hardly ever repeat. In
+    later rounds these labels decide which epoch of a retraining is kept (`brier_monitor`) and show where failures come
+    from; the model never learns from them. If they reject a retraining, the round buys some more, since few labels may
+    be wrong.
 
-    With ``feedback``, seeds and moves of the next round are allocated in proportion to the failures they contributed,
-    with a floor of 30 % (`allocate`).
+    With ``feedback``, seeds and moves of the next round are allocated in proportion to the failures they contributed;
+    30 % of the search is spread as without feedback (`allocate`).
 
     Every finished chunk, retraining and batch of labels is on disk before the next begins. Called again with the same
     folder, the campaign resumes and ends with the same result as without the interruption.
 
     Args:
         requirement: largest accepted pmi, the probability of misclassification per field input.
-        moves: searches that `OperationalFuzz` mixes, by name, each without its naturalness, which is fitted to field
-            data: ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` for the training data).
-        confidence: of the final bound.
+        moves: searches that `OperationalFuzz` mixes, by name: functions that get the fitted naturalness and return a
+            fuzzer, ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` of the training data).
+        confidence: probability that the final bound holds.
         max_drop: clean accuracy that may be lost in all.
         rounds, cases, labels: the budget.
         seeds_per_round, cases_per_round: maximum number of seeds to search from, and of cases to learn from.
         label_batch: labels per request.
         chunk: seeds or field inputs per chunk of work; finished chunks are on disk.
-        dimensions: of the profile's codes.
-        level, mass_quantile: a failure is operational if its naturalness is at least ``level`` and its cell mass lies
-            above this quantile of field inputs.
+        dimensions: number of values that the profile encodes an input into.
+        level, mass_quantile: a failure is operational if its naturalness is at least ``level``, and the field is at
+            least as dense there as at this quantile of field inputs.
         retrainer: how to retrain; any `Retrainer`.
         when_drifted: ``"update"`` the profile or ``"stop"`` when new field inputs differ from earlier ones.
         feedback: whether rounds learn from each other where to search.
@@ -107,6 +108,7 @@ class Campaign:
             raise ValueError(f'when_drifted must be "update" or "stop", got {self.when_drifted!r}')
         if self.moves is not None and not self.moves:
             raise ValueError("there must be at least one move, got none; leave moves out for the default ones")
+        check_names(self.observers)
 
     def __call__(
         self,

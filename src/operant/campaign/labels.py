@@ -1,4 +1,4 @@
-"""Step 5 in a campaign: the labels of field inputs that it buys, and what they say about the model."""
+"""Step 5: buys labels of fresh field inputs, keeps them, and assesses the current model with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from operant.campaign.field import FieldState
 from operant.campaign.records import Round
 from operant.campaign.stopping import MAX_IDLE_ROUNDS, idle_rounds
 from operant.data import Samples
-from operant.execution.rounds import LabelBatch, RoundState
+from operant.execution.round_state import LabelBatch, RoundState
 from operant.types import Labeller
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class FieldLabels:
         self.labelled = state.clean[:0]
         self.bought = torch.empty(0, dtype=torch.int64)
 
-    def forget_field(self) -> None:
+    def drop_labelled(self) -> None:
         """Drop the labelled inputs: the field has changed."""
         self.labelled = self.labelled[:0]
 

@@ -121,7 +121,7 @@ class SearchShares:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One round of the five steps; round 0 only assesses the initial model. ``round.json`` of a round.
+    """One round of the five steps; ``round.json`` of a round. Round 0, and a round that finds drift, only assess.
 
     Attributes:
         number: counted from 0.
@@ -136,7 +136,7 @@ class Round:
         retraining: its record; None if there was nothing to learn from.
         clean: clean accuracy after the round.
         assessment: of the model after the round; None if it is unchanged and more labels could not show more, so that
-            its last assessment still holds.
+            its last assessment still holds, or if the campaign stops because of drift.
     """
 
     number: int
@@ -158,7 +158,7 @@ class Round:
     @property
     def changed(self) -> bool:
         """Whether the round changed the model."""
-        return self.retraining is not None and self.retraining.best_epoch > 0
+        return self.retraining is not None and self.retraining.changed
 
     @property
     def idle(self) -> bool:

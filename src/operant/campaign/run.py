@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from operant.campaign.assessing import SequentialAssessment
@@ -13,7 +13,7 @@ from operant.campaign.observers import ObservedRound, observe_round
 from operant.campaign.records import CampaignResult, Round, SearchShares, StopReason
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
 from operant.data import Samples
-from operant.execution.rounds import RoundState
+from operant.execution.round_state import RoundState
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
 from operant.retrain import FinetuneRecord, brier_monitor
@@ -51,7 +51,7 @@ class CampaignRun:
     def run(self) -> CampaignResult:
         """The loop."""
         number, stop = 0, None
-        while stop is None or self.state.has_round(number):  # rounds finished with a larger budget still count
+        while stop is None or self.state.has_round(number):  # a smaller budget does not undo finished rounds
             self.state.begin(number)
             with self.state.folder.timed(f"{self.state.name}/total"):
                 before = self.state.model
@@ -67,21 +67,21 @@ class CampaignRun:
         self._learn_profile(number)  # step 1
         if self.state.has_round(number):
             return self._resume_round()
-        self.state.folder.drop("stop")
+        self.state.folder.drop("stop")  # the campaign continues after an earlier end
         if number == 0 or self.field.drift:  # a new field: first assess the model in it
             return self._finish_round(assessment=self._assess_in_new_field())
         seeds, shares = self._choose_seeds()  # step 2
-        found, failures = self._generate(seeds, shares)  # step 3
-        chosen, retraining = self._retrain(failures)  # step 4
+        failures, operational = self._generate(seeds, shares)  # step 3
+        chosen, retraining = self._retrain(operational)  # step 4
         assessment = self._assess(retraining)  # step 5
         return self._finish_round(
             decisions=shares.decisions,
-            attempted=found.attempted,
-            found=len(found),
-            operational=len(failures),
+            attempted=failures.attempted,
+            found=len(failures),
+            operational=len(operational),
             moves=shares.moves,
-            by_move=count_by_move(failures, self.moves),
-            first=count_first_moves(failures, self.moves),
+            by_move=count_by_move(operational, self.moves),
+            first=count_first_moves(operational, self.moves),
             chosen=len(chosen),
             retraining=retraining,
             assessment=assessment,
@@ -110,7 +110,7 @@ class CampaignRun:
         self._report("profile")
         self.field.update(number)
         if self.field.drift:
-            self.labels.forget_field()
+            self.labels.drop_labelled()
 
     # Step 2: seeds
 
@@ -143,10 +143,10 @@ class CampaignRun:
         """All failures found around the seeds, and the operational ones among them."""
         naturalness = self.field.naturalness
         fuzz = OperationalFuzz(
-            moves={name: move(naturalness=naturalness) for name, move in self.moves.items()},
+            moves={name: make(naturalness=naturalness) for name, make in self.moves.items()},
             naturalness=naturalness,
             profile=self.field.profile,
-            shares=shares.moves if len(shares.moves) > 1 else {},
+            shares=shares.moves if len(shares.moves) > 1 else {},  # a single move needs no shares
             level=self.options.level,
             mass_quantile=self.options.mass_quantile,
         )
@@ -183,7 +183,7 @@ class CampaignRun:
 
     def _assess(self, retraining: FinetuneRecord | None) -> SequentialAssessment | None:
         """A new bound for a changed model; for an unchanged one more labels, if they can show anything."""
-        changed = retraining is not None and retraining.best_epoch > 0
+        changed = retraining is not None and retraining.changed
         refused = retraining is not None and retraining.refused_by_monitor
         budget = self.labels.budget(self.rounds, changed=changed, refused_by_monitor=refused)
         earlier = None if changed else latest_assessment(self.rounds)
@@ -204,6 +204,7 @@ class CampaignRun:
         state, bought = self.state, record.assessment.bought if record.assessment else 0
         known = self.labels.labelled
 
+        @cache
         def load_failures() -> Suite | None:
             return self._operational(state.existing_cases("suite")) if record.operational else None
 
@@ -211,7 +212,7 @@ class CampaignRun:
             record=record,
             before=before,
             after=state.model,
-            labelled=known[len(known) - bought :],
+            labelled=known[len(known) - bought :],  # the newest are last
             train=self.train,
             clean=state.clean,
             field=self.field,

@@ -1,4 +1,4 @@
-"""``operant run``."""
+"""``operant run``: prints notes, progress (campaign/progress.py) and the result (campaign/records.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Samples (inputs with labels and ids), readers of data sets and files, and labellers."""
 
-from operant.data.labels import LabelFolder, LabelsMissing, labels_of
+from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of
 from operant.data.reading import read_samples
 from operant.data.samples import Samples, content_ids, row_index
 from operant.data.sources import (

@@ -83,7 +83,9 @@ class RunFolder:
     # Steps: read if they exist, else computed, written and read back
 
     def step(self, name: str, kind: type[T], work: Callable[[], T]) -> T:
-        """A result in ``name.json``; always read back from disk, so that a resumed run sees the same values.
+        """Compute a result and save it in ``name.json``, or read it if it is finished.
+
+        It is always read back from disk, so that a resumed run sees the same values.
 
         Args:
             name: of the step; ``/`` makes folders.
@@ -97,11 +99,11 @@ class RunFolder:
         return self.cached(f"{name}.json", work, save=results.save, load=load)
 
     def suite(self, name: str, work: Callable[[], Suite]) -> Suite:
-        """A suite in the folder ``name``."""
+        """A suite in the folder ``name``: computed and saved, or read."""
         return self.cached(name, work, save=self._save_suite, load=_open_suite)
 
     def weights(self, name: str, model: Classifier, work: Callable[[], Classifier]) -> Classifier:
-        """A model like ``model`` with weights of its own, in ``name.safetensors``."""
+        """``model`` with other weights: computed and saved in ``name.safetensors``, or read."""
         return self.cached(
             f"{name}.safetensors",
             work,
@@ -201,7 +203,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Explain a full disk or a read-only folder."""
+        """Turn a full disk or a read-only folder into a clear error."""
         try:
             yield
         except OSError as error:
@@ -296,7 +298,7 @@ def require_existing(place: Path) -> Callable[[], NoReturn]:
 
 
 def save_suite(suite: Suite, path: Path) -> None:
-    """Write a suite to a new path, or nothing."""
+    """Write a suite to a new path; if that fails, leave nothing behind."""
     try:
         suite.save(path)
     except BaseException:

@@ -237,7 +237,7 @@ class Classifier:
         if low < self.bounds[0] - slack or high > self.bounds[1] + slack:
             raise ValueError(
                 f"inputs must lie within bounds {self.bounds}, got values from {low:.4g} to {high:.4g}; "
-                "rescale them, or give Classifier the bounds of your data"
+                "rescale them, or set the model's bounds to those of your data"
             )
 
     def check(self, samples: Samples) -> None:

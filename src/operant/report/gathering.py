@@ -19,7 +19,7 @@ from operant.assess import clopper_pearson_interval
 from operant.campaign.observers import OBSERVERS, Observer, Section
 from operant.campaign.progress import seconds_by_step
 from operant.campaign.records import CampaignInfo, FieldIds, Round, StopRecord
-from operant.execution.rounds import LabelBatch
+from operant.execution.round_state import LabelBatch
 from operant.execution.run_folder import CASES, MODEL, RUN, RunFolder, finished
 from operant.model import Finding
 from operant.model.hashing import bytes_of, fingerprint, hash_of
@@ -50,6 +50,8 @@ def gather(
     settings = _settings(folder)
     info = _read(folder / "info.json", CampaignInfo) if finished(folder / "info.json") else None
     rounds = tuple(_read(place / "round.json", Round) for place in _places(folder) if finished(place / "round.json"))
+    if rounds and info is None:
+        raise ValueError(f"{folder / 'info.json'} is missing; resume the campaign, which writes it again")
     labels = _labels(folder)
     findings: Findings = [("model", finding) for finding in (info.findings if info else ())]
     found = _failures(folder, info, rounds, findings)
@@ -127,7 +129,8 @@ def _under_way(folder: Path) -> str:
                 sum(finished(main) for main in sorted(place.glob(pattern)))
                 for pattern in ("suite/chunk-*", "labels-*.json")
             )
-            done += [f"{chunks} chunks of seeds"] * bool(chunks) + [f"{batches} batches of labels"] * bool(batches)
+            done += [f"{chunks} chunk{'s' * (chunks > 1)} of seeds"] * bool(chunks)
+            done += [f"{batches} batch{'es' * (batches > 1)} of labels"] * bool(batches)
             return f"Round {number_of(place)} is under way; finished so far: {', '.join(done) or 'nothing'}."
     return ""
 

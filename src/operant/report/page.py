@@ -63,10 +63,15 @@ def _environment() -> Environment:
 
 
 def _sections(evidence: Evidence, environment: Environment, observers: Sequence[Observer]) -> list[dict[str, Any]]:
-    """Name, title and HTML of each section."""
+    """Name, title, place and HTML of each section."""
     templates = {observer.name: environment.from_string(observer.template) for observer in observers}
     return [
-        {"name": s.name, "title": s.title, "html": Markup(templates[s.name].render(summary=s.summary, **s.values))}
+        {
+            "name": s.name,
+            "title": s.title,
+            "after": s.after,
+            "html": Markup(templates[s.name].render(s.values | {"summary": s.summary})),
+        }
         for s in evidence.sections
         if s.name in templates
     ]

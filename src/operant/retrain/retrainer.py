@@ -68,6 +68,11 @@ class FinetuneRecord:
     stopped_early: bool
 
     @property
+    def changed(self) -> bool:
+        """Whether the retrained weights were kept."""
+        return self.best_epoch > 0
+
+    @property
     def refused_by_monitor(self) -> bool:
         """Whether no epoch improved the monitor; False if only the accuracy limit or a diverging loss rejected it."""
         before = self.monitor_before

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from operant.data.formats import read_npz
-from operant.data.labels import CLASSES, TABLE, LabelFolder
+from operant.data.label_folder import CLASSES, TABLE, LabelFolder
 from operant.triage.desk import NotFound, RequestFields, RowLists
 
 MAX_VALUES = 40  # shown of an input that is not a picture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from operant import results
 from operant.campaign.records import CampaignInfo
-from operant.data.labels import TABLE
+from operant.data.label_folder import TABLE
 from operant.triage.label_desk import LabelDesk
 from operant.triage.sampling import SamplePlan
 from operant.triage.suite_desk import SuiteDesk

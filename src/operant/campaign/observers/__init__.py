@@ -4,7 +4,7 @@ Each owns a record, kept in every round's folder, and a section of the report. `
 ``Campaign(observers=())`` switches all off, ``observers=(*OBSERVERS, MyObserver())`` adds one.
 """
 
-from operant.campaign.observers.base import ObservedRound, Observer, Section, observe_round
+from operant.campaign.observers.base import ObservedRound, Observer, Section, check_names, observe_round
 from operant.campaign.observers.defences import CheapDefences
 from operant.campaign.observers.error_sources import ErrorSources
 from operant.campaign.observers.field_map import MapOfField
@@ -22,5 +22,6 @@ __all__ = [
     "Observer",
     "Section",
     "UncertaintyOfFailures",
+    "check_names",
     "observe_round",
 ]

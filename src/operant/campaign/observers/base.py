@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +16,17 @@ from operant.campaign.field import FieldState
 from operant.campaign.records import Round
 from operant.data import Samples
 from operant.execution.memory import in_batches, with_smaller_batches
-from operant.execution.rounds import RoundState
+from operant.execution.round_state import RoundState
 from operant.model import Classifier
 from operant.suite import Suite
 
 MAX_POINTS = 600  # points of one kind in a chart
+ROUND_FILES = "budget cases drift field labels naturalness predictions profile retraining round shares suite weights"
+PAGE_IDS = (
+    "cards checks close cost count drift enlarged failures feedback field large learned more next overview previous "
+    "retraining settings sort theme"
+)
+RESERVED = frozenset(f"{ROUND_FILES} {PAGE_IDS}".split())  # names that an observer cannot have
 Points = list[list[float]]
 
 
@@ -33,7 +40,8 @@ class ObservedRound:
         labelled: field inputs labelled in this round; may be empty.
         train, clean: the campaign's training and clean samples.
         field: the current field.
-        spawn: a generator for a part of the round, by name.
+        spawn: a random generator for a part of the round, by name.
+        load_failures: reads the operational failures; use ``failures``.
     """
 
     record: Round
@@ -57,16 +65,18 @@ class Section:
     """A section of the report.
 
     Attributes:
-        name: of the observer, and of the section in links.
+        name: of the observer, and of the section in links and in the navigation.
         title: its heading.
         summary: its message in a sentence or two; the Markdown report shows only this.
         values: plain JSON values for the observer's template.
+        after: the part of the page that it follows.
     """
 
     name: str
     title: str
     summary: str
     values: dict[str, Any]
+    after: Literal["field", "failures"] = "failures"
 
 
 class Observer(Protocol):
@@ -74,7 +84,7 @@ class Observer(Protocol):
 
     @property
     def name(self) -> str:
-        """Of its record, ``<name>.json`` in a round's folder, and of its section."""
+        """Of its record, ``<name>.json`` in a round's folder, and of its section; lower case, with underscores."""
 
     @property
     def record(self) -> type[Any]:
@@ -90,6 +100,17 @@ class Observer(Protocol):
 
     def section(self, records: Mapping[int, Any], *, rounds: Sequence[Round], classes: Sequence[str]) -> Section | None:
         """The section for the records of all rounds, by number; None to leave it out."""
+
+
+def check_names(observers: Sequence[Observer]) -> None:
+    """Raise an error if two observers share a name, or if a name is taken by the campaign or the report."""
+    names = [observer.name for observer in observers]
+    for name in names:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in RESERVED or names.count(name) > 1:
+            raise ValueError(
+                f"each observer needs its own name, in lower case, that campaigns and reports do not use themselves, "
+                f"got {name!r} among {', '.join(names)}; choose another"
+            )
 
 
 def observe_round(seen: ObservedRound, observers: Sequence[Observer], state: RoundState) -> None:
@@ -110,7 +131,7 @@ def _same(value: Any) -> Any:
 
 
 def evenly(n: int, most: int) -> Tensor:
-    """At most this many of n row numbers, evenly spaced."""
+    """At most ``most`` of n row numbers, evenly spaced."""
     return torch.linspace(0, n - 1, min(most, n)).round().long()
 
 

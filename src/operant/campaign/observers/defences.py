@@ -107,7 +107,7 @@ class CheapDefences:
             "tried": sorted(tried, key=lambda row: (-row["stopped"] / row["failures"], row["wrong"])),
             "reason": "" if tried else every[-1].reason,
         }
-        title = "Which defences would stop them"
+        title = "Which defences would stop the failures"
         return Section(name=self.name, title=title, summary=_summary(values), values=values)
 
 

@@ -86,7 +86,7 @@ class ErrorSources:
             values["by_class"] = _by_class(counts, classes)
             values["by_region"] = _by_region([records[number] for number in present])
             summary = _summary(values["by_class"], present)
-        return Section(name=self.name, title="Where pmi comes from", summary=summary, values=values)
+        return Section(name=self.name, title="Where pmi comes from", summary=summary, values=values, after="field")
 
     def _change(self, number: int, record: Confusion, rounds: Sequence[Round], classes: Sequence[str]) -> Any:
         changed = any(r.changed for r in rounds if r.number == number)

@@ -71,4 +71,4 @@ class MapOfField:
             "train": chart_points([records[latest].train]),
             "failures": chart_points(failures),
         }
-        return Section(name=self.name, title="Map of the field", summary="", values=values)
+        return Section(name=self.name, title="Map of the field", summary="", values=values, after="field")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.data.labels import LabelFolder, LabelsMissing, labels_of, name_of
+from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, name_of
 from operant.data.reading import read_samples
 from operant.data.samples import Samples
 from operant.types import Labeller
@@ -57,7 +57,7 @@ def labels_from_function(function: Callable[[Samples], Any], *, name: str, class
 
 
 def _from_function(function: Callable[[Samples], Any], name: str, classes: int, asked: Samples) -> Tensor:
-    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, the first with id {name_of(int(asked.ids[0]))}"
+    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, the first is {name_of(int(asked.ids[0]))}"
     try:
         labels = torch.as_tensor(function(asked))
     except LabelsMissing:
@@ -86,7 +86,8 @@ def _from_npz(path: Path, classes: int, asked: Samples) -> Tensor:
         raise ValueError(f"{path} must contain labels from 0 to {classes - 1}, the model's classes, got {largest}")
     if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
         raise LabelsMissing(
-            f"{unknown} of {len(asked)} inputs are not in {path}; add them to its x and their classes to its y"
+            f"{unknown} of {len(asked)} inputs are not in {path}; add them to its x and their classes to its y, and "
+            "run this again"
         )
     return labels_of(labelled)(asked)
 
@@ -98,7 +99,8 @@ def _from_table(path: Path, classes: int, pictures: Mapping[int, Path], root: Pa
     found = [[y for name in each if (y := known.get(_table_key(name))) is not None] for each in names]
     if missing := [each[-1] for each, labels in zip(names, found, strict=True) if not labels]:
         raise LabelsMissing(
-            f"{len(missing)} of {len(asked)} inputs have no label in {path}; add rows such as {missing[0]},3"
+            f"{len(missing)} of {len(asked)} inputs have no label in {path}; add rows such as {missing[0]},3, and run "
+            "this again"
         )
     return torch.tensor([labels[0] for labels in found], dtype=torch.int64)
 

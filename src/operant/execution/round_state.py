@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.execution.chunked_fuzzing import ChunkedFuzzing, ChunkPrediction
 from operant.execution.chunks import run_chunks
 from operant.execution.engines import Engine, closing_results
 from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted, defer_interrupt
-from operant.execution.memory import in_batches, with_smaller_batches
 from operant.execution.run_folder import RunFolder, require_existing
 from operant.model import Classifier
 from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer
@@ -119,7 +118,7 @@ class RoundState:
         return record
 
     def step(self, name: str, kind: type[V], work: Callable[[], V]) -> V:
-        """A result of the current round, computed unless it is on disk."""
+        """A result of the current round: computed and saved, or read if it is on disk."""
         return self.folder.step(f"{self.name}/{name}", kind, work)
 
     def existing(self, name: str, kind: type[V]) -> V:
@@ -127,7 +126,7 @@ class RoundState:
         return self.folder.step(f"{self.name}/{name}", kind, self._missing)
 
     def spawn(self, *path: int | str) -> torch.Generator:
-        """A generator for a part of the current round."""
+        """A random generator for a part of the current round."""
         return spawn(self.seed, self.name, *path)
 
     def report(self, step: str, done: int, total: int, **details: object) -> None:
@@ -160,7 +159,7 @@ class RoundState:
         return Suite.concat([self.folder.suite(chunk, self._missing) for chunk in takewhile(self.folder.has, names)])
 
     def choose_cases(self, choose: Callable[[], Suite]) -> Suite:
-        """The cases of the current round, added to ``learned``."""
+        """Choose the cases of the current round, save them, and add them to ``learned``."""
         chosen = self.folder.suite(f"{self.name}/cases", choose)
         if len(chosen):
             self._add_cases(chosen)
@@ -176,7 +175,7 @@ class RoundState:
     def retrain(
         self, retrainer: Retrainer, train: Samples, *, monitor: Monitor | None, generator: torch.Generator
     ) -> FinetuneRecord:
-        """Retrain the current model with all cases so far; it may lose what is left of ``max_drop``."""
+        """Retrain the current model with all cases so far; clean accuracy may fall by what is left of ``max_drop``."""
         left = min(max(self.max_drop - (self.initial_accuracy - self.model.accuracy(self.clean)), 0.0), 1.0)
         epochs = getattr(retrainer, "epochs", 1)
         draft = self.folder.draft(f"{self.name}/retraining")
@@ -247,79 +246,3 @@ class RoundState:
     @property
     def _missing(self) -> Callable[[], NoReturn]:
         return require_existing(self.folder.path / self.name)
-
-
-# Work for engines
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ChunkedFuzzing:
-    """A fuzzer on seeds, a chunk at a time; any process can compute any chunk."""
-
-    fuzz: Fuzzer
-    model: Classifier
-    seeds: Samples
-    size: int
-    path: tuple[int, ...]
-
-    @property
-    def chunks(self) -> int:
-        return math.ceil(len(self.seeds) / self.size)
-
-    def __call__(self, chunk: int, batch_size: int) -> Suite:
-        some = self.seeds[chunk * self.size : (chunk + 1) * self.size]
-        return self.fuzz(in_batches(self.model, batch_size), some, generator=spawn(*self.path, "fuzz", chunk))
-
-
-@dataclass(frozen=True)
-class ChunkPrediction:
-    """A model's predictions for some inputs, in any process."""
-
-    model: Classifier
-
-    def __call__(self, x: Tensor) -> Tensor:
-        def predict(rows: int) -> Tensor:
-            return in_batches(self.model, rows).predict(x).cpu()
-
-        return with_smaller_batches(predict, self.model.batch_size)[0]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ChunkedFuzzer:
-    """A fuzzer that runs another one chunk by chunk.
-
-    Args:
-        fuzz: the other fuzzer.
-        size: seeds per chunk; decides which random numbers each seed gets.
-        run: from `ChunkedFuzzing` to the cases of all its chunks.
-    """
-
-    fuzz: Fuzzer
-    size: int
-    run: Callable[[ChunkedFuzzing], Suite]
-
-    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
-        root = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        return self.run(ChunkedFuzzing(fuzz=self.fuzz, model=model, seeds=seeds, size=self.size, path=(root,)))
-
-
-@dataclass(frozen=True)
-class InMemory:
-    """Runs the chunks of a fuzzing on an engine without saving them."""
-
-    engine: Engine
-
-    def __call__(self, work: ChunkedFuzzing) -> Suite:
-        work.model.prepare(work.seeds.x)
-        done = dict(self.engine(ChunkInMemory(work), range(work.chunks)))
-        return Suite.concat([done[i] for i in range(work.chunks)])
-
-
-@dataclass(frozen=True)
-class ChunkInMemory:
-    """A chunk of a fuzzing in batches as large as memory allows."""
-
-    work: ChunkedFuzzing
-
-    def __call__(self, chunk: int) -> Suite:
-        return with_smaller_batches(partial(self.work, chunk), self.work.model.batch_size)[0]

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from operant import Classifier, Samples, spawn
+from operant.execution.chunked_fuzzing import ChunkedFuzzer, ChunkedFuzzing, InMemory
 from operant.execution.engines import Engine, serial
 from operant.execution.events import ignore
 from operant.execution.interrupt import Interrupted
-from operant.execution.rounds import ChunkedFuzzer, ChunkedFuzzing, InMemory, RoundState
+from operant.execution.round_state import RoundState
 from operant.execution.run_folder import RunFolder
 from operant.generate import PGD
 

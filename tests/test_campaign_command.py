@@ -1,0 +1,228 @@
+"""`operant run`: exit codes, messages, JSON, and folders that cannot be resumed."""
+
+import json
+import time
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from operant import Classifier, Samples
+from operant.campaign import build as building
+from operant.campaign.assessing import SequentialAssessment
+from operant.campaign.progress import event_json, result_json
+from operant.campaign.records import CampaignResult, Round
+from operant.cli import app
+from operant.data import LabelsMissing
+from operant.execution.events import Event
+from operant.execution.interrupt import Interrupted
+from operant.execution.run_folder import RunFolder
+from operant.execution.signature import signature_of
+
+runner = CliRunner()
+
+
+ROUND = Event(step="round", round=0, done=0, total=5, details={"record": "round 0: clean [99%]"})
+
+
+def delivered(*, met: bool, rounds: int = 2) -> CampaignResult:
+    assessed = SequentialAssessment(labels=100, failures=1, upper=0.04, confidence=0.975, reason="")
+    records = [Round(number=i, arrived=40, clean=0.9, assessment=None if i else assessed) for i in range(rounds)]
+    model = Classifier(nn.Linear(64, 3))
+    return CampaignResult(
+        model=model, met=met, reason="It ended.", assessment=assessed, suite=None, rounds=tuple(records)
+    )
+
+
+@pytest.fixture
+def ending(user, monkeypatch):
+    """Runs `operant run` on the user's folder with a campaign that returns a result or raises an error."""
+
+    def run(end, *options):
+        def campaign(self, *, on_event):
+            if isinstance(end, BaseException):
+                raise end
+            signature = signature_of(self.campaign)
+            with RunFolder(self.folder, signature=signature) as run, run.timed("round-000/total"):
+                on_event(ROUND)
+                with run.timed("round-000/suite"):
+                    time.sleep(0.02)
+                run.deliver(end.model, end.suite)
+            return end
+
+        monkeypatch.setattr(building.CampaignJob, "run", campaign)
+        return runner.invoke(app, ["run", str(user.path / "operant.toml"), *options])
+
+    return run
+
+
+def test_exit_codes_and_messages_say_how_it_ended(ending, user):
+    done = ending(delivered(met=True))
+    assert (done.exit_code, "met: It ended." in done.stdout) == (0, True)
+    assert "round 0: clean [99%]" in done.stdout
+    assert (user.path / "operant-run" / "model.safetensors").exists()
+    done = ending(delivered(met=False))
+    assert (done.exit_code, "not met: It ended." in done.stdout) == (1, True)
+    done = ending(delivered(met=True, rounds=1))
+    assert (done.exit_code, "already met" in done.stdout) == (0, True)
+    assert "initial model was good enough" in done.stdout
+    assert "time: searching for failures 1 s" in done.stdout
+
+
+def test_missing_labels_and_ctrl_c_are_reported_with_how_to_resume(ending):
+    done = ending(LabelsMissing("write them into labels.csv, and run this again"))
+    assert done.exit_code == 2
+    assert "labels needed: write them into labels.csv" in done.stderr
+    assert "requested in batches of 25, at most 400 in all rounds ([budget] label" in done.stderr
+    assert "To resume: operant run" in done.stderr
+    for stop, what in (
+        (Interrupted("1 of 2 chunks are done"), "1 of 2 chunks are done"),
+        (KeyboardInterrupt(), "finished work is kept"),
+    ):
+        done = ending(stop)
+        assert done.exit_code == 130
+        assert f"stopped: {what}. To resume: operant run" in done.stderr
+        assert done.stderr.lower().count("stopped") == done.stderr.lower().count("to resume") == 1
+
+
+def test_missing_labels_are_reported_with_the_state_of_the_round(user, monkeypatch):
+    def campaign(self, *, on_event):
+        for done in (0, 25):
+            on_event(Event(step="assess", round=0, done=done, total=400))
+        raise LabelsMissing("write them into labels.csv")
+
+    monkeypatch.setattr(building.CampaignJob, "run", campaign)
+    done = runner.invoke(app, ["run", str(user.path)])
+    message = "labels needed: write them into labels.csv. Round 0, assessing: 25 of at most 400 labels. Labels are"
+    assert message in done.stderr
+
+
+def test_ctrl_c_before_the_campaign_begins_has_the_same_message(user, monkeypatch):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(building, "read_data", pressed)
+    done = runner.invoke(app, ["run", str(user.path)])
+    assert done.exit_code == 130
+    assert done.stderr.startswith("stopped: finished work is kept. To resume: operant run ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("the run was begun with others"), OSError("the disk is full"), MemoryError(), RuntimeError("x")],
+)
+def test_errors_have_no_traceback(ending, error):
+    done = ending(error)
+    assert done.exit_code == 2
+    assert f"cannot run: {str(error) or 'MemoryError'}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_and_quiet(ending):
+    *notes, event, result = objects(ending(delivered(met=True), "--json"))
+    assert [list(note) for note in notes] == [["note"]] * len(notes)
+    assert any("radii is not given" in note["note"] for note in notes)
+    assert event == event_json(ROUND)
+    assert result["result"]["met"] is True
+    assert result["result"]["model"].endswith("model.safetensors")
+    more = {name: result["result"][name] for name in ("model", "seconds", "report")}
+    assert list(more["seconds"]) == ["generate"]
+    assert result == result_json(delivered(met=True), **more)
+    done = ending(delivered(met=True), "--quiet")
+    assert done.stdout.startswith("met: It ended.")
+
+
+def objects(done):
+    """All JSON objects that a command printed; it printed nothing else."""
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "what", "why"),
+    [
+        (ValueError("others [1]"), 2, "cannot run", "others [1]"),
+        (LabelsMissing("write them"), 2, "labels needed", "write them. Labels are requested in batches of 25"),
+        (Interrupted("1 of 2 are done"), 130, "stopped", "1 of 2 are done. To resume: operant run"),
+    ],
+)
+def test_errors_are_json_too(ending, end, code, what, why):
+    done = ending(end, "--json")
+    error = objects(done)[-1]["error"]
+    assert done.exit_code == error["exit_code"] == code
+    assert error["what"] == what
+    assert error["why"].startswith(why)
+
+
+def test_findings_of_the_doctor_are_json_too(ending, user):
+    wrong = user.samples(30, "clean")
+    user.write("clean.npz", Samples(wrong.x, (wrong.y + 1) % 3))
+    *notes, end = objects(ending(delivered(met=True), "--json"))
+    assert all("note" in note for note in notes)
+    assert "the doctor found errors" in end["error"]["why"]
+
+
+def test_a_delivered_model_replaces_the_earlier_one(ending, user):
+    two = [delivered(met=False) for _ in range(2)]
+    for one in two:
+        assert ending(one).exit_code == 1
+    with RunFolder(user.path / "operant-run") as run:
+        kept = run.weights("model", two[0].model, pytest.fail)
+    x = user.samples(5, "x").x.flatten(1)
+    assert torch.equal(kept.logits(x), two[1].model.logits(x))
+    assert not torch.equal(kept.logits(x), two[0].model.logits(x))
+
+
+# Folders that cannot be resumed
+
+
+def error_of(user):
+    done = runner.invoke(app, ["run", str(user.path)])
+    assert done.exit_code == 2
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_run_with_other_settings_is_rejected(user):
+    assert "cannot run: a campaign needs about 500 field inputs" in error_of(user)  # after it has begun
+    user.configure("[run]\nseed = 3\n[retrain]\nepochs = 4\n")
+    error = error_of(user)
+    assert (
+        "operant-run contains a run with other settings: retrainer (epochs=10 -> epochs=4); seed (0 -> 3). Res" in error
+    )
+
+
+def test_a_damaged_file_is_reported_with_how_to_resume(user):
+    error_of(user)
+    run = user.path / "operant-run"
+    (run / "round-000" / "field.json").write_text("{")
+    error = error_of(user)
+    assert f"a finished step cannot be read: {run / 'round-000' / 'field.json'} has changed; delete " in error
+    assert "to compute it again" in error
+    (run / "run.json").write_text("{")
+    assert f"{run / 'run.json'} is damaged; delete it and run again" in error_of(user)
+
+
+def test_a_folder_that_cannot_be_written_is_reported(user, monkeypatch):
+    def denied(_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.fsync", denied)
+    assert f"could not be written to {user.path / 'operant-run'} (Permission denied); make the folder" in error_of(user)
+
+
+def test_errors_of_the_doctor_stop_the_command(ending, user):
+    wrong = user.samples(30, "clean")
+    user.write("clean.npz", Samples(wrong.x, (wrong.y + 1) % 3))
+    done = ending(delivered(met=True))
+    assert done.exit_code == 2
+    assert "the doctor found errors" in done.stderr
+
+
+def test_errors_of_the_file_are_reported_by_the_command(user):
+    (user.path / "operant.toml").write_text(user.toml + "[budget]\nround = 3\n")
+    done = runner.invoke(app, ["run", str(user.path)])
+    assert done.exit_code == 2
+    assert "cannot run: " in done.stderr
+    assert "[budget] has no key round (did you mean rounds?)" in done.stderr
