@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 
 import operant
 from operant import Samples, Suite, results, samples_from_folder, spawn
-from operant.campaign.records import About
+from operant.campaign.records import CampaignInfo, Requirement
 from operant.cli import app as command_line
 from operant.data import LabelFolder, LabelsMissing
 from operant.execution.run_folder import RunFolder
@@ -273,7 +273,17 @@ def test_a_campaigns_cases_stay_sealed_and_keep_their_verdicts_when_it_goes_on(t
     with RunFolder(run, signature={}) as opened_run:
         opened_run.suite("cases", lambda: first)
         results.save(
-            About(classes=CLASSES, bounds=(0.0, 1.0), train=(), clean=0, findings=(), versions={}), run / "about.json"
+            CampaignInfo(
+                requirement=Requirement(pmi=0.1, confidence=0.95, max_drop=0.01, level=0.05, mass_quantile=0.1),
+                classes=CLASSES,
+                bounds=(0.0, 1.0),
+                train=(),
+                clean=0,
+                feedback=True,
+                findings=(),
+                versions={},
+            ),
+            run / "info.json",
         )
         digest = opened_run.digest()
     desk = open_desk(run, by="ann")
@@ -1029,7 +1039,7 @@ def test_the_command_serves_and_sums_up(folder, monkeypatch) -> None:
 
 def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> None:
     plans: list[SamplePlan] = []
-    monkeypatch.setattr("operant.cli_triage.serve", lambda desk, **_: plans.append(desk.plan))
+    monkeypatch.setattr("operant.triage.serve", lambda desk, **_: plans.append(desk.plan))
     assert run(folder, "--of", "all").exit_code == 0
     open_desk(folder, plan=SamplePlan(n=7, seed=3)).mark(RequestFields({"row": 1, "verdict": "valid"}))
     for named in ([], ["--of", "all"], ["--sample", 9], ["--seed", 0, "--sample", 9]):
