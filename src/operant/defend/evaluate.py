@@ -11,10 +11,9 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from operant.assess.bounds import check_confidence
 from operant.measure.patterns import DEFAULT, PATTERNS, Thresholds, patterns
 from operant.suite import Suite
-from operant.validation import check_not_empty
+from operant.validation import check_between, check_not_empty
 
 ALL, NONE = "all", "none"
 KINDS = ("benign", "adversarial", ALL)
@@ -129,7 +128,7 @@ def evaluate_defences(
     """
     check_not_empty(suite=suite, advice="give one with cases")
     check_not_empty(defences=defences, advice="give at least one by name, such as {'none': model}")
-    check_confidence(confidence)
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     groups = list(_groups(suite, thresholds))
     adversarial = suite.prediction != suite.label
     parts = torch.arange(len(suite)).split(BATCH_CASES)
