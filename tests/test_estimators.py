@@ -386,7 +386,7 @@ def test_the_top_is_rejected_by_every_estimate():
 def test_a_draw_by_another_design_is_rejected(name):
     design, f = EVERY[name]
     other = drawn_by("rhc" if design != "rhc" else "pps", 50)
-    with pytest.raises(ValueError, match=f'for the design "{design}", got a draw with "{other.design}"'):
+    with pytest.raises(ValueError, match=f'for the design "{design}", not "{other.design}"'):
         f(other, Y[other.indices])
 
 
@@ -416,7 +416,7 @@ def test_bad_input_is_rejected(failed, confidence, sentence):
 
 def test_a_draw_of_nothing_is_rejected():
     empty = next(d for d in (drawn_by("poisson", 1, seed=seed) for seed in range(100)) if len(d) == 0)
-    with pytest.raises(ValueError, match="there are no labels: the draw is empty"):
+    with pytest.raises(ValueError, match="draw must not be empty; draw again, with a larger n"):
         estimate(empty, torch.zeros(0))
 
 

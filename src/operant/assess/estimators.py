@@ -55,7 +55,7 @@ class Estimate:
         estimate: λ̂, unbiased and therefore not cut off at 1.
         upper: λ is at most this, with ``confidence``; None where no bound can be trusted, see ``findings``.
         standard_error: of the estimate; None if there are too few labels to compute it.
-        bound: the name of the bound's method, or "none".
+        bound: the bound's method, or "none".
         labels, failures: number of drawn inputs and of failed ones; one that was drawn twice counts twice.
         effective_failures: (Σ t)² / Σ t² over the failures' terms t: the equivalent number of failures of equal weight.
         unreachable: the mass that could not be drawn; it is in ``upper`` and not in ``estimate``.

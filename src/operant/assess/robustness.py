@@ -41,7 +41,6 @@ class Robustness:
     """Empirical robustness by both definitions; `value` follows ``mode``.
 
     Attributes:
-        mode: ``"adaptive"`` or ``"static"``.
         clean: accuracy on the unchanged samples.
         adaptive: the samples classified correctly both clean and under attack on this model; one row per attack, and
             last the row ``all`` for samples that withstand every attack.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from scipy.stats import norm
 
-from operant.assess.bounds import check_confidence
 from operant.data import Samples
 from operant.defend.evaluate import Corrector, Success, evaluate_defences
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def accuracy_change(
         | Simple Improved Confidence Intervals for Comparing Matched Proportions (Agresti and Min, 2005)
         | https://doi.org/10.1002/sim.1781
     """
-    check_confidence(confidence)
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     before.check(samples)
     y = samples.labels.to(samples.x.device)
     old, new = before.predict(samples.x) == y, after.predict(samples.x) == y

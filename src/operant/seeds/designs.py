@@ -103,8 +103,8 @@ class Draw:
     def chances(self) -> Tensor:
         """The probabilities; raises for a design that has none."""
         if self.probabilities is None:
-            others = ", ".join(name for name in DESIGNS if name != self.design)
-            raise ValueError(f'no estimate can be made from the design "{self.design}"; draw by one of {others}')
+            others = "draw by one of " + ", ".join(name for name in DESIGNS if name != self.design)
+            raise ValueError(f'"{self.design}" only takes the largest weights, so no estimate can be made; {others}')
         return self.probabilities
 
     def samples(self, pool: Samples) -> Samples:
