@@ -226,9 +226,7 @@ def test_data_that_teach_nothing_are_rejected(digits8):
         learned(Samples(x[:1].expand(30, 1, 8, 8)))
     with pytest.raises(ValueError, match="NaN or infinity in 2 of 100 rows"):
         learned(Samples(x.index_fill(0, torch.tensor([3, 5]), math.nan)))
-    with pytest.raises(
-        ValueError, match=r"must lie within bounds \(0.0, 1.0\) and hold no NaN, got values from 0 to 16"
-    ):
+    with pytest.raises(ValueError, match=r"must lie within bounds \(0.0, 1.0\), got values from 0 to 16"):
         learned(Samples(16 * x))
     with pytest.raises(ValueError, match="low < high"):
         learned(Samples(x), bounds=(1, 0))
