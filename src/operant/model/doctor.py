@@ -283,8 +283,8 @@ def zero_gradients(size: Tensor) -> Findings:
     bad = int((size == 0).sum())
     advice = "Look for rounding, thresholds, sign or clamp in its forward pass; they block gradient attacks"
     problem = f"the logits of {bad} of {len(size)} inputs have gradients of exactly zero"
-    found = _error if bad == len(size) else _warning
-    return found("zero gradients", problem, advice, when=bad >= max(1.0, MIN_BAD_SHARE * len(size)))
+    severity, enough = "error" if bad == len(size) else "warning", bad >= max(1.0, MIN_BAD_SHARE * len(size))
+    return _error("zero gradients", problem, advice, when=enough, severity=severity)
 
 
 def vanishing_gradients(size: Tensor, loss: Tensor) -> Findings:
