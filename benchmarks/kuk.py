@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from operant import Classifier, Samples, load_digits, spawn
 from operant.data import Dataset
 from operant.generate.uncertainty import UncertaintyFuzz
-from operant.measure.patterns import Thresholds
+from operant.measure import Thresholds
 from operant.networks import LeNet5, fit, initialise
 
 PLACES = {"kuk_generation": ("conv1", "conv2", "fc1", "fc2"), "kuk_generation_fc": ("fc1", "fc2")}

@@ -1,12 +1,11 @@
-"""How reliable is a model in use? A bound from a few labels, without searching or retraining anything."""
+"""How reliable is a model in the field? A bound from a few labels, without search or retraining."""
 
 from torch import nn
 
-from operant import Classifier, Samples, load_digits, spawn
-from operant.assess import assess_reliability, plan
-from operant.data import content_ids, labels_of
+from operant import Classifier, Samples, assess_reliability, fit_profile, labels_of, load_digits, spawn
+from operant.assess import plan
+from operant.data import content_ids
 from operant.networks import fit, initialise
-from operant.profile import fit_profile
 
 
 def network() -> nn.Module:
@@ -20,14 +19,14 @@ profile = fit_profile(Samples(parts["profile"].x), generator=spawn(0, "profile")
 
 requirement = 0.2
 print(plan(requirement, expected=0.08))  # before any label is bought
-told = assess_reliability(
+assessment = assess_reliability(
     model,
     profile,
-    labels_of(parts["assessment"]),  # people are asked by LabelFolder instead
+    labels_of(parts["assessment"]),  # LabelFolder asks people instead
     pool=Samples(parts["assessment"].x),
     labels=200,
     used=content_ids(parts["train"].x),
     generator=spawn(0, "assessment"),
 )
-print(told)
-print({True: "met", False: "not met", None: "cannot be told yet"}[told.meets(requirement)])
+print(assessment)
+print({True: "met", False: "not met", None: "undecided"}[assessment.meets(requirement)])

@@ -1,4 +1,4 @@
-"""Attack your own network in several ways, and say what share of inputs withstands all of them."""
+"""Attack your own network in several ways, and measure the share of inputs that withstands all attacks."""
 
 from torch import nn
 
@@ -21,8 +21,8 @@ seeds = model.correct(digits.test)[:200]
 attacks = {
     "FGSM within 0.1": FGSM(radius=0.1),
     "PGD within 0.1": PGD(radius=0.1),
-    "the nearest failure by BIM": BIM(radius=1.0, minimal=True),
-    "the nearest failure by DeepFool": DeepFool(),
+    "nearest failure by BIM": BIM(radius=1.0, minimal=True),
+    "nearest failure by DeepFool": DeepFool(),
 }
 for name, attack in attacks.items():
     suite = attack(model, seeds, generator=spawn(0, name))

@@ -1,4 +1,4 @@
-"""Anything that turns seeds into a suite is a fuzzer; here, noise. The shared laws say whether it behaves."""
+"""Any function from seeds to a suite is a fuzzer, here noise; `check_fuzzer` tests it against the shared laws."""
 
 from functools import partial
 
@@ -12,14 +12,14 @@ from operant.testing import check_fuzzer
 
 
 def noise(model: Classifier, seeds: Samples, *, generator: torch.Generator, strength: float = 0.2) -> Suite:
-    """One case a seed: the seed under Gaussian noise."""
+    """One case per seed: the seed with Gaussian noise."""
     model.check(seeds)
     x = (seeds.x + strength * normal_like(seeds.x, generator=generator)).clamp(*model.bounds)
     return judge(model, seeds, x, method="noise")
 
 
 check_fuzzer(noise)
-print("the noise fuzzer keeps every law")
+print("the noise fuzzer obeys every law")
 
 digits = load_digits()
 start = initialise(lambda: LeNet5(size=8), generator=spawn(0, "weights"))
@@ -27,4 +27,4 @@ model = Classifier(fit(start, digits.train, epochs=8, generator=spawn(0, "traini
 seeds = model.correct(digits.test)
 for strength in (0.1, 0.2, 0.4):
     suite = partial(noise, strength=strength)(model, seeds, generator=spawn(0, "noise"))
-    print(f"noise of strength {strength}: {len(suite.failures())} of {len(suite)} digits misread")
+    print(f"noise of strength {strength}: {len(suite.failures())} of {len(suite)} digits misclassified")

@@ -1,6 +1,6 @@
-"""Your own PyTorch network: train it, let the doctor look at it, attack it, keep the failures.
+"""Your own PyTorch network: train it, check it with the doctor, attack it, save the failures.
 
-python examples/own_model.py [FOLDER]     FOLDER is where the suite goes; a new temporary one unless given
+python examples/own_model.py [FOLDER]     FOLDER: where the suite is saved (default: a new temporary one)
 """
 
 import sys
@@ -9,8 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from operant import Classifier, Suite, load_digits, spawn
-from operant.generate import PGD
+from operant import PGD, Classifier, Suite, load_digits, spawn
 from operant.networks import fit, initialise
 
 

@@ -1,6 +1,6 @@
-"""RobOT on your own network: fuzz, choose, retrain, until it withstands attacks of a radius, or the rounds are spent.
+"""RobOT on your own network: fuzz, choose cases and retrain until it is robust enough or the rounds are spent.
 
-python examples/robot_own_model.py [FOLDER]     FOLDER is where rounds go; named again, it goes on from there
+python examples/robot_own_model.py [FOLDER]     FOLDER: of the run, which is resumed if it exists (default: a new one)
 """
 
 import sys

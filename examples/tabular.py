@@ -1,4 +1,4 @@
-"""A model of measurements instead of images: scale each column to [0, 1], so that radius is a share of its range."""
+"""A tabular model: scale each column to [0, 1], so that the radius is a share of its range."""
 
 import torch
 from sklearn.datasets import load_breast_cancer
@@ -29,6 +29,6 @@ for attack in (PGD(radius=0.05), DeepFool()):
     print(f"{found.method[0]}: {len(found)} of {len(seeds)} fail, mean distance {found.distances('l2').mean():.3f}")
 
 change = (found.x - found.x0).abs().mean(0)
-print("what the failures of the last attack move most, as shares of each column's range:")
+print("columns that change most in the failures of the last attack, as shares of their range:")
 for column in change.argsort(descending=True)[:5]:
     print(f"  {table.feature_names[column]:24} {float(change[column]):.3f}")

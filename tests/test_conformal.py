@@ -265,7 +265,7 @@ def test_p_values_without_columns_are_rejected():
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1, 2.0, math.nan])
 def test_a_level_is_between_0_and_1(level):
-    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="level must be between 0 and 1"):
         check_level(level, 1000)
 
 

@@ -200,13 +200,13 @@ def test_ranges_are_those_of_numpy(lenet, digits28, ranges) -> None:
     assert torch.equal(ranges.low, train.amin(0))
     assert torch.equal(ranges.high, train.amax(0))
     np.testing.assert_allclose(ranges.std, train.double().numpy().std(0), rtol=1e-6)
-    assert torch.equal(ranges_of(train, neurons=ranges.neurons).low, ranges.low)
+    assert torch.equal(ranges_of(train.split(1024), neurons=ranges.neurons).low, ranges.low)
     assert 0 < int(ranges.constant.sum()) < 134  # dead units: worth a thought, not the rule
 
 
 def test_the_standard_deviation_survives_a_large_mean() -> None:
     a = 1e6 + torch.rand(3000, 2, generator=spawn(0), dtype=torch.float64)
-    std = ranges_of(a, neurons=Neurons(layers=("a",), sizes=(2,))).std
+    std = ranges_of(a.split(1024), neurons=Neurons(layers=("a",), sizes=(2,))).std
     np.testing.assert_allclose(std, a.numpy().std(0), rtol=1e-9)
 
 
@@ -222,9 +222,9 @@ def test_data_that_say_nothing_are_rejected(lenet, digits28) -> None:
     with pytest.raises(ValueError, match="must vary for ranges to be learned, got 1 rows"):
         fit_ranges(lenet, one)
     with pytest.raises(ValueError, match="got 4 rows in which no neuron does"):
-        ranges_of(torch.ones(4, 3), neurons=Neurons(layers=("a",), sizes=(3,)))
+        ranges_of([torch.ones(4, 3)], neurons=Neurons(layers=("a",), sizes=(3,)))
     with pytest.raises(ValueError, match="NaN or infinity in 1 of 4 rows"):
-        ranges_of(torch.tensor([[1.0], [2.0], [torch.inf], [3.0]]), neurons=Neurons(layers=("a",), sizes=(1,)))
+        ranges_of([torch.tensor([[1.0], [2.0], [torch.inf], [3.0]])], neurons=Neurons(layers=("a",), sizes=(1,)))
 
 
 # Criteria
@@ -336,13 +336,13 @@ def test_wrong_options_are_rejected(ranges) -> None:
         with pytest.raises(ValueError, match="k must be"):
             wrong()
     for kind in (NBC, SNAC):
-        with pytest.raises(ValueError, match="scale must be a number of standard deviations, 0 or more, got -1"):
+        with pytest.raises(ValueError, match="scale must be 0 or more and finite, got -1"):
             kind(ranges=ranges, scale=-1.0)
-    with pytest.raises(ValueError, match="threshold must be a distance, 0 or more, got nan"):
+    with pytest.raises(ValueError, match="threshold must be 0 or more and finite, got nan"):
         NeighbourCoverage(threshold=float("nan"))
     with pytest.raises(ValueError, match="covered must be 268 booleans"):
         Coverage(criterion=SNAC(ranges=ranges), covered=torch.zeros(268))
-    with pytest.raises(ValueError, match="low must hold one value for each of 268 neurons"):
+    with pytest.raises(ValueError, match="low, high and std must hold one value for each of 268 neurons"):
         Ranges(neurons=ranges.neurons, low=ranges.low[1:], high=ranges.high, std=ranges.std)
 
 
@@ -415,7 +415,7 @@ def cases(draw: st.DrawFn) -> Case:
     train[:, 2] = 0.5
     grain = draw(st.sampled_from([2, 5, 1000]))
     rows = torch.randint(0, grain, (draw(st.integers(2, 30)), read.count), generator=generator) / grain * 1.4 - 0.2
-    states = [Coverage.of(c) for c in criteria(ranges_of(train, neurons=read))]
+    states = [Coverage.of(c) for c in criteria(ranges_of(train.split(1024), neurons=read))]
     return [*states, NeighbourCoverage(threshold=draw(st.sampled_from([0.0, 0.3, 0.8])))], rows
 
 

@@ -399,12 +399,12 @@ def test_bad_input_is_rejected_with_a_sentence(toy) -> None:
     holes = Samples(torch.where(torch.arange(60)[:, None] < 2, torch.nan, b.x))
     for arguments, options, words in (
         ((a, wide), {}, r"must have one shape, got \(2,\) and \(3,\)"),
-        ((a[:19], b), {}, "at least 20 reference inputs, got 19"),
-        ((a, b[:5]), {}, "at least 20 current inputs, got 5"),
+        ((a[:19], b), {}, "number of reference inputs must be at least 20, got 19"),
+        ((a, b[:5]), {}, "number of current inputs must be at least 20, got 5"),
         ((a, b), {"level": 0.0}, "level must be between 0 and 1, got 0.0"),
         ((a, b), {"level": 1.0}, "level must be between"),
         ((a, b), {"level": float("nan")}, "level must be between"),
-        ((a, b), {"permutations": 58}, "permutations must be at least 59 .* got 58"),
+        ((a, b), {"permutations": 58}, "permutations must be at least 59, got 58"),
         ((a, b), {"level": 0.001}, "permutations must be at least 2999"),
         ((a, b), {"rows": 10}, "rows must be at least 20"),
         ((a, holes), {}, "current inputs contain NaN in 2 of 60 rows"),

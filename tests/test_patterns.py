@@ -14,16 +14,14 @@ from operant import Classifier, spawn
 from operant.generate import BIM
 from operant.generate.engine import judge
 from operant.generate.uncertainty import UncertaintyFuzz
-from operant.measure import annotate, pattern, with_dropout
+from operant.measure import Thresholds, annotate, pattern, with_dropout
 from operant.measure.patterns import (
     MEASURES,
     PATTERNS,
     Characterisation,
-    Thresholds,
     auc,
     auc_difference,
     characterise,
-    patterns,
     plot_plane,
     toward_adversarial,
 )
@@ -44,10 +42,9 @@ def unzipped(rows) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_patterns_are_those_of_the_thresholds():
     pcs, vro = torch.rand(2, 200, generator=spawn(0)).double()
-    assert patterns(pcs, vro).tolist() == pattern(pcs, vro).tolist()
     half = Thresholds(low_pcs=0.5, high_pcs=0.5, low_vro=0.5, high_vro=0.5)
     expected = [("H" if c > 0.5 else "L") + ("H" if v > 0.5 else "L") for c, v in zip(pcs, vro, strict=True)]
-    assert patterns(pcs, vro, half).tolist() == expected
+    assert pattern(pcs, vro, half).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -126,7 +123,7 @@ def test_a_difference_turns_its_sign_and_is_none_from_itself():
         ),
         ([0.1, float("nan"), 0.3, 0.4], [True, True, False, False], 0.95, "without NaN"),
         ([0.1, 0.2], [True, True, False, False], 0.95, "one per case"),
-        ([0.1, 0.2, 0.3, 0.4], [True, True, False, False], 95, "confidence must lie between 0 and 1"),
+        ([0.1, 0.2, 0.3, 0.4], [True, True, False, False], 95, "confidence must be between 0 and 1"),
     ],
 )
 def test_bad_scores_are_rejected(score, kind, confidence, message):

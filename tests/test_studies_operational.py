@@ -32,7 +32,7 @@ RECIPE = Recipe(severities={"rotation": normal(10)})
 def test_every_loop_differs_from_the_whole_one_as_described() -> None:
     built = {name: campaign(name, SETTING, RECIPE, 0.1) for name in CAMPAIGNS}
     whole = built[FULL]
-    same = ("requirement", "rounds", "cases", "labels", "seeds_per_round", "cases_per_round", "finetune", "max_drop")
+    same = ("requirement", "rounds", "cases", "labels", "seeds_per_round", "cases_per_round", "retrainer", "max_drop")
     for name, each in built.items():
         assert isinstance(each, Campaign)
         assert all(getattr(each, field) == getattr(whole, field) for field in same)
@@ -41,7 +41,7 @@ def test_every_loop_differs_from_the_whole_one_as_described() -> None:
     for name in (PGD_LOOP, ROBOT_LOOP):  # a fuzzer that ignores the fitted naturalness
         (made,) = [move(naturalness=None) for move in built[name].moves.values()]
         assert made.radius == 0.1
-        assert built[name].seeds is random_seeds
+        assert built[name].seed_chooser is random_seeds
 
 
 def test_replaced_parts_draw_without_repeats(lenet) -> None:

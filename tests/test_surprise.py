@@ -83,7 +83,7 @@ def test_lsa_is_minus_scipys_log_density_far_out_too(traces) -> None:
     ours = fitted.values(far, q)
     assert ours.isfinite().all()
     assert float(ours.max()) > 2000
-    for c, kernels in fitted.kernels.items():
+    for c, kernels in fitted.parts.items():
         oracle = gaussian_kde(a[p == c][:, kernels.columns].numpy().T)
         expected = -oracle.logpdf(far[q == c][:, kernels.columns].numpy().T)
         np.testing.assert_allclose(ours[q == c], expected, rtol=1e-7)
@@ -149,15 +149,16 @@ def test_surprise_grows_with_noise(lenet, digits28, fit) -> None:
 
 
 def test_references_are_drawn_with_the_generator(lenet, digits28) -> None:
-    def fitted(seed: int) -> DSA:
-        return fit_dsa(lenet, digits28.train, layers=["fc3"], references=400, generator=spawn(seed))
+    def references(seed: int) -> Tensor:
+        fitted = fit_dsa(lenet, digits28.train, layers=["fc3"], references=400, generator=spawn(seed))
+        return torch.cat([part.points for part in fitted.parts.values()])
 
-    assert len(fitted(0).references) == 400
-    assert torch.equal(fitted(0).references, fitted(0).references)
-    assert not torch.equal(fitted(0).references, fitted(1).references)
+    assert len(references(0)) == 400
+    assert torch.equal(references(0), references(0))
+    assert not torch.equal(references(0), references(1))
     with pytest.raises(ValueError, match="references=400 are drawn at random; give a generator"):
         fit_mdsa(lenet, digits28.train, layers=["fc3"], references=400)
-    with pytest.raises(ValueError, match="references must be from 2 to the 1428 training inputs, got 1"):
+    with pytest.raises(ValueError, match="references must be from 2 to 1428, got 1"):
         fit_lsa(lenet, digits28.train, layers=["fc3"], references=1, generator=spawn(0))
 
 

@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 
 import operant
 from operant import Samples, Suite, results, samples_from_folder, spawn
-from operant.campaign.records import About
+from operant.campaign.records import CampaignInfo, Requirement
 from operant.cli import app as command_line
 from operant.data import LabelFolder, LabelsMissing
 from operant.execution.run_folder import RunFolder
@@ -236,8 +236,8 @@ def test_a_torn_line_counts_for_nothing_and_a_damaged_one_is_named(folder) -> No
 @pytest.mark.parametrize(
     ("row", "by", "verdict", "tags", "sentence"),
     [
-        (60, "ann", "valid", [], "row must be one of the 60 cases, got 60"),
-        (-1, "ann", "valid", [], "row must be one of"),
+        (60, "ann", "valid", [], "row must be from 0 to below 60, got 60"),
+        (-1, "ann", "valid", [], "row must be from 0"),
         (0, "", "valid", [], "a name must be one line"),
         (0, "a,b", "valid", [], "a name must be one line of 1 to 60 characters without commas"),
         (0, "a\x00b", "valid", [], "a name must be one line"),
@@ -273,7 +273,17 @@ def test_a_campaigns_cases_stay_sealed_and_keep_their_verdicts_when_it_goes_on(t
     with RunFolder(run, signature={}) as opened_run:
         opened_run.suite("cases", lambda: first)
         results.save(
-            About(classes=CLASSES, bounds=(0.0, 1.0), train=(), clean=0, findings=(), versions={}), run / "about.json"
+            CampaignInfo(
+                requirement=Requirement(pmi=0.1, confidence=0.95, max_drop=0.01, level=0.05, mass_quantile=0.1),
+                classes=CLASSES,
+                bounds=(0.0, 1.0),
+                train=(),
+                clean=0,
+                feedback=True,
+                findings=(),
+                versions={},
+            ),
+            run / "info.json",
         )
         digest = opened_run.digest()
     desk = open_desk(run, by="ann")
@@ -712,7 +722,7 @@ def test_whatever_is_asked_the_answer_is_no_failure(client, method, path, query,
 def test_unreadable_requests_get_an_error_message(client) -> None:
     assert client.say("/api/mark", {"row": 1, "verdict": "maybe"}) == (
         400,
-        {"error": "verdict must be one of valid, invalid, unsure, or empty, got 'maybe'"},
+        {"error": "verdict must be one of valid, invalid, unsure, got 'maybe'"},
     )
     assert client.say("/api/mark", [1])[0] == 400
     assert client.say("/api/mark", {"row": 1, "verdict": "valid"}, **{"content-type": "text/plain"})[0] == 415
@@ -919,7 +929,7 @@ def test_one_label_is_written_without_touching_the_others(to_label) -> None:
     with pytest.raises(ValueError, match="from 0 to 3, got 4"):
         ask.set_label(names[0], 4)
     (ask.folder / "classes.json").unlink()
-    with pytest.raises(ValueError, match="does not name its classes.*--classes"):
+    with pytest.raises(ValueError, match="has no classes.json.*--classes"):
         open_desk(ask.folder)
     assert open_desk(ask.folder, classes=("a", "b", "c", "d")).about()["classes"][3] == (3, "d")
 
@@ -1029,7 +1039,7 @@ def test_the_command_serves_and_sums_up(folder, monkeypatch) -> None:
 
 def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> None:
     plans: list[SamplePlan] = []
-    monkeypatch.setattr("operant.cli_triage.serve", lambda desk, **_: plans.append(desk.plan))
+    monkeypatch.setattr("operant.triage.serve", lambda desk, **_: plans.append(desk.plan))
     assert run(folder, "--of", "all").exit_code == 0
     open_desk(folder, plan=SamplePlan(n=7, seed=3)).mark(RequestFields({"row": 1, "verdict": "valid"}))
     for named in ([], ["--of", "all"], ["--sample", 9], ["--seed", 0, "--sample", 9]):
@@ -1051,7 +1061,7 @@ def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> 
         (["to_label", "--csv", "a.csv"], "to_label holds inputs to label, not cases"),
         (["suite", "--of", "some"], "of must be one of failures, all"),
         (["suite", "--by", "a,b"], "a name must be one line"),
-        (["suite", "--bounds", "1", "0"], "bounds must be two finite numbers"),
+        (["suite", "--bounds", "1", "0"], "bounds must be (low, high) with low < high"),
     ],
 )
 def test_the_command_says_why_it_cannot(folder, monkeypatch, arguments, sentence) -> None:

@@ -20,6 +20,7 @@ from operant import Classifier, Samples, Suite, spawn
 from operant.generate import PGD
 from operant.measure.mc_dropout import mc_dropout, with_dropout
 from operant.measure.uncertainty import (
+    Thresholds,
     annotate,
     entropy,
     gini,
@@ -171,9 +172,8 @@ def test_patterns_and_their_bounds() -> None:
     pcs = torch.tensor([0.1, 0.9, 0.1, 0.9, 0.3, 0.7, 0.1, 0.9, 0.5])
     vro = torch.tensor([0.1, 0.9, 0.9, 0.1, 0.1, 0.9, 0.4, 0.6, 0.1], dtype=torch.float64)
     assert pattern(pcs, vro).tolist() == ["LL", "HH", "LH", "HL", "", "", "", "", ""]
-    assert pattern(pcs, vro, low_pcs=0.5, high_pcs=0.5, low_vro=0.5, high_vro=0.5).tolist() == [
-        *("LL", "HH", "LH", "HL", "LL", "HH", "LL", "HH", "")
-    ]
+    half = Thresholds(low_pcs=0.5, high_pcs=0.5, low_vro=0.5, high_vro=0.5)
+    assert pattern(pcs, vro, half).tolist() == ["LL", "HH", "LH", "HL", "LL", "HH", "LL", "HH", ""]
 
 
 def test_shares_of_fifty_passes_meet_the_thresholds_exactly() -> None:
@@ -187,8 +187,8 @@ def test_shares_of_fifty_passes_meet_the_thresholds_exactly() -> None:
 
 def test_patterns_are_rejected_for_crossed_thresholds_and_bad_numbers() -> None:
     half = torch.full((3,), 0.5)
-    with pytest.raises(ValueError, match="must not cross.*low below 0.8 and high above 0.7"):
-        pattern(half, half, low_pcs=0.8)
+    with pytest.raises(ValueError, match="low not above high, got 0.8, 0.7"):
+        pattern(half, half, Thresholds(low_pcs=0.8))
     with pytest.raises(ValueError, match="one number per row, got shapes \\(3,\\) and \\(2,\\)"):
         pattern(half, half[:2])
     with pytest.raises(ValueError, match="with 0 and 3 NaN"):

@@ -14,8 +14,14 @@ from operant import Classifier, Samples, load_digits, spawn
 from operant.generate import uncertainty
 from operant.generate._uncertainty_fitness import PATTERNS, Aim
 from operant.generate.uncertainty import UncertaintyFuzz
-from operant.measure import mc_dropout, prediction_confidence, variation_ratio_original, with_dropout
-from operant.measure.patterns import Thresholds, patterns
+from operant.measure import (
+    Thresholds,
+    mc_dropout,
+    pattern,
+    prediction_confidence,
+    variation_ratio_original,
+    with_dropout,
+)
 from operant.networks import LeNet5, fit, initialise
 from operant.testing import check_fuzzer, toy_classifier, toy_seeds
 
@@ -176,10 +182,10 @@ def test_members_start_in_the_whole_ball_and_stay_in_it(model, seeds):
 # What the search is after --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("aim", PATTERNS)
 @pytest.mark.parametrize("more", [{}, {"screen": 8}, {"fresh_masks": True}], ids=str)
-def test_columns_tell_the_truth(model, seeds, pattern, more):
-    fuzz = UncertaintyFuzz(pattern=pattern, **{**SMALL, "passes": 20}, **more, thresholds=CLOSE)
+def test_columns_tell_the_truth(model, seeds, aim, more):
+    fuzz = UncertaintyFuzz(pattern=aim, **{**SMALL, "passes": 20}, **more, thresholds=CLOSE)
     suite = fuzz(model, seeds, generator=spawn(0))
     wrong, reached, confirmed = suite.prediction != suite.label, suite["reached"] > 0, suite["confirmed"] > 0
     assert len(suite) == suite.attempted == len(seeds)  # one case a seed, reached or not
@@ -188,8 +194,8 @@ def test_columns_tell_the_truth(model, seeds, pattern, more):
     if "screen" not in more:  # else one may have met it that was not among the three to be asked
         assert not bool(fuzz.aim.met(suite["pcs"], wrong, suite["vro_search"])[~reached].any())
     assert torch.equal(confirmed, reached & fuzz.aim.met(suite["pcs"], wrong, suite["vro"]))
-    assert suite["pattern"].tolist() == patterns(suite["pcs"], suite["vro"], CLOSE).tolist()
-    assert set(suite["aim"].tolist()) == {pattern}
+    assert suite["pattern"].tolist() == pattern(suite["pcs"], suite["vro"], CLOSE).tolist()
+    assert set(suite["aim"].tolist()) == {aim}
     assert bool((suite["generation"][~reached] == fuzz.generations).all())
 
 
@@ -300,15 +306,15 @@ def test_a_model_without_dropout_is_rejected(seeds):
         ({"population": 1}, "population must be at least 2"),
         ({"generations": 0}, "generations must be at least 1"),
         ({"radius": 0.0}, "radius must be positive"),
-        ({"crossover": 1.5}, "crossover must be from 0 to 1"),
-        ({"mutation": -0.1}, "mutation must be from 0 to 1"),
-        ({"mutated": "rows"}, '"images" or "values"'),
+        ({"crossover": 1.5}, "crossover must be a share from 0 to 1"),
+        ({"mutation": -0.1}, "mutation must be a share from 0 to 1"),
+        ({"mutated": "rows"}, "mutated must be one of images, values"),
         ({"tournament": 100}, "tournament must be from 1 to 99"),
         ({"elites": 100}, "elites must be from 0 to 99"),
         ({"passes": 1}, "passes must be at least 2"),
-        ({"noise": 0.4}, "noise must be above 0 and at most the radius 0.3"),
+        ({"noise": 0.4}, "noise must be above 0 and at most 0.3"),
         ({"noise": 0.0}, "noise must be above 0"),
-        ({"screen": 51}, "screen must be from 2 to the 50 passes"),
+        ({"screen": 51}, "screen must be from 2 to 50"),
     ],
 )
 def test_bad_options_are_rejected(options, message):

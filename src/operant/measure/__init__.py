@@ -6,19 +6,11 @@ from operant.measure.coverage import KMNC, NBC, NC, SNAC, TKNC, Coverage, Neighb
 from operant.measure.loss import first_order_loss, zero_order_loss
 from operant.measure.mc_dropout import Passes, mc_dropout, with_dropout
 from operant.measure.naturalness import Naturalness, fit_naturalness, load_naturalness, rank_correlation
-from operant.measure.patterns import (
-    AUC,
-    Characterisation,
-    KindSummary,
-    Thresholds,
-    auc,
-    auc_difference,
-    characterise,
-    plot_plane,
-)
+from operant.measure.patterns import AUC, Characterisation, KindSummary, auc, auc_difference, characterise, plot_plane
 from operant.measure.similarity import mse, psnr, ssim
 from operant.measure.surprise import DSA, LSA, MDSA, fit_dsa, fit_lsa, fit_mdsa
 from operant.measure.uncertainty import (
+    Thresholds,
     annotate,
     entropy,
     gini,

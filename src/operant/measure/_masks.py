@@ -117,12 +117,7 @@ class Masks:
     """Which values every dropout of every pass keeps.
 
     A mask is drawn from the random stream of its pass and its position among the pass's dropouts, independently of how
-    inputs are split into batches.
-
-    Args:
-        seed: random seed of all streams.
-        row_axes: one per position, as far as known.
-        independent: draw new masks for every row instead of one for all.
+    inputs are split into batches. With ``independent`` every row gets a mask of its own.
     """
 
     def __init__(self, seed: int, row_axes: Sequence[RowAxis], *, independent: bool) -> None:

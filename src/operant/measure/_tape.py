@@ -17,11 +17,8 @@ class TapeMismatch(Exception):
     """The recorded calls cannot replace the actual ones; the message says why."""
 
 
-@dataclass(frozen=True)
-class Slot:
-    """Stands for a tensor on the tape, by number."""
-
-    number: int
+class Slot(int):
+    """Stands for a tensor on the tape, by its number."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class Tape:
         self._position += 1
         if call.sets_state:
             return function(*args, **kwargs)
-        return self._kept[call.result.number] if isinstance(call.result, Slot) else call.result
+        return self._kept[call.result] if isinstance(call.result, Slot) else call.result
 
     def _fail(self, reason: str) -> NoReturn:
         self.reason = reason
@@ -151,7 +148,7 @@ class Tape:
         """Whether the nest holds the identical tensors and equal values that were described."""
         kind = type(described)
         if kind is Slot:
-            return nest is self._kept[described.number]
+            return nest is self._kept[described]
         if kind is dict:
             return nest.keys() == described.keys() and self._fits(tuple(nest.values()), tuple(described.values()))
         if kind is not tuple:

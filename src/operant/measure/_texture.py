@@ -27,11 +27,7 @@ def texture(x: Tensor, *, width: float) -> Tensor:
     for four kinds of difference v: to the pixel beside, to the pixel below, to the image smoothed over 3 x 3 pixels,
     and the root mean square of the last over 3 x 3 pixels, because noise may be strong in some places only. The share
     is smooth, so every pixel has a gradient; for a quantile only two would. Gradients recompute the shares, because
-    storing them would need 32 times the image's memory.
-
-    Args:
-        x: images ``(N, C, H, W)``.
-        width: of the range of values; sizes are fractions of it.
+    storing them would need 32 times the image's memory. Sizes are fractions of ``width``, that of the range of values.
     """
 
     def run(part: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.model import MIN_ROWS, Classifier
+from operant.validation import check_finite
 
 SOFTMAX = "softmax"  # reserved name for the class probabilities, which are not a layer of the module
 LOGITS = ""  # the name of the module itself: its output
@@ -28,21 +29,12 @@ class Neurons:
 
         s = (v − min v) / (max v − min v),   0 where max v = min v,                (1)
 
-    which is DeepXplore's scaling for neuron coverage.
-
-    Args:
-        layers: names of submodules; ``"softmax"`` stands for the class probabilities.
-        sizes: neurons per layer.
-        scaled: apply (1).
-
-    References:
-        | DeepXplore: Automated Whitebox Testing of Deep Learning Systems (Pei et al., 2017)
-        | https://arxiv.org/abs/1705.06640
+    which is DeepXplore's scaling for neuron coverage (for the papers see `operant.measure.coverage` and ``surprise``).
     """
 
-    layers: tuple[str, ...]
-    sizes: tuple[int, ...]
-    scaled: bool = False
+    layers: tuple[str, ...]  # names of submodules; "softmax" stands for the class probabilities
+    sizes: tuple[int, ...]  # neurons per layer
+    scaled: bool = False  # apply (1)
 
     def __post_init__(self) -> None:
         if not self.layers or len(self.layers) != len(self.sizes):
@@ -113,7 +105,7 @@ def find_neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None =
 
 
 def neurons(model: Classifier, x: Tensor, *, layers: Sequence[str] | None = None) -> Tensor:
-    """Activations ``(N, neurons)`` of the named layers (default: every layer, see `find_neurons`)."""
+    """Activations ``(N, neurons)`` of the named layers (default: every layer); see `find_neurons`."""
     return find_neurons(model, x, layers=layers)(model, x)
 
 
@@ -137,9 +129,7 @@ def check_activations(activations: Tensor) -> None:
             f"activations must be floating-point numbers (N, neurons), got {activations.dtype} of shape "
             f"{tuple(activations.shape)}; flatten or average each row's values"
         )
-    if activations.numel() and not all(bool(v.isfinite()) for v in torch.aminmax(activations)):
-        bad = int((~activations.isfinite()).any(1).sum())
-        raise ValueError(f"activations contain NaN or infinity in {bad} of {len(activations)} rows; remove those rows")
+    check_finite(activations=activations)
 
 
 class _Trace:
@@ -191,12 +181,6 @@ def _outputs(model: Classifier, x: Tensor, layers: Sequence[str]) -> dict[str, T
     outputs = model.features(x, layers=list(taps))
     if SOFTMAX in layers:
         outputs[SOFTMAX] = outputs[LOGITS].softmax(1)
-    for name in layers:
-        if len(outputs[name]) != len(x):
-            raise ValueError(
-                f"layer {name} must give one output per input, got {len(outputs[name])} for {len(x)} inputs; "
-                "choose another layer"
-            )
     return outputs
 
 

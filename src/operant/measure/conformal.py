@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from operant.validation import check_between
+
 MIN_SCORES_ABOVE = 5  # calibration scores at or above the last knot of `Conformal.smooth_log_p`
 
 
@@ -19,14 +21,12 @@ def conformal_p_values(scores: Tensor, calibration: Tensor) -> Tensor:
     If a(x) and the n calibration scores are exchangeable (x is drawn as the calibration inputs were, and none of them
     was used to learn the score), then P(p(x) ≤ level) ≤ level for every level. The probability is over the joint draw
     of the calibration inputs and x, not for one fixed calibration set. Ties count as stranger (≥), so they make p
-    larger and keep the guarantee. The smallest possible p-value is 1 / (n + 1).
+    larger and keep the guarantee. The smallest possible p-value is 1 / (n + 1). p-values are in float64, without
+    gradients.
 
     Args:
         scores: a(x), ``(N,)``.
         calibration: aᵢ of held-out genuine inputs, ``(n,)``, in any order.
-
-    Returns:
-        p-values ``(N,)`` in (0, 1], in float64, without gradients.
 
     >>> conformal_p_values(torch.tensor([0.0, 3.0, 9.0]), torch.tensor([1.0, 2.0, 3.0])).tolist()
     [1.0, 0.5, 0.25]
@@ -35,9 +35,8 @@ def conformal_p_values(scores: Tensor, calibration: Tensor) -> Tensor:
         | Algorithmic Learning in a Random World (Vovk, Gammerman and Shafer, 2005)
         | Testing for Outliers with Conformal p-values (Bates et al., 2023), https://arxiv.org/abs/2104.08279
     """
-    _check_scores(scores, "scores")
     _check_scores(calibration, "calibration scores")
-    return _p_values(scores, calibration.sort().values)
+    return Conformal(calibration.sort().values).p_values(scores)
 
 
 def min_bonferroni(p: Tensor) -> Tensor:
@@ -56,15 +55,8 @@ def min_bonferroni(p: Tensor) -> Tensor:
 
 
 def check_level(level: float, n: int, *, tests: int = 1) -> None:
-    """Raise if no p-value can fall below the level.
-
-    Args:
-        level: between 0 and 1.
-        n: number of calibration scores.
-        tests: number of p-values that `min_bonferroni` combines.
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    """Raise if no p-value from n calibration scores can fall below the level, if ``tests`` of them are combined."""
+    check_between(0, 1, level=level)
     if not tests / (n + 1) < level:
         combined = f" and {tests} tests combined" if tests > 1 else ""
         raise ValueError(
@@ -103,7 +95,9 @@ class Conformal:
     def p_values(self, scores: Tensor) -> Tensor:
         """As `conformal_p_values`."""
         _check_scores(scores, "scores")
-        return _p_values(scores, self.calibration)
+        kind = torch.promote_types(scores.dtype, self.calibration.dtype)
+        below = torch.searchsorted(self.calibration.to(scores.device, kind), scores.detach().to(kind).contiguous())
+        return (1 + (len(self) - below)).double() / (len(self) + 1)  # (1) of conformal_p_values
 
     def threshold(self, level: float) -> float:
         """The score above which, and only above which, p-values fall below ``level``."""
@@ -145,13 +139,6 @@ def fit_conformal(calibration: Tensor) -> Conformal:
         bad = int((~calibration.isfinite()).sum())
         raise ValueError(f"calibration scores must be finite, got {bad} of {len(calibration)} infinite; fix the score")
     return Conformal(calibration.detach().sort().values)
-
-
-def _p_values(scores: Tensor, ordered: Tensor) -> Tensor:
-    kind = torch.promote_types(scores.dtype, ordered.dtype)
-    below = torch.searchsorted(ordered.to(scores.device, kind), scores.detach().to(kind).contiguous())
-    n = len(ordered)
-    return (1 + (n - below)).double() / (n + 1)  # (1) of conformal_p_values
 
 
 def _check_scores(scores: Tensor, name: str) -> None:

@@ -33,13 +33,11 @@ from torch import Tensor
 from operant.data import Samples
 from operant.measure.activations import Neurons, check_activations, find_neurons
 from operant.model import Classifier
+from operant.validation import check_at_least, check_from_to, check_nonnegative
 
 ROWS = 1024  # rows per block: what they cover fits in the cache
 ROWS_COMPARED = 512  # rows per block of pairwise distances
 POINTS = 16384  # kept points per block of distances
-
-
-# Ranges of training data
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,12 +54,9 @@ class Ranges:
     std: Tensor = field(repr=False)  # divided by n, not n - 1
 
     def __post_init__(self) -> None:
-        for name in ("low", "high", "std"):
-            if getattr(self, name).shape != (self.neurons.count,):
-                raise ValueError(
-                    f"{name} must hold one value for each of {self.neurons.count} neurons, got shape "
-                    f"{tuple(getattr(self, name).shape)}"
-                )
+        n, sizes = self.neurons.count, [tuple(v.shape) for v in (self.low, self.high, self.std)]
+        if sizes != [(n,)] * 3:
+            raise ValueError(f"low, high and std must hold one value for each of {n} neurons, got shapes {sizes}")
 
     @property
     def constant(self) -> Tensor:
@@ -72,17 +67,11 @@ class Ranges:
 def fit_ranges(model: Classifier, train: Samples, *, layers: Sequence[str] | None = None) -> Ranges:
     """Learn each neuron's range from training data (default: neurons of every layer)."""
     neurons = find_neurons(model, train.x, layers=layers)
-    return _ranges(neurons.parts(model, train.x), neurons)
+    return ranges_of(neurons.parts(model, train.x), neurons=neurons)
 
 
-def ranges_of(activations: Tensor, *, neurons: Neurons) -> Ranges:
-    """As `fit_ranges`, from activations ``(N, neurons)``."""
-    neurons.check(activations)
-    return _ranges(activations.split(ROWS), neurons)
-
-
-def _ranges(parts: Iterable[Tensor], neurons: Neurons) -> Ranges:
-    """The standard deviation is computed by merging the batches' means and sums of squares."""
+def ranges_of(parts: Iterable[Tensor], *, neurons: Neurons) -> Ranges:
+    """As `fit_ranges`, from batches of activations ``(N, neurons)``, whose means and sums of squares are merged."""
     low, high = torch.tensor(torch.inf), torch.tensor(-torch.inf)
     n, mean, squares = 0, torch.tensor(0.0), torch.tensor(0.0)
     for a in parts:
@@ -100,25 +89,19 @@ def _ranges(parts: Iterable[Tensor], neurons: Neurons) -> Ranges:
     return Ranges(neurons=neurons, low=low, high=high, std=(squares / n).sqrt().to(low.dtype))
 
 
-# Criteria
-
-
 class Criterion(Protocol):
     """Defines which items each row covers."""
 
     @property
     def neurons(self) -> Neurons:
         """The neurons whose activations it takes."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of items to cover."""
-        ...
 
     def hits(self, activations: Tensor) -> Tensor:
         """``(N, m)`` indices in [0, size) of the items each row covers, without repeats; -1 for none."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +141,7 @@ class KMNC:
     k: int = 1000
 
     def __post_init__(self) -> None:
-        if not 1 <= self.k <= 2**20:
-            raise ValueError(f"k must be from 1 to {2**20} sections, got {self.k}")
+        check_from_to(1, 2**20, k=self.k)
 
     @property
     def neurons(self) -> Neurons:
@@ -206,8 +188,7 @@ class NBC:
     lower: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.scale < float("inf"):
-            raise ValueError(f"scale must be a number of standard deviations, 0 or more, got {self.scale}")
+        check_nonnegative(scale=self.scale)
 
     @property
     def neurons(self) -> Neurons:
@@ -243,8 +224,7 @@ class TKNC:
     k: int
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError(f"k must be at least 1, got {self.k}")
+        check_at_least(1, k=self.k)
 
     @property
     def size(self) -> int:
@@ -263,9 +243,6 @@ def _where(covered: Tensor, *, start: int = 0) -> Tensor:
     return torch.where(covered, torch.arange(start, start + covered.shape[1], device=covered.device), -1)
 
 
-# States
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Coverage:
     """Which items of a criterion have been covered so far.
@@ -278,11 +255,9 @@ class Coverage:
     covered: Tensor = field(repr=False)  # (criterion.size,)
 
     def __post_init__(self) -> None:
-        if self.covered.dtype != torch.bool or self.covered.shape != (self.criterion.size,):
-            raise ValueError(
-                f"covered must be {self.criterion.size} booleans, got {self.covered.dtype} of shape "
-                f"{tuple(self.covered.shape)}; take it from a state of the same criterion, or use Coverage.of"
-            )
+        n, given = self.criterion.size, self.covered
+        if given.dtype != torch.bool or given.shape != (n,):
+            raise ValueError(f"covered must be {n} booleans, got {given.dtype} {tuple(given.shape)}; use Coverage.of")
 
     @staticmethod
     def of(criterion: Criterion) -> Coverage:
@@ -333,18 +308,13 @@ class NeighbourCoverage:
 
     Rows can be any points; TensorFuzz uses logits (``model.batched_logits``). Distances are exact, where TensorFuzz
     searches approximately; and it compares its threshold with the squared distance (its 1.0 is the same).
-
-    Args:
-        threshold: in the units of the points.
-        kept: ``(M, d)``; None in the initial state.
     """
 
-    threshold: float = 1.0
-    kept: Tensor | None = field(default=None, repr=False)
+    threshold: float = 1.0  # in the units of the points
+    kept: Tensor | None = field(default=None, repr=False)  # (M, d); None in the initial state
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold < float("inf"):
-            raise ValueError(f"threshold must be a distance, 0 or more, got {self.threshold}")
+        check_nonnegative(threshold=self.threshold)
 
     @property
     def count(self) -> int:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.model import Classifier, value_and_gradient
+from operant.validation import check_one_of, check_positive
 
 NORMS = ("linf", "l2", "l2-paper")
 
 
 def zero_order_loss(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-    """The loss of each case.
+    """The loss of each case x, y the label of its seed.
 
         ZOL(x) = J(f(x), y), J the cross-entropy        (1)
-
-    Args:
-        x: cases, ``(N, *shape)``.
-        y: labels of their seeds, ``(N,)``.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Eq. 4
         | https://arxiv.org/abs/2102.05913
     """
-    y = _checked_labels(model, x, y)
+    y = _labels(model, x, y)
     return cross_entropy(model.batched_logits(x), y, reduction="none")  # (1)
 
 
@@ -47,11 +42,8 @@ def first_order_loss(
     experiments. The model's bounds are ignored.
 
     Args:
-        x: cases, ``(N, *shape)``.
-        y: labels of their seeds, ``(N,)``.
-        x0: their seeds, row by row.
+        x, y, x0: cases, labels of their seeds, and the seeds, row by row.
         radius: of the ball, in input units.
-        norm: ``"linf"``, ``"l2"`` or ``"l2-paper"``.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Eq. 5 to 7
@@ -59,8 +51,12 @@ def first_order_loss(
         | On the Convergence and Robustness of Adversarial Training (Wang et al., 2019)
         | https://proceedings.mlr.press/v97/wang19i.html
     """
-    y = _checked_labels(model, x, y)
-    _check_ball(model, x, x0, radius, norm)
+    y = _labels(model, x, y)
+    if x0.shape != x.shape:
+        raise ValueError(f"x0 must hold one seed per case, of shape {tuple(x.shape)}, got {tuple(x0.shape)}")
+    model.check_inputs(x0)
+    check_positive(radius=radius)
+    check_one_of(NORMS, norm=norm)
     batches = zip(*(rows.split(model.batch_size) for rows in (x, y, x0)), strict=True)
     return torch.cat([rise(loss_gradient(model, z, c)[1], z - z0, radius=radius, norm=norm) for z, c, z0 in batches])
 
@@ -80,11 +76,7 @@ def loss_gradient(model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tens
 
 
 def rise(gradient: Tensor, moved: Tensor, *, radius: float, norm: str) -> Tensor:
-    """`first_order_loss` from the gradient; ``moved`` is ``x - x0``.
-
-    >>> rise(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), radius=0.1, norm="l2")
-    tensor([0.5000])
-    """
+    """`first_order_loss` from the gradient; ``moved`` is ``x - x0``."""
     g, moved = gradient.flatten(1), moved.flatten(1)
     if norm == "linf":
         return (radius * g.abs() - moved * g).sum(1)  # (2), summed per term so that rounding cannot make it negative
@@ -92,21 +84,15 @@ def rise(gradient: Tensor, moved: Tensor, *, radius: float, norm: str) -> Tensor
     return reach if norm == "l2-paper" else reach - (moved * g).sum(1)  # (4), (3)
 
 
-def _checked_labels(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+def checked_labels(y: Tensor, n: int, classes: int) -> Tensor:
+    """The labels of n rows in int64; raises if they are not classes."""
+    if y.shape != (n,) or y.is_floating_point() or y.dtype == torch.bool:
+        raise ValueError(f"labels must be integers of shape ({n},), got {y.dtype} of shape {tuple(y.shape)}")
+    if int(y.min()) < 0 or int(y.max()) >= classes:
+        raise ValueError(f"labels must be from 0 to {classes - 1}, got {int(y.min())} to {int(y.max())}")
+    return y.long()
+
+
+def _labels(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
     model.check_inputs(x)
-    if y.is_floating_point() or y.dtype == torch.bool or y.shape != (len(x),):
-        raise ValueError(f"y must be integer labels of shape ({len(x)},), got {y.dtype} of shape {tuple(y.shape)}")
-    low, high, classes = int(y.min()), int(y.max()), model.classes(x)
-    if low < 0 or high >= classes:
-        raise ValueError(f"y must be labels from 0 to {classes - 1}, got values from {low} to {high}")
-    return y.to(x.device, torch.int64)
-
-
-def _check_ball(model: Classifier, x: Tensor, x0: Tensor, radius: float, norm: str) -> None:
-    if x0.shape != x.shape:
-        raise ValueError(f"x0 must hold one seed per case, of shape {tuple(x.shape)}, got {tuple(x0.shape)}")
-    model.check_inputs(x0)
-    if not 0 < radius < inf:
-        raise ValueError(f"radius must be positive and finite, got {radius}")
-    if norm not in NORMS:
-        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    return checked_labels(y, len(x), model.classes(x)).to(x.device)

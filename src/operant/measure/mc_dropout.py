@@ -18,6 +18,7 @@ from operant.measure._masks import DropoutCall, Function, Masks, RowAxis, dropou
 from operant.measure._tape import Tape, TapeMismatch
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import global_streams, spawn
+from operant.validation import check_at_least, check_between
 
 MAX_STACKED = 2**21  # values in the largest tensor of passes that run together
 MIN_STACKED_PASSES = 4  # fewer do not pay off
@@ -28,15 +29,10 @@ MaskSource = Callable[[DropoutCall, int], Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Passes:
-    """Class probabilities of many passes with dropout.
+    """Class probabilities of many passes with dropout."""
 
-    Attributes:
-        probs: class probabilities ``(T, N, classes)``.
-        note: what ran once and what in every pass, and why; how masks were shared.
-    """
-
-    probs: Tensor = field(repr=False)
-    note: str
+    probs: Tensor = field(repr=False)  # (T, N, classes)
+    note: str  # what ran once and what in every pass, and why; how masks were shared
 
 
 def mc_dropout(
@@ -85,8 +81,7 @@ def mc_dropout(
 
 def check_passes(passes: int) -> None:
     """Raise if there are fewer than two passes, which cannot disagree."""
-    if passes < 2:
-        raise ValueError(f"passes must be at least 2, got {passes}; 50 to 100 are usual")
+    check_at_least(2, passes=passes, advice="50 to 100 are usual")
 
 
 class _NotStackable(Exception):
@@ -138,10 +133,7 @@ class _Run:
         with global_streams(spawn(masks.seed, "module")):  # the module's own random numbers are equal in every attempt
             probs = torch.cat([torch.stack(logits(part)).softmax(2).to(self.x.device) for part in parts], 1)
         if not masks.used:
-            raise ValueError(
-                "the model ran without any dropout, so all its passes would be equal; add some: "
-                "with_dropout(model, before=[...], rate=...)"
-            )
+            raise ValueError("the model ran without any dropout; add some: with_dropout(model, before=[...], rate=...)")
         if not bool(torch.isfinite(probs).all()):
             bad = int((~torch.isfinite(probs)).any(2).any(0).sum())
             raise ValueError(f"the module returned NaN or infinite logits for {bad} of {len(self.x)} inputs")
@@ -205,9 +197,12 @@ def _given(expected: Sequence[DropoutCall], masks: Sequence[Tensor], dropout: Dr
 
 
 class _MaskedDropout(TorchFunctionMode):
-    """Runs one pass in which dropouts use our masks and the calls before the first of them go through a tape."""
+    """Runs one pass in which dropouts use our masks and the calls before the first of them go through a tape.
 
-    def __init__(self, source: MaskSource, tape: Tape | None = None) -> None:
+    Without a source of masks, dropouts are recorded and do nothing.
+    """
+
+    def __init__(self, source: MaskSource | None = None, tape: Tape | None = None) -> None:
         super().__init__()
         self.source, self.tape = source, tape
         self.dropouts: list[DropoutCall] = []
@@ -232,8 +227,10 @@ class _MaskedDropout(TorchFunctionMode):
         return out
 
     def _drop(self, x: Tensor, dropout: DropoutCall) -> Tensor:
-        self.masks.append(self.source(dropout, len(self.dropouts)))
         self.dropouts.append(dropout)
+        if self.source is None:
+            return x
+        self.masks.append(self.source(dropout, len(self.dropouts) - 1))
         out = dropout.apply(x, self.masks[-1])
         self._measure(out)
         return out
@@ -257,23 +254,6 @@ POOL_OPTIONS = ("ceil_mode", "return_indices")
 FASTER: dict[Function, Function] = {F.max_pool2d: _max_pool}
 
 
-class _Survey(TorchFunctionMode):
-    """Runs one pass in which dropouts are recorded and do nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dropouts: list[DropoutCall] = []
-
-    def __torch_function__(
-        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        found = dropout_call(func, args, kwargs or {})
-        if found is None:
-            return func(*args, **(kwargs or {}))
-        self.dropouts.append(found[1])
-        return found[0]
-
-
 def _row_axes(model: Classifier, x: Tensor) -> list[RowAxis]:
     """The row dimension of each dropout's input: the one that grows when a row is added.
 
@@ -283,7 +263,7 @@ def _row_axes(model: Classifier, x: Tensor) -> list[RowAxis]:
     if x.shape[1:] not in known:
         shapes = []
         for rows in (MIN_ROWS, MIN_ROWS + 1):
-            with _Survey() as survey:
+            with _MaskedDropout() as survey:
                 model.logits(x[torch.arange(rows, device=x.device) % len(x)])
             shapes.append([dropout.shape for dropout in survey.dropouts])
         known[x.shape[1:]] = [RowAxis.of(smaller, larger) for smaller, larger in zip(*shapes, strict=False)]
@@ -300,7 +280,6 @@ def with_dropout(model: Classifier, *, before: Sequence[str], rate: float) -> Cl
     ``fc`` move to ``fc.layer``.
 
     Args:
-        model: not changed.
         before: names from ``model.layers``.
         rate: share of the values to drop.
 
@@ -315,8 +294,7 @@ def with_dropout(model: Classifier, *, before: Sequence[str], rate: float) -> Cl
         raise ValueError(f"no layer named {', '.join(unknown)}; this model has {', '.join(model.layers)}")
     if not before:
         raise ValueError(f"before must name at least one layer; this model has {', '.join(model.layers)}")
-    if not 0 < rate < 1:
-        raise ValueError(f"rate must be between 0 and 1, got {rate}")
+    check_between(0, 1, rate=rate)
     module = model.unwrap()
     for name in sorted(set(before), key=lambda n: -n.count(".")):  # layers inside others first
         parent, _, child = name.rpartition(".")

@@ -20,6 +20,7 @@ from operant.measure._texture import is_image, texture
 from operant.measure.conformal import Conformal, check_level, fit_conformal, min_bonferroni, min_calibration_size
 from operant.model import Classifier
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
+from operant.validation import check_between, check_finite, check_from_to, check_row_shape
 
 SCORES = ("reconstruction", "neighbours", "density", "intensities", "texture")  # the last for images only
 LEVEL = 0.05  # the calibration part must be large enough for p-values below this
@@ -73,40 +74,26 @@ class Texture:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Naturalness:
-    """Five scores of how strange an input is as field data, with their calibration; made by `fit_naturalness`.
+    """Scores of how strange an input is as field data, with their calibration; made by `fit_naturalness`.
 
     Calling it gives a p-value per row: one conformal p-value per score, combined by min-Bonferroni. An input drawn as
     the field data were, but not one of them, falls below a level with at most that probability; for the field data
     themselves p-values may be too high. Inputs other than images of at least 8 x 8 pixels have no texture, so four
     scores remain. With n calibration inputs and m scores, values go in steps of m / (n + 1) from that number to 1. All
     cases stranger than every calibration input have the smallest value: rank those by `surrogate`.
-
-    Args:
-        vae: learned from the fitting part of the field data.
-        noise: mean squared `VAE.residual` of each value on the fitting part, with a lower limit.
-        whitening: of pixels, or of the layer's outputs.
-        references: whitened features of (some of) the fitting part.
-        k: the distance to the k-th nearest reference is the score.
-        codes: density of the mean codes of the fitting part.
-        intensities: whitening of the means of an input's values above eight levels.
-        texture: for images; None for other inputs.
-        calibration: the scores of the calibration part.
-        probes: the inputs of the first references, to recognise the model.
-        layer: of the model, or None for pixels.
-        model: the model that has the layer.
     """
 
-    vae: VAE
-    noise: Tensor = field(repr=False)
-    whitening: Whitening = field(repr=False)
-    references: Tensor = field(repr=False)
-    k: int
-    codes: KDE
-    intensities: Whitening = field(repr=False)
-    texture: Texture | None = field(repr=False)
-    calibration: dict[str, Conformal] = field(repr=False)
-    probes: Tensor = field(repr=False)
-    layer: str | None = None
+    vae: VAE  # learned from the fitting part of the field data
+    noise: Tensor = field(repr=False)  # mean squared `VAE.residual` of each value there, with a lower limit
+    whitening: Whitening = field(repr=False)  # of pixels, or of the layer's outputs
+    references: Tensor = field(repr=False)  # whitened features of (some of) the fitting part
+    k: int  # the distance to the k-th nearest reference is the score
+    codes: KDE  # density of the mean codes of the fitting part
+    intensities: Whitening = field(repr=False)  # of the means of an input's values above eight levels
+    texture: Texture | None = field(repr=False)  # for images
+    calibration: dict[str, Conformal] = field(repr=False)  # by score
+    probes: Tensor = field(repr=False)  # the inputs of the first references, to recognise the model
+    layer: str | None = None  # of the model; None for pixels
     model: Classifier | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -195,12 +182,9 @@ def fit_naturalness(
 ) -> Naturalness:
     """Learn to rate how natural inputs are, from unlabelled field data.
 
-    The field data are split by id into two parts. From one, the scores are learned: reconstruction error of a VAE,
-    distance to the k-th nearest neighbour in whitened features, density of the VAE's code, how usual an input's values
-    are irrespective of position, and, for images, how usual the differences between neighbouring pixels are (see
-    `Naturalness.scores`). The other part calibrates them, so that a genuine input's p-value falls below a level with at
-    most that probability (see `conformal_p_values`), however good the scores are. How many strange inputs the scores
-    detect depends on the data.
+    The field data are split by id into two parts. From one, the scores are learned (see `Naturalness.scores`). The
+    other calibrates them, so that a genuine input's p-value falls below a level with at most that probability (see
+    `conformal_p_values`), however good the scores are. How many strange inputs they detect depends on the data.
 
     The paper uses naturalness in place of the profile inside a cell and leaves its definition open. The first three
     scores are common ones; the fourth, the fifth and the combination into one guaranteed p-value are ours.
@@ -214,18 +198,18 @@ def fit_naturalness(
             guarantee does not hold.
         bounds: smallest and largest value of an input.
         calibration: share of the field data used for calibration.
-        k: the distance to the k-th nearest neighbour is the score.
-        latent, epochs: of the VAE, see `fit_vae`.
+        k: the distance to the k-th nearest neighbour is a score.
+        latent, epochs, progress: of the VAE, see `fit_vae`.
         references: maximum number of field inputs kept as neighbours.
-        progress: show a progress bar if there is a terminal.
 
     References:
         | Detecting Operational Adversarial Examples for Reliable Deep Learning (Zhao et al., 2021), RQ3
         | https://arxiv.org/abs/2104.06015
-        | Out-of-Distribution Detection with Deep Nearest Neighbors (Sun et al., 2022)
-        | https://arxiv.org/abs/2204.06507
+        | Out-of-Distribution Detection with Deep Nearest Neighbors (Sun et al., 2022), https://arxiv.org/abs/2204.06507
     """
-    _check_options(model, layer, bounds, calibration=calibration, k=k, references=references)
+    _check_model(model, layer, bounds)
+    check_between(0, 1, calibration=calibration)
+    check_from_to(1, min(references, MIN_FITTED), k=k, advice="references limits it too")
     needed = min_calibration_size(LEVEL, tests=len(SCORES) - (not is_image(tuple(field.x.shape[1:]))))
     check_field(field, bounds, at_least=MIN_FITTED + needed)
     fitted, held = _split(field, calibration, needed)
@@ -235,6 +219,7 @@ def fit_naturalness(
     vae = fit_vae(fitted, latent=latent, epochs=epochs, bounds=bounds, generator=generator, progress=progress)
     kept = torch.randperm(len(fitted), generator=generator, device=generator.device)[:references].to(fitted.x.device)
     with torch.no_grad():
+        means = in_chunks(lambda part: _above_levels(vae, part), fitted.x)
         draft = Naturalness(
             vae=vae,
             noise=_noise(vae, fitted.x),
@@ -242,7 +227,7 @@ def fit_naturalness(
             references=in_chunks(whitening, features[kept]),
             k=k,
             codes=_code_density(vae, fitted.x),
-            intensities=_fit_intensities(vae, fitted.x),
+            intensities=_fit_whitening(means, shrinkage=LEVEL_SHRINKAGE, floor=MIN_LEVEL_VARIANCE),
             texture=_fit_texture(fitted.x, kept, bounds) if is_image(vae.shape) else None,
             calibration={},
             probes=fitted.x[kept[:PROBES]].clone(),
@@ -254,11 +239,9 @@ def fit_naturalness(
 
 
 def load_naturalness(path: str | Path, *, model: Classifier | None = None) -> Naturalness:
-    """Read the file of `Naturalness.save`; it gives the same values as before.
+    """Read the file of `Naturalness.save`, given the model that it was learned with if it uses a layer.
 
-    Args:
-        path: the JSON file.
-        model: the one it was learned with, if it uses a layer. A model with other outputs there is rejected.
+    A model with other outputs at that layer is rejected.
     """
     naturalness = results.load(path, Naturalness)
     layer = naturalness.layer
@@ -285,33 +268,22 @@ def rank_correlation(naturalness: Naturalness, x: Tensor) -> float:
     with torch.no_grad():
         p, s = naturalness(x), naturalness.surrogate(x)
     if bool((p == p[:1]).all()):
-        raise ValueError(
-            f"cases must differ in naturalness to be ranked, all {len(p)} have the same p-value; give cases of several "
-            "strengths"
-        )
+        raise ValueError(f"cases must differ in naturalness to be ranked, all {len(p)} have the same p-value")
     return float(np.corrcoef(rankdata(p.cpu().numpy()), rankdata(s.cpu().numpy()))[0, 1])
 
 
-def neighbour_distance(features: Tensor, references: Tensor, *, k: int = 5) -> Tensor:
-    """Euclidean distance of each row ``(N, d)`` to its k-th nearest reference; differentiable in ``features``.
+class Neighbours:
+    """Gives the Euclidean distance of each row ``(N, d)`` to its k-th nearest reference ``(n, d)``; differentiable.
 
     The neighbour is found by |a - b|² = |a|² - 2ab + |b|², one matrix product for all pairs. The distance is computed
     from the difference itself, because that sum loses its digits for close rows.
 
-    >>> neighbour_distance(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [2.0], [4.0]]), k=2)
+    >>> Neighbours(torch.tensor([[1.0], [2.0], [4.0]]))(torch.tensor([[0.0], [9.0]]), k=2)
     tensor([2., 7.])
     """
-    return Neighbours(references)(features, k=k)
-
-
-class Neighbours:
-    """Centred references for repeated calls; see `neighbour_distance`."""
 
     def __init__(self, references: Tensor) -> None:
-        if references.ndim != 2 or not bool(references.isfinite().all()):
-            raise ValueError(
-                f"references must be finite rows (n, d), got {tuple(references.shape)}, NaN or infinity; remove those"
-            )
+        check_finite(references=references)
         self.centre = references.mean(0)
         self.rows = references - self.centre
         self.squares = self.rows.square().sum(1)
@@ -322,24 +294,15 @@ class Neighbours:
         return in_chunks(lambda part: self._distance(part.to(self.rows) - self.centre, k), features, rows=at_once)
 
     def _check(self, features: Tensor, k: int) -> None:
-        if features.ndim != 2 or features.shape[1] != self.rows.shape[1]:
-            raise ValueError(
-                f"features (N, d) and references (n, d) must share d, got {tuple(features.shape)} and "
-                f"{tuple(self.rows.shape)}"
-            )
-        if not 1 <= k <= len(self.rows):
-            raise ValueError(f"k must be from 1 to the number of references, {len(self.rows)}, got {k}")
-        if not bool(features.detach().isfinite().all()):
-            raise ValueError("features must be finite, got NaN or infinity; remove those rows")
+        check_row_shape(tuple(self.rows.shape[1:]), features=features, advice="like the references")
+        check_from_to(1, len(self.rows), k=k, advice="there are no more references")
+        check_finite(features=features)
 
     def _distance(self, a: Tensor, k: int) -> Tensor:
         with torch.no_grad():
             kth = torch.addmm(self.squares, a, self.rows.T, alpha=-2).topk(k, largest=False).indices[:, -1]
         distance: Tensor = torch.linalg.vector_norm(a - self.rows[kth], dim=1)
         return distance
-
-
-# Learning the parts ---------------------------------------------------------------------------------------------------
 
 
 def _split(field: Samples, calibration: float, needed: int) -> tuple[Samples, Samples]:
@@ -420,11 +383,6 @@ def _above_levels(vae: VAE, x: Tensor) -> Tensor:
     return torch.stack([values.clamp_min(level).mean(1) for level in levels], 1)
 
 
-def _fit_intensities(vae: VAE, x: Tensor) -> Whitening:
-    means = in_chunks(lambda part: _above_levels(vae, part), x)
-    return _fit_whitening(means, shrinkage=LEVEL_SHRINKAGE, floor=MIN_LEVEL_VARIANCE)
-
-
 def _fit_texture(x: Tensor, kept: Tensor, bounds: tuple[float, float]) -> Texture:
     """Without bounds the width is that of the levels of `_above_levels`."""
     width = bounds[1] - bounds[0] if all(map(math.isfinite, bounds)) else 2 * UNBOUNDED_REACH * float(x.std())
@@ -450,20 +408,8 @@ def _code_density(vae: VAE, x: Tensor) -> KDE:
     return fit_kde(mean, bandwidth=spread * len(x) ** (-1 / (vae.latent + 4)))
 
 
-def _check_options(
-    model: Classifier | None,
-    layer: str | None,
-    bounds: tuple[float, float],
-    *,
-    calibration: float,
-    k: int,
-    references: int,
-) -> None:
+def _check_model(model: Classifier | None, layer: str | None, bounds: tuple[float, float]) -> None:
     if (model is None) != (layer is None):
         raise ValueError("model and layer belong together: give both, or neither to find neighbours in pixels")
     if model is not None and model.bounds != tuple(bounds):
         raise ValueError(f"bounds must be the model's {model.bounds}, got {bounds}; give bounds=model.bounds")
-    if not 0 < calibration < 1:
-        raise ValueError(f"calibration must be a share between 0 and 1, got {calibration}")
-    if not 1 <= k <= min(references, MIN_FITTED):
-        raise ValueError(f"k must be from 1 to {MIN_FITTED} and references at least k, got {k} and {references}")

@@ -1,18 +1,15 @@
 """Uncertainty patterns of a suite's cases, and how well each measure separates benign from adversarial cases.
 
-A case is *adversarial* if the model's prediction differs from the label of its seed, and *benign* otherwise.
-
-References:
-    | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
-    | (Zhang et al., 2020), sections 3.2 to 3.4 and 5.1
-    | https://arxiv.org/abs/2004.11573
+A case is *adversarial* if the model's prediction differs from the label of its seed, and *benign* otherwise. "The
+paper" is Zhang et al., 2020, sections 3.2 to 3.4 and 5.1; see `operant.measure.uncertainty`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,9 +19,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm, rankdata
 from torch import Tensor
 
-from operant.measure.uncertainty import annotate, pattern
+from operant.measure.uncertainty import DEFAULT_THRESHOLDS, Thresholds, annotate, pattern
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_between
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,53 +39,10 @@ MARKERS = {"HH": "*", "LL": "o", "LH": "^", "HL": "D", "": "."}  # as in the pap
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thresholds:
-    """Low is below the lower threshold and high above the upper one; the defaults are the paper's.
-
-    Attributes:
-        low_pcs, high_pcs: of the prediction confidence score.
-        low_vro, high_vro: of the variation ratio for original prediction. It depends on where dropout is and on its
-            rate, which the paper does not state.
-    """
-
-    low_pcs: float = 0.3
-    high_pcs: float = 0.7
-    low_vro: float = 0.4
-    high_vro: float = 0.6
-
-    def __post_init__(self) -> None:
-        for what, low, high in (("pcs", self.low_pcs, self.high_pcs), ("vro", self.low_vro, self.high_vro)):
-            if not 0 <= low <= high <= 1:
-                raise ValueError(
-                    f"low_{what} must be 0 or more, high_{what} at most 1, and low not above high, got {low} and {high}"
-                )
-
-
-DEFAULT = Thresholds()
-
-
-def patterns(pcs: Tensor, vro: Tensor, thresholds: Thresholds = DEFAULT) -> npt.NDArray[np.str_]:
-    """The `pattern` of each row: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` between thresholds.
-
-    >>> patterns(torch.tensor([0.9, 0.1]), torch.tensor([0.3, 0.3]), Thresholds(low_vro=0.2, high_vro=0.2)).tolist()
-    ['HH', 'LH']
-    """
-    return pattern(pcs, vro, **asdict(thresholds))
-
-
-# Area under the ROC curve ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
 class AUC:
-    """The probability that a score is higher for an adversarial case than for a benign one; ties count half.
+    """The probability that a score is higher for an adversarial case than for a benign one; ties count half."""
 
-    Attributes:
-        value: 0.5 for an uninformative score, 1 for perfect separation.
-        lower, upper: confidence interval.
-    """
-
-    value: float
+    value: float  # 0.5 for an uninformative score, 1 for perfect separation
     lower: float
     upper: float
     confidence: float
@@ -169,32 +124,20 @@ def _newcombe(value: int, m: int, n: int, z: float) -> tuple[float, float]:
 
 def _z(confidence: float) -> float:
     """The two-sided normal quantile."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     return float(norm.isf((1 - confidence) / 2))
-
-
-# Suites ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindSummary:
-    """Summary of the benign or the adversarial cases of one method.
-
-    Attributes:
-        method: that generated them.
-        kind: ``"benign"`` or ``"adversarial"``.
-        cases: number of cases.
-        mean, variance: by measure, over the cases; the variance divides by n, not n - 1.
-        patterns: number of cases by pattern; ``""`` counts those without one.
-    """
+    """Summary of the benign or the adversarial cases of one method."""
 
     method: str
-    kind: str
+    kind: str  # "benign" or "adversarial"
     cases: int
-    mean: dict[str, float]
-    variance: dict[str, float]
-    patterns: dict[str, int]
+    mean: dict[str, float]  # by measure
+    variance: dict[str, float]  # by measure; divided by n, not n - 1
+    patterns: dict[str, int]  # number of cases by pattern; "" counts those without one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,17 +145,14 @@ class Characterisation:
     """Uncertainty of suites by method: the content of the paper's Tables 3 and 4.
 
     Attributes:
-        kinds: for each method the benign, then the adversarial cases.
         auc: by method and measure, its adversarial cases against the benign ones of all methods; methods with too few
             are left out. The sign of PCS is reversed.
-        thresholds: of the patterns.
-        passes: T, or None if the suites already had the columns.
     """
 
-    kinds: tuple[KindSummary, ...]
+    kinds: tuple[KindSummary, ...]  # for each method the benign, then the adversarial cases
     auc: dict[str, dict[str, AUC]]
     thresholds: Thresholds
-    passes: int | None
+    passes: int | None  # T, or None if the suites already had the columns
 
     def __str__(self) -> str:
         width = max(len(f"{k.method}, {k.kind}") for k in self.kinds)
@@ -234,7 +174,7 @@ def characterise(
     model: Classifier | None = None,
     *,
     passes: int = 50,
-    thresholds: Thresholds = DEFAULT,
+    thresholds: Thresholds = DEFAULT_THRESHOLDS,
     confidence: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> Characterisation:
@@ -247,10 +187,8 @@ def characterise(
     Args:
         suites: one or several, of one model.
         model: one with dropout; None uses the columns of `annotate`.
-        passes: T; the paper uses 50 for MNIST and 100 for larger images.
-        thresholds: of the patterns.
+        passes, generator: of `annotate`; not needed without a model.
         confidence: of the intervals.
-        generator: one number is drawn from it; not needed without a model.
     """
     suite = suites if isinstance(suites, Suite) else Suite.concat(suites)
     if len(suite) == 0:
@@ -259,64 +197,49 @@ def characterise(
         if generator is None:
             raise ValueError("masks are drawn at random: give a generator, such as spawn(0, 'masks')")
         suite = annotate(model, suite, passes=passes, generator=generator)
-        suite = _with_predictions(model, suite)
+        parts = torch.arange(len(suite)).split(model.batch_size)
+        suite = replace(suite, prediction=torch.cat([model.predict(suite.rows.take(part)) for part in parts]))
     values = _columns(suite, MEASURES)
     wrong = suite.prediction != suite.label
-    which = patterns(values["pcs"], values["vro"], thresholds)
-    methods = dict.fromkeys(suite.method.tolist())
-    kinds = [
-        _summary(method, kind, values, which, torch.from_numpy(suite.method == method) & (wrong == bool(bad)))
-        for method in methods
-        for bad, kind in enumerate(KINDS)
-    ]
-    areas = {method: _areas(values, wrong, suite.method == method, confidence) for method in methods}
+    which = pattern(values["pcs"], values["vro"], thresholds)
+    masks = {method: torch.from_numpy(suite.method == method) for method in dict.fromkeys(suite.method.tolist())}
+    groups = [(m, kind, mask & (wrong == bool(bad))) for m, mask in masks.items() for bad, kind in enumerate(KINDS)]
+    areas = {method: _areas(values, wrong, mask, confidence) for method, mask in masks.items()}
     return Characterisation(
-        kinds=tuple(kind for kind in kinds if kind.cases),
+        kinds=tuple(_summary(method, kind, values, which, rows) for method, kind, rows in groups if rows.any()),
         auc={method: by_measure for method, by_measure in areas.items() if by_measure},
         thresholds=thresholds,
         passes=None if model is None else passes,
     )
 
 
-def _with_predictions(model: Classifier, suite: Suite) -> Suite:
-    rows = torch.arange(len(suite)).split(model.batch_size)
-    return replace(suite, prediction=torch.cat([model.predict(suite.rows.take(part)) for part in rows]))
-
-
 def _columns(suite: Suite, names: Sequence[str]) -> dict[str, Tensor]:
     if missing := [name for name in names if name not in suite.columns]:
-        raise ValueError(
-            f"this suite lacks the columns {', '.join(missing)}; add them with annotate(model, suite, ...), for a "
-            "model with dropout"
-        )
+        raise ValueError(f"the suite lacks the columns {', '.join(missing)}; add them with annotate(model, suite, ...)")
     return {name: torch.as_tensor(suite[name]).double() for name in names}
 
 
 def _summary(
     method: str, kind: str, values: dict[str, Tensor], which: npt.NDArray[np.str_], rows: Tensor
 ) -> KindSummary:
-    chosen, empty = {name: column[rows] for name, column in values.items()}, not bool(rows.any())
+    chosen = {name: column[rows] for name, column in values.items()}
     return KindSummary(
         method=method,
         kind=kind,
         cases=int(rows.sum()),
-        mean={name: math.nan if empty else float(column.mean()) for name, column in chosen.items()},
-        variance={name: math.nan if empty else float(column.var(correction=0)) for name, column in chosen.items()},
+        mean={name: float(column.mean()) for name, column in chosen.items()},
+        variance={name: float(column.var(correction=0)) for name, column in chosen.items()},
         patterns={name: int((which[rows.numpy()] == name).sum()) for name in (*PATTERNS, "")},
     )
 
 
-def _areas(
-    values: dict[str, Tensor], wrong: Tensor, of_method: npt.NDArray[np.bool_], confidence: float
-) -> dict[str, AUC]:
+def _areas(values: dict[str, Tensor], wrong: Tensor, of_method: Tensor, confidence: float) -> dict[str, AUC]:
     """One method's adversarial cases against all benign ones; empty if there are too few."""
-    adversarial = wrong & torch.from_numpy(of_method)
-    rows = adversarial | ~wrong
+    adversarial = wrong & of_method
     if min(int(adversarial.sum()), int((~wrong).sum())) < 2:
         return {}
-    return {
-        name: auc(toward_adversarial(name, values[name])[rows], wrong[rows], confidence=confidence) for name in values
-    }
+    rows, kinds = adversarial | ~wrong, wrong[adversarial | ~wrong]
+    return {name: auc(toward_adversarial(name, v)[rows], kinds, confidence=confidence) for name, v in values.items()}
 
 
 def toward_adversarial(name: str, values: Tensor) -> Tensor:
@@ -324,42 +247,35 @@ def toward_adversarial(name: str, values: Tensor) -> Tensor:
     return -values if name == "pcs" else values
 
 
-def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT, title: str = "") -> Figure:
+def plot_plane(suite: Suite, *, thresholds: Thresholds = DEFAULT_THRESHOLDS, title: str = "") -> Figure:
     """Scatter plot of PCS and VRO, as in the paper's Fig. 3: adversarial cases orange, benign ones green.
 
     The marker shows the pattern that a case was generated for (``aim``), if any, else the pattern it follows. Cases
-    that missed their aim are hollow. Lines are the thresholds.
-
-    Args:
-        suite: with the columns ``pcs`` and ``vro``, of `annotate` or of `UncertaintyFuzz`.
+    that missed their aim are hollow. Lines are the thresholds. The suite needs the columns of `annotate` or of
+    `UncertaintyFuzz`.
     """
     from matplotlib.figure import Figure
 
     values = _columns(suite, ("pcs", "vro"))
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.subplots()
-    shape = patterns(values["pcs"], values["vro"], thresholds) if len(suite) else np.array([], dtype=np.str_)
+    shape = pattern(values["pcs"], values["vro"], thresholds) if len(suite) else np.array([], dtype=np.str_)
     if "aim" in suite.columns:
         shape = np.where(suite["aim"] == "", shape, suite["aim"])
     reached = torch.as_tensor(suite.columns.get("reached", torch.ones(len(suite)))).numpy() != 0  # NaN: no aim
     wrong = (suite.prediction != suite.label).numpy()
-    for mark in MARKERS:
-        for bad, kind in enumerate(KINDS):
-            for full in (True, False):
-                rows = (shape == mark) & (wrong == bool(bad)) & (reached == full)
-                _scatter(axes, values, rows, mark, kind, full=full)
+    for mark, (bad, kind), full in product(MARKERS, enumerate(KINDS), (True, False)):
+        rows = (shape == mark) & (wrong == bool(bad)) & (reached == full)
+        if rows.any():
+            _scatter(axes, values["pcs"].numpy()[rows], values["vro"].numpy()[rows], mark, kind, full=full)
     _frame(axes, thresholds, title)
     return figure
 
 
-def _scatter(
-    axes: Axes, values: dict[str, Tensor], rows: npt.NDArray[np.bool_], mark: str, kind: str, *, full: bool
-) -> None:
-    if not rows.any():
-        return
+def _scatter(axes: Axes, pcs: Array, vro: Array, mark: str, kind: str, *, full: bool) -> None:
     axes.scatter(
-        values["pcs"].numpy()[rows],
-        values["vro"].numpy()[rows],
+        pcs,
+        vro,
         s=55 if mark == "*" else 22,
         marker=MARKERS[mark],
         facecolors=COLOURS[kind] if full else "none",

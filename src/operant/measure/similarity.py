@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
+
+from operant.validation import check_ascending
 
 WINDOW, SIGMA = 11, 1.5  # of SSIM's Gaussian window, in pixels
 VALUES = 2**20  # pixels per chunk
@@ -33,7 +33,7 @@ def psnr(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
 
 
 def ssim(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
-    """Structural similarity of each image to the same row of ``x0``: 1 if they are equal, lower otherwise.
+    """Structural similarity of each image ``(C, H, W)`` to the same row of ``x0``: 1 if they are equal, else lower.
 
         SSIM = mean of (2 μ μ₀ + c₁)(2 σₓ + c₂) / ((μ² + μ₀² + c₁)(σ² + σ₀² + c₂))        (1)
 
@@ -42,10 +42,6 @@ def ssim(x: Tensor, x0: Tensor, *, bounds: tuple[float, float]) -> Tensor:
     their edges, so that every pixel is the centre of a window; the paper leaves out pixels near the edge, which in
     small images are most. If a side has fewer than 6 pixels, the window shrinks to the largest that can be mirrored,
     2 size - 1.
-
-    Args:
-        x, x0: images ``(N, C, H, W)``.
-        bounds: smallest and largest value a pixel may have.
 
     References:
         | Image Quality Assessment: From Error Visibility to Structural Similarity (Wang et al., 2004)
@@ -81,17 +77,13 @@ def _band(size: int, reach: int) -> Tensor:
 
 
 def _width(bounds: tuple[float, float]) -> float:
-    width = bounds[1] - bounds[0]
-    if not 0 < width < math.inf:
-        raise ValueError(f"bounds must be finite, (low, high) with low < high, got {bounds}")
-    return width
+    check_ascending(bounds=bounds)
+    return bounds[1] - bounds[0]
 
 
 def _check_pair(x: Tensor, x0: Tensor) -> None:
     if x.shape != x0.shape or x.ndim < 2:
-        raise ValueError(
-            f"x and x0 must have one shape (N, *shape), row by row, got {tuple(x.shape)} and {tuple(x0.shape)}"
-        )
+        raise ValueError(f"x and x0 must have one shape (N, *shape), got {tuple(x.shape)} and {tuple(x0.shape)}")
     for name, values in {"x": x, "x0": x0}.items():
         if bad := int(values.detach().isnan().flatten(1).any(1).sum()):
             raise ValueError(f"{name} contains NaN in {bad} of {len(x)} rows; remove them")

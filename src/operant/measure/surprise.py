@@ -22,8 +22,9 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,8 +32,46 @@ from torch import Tensor
 from operant.data import Samples
 from operant.measure.activations import Neurons, check_activations, find_neurons
 from operant.model import Classifier
+from operant.validation import check_from_to
 
 ROWS, POINTS = 1024, 4096  # rows and references per block
+
+
+class _ClassReferences(Protocol):
+    """The references of one predicted class, prepared to rate rows of that class."""
+
+    def rate(self, a: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Surprise:
+    """What the three kinds share: they rate activations, or inputs if fitted to a model."""
+
+    parts: Mapping[int, _ClassReferences] = field(repr=False)  # by predicted class; all under 0 if not by_class
+    width: int  # number of neurons
+    by_class: bool = True
+    neurons: Neurons | None = None
+
+    def values(self, activations: Tensor, predicted: Tensor) -> Tensor:
+        """Surprise of each row."""
+        _check_query(activations, predicted, width=self.width)
+        out = activations.new_empty(len(activations), dtype=torch.float64)
+        groups = predicted if self.by_class else torch.zeros_like(predicted)
+        for c in groups.unique().tolist():
+            rows = (groups == c).nonzero().flatten()
+            if c not in self.parts:
+                raise ValueError(
+                    f"{len(rows)} of {len(predicted)} rows are predicted as class {c}, which has no references; "
+                    "fit to training inputs of every class"
+                )
+            out[rows] = self.parts[c].rate(activations[rows].double())
+        return out
+
+    def __call__(self, model: Classifier, x: Tensor) -> Tensor:
+        """Surprise of each input."""
+        if self.neurons is None:
+            raise ValueError("this was fitted to activations, not to a model; call values(activations, predicted)")
+        return self.values(self.neurons(model, x), model.predict(x))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,16 +84,17 @@ class Kernels:
     points: Tensor  # L⁻¹ (reference − centre)
     constant: float  # log n + ½ log |2π H|
 
-    def log_density(self, activations: Tensor) -> Tensor:
-        z = _whitened(activations[:, self.columns], self.centre, self.factor)
+    def rate(self, a: Tensor) -> Tensor:
+        """(1) of `LSA`."""
+        z = _whitened(a[:, self.columns], self.centre, self.factor)
         total = z.new_full((len(z),), -torch.inf)
         for rows, _, squared in _blocks(z, self.points):
             total[rows] = torch.logaddexp(total[rows], torch.logsumexp(squared / -2, 1))
-        return total - self.constant
+        return -(total - self.constant)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LSA:
+class LSA(_Surprise):
     """Likelihood-based surprise: how rare these activations are among training inputs of the same predicted class c.
 
         LSA(x) = −log( 1/|A_c| Σ_{a ∈ A_c} N(α(x) − a; 0, H_c) ),   H_c = |A_c|^(−2/(d+4)) Cov(A_c)         (1)
@@ -65,10 +105,7 @@ class LSA:
     varies in any, which in ReLU networks can leave very few.)
     """
 
-    kernels: dict[int, Kernels] = field(repr=False)
-    width: int  # number of neurons
-    by_class: bool
-    neurons: Neurons | None = None
+    parts: Mapping[int, Kernels] = field(repr=False)
 
     @staticmethod
     def of(
@@ -85,19 +122,7 @@ class LSA:
             c: _kernels(a, _of_class(c, by_class), var_threshold=var_threshold, max_features=max_features)
             for c, a in groups.items()
         }
-        return LSA(kernels=kernels, width=activations.shape[1], by_class=by_class)
-
-    def values(self, activations: Tensor, predicted: Tensor) -> Tensor:
-        """Surprise of each row."""
-        _check_query(activations, predicted, width=self.width)
-        out = activations.new_empty(len(activations), dtype=torch.float64)
-        for c, rows in _rows_of(predicted, self.kernels, by_class=self.by_class):
-            out[rows] = -self.kernels[c].log_density(activations[rows].double())  # (1)
-        return out
-
-    def __call__(self, model: Classifier, x: Tensor) -> Tensor:
-        """Surprise of each input."""
-        return self.values(*_read(self.neurons, model, x))
+        return LSA(parts=kernels, width=activations.shape[1], by_class=by_class)
 
 
 def fit_lsa(
@@ -155,7 +180,20 @@ def _whitened(a: Tensor, centre: Tensor, factor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DSA:
+class References:
+    """The references of one class, and the distance of each to the nearest one of another class."""
+
+    points: Tensor
+    margins: Tensor
+
+    def rate(self, a: Tensor) -> Tensor:
+        """(1) of `DSA`."""
+        distance, place = _nearest(a, self.points)
+        return distance / self.margins[place]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DSA(_Surprise):
     """Distance-based surprise: distance to the nearest reference of the same class, relative to its class margin.
 
         a = nearest to α(x) among references of the predicted class
@@ -164,10 +202,7 @@ class DSA:
     Above 1, the input is farther from that reference than the reference is from other classes.
     """
 
-    references: Tensor = field(repr=False)  # (M, neurons)
-    classes: Tensor = field(repr=False)  # (M,)
-    margins: Tensor = field(repr=False)  # (M,): distance of each to the nearest reference of another class
-    neurons: Neurons | None = None
+    parts: Mapping[int, References] = field(repr=False)
 
     @staticmethod
     def of(activations: Tensor, predicted: Tensor) -> DSA:
@@ -175,29 +210,14 @@ class DSA:
         groups = _grouped(activations, predicted)
         if len(groups) < 2:
             raise ValueError("references must have at least two predicted classes, got one; give more inputs")
-        references, margins = activations.double(), activations.new_empty(len(activations), dtype=torch.float64)
-        for c in groups:
-            margins[predicted == c] = _nearest(references[predicted == c], references[predicted != c])[0]
-        if not bool((margins > 0).all()):
+        margins = {c: _nearest(a, activations[predicted != c].double())[0] for c, a in groups.items()}
+        if touching := sum(int((margin == 0).sum()) for margin in margins.values()):
             raise ValueError(
-                f"{int((margins == 0).sum())} of {len(margins)} references have the same activations as one with "
-                "another prediction; choose layers that distinguish them"
+                f"{touching} of {len(activations)} references have the same activations as one with another "
+                "prediction; choose layers that distinguish them"
             )
-        return DSA(references=references, classes=predicted, margins=margins)
-
-    def values(self, activations: Tensor, predicted: Tensor) -> Tensor:
-        """Surprise of each row."""
-        _check_query(activations, predicted, width=self.references.shape[1])
-        out = activations.new_empty(len(activations), dtype=torch.float64)
-        for c, rows in _rows_of(predicted, self.classes.unique().tolist()):
-            own = self.classes == c
-            distance, place = _nearest(activations[rows].double(), self.references[own])
-            out[rows] = distance / self.margins[own][place]  # (1)
-        return out
-
-    def __call__(self, model: Classifier, x: Tensor) -> Tensor:
-        """Surprise of each input."""
-        return self.values(*_read(self.neurons, model, x))
+        parts = {c: References(points=a, margins=margins[c]) for c, a in groups.items()}
+        return DSA(parts=parts, width=activations.shape[1])
 
 
 def fit_dsa(
@@ -220,9 +240,14 @@ class Ellipsoid:
     mean: Tensor
     directions: Tensor  # (neurons, rank)
 
+    def rate(self, a: Tensor) -> Tensor:
+        """(1) of `MDSA`."""
+        distance: Tensor = ((a - self.mean) @ self.directions).norm(dim=1)
+        return distance
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MDSA:
+class MDSA(_Surprise):
     """Mahalanobis surprise: distance from the mean of the same predicted class c, in standard deviations.
 
         MDSA(x) = √( (α(x) − μ_c)ᵀ S_c⁺ (α(x) − μ_c) )                              (1)
@@ -231,29 +256,14 @@ class MDSA:
     with dead neurons can be used.
     """
 
-    ellipsoids: dict[int, Ellipsoid] = field(repr=False)
-    by_class: bool
-    neurons: Neurons | None = None
+    parts: Mapping[int, Ellipsoid] = field(repr=False)
 
     @staticmethod
     def of(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> MDSA:
         """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
         groups = _grouped(activations, predicted, by_class=by_class)
         ellipsoids = {c: _ellipsoid(a, _of_class(c, by_class)) for c, a in groups.items()}
-        return MDSA(ellipsoids=ellipsoids, by_class=by_class)
-
-    def values(self, activations: Tensor, predicted: Tensor) -> Tensor:
-        """Surprise of each row."""
-        _check_query(activations, predicted, width=len(next(iter(self.ellipsoids.values())).mean))
-        out = activations.new_empty(len(activations), dtype=torch.float64)
-        for c, rows in _rows_of(predicted, self.ellipsoids, by_class=self.by_class):
-            e = self.ellipsoids[c]
-            out[rows] = ((activations[rows].double() - e.mean) @ e.directions).norm(dim=1)  # (1)
-        return out
-
-    def __call__(self, model: Classifier, x: Tensor) -> Tensor:
-        """Surprise of each input."""
-        return self.values(*_read(self.neurons, model, x))
+        return MDSA(parts=ellipsoids, width=activations.shape[1], by_class=by_class)
 
 
 def fit_mdsa(
@@ -278,32 +288,18 @@ def _ellipsoid(a: Tensor, whose: str) -> Ellipsoid:
     return Ellipsoid(mean=a.mean(0), directions=axes[:, kept] / spread[kept].sqrt())
 
 
-# Shared parts
-
-
 def _learn_from(
-    model: Classifier,
-    train: Samples,
-    layers: Sequence[str],
-    references: int | None,
-    generator: torch.Generator | None,
+    model: Classifier, train: Samples, layers: Sequence[str], references: int | None, generator: torch.Generator | None
 ) -> tuple[Neurons, Tensor, Tensor]:
     """The neurons, their activations and the predictions on (some of) the training inputs."""
     if references is not None:
         if generator is None:
             raise ValueError(f"references={references} are drawn at random; give a generator")
-        if not 2 <= references <= len(train):
-            raise ValueError(f"references must be from 2 to the {len(train)} training inputs, got {references}")
+        check_from_to(2, len(train), references=references, advice="give more training inputs, or draw fewer")
         order = torch.randperm(len(train), generator=generator, device=generator.device)
         train = train[order[:references].sort().values.cpu()]
     neurons = find_neurons(model, train.x, layers=layers)
-    return neurons, *_read(neurons, model, train.x)
-
-
-def _read(neurons: Neurons | None, model: Classifier, x: Tensor) -> tuple[Tensor, Tensor]:
-    if neurons is None:
-        raise ValueError("this was fitted to activations, not to a model; call values(activations, predicted)")
-    return neurons(model, x), model.predict(x)
+    return neurons, neurons(model, train.x), model.predict(train.x)
 
 
 def _grouped(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> dict[int, Tensor]:
@@ -311,22 +307,8 @@ def _grouped(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -
     _check_query(activations, predicted, width=activations.shape[-1])
     if len(activations) < 2:
         raise ValueError(f"at least two references are needed, got {len(activations)}; give more training inputs")
-    if not by_class:
-        return {0: activations.double()}
-    return {int(c): activations[predicted == c].double() for c in predicted.unique()}
-
-
-def _rows_of(predicted: Tensor, classes: Container[int], *, by_class: bool = True) -> Iterator[tuple[int, Tensor]]:
-    """Each predicted class with its rows; raises for a class without references."""
     groups = predicted if by_class else torch.zeros_like(predicted)
-    for c in groups.unique().tolist():
-        rows = (groups == c).nonzero().flatten()
-        if c not in classes:
-            raise ValueError(
-                f"{len(rows)} of {len(predicted)} rows are predicted as class {c}, which has no references; "
-                "fit to training inputs of every class"
-            )
-        yield c, rows
+    return {int(c): activations[groups == c].double() for c in groups.unique()}
 
 
 def _of_class(c: int, by_class: bool) -> str:

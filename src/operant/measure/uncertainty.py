@@ -4,13 +4,13 @@
 
 References:
     | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
-    | (Zhang et al., 2020), sections 2.1, 2.2 and 5.1
-    | https://arxiv.org/abs/2004.11573
+    | (Zhang et al., 2020), sections 2.1, 2.2 and 5.1, https://arxiv.org/abs/2004.11573
     | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.2
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from operant.measure.loss import checked_labels
 from operant.measure.mc_dropout import check_passes, mc_dropout
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
@@ -45,14 +46,12 @@ def margin(probs: Tensor, label: Tensor | None = None) -> Tensor:
 
         margin(x, y) = P[y] − max_{i ≠ y} P[i]        (1)
 
-    1 - margin is a risk score: 0 for a certain correct prediction, 2 for a certain wrong one.
-
-    Args:
-        label: ``(N,)`` (default: the predicted class, which gives `prediction_confidence`).
+    1 - margin is a risk score: 0 for a certain correct prediction, 2 for a certain wrong one. The default label is the
+    predicted class, which gives `prediction_confidence`.
     """
     if label is None:
         return prediction_confidence(probs)
-    own = _label_column(label, *_checked(probs, dims=2).shape).to(probs.device)
+    own = checked_labels(label, *_checked(probs, dims=2).shape).to(probs.device)[:, None]
     return (probs.gather(1, own) - probs.scatter(1, own, -torch.inf).amax(1, keepdim=True))[:, 0]  # (1)
 
 
@@ -84,16 +83,13 @@ def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
 
         VR(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = l]        (1)
 
-    In Definition 5, l is the most frequent prediction; in the follow-up paper (Zhang, 2020) it is given. Shares are
-    exact, in double precision, so that they can be compared with thresholds such as 0.4.
-
-    Args:
-        label: ``(N,)`` (default: the most frequent prediction).
+    In Definition 5, l is the most frequent prediction (the default); in the follow-up paper (Zhang, 2020) it is given.
+    Shares are exact, in double precision, so that they can be compared with thresholds such as 0.4.
     """
     passes, n, classes = _checked(mc, dims=3).shape
     votes = mc.argmax(2)
     if label is not None:
-        agree = (votes == _label_column(label, n, classes)[:, 0].to(mc.device)).sum(0)
+        agree = (votes == checked_labels(label, n, classes).to(mc.device)).sum(0)
     else:
         count = torch.zeros(n, classes, dtype=torch.int64, device=mc.device)
         agree = count.scatter_add_(1, votes.T, torch.ones_like(votes.T)).amax(1)
@@ -101,14 +97,8 @@ def variation_ratio(mc: Tensor, label: Tensor | None = None) -> Tensor:
 
 
 def variation_ratio_original(mc: Tensor, prediction: Tensor) -> Tensor:
-    """The share of passes that differ from the model's prediction without dropout (VRO, Definition 6).
-
-        VRO(x) = 1 − (1/T) Σ_k [argmax_i P_k[i] = L(x)]        (1)
-
-    Args:
-        prediction: ``(N,)``, of the model without dropout.
-    """
-    return variation_ratio(mc, prediction)  # (1)
+    """The `variation_ratio` for l the prediction ``(N,)`` of the model without dropout (VRO, Definition 6)."""
+    return variation_ratio(mc, prediction)
 
 
 def predictive_entropy(mc: Tensor) -> Tensor:
@@ -144,37 +134,44 @@ def _entropy(probs: Tensor) -> Tensor:
     return terms.sum(1)
 
 
-def pattern(
-    pcs: Tensor,
-    vro: Tensor,
-    *,
-    low_pcs: float = 0.3,
-    high_pcs: float = 0.7,
-    low_vro: float = 0.4,
-    high_vro: float = 0.6,
-) -> npt.NDArray[np.str_]:
-    """The uncertainty pattern of each row: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` for none.
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """Low is below the lower threshold and high above the upper one; the defaults are the paper's (section 5.1).
 
-    The first letter is for PCS and the second for VRO. Low is strictly below the lower threshold and high strictly
-    above the upper one; the defaults are those of section 5.1. Benign inputs mostly follow HL and the cases of known
-    attacks LH; such tests miss the other patterns.
+    VRO depends on where dropout is and on its rate, which the paper does not state.
+    """
+
+    low_pcs: float = 0.3
+    high_pcs: float = 0.7
+    low_vro: float = 0.4
+    high_vro: float = 0.6
+
+    def __post_init__(self) -> None:
+        for what, low, high in (("pcs", self.low_pcs, self.high_pcs), ("vro", self.low_vro, self.high_vro)):
+            if not 0 <= low <= high <= 1:
+                raise ValueError(f"low_{what} and high_{what} must be in [0, 1], low not above high, got {low}, {high}")
+
+
+DEFAULT_THRESHOLDS = Thresholds()
+
+
+def pattern(pcs: Tensor, vro: Tensor, thresholds: Thresholds = DEFAULT_THRESHOLDS) -> npt.NDArray[np.str_]:
+    """The uncertainty pattern of each row: ``LL``, ``LH``, ``HL``, ``HH``, or ``""`` between thresholds.
+
+    The first letter is for PCS and the second for VRO. Benign inputs mostly follow HL and the cases of known attacks
+    LH; such tests miss the other patterns.
 
     >>> pattern(torch.tensor([0.9, 0.1, 0.9, 0.5]), torch.tensor([0.1, 0.7, 0.8, 0.7])).tolist()
     ['HL', 'LH', 'HH', '']
     """
-    if not low_pcs <= high_pcs or not low_vro <= high_vro:
-        raise ValueError(
-            "thresholds must not cross: "
-            f"PCS is low below {low_pcs} and high above {high_pcs}, VRO low below {low_vro} and high above {high_vro}"
-        )
     if pcs.ndim != 1 or pcs.shape != vro.shape or bool(pcs.isnan().any()) or bool(vro.isnan().any()):
         raise ValueError(
             f"PCS and VRO must be one number per row, got shapes {tuple(pcs.shape)} and {tuple(vro.shape)}"
             f" with {int(pcs.isnan().sum())} and {int(vro.isnan().sum())} NaN"
         )
-    first, second = _letters(pcs, low_pcs, high_pcs), _letters(vro, low_vro, high_vro)
-    both = np.char.add(first, second)
-    return np.where((first == "") | (second == ""), "", both)
+    first = _letters(pcs, thresholds.low_pcs, thresholds.high_pcs)
+    second = _letters(vro, thresholds.low_vro, thresholds.high_vro)
+    return np.where((first == "") | (second == ""), "", np.char.add(first, second))
 
 
 def _letters(values: Tensor, low: float, high: float) -> npt.NDArray[np.str_]:
@@ -186,12 +183,8 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
 
     All cases get the same masks, as in one call of `mc_dropout`, but are processed in chunks to limit memory. VRO
     refers to the model's present predictions. ``label_margin`` is the `margin` of the case's label in probabilities;
-    attacks store theirs in the column ``margin``, in logits and with the opposite sign.
-
-    Args:
-        model: one with dropout.
-        passes: T, at least 2; the paper uses 50 for MNIST and 100 for larger images.
-        generator: one number is drawn from it.
+    attacks store theirs in the column ``margin``, in logits and with the opposite sign. The paper uses 50 passes for
+    MNIST and 100 for larger images.
     """
     check_passes(passes)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
@@ -200,7 +193,7 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
     classes = model.classes(suite.rows.take(torch.arange(min(len(suite), MIN_ROWS))))
     rows = model.batch_size * max(1, CHUNK // (passes * classes * model.batch_size))
     parts = [
-        _columns(model, suite.rows.take(part), suite.label[part], passes=passes, generator=spawn(seed, "masks"))
+        _columns(model, suite.rows.take(part), suite.label[part], passes=passes, seed=seed)
         for part in torch.arange(len(suite)).split(rows)
     ]
     columns: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in COLUMNS}
@@ -210,10 +203,8 @@ def annotate(model: Classifier, suite: Suite, *, passes: int = 50, generator: to
 COLUMNS = ("pcs", "gini", "entropy", "label_margin", "vr", "vro", "pe", "mi")
 
 
-def _columns(
-    model: Classifier, x: Tensor, label: Tensor, *, passes: int, generator: torch.Generator
-) -> dict[str, Tensor]:
-    mc = mc_dropout(model, x, passes=passes, generator=generator).probs
+def _columns(model: Classifier, x: Tensor, label: Tensor, *, passes: int, seed: int) -> dict[str, Tensor]:
+    mc = mc_dropout(model, x, passes=passes, generator=spawn(seed, "masks")).probs
     probs = model.probs(x)
     return {
         "pcs": prediction_confidence(probs),
@@ -225,9 +216,6 @@ def _columns(
         "pe": predictive_entropy(mc),
         "mi": mutual_information(mc),
     }
-
-
-# Checks ---------------------------------------------------------------------------------------------------------------
 
 
 def _checked(probs: Tensor, *, dims: int) -> Tensor:
@@ -246,12 +234,3 @@ def _checked(probs: Tensor, *, dims: int) -> Tensor:
             f"a smallest value of {float(probs.amin()):.3g}; apply softmax to logits"
         )
     return probs
-
-
-def _label_column(label: Tensor, n: int, classes: int) -> Tensor:
-    """Labels as ``(N, 1)``."""
-    if label.shape != (n,) or label.is_floating_point() or label.dtype == torch.bool:
-        raise ValueError(f"labels must be integers of shape ({n},), got {label.dtype} of shape {tuple(label.shape)}")
-    if int(label.min()) < 0 or int(label.max()) >= classes:
-        raise ValueError(f"labels must be from 0 to {classes - 1}, got {int(label.min())} to {int(label.max())}")
-    return label.long()[:, None]

@@ -21,7 +21,8 @@ from operant.validation import check_ascending, check_at_least, check_within
 if TYPE_CHECKING:
     from operant.model.doctor import Finding
 
-MIN_ROWS = 16  # below this many rows CPU kernels round differently, so smaller batches are padded
+MIN_ROWS = 16
+"""Smaller batches are padded to this many rows, since CPU kernels round differently below it."""
 PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
 
 

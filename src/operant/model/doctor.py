@@ -35,7 +35,7 @@ class Finding:
     name: str
     problem: str
     advice: str
-    severity: str  # "error": results would be meaningless; "warning": interpret them with care
+    severity: str = "warning"  # "error": results would be meaningless; "warning": interpret them with care
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.name}: {self.problem}. {self.advice}."

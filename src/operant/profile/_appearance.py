@@ -22,14 +22,8 @@ MIN_SIDE = 8  # pixels
 class ImageDescriptor:
     """Turns images ``(n, channels, height, width)`` into vectors; made by `ImageDescriptor.of`.
 
-    About fifty numbers describe an image: levels of brightness, sharpness at three scales, directions of edges, the
-    position of its mass, principal components. Each is mapped to a value u from 0 to 1 by the normal distribution
-    function with the mean and standard deviation of the images given to `of`, and
-
-        φ(x) = √2 cos(πku), k = 1 to 3, for each number        (1)
-
-    so that means of φ describe how each is distributed. Unlike ranks, u is smooth: rounding errors in images hardly
-    change it.
+    The vector is φ, (1) of `fit_conditions`. A number is mapped to u by the normal distribution function with the mean
+    and standard deviation of the images given to `of`: unlike ranks, u is smooth, and rounding errors hardly change it.
     """
 
     bounds: tuple[float, float]  # smallest and largest value of an image

@@ -11,6 +11,7 @@ from torch import Tensor
 from operant.density import KDE
 from operant.rng import spawn
 from operant.types import Density
+from operant.validation import check_not_empty
 
 PAIRS = 2**21  # pairs of rows and references per block
 POINTS = 256  # quadrature points per box, for densities without a closed form
@@ -121,8 +122,7 @@ def _bound(references: Tensor, widths: Tensor, half: Tensor, log_weights: Tensor
 
 def nearest_mass(codes: Tensor, shares: Tensor, pool: Tensor) -> Tensor:
     """Share of the codes' mass that belongs to each row of the pool, ``(N,)``, summing to 1; see `Profile.weights`."""
-    if len(pool) == 0:
-        raise ValueError("the pool is empty; give at least one input")
+    check_not_empty(pool=pool)
     if len(codes) > MAX_FIELD_INPUTS:
         rows = torch.randperm(len(codes), generator=spawn(0, "mass"))[:MAX_FIELD_INPUTS].to(codes.device)
         codes, shares = codes[rows], shares[rows]

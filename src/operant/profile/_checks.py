@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from operant.data import Samples
 from operant.model import Finding, slack_of
+from operant.validation import check_within
 
 
 def warning(name: str, problem: str, advice: str) -> Finding:
     return Finding(name=name, problem=problem, advice=advice, severity="warning")
 
 
-def check_finite(name: str, x: Tensor) -> None:
-    if bad := int((~x.detach().isfinite()).flatten(1).any(1).sum()):
-        raise ValueError(f"{name} contain NaN or infinity in {bad} of {len(x)} rows; remove them")
-
-
 def check_bounds(name: str, x: Tensor, bounds: tuple[float, float]) -> None:
-    low, high = (float(v) for v in torch.aminmax(x.detach()))
-    slack = slack_of(bounds)
-    if not (low >= bounds[0] - slack and high <= bounds[1] + slack):
-        raise ValueError(
-            f"{name} must lie within bounds {bounds} and hold no NaN, got values from {low:.4g} to {high:.4g}; "
-            "rescale them, or set the bounds of your data"
-        )
+    advice = "rescale them, or set the bounds of your data"
+    check_within(bounds, slack=slack_of(bounds), advice=advice, **{name: x})
+
+
+def check_same_shape(one: str, a: Samples, other: str, b: Samples) -> None:
+    if a.shape != b.shape:
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"{one} and {other} inputs must have one shape, got {shapes}; resize them")
 
 
 def check_classes(name: str, samples: Samples, classes: int) -> None:

@@ -71,9 +71,6 @@ def _narrowed(s: Severity, values: dict[str, float]) -> Severity:
     return replace(s, low=max(s.low, mean - 3 * std), high=min(s.high, mean + 3 * std), mean=mean, std=std)
 
 
-# Simulate, and compare with the field
-
-
 class Comparison(NamedTuple):
     residual: Array  # Σ^(-1/2) d of (2)
     features: Array  # φ of the simulated images
@@ -132,11 +129,6 @@ class ConditionMatcher:
         weights: Array = self.classes @ (priors / np.maximum(self.classes.sum(0), 1))
         weights /= weights.sum()
         return weights
-
-    @property
-    def effective_rows(self) -> float:
-        """Number of field images that alone would give the same noise in d of (2) as both sides together."""
-        return 1 / (1 / len(self.field) + 1 / len(np.unique(self.origin)))
 
 
 def _mixture(means: Array, target: Array) -> Array:
@@ -203,16 +195,13 @@ def shuffled(n: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(n, generator=generator, device=generator.device).cpu()
 
 
-# The search
-
-
 def best_match(matcher: ConditionMatcher) -> tuple[Array, Array]:
     """The parameters with the smallest distance, and the matrix R that it was measured with."""
     root = _inverse_root(matcher.field, None, 0.1)
-    t = _descend(matcher, _start(matcher, root), root, rows=ROUGH_IMAGES, step=ROUGH, max_steps=12)
+    t = _descend(matcher, _start(matcher, root), root, rough=True)
     there = matcher.compare(t, root)
     root = _inverse_root(there.features, matcher.weights(there.priors), 0.01)
-    t = _descend(matcher, t, root, rows=len(matcher.x), step=FINE, max_steps=4)
+    t = _descend(matcher, t, root)
     return _drop_idle(matcher, t, root), root
 
 
@@ -227,16 +216,10 @@ def _start(matcher: ConditionMatcher, root: Array) -> Array:
 
 
 def _descend(
-    matcher: ConditionMatcher,
-    t: Array,
-    root: Array,
-    *,
-    rows: int,
-    step: float,
-    max_steps: int,
-    free: NDArray[np.bool_] | None = None,
+    matcher: ConditionMatcher, t: Array, root: Array, *, rough: bool = False, free: NDArray[np.bool_] | None = None
 ) -> Array:
-    """The end of at most ``max_steps`` Gauss-Newton steps from t, moving only the free parameters."""
+    """The end of a few Gauss-Newton steps from t, moving only the free parameters (default: all)."""
+    rows, step, max_steps = (ROUGH_IMAGES, ROUGH, 12) if rough else (len(matcher.x), FINE, 4)
     free = np.ones(len(t), dtype=bool) if free is None else free
     if not free.any():
         return t
@@ -289,7 +272,7 @@ def _drop_idle(matcher: ConditionMatcher, t: Array, root: Array) -> Array:
         if needed == on:
             break
         on = needed
-        t = _descend(matcher, t, root, rows=len(matcher.x), step=FINE, max_steps=4, free=np.isin(conditions, on))
+        t = _descend(matcher, t, root, free=np.isin(conditions, on))
     return t
 
 
@@ -311,4 +294,5 @@ def _needed(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) -> 
 
 def _allowance(matcher: ConditionMatcher, parameters: int) -> float:
     """How much (2) rises by chance if this many parameters are left out."""
-    return float(chi2.ppf(CONFIDENCE, parameters) / matcher.effective_rows)
+    rows = 1 / (1 / len(matcher.field) + 1 / len(np.unique(matcher.origin)))  # as many would give d the same noise
+    return float(chi2.ppf(CONFIDENCE, parameters) / rows)

@@ -15,7 +15,8 @@ from torch.nn.functional import one_hot
 
 from operant.data import Samples
 from operant.model import Classifier, Finding
-from operant.profile._checks import check_classes, warning
+from operant.profile._checks import check_classes, check_same_shape, warning
+from operant.validation import check_at_least, check_between
 
 TESTS = 3  # that can raise the alarm, each at its share of the level
 MIN_INPUTS = 20  # per side; with fewer, only extreme changes would be detected
@@ -31,8 +32,7 @@ class Drift:
 
     Attributes:
         level: false-alarm probability of all tests together.
-        sizes: number of reference and current inputs.
-        compared: number of each that the tests on inputs used.
+        sizes, compared: number of reference and current inputs; number of each that the tests on inputs used.
         outputs: p-value of the test on the model's outputs, corrected for the number of classes.
         inputs: p-value of the test on the inputs.
         within: p-value of the test on the inputs inside predicted classes, which does not react to class shares; None
@@ -82,11 +82,8 @@ class Drift:
     @property
     def summary(self) -> str:
         """The result of all tests together, in a sentence."""
-        verdict = "Drift" if self.alarm else "No drift detected"
-        return (
-            f"{verdict} (p = {self.p_value:.3g}, level {self.level:g}): {self.sizes[0]} reference inputs, "
-            f"{self.sizes[1]} current ones."
-        )
+        verdict, (n, m) = "Drift" if self.alarm else "No drift detected", self.sizes
+        return f"{verdict} (p = {self.p_value:.3g}, level {self.level:g}): {n} reference inputs, {m} current ones."
 
     @property
     def details(self) -> str:
@@ -101,8 +98,8 @@ class Drift:
         ]
         rows = sorted(range(len(self.distances)), key=lambda c: -self.distances[c])
         for c in rows[:MAX_SHOWN]:
-            a, b = self.reference_shares[c], self.current_shares[c]
-            lines.append(f"  {c:>5}  {a:9.1%}  {b:7.1%}  {b - a:+6.1%}  {self.distances[c]:8.3f}")
+            shares = f"{self.reference_shares[c]:9.1%}  {self.current_shares[c]:7.1%}  {self.moved[c]:+6.1%}"
+            lines.append(f"  {c:>5}  {shares}  {self.distances[c]:8.3f}")
         if len(rows) > MAX_SHOWN:
             lines.append(f"  ... and {len(rows) - MAX_SHOWN} classes that moved less")
         if not self.alarm:
@@ -148,11 +145,9 @@ def drift(
 
     Args:
         reference: earlier inputs. Not the training data, on which the model is more confident.
-        current: later inputs.
         level: false-alarm probability.
         permutations: for (2) and (3); the smallest p-value is 1 / (permutations + 1).
         rows: maximum number of inputs per side for (2) and (3), drawn at random; memory grows with its square.
-        generator: draws rows and permutations.
 
     References:
         | Failing Loudly: An Empirical Study of Methods for Detecting Dataset Shift (Rabanser et al., 2019)
@@ -190,11 +185,7 @@ def drift(
 
 
 def ks_distances(a: Tensor, b: Tensor) -> Tensor:
-    """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions.
-
-    >>> ks_distances(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.5], [2.0], [3.0]]))
-    tensor([0.6667], dtype=torch.float64)
-    """
+    """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions."""
     points = torch.cat([a, b]).T.contiguous()
     below = (torch.searchsorted(s.T.sort(1).values.contiguous(), points, right=True).double() / len(s) for s in (a, b))
     return torch.sub(*below).abs().amax(1)
@@ -227,12 +218,7 @@ def gaussian_kernel(x: Tensor) -> Tensor:
 
 
 def splits(first: Tensor, groups: Tensor, permutations: int, *, generator: torch.Generator) -> Tensor:
-    """Which rows are in the first sample, as 0 and 1: the given column, then columns permuted inside groups.
-
-    >>> first, groups = torch.tensor([True, True, False, False]), torch.tensor([0, 0, 0, 1])
-    >>> splits(first, groups, 2, generator=torch.Generator())[3]
-    tensor([0., 0., 0.], dtype=torch.float64)
-    """
+    """Which rows are in the first sample, as 0 and 1: the given column, then columns permuted inside groups."""
     u = torch.rand(permutations, len(first), dtype=torch.float64, generator=generator, device=generator.device).cpu()
     order, given = (groups + u).argsort(1), first.double()
     by_group = given[groups.argsort(stable=True)].expand_as(u)  # order also lists the rows group by group
@@ -240,12 +226,7 @@ def splits(first: Tensor, groups: Tensor, permutations: int, *, generator: torch
 
 
 def mmd(kernel: Tensor, first: Tensor) -> Tensor:
-    """MMD² of (2), unbiased, for every split of the rows in two, one per column of 0 and 1 in ``first``.
-
-    >>> kernel = gaussian_kernel(torch.tensor([[0.0], [1.0], [8.0], [9.0]]))
-    >>> mmd(kernel, torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double())
-    tensor([ 1.4091, -0.7177], dtype=torch.float64)
-    """
+    """MMD² of (2), unbiased, for every split of the rows in two, one per column of 0 and 1 in ``first``."""
     n = first.sum(0)
     m = len(first) - n
     same = ((kernel @ first) * first).sum(0)
@@ -292,9 +273,6 @@ def _blocks(x: Tensor) -> Iterator[tuple[int, Tensor]]:
     return ((start, x[start : start + size].double()) for start in range(0, len(x), size))
 
 
-# Findings
-
-
 def _causes(d: Drift) -> tuple[Finding, ...]:
     if not d.alarm:
         return ()
@@ -309,9 +287,7 @@ def _causes(d: Drift) -> tuple[Finding, ...]:
             "conditions behind the change with fit_conditions"
         )
         if shares:
-            advice += (
-                ". Predicted shares moved too; if the model often errs, they may be the cause: see estimate_priors"
-            )
+            advice += ". Predicted shares moved too; if the model often errs, they may be the cause: estimate_priors"
     elif d.within is not None and shares:
         name, problem = "class shares moved", f"{most}; within predicted classes no difference of inputs was detected"
         advice = (
@@ -343,36 +319,21 @@ def _shared(reference: Samples, current: Samples) -> int:
 
 
 def _check(reference: Samples, current: Samples, model: Classifier, level: float, permutations: int, rows: int) -> None:
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}; 0.05 is usual")
-    if permutations + 1 < TESTS / level:
-        raise ValueError(
-            f"permutations must be at least {math.ceil(TESTS / level - 1)} for alarms at level {level} to be possible, "
-            f"got {permutations}; 500 are usual at level 0.05"
-        )
-    if rows < MIN_INPUTS:
-        raise ValueError(f"rows must be at least {MIN_INPUTS}, got {rows}; 2000 is usual")
-    if reference.shape != current.shape:
-        raise ValueError(
-            f"reference and current inputs must have one shape, got {tuple(reference.shape)} and "
-            f"{tuple(current.shape)}; resize them to one shape"
-        )
+    check_between(0, 1, level=level, advice="0.05 is usual")
+    least = math.ceil(TESTS / level - 1)
+    check_at_least(least, permutations=permutations, advice=f"with fewer no alarm is possible at level {level}")
+    check_at_least(MIN_INPUTS, rows=rows, advice="2000 is usual")
+    check_same_shape("reference", reference, "current", current)
     for name, samples in (("reference", reference), ("current", current)):
-        _check_side(name, samples, model)
+        number = {f"the number of {name} inputs": len(samples)}
+        check_at_least(MIN_INPUTS, **number, advice="a few hundred detect moderate shifts")
+        try:
+            model.check_inputs(samples.x)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from error
+        check_classes(name, samples, model.classes(samples.x))
     if (shared := _shared(reference, current)) >= MAX_SHARED * min(len(reference), len(current)):
         raise ValueError(
             f"reference and current inputs must be different ones, but {shared} of {len(current)} current inputs are "
             "in the reference; split them, or, if equal inputs did arrive twice, give the Samples separate ids"
         )
-
-
-def _check_side(name: str, samples: Samples, model: Classifier) -> None:
-    if len(samples) < MIN_INPUTS:
-        raise ValueError(
-            f"drift needs at least {MIN_INPUTS} {name} inputs, got {len(samples)}; a few hundred detect moderate shifts"
-        )
-    try:
-        model.check_inputs(samples.x)
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from error
-    check_classes(name, samples, model.classes(samples.x))

@@ -16,8 +16,9 @@ from operant.conditions import Recipe
 from operant.data import Samples
 from operant.model import Finding
 from operant.profile._appearance import MIN_SIDE, Array
-from operant.profile._checks import check_bounds, warning
+from operant.profile._checks import check_bounds, check_same_shape, warning
 from operant.profile._matching import ConditionMatcher, FreeParameter, best_match, make_matcher, shuffled, wide_slopes
+from operant.validation import check_at_least, check_between
 
 MIN_IMAGES = 50  # on either side
 MAX_CLASSES = 50  # whose priors can be fitted too
@@ -29,22 +30,14 @@ END = 0.02  # distance from the end of its range below which a parameter counts 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A fitted parameter of a severity's distribution.
+    """A fitted parameter of a severity's distribution, with its interval."""
 
-    Attributes:
-        condition: such as ``"rotation"``.
-        name: ``"mean"``, ``"std"``, ``"low"`` or ``"high"``.
-        value: the estimate.
-        lower, upper: its interval.
-        limits: smallest and largest value searched.
-    """
-
-    condition: str
-    name: str
+    condition: str  # such as "rotation"
+    name: str  # "mean", "std", "low" or "high"
     value: float
     lower: float
     upper: float
-    limits: tuple[float, float]
+    limits: tuple[float, float]  # smallest and largest value searched
 
     def __str__(self) -> str:
         return f"{self.condition} {self.name} {self.value:.3g} [{self.lower:.3g}, {self.upper:.3g}]"
@@ -56,13 +49,10 @@ class FittedConditions:
 
     Attributes:
         recipe: within the widest that was declared. A condition that the field data do not need is fixed at 0.
-        parameters: the estimates, with intervals.
-        before: distance (2) of `fit_conditions` between field data and unchanged clean images.
-        after: distance between field data and clean images under the recipe.
+        before, after: distance (2) of `fit_conditions` of field data from clean images, unchanged and under the recipe.
         floor: distance between two halves of the field data, the smallest to be expected.
         floor_high: 95 % quantile of that distance over splits into halves.
         priors: of the classes in the field, given or fitted; empty if clean images have no labels.
-        confidence: of each interval.
         findings: reasons to doubt the recipe.
     """
 
@@ -127,8 +117,7 @@ def fit_conditions(
             severities and the probability of being absent are kept.
         priors: of the classes in the field, if known.
         simulated: images per simulation.
-        resamples: for the intervals.
-        confidence: of each parameter's interval.
+        resamples, confidence: of the intervals.
         generator: draws images, severities, splits and resamples; the same one gives the same fit.
         progress: show a progress bar if there is a terminal.
 
@@ -140,17 +129,14 @@ def fit_conditions(
         | The Bayesian Bootstrap (Rubin, 1981), for the resamples, https://doi.org/10.1214/aos/1176345338
     """
     _check(field, clean, widest, priors)
-    if simulated < MIN_IMAGES or resamples < 20 or not 0 < confidence < 1:
-        raise ValueError(
-            f"simulated must be at least {MIN_IMAGES}, resamples at least 20 and confidence between 0 and 1, got "
-            f"{simulated}, {resamples} and {confidence}"
-        )
+    check_at_least(MIN_IMAGES, simulated=simulated)
+    check_at_least(20, resamples=resamples, advice="200 is usual")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     with _progress_bar(progress) as tick:
         matcher = make_matcher(field, clean, widest, priors, simulated, generator, tick)
         t, root = best_match(matcher)
     lower, upper = _intervals(matcher, t, root, resamples, confidence, generator)
-    before, after, halves = _distances(matcher, t, root, generator)
-    floor, floor_high = _root_mean_square(halves), float(np.quantile(halves, 0.95))
+    before, after, floor, floor_high = _distances(matcher, t, root, generator)
     return FittedConditions(
         recipe=matcher.recipe(t),
         parameters=tuple(_parameter(p, *v) for p, *v in zip(matcher.parameters, t, lower, upper, strict=True)),
@@ -192,14 +178,11 @@ def _intervals(
 def _counts(n: int, generator: torch.Generator) -> Array:
     """Weight of each row in a resample; 1 on average."""
     u = torch.rand(n, generator=generator, device=generator.device, dtype=torch.float64).cpu()
-    counts: Array = -u.clamp_min(1e-12).log().numpy()
-    return counts
+    return np.asarray(-u.clamp_min(1e-12).log())
 
 
-def _distances(
-    matcher: ConditionMatcher, t: Array, root: Array, generator: torch.Generator
-) -> tuple[float, float, Array]:
-    """(2) of the field from clean and from simulated images, and between halves of the field, one value per split.
+def _distances(matcher: ConditionMatcher, t: Array, root: Array, generator: torch.Generator) -> tuple[float, ...]:
+    """(2) of the field from clean and from simulated images; root mean square and quantile of (2) between its halves.
 
     Means of few images differ by chance. The expected chance distance is subtracted from the first two, and the one
     between halves is added, so that all three can be compared.
@@ -207,11 +190,9 @@ def _distances(
     priors = matcher.compare(t, root).priors
     halves = np.array([_halved(matcher.field, root, generator) for _ in range(SPLITS)])
     fresh = matcher.simulate(matcher.recipe(t), len(matcher.x), matcher.seed + 1)
-    before, after = (
-        math.hypot(_beyond_chance(matcher, features, priors, root), _root_mean_square(halves))
-        for features in (matcher.descriptor(matcher.x), fresh)
-    )
-    return before, after, halves
+    before, after = (_beyond_chance(matcher, v, priors, root) for v in (matcher.descriptor(matcher.x), fresh))
+    floor = float(np.sqrt((halves**2).mean()))
+    return math.hypot(before, floor), math.hypot(after, floor), floor, float(np.quantile(halves, 0.95))
 
 
 def _halved(features: Array, root: Array, generator: torch.Generator) -> float:
@@ -230,10 +211,6 @@ def _beyond_chance(matcher: ConditionMatcher, features: Array, priors: Array, ro
     n = len(matcher.field)
     chance = (shares**2).sum() + (((matcher.field - matcher.field.mean(0)) @ root.T) ** 2).sum() / n**2
     return math.sqrt(max(0.0, float(comparison.cost - chance)))
-
-
-def _root_mean_square(values: Array) -> float:
-    return float(np.sqrt((values**2).mean()))
 
 
 def _unexplained(before: float, after: float, floor: float, floor_high: float) -> tuple[Finding, ...]:
@@ -280,8 +257,7 @@ def _check(field: Samples, clean: Samples, widest: Recipe, priors: Sequence[floa
         if len(samples) < MIN_IMAGES:
             raise ValueError(f"at least {MIN_IMAGES} {name} images are needed, got {len(samples)}; give more")
         check_bounds(f"{name} images", samples.x, widest.bounds)
-    if field.shape != clean.shape:
-        raise ValueError(f"field and clean images must have one shape, got {tuple(field.shape)} and {clean.shape}")
+    check_same_shape("field", field, "clean", clean)
     for name, s in widest.severities.items():
         if s.low < s.high and not s.low <= 0 <= s.high:
             raise ValueError(

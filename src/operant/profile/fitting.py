@@ -18,10 +18,11 @@ from operant.density import KDE, Flow, Mixture, fit_kde
 from operant.model import Classifier, Finding
 from operant.networks import PCA, VAE, Flat, fit_pca
 from operant.profile._cells import box_mass, nearest_mass
-from operant.profile._checks import check_finite, warning
+from operant.profile._checks import warning
 from operant.profile.label_shift import Priors, shares_of
 from operant.rng import spawn
 from operant.types import Density
+from operant.validation import check_finite, check_positive, check_row_shape, check_share
 
 MIN_INPUTS = 30  # field inputs to fit a profile to
 HELD_SHARE = 0.2  # of the field inputs, held back to check the fit and to rank by
@@ -57,28 +58,17 @@ class Profile:
 
     The density is of codes, not of inputs: it ranks inputs and weights regions, but ignores whatever the codes leave
     out (`operant.measure.fit_naturalness` does not).
-
-    Args:
-        shape: of one input.
-        encoder: from inputs (or their features) to codes.
-        density: of codes.
-        codes: of the fitted field inputs, ``(n, d)``.
-        shares: weight of each of them, ``(n,)``, summing to 1; older ones weigh less after an update.
-        held: codes of the held-back field inputs.
-        probes: a few field inputs, to recognise the features.
-        findings: reasons to doubt this profile.
-        features: applied to inputs before the encoder, or None.
     """
 
-    shape: tuple[int, ...]
-    encoder: Encoder
-    density: Density
-    codes: Tensor = field(repr=False)
-    shares: Tensor = field(repr=False)
-    held: Tensor = field(repr=False)
-    probes: Tensor = field(repr=False)
-    findings: tuple[Finding, ...] = ()
-    features: Features | None = None
+    shape: tuple[int, ...]  # of one input
+    encoder: Encoder  # from inputs (or their features) to codes
+    density: Density  # of codes
+    codes: Tensor = field(repr=False)  # of the fitted field inputs, (n, d)
+    shares: Tensor = field(repr=False)  # weight of each of them, summing to 1; older ones weigh less after an update
+    held: Tensor = field(repr=False)  # codes of the held-back field inputs
+    probes: Tensor = field(repr=False)  # a few field inputs, to recognise the features
+    findings: tuple[Finding, ...] = ()  # reasons to doubt this profile
+    features: Features | None = None  # applied to inputs before the encoder
 
     def __str__(self) -> str:
         n, d = self.codes.shape
@@ -87,11 +77,8 @@ class Profile:
 
     def encode(self, x: Tensor) -> Tensor:
         """The codes of inputs, ``(N, d)``."""
-        if x.ndim < 2 or tuple(x.shape[1:]) != self.shape:
-            raise ValueError(
-                f"this profile is of inputs of shape {self.shape}, got {tuple(x.shape[1:])}; fit one on such inputs"
-            )
-        check_finite("inputs", x)
+        check_row_shape(self.shape, inputs=x, advice="this profile is of such inputs")
+        check_finite(inputs=x)
         return self.encoder(x if self.features is None else _featured(self.features, x))
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -124,8 +111,7 @@ class Profile:
         result is exact, except that distant kernels with less than a thousandth of it together are skipped. For other
         densities it is the mean over 256 points of the box, at the same offsets for all inputs.
         """
-        if not 0 < radius < math.inf:
-            raise ValueError(f"radius must be positive, in standard deviations of codes, got {radius}")
+        check_positive(radius=radius)
         return box_mass(self.density, self.encode(x).detach(), radius * self._spread)
 
     def weights(self, pool: Samples, *, priors: Priors | Sequence[float] | None = None) -> Tensor:
@@ -190,7 +176,6 @@ def fit_profile(
         density: learns the density of codes: `fit_kde`, `fit_mixture` or `fit_flow`, with options in the same way
             (default: kernels with the bandwidth that maximises the leave-one-out likelihood).
         features: applied to inputs before the encoder: `layer_features` of a model, or any function of inputs.
-        generator: for the random numbers of both.
 
     >>> from operant import load_digits
     >>> digits = load_digits().train
@@ -204,7 +189,10 @@ def fit_profile(
     """
     _check_field(field)
     parts = field.split(fitting=1 - HELD_SHARE, held=HELD_SHARE)
-    fitting, held = (_with_features(parts[role], features) for role in ("fitting", "held"))
+    if features is None:
+        fitting, held = parts["fitting"], parts["held"]
+    else:
+        fitting, held = (Samples(_featured(features, part.x), ids=part.ids) for part in parts.values())
     learned = encoder(fitting, generator=generator)
     codes, held_codes = (_checked_codes(learned(part.x), len(part)) for part in (fitting, held))
     _check_spread(codes)
@@ -254,7 +242,6 @@ class ProfileUpdate:
     """An updated profile, and how far it moved.
 
     Attributes:
-        profile: the new one.
         moved: distance of the mean of the new inputs' codes from that of the old ones, in standard deviations.
         strange: share of new inputs with a density below that of 95 % of the old held-back ones; 5 % if nothing moved.
         divergence: mean log-density of the new held-back inputs under the new profile minus under the old, in nats.
@@ -287,14 +274,11 @@ def update_profile(
     the number of updates since it arrived. The newly held-back inputs replace the old ones.
 
     Args:
-        profile: the one to update.
         new: field inputs that arrived since.
         keep: weight of an old input relative to a new one, from 0 (forget) to 1 (equal).
-        density: learns the density, as in `fit_profile`.
-        generator: for its random numbers.
+        density, generator: as in `fit_profile`.
     """
-    if not 0 <= keep <= 1:
-        raise ValueError(f"keep must lie between 0 and 1, got {keep}; 0.5 halves the weight of old inputs")
+    check_share(keep=keep, advice="0.5 halves the weight of old inputs")
     _check_field(new)
     parts = new.split(fitting=1 - HELD_SHARE, held=HELD_SHARE)
     codes, held = (_checked_codes(profile.encode(parts[role].x), len(parts[role])) for role in ("fitting", "held"))
@@ -308,12 +292,11 @@ def update_profile(
     updated = replace(profile, density=fitted, codes=joined, shares=shares, held=held, probes=probes)
     _check_fit(updated)
     apart = (codes.double().mean(0) - profile.shares @ profile.codes.double()) / profile._spread
-    rated = torch.searchsorted(profile._held_log_prob, profile.density.log_prob(held).detach(), right=True)
     gain = fitted.log_prob(held).mean() - profile.density.log_prob(held).mean()
     return ProfileUpdate(
         profile=replace(updated, findings=_findings(updated, new)),
         moved=float(apart.norm()),
-        strange=float((rated.double() / len(profile.held) <= STRANGE_QUANTILE).double().mean()),
+        strange=float((profile.quantile_of_codes(held) <= STRANGE_QUANTILE).double().mean()),
         divergence=float(gain),
     )
 
@@ -345,12 +328,7 @@ class _StoredProfile:
 
 
 def load_profile(path: str | Path, *, features: Features | None = None) -> Profile:
-    """Read the file of `Profile.save`; it gives the same values as before.
-
-    Args:
-        path: the JSON file.
-        features: the function it was fitted with, if any. Another function is rejected.
-    """
+    """Read the file of `Profile.save`, given the features that it was fitted with, if any; others are rejected."""
     stored = results.load(path, _StoredProfile)
     if stored.has_features != (features is not None):
         need = "of features: give the function for them" if stored.has_features else "of inputs: give no features"
@@ -362,17 +340,8 @@ def load_profile(path: str | Path, *, features: Features | None = None) -> Profi
     if features is not None:
         now = profile.encode(stored.probes)
         if not torch.allclose(now, stored.held[: len(now)].to(now), rtol=1e-3, atol=1e-3):
-            raise ValueError(
-                f"these features are not those of the profile in {path}; give the function it was fitted on"
-            )
+            raise ValueError(f"these features are not those of the profile in {path}; give those it was fitted on")
     return profile
-
-
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
-def _with_features(part: Samples, features: Features | None) -> Samples:
-    return part if features is None else Samples(_featured(features, part.x), ids=part.ids)
 
 
 def _featured(features: Features, x: Tensor) -> Tensor:
@@ -386,7 +355,7 @@ def _featured(features: Features, x: Tensor) -> Tensor:
 def _check_field(field: Samples) -> None:
     if len(field) < MIN_INPUTS:
         raise ValueError(f"a profile needs at least {MIN_INPUTS} field inputs, got {len(field)}; collect more")
-    check_finite("field inputs", field.x)
+    check_finite(inputs=field.x)
 
 
 def _checked_codes(codes: Tensor, n: int) -> Tensor:
@@ -400,7 +369,7 @@ def _check_spread(codes: Tensor) -> None:
     if n <= d:
         raise ValueError(
             f"there must be more field inputs than dimensions, got {n} to fit {d} dimensions; collect more, or use "
-            "fewer dimensions: encoder=partial(fit_pca, dimensions=...)"
+            "fewer: encoder=partial(fit_pca, dimensions=...)"
         )
     if constant := (codes == codes[:1]).all(0).nonzero().flatten().tolist():
         raise ValueError(
@@ -414,9 +383,7 @@ def _check_fit(profile: Profile) -> None:
     low = fitted.median() - profile._held_log_prob.median()
     limit = MAX_GAP * profile.codes.shape[1] + 2
     if not math.isfinite(float(low)):
-        raise ValueError(
-            "the density of the field inputs is not finite; most of them may be copies of a few: remove copies"
-        )
+        raise ValueError("the density of the field inputs is not finite; many may be copies of a few: remove copies")
     if float(low) > limit:
         raise ValueError(
             f"the density rates held-back field inputs {float(low):.1f} nats below the ones it was fitted on, more "

@@ -17,6 +17,7 @@ from torch import Tensor
 from operant.data import Samples
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, warning
+from operant.validation import check_at_least, check_between, check_one_of
 
 Array = NDArray[np.float64]
 TINY = 1e-6  # smaller priors are set to 0, which expectation-maximisation never reaches exactly
@@ -29,8 +30,6 @@ class Priors:
 
     Attributes:
         values: one prior per class; they sum to 1.
-        lower, upper: interval of each.
-        method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
         labelled: class frequencies in the labelled data.
         check: estimates of the other method (BBSE for MLLS, MLLS for the others).
         findings: reasons to doubt the estimates.
@@ -97,9 +96,7 @@ def estimate_priors(
     Args:
         labelled: labelled inputs *outside* the training data; every class must occur.
         field: inputs from operation; labels are ignored.
-        method: ``"mlls"``, ``"bbse"`` or ``"rlls"``.
-        confidence: of each class's interval.
-        generator: draws the resamples.
+        resamples, confidence, generator: of each class's interval.
 
     References:
         | Adjusting the Outputs of a Classifier to New a Priori Probabilities (Saerens et al., 2002)
@@ -120,7 +117,7 @@ def estimate_priors(
         resample = outputs.resampled(generator)
         for name, estimates in draws.items():
             estimates.append(ESTIMATORS[name](resample))
-    a, b = (np.stack(draws[name]) for name in (method, other))
+    a, b = (np.stack(estimates) for estimates in draws.values())
     lower, upper = _percentiles(a, _counts(outputs, first), confidence)
     return Priors(
         values=tuple(first.tolist()),
@@ -160,9 +157,6 @@ class _Outputs:
         rows = np.concatenate([m[_draw(len(m), generator)] for m in members])
         field = self.field[_draw(len(self.field), generator)]
         return _Outputs(labelled=self.labelled[rows], y=self.y[rows], field=field, start=self.start)
-
-
-# The three methods
 
 
 def mlls(outputs: _Outputs) -> Array:
@@ -217,9 +211,6 @@ def _confusion(outputs: _Outputs) -> tuple[Array, Array]:
     return joint, np.bincount(outputs.field.argmax(1), minlength=k) / len(outputs.field)
 
 
-# Calibration: a temperature and one bias per class
-
-
 def _calibrated(logits: Array, parameters: Array) -> Array:
     calibrated: Array = logits * np.exp(-parameters[0]) + parameters[1:]
     return calibrated
@@ -267,9 +258,7 @@ def _cleaned(priors: Array) -> Array:
 
 def _disagreement(method: str, other: str, difference: Array, resampled: Array) -> tuple[Finding, ...]:
     """Reports classes whose two estimates differ by more than chance, at 1 % over all classes together."""
-    tail = 0.01 / len(difference) / 2
-    spread = resampled.std(0, ddof=1)
-    limit = float(normal.isf(tail)) * spread + 0.01
+    limit = float(normal.isf(0.01 / len(difference) / 2)) * resampled.std(0, ddof=1) + 0.01
     far = np.flatnonzero(np.abs(difference) > limit)
     if len(far) == 0:
         return ()
@@ -301,12 +290,9 @@ def _draw(n: int, generator: torch.Generator) -> NDArray[np.int64]:
 def _check(
     model: Classifier, labelled: Samples, field: Samples, method: str, resamples: int, confidence: float
 ) -> None:
-    if method not in ESTIMATORS:
-        raise ValueError(f"method must be one of {', '.join(ESTIMATORS)}, got {method!r}")
-    if resamples < 20:
-        raise ValueError(f"resamples must be at least 20 for an interval, got {resamples}; 200 is usual")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
+    check_one_of(ESTIMATORS, method=method)
+    check_at_least(20, resamples=resamples, advice="200 is usual")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     model.check(labelled)
     model.check_inputs(field.x)
     if len(field) < 2:

@@ -14,10 +14,11 @@ from torch import Tensor
 from operant.data import Samples
 from operant.model import Finding
 from operant.networks import PCA, fit_pca
-from operant.profile._checks import warning
+from operant.profile._checks import check_same_shape, warning
 from operant.profile.fitting import Features, with_priors
 from operant.profile.label_shift import Priors
 from operant.rng import mix
+from operant.validation import check_between, check_not_empty
 
 FOLDS = 5
 SQUARED = 16  # codes whose squares and products are terms too
@@ -35,29 +36,23 @@ class Ratio:
         r(x) = n_pool / n_field · d(x) / (1 - d(x)),  d the probability of being from the field        (1)
 
     Attributes:
-        encoder: principal components of pool and field together.
-        coefficients: of the logistic regression of each fold, ``(5, 1 + terms)``, the constant first.
-        centre, scale: mean and standard deviation of the terms.
-        calibration: slope and offset of the logit, fitted out of fold.
-        odds: n_pool / n_field.
         clip: maximum weight of a pool input, relative to the mean.
         auc: how well pool and field can be separated: from 0.5 (not at all) to 1 (entirely).
         effective: effective number of the pool's inputs under these weights.
         findings: reasons to doubt the weights.
-        features: applied to inputs before the encoder, or None.
     """
 
-    encoder: PCA
-    coefficients: Tensor = field(repr=False)
-    centre: Tensor = field(repr=False)
-    scale: Tensor = field(repr=False)
-    calibration: tuple[float, float]
-    odds: float
+    encoder: PCA  # principal components of pool and field together
+    coefficients: Tensor = field(repr=False)  # of each fold's logistic regression, (5, 1 + terms), the constant first
+    centre: Tensor = field(repr=False)  # mean of the terms
+    scale: Tensor = field(repr=False)  # standard deviation of the terms
+    calibration: tuple[float, float]  # slope and offset of the logit, fitted out of fold
+    odds: float  # n_pool / n_field
     clip: float
     auc: float
     effective: float
     findings: tuple[Finding, ...]
-    features: Features | None = None
+    features: Features | None = None  # applied to inputs before the encoder
 
     def __call__(self, x: Tensor) -> Tensor:
         """The unclipped ratio of each input, ``(N,)`` in float64."""
@@ -70,8 +65,7 @@ class Ratio:
 
         An alternative to `Profile.weights` for a pool drawn as the one it was fitted on.
         """
-        if len(pool) == 0:
-            raise ValueError("the pool is empty; give at least one input")
+        check_not_empty(pool=pool)
         mass = _clipped(self(pool.x), self.clip)
         return mass if priors is None else with_priors(mass, pool, priors)
 
@@ -96,11 +90,8 @@ def fit_ratio(
 
     Args:
         pool: inputs to weight, such as training data.
-        field: inputs from operation.
-        clip: more than 1.
         dimensions: number of principal components.
         features: applied to inputs before the encoder, such as `layer_features`.
-        generator: passed to the encoder.
 
     References:
         | Discriminative Learning Under Covariate Shift (Bickel et al., 2009)
@@ -190,13 +181,8 @@ def _findings(auc: float, effective: float, n: int) -> tuple[Finding, ...]:
 
 
 def _check(pool: Samples, field: Samples, clip: float) -> None:
-    if not 1 < clip < math.inf:
-        raise ValueError(f"clip must be more than 1, got {clip}; 10 is usual")
-    if pool.shape != field.shape:
-        raise ValueError(
-            f"pool and field must hold inputs of one shape, got {tuple(pool.shape)} and {tuple(field.shape)}; "
-            "resize them"
-        )
+    check_between(1, math.inf, clip=clip, advice="10 is usual")
+    check_same_shape("pool", pool, "field", field)
     if min(len(pool), len(field)) < 50:
         raise ValueError(f"at least 50 inputs of each are needed, got {len(pool)} and {len(field)}; collect more")
     if shared := int(torch.isin(pool.ids, field.ids).sum()):

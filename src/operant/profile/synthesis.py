@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from operant.networks import VAE, fit_vae
 from operant.profile._checks import check_bounds
 from operant.profile.label_shift import Priors, shares_of
 from operant.rng import global_streams
+from operant.validation import check_at_least
 
 CHUNK = 256  # rows generated together; one row is reproduced with all others of its chunk
 MAX_ATTEMPTS = 100  # chunks simulated until every class has enough rows
@@ -23,13 +24,37 @@ SEEDS = 2**53  # seeds stay below this, so that a column of doubles can hold the
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Synthesised:
+class SourceBatch:
+    """Inputs and labels from a source, with the id of each row's source image and the parameters drawn for it."""
+
+    x: Tensor = field(repr=False)
+    y: Tensor = field(repr=False)
+    source: Tensor | None = field(default=None, repr=False)
+    parameters: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def take(self, rows: Tensor | slice) -> Self:
+        parameters = {name: column[rows] for name, column in self.parameters.items()}
+        source = None if self.source is None else self.source[rows]
+        return replace(self, x=self.x[rows], y=self.y[rows], source=source, parameters=parameters)
+
+    @staticmethod
+    def concat(parts: Sequence[SourceBatch]) -> SourceBatch:
+        sources = [part.source for part in parts if part.source is not None]
+        return SourceBatch(
+            x=torch.cat([part.x for part in parts]),
+            y=torch.cat([part.y for part in parts]),
+            source=torch.cat(sources) if sources else None,
+            parameters={name: torch.cat([part.parameters[name] for part in parts]) for name in parts[0].parameters},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Synthesised(SourceBatch):
     """Labelled inputs, with everything needed to reproduce any row bit for bit (see `remake`).
 
     `operant.results.save` stores it.
 
     Attributes:
-        x, y: the inputs and their labels.
         method: ``"images under conditions"``, ``"generative model"``, ``"simulator"`` or that of a custom source.
         source: id of the image that each row was made from; None for other sources.
         parameters: values drawn for each row, by name: severities and noise seeds, or a simulator's parameters.
@@ -37,11 +62,7 @@ class Synthesised:
         priors: as requested; None for the source's own.
     """
 
-    x: Tensor = field(repr=False)
-    y: Tensor = field(repr=False)
     method: str
-    source: Tensor | None = field(repr=False)
-    parameters: dict[str, Tensor] = field(repr=False)
     chunk: Tensor = field(repr=False)
     place: Tensor = field(repr=False)
     priors: tuple[float, ...] | None
@@ -52,15 +73,7 @@ class Synthesised:
     def __getitem__(self, index: Any) -> Synthesised:
         """Some rows, by slice, mask or positions."""
         rows = row_index(index, len(self))
-        return replace(
-            self,
-            x=self.x[rows],
-            y=self.y[rows],
-            source=None if self.source is None else self.source[rows],
-            parameters={name: column[rows] for name, column in self.parameters.items()},
-            chunk=self.chunk[rows],
-            place=self.place[rows],
-        )
+        return replace(self.take(rows), chunk=self.chunk[rows], place=self.place[rows])
 
     @property
     def samples(self) -> Samples:
@@ -71,16 +84,6 @@ class Synthesised:
         counts = ", ".join(f"{c}: {k}" for c, k in enumerate(self.y.bincount().tolist()))
         drawn = f", drawn: {', '.join(self.parameters)}" if self.parameters else ""
         return f"{len(self)} inputs of shape {tuple(self.x.shape[1:])} by {self.method}{drawn}; by class {counts}"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SourceBatch:
-    """Inputs and labels from a source, with the id of each row's source image and the parameters drawn for it."""
-
-    x: Tensor
-    y: Tensor
-    source: Tensor | None = None
-    parameters: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -106,10 +109,8 @@ def synthesise(
     Args:
         source: `FromImages` (labelled images under declared or fitted conditions), `FromModel` (a generative model),
             `FromSimulator` or your own.
-        n: number of inputs.
         priors: class priors in the field, one per class, summing to 1, for example from `estimate_priors` or
             `fit_conditions` (default: the source's own).
-        generator: for all random numbers.
 
     >>> from operant import load_digits, spawn
     >>> from operant.conditions import Recipe, normal
@@ -120,19 +121,13 @@ def synthesise(
     >>> torch.equal(remake(source, made[7:9]), made.x[7:9])
     True
     """
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
-    device = generator.device
-    seeds = torch.randint(SEEDS, (math.ceil(n / CHUNK),), generator=generator, device=device).cpu()
+    check_at_least(1, n=n)
+    seeds = torch.randint(SEEDS, (math.ceil(n / CHUNK),), generator=generator, device=generator.device).cpu()
     shares = priors.values if isinstance(priors, Priors) else priors
-    parts = [_chunk(source, int(seed), shares) for seed in seeds]
-    sources = [part.source for part in parts if part.source is not None]
+    batch = SourceBatch.concat([_chunk(source, int(seed), shares) for seed in seeds]).take(slice(n))
     return Synthesised(
-        x=torch.cat([part.x for part in parts])[:n],
-        y=torch.cat([part.y for part in parts])[:n],
+        **vars(batch),
         method=source.method,
-        source=torch.cat(sources)[:n] if sources else None,
-        parameters={name: torch.cat([part.parameters[name] for part in parts])[:n] for name in parts[0].parameters},
         chunk=seeds.repeat_interleave(CHUNK)[:n],
         place=torch.arange(CHUNK).repeat(len(seeds))[:n],
         priors=None if shares is None else tuple(float(p) for p in shares),
@@ -164,15 +159,10 @@ def _chunk(source: Source, seed: int, priors: Sequence[float] | None) -> SourceB
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FromImages:
-    """Labelled images under field conditions, drawn with replacement from the images of each class.
+    """Labelled images under field conditions, drawn with replacement from the images of each class."""
 
-    Args:
-        images: labelled, ``(n, channels, height, width)``.
-        recipe: the conditions, declared or from `fit_conditions`.
-    """
-
-    images: Samples
-    recipe: Recipe
+    images: Samples  # labelled, (n, channels, height, width)
+    recipe: Recipe  # the conditions, declared or from `fit_conditions`
     method = "images under conditions"
 
     def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
@@ -188,17 +178,11 @@ class FromImages:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FromModel:
-    """Inputs from a class-conditional generative model.
+    """Inputs from a class-conditional generative model."""
 
-    Args:
-        sample: ``(labels, generator) -> inputs``, one per label; `fit_class_vaes` makes one.
-        classes: number of classes.
-        bounds: smallest and largest value of an input.
-    """
-
-    sample: Callable[[Tensor, torch.Generator], Tensor]
-    classes: int
-    bounds: tuple[float, float] = (0.0, 1.0)
+    sample: Callable[[Tensor, torch.Generator], Tensor]  # (labels, generator) -> inputs, such as `fit_class_vaes` makes
+    classes: int  # number of classes
+    bounds: tuple[float, float] = (0.0, 1.0)  # smallest and largest value of an input
     method = "generative model"
 
     def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
@@ -246,11 +230,8 @@ def fit_class_vaes(
 
     Args:
         labelled: at least 20 inputs of every class from 0 to the largest label.
-        latent: dimensions of a code.
-        epochs, batch_size: many small steps by default, because classes are small.
-        bounds: smallest and largest value of an input.
-        generator: draws initial weights, batches and codes.
-        progress: show a progress bar per class if there is a terminal.
+        latent, epochs, batch_size, bounds, generator, progress: as for `fit_vae`; many small steps by default, because
+            classes are small.
     """
     y = labelled.labels
     vaes, means, roots = [], [], []
@@ -276,12 +257,11 @@ class FromSimulator:
         simulate: from a table of parameters, one column ``(n,)`` per name, to labelled inputs, one per row. The
             additional column ``seed`` is for the simulator's own random numbers.
         parameters: from name to distribution; see `operant.conditions.uniform`, ``normal``, ``half_normal``, ``fixed``.
-        bounds: smallest and largest value of an input.
     """
 
     simulate: Callable[[dict[str, Tensor]], Samples]
     parameters: dict[str, Severity]
-    bounds: tuple[float, float] = (0.0, 1.0)
+    bounds: tuple[float, float] = (0.0, 1.0)  # smallest and largest value of an input
     method = "simulator"
 
     def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
@@ -300,10 +280,8 @@ class FromSimulator:
 
     def _run(self, n: int, generator: torch.Generator) -> SourceBatch:
         table = {name: s.value(_uniform(n, generator)) for name, s in self.parameters.items()}
-        table = {
-            name: torch.where(_uniform(n, generator) < s.absent, 0.0, table[name])
-            for name, s in self.parameters.items()
-        }
+        for name, s in self.parameters.items():
+            table[name] = torch.where(_uniform(n, generator) < s.absent, 0.0, table[name])
         table["seed"] = torch.randint(SEEDS, (n,), generator=generator, device=generator.device).cpu()
         with global_streams(generator), torch.no_grad():
             samples = self.simulate({name: column.clone() for name, column in table.items()})
@@ -318,16 +296,11 @@ def _missing(wanted: Tensor, y: Tensor, classes: int) -> list[int]:
 
 def _chosen(parts: list[SourceBatch], wanted: Tensor) -> SourceBatch:
     """For each wanted label the next row that has it."""
-    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    rows = torch.empty_like(wanted)
+    batch, rows = SourceBatch.concat(parts), torch.empty_like(wanted)
     for c in wanted.unique().tolist():
         here = wanted == c
-        rows[here] = (y == c).nonzero().flatten()[: int(here.sum())]
-    columns = {name: torch.cat([part.parameters[name] for part in parts])[rows] for name in parts[0].parameters}
-    return SourceBatch(x=x[rows], y=wanted, parameters=columns)
-
-
-# Drawing and checks
+        rows[here] = (batch.y == c).nonzero().flatten()[: int(here.sum())]
+    return batch.take(rows)
 
 
 def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
@@ -340,9 +313,7 @@ def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
             "leave out classes that the data lack, or label some inputs of those"
         )
     if lacking := [c for c in range(len(counts)) if values[c] > 0 and counts[c] == 0]:
-        raise ValueError(
-            f"a class with a positive prior must occur in the labelled data, and {lacking} do not; label some of those"
-        )
+        raise ValueError(f"a class with a positive prior must occur among the labels, and {lacking} do not; label some")
     return values
 
 

@@ -31,6 +31,7 @@ from operant.suite.verdicts import CaseIndex, Part, VerdictReader, columns_of, k
 from operant.validation import check_between, check_from_below, check_one_of
 
 ROWS_PER_SHARD = 4096
+"""`Suite.save` writes longer suites as several shards."""
 ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from operant.measure.patterns import AUC, MEASURES, auc, auc_difference, patterns, toward_adversarial
+from operant.measure import pattern
+from operant.measure.patterns import AUC, MEASURES, auc, auc_difference, toward_adversarial
 from operant.results import load
 from operant_studies.kuk.dropout import DropoutChoice
 from operant_studies.kuk.existing import METHODS, MeasuredCases, step_name
@@ -94,7 +95,7 @@ class KukResults:
     def patterns(self, method: str) -> list[str]:
         """The pattern of each of a method's cases; empty text for none."""
         values = self.measured[method].values
-        return [str(name) for name in patterns(values["pcs"], values["vro"])]
+        return [str(name) for name in pattern(values["pcs"], values["vro"])]
 
     @property
     def seconds(self) -> float:

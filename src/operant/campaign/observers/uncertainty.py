@@ -11,8 +11,9 @@ from torch import Tensor
 
 from operant.campaign.observers.base import ObservedRound, Section, chart_points, evenly, read_template
 from operant.campaign.records import Round
-from operant.measure import annotate, prediction_confidence
-from operant.measure.patterns import DEFAULT, PATTERNS, patterns
+from operant.measure import annotate, pattern, prediction_confidence
+from operant.measure.patterns import PATTERNS
+from operant.measure.uncertainty import DEFAULT_THRESHOLDS
 from operant.suite import Suite
 
 
@@ -73,15 +74,15 @@ class UncertaintyOfFailures:
         if not used:
             return None
         pcs, vro = (torch.cat([getattr(record, name).double() for record in used]) for name in ("pcs", "vro"))
-        which = patterns(pcs, vro).tolist() if len(vro) else []
+        cuts, which = DEFAULT_THRESHOLDS, pattern(pcs, vro).tolist() if len(vro) else []
         values: dict[str, Any] = {
             "failures": sum(record.failures for record in used),
             "measured": len(pcs),
-            "confident": int((pcs > DEFAULT.high_pcs).sum()),
-            "unconfident": int((pcs < DEFAULT.low_pcs).sum()),
+            "confident": int((pcs > cuts.high_pcs).sum()),
+            "unconfident": int((pcs < cuts.low_pcs).sum()),
             "patterns": {name: which.count(name) for name in (*PATTERNS, "")} if which else {},
             "points": chart_points([torch.stack([pcs, vro], 1)]) if which else [],
-            "cuts": {"pcs": [DEFAULT.low_pcs, DEFAULT.high_pcs], "vro": [DEFAULT.low_vro, DEFAULT.high_vro]},
+            "cuts": {"pcs": [cuts.low_pcs, cuts.high_pcs], "vro": [cuts.low_vro, cuts.high_vro]},
             "passes": used[-1].passes,
             "reason": used[-1].reason,
         }
