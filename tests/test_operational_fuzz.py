@@ -399,11 +399,11 @@ def test_distinct_is_the_greedy_choice_seed_by_seed(rows: list[tuple[int, int, i
 
 def test_what_makes_no_sense_is_rejected(fuzz, suite, model, seeds, naturalness) -> None:
     for level in (0.0, 1.0, -0.1, float("nan")):
-        with pytest.raises(ValueError, match="level must (lie|be) between 0 and 1"):
+        with pytest.raises(ValueError, match="level must be between 0 and 1"):
             suite.operational(level=level)
-        with pytest.raises(ValueError, match="level must (lie|be) between 0 and 1"):
+        with pytest.raises(ValueError, match="level must be between 0 and 1"):
             GradientMove(naturalness=naturalness, radius=0.1, level=level)
-        with pytest.raises(ValueError, match="level must (lie|be) between 0 and 1"):
+        with pytest.raises(ValueError, match="level must be between 0 and 1"):
             replace(fuzz, level=level)
     with pytest.raises(ValueError, match="mass_quantile must be from 0 to below 1"):
         suite.operational(mass_quantile=1.0)

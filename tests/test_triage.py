@@ -1061,7 +1061,7 @@ def test_what_the_command_does_not_name_stays_as_it_was(folder, monkeypatch) -> 
         (["to_label", "--csv", "a.csv"], "to_label holds inputs to label, not cases"),
         (["suite", "--of", "some"], "of must be one of failures, all"),
         (["suite", "--by", "a,b"], "a name must be one line"),
-        (["suite", "--bounds", "1", "0"], "bounds must be (low, high) with low < high, both finite"),
+        (["suite", "--bounds", "1", "0"], "bounds must be (low, high) with low < high"),
     ],
 )
 def test_the_command_says_why_it_cannot(folder, monkeypatch, arguments, sentence) -> None:
