@@ -242,7 +242,8 @@ class Ellipsoid:
 
     def rate(self, a: Tensor) -> Tensor:
         """(1) of `MDSA`."""
-        return ((a - self.mean) @ self.directions).norm(dim=1)
+        distance: Tensor = ((a - self.mean) @ self.directions).norm(dim=1)
+        return distance
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
