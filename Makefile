@@ -34,7 +34,8 @@ bench: $(VENV)/.dev  ## run every benchmark and print its ratios
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 docs: $(VENV)/.dev  ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	@# Not --quiet: it drops warnings before --strict counts them. Shown only if it fails.
+	@output=$$($(BIN)/mkdocs build --strict 2>&1) || { echo "$$output" | grep -v '^INFO'; exit 1; }
 
 format: $(VENV)/.dev  ## put the code into shape
 	$(BIN)/ruff check --fix .

@@ -35,6 +35,26 @@ settings.register_profile("same", derandomize=True, print_blob=True, deadline=No
 settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+IN_CI = os.environ.get("CI") == "true"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    return skips_fail_in_ci((yield))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(collector):
+    return skips_fail_in_ci((yield))
+
+
+def skips_fail_in_ci(report):
+    """A test that needs something that is not installed, such as Chromium, is skipped elsewhere and fails in CI."""
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome, report.longrepr = "failed", f"{reason}; in CI (CI=true) every test must run"
+    return report
+
 
 @pytest.fixture(autouse=True)
 def _same_first_weights() -> None:

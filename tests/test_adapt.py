@@ -460,7 +460,7 @@ def test_strategies_beat_neurons_chosen_at_random(lenet, seeds, ours, monkeypatc
         ({"radius": 0.0}, "radius must be positive and finite, got 0.0"),
         ({"radius": -1.0}, "radius must be positive"),
         ({"radius": float("nan")}, "radius must be positive"),
-        ({"norm": "l1"}, 'norm must be "linf", "l2" or "relative-l2", got \'l1\''),
+        ({"norm": "l1"}, "norm must be one of linf, l2, relative-l2, got 'l1'"),
         ({"rows_per_seed": 0}, "rows_per_seed must be at least 1, got 0"),
         ({"k": 0}, "k must be at least 1, got 0"),
         ({"trials": 0}, "trials must be at least 1, got 0"),

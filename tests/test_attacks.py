@@ -413,7 +413,7 @@ def test_carlini_wagner_means_the_same_in_other_units(digits28, lenet, seeds, ge
         (lambda: PGD(radius=0), "radius must be positive and finite, got 0"),
         (lambda: FGSM(radius=-1.0), "radius must be positive"),
         (lambda: BIM(radius=math.nan), "radius must be positive"),
-        (lambda: PGD(radius=0.1, norm="l1"), 'norm must be "linf" or "l2"'),
+        (lambda: PGD(radius=0.1, norm="l1"), "norm must be one of linf, l2"),
         (lambda: PGD(radius=0.1, steps=0), "steps must be at least 1"),
         (lambda: PGD(radius=0.1, step_size=0.0), "step_size must be positive"),
         (lambda: PGD(radius=0.1, confidence=1.0), "only takes effect with stop_early"),

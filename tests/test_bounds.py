@@ -361,8 +361,8 @@ def test_confidence_must_lie_between_zero_and_one(name, confidence):
 @pytest.mark.parametrize(
     ("k", "n", "sentence"),
     [
-        (0, 0, "n must be at least 1 trial, got 0"),
-        (0, math.nan, "n must be at least 1 trial, got nan"),
+        (0, 0, "n must be at least 1, got 0"),
+        (0, math.nan, "n must be at least 1, got nan"),
         (-1, 10, "k must be a whole number from 0 to n, got k=-1"),
         (11, 10, "k must be a whole number"),
         (0.5, 10, "k must be a whole number"),
@@ -381,8 +381,11 @@ def test_impossible_counts_are_rejected(name, k, n, sentence):
         (lambda: beta_binomial(1, 10, prior=(1, 1, 1)), "a pair of positive numbers"),
         (lambda: PartialPrior(within=0.1, belief=1), "belief must be between 0 and 1, got 1"),
         (lambda: PartialPrior(within=0, belief=0.5), "within must be between 0 and 1"),
-        (lambda: PartialPrior(within=0.1, belief=0.5, lowest=0.2), "lowest from 0 to within, got 0.1 and 0.2"),
-        (lambda: conservative_bayes_confidence(0, 9, prior=BELIEF, upper=0), "upper must be a probability above 0"),
+        (lambda: PartialPrior(within=0.1, belief=0.5, lowest=0.2), "lowest must be from 0 to 0.1, got 0.2"),
+        (
+            lambda: conservative_bayes_confidence(0, 9, prior=BELIEF, upper=0),
+            "upper must be above 0 and at most 1, got 0",
+        ),
         (lambda: stratified_bound([], [], []), "one number for each stratum"),
         (lambda: stratified_bound([1, 2], [10], [1.0]), "one number for each stratum"),
         (lambda: stratified_bound([1, 2], [10, 10], [0.9, 0.2]), "sum to 1 at most"),

@@ -211,5 +211,5 @@ def test_masses_that_do_not_fit_are_rejected() -> None:
         cells_estimate(rates, resampled=again, confidence=1.0, generator=spawn(0))
     with pytest.raises(ValueError, match="radius must be positive"):
         Ball(radius=0)
-    with pytest.raises(ValueError, match="centres must lie within the ball's bounds"):
+    with pytest.raises(ValueError, match="centres must lie within bounds"):
         Ball(radius=0.1)(torch.full((2, 3), 5.0), generator=spawn(0))

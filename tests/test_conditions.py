@@ -542,13 +542,13 @@ X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         (lambda: uniform(float("nan"), 1), "both finite"),
         (lambda: normal(0), "std positive, got 0.0 and 0"),
         (lambda: Severity(low=0, high=1, std=float("nan")), "std positive"),
-        (lambda: uniform(0, 1, absent=1.5), "absent must be a probability, got 1.5"),
+        (lambda: uniform(0, 1, absent=1.5), "absent must be a share from 0 to 1, got 1.5"),
         (lambda: normal(1, low=50, high=60), "lies too far from the mean 0.0 with std 1; move the mean into it"),
         (lambda: Recipe(severities={"rotate": fixed(1)}), "no condition is named rotate; there are rotation, scale"),
         (lambda: Recipe(severities={"blur": uniform(-1, 1)}), "blur must lie between 0 and 32 (standard deviation"),
         (lambda: Recipe(severities={}, bounds=(1.0, 0.0)), "bounds must be (low, high) with low < high"),
         (lambda: Recipe(severities={}, padding="mirror"), "padding must be one of border, reflection, zeros"),
-        (lambda: Recipe(severities={}).draw(-1, generator=torch.Generator()), "n must be 0 or more, got -1"),
+        (lambda: Recipe(severities={}).draw(-1, generator=torch.Generator()), "n must be at least 0, got -1"),
         (
             lambda: Recipe(severities={"blur": fixed(1)}).log_prob(under("gamma", 0, 2)),
             "of this recipe (blur), got gamma",
@@ -567,7 +567,7 @@ X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         (lambda: apply(X[:0], under("blur", 1, 0)), "not empty, got torch.float32 of shape (0, 1, 8, 8)"),
         (lambda: apply((X * 255).byte(), under("blur", 1, 3)), "got torch.uint8"),
         (lambda: apply(X * 255, under("blur", 1, 3)), "images must lie within bounds (0.0, 1.0)"),
-        (lambda: apply(X / 0 * 0, under("blur", 1, 3)), "hold no NaN"),
+        (lambda: apply(X / 0 * 0, under("blur", 1, 3)), "images contain NaN in 3 of 3 rows"),
     ],
 )
 def test_what_is_rejected(call, sentence):

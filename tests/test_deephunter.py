@@ -1,7 +1,5 @@
 """DeepHunter: the laws of fuzzers, its published constraint on every mutant, its queue, and coverage against random."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from torch import nn
 from operant import Classifier, Samples, spawn
 from operant.conditions import operations
 from operant.generate.baselines import DeepHunter, RandomMutation
-from operant.generate.baselines._image_mutations import AFFINE, NAMES, PIXEL, RANGES, ImageMutation, Lineage, transform
+from operant.generate.baselines._image_mutations import AFFINE, NAMES, PIXEL, RANGES, ImageMutation, transform
 from operant.generate.baselines._shared_queue import Queue, search_shared
 from operant.generate.baselines.deephunter import FadingRoundRobin, neuron_coverage
 from operant.measure import KMNC, NBC, SNAC, TKNC, Coverage, find_neurons, fit_ranges
@@ -71,7 +69,7 @@ def along(path):
 def start(x):
     n, none = len(x), torch.zeros(len(x), dtype=torch.int64)
     far, no = torch.zeros(n, dtype=x.dtype), torch.zeros(n, dtype=torch.bool)
-    return Lineage(x=x, reference=x, l0=none, linf=far, l0_before=none, linf_before=far, affine=no)
+    return {"x": x, "reference": x, "l0": none, "linf": far, "l0_before": none, "linf_before": far, "affine": no}
 
 
 @settings(max_examples=25)
@@ -89,24 +87,23 @@ def test_every_mutant_of_mutants_satisfies_the_constraint(seed, alpha, beta, bou
     x0 = torch.rand(6, *shape, generator=g) * (torch.rand(6, *shape, generator=g) < (0.3 if dark else 1.0))
     now = start((low + (high - low) * x0).clamp(low, high))
     mutation = ImageMutation(alpha=alpha, beta=beta, bounds=bounds, tries=7)
-    paths = [[("seed", x)] for x in now.x]
+    paths = [[("seed", x)] for x in now["x"]]
     for _ in range(5):
         made = mutation(now, generator=g)
-        assert bool((made.row.diff() > 0).all())
-        for i, (row, which) in enumerate(zip(made.row.tolist(), made.which.tolist(), strict=True)):
-            paths[row] = [*paths[row], (NAMES[which], made.lineage.x[i])]
-        parts = {name: values.clone() for name, values in vars(now).items()}
-        for name, values in vars(made.lineage).items():
-            parts[name][made.row] = values
-        now = Lineage(**parts)
+        assert bool((made["row"].diff() > 0).all())
+        for i, (row, which) in enumerate(zip(made["row"].tolist(), made["which"].tolist(), strict=True)):
+            paths[row] = [*paths[row], (NAMES[which], made["x"][i])]
+        now = {name: values.clone() for name, values in now.items()}
+        for name, values in now.items():
+            values[made["row"]] = made[name]
     for row, path in enumerate(paths):
         assert [name in AFFINE for name, _ in path].count(True) <= 1
         for n in range(1, len(path) + 1):
             l0, linf = along(path[:n])
             assert n == 1 or l0 < alpha * x0[0].numel() or linf < beta * (high - low)
             assert low <= float(path[n - 1][1].min()) <= float(path[n - 1][1].max()) <= high
-        assert int(now.l0[row]) == l0
-        assert float(now.linf[row]) == pytest.approx(linf)
+        assert int(now["l0"][row]) == l0
+        assert float(now["linf"][row]) == pytest.approx(linf)
 
 
 @settings(max_examples=6)
@@ -114,11 +111,11 @@ def test_every_mutant_of_mutants_satisfies_the_constraint(seed, alpha, beta, bou
 def test_every_case_and_all_its_ancestors_satisfy_the_constraint(seed, guided):
     model = toy_classifier()
     options = DeepHunter(rows_per_seed=25, criterion=kmnc, alpha=0.05, beta=0.25)
-    search, _ = search_shared(model, toy_seeds(model, n=8), options, guided=guided, generator=spawn(seed))
+    search = search_shared(model, toy_seeds(model, n=8), options, guided=guided, generator=spawn(seed))
     queue, paths = search.queue.take(torch.arange(len(search.queue))), []
     for x, parent, which in zip(queue["x"], queue["parent"].tolist(), queue["which"].tolist(), strict=True):
         paths.append([*paths[parent], (NAMES[which], x)] if parent >= 0 else [("seed", x)])
-    cases = {name: torch.cat([case[name] for case in search.cases]) for name in search.cases[0]}
+    cases = search.cases.rows()
     for x, parent, which in zip(cases["x"], cases["parent"].tolist(), cases["which"].tolist(), strict=True):
         paths.append([*paths[parent], (NAMES[which], x)])
     columns = [torch.cat([queue[name], cases[name]]) for name in ("l0", "linf")]
@@ -168,9 +165,9 @@ def test_an_image_without_a_valid_mutant_is_passed_over(generator):
     x = 0.2 + 0.5 * torch.rand(5, 1, 8, 8, generator=generator)
     affine = torch.tensor([True, False, True, False, True])
     mutation = ImageMutation(alpha=0.0, beta=1e-9, bounds=(0.0, 1.0), tries=50)
-    made = mutation(replace(start(x), affine=affine), generator=generator)
-    assert made.row.tolist() == [1, 3]
-    assert bool((made.which >= len(PIXEL)).all())
+    made = mutation(start(x) | {"affine": affine}, generator=generator)
+    assert made["row"].tolist() == [1, 3]
+    assert bool((made["which"] >= len(PIXEL)).all())
 
 
 def test_a_search_in_which_no_input_has_a_valid_mutant_ends(generator):
@@ -186,7 +183,7 @@ def test_all_transformations_are_equally_likely_and_only_pixel_ones_after_an_aff
     x = torch.rand(4000, 1, 4, 4, generator=generator)
     affine = torch.arange(4000) < 2000
     mutation = ImageMutation(alpha=1.0, beta=1.0, bounds=(0.0, 1.0), tries=1)
-    which, _ = mutation._tried(replace(start(x), affine=affine), generator)
+    which = mutation._tried(start(x) | {"affine": affine}, generator)["which"]
     after, before = (which[affine == t].bincount(minlength=8) for t in (True, False))
     assert after[4:].tolist() == [0, 0, 0, 0]
     assert bool(((after[:4] - 500).abs() < 120).all() and ((before - 250).abs() < 90).all())
@@ -274,7 +271,7 @@ def test_a_queue_keeps_what_it_is_given(generator):
 def test_the_queue_holds_the_seeds_and_what_covered_more(name, toy, generator):
     model, seeds = toy
     options = SHIPPED[name]
-    search, _ = search_shared(model, seeds, options, generator=generator)
+    search = search_shared(model, seeds, options, guided=True, generator=generator)
     x = search.queue.store["x"][: len(search.queue)]
     criterion = options.criterion(model, seeds.x)
     new, state = Coverage.of(criterion).update(criterion.neurons(model, x))
@@ -290,8 +287,8 @@ def test_the_queue_holds_the_seeds_and_what_covered_more(name, toy, generator):
 
 def test_without_guidance_every_mutant_that_does_not_fail_joins(toy, generator):
     model, seeds = toy
-    search, _ = search_shared(model, seeds, SHIPPED["random"].search, guided=False, generator=generator)
-    assert len(search.queue) == search.spent[-1] - sum(len(case["x"]) for case in search.cases)
+    search = search_shared(model, seeds, SHIPPED["random"].search, guided=False, generator=generator)
+    assert len(search.queue) == search.spent[-1] - len(search.cases.rows()["x"])
 
 
 def test_the_gain_of_a_case_is_what_the_queue_had_not_covered(toy, generator):
@@ -361,11 +358,11 @@ def test_it_raises_coverage_faster_than_the_same_mutations_without_guidance(kind
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, the seed and one mutant, got 1"),
+        ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, got 1; the seed and one mutant"),
         ({"seconds_per_seed": 0.0}, "seconds_per_seed must be positive and finite, got 0.0"),
         ({"at_once": 0}, "at_once must be at least 1, got 0"),
-        ({"alpha": 1.5}, "alpha must be from 0 to 1, got 1.5"),
-        ({"beta": 0.0}, "beta must be positive and finite, got 0.0"),
+        ({"alpha": 1.5}, "alpha must be a share from 0 to 1, got 1.5"),
+        ({"beta": 0.0}, "beta must be above 0 and at most 1, got 0.0"),
         ({"tries": 0}, "tries must be at least 1, got 0"),
         ({"criterion": KMNC}, "profiled ranges, got the class KMNC; write"),
         ({"criterion": "kmnc"}, "profiled ranges, got 'kmnc'; write"),
@@ -380,7 +377,7 @@ def test_bad_options_are_rejected(fuzzer, options, sentence):
     ("options", "sentence"),
     [
         ({"gamma": 0.0}, "gamma must be positive and finite, got 0.0"),
-        ({"p_min": 0.0}, "p_min must be positive and finite, got 0.0"),
+        ({"p_min": 0.0}, "p_min must be above 0 and at most 1, got 0.0"),
     ],
 )
 def test_bad_probabilities_are_rejected(options, sentence):

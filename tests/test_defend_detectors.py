@@ -79,7 +79,10 @@ def test_rows_do_not_see_each_other(name, fitted):
 
 @pytest.mark.parametrize("name", FITTED)
 def test_another_shape_is_rejected(name, fitted):
-    with pytest.raises(ValueError, match=r"was fitted on inputs of shape \(1, 8, 8\), got \(1, 9, 9\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"inputs must have shape \(N, 1, 8, 8\), got \(\d+, 1, 9, 9\); fit a defence on inputs of this",
+    ):
         fitted[name].accepts(torch.rand(3, 1, 9, 9, dtype=torch.float64))
 
 
@@ -165,10 +168,10 @@ NONE = BENIGN[:0]
         (lambda: fit_mutation_detector(TOY, NONE, generator=spawn(0)), "there are no benign inputs"),
         (lambda: fit_feature_squeezing(TOY, BENIGN[:5]), "no p-value can fall below level 0.05: with 5"),
         (lambda: fit_mutation_detector(TOY, BENIGN[:20], generator=spawn(0)), "no p-value can fall below level 0.05"),
-        (lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[]), "there are no squeezers"),
+        (lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[]), "squeezers must not be empty"),
         (
             lambda: fit_feature_squeezing(TOY, BENIGN, squeezers=[lambda x: x]),
-            "are equal (0), so they cannot rank inputs",
+            "are equal (0); choose another setting",
         ),
         (lambda: fit_feature_squeezing(TOY, WRONG), "benign inputs must be classified correctly"),
         (lambda: fit_logit_detector(TOY, WRONG, WRONG, generator=spawn(0)), "give model.correct(samples)"),
@@ -179,7 +182,7 @@ NONE = BENIGN[:0]
         ),
         (
             lambda: fit_logit_detector(TOY, BENIGN, Samples(torch.rand(5, 1, 9, 9)), generator=spawn(0)),
-            "must have one shape, got (1, 8, 8) and (1, 9, 9)",
+            "adversarial must have shape (N, 1, 8, 8), got ",
         ),
         (
             lambda: fit_logit_detector(TOY, BENIGN, WRONG, on="fc9", generator=spawn(0)),
@@ -187,7 +190,7 @@ NONE = BENIGN[:0]
         ),
         (
             lambda: fit_logit_detector(TOY, BENIGN, WRONG, calibration=1.0, generator=spawn(0)),
-            "calibration must be a share between 0 and 1, got 1.0",
+            "calibration must be between 0 and 1, got 1.0",
         ),
         (lambda: fit_logit_detector(TOY, BENIGN, WRONG, hidden=0, generator=spawn(0)), "hidden must be at least 1"),
         (lambda: fit_feature_squeezing(TOY, BENIGN, level=0), "level must be between 0 and 1, got 0"),

@@ -177,9 +177,9 @@ def test_a_suite_of_a_network_goes_through(lenet, digits28):
 @pytest.mark.parametrize(
     ("change", "error", "sentence"),
     [
-        ({"suite": made()[:0]}, ValueError, "the suite has no cases"),
-        ({"defences": {}}, ValueError, "there are no defences"),
-        ({"confidence": 1.0}, ValueError, "confidence must lie between 0 and 1, got 1.0"),
+        ({"suite": made()[:0]}, ValueError, "suite must not be empty"),
+        ({"defences": {}}, ValueError, "defences must not be empty"),
+        ({"confidence": 1.0}, ValueError, "confidence must be between 0 and 1, got 1.0"),
         ({"defences": {"odd": 3}}, TypeError, "odd is not a defence: it has neither accepts(x)"),
         ({"defences": {"soft": lambda x: x[:, 0]}}, ValueError, "soft must return one boolean"),
         ({"defences": {"short": lambda x: number_is_even(x)[1:]}}, ValueError, "got torch.bool of shape (39,)"),
@@ -262,7 +262,7 @@ def test_intervals_of_changes_hold_the_truth():
 
 
 def test_a_change_needs_labels_and_a_level():
-    with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="confidence must be between 0 and 1"):
         accuracy_change(
             Classifier(nn.Linear(1, 2)), Classifier(nn.Linear(1, 2)), Samples(torch.rand(3, 1)), confidence=2
         )

@@ -85,7 +85,7 @@ def test_noise_is_added_to_the_weight_in_units_of_its_layer():
     ("network", "options", "sentence"),
     [
         (NET, {"operator": "XX"}, "operator must be one of NAI, GF, WS, NS, got 'XX'"),
-        (NET, {"rate": 0.0}, "rate must be a share above 0 and at most 1, got 0.0"),
+        (NET, {"rate": 0.0}, "rate must be above 0 and at most 1, got 0.0"),
         (nn.Linear(3, 2), {}, "NAI changes hidden neurons, but this network has none"),
         (nn.ReLU(), {"operator": "GF"}, "GF changes weights, but this network has no"),
         (
@@ -171,8 +171,8 @@ def test_a_label_that_never_changes_is_decided_after_a_known_number():
     [
         ({"threshold": 0.0}, "threshold must be above 0 and below 0.6667, got 0.0"),
         ({"threshold": 0.7}, "got 0.7"),
-        ({"indifference": 1.0}, "indifference must lie between 0 and 1, got 1.0"),
-        ({"alpha": 0.6}, "alpha and beta must lie between 0 and 0.5, got 0.6 and 0.05"),
+        ({"indifference": 1.0}, "indifference must be between 0 and 1, got 1.0"),
+        ({"alpha": 0.6}, "alpha must be between 0 and 0.5, got 0.6"),
     ],
 )
 def test_bad_tests_are_rejected(options, sentence):

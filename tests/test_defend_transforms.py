@@ -312,23 +312,23 @@ def test_probabilities_are_the_mean_over_transforms_in_any_units():
     ("make", "sentence"),
     [
         (lambda: BitDepth(bits=0), "bits must be from 1 to 16, got 0"),
-        (lambda: Median(size=0), "size must be at least 1 pixel, got 0"),
+        (lambda: Median(size=0), "size must be at least 1, got 0"),
         (lambda: JPEG(quality=0), "quality must be from 1 to 100, got 0"),
         (lambda: NonLocalMeans(search=4), "search and patch must be odd numbers of pixels, got 4 and 3"),
         (lambda: NonLocalMeans(strength=0), "strength must be positive"),
-        (lambda: TotalVariation(keep=0), "keep must be a share above 0"),
-        (lambda: TotalVariation(steps=0), "steps at least 1, got 0.03 and 0"),
+        (lambda: TotalVariation(keep=0), "keep must be above 0"),
+        (lambda: TotalVariation(steps=0), "steps must be at least 1, got 0"),
         (lambda: CropRescale(share=1.5), "share must be above 0 and at most 1, got 1.5"),
-        (lambda: crops(0), "at least 1 crop, got 0"),
-        (lambda: PixelDeflection(window=0), "window at least 1"),
-        (lambda: PixelDeflection(keep=lambda x: x)(images()), "probabilities in [0, 1] of shape (5, 9, 12)"),
+        (lambda: crops(0), "n must be at least 1, got 0"),
+        (lambda: PixelDeflection(window=0), "window must be at least 1"),
+        (lambda: PixelDeflection(keep=lambda x: x)(images()), "shares of shape (5, 9, 12)"),
         (
             lambda: PixelDeflection(keep=lambda x: torch.ones(5, 9, 12))(images()),
             "keep is 1 for every pixel of an image",
         ),
         (lambda: Median()(torch.rand(3, 4)), "images must have shape (N, channels, height, width), got (3, 4)"),
         (lambda: NonLocalMeans(search=31)(images()), "reaches 16 pixels beyond images of side 9"),
-        (lambda: TransformedInputs(model=toy_classifier(), transforms=()), "there are no transforms"),
+        (lambda: TransformedInputs(model=toy_classifier(), transforms=()), "transforms must not be empty"),
         (
             lambda: TransformedInputs(model=toy_classifier(), transforms=(lambda x: x[:, :, 1:],)).predict(
                 images(3, 1, 8, 8)

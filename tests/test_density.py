@@ -472,16 +472,16 @@ def test_ten_thousand_rows_take_less_than_a_gibibyte(d: int, each: bool) -> None
 @pytest.mark.parametrize(
     ("x", "options", "sentence"),
     [
-        (torch.zeros(0, 3), {}, r"there are no references to learn from, got shape \(0, 3\)"),
-        (torch.zeros(3, 0), {}, "there are no references"),
+        (torch.zeros(0, 3), {}, r"references must be .* that is not empty, got torch.float32 of shape \(0, 3\)"),
+        (torch.zeros(3, 0), {}, "references must be .* that is not empty"),
         (torch.zeros(5), {}, r"references must be a floating-point tensor of shape \(n, \*shape\)"),
         (torch.zeros(5, 2).long(), {}, "references must be a floating-point tensor"),
         ([[1.0]], {}, "references must be a floating-point tensor .* got list"),
         (torch.tensor([[1.0], [math.nan]]), {}, "references must be finite, got NaN or infinity in 1 of 2 rows"),
         (torch.tensor([[1.0], [math.inf]]), {}, "references must be finite"),
-        (torch.zeros(1, 3), {}, "bandwidth='scott' needs at least 2 references of positive weight, got 1"),
+        (torch.zeros(1, 3), {}, "bandwidth='scott' needs at least 2 references of positive weight"),
         (torch.zeros(1, 3), {"bandwidth": "likelihood"}, "bandwidth='likelihood' needs at least 2"),
-        (normal(9, 3), {"weights": torch.eye(9)[0]}, "at least 2 references of positive weight, got 1"),
+        (normal(9, 3), {"weights": torch.eye(9)[0]}, "at least 2 references of positive weight"),
         (torch.ones(9, 3), {}, "all references are equal in dimension 0, 1, 2 of 3 .counting from 0.;"),
         (torch.ones(9, 3), {"bandwidth": "scott-scalar"}, "all references are equal in dimension 0, 1, 2 of 3"),
         (
@@ -519,7 +519,7 @@ def test_bad_queries_are_rejected(generator: torch.Generator) -> None:
             kde.log_prob(z)
     with pytest.raises(ValueError, match="x must be finite, got NaN or infinity in 2 of 4 rows; remove them"):
         kde.log_prob(torch.tensor([0.0, math.nan, 1.0, math.inf])[:, None, None].expand(4, 2, 3))
-    with pytest.raises(ValueError, match="n must be 0 or more, got -1"):
+    with pytest.raises(ValueError, match="n must be at least 0, got -1"):
         kde.sample(-1, generator=generator)
     with pytest.raises(ValueError, match=r"groups must be integers of shape \(9,\)"):
         kde.leave_out(groups=torch.zeros(9))

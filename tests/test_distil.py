@@ -223,12 +223,12 @@ def test_a_killed_distillation_resumes(tmp_path, after):
     ("make", "sentence"),
     [
         (lambda: LabelSmoothing(share=1.0), "share must be from 0 to below 1, got 1.0"),
-        (lambda: DefensiveDistillation(temperature=0.0), "temperature must be positive, got 0.0"),
-        (lambda: DefensiveDistillation(epochs=0), "epochs and batch_size must be at least 1"),
+        (lambda: DefensiveDistillation(temperature=0.0), "temperature must be positive and finite, got 0.0"),
+        (lambda: DefensiveDistillation(epochs=0), "epochs must be at least 1, got 0"),
         (lambda: smoothing(0.1, learning_rate=-1), "learning_rate must be positive"),
         (
             lambda: smoothing(0.1)(MODEL, TRAIN[:0], NONE, validation=VALIDATION, generator=spawn(0)),
-            "there are no training data",
+            "train must not be empty",
         ),
         (
             lambda: DefensiveDistillation()(MODEL, TRAIN, NONE, validation=TRAIN[:9], generator=spawn(0)),

@@ -1,4 +1,4 @@
-"""The page that maps the papers to the code is true to the code: every name on it is there, and every study."""
+"""The page that maps the papers to the code: every name and every study on it exists."""
 
 import re
 from pathlib import Path
@@ -17,13 +17,13 @@ ROWS = [line for line in TEXT.splitlines() if line.startswith("| ") and not line
 
 
 @pytest.mark.parametrize(("name", "target"), LINKS)
-def test_a_name_is_what_it_says(name, target):
+def test_a_name_exists(name, target):
     found = resolve_name(target)
     assert target.endswith(f".{name}")
     assert callable(found) or isinstance(found, property)
 
 
-def test_every_row_says_where_or_that_it_is_to_come():
+def test_every_row_names_code_or_says_that_there_is_none():
     assert len(ROWS) > 80
     for row in ROWS:
         where, what, here = (cell.strip() for cell in row.strip("|").split("|"))
@@ -32,13 +32,12 @@ def test_every_row_says_where_or_that_it_is_to_come():
         assert re.search(r"\[.+\]|not yet|`operant study|\u2013|as in paper", here), row
 
 
-def test_studies_are_there():
+def test_studies_exist():
     assert set(re.findall(r"`operant study ([\w-]+)`", TEXT)) <= set(installed_studies())
-    told = CliRunner().invoke(app, ["study", "--help"])
-    assert told.exit_code == 0
+    assert CliRunner().invoke(app, ["study", "--help"]).exit_code == 0
 
 
-def test_a_page_of_a_study_has_the_heading_that_is_linked():
+def test_linked_headings_of_studies_exist():
     for page, anchor in re.findall(r"\]\((\.\./studies/\w+\.md)#([\w-]+)\)", TEXT):
         headings = re.findall(r"(?m)^#+ (.+)$", (PAGE.parent / page).read_text(encoding="utf-8"))
         slugs = [re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings]

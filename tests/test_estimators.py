@@ -386,7 +386,7 @@ def test_the_top_is_rejected_by_every_estimate():
 def test_a_draw_by_another_design_is_rejected(name):
     design, f = EVERY[name]
     other = drawn_by("rhc" if design != "rhc" else "pps", 50)
-    with pytest.raises(ValueError, match=f'for the design "{design}", got a draw with "{other.design}"'):
+    with pytest.raises(ValueError, match=f'for the design "{design}", not "{other.design}"'):
         f(other, Y[other.indices])
 
 
@@ -401,7 +401,7 @@ FINE = Y[D.indices]
         (FINE, 1.0, "confidence must be between 0 and 1"),
         (FINE, 95, "confidence must be between 0 and 1, got 95"),
         (FINE, math.nan, "confidence must be between 0 and 1, got nan"),
-        (FINE[:49], 0.95, r"failed must be a tensor with one entry for each of the 50 drawn rows, got shape \(49,\)"),
+        (FINE[:49], 0.95, r"failed must be a tensor with one number for each of the 50 drawn rows, got shape \(49,\)"),
         (FINE[:, None], 0.95, r"got shape \(50, 1\)"),
         (FINE.tolist(), 0.95, "got a list"),
         (FINE.double() + 0.5, 0.95, "failed must be 0 or 1.*got 50 of 50"),
@@ -416,16 +416,16 @@ def test_bad_input_is_rejected(failed, confidence, sentence):
 
 def test_a_draw_of_nothing_is_rejected():
     empty = next(d for d in (drawn_by("poisson", 1, seed=seed) for seed in range(100)) if len(d) == 0)
-    with pytest.raises(ValueError, match="there are no labels: the draw is empty"):
+    with pytest.raises(ValueError, match="draw must not be empty; draw again, with a larger n"):
         estimate(empty, torch.zeros(0))
 
 
 @pytest.mark.parametrize(
     ("scores", "options", "sentence"),
     [
-        (RISK[:99], {"mass": MASS}, r"scores must be a tensor with one number for each of the pool's 3000 inputs"),
+        (RISK[:99], {"mass": MASS}, r"scores must be a tensor with one number for each of the 3000 inputs"),
         (RISK.tolist(), {"mass": MASS}, "got a list"),
-        (RISK * math.nan, {"mass": MASS}, "scores must be finite, got 3000 of 3000"),
+        (RISK * math.nan, {"mass": MASS}, "scores must be finite, got NaN or infinity in 3000 of 3000"),
         (RISK, {}, "mass differs from the one that this draw was made with"),
         (RISK, {"mass": MASS.flip(0)}, "mass differs from the one"),
         (RISK, {"mass": MASS[:5]}, "mass must be a tensor with one number for each of the 3000 inputs"),
@@ -440,7 +440,7 @@ def test_scores_cannot_help_where_nothing_could_be_drawn():
     weights = MASS.clone()
     weights[:10] = 0
     d = drawn_by("pps", 50, weights=weights)
-    with pytest.raises(ValueError, match="the draw must reach the whole pool"):
+    with pytest.raises(ValueError, match="scores cannot be corrected for .* of the mass"):
         prediction_powered(d, Y[d.indices], RISK, mass=MASS)
 
 

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from operant import Classifier, Samples, load_digits, spawn
+from operant import Classifier, Samples, load_digits, results, spawn
 from operant.execution import lock as lock_module
 from operant.execution.chunks import run_chunks
 from operant.execution.lock import Holder, take_lock
@@ -195,7 +195,7 @@ def test_work_that_fails_leaves_nothing(tmp_path) -> None:
             with pytest.raises(RuntimeError, match="no"):
                 run.step("a", Result, fails)
         assert not run.has("a")
-    assert {file.name for file in tmp_path.iterdir()} == {"run.json", ".lock.gate"}
+    assert {file.name for file in tmp_path.iterdir()} == {"run.json", ".lock.guard"}
 
 
 def test_unfinished_steps_are_replaced(tmp_path, cases) -> None:
@@ -324,16 +324,18 @@ def test_the_lock_is_released_after_an_error(tmp_path) -> None:
 def test_without_gates_the_lock_still_works(tmp_path, monkeypatch) -> None:
     """The lock also works on systems without fcntl."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    spec = importlib.util.spec_from_file_location("lock_elsewhere", lock_module.__file__)
+    spec = importlib.util.spec_from_file_location("results_elsewhere", results.__file__)
     assert spec is not None
     assert spec.loader is not None
     elsewhere = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "lock_elsewhere", elsewhere)
+    monkeypatch.setitem(sys.modules, "results_elsewhere", elsewhere)
     spec.loader.exec_module(elsewhere)
-    holder = elsewhere.take_lock(tmp_path)
+    assert elsewhere.fcntl is None
+    monkeypatch.setattr(lock_module, "locked", elsewhere.locked)
+    holder = take_lock(tmp_path)
     with pytest.raises(ValueError, match="in use by this process"):
-        elsewhere.take_lock(tmp_path)
-    elsewhere.release_lock(tmp_path, holder)
+        take_lock(tmp_path)
+    lock_module.release_lock(tmp_path, holder)
     assert not (tmp_path / "lock").exists()
 
 
@@ -455,7 +457,7 @@ def test_any_damaged_file_is_named_and_can_be_computed_again(
 ) -> None:
     digest = short_run(tmp_path / "well", model, cases)
     whole = [file.relative_to(tmp_path / "well") for file in (tmp_path / "well").rglob("*") if file.is_file()]
-    steps = [file for file in whole if file.name not in ("run.json", "timing.jsonl", ".lock.gate")]
+    steps = [file for file in whole if file.name not in ("run.json", "timing.jsonl", ".lock.guard")]
     assert len(steps) == 4 + 4 + 2 + 1  # seals; two results and their tensors; manifest and shard; weights
     for number, file in enumerate(steps):
         shutil.copytree(tmp_path / "well", path := tmp_path / str(number))

@@ -547,7 +547,7 @@ def test_a_source_that_leaves_its_bounds_is_rejected():
         def forward(self, z: Tensor, y: Tensor) -> Tensor:
             return 2 * super().forward(z, y) - 1
 
-    with pytest.raises(ValueError, match=r"must lie within its bounds \(0.0, 1.0\).*output=\(-1, 1\)"):
+    with pytest.raises(ValueError, match=r"must lie within bounds \(0.0, 1.0\).*output=\(-1, 1\)"):
         source_of(Signed()).seeds(4, generator=spawn(0))
     fine = source_of(Signed(), output=(-1.0, 1.0)).seeds(4, generator=spawn(0))
     assert torch.allclose(fine.x, source_of().seeds(4, generator=spawn(0)).x, atol=1e-12)
@@ -605,9 +605,9 @@ def test_bad_sources_are_rejected(options, sentence):
 
 
 def test_validity_refuses_what_cannot_judge():
-    with pytest.raises(ValueError, match="at least one judge"):
+    with pytest.raises(ValueError, match="judges must not be empty; give an independently trained classifier"):
         Validity(judges=())
-    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+    with pytest.raises(ValueError, match="level must be between 0 and 1"):
         Validity(judges=(judge_of(),), level=1.0)
     with pytest.raises(ValueError, match="likelihood must give"):
         Validity(judges=(judge_of(),), likelihood=lambda x: torch.zeros(len(x)))(suite_of(4))

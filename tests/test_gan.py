@@ -97,11 +97,11 @@ def test_data_that_it_cannot_learn_from_is_rejected(data, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"epochs": 0}, "epochs 0"),
-        ({"latent": 0}, "latent 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"latent": 0}, "latent must be at least 1, got 0"),
         ({"learning_rate": 0.0}, "learning_rate must be positive"),
         ({"width": 1}, "width of at least 2"),
-        ({"bounds": (0.0, float("inf"))}, "bounds of images must be finite"),
+        ({"bounds": (0.0, float("inf"))}, "with low < high, both finite"),
     ],
 )
 def test_bad_options_are_rejected(options, sentence):

@@ -222,9 +222,9 @@ class Twice(nn.Module):
     [
         (lambda: ManifoldMixup(layers="conv1"), "layers must be several names"),
         (lambda: ManifoldMixup(layers=()), "layers must be several names"),
-        (lambda: ManifoldMixup(alpha=0.0), "alpha must be positive, got 0.0"),
-        (lambda: ManifoldMixup(mix="both"), 'mix must be "all", "cases" or "across", got \'both\''),
-        (lambda: replace(QUICK, epochs=0), "epochs and batch_size must be at least 1"),
+        (lambda: ManifoldMixup(alpha=0.0), "alpha must be positive and finite, got 0.0"),
+        (lambda: ManifoldMixup(mix="both"), "mix must be one of all, cases, across, got 'both'"),
+        (lambda: replace(QUICK, epochs=0), "epochs must be at least 1, got 0"),
         (
             lambda: at("fc7")(MODEL, TRAIN, CASES, validation=VALIDATION, generator=spawn(0)),
             "no layer named fc7; this model has input, 0, 1, 2, 3, 4",
@@ -239,7 +239,7 @@ class Twice(nn.Module):
         ),
         (
             lambda: QUICK(MODEL, TRAIN[:0], CASES, validation=VALIDATION, generator=spawn(0)),
-            "there are no training data",
+            "train must not be empty",
         ),
     ],
 )

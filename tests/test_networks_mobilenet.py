@@ -280,12 +280,12 @@ def test_dropout_acts_in_training_only(kind, place):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"channels": 0}, "needs channels of at least 1 and classes of at least 2, got 0 and 1000"),
-        ({"classes": 1}, "got 3 and 1"),
-        ({"width": 0.0}, "width must be a positive factor, got 0.0"),
-        ({"width": math.nan}, "width must be a positive factor, got nan"),
-        ({"first_stride": 4}, "first_stride must be 1 or 2, got 4"),
-        ({"padding": "valid"}, "padding must be 'even' or 'same', got 'valid'"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
+        ({"classes": 1}, "classes must be at least 2, got 1"),
+        ({"width": 0.0}, "width must be positive and finite, got 0.0"),
+        ({"width": math.nan}, "width must be positive and finite, got nan"),
+        ({"first_stride": 4}, "first_stride must be one of 1, 2, got 4"),
+        ({"padding": "valid"}, "padding must be one of even, same, got 'valid'"),
         ({"dropout": 0.5, "dropout_after": ["stage9"]}, "dropout_after must name places among stage1, .*; got stage9"),
         ({"dropout": 0.5}, "needs a place"),
     ],

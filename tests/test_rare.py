@@ -339,8 +339,8 @@ def test_the_result_round_trips_and_prints(method, tmp_path):
         ({"particles": 1}, "particles must be a whole number of at least 2, got 1"),
         ({"moves": 0}, "moves must be a whole number"),
         ({"repeats": 1.5}, "repeats must be a whole number"),
-        ({"floor": 0.0}, "floor must be a probability"),
-        ({"floor": 1.0}, "floor must be a probability"),
+        ({"floor": 0.0}, "floor must be from 1e-300 to below 1"),
+        ({"floor": 1.0}, "floor must be from 1e-300 to below 1"),
         ({"confidence": 1.0}, "confidence must be between 0 and 1"),
     ],
 )

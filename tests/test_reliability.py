@@ -97,7 +97,7 @@ def test_it_tells_whether_a_requirement_is_met(weak, profile, field) -> None:
     assert found.meets(found.pmi / 2) is False
     assert found.meets((found.pmi + found.claim) / 2) is None
     for wrong in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="a requirement must be a probability"):
+        with pytest.raises(ValueError, match="requirement must be between 0 and 1"):
             found.meets(wrong)
 
 

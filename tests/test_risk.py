@@ -147,9 +147,9 @@ def test_any_function_is_a_score(lenet, pool):
 @pytest.mark.parametrize(
     ("score", "sentence"),
     [
-        (lambda model, x, y: x, "a score must give one number for each of the 5 inputs, got shape"),
+        (lambda model, x, y: x, "score must be a tensor with one number for each of the 5 inputs, got shape"),
         (lambda model, x, y: 1.0, "got a float"),
-        (lambda model, x, y: x.flatten(1).sum(1) * torch.nan, "finite numbers, got NaN or infinity for 5 of 5"),
+        (lambda model, x, y: x.flatten(1).sum(1) * torch.nan, "score must be finite, got NaN or infinity in 5 of 5"),
         (partial(gradient_risk, norm="l3"), "norm must be one of l1, l2, linf, got 'l3'"),
     ],
 )
@@ -203,11 +203,11 @@ def test_huge_and_tiny_numbers_neither_overflow_nor_vanish():
         ([1.0, 1.0], [1.0], {}, r"risk must be a tensor with one number for each of the 2 inputs, got shape \(1,\)"),
         ([1.0, 1.0], [1.0, -1.0], {}, r"risk must be 0 or more and finite, got 1 of 2.*use ranked\(risk\)"),
         ([1.0, 1.0], [1.0, torch.nan], {}, "got 1 of 2 that are negative, NaN or infinite"),
-        ([1.0, 1.0], [0.0, 0.0], {}, "risk must be positive for some input that has mass, but it is 0"),
-        ([1.0, 0.0], [0.0, 1.0], {}, "risk must be positive for some input that has mass"),
+        ([1.0, 1.0], [0.0, 0.0], {}, "risk is 0 for every input that has mass, of 2"),
+        ([1.0, 0.0], [0.0, 1.0], {}, "risk is 0 for every input that has mass, of 2"),
         ([0.0, 0.0], [1.0, 1.0], {}, "mass must be positive for some input"),
         ([1.0, -1.0], [1.0, 1.0], {}, "mass must be 0 or more"),
-        ([], [], {}, "there are no inputs"),
+        ([], [], {}, "inputs must not be empty"),
         ([1.0], [1.0], {"mass_power": -1}, "mass_power must be 0 or more and finite, got -1"),
         ([1.0], [1.0], {"risk_power": torch.inf}, "risk_power must be 0 or more and finite, got inf"),
         ([1.0], [1.0], {"defensive": 1.5}, "defensive must be a share from 0 to 1, got 1.5"),

@@ -58,7 +58,7 @@ def test_the_interval_covers_in_simulation():
 @pytest.mark.parametrize(
     ("k", "n", "confidence", "sentence"),
     [
-        (0, 0, 0.95, "n must be at least 1 trial, got 0"),
+        (0, 0, 0.95, "n must be at least 1, got 0"),
         (5, 4, 0.95, "from 0 to n, got k=5 of n=4"),
         (-1, 4, 0.95, "from 0 to n, got k=-1"),
         (0.5, 4, 0.95, "whole number"),
@@ -273,7 +273,7 @@ def test_bad_requests_are_rejected(points, generator):
         origin=torch.arange(3), prediction=torch.zeros(3), method="x",
     )  # fmt: skip
     bad = [
-        ({"mode": "adaptve"}, 'mode must be "adaptive" or "static", got \'adaptve\''),
+        ({"mode": "adaptve"}, "mode must be one of adaptive, static, got 'adaptve'"),
         ({"mode": "static"}, "pass cases=attack_cases("),
         ({"attacks": {}}, "attacks must be fuzzers by name, at least one"),
         ({"attacks": [FGSM(radius=0.1)]}, "attacks must be fuzzers by name"),
@@ -281,9 +281,9 @@ def test_bad_requests_are_rejected(points, generator):
         ({"samples": points[:0]}, "there are no inputs"),
         ({"samples": Samples(points.x)}, "carry no labels"),
         ({"samples": Samples(points.x, points.labels + 1)}, "labels must be below the model's 2 classes"),
-        ({"cases": wide}, "cases must have the shape of the samples (4,), got (5,)"),
-        ({"cases": replace(cases, label=cases.label + 2)}, "below the model's 2 classes, got 3"),
-        ({"cases": cases[:0]}, "there are no cases: the reference model withstood every attack"),
+        ({"cases": wide}, "cases must have the samples' shape (4,) and labels below 2, got shape (5,)"),
+        ({"cases": replace(cases, label=cases.label + 2)}, "labels below 2, got shape (4,) and labels up to 3"),
+        ({"cases": cases[:0]}, "cases must not be empty; generate them with stronger attacks"),
         ({"cases": replace(cases, method=np.array(["all"] * len(cases)))}, 'may be named "all"'),
         ({"confidence": 95}, "confidence must be between 0 and 1, got 95"),
     ]

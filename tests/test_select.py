@@ -379,10 +379,10 @@ three = torch.tensor([1.0, 2.0, 3.0])
 @pytest.mark.parametrize(
     ("values", "n", "sentence"),
     [
-        (three, 4, "n must be from 1 to the number of cases (3), got 4"),
-        (three, 0, "n must be from 1 to the number of cases (3), got 0"),
+        (three, 4, "n must be from 1 to 3, got 4; there are 3 cases"),
+        (three, 0, "n must be from 1 to 3, got 0"),
         (three, -1, "got -1"),
-        (torch.tensor([]), 1, "there are no cases to choose from"),
+        (torch.tensor([]), 1, "values must not be empty"),
         (torch.tensor([1.0, torch.nan, torch.nan]), 1, "got NaN or infinity for 2 of 3 cases"),
         (torch.tensor([1.0, -torch.inf]), 1, "got NaN or infinity for 1 of 2 cases"),
         (torch.ones(3, 1), 1, "one number per case, got shape (3, 1)"),
@@ -399,11 +399,11 @@ def test_bad_input_is_rejected(name, values, n, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"k": 3}, "k must be from 1 to the number of cases to choose (2), got 3"),
+        ({"k": 3}, "k must be from 1 to 2, got 3; there are 3 cases, of which 2 are chosen"),
         ({"k": 0}, "got 0"),
-        ({"k": 4, "by": "rank"}, "k must be from 1 to the number of cases (3), got 4"),
+        ({"k": 4, "by": "rank"}, "k must be from 1 to 3, got 4"),
         ({"k": 0, "by": "rank"}, "got 0"),
-        ({"by": "ranks"}, 'by must be "range" or "rank", got \'ranks\''),
+        ({"by": "ranks"}, "by must be one of range, rank, got 'ranks'"),
     ],
 )
 def test_bad_options_of_km_st_are_rejected(options, sentence):
@@ -421,16 +421,16 @@ def test_values_of_any_type_will_do():
 @pytest.mark.parametrize(
     ("values", "n", "options", "sentence"),
     [
-        (torch.zeros(3), 1, {}, "values must be positive for some case, but all 3 are 0"),
-        (torch.tensor([1.0, -1.0, -2.0]), 1, {}, "values must be 0 or more (mass times naturalness), got 2 of 3 below"),
-        (three, 4, {"codes": torch.ones(3, 2)}, "n must be from 1 to the number of cases (3), got 4"),
-        (three, 1, {"codes": torch.ones(2, 2)}, "codes must be a tensor (3, dimensions) with one row for each case"),
+        (torch.zeros(3), 1, {}, "all 3 values are 0"),
+        (torch.tensor([1.0, -1.0, -2.0]), 1, {}, "values must be 0 or more, got 2 of 3 below"),
+        (three, 4, {"codes": torch.ones(3, 2)}, "n must be from 1 to 3, got 4; there are 3 cases"),
+        (three, 1, {"codes": torch.ones(2, 2)}, "codes must be a tensor (3, dimensions), one row per case"),
         (three, 1, {"codes": torch.ones(3)}, "got shape (3,)"),
         (three, 1, {"codes": [[1.0]] * 3}, "got a list"),
         (three, 1, {"codes": torch.full((3, 2), torch.nan)}, "codes must be finite, got NaN or infinity in 3 of 3"),
         (three, 1, {"codes": torch.ones(3, 2), "covered": torch.ones(4, 3)}, "covered must be a tensor (M, 2)"),
         (three, 1, {"codes": torch.ones(3, 2), "covered": torch.full((1, 2), torch.inf)}, "in 1 of 1 rows"),
-        (three, 1, {"codes": torch.ones(3, 2), "width": 0.0}, "width must be a positive distance between codes, got"),
+        (three, 1, {"codes": torch.ones(3, 2), "width": 0.0}, "width must be positive and finite, got"),
         (three, 1, {"width": 1.0}, "covered and width are about distances; give codes too"),
         (three, 1, {"covered": torch.ones(1, 2)}, "give codes too"),
     ],
@@ -444,8 +444,8 @@ def test_bad_input_of_operational_is_rejected(values, n, options, sentence):
 @pytest.mark.parametrize(
     ("values", "n", "sentence"),
     [
-        (three, 0, "n must be from 1 to the number of cases (3), got 0"),
-        (torch.tensor([]), 1, "there are no cases to choose from"),
+        (three, 0, "n must be from 1 to 3, got 0"),
+        (torch.tensor([]), 1, "values must not be empty"),
         (torch.tensor([1.0, torch.nan]), 1, "got NaN or infinity for 1 of 2 cases"),
         (torch.ones(3, 1), 1, "one number per case, got shape (3, 1)"),
     ],

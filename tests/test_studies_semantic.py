@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from operant import Classifier, Samples, Suite, spawn
 from operant.cli import app
 from operant.generate import PGD, FeatureSource, Quality, Validity
-from operant.generate.semantic.faults import FEATURES as KNOWN
-from operant.generate.semantic.faults import Confirmation, Cue
+from operant_studies.faults import FEATURES as KNOWN
+from operant_studies.faults import Confirmation, Cue
 from operant_studies.semantic import claims, paper, plain_tables, tables
 from operant_studies.semantic.fields import SemanticImages
 from operant_studies.semantic.gallery import CELL, draw_pairs

@@ -230,7 +230,7 @@ NO_CLASS_4 = DIGITS.train[DIGITS.train.labels != 4]
         ("simulator", {}, [0.5, 0.6, 0.0], "priors must be 0 or more and sum to 1"),
         ("simulator", {}, [0.4, 0.3, 0.0, 0.3], "did not make enough inputs of classes \\[3\\] in 25600 runs"),
         ("simulator", {"simulate": lambda t: Samples(stripes(t).x)}, None, "no labels"),
-        ("simulator", {"simulate": lambda t: replace(stripes(t), x=stripes(t).x / 0)}, None, "hold no NaN"),
+        ("simulator", {"simulate": lambda t: replace(stripes(t), x=stripes(t).x / 0)}, None, "(hold no|contain) NaN"),
     ],
 )
 def test_bad_input_is_rejected_with_a_sentence(

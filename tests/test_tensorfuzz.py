@@ -91,7 +91,7 @@ def test_recent_inputs_are_taken_as_often_as_they_should_be(generator):
 def test_the_corpus_holds_the_seeds_and_what_is_far_from_all_before(name, toy, generator):
     model, seeds = toy
     options = SHIPPED[name]
-    search, _ = search_shared(model, seeds, options, generator=generator)
+    search = search_shared(model, seeds, options, guided=True, generator=generator)
     x = search.queue.store["x"][: len(search.queue)]
     assert torch.equal(x[:12], seeds.x[seeds.ids.argsort()])
     kept = []
@@ -106,8 +106,8 @@ def test_the_corpus_holds_the_seeds_and_what_is_far_from_all_before(name, toy, g
 
 
 def test_without_guidance_every_mutant_that_does_not_fail_joins(toy, generator):
-    search, _ = search_shared(*toy, SHIPPED["random"].search, guided=False, generator=generator)
-    assert len(search.queue) == search.spent[-1] - sum(len(case["x"]) for case in search.cases)
+    search = search_shared(*toy, SHIPPED["random"].search, guided=False, generator=generator)
+    assert len(search.queue) == search.spent[-1] - len(search.cases.rows()["x"])
 
 
 def test_the_distance_of_a_case_is_that_to_the_nearest_kept(toy, generator):
@@ -192,7 +192,7 @@ def test_a_threshold_out_of_reach_of_one_mutation_stops_it(toy):
     ("options", "sentence"),
     [
         ({"radius": 0.0}, "radius must be positive and finite, got 0.0"),
-        ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, the seed and one mutant, got 1"),
+        ({"rows_per_seed": 1}, "rows_per_seed must be at least 2, got 1; the seed and one mutant"),
         ({"seconds_per_seed": -1.0}, "seconds_per_seed must be positive and finite, got -1.0"),
         ({"at_once": 0}, "at_once must be at least 1, got 0"),
         ({"std": float("inf")}, "std must be positive and finite, got inf"),

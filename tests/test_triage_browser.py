@@ -355,6 +355,10 @@ def test_everything_is_within_reach_at_every_width(pages, folder) -> None:
             marked(page, f"{n + 1} of 80 marked")
         page.set_viewport_size({"width": 844, "height": 390})  # a phone on its side
         assert page.evaluate("document.documentElement.scrollWidth") <= 844
+        page.wait_for_function(
+            """() => document.querySelector("#pictures img").getBoundingClientRect().bottom
+                  <= document.querySelector("#verdicts").getBoundingClientRect().top"""
+        )  # the page is laid out again some time after its size has changed
         bottom = [page.locator(what).first.bounding_box() for what in ("#pictures img", "#verdicts")]
         assert bottom[0]["y"] + bottom[0]["height"] <= bottom[1]["y"] < bottom[1]["y"] + bottom[1]["height"] <= 390
 

@@ -231,7 +231,7 @@ def test_data_that_teach_nothing_are_rejected(digits8):
     with pytest.raises(ValueError, match="low < high"):
         learned(Samples(x), bounds=(1, 0))
     for options in ({"latent": 0}, {"width": 0}, {"epochs": 0}, {"batch_size": 0}):
-        with pytest.raises(ValueError, match="must be at least 1, got " + next(iter(options)) + " 0"):
+        with pytest.raises(ValueError, match=next(iter(options)) + " must be at least 1, got 0"):
             learned(Samples(x), **options)
     for rate in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="learning_rate must be positive"):

@@ -70,6 +70,7 @@ def test_a_word_must_be_one_of_the_choices() -> None:
 @pytest.mark.parametrize("pair", [(1.0, 1.0), (1.0, 0.0), (math.nan, 1.0), (0.0, math.nan), (0.0, math.inf)])
 def test_a_pair_must_ascend_and_be_finite(pair: tuple[float, float]) -> None:
     v.check_ascending(bounds=(-1.0, 0.0))
+    v.check_ascending(finite=False, bounds=(-math.inf, math.inf))
     with pytest.raises(ValueError, match=r"bounds must be \(low, high\) with low < high"):
         v.check_ascending(bounds=pair)
 
@@ -102,6 +103,8 @@ def test_values_must_lie_within_bounds_but_for_the_slack() -> None:
     v.check_within((0, 1), x=torch.tensor([0.0, 1.0]))
     v.check_within((0, 1), x=torch.zeros(0))
     v.check_within((0, 1), slack=0.1, x=torch.tensor([-0.05, 1.05]))
-    for wrong in (-0.2, 1.2, math.nan):
-        with pytest.raises(ValueError, match=r"x must lie within bounds \(0, 1\) and hold no NaN.*; rescale"):
+    with pytest.raises(ValueError, match="x contain NaN in 1 of 2 rows; remove them"):
+        v.check_within((0, 1), advice="rescale", x=torch.tensor([0.5, math.nan]))
+    for wrong, got in {-0.2: "values from -0.2 to 0.5", 1.2: "values from 0.5 to 1.2"}.items():
+        with pytest.raises(ValueError, match=rf"x must lie within bounds \(0, 1\), got {got}; rescale"):
             v.check_within((0, 1), slack=0.1, advice="rescale", x=torch.tensor([0.5, wrong]))

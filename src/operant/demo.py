@@ -7,8 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -220,18 +219,11 @@ def _train(console: Console, data: DemoData, *, seed: int, epochs: int) -> Class
     generator = spawn(seed, "demo", "training")
     fitted = fit(start, data.train, epochs=epochs, batch_size=32, learning_rate=2e-3, generator=generator)
     model = Classifier(fitted.module)
-    _print(
-        console,
-        "model",
-        f"a LeNet-5, trained on {len(data.train)} clean digits; it classifies {percent(model.accuracy(data.clean))} "
-        f"of {len(data.clean)} other clean digits correctly",
-    )
-    _print(
-        console,
-        "field",
-        f"{len(data.field)} unlabelled pictures of digits from a meter-reading camera: blurred, dark or bright, "
-        "off-centre and noisy, with low digits more often than high ones",
-    )
+    right = f"{percent(model.accuracy(data.clean))} of {len(data.clean)} other clean digits"
+    _print(console, "model", f"a LeNet-5, trained on {len(data.train)} clean digits; it classifies {right} correctly")
+    effects = "blurred, dark or bright, off-centre and noisy, with low digits more often than high ones"
+    pictures = f"{len(data.field)} unlabelled pictures of digits from a meter-reading camera"
+    _print(console, "field", f"{pictures}: {effects}")
     return model
 
 
@@ -269,10 +261,7 @@ def _harden(
 ) -> CampaignResult:
     campaign = Campaign(
         requirement=requirement,
-        moves={
-            "conditions": partial(ConditionMove, recipe=recipe),
-            "gradient": partial(GradientMove, radius=1.0),
-        },
+        moves={"conditions": partial(ConditionMove, recipe=recipe), "gradient": partial(GradientMove, radius=1.0)},
         max_drop=0.02,
         rounds=size.rounds,
         cases=size.rounds * size.cases_per_round,
@@ -310,7 +299,7 @@ def _claim(out: Path) -> None:
     held = [file for file in out.iterdir() if not file.name.endswith(TEMPORARY)] if out.exists() else []
     if held and not (readme.is_file() and readme.read_bytes().startswith(SIGNATURE.encode())):
         raise ValueError(
-            f"{out} must be new, empty or made by a demo, but it holds other files; choose another with --out"
+            f"{out} must be new, empty or made by a demo, but holds other files; choose another with --out"
         )
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -318,14 +307,7 @@ def _claim(out: Path) -> None:
         raise ValueError(f"the folder {out} cannot be created ({error.strerror}); choose another with --out") from None
     write_atomically(readme, README.encode())
     for name in DEMO_FILES:
-        _remove(out / name)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
 
 
 # Output ---------------------------------------------------------------------------------------------------------------
@@ -337,10 +319,8 @@ def _print(console: Console, step: str, text: str) -> None:
 
 def _print_result(console: Console, result: DemoResult, size: DemoSize) -> None:
     console.print()
-    for name, assessment, true in (
-        ("before", result.before, result.true_before),
-        ("after", result.after, result.true_after),
-    ):
+    runs = {"before": (result.before, result.true_before), "after": (result.after, result.true_after)}
+    for name, (assessment, true) in runs.items():
         bound = f"pmi {percent(assessment.pmi)} ({assessment.labels} labels), at most {at_most(assessment.upper)}"
         _print(console, name, f"{bound}; true error rate on {size.truth} further pictures: {percent(true)}")
     verdict = "met" if result.met else "not met"
@@ -363,9 +343,7 @@ def _python() -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> AbstractContextManager[None]:
     """One torch thread, unless the environment sets a number: on a small network more threads are slower."""
     chosen = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} & os.environ.keys()
-    with nullcontext() if chosen else one_thread():
-        yield
+    return nullcontext() if chosen else one_thread()

@@ -6,6 +6,7 @@ This module imports nothing heavy, because the pytest plug-in loads it in every 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def percent(share: float, digits: int = 3) -> str:
@@ -27,6 +28,16 @@ def at_most(share: float, digits: int = 3) -> str:
         return percent(share)
     unit = 10.0 ** (math.floor(math.log10(share)) - digits + 1)
     return percent(unit * math.ceil(round(share / unit, 6)), digits + 1)
+
+
+def first_few(words: Sequence[object], most: int = 8) -> str:
+    """The first words of a list, and how many more there are.
+
+    >>> first_few([3, 1, 4, 1, 5], most=3)
+    '3, 1, 4 and 2 more'
+    """
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(map(str, words[:most])) + more
 
 
 def duration(seconds: float) -> str:

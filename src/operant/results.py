@@ -86,10 +86,9 @@ def save(result: Any, path: str | Path) -> None:
         page["tensors"] = f"{path.name}.{_hash(content)}.safetensors"
         write_atomically(path.with_name(page["tensors"]), content)
     write_atomically(path, json.dumps(page, indent=2, allow_nan=False).encode() + b"\n")
+    outdated = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.safetensors")
     for old in path.parent.iterdir():
-        if re.fullmatch(re.escape(path.name) + r"\.[0-9a-f]{12}\.safetensors", old.name) and (
-            old.name != page.get("tensors")
-        ):
+        if outdated.fullmatch(old.name) and old.name != page.get("tensors"):
             old.unlink(missing_ok=True)
 
 

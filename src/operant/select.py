@@ -16,6 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from operant.seeds.designs import shape_or_type
+from operant.validation import check_from_to, check_not_empty, check_one_of, check_positive
+
 SECTIONS = {"range": 10, "rank": 1000}  # defaults; the paper gives no number, its released program uses 1000
 MAX_VALUE = 1e300  # a range of larger values would overflow
 MAX_PAIRS = 2**21  # pairs of cases compared at once
@@ -44,24 +47,17 @@ def km_st(values: Tensor, n: int, *, k: int | None = None, by: str = "range", ge
         | https://arxiv.org/abs/2102.05913
     """
     values = _checked(values, n)
-    if by not in SECTIONS:
-        raise ValueError(f'by must be "range" or "rank", got {by!r}')
-    limit, meaning = (n, "cases to choose") if by == "range" else (len(values), "cases")
+    check_one_of(SECTIONS, by=by)
+    limit = n if by == "range" else len(values)
     k = min(SECTIONS[by], limit) if k is None else k
-    if not 1 <= k <= limit:
-        raise ValueError(f"k must be from 1 to the number of {meaning} ({limit}), got {k}")
+    check_from_to(1, limit, k=k, advice=f"there are {len(values)} cases, of which {n} are chosen")
     return _from_sections(values, n, k, generator) if by == "range" else _from_blocks(values, n, k, generator)
 
 
 def be_st(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
     """Bi-end: half of the cases from the smallest values, half from the largest; for odd n, one more of the largest.
 
-    Args:
-        values: one per case, the first-order loss in the paper.
-
-    References:
-        | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Section III-D
-        | https://arxiv.org/abs/2102.05913
+    The values are first-order losses in the paper, that of `km_st`, section III-D.
     """
     order = _ranked(_checked(values, n), generator)
     small = n // 2
@@ -131,7 +127,8 @@ def operational(
         return gini(weights, n, generator=generator)
     z, seen, scale = _checked_codes(codes, covered, len(weights))
     order = _shuffled(len(weights), generator)  # ties: the first is taken
-    reach = _reach(z[order], n) if width is None else _checked_width(width) / scale
+    check_positive(width=width)
+    reach = _reach(z[order], n) if width is None else width / scale
     reach = max(reach, 1e-6)  # below that, rounding hides the difference between copies and neighbours
     return order[_greedy(z[order] / reach, seen / reach, weights[order], n, shared)]
 
@@ -219,15 +216,12 @@ def _shuffled(n: int, generator: torch.Generator) -> Tensor:
 def _checked(values: Tensor, n: int) -> Tensor:
     """The values as float64 on the CPU, if n of them can be chosen."""
     if not isinstance(values, Tensor) or values.ndim != 1 or values.is_complex():
-        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        raise ValueError(f"values must be a tensor (N,) with one number per case, got {got}")
-    if len(values) == 0:
-        raise ValueError("there are no cases to choose from; give at least one value")
+        raise ValueError(f"values must be a tensor (N,) with one number per case, got {shape_or_type(values)}")
+    check_not_empty(values=values)
     values = values.detach().cpu().double()
     if bad := int((~(values.abs() < MAX_VALUE)).sum()):
         raise ValueError(f"values must be finite, got NaN or infinity for {bad} of {len(values)} cases; remove them")
-    if not 1 <= n <= len(values):
-        raise ValueError(f"n must be from 1 to the number of cases ({len(values)}), got {n}; choose fewer")
+    check_from_to(1, len(values), n=n, advice=f"there are {len(values)} cases")
     return values
 
 
@@ -235,26 +229,19 @@ def _checked_weights(values: Tensor, n: int) -> Tensor:
     """The values, scaled so that the largest is 1."""
     weights = _checked(values, n)
     if bad := int((weights < 0).sum()):
-        raise ValueError(
-            f"values must be 0 or more (mass times naturalness), got {bad} of {len(weights)} below; remove them"
-        )
+        raise ValueError(f"values must be 0 or more, got {bad} of {len(weights)} below; remove them")
     if not bool((weights > 0).any()):
-        raise ValueError(
-            f"values must be positive for some case, but all {len(weights)} are 0: no case lies where the system is "
-            "used; generate others, or choose with random"
-        )
+        raise ValueError(f"all {len(weights)} values are 0: no case occurs in the field; generate others")
     return weights / weights.amax()
 
 
 def _checked_codes(codes: Tensor, covered: Tensor | None, size: int) -> tuple[Tensor, Tensor, float]:
     """Codes as float64 on the CPU, centred and scaled to norms of at most 1; what is covered likewise; the scale."""
     if not isinstance(codes, Tensor) or codes.ndim != 2 or len(codes) != size or codes.shape[1] == 0:
-        got = f"shape {tuple(codes.shape)}" if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
-        raise ValueError(f"codes must be a tensor ({size}, dimensions) with one row for each case, got {got}")
+        raise ValueError(f"codes must be a tensor ({size}, dimensions), one row per case, got {shape_or_type(codes)}")
     covered = codes[:0] if covered is None else covered
     if not isinstance(covered, Tensor) or covered.ndim != 2 or covered.shape[1] != codes.shape[1]:
-        got = f"shape {tuple(covered.shape)}" if isinstance(covered, Tensor) else f"a {type(covered).__name__}"
-        raise ValueError(f"covered must be a tensor (M, {codes.shape[1]}) of codes like those of the cases, got {got}")
+        raise ValueError(f"covered must be a tensor (M, {codes.shape[1]}) of codes, got {shape_or_type(covered)}")
     z, seen = (v.detach().cpu().double() for v in (codes, covered))
     for name, values in (("codes", z), ("covered", seen)):
         if bad := int((~(values.abs() < MAX_VALUE**0.5)).any(1).sum()):
@@ -262,9 +249,3 @@ def _checked_codes(codes: Tensor, covered: Tensor | None, size: int) -> tuple[Te
     z, seen = z - z.mean(0), seen - z.mean(0)
     scale = float(torch.cat([z, seen]).norm(dim=1).amax()) or 1.0
     return z / scale, seen / scale, scale
-
-
-def _checked_width(width: float) -> float:
-    if not 0 < width < MAX_VALUE:
-        raise ValueError(f"width must be a positive distance between codes, got {width}")
-    return width

@@ -104,9 +104,8 @@ def _worst(y: Tensor, wrong: Tensor, classes: Sequence[str] | None) -> tuple[tup
 
 def _labels_needed(estimate: float, pmi: float, confidence: float) -> int:
     """The number of labels with which the proof succeeds with probability `POWER`."""
-    reach = norm.isf(1 - confidence) * math.sqrt(pmi * (1 - pmi)) + norm.ppf(POWER) * math.sqrt(
-        estimate * (1 - estimate)
-    )
+    deviation, target = math.sqrt(estimate * (1 - estimate)), math.sqrt(pmi * (1 - pmi))
+    reach = norm.isf(1 - confidence) * target + norm.ppf(POWER) * deviation
     rough = (reach / (pmi - estimate)) ** 2
     if rough > MAX_EXACT_LABELS:
         return int(float(f"{rough:.1e}"))
@@ -118,9 +117,7 @@ def _check_request(
 ) -> None:
     __tracebackhide__ = True
     if not isinstance(model, Classifier):
-        raise ValueError(
-            f"model must be a Classifier, got {type(model).__name__}; wrap your module: Classifier(module)"
-        )
+        raise ValueError(f"model must be a Classifier, got {type(model).__name__}; wrap it: Classifier(module)")
     if not isinstance(field, Samples):
         raise ValueError(f"field must be Samples, got {type(field).__name__}; build Samples(x, y)")
     if not 0 < pmi < 1:
@@ -129,15 +126,11 @@ def _check_request(
     if classes is not None and len(classes) != model.classes(field.x):
         raise ValueError(f"there must be a name for each of {model.classes(field.x)} classes, got {len(classes)}")
     if (copies := len(field) - len(field.ids.unique())) > MAX_COPIES * len(field):
-        raise ValueError(
-            f"{copies} of {len(field)} field inputs are copies of others and would be counted twice; "
-            "remove the copies, or give each occurrence its own id"
-        )
+        problem = f"{copies} of {len(field)} field inputs are copies of others and would be counted twice"
+        raise ValueError(f"{problem}; remove the copies, or give each occurrence its own id")
     if used is not None and (learned := int(torch.isin(content_ids(field.x), used.cpu()).sum())):
-        raise ValueError(
-            f"{learned} of {len(field)} field inputs were learned from, so they are no evidence; leave them out: "
-            "field[~torch.isin(content_ids(field.x), used)]"
-        )
+        problem = f"{learned} of {len(field)} field inputs were learned from, so they are no evidence"
+        raise ValueError(f"{problem}; leave them out: field[~torch.isin(content_ids(field.x), used)]")
 
 
 # Laws of fuzzers ------------------------------------------------------------------------------------------------------

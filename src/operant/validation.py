@@ -86,11 +86,11 @@ def check_one_of(choices: Collection[object], *, advice: str = "", **values: obj
             _fail(f"{name} must be one of {', '.join(map(str, choices))}, got {value!r}", advice)
 
 
-def check_ascending(*, advice: str = "", **pairs: Bounds | None) -> None:
-    """A pair (low, high) of finite numbers with low < high."""
+def check_ascending(*, finite: bool = True, advice: str = "", **pairs: Bounds | None) -> None:
+    """A pair (low, high) with low < high; ``finite``: infinity is rejected."""
     for name, pair in pairs.items():
-        if pair is not None and not (len(pair) == 2 and -math.inf < pair[0] < pair[1] < math.inf):
-            _fail(f"{name} must be (low, high) with low < high, both finite, got {pair}", advice)
+        if pair is not None and not (pair[0] < pair[1] and (not finite or math.isfinite(pair[1] - pair[0]))):
+            _fail(f"{name} must be (low, high) with low < high{', both finite' * finite}, got {pair}", advice)
 
 
 # Rows and tensors ----------------------------------------------------------------------------------------------------
@@ -123,6 +123,8 @@ def check_within(bounds: Bounds, *, slack: float = 0.0, advice: str = "", **tens
         if x is None or x.numel() == 0:
             continue
         low, high = float(x.detach().min()), float(x.detach().max())
+        if math.isnan(low):
+            bad = int(x.reshape(len(x), -1).isnan().any(1).sum())
+            _fail(f"{name} contain NaN in {bad} of {len(x)} rows", "remove them")
         if not (bounds[0] - slack <= low and high <= bounds[1] + slack):
-            message = f"{name} must lie within bounds {bounds} and hold no NaN, got values from {low:.4g} to {high:.4g}"
-            _fail(message, advice)
+            _fail(f"{name} must lie within bounds {bounds}, got values from {low:.4g} to {high:.4g}", advice)

@@ -17,6 +17,8 @@ from scipy.optimize import brentq
 from scipy.special import betainc, betaln, xlog1py, xlogy
 from scipy.stats import beta, norm
 
+from operant.validation import check_above_to, check_at_least, check_between, check_from_to, check_one_of
+
 Array = NDArray[np.float64]
 PRIORS = {"uniform": (1.0, 1.0), "jeffreys": (0.5, 0.5)}
 MIXTURE = (0.5, 0.5)  # the beta distribution over which the confidence sequence mixes
@@ -34,12 +36,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The probability of failing is at most ``upper``, with ``confidence``.
-
-    Attributes:
-        upper: the bound, never 0 and at most 1.
-        method: name of the method, with the prior where there is one.
-    """
+    """The probability of failing is at most ``upper`` (never 0), with ``confidence``; ``method`` names any prior."""
 
     upper: float
     confidence: float
@@ -52,9 +49,6 @@ class Bound:
             f"at most {self.upper:.3g} with {self.confidence:.4g} confidence, from {self.failures} failures in "
             f"{self.trials} trials ({self.method})"
         )
-
-
-# Fixed number of trials -----------------------------------------------------------------------------------------------
 
 
 def clopper_pearson_interval(k: int, n: int, *, confidence: float = 0.95) -> Interval:
@@ -97,9 +91,6 @@ def _exact_upper(k: int, n: int, tail: float) -> float:
     return float(beta.isf(tail, k + 1, n - k)) if k < n else 1.0  # (1)
 
 
-# Any number of checks -------------------------------------------------------------------------------------------------
-
-
 def confidence_sequence(k: int, n: int, *, confidence: float = 0.95) -> Bound:
     """An upper bound that holds after all trials simultaneously: check it after each trial and stop at any time.
 
@@ -119,12 +110,9 @@ def confidence_sequence(k: int, n: int, *, confidence: float = 0.95) -> Bound:
         | https://arxiv.org/abs/1810.08240
     """
     _check(k, n, confidence)
-    threshold = -math.log1p(-confidence)
-    if k == n:
-        upper = 1.0
-    else:
-        above = _root(lambda x: float(log_wealth(k, n, _share(x, k / n))) - threshold)
-        upper = _share(above, k / n)
+    upper = 1.0
+    if k < n:
+        upper = _share(_root(lambda x: float(log_wealth(k, n, _share(x, k / n))) + math.log1p(-confidence)), k / n)
     return _bound(upper, k, n, confidence, "confidence sequence")
 
 
@@ -154,9 +142,6 @@ def _root(f: Callable[[float], float], *, limit: float = 32.0) -> float:
     return float(brentq(f, low, high, xtol=1e-12))
 
 
-# Several strata -------------------------------------------------------------------------------------------------------
-
-
 def stratified_bound(
     k: Sequence[int], n: Sequence[int], mass: Sequence[float], *, confidence: float = 0.95, method: str = "score"
 ) -> Bound:
@@ -182,11 +167,7 @@ def stratified_bound(
       Safe, but long: every stratum adds 1 / n_h to its rate.
     - ``"jeffreys"``: the same with Beta(k_h + ½, n_h - k_h + ½); in between.
 
-    Args:
-        k: failures of each stratum.
-        n: trials of each, at least one.
-        mass: P_h, positive; mass missing to a sum of 1 is known not to fail.
-        method: one of the four.
+    Mass missing to a sum of 1 is known not to fail.
 
     >>> stratified_bound([0, 0, 3], [100, 100, 100], [0.6, 0.3, 0.1]).upper
     0.0207...
@@ -198,12 +179,11 @@ def stratified_bound(
         | https://doi.org/10.1002/sim.4780040211
     """
     check_confidence(confidence)
-    if method not in STRATIFIED:
-        raise ValueError(f"method must be one of {', '.join(STRATIFIED)}, got {method!r}")
+    check_one_of(STRATIFIED, method=method)
     counts, trials, shares = _checked_strata(k, n, mass)
     upper = STRATIFIED[method](counts, trials, shares, 1 - confidence)
-    total, everything = int(counts.sum()), float(shares.sum())
-    return _bound(min(upper, everything), total, int(trials.sum()), confidence, f"stratified, {method}")
+    k_all, n_all = int(counts.sum()), int(trials.sum())
+    return _bound(min(upper, float(shares.sum())), k_all, n_all, confidence, f"stratified, {method}")
 
 
 def _score(k: Array, n: Array, mass: Array, tail: float) -> float:
@@ -265,9 +245,6 @@ STRATIFIED: dict[str, Callable[[Array, Array, Array, float], float]] = {
 }
 
 
-# Prior knowledge ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class PartialPrior:
     """A partial prior: P(λ ≤ within) = belief and, where there is reason for it, λ ≥ lowest.
@@ -283,12 +260,8 @@ class PartialPrior:
     lowest: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.belief < 1:
-            raise ValueError(f"belief must be between 0 and 1, got {self.belief}")
-        if not 0 < self.within < 1 or not 0 <= self.lowest <= self.within:
-            raise ValueError(
-                f"within must be between 0 and 1, and lowest from 0 to within, got {self.within} and {self.lowest}"
-            )
+        check_between(0, 1, belief=self.belief, within=self.within)
+        check_from_to(0, self.within, lowest=self.lowest)
 
 
 def conservative_bayes(k: int, n: int, *, prior: PartialPrior, confidence: float = 0.95) -> Bound:
@@ -336,9 +309,8 @@ def conservative_bayes_confidence(k: int, n: int, *, prior: PartialPrior, upper:
         | Assessing Safety-Critical Systems from Operational Testing: A Study on Autonomous Vehicles (Zhao et al., 2020)
         | https://doi.org/10.1016/j.infsof.2020.106393
     """
-    _check_counts(k, n)
-    if not 0 < upper <= 1:
-        raise ValueError(f"upper must be a probability above 0, got {upper}")
+    _check(k, n)
+    check_above_to(0, 1, upper=upper)
     odds = math.inf if upper == 1 else _log_odds(k, n, upper, prior)
     confidence = 0.0 if upper < prior.within else 1 / (1 + math.exp(min(-odds, 700.0)))
     return _bound(upper, k, n, confidence, _prior_name(prior))
@@ -350,9 +322,7 @@ def _log_odds(k: int, n: int, p: float, prior: PartialPrior) -> float:
     def log_likelihood(x: float) -> float:
         return float(xlogy(k, x) + xlog1py(n - k, -x))
 
-    worst = min(
-        log_likelihood(prior.lowest), log_likelihood(prior.within)
-    )  # L has one peak, so it is smallest at an end
+    worst = min(log_likelihood(prior.lowest), log_likelihood(prior.within))  # L has one peak: smallest at an end
     return math.log(prior.belief) - math.log1p(-prior.belief) + worst - log_likelihood(max(p, k / n))
 
 
@@ -375,36 +345,24 @@ def beta_binomial(k: int, n: int, *, prior: str | tuple[float, float], confidenc
     _check(k, n, confidence)
     pair = PRIORS.get(prior) if isinstance(prior, str) else tuple(prior)
     if pair is None or len(pair) != 2 or not all(0 < value < math.inf for value in pair):
-        raise ValueError(
-            f'prior must be "uniform", "jeffreys" or a pair of positive numbers (a, b) of a beta distribution, '
-            f"got {prior!r}"
-        )
+        raise ValueError(f'prior must be "uniform", "jeffreys" or a pair of positive numbers (a, b), got {prior!r}')
     a, b = pair
     upper = float(beta.isf(1 - confidence, a + k, b + n - k))  # (1)
     name = f"{prior} prior" if isinstance(prior, str) else "prior"
     return _bound(upper, k, n, confidence, f"{name} Beta({a:g}, {b:g})")
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
 def _bound(upper: float, k: int, n: int, confidence: float, method: str) -> Bound:
     return Bound(upper=upper, confidence=float(confidence), method=method, failures=int(k), trials=int(n))
 
 
-def check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
+def check_confidence(confidence: float | None) -> None:
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
 
 
-def _check(k: int, n: int, confidence: float) -> None:
+def _check(k: int, n: int, confidence: float | None = None) -> None:
     check_confidence(confidence)
-    _check_counts(k, n)
-
-
-def _check_counts(k: int, n: int) -> None:
-    if not n >= 1:
-        raise ValueError(f"n must be at least 1 trial, got {n}")
+    check_at_least(1, n=n)
     if not 0 <= k <= n or k != int(k) or n != int(n):
         raise ValueError(f"k must be a whole number from 0 to n, got k={k} of n={n}")
 
@@ -415,7 +373,7 @@ def _checked_strata(k: Sequence[int], n: Sequence[int], mass: Sequence[float]) -
         shapes = f"shapes {counts.shape}, {trials.shape} and {shares.shape}"
         raise ValueError(f"k, n and mass must have one number for each stratum, got {shapes}")
     for one, all_ in zip(counts.tolist(), trials.tolist(), strict=True):
-        _check_counts(one, all_)
+        _check(one, all_)
     if not bool((shares > 0).all()) or not float(shares.sum()) <= 1 + 1e-9:
         raise ValueError(f"mass must be positive in each stratum and sum to 1 at most, got {shares.tolist()}")
     return counts, trials, shares

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -16,6 +17,7 @@ from operant.conditions import Recipe, apply
 from operant.data import Samples
 from operant.density import KDE
 from operant.model import Classifier
+from operant.validation import check_at_least, check_finite, check_one_of, check_positive, check_within
 
 MAX_COMPARED = 4000  # labelled inputs between which distances are computed
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5)
@@ -24,16 +26,12 @@ DISTANCE_ROWS = 256  # rows of a distance matrix computed at once
 CELLS_PER_BATCH = 64  # cells whose inputs are drawn together
 
 
-# Distance between classes ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Separation:
     """How far labelled inputs lie from the nearest input of another class.
 
     Attributes:
         quantiles: from share to distance; share 0 is the smallest distance.
-        norm: ``"linf"`` or ``"l2"``.
         inputs: number of inputs compared.
     """
 
@@ -62,20 +60,14 @@ def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
     """The r-separation of labelled inputs: how large cells can be without holding inputs of two classes.
 
     More data can only bring classes closer: that no input lies between two labelled ones does not prove that none
-    exists. Of more than 4000 inputs, 4000 evenly spaced ones are compared.
-
-    Args:
-        labelled: inputs of at least two classes.
-        norm: ``"linf"`` or ``"l2"``.
+    exists. Of more than 4000 inputs, 4000 evenly spaced ones are compared. The norm is ``"linf"`` or ``"l2"``.
 
     References:
         | A Closer Look at Accuracy vs. Robustness (Yang et al., 2020), https://arxiv.org/abs/2003.02460
     """
-    if norm not in NORMS:
-        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    check_one_of(NORMS, norm=norm)
     some = labelled[:: math.ceil(len(labelled) / MAX_COMPARED)] if len(labelled) > MAX_COMPARED else labelled
-    if bad := int((~some.x.isfinite()).flatten(1).any(1).sum()):
-        raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(some)} rows; remove them")
+    check_finite(inputs=some.x)
     x, y = some.x.flatten(1).float(), some.labels
     if len(y.unique()) < 2:
         raise ValueError("separation needs inputs of at least two classes, got one; give labelled data of more")
@@ -86,9 +78,6 @@ def separation(labelled: Samples, *, norm: str = "linf") -> Separation:
     distances = torch.cat(nearest).double()
     quantiles = {f"{share:g}": float(distances.quantile(share)) for share in QUANTILES}
     return Separation(quantiles=quantiles, norm=norm, inputs=len(some))
-
-
-# Local profiles -------------------------------------------------------------------------------------------------------
 
 
 class LocalProfile(Protocol):
@@ -105,15 +94,10 @@ class Ball:
     bounds: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        if not 0 < self.radius < math.inf:
-            raise ValueError(f"radius must be positive, got {self.radius}")
+        check_positive(radius=self.radius)
 
     def __call__(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
-        if not bool(((x >= self.bounds[0]) & (x <= self.bounds[1])).all()):
-            raise ValueError(
-                f"centres must lie within the ball's bounds {self.bounds}, got values from {float(x.min()):.4g} to "
-                f"{float(x.max()):.4g}; give the bounds of your model: Ball(radius=..., bounds=model.bounds)"
-            )
+        check_within(self.bounds, centres=x, advice="give Ball(radius=..., bounds=model.bounds)")
         low, high = (x - self.radius).clamp_min(self.bounds[0]), (x + self.radius).clamp_max(self.bounds[1])
         u = torch.rand(x.shape, generator=generator, device=generator.device).to(x)
         return torch.lerp(low, high, u)
@@ -127,9 +111,6 @@ class UnderConditions:
 
     def __call__(self, x: Tensor, *, generator: torch.Generator) -> Tensor:
         return apply(x, self.recipe.draw(len(x), generator=generator))
-
-
-# Failures in cells ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -157,7 +138,7 @@ class CellRates:
         return torch.where(self.missed, 1.0, self.failures.double() / self.samples)
 
     def __str__(self) -> str:
-        clean = int((self.failures == 0).sum() - (self.missed & (self.failures == 0)).sum())
+        clean = int(((self.failures == 0) & ~self.missed).sum())
         return (
             f"{len(self)} cells, {self.samples} inputs from each: {int(self.missed.sum())} centres fail, on average "
             f"{float(self.rates.mean()):.3g} of a cell; no failure found in {clean} cells."
@@ -176,24 +157,17 @@ def local_failures(
     """Failures among inputs drawn from the cell of every seed, computed in common batches.
 
     Args:
-        seeds: labelled centres of the cells.
         local: distribution of inputs in a cell: `Ball`, `UnderConditions`, or your own function.
         samples: inputs drawn per cell.
-        progress: show a progress bar on a terminal.
     """
-    if samples < 1:
-        raise ValueError(f"samples must be at least 1, got {samples}")
+    check_at_least(1, samples=samples)
     model.check(seeds)
     y, console = seeds.labels, Console(stderr=True)
     shown = progress and console.is_terminal
     parts = track(torch.arange(len(seeds)).split(CELLS_PER_BATCH), "cells", console=console, disable=not shown)
     failures = [_failures(model, seeds.x[part], y[part], local, samples, generator) for part in parts]
-    return CellRates(
-        failures=torch.cat(failures),
-        samples=samples,
-        missed=(model.predict(seeds.x) != y).cpu(),
-        ids=seeds.ids.clone(),
-    )
+    missed = (model.predict(seeds.x) != y).cpu()
+    return CellRates(failures=torch.cat(failures), samples=samples, missed=missed, ids=seeds.ids.clone())
 
 
 def _failures(
@@ -206,9 +180,6 @@ def _failures(
         wrong = model.predict(local(x[rows], generator=generator)) != y[rows]
         counts += torch.bincount(rows[wrong.cpu()], minlength=len(x))
     return counts
-
-
-# From cells to the probability of misclassification ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,8 +277,7 @@ def cells_estimate(
     n, k = len(rates), rates.failures.double()
     p = torch.full((n,), 1 / n, dtype=torch.float64) if masses is None else masses.double()
     _check_masses(p, resampled, n)
-    b = len(resampled)
-    drawn = _betas(k + 0.5, rates.samples - k + 0.5, b, generator)
+    drawn = _betas(k + 0.5, rates.samples - k + 0.5, len(resampled), generator)
     drawn = torch.where(rates.missed, 1.0, drawn)
     sums = (resampled[:, :n] * drawn).sum(1) + resampled[:, n:].sum(1)
     own = rates.rates
@@ -326,18 +296,14 @@ def cells_estimate(
 
 def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """``(n, cells)`` draws of Beta(a, b) by NumPy, seeded from our generator."""
-    import numpy as np
-
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
     return torch.from_numpy(np.random.default_rng(seed).beta(a.numpy(), b.numpy(), size=(n, len(a))))
 
 
 def _check_masses(p: Tensor, resampled: Tensor, n: int) -> None:
     if p.shape != (n,) or resampled.ndim != 2 or resampled.shape[1] not in (n, n + 1) or len(resampled) < 20:
-        raise ValueError(
-            f"masses must be ({n},) and resampled (B, {n}) or (B, {n + 1}) with B at least 20, one column per cell, "
-            f"got {tuple(p.shape)} and {tuple(resampled.shape)}"
-        )
+        wanted = f"masses must be ({n},), resampled (B, {n}) or (B, {n + 1}), one column per cell, and B at least 20"
+        raise ValueError(f"{wanted}, got {tuple(p.shape)} and {tuple(resampled.shape)}")
     for name, rows in (("masses", p[None]), ("every row of resampled", resampled)):
         if not bool((rows >= 0).all()) or not bool(((rows.sum(1) - 1).abs() < 1e-6).all()):
             raise ValueError(f"{name} must be 0 or more and sum to 1; use `seed_masses` or `kernel_masses`")

@@ -37,7 +37,8 @@ from torch import Tensor
 
 from operant.assess.bounds import STRATIFIED, check_confidence, clopper_pearson, stratified_bound
 from operant.model.doctor import Finding
-from operant.seeds.designs import Draw, normalised
+from operant.seeds.designs import Draw, normalised, one_per_input
+from operant.validation import check_finite, check_not_empty, check_one_of
 
 MAX_SHARE = 0.1  # of the estimate that one input may account for under a normal bound
 MIN_FAILURES = 20.0  # of equal weight, for a normal bound
@@ -54,9 +55,8 @@ class Estimate:
         estimate: λ̂, unbiased and therefore not cut off at 1.
         upper: λ is at most this, with ``confidence``; None where no bound can be trusted, see ``findings``.
         standard_error: of the estimate; None if there are too few labels to compute it.
-        bound: the name of the bound's method, or "none".
-        labels: number of drawn inputs; one that was drawn twice counts twice.
-        failures: number of them that failed.
+        bound: the bound's method, or "none".
+        labels, failures: number of drawn inputs and of failed ones; one that was drawn twice counts twice.
         effective_failures: (Σ t)² / Σ t² over the failures' terms t: the equivalent number of failures of equal weight.
         unreachable: the mass that could not be drawn; it is in ``upper`` and not in ``estimate``.
         findings: warnings about the numbers.
@@ -88,8 +88,7 @@ def estimate(draw: Draw, failed: Tensor, *, confidence: float = 0.95) -> Estimat
     """The estimate and bound for the draw's design; raises for the design "top".
 
     Args:
-        draw: result of `operant.seeds.draw`.
-        failed: for each of its rows, in order, whether the model misclassified it.
+        failed: for each row of the draw, in order, whether the model misclassified it.
 
     >>> from operant import Samples, spawn
     >>> from operant.seeds import draw
@@ -173,23 +172,19 @@ def stratified(draw: Draw, failed: Tensor, *, confidence: float = 0.95, bound: s
     safe must be drawn often enough, or their possible failures dominate the bound. Six strata do better than four.
 
     Args:
-        draw: with the design ``"stratified"``.
-        failed: for each of its rows, whether it failed.
         bound: ``"score"``, ``"laplace"``, ``"beta"`` or ``"jeffreys"``; see `operant.assess.stratified_bound`.
     """
     y = _checked(draw, failed, confidence, "stratified")
-    if bound not in STRATIFIED:
-        raise ValueError(f"bound must be one of {', '.join(STRATIFIED)}, got {bound!r}")
-    terms = _stratified(draw, y)
-    mass, drawn, failures = _uncertain_strata(draw, y)
+    check_one_of(STRATIFIED, bound=bound)
     known = float((draw.mass * y)[draw.chances >= CERTAIN].sum())
     upper, method = known, "all labels known"
-    if len(mass):
-        rest = stratified_bound(
-            failures.round().tolist(), drawn.tolist(), mass.tolist(), confidence=confidence, method=bound
-        )
+    drawn = _by_stratum(draw, torch.ones_like(y))
+    if bool((some := drawn > 0).any()):
+        mass, failures = _by_stratum(draw, draw.mass / draw.chances), _by_stratum(draw, y).round()
+        strata = failures[some].tolist(), drawn[some].tolist(), mass[some].tolist()
+        rest = stratified_bound(*strata, confidence=confidence, method=bound)
         upper, method = known + rest.upper, rest.method
-    return _result(draw, y, terms, confidence, "stratified", method, upper)
+    return _result(draw, y, _stratified(draw, y), confidence, "stratified", method, upper)
 
 
 def prediction_powered(
@@ -210,8 +205,7 @@ def prediction_powered(
     regression of t y on t s over the drawn rows, at the price of a bias of the order 1 / n.
 
     Args:
-        draw: with any design that has probabilities and reaches the whole pool.
-        failed: for each of its rows, whether it failed.
+        draw: one that reaches the whole pool.
         scores: s, an estimate of each pool input's probability of failing, in the pool's order.
         mass: the pool's, as given to the draw.
         power: η (default: estimated).
@@ -238,9 +232,6 @@ ESTIMATORS: dict[str, Callable[..., Estimate]] = {
     "sequential": lure,
     "stratified": stratified,
 }
-
-
-# The terms of each estimate -------------------------------------------------------------------------------------------
 
 
 class _EstimateTerms(NamedTuple):
@@ -317,14 +308,6 @@ def _by_stratum(draw: Draw, values: Tensor) -> Tensor:
     return sums.index_add_(0, draw.strata.of, values * (draw.chances < CERTAIN))
 
 
-def _uncertain_strata(draw: Draw, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mass, draws and failures of each stratum, without rows that were certain to be drawn and without empty strata."""
-    assert draw.strata is not None
-    drawn, failures = _by_stratum(draw, torch.ones_like(y)), _by_stratum(draw, y)
-    mass = _by_stratum(draw, draw.mass / draw.chances)
-    return mass[drawn > 0], drawn[drawn > 0], failures[drawn > 0]
-
-
 TERMS: dict[str, Callable[[Draw, Tensor], _EstimateTerms]] = {
     "pps": _pps,
     "poisson": _poisson,
@@ -345,9 +328,6 @@ def _regression(a: Tensor, b: Tensor) -> float:
     return float((da * db).sum()) / spread if spread > 0 else 0.0
 
 
-# Bounds ---------------------------------------------------------------------------------------------------------------
-
-
 def _without_replacement(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, method: str) -> Estimate:
     """An exact bound for equal chances and masses, which are a simple random sample; otherwise a normal one."""
     left = draw.pool_size - torch.arange(len(draw))
@@ -363,8 +343,7 @@ def _exact(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, meth
 
 def _normal(draw: Draw, y: Tensor, terms: _EstimateTerms, confidence: float, method: str) -> Estimate:
     """A normal bound if it can be trusted, otherwise none."""
-    finding = _why_not_normal(y, terms)
-    if finding is not None:
+    if finding := _why_not_normal(y, terms):
         return _result(draw, y, terms, confidence, method, "none", None, finding)
     assert terms.error is not None
     z, t = float(norm.isf(1 - confidence)), terms.shares * y
@@ -390,7 +369,6 @@ def _why_not_normal(y: Tensor, terms: _EstimateTerms) -> Finding | None:
         problem=f"a normal approximation cannot be trusted here: {why}",
         advice='use the design "stratified", or "pps" with the mass as weights, whose bounds need no normal '
         "approximation; or buy more labels",
-        severity="warning",
     )
 
 
@@ -411,7 +389,6 @@ def _result(
                 name="out of reach",
                 problem=f"inputs with {lost:.3g} of the profile's mass could not be drawn and are in no estimate",
                 advice="the bound counts all of them as failures; give every input some weight, as combine does",
-                severity="warning",
             ),
         )
     return Estimate(
@@ -434,9 +411,6 @@ def _effective(terms: Tensor) -> float:
     return float(terms.sum()) ** 2 / squares if squares > 0 else 0.0
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
 def _agree(values: Tensor, target: float) -> bool:
     return bool(((values - target).abs() <= TOLERANCE * abs(target)).all())
 
@@ -446,38 +420,22 @@ def _checked(draw: Draw, failed: Tensor, confidence: float, design: str) -> Tens
     check_confidence(confidence)
     draw.chances  # noqa: B018  # raises if the design has none
     if draw.design != design:
-        raise ValueError(
-            f'this estimate is for the design "{design}", got a draw with "{draw.design}"; '
-            "estimate(...) chooses the right one"
-        )
-    if len(draw) == 0:
-        raise ValueError("there are no labels: the draw is empty; draw again, with a larger n")
-    if not isinstance(failed, Tensor) or failed.shape != (len(draw),):
-        got = f"shape {tuple(failed.shape)}" if isinstance(failed, Tensor) else f"a {type(failed).__name__}"
-        raise ValueError(f"failed must be a tensor with one entry for each of the {len(draw)} drawn rows, got {got}")
-    y = failed.detach().cpu().double()
+        raise ValueError(f'this is for the design "{design}", not "{draw.design}"; estimate(...) chooses the right one')
+    check_not_empty(draw=draw, advice="draw again, with a larger n")
+    y = one_per_input(failed, len(draw), "failed", kind="drawn rows")
     if bad := int(((y != 0) & (y != 1)).sum()):
-        raise ValueError(
-            f"failed must be 0 or 1 (or False and True), got {bad} of {len(y)} other values; "
-            "give model.predict(x) != labels"
-        )
+        raise ValueError(f"failed must be 0 or 1, got {bad} of {len(y)} other values; give model.predict(x) != labels")
     return y
 
 
 def _checked_scores(draw: Draw, scores: Tensor, mass: Tensor | None) -> tuple[float, Tensor]:
     """Σ p s over the pool, and the drawn rows' scores."""
     size = draw.pool_size
-    if not isinstance(scores, Tensor) or scores.shape != (size,):
-        got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
-        raise ValueError(f"scores must be a tensor with one number for each of the pool's {size} inputs, got {got}")
-    s = scores.detach().cpu().double()
-    if bad := int((~s.isfinite()).sum()):
-        raise ValueError(f"scores must be finite, got {bad} of {size} that are not")
+    s = one_per_input(scores, size, "scores")
+    check_finite(scores=s)
     if draw.unreachable > 0:
-        raise ValueError(
-            f"the draw must reach the whole pool, but {draw.unreachable:.3g} of the mass had no weight, where scores "
-            "cannot be corrected; draw with positive weights, as combine gives them"
-        )
+        lost = f"{draw.unreachable:.3g} of the mass, which had no weight in the draw"
+        raise ValueError(f"scores cannot be corrected for {lost}; draw with positive weights, as combine gives them")
     p = torch.full((size,), 1 / size, dtype=torch.float64) if mass is None else normalised(mass, size, "mass")
     if not torch.allclose(p[draw.indices], draw.mass, rtol=1e-6, atol=0):
         raise ValueError("mass differs from the one that this draw was made with; give the same, in the pool's order")

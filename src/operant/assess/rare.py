@@ -29,6 +29,7 @@ from operant.generate.engine import Goal, check_ball, column
 from operant.model import Classifier
 from operant.model.doctor import Finding
 from operant.rng import spawn
+from operant.validation import check_between, check_from_below
 
 ASSUMPTION = "conditional on mixing: the walk is assumed to make copied particles independent of their originals"
 TARGET_ACCEPTANCE = 0.3  # share of accepted moves that the step length is adapted to
@@ -46,10 +47,7 @@ class RareFailures:
 
     Attributes:
         method: ``"splitting"`` or ``"last particle"``.
-        radius: of the cells, in input units.
-        particles: N, per run.
-        moves: of the walk, between levels.
-        floor: runs stop below this probability.
+        radius, particles, moves, floor, confidence: as given.
         log_p: natural logarithm of the probability ``(C,)``; where not `reached`, of an estimated upper limit.
         lower, upper: interval for the probability ``(C,)``; lower is 0 where not `reached`.
         reached: whether every run found failures ``(C,)``; otherwise some run ended at the floor or stalled.
@@ -59,7 +57,6 @@ class RareFailures:
         travel: squared length of the walks relative to the squared distance between particles ``(C,)``; near 0,
             copies stayed close to their originals.
         evaluations: model evaluations, in rows ``(C,)``.
-        assumption: what the results are conditional on.
         findings: evidence against the assumption.
     """
 
@@ -95,14 +92,12 @@ class RareFailures:
             for p, low, high, known in zip(self.p, self.lower, self.upper, self.reached, strict=True)
         ]
         cells = ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
-        return "\n".join(
-            (
-                f"Failure probability within {self.radius:g} of {len(self)} seeds by {self.method}: {cells}; "
-                f"{self.confidence:.4g} confidence, {self.assumption}. Each from {self.runs.shape[1]} runs of "
-                f"{self.particles} particles, {self.moves} moves per level; {int(self.evaluations.sum())} model rows.",
-                *map(str, self.findings),
-            )
+        text = (
+            f"Failure probability within {self.radius:g} of {len(self)} seeds by {self.method}: {cells}; "
+            f"{self.confidence:.4g} confidence, {self.assumption}. Each from {self.runs.shape[1]} runs of "
+            f"{self.particles} particles, {self.moves} moves per level; {int(self.evaluations.sum())} model rows."
         )
+        return "\n".join((text, *map(str, self.findings)))
 
 
 def splitting(
@@ -135,14 +130,12 @@ def splitting(
     A cell's random numbers depend only on the generator and the seed's id, not on the other cells.
 
     Args:
-        seeds: labelled; a cell is the L∞ ball around one, within the model's bounds.
-        radius: of the cells.
+        seeds: labelled; a cell is the L∞ ball of this radius around one, within the model's bounds.
         particles: N.
         quantile: ρ; the paper uses .1, which needs fewer levels and more moves per level.
         moves: of every particle, after each level.
         repeats: runs per cell.
         floor: smallest probability of interest.
-        generator: source of randomness; every cell and run gets its own stream.
 
     References:
         | A Statistical Approach to Assessing Neural Network Robustness (Webb et al., 2019)
@@ -192,9 +185,6 @@ def last_particle(
     return _result("last particle", options, runs, m * math.log1p(-1 / everyone), lower, upper)
 
 
-# The climb ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Options:
     """The options of both methods; without a quantile, one particle is removed per level."""
@@ -213,10 +203,8 @@ class _Options:
         for name, least in (("particles", 2), ("moves", 1), ("repeats", 1)):
             if (value := getattr(self, name)) != int(value) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
-        if self.quantile is not None and not 0 < self.quantile < 1:
-            raise ValueError(f"quantile must be between 0 and 1, got {self.quantile}; it is the share that survives")
-        if not 1e-300 <= self.floor < 1:
-            raise ValueError(f"floor must be a probability, from 1e-300 to below 1, got {self.floor}; 1e-9 is usual")
+        check_between(0, 1, quantile=self.quantile, advice="it is the share that survives")
+        check_from_below(1e-300, 1, floor=self.floor, advice="1e-9 is usual")
 
     @property
     def removed(self) -> int:
@@ -312,9 +300,7 @@ def _climb(populations: _Populations) -> _Runs:
         k = torch.where(stalled, 0, k).double()
         runs.reached[alive], runs.stalled[alive] = done, stalled
         runs.log_p[alive] += torch.log1p(-k / n)
-        runs.variance[alive] += (
-            torch.where(done, (k + 1) / (n - k + 1), k / (n - k)) / n
-        )  # the last level must not add 0
+        runs.variance[alive] += torch.where(done, (k + 1) / (n - k + 1), k / (n - k)) / n  # the last must not add 0
         on = ~done & ~stalled & (runs.log_p[alive] > math.log(populations.options.floor))
         alive, level = alive[on], level[on]
         if len(alive):
@@ -329,9 +315,7 @@ def _replace(populations: _Populations, alive: Tensor, s: Tensor, k: Tensor) -> 
     order, survivors = s.argsort(1), s.shape[1] - k
     start = torch.cat([torch.rand(1, generator=populations.streams[r]) for r in alive.tolist()]).double()
     j = torch.arange(int(k.max()))
-    rank = (
-        (survivors / k)[:, None] * (j + start[:, None])
-    ).long()  # evenly spaced, so all survivors are equally likely
+    rank = ((survivors / k)[:, None] * (j + start[:, None])).long()  # evenly spaced: all survivors equally likely
     rank = k[:, None] + torch.minimum(rank, survivors[:, None] - 1)
     row, which = (j < k[:, None]).nonzero(as_tuple=True)
     run, place, parent = alive[row], order[row, which], order[row, rank[row, which]]
@@ -344,9 +328,7 @@ def _walk(populations: _Populations, runs: _Runs, alive: Tensor, level: Tensor, 
     run, count, moves = alive[row], torch.bincount(row, minlength=len(alive)), populations.options.moves
     first, other = populations.u[run, place], populations.u[run, (place + 1) % populations.options.particles]
     u, s, step = first, populations.s[run, place], runs.step[alive]
-    times = (
-        moves if populations.options.removed == 1 else 1
-    )  # one particle per run: draw all its random numbers at once
+    times = moves if populations.options.removed == 1 else 1  # one particle per run: draw all its numbers at once
     for move in range(moves):
         if move % times == 0:
             noise = populations.draw(alive.tolist(), count.tolist(), times=times)
@@ -373,9 +355,6 @@ def reflected(u: Tensor, move: Tensor) -> Tensor:
 
 def _sums(values: Tensor, row: Tensor, rows: int) -> Tensor:
     return torch.zeros(rows, dtype=torch.float64).index_add_(0, row, values.double().cpu())
-
-
-# The result -----------------------------------------------------------------------------------------------------------
 
 
 def _result(method: str, options: _Options, runs: _Runs, log_p: Tensor, lower: Tensor, upper: Tensor) -> RareFailures:
@@ -416,31 +395,25 @@ def _findings(
     stalled: Tensor, acceptance: Tensor, travel: Tensor, variance_ratio: Tensor, freedom: int
 ) -> Iterator[Finding]:
     if n := int(stalled.sum()):
-        yield _finding(
-            "stalled",
-            f"in {n} of {len(stalled)} cells a run had no particle above its next level: the margin is flat there, or "
-            "the walk is stuck; the upper bound is for the level where it stopped",
-            "draw plain samples there, or use more particles and moves",
+        yield Finding(
+            name="stalled",
+            problem=f"in {n} of {len(stalled)} cells a run had no particle above its next level: the margin is flat "
+            "there, or the walk is stuck; the upper bound is for the level where it stopped",
+            advice="draw plain samples there, or use more particles and moves",
         )
     if n := int((acceptance < MIN_ACCEPTANCE).sum()):
-        yield _finding(
-            "few moves accepted",
-            f"in {n} of {len(acceptance)} cells fewer than {MIN_ACCEPTANCE:.0%} of the moves were accepted",
-            "use more moves",
-        )
+        problem = f"in {n} of {len(acceptance)} cells fewer than {MIN_ACCEPTANCE:.0%} of the moves were accepted"
+        yield Finding(name="few moves accepted", problem=problem, advice="use more moves")
     if n := int((travel < MIN_TRAVEL).sum()):
-        yield _finding(
-            "short walks",
-            f"in {n} of {len(travel)} cells copies stayed near their originals, at {float(travel.min()):.2g} of the "
-            "squared distance between particles",
-            "use more moves",
-        )
+        near = f"at {float(travel.min()):.2g} of the squared distance between particles"
+        problem = f"in {n} of {len(travel)} cells copies stayed near their originals, {near}"
+        yield Finding(name="short walks", problem=problem, advice="use more moves")
     if freedom and len(variance_ratio) and _differ(variance_ratio, freedom):
-        yield _finding(
-            "runs disagree",
-            f"runs of one cell vary {float(variance_ratio.mean()):.2g} times as much as they should if the walk mixed, "
-            f"{float(variance_ratio.max()):.2g} times in the worst cell",
-            "the intervals are widened accordingly; use more moves or particles until the runs agree",
+        yield Finding(
+            name="runs disagree",
+            problem=f"runs of one cell vary {float(variance_ratio.mean()):.2g} times as much as they should if the "
+            f"walk mixed, {float(variance_ratio.max()):.2g} times in the worst cell",
+            advice="the intervals are widened accordingly; use more moves or particles until the runs agree",
         )
 
 
@@ -450,7 +423,3 @@ def _differ(variance_ratio: Tensor, freedom: int) -> bool:
     together = chi2.sf(float(squares.sum()), freedom * len(variance_ratio))
     one = chi2.sf(float(squares.max()), freedom) * len(variance_ratio)
     return bool(min(together, one) < TEST_LEVEL)
-
-
-def _finding(name: str, problem: str, advice: str) -> Finding:
-    return Finding(name=name, problem=problem, advice=advice, severity="warning")

@@ -20,6 +20,7 @@ from operant.profile import Profile
 from operant.seeds import Draw, combine, draw, margin_risk, risk_of
 from operant.seeds.designs import normalised
 from operant.types import Labeller, Score
+from operant.validation import check_between, check_not_empty
 
 DEFENSIVE = 0.5  # share of the draw that follows the mass alone: labels on inputs that look safe decide the bound
 STRATA = 6
@@ -36,7 +37,7 @@ class Contribution:
     Attributes:
         name: the class, or the number of the cell.
         mass: share of use, by the profile.
-        pmi: contribution to the probability of misclassification; all contributions sum to the whole.
+        pmi: all contributions sum to the whole.
         labels, failures: drawn there.
         centre: of a cell, in the profile's codes: an input belongs to the cell with the nearest centre.
     """
@@ -59,9 +60,7 @@ class Assessment:
         field_upper: the same for the field that the pool was sampled from; None for a pool weighted by the profile,
             since statistics cannot ensure that it resembles the field.
         design, method, bound: sampling design, estimator, and method of the bound.
-        pool: number of inputs that could be drawn.
-        labels: number of labels bought.
-        failures: number of labelled inputs that the model misclassified.
+        pool, labels, failures: number of inputs that could be drawn, labels bought, and misclassified ones of these.
         by_class, by_cell: contributions to pmi by true class and by cell of the profile.
         ids: of the labelled inputs. They may be used for retraining, but not for the next assessment.
         findings: warnings about the numbers.
@@ -89,8 +88,7 @@ class Assessment:
 
     def meets(self, requirement: float) -> bool | None:
         """True: pmi is at most this, with confidence. False: even the estimate exceeds it. None: not decided yet."""
-        if not 0 < requirement < 1:
-            raise ValueError(f"a requirement must be a probability between 0 and 1, got {requirement}")
+        check_between(0, 1, requirement=requirement)
         if self.claim is not None and self.claim <= requirement:
             return True
         return False if self.pmi > requirement * (1 + 1e-9) else None
@@ -132,12 +130,11 @@ def assess_reliability(
     divide the allowed error between the checks, as `operant assess` does.
 
     Args:
-        model: to assess; it must not have learned from the pool.
+        model: one that has not learned from the pool.
         profile: fitted to field data; defines the cells and checks that the pool resembles the field.
         labeller: called once, with the drawn inputs.
         pool: inputs that were drawn from the field, or inputs weighted like it (then give ``mass``). Its labels, if
             any, are ignored.
-        labels: number of labels to buy.
         design: of `operant.seeds.draw`; ``"pps"`` draws by mass alone, with an exact bound.
         risk: score that estimates which inputs fail.
         mass: of each input of the pool, such as `Profile.weights` (default: equal, for a pool drawn from the field).
@@ -148,9 +145,8 @@ def assess_reliability(
     codes = profile.encode(pool.x).detach()
     outside = _checked_outside(profile, codes)
     p = normalised(torch.ones(len(pool)) if mass is None else mass, len(pool), "mass")
-    if design == "pps":
-        weights = p
-    else:
+    weights = p
+    if design != "pps":
         weights = combine(p, risk_of(model, Samples(pool.x, ids=pool.ids), risk), risk_power=0.5, defensive=DEFENSIVE)
     drawn = draw(pool, weights, labels, design=design, strata=STRATA, mass=p, generator=generator)
     drawn.chances  # noqa: B018  # raises before any label is bought if the design has none
@@ -194,9 +190,6 @@ def field_bound(upper: float, size: int, confidence: float) -> float:
     return clopper_pearson(k, size, confidence=1 - POOL_ERROR_SHARE * (1 - confidence)).upper
 
 
-# Contributions --------------------------------------------------------------------------------------------------------
-
-
 def centres_of(profile: Profile, *, generator: torch.Generator) -> Tensor:
     """Centres of a profile's cells, in its codes: k-means over field inputs, ``(cells, d)``."""
     from sklearn.cluster import KMeans
@@ -237,9 +230,6 @@ def _sums(of: Tensor, values: Tensor, n: int) -> Tensor:
     return torch.zeros(n, dtype=torch.float64).index_add_(0, of.cpu(), values.cpu().double())
 
 
-# Planning -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class LabelPlan:
     """The number of labels that a claim needs.
@@ -247,9 +237,7 @@ class LabelPlan:
     Attributes:
         target: the claim: pmi at most this.
         fewest: labels needed if none of them fails.
-        expected: assumed pmi, or None.
-        labels: with at least so many labels the claim succeeds with probability ``power`` if pmi is as expected.
-        power: that probability.
+        labels: with at least so many labels the claim succeeds with probability ``power`` if pmi is ``expected``.
     """
 
     target: float
@@ -266,9 +254,8 @@ class LabelPlan:
         )
         if self.labels is None:
             return text
-        return (
-            f"{text} If pmi is {self.expected:.3g}, {self.labels} labels are enough with probability {self.power:.2g}."
-        )
+        enough = f"{self.labels} labels are enough with probability {self.power:.2g}"
+        return f"{text} If pmi is {self.expected:.3g}, {enough}."
 
 
 def plan(target: float, *, confidence: float = 0.95, expected: float | None = None, power: float = 0.8) -> LabelPlan:
@@ -278,21 +265,13 @@ def plan(target: float, *, confidence: float = 0.95, expected: float | None = No
 
     The smallest n from which (1) holds for k = 0, and for the k that Binomial(n, expected) does not exceed with
     probability ``power``. Strata of a good risk need fewer where pmi is not small; a bound for the field rather than
-    for the pool needs somewhat more.
-
-    Args:
-        target: the claim: pmi at most this.
-        expected: assumed pmi; it must be below the target, or no number of labels is enough.
-        power: probability that the claim succeeds if pmi is as expected.
+    for the pool needs somewhat more. ``expected`` must be below the target, or no number of labels is enough.
 
     >>> plan(0.01).fewest
     299
     """
     check_confidence(confidence)
-    if not 0 < target < 1:
-        raise ValueError(f"target must be a probability between 0 and 1, got {target}")
-    if not 0 < power < 1:
-        raise ValueError(f"power must be between 0 and 1, got {power}; 0.8 is usual")
+    check_between(0, 1, target=target, power=power)
     fewest = math.ceil(math.log(1 - confidence) / math.log1p(-target) - 1e-9)
     labels = None if expected is None else _labels_needed(target, confidence, expected, power, fewest)
     return LabelPlan(target=target, confidence=confidence, fewest=fewest, expected=expected, labels=labels, power=power)
@@ -300,10 +279,7 @@ def plan(target: float, *, confidence: float = 0.95, expected: float | None = No
 
 def _labels_needed(target: float, confidence: float, expected: float, power: float, fewest: int) -> int:
     if not 0 <= expected < target:
-        raise ValueError(
-            f"expected must be a pmi below the target {target}, got {expected}; no number of labels proves a claim "
-            "that is false: improve the model first"
-        )
+        raise ValueError(f"expected must be a pmi below the target {target}, got {expected}; improve the model first")
 
     def succeeds(n: NDArray[np.int64]) -> NDArray[np.bool_]:
         k = binom.ppf(power, n, expected)
@@ -319,24 +295,14 @@ def _labels_needed(target: float, confidence: float, expected: float, power: flo
     return int(n[failing[-1]]) + 1 if len(failing) else fewest
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
 def _check_pool(model: Classifier, pool: Samples, labels: int, used: Tensor | None) -> None:
     if labels != int(labels) or labels < 1:
-        raise ValueError(
-            f"labels must be a whole number, at least 1, got {labels}; `plan` computes how many a claim needs"
-        )
-    if len(pool) == 0:
-        raise ValueError("the pool is empty; give inputs from the field")
+        raise ValueError(f"labels must be a whole number, at least 1, got {labels}; see `plan`")
+    check_not_empty(pool=pool, advice="give inputs from the field")
     model.check_inputs(pool.x)
-    if used is not None:
-        spent = torch.isin(content_ids(pool.x), used.cpu())
-        if bool(spent.any()):
-            raise ValueError(
-                f"{int(spent.sum())} of the pool's {len(pool)} inputs were learned from and say nothing about new "
-                "ones; remove them: pool[~torch.isin(content_ids(pool.x), used)]"
-            )
+    if used is not None and (spent := int(torch.isin(content_ids(pool.x), used.cpu()).sum())):
+        remove = "pool[~torch.isin(content_ids(pool.x), used)]"
+        raise ValueError(f"{spent} of the pool's {len(pool)} inputs were learned from; remove them: {remove}")
 
 
 def _checked_outside(profile: Profile, codes: Tensor) -> float:
@@ -351,26 +317,19 @@ def _checked_outside(profile: Profile, codes: Tensor) -> float:
 
 
 def _warnings(outside: float, mass: Tensor, labels: int) -> tuple[Finding, ...]:
-    found, effective = [], 1 / float(mass.square().sum())
-    if outside > 0.1:
-        found.append(
-            Finding(
-                name="pool unlike field",
-                problem=f"{outside:.0%} of the pool's inputs are less likely than 99 % of the profile's field inputs",
-                advice="Check whether the field has changed with drift(), and update the profile with update_profile",
-                severity="warning",
-            )
-        )
-    if effective < min(labels, 0.1 * len(mass)):
-        found.append(
-            Finding(
-                name="few inputs carry the mass",
-                problem=f"the pool's {len(mass)} inputs count like {effective:.0f} of equal mass",
-                advice="The bound holds for these masses, not for the field; assess inputs drawn from the field",
-                severity="warning",
-            )
-        )
-    return tuple(found)
+    unlike = Finding(
+        name="pool unlike field",
+        problem=f"{outside:.0%} of the pool's inputs are less likely than 99 % of the profile's field inputs",
+        advice="Check whether the field has changed with drift(), and update the profile with update_profile",
+    )
+    effective = 1 / float(mass.square().sum())
+    few = Finding(
+        name="few inputs carry the mass",
+        problem=f"the pool's {len(mass)} inputs count like {effective:.0f} of equal mass",
+        advice="The bound holds for these masses, not for the field; assess inputs drawn from the field",
+    )
+    shown = {unlike: outside > 0.1, few: effective < min(labels, 0.1 * len(mass))}
+    return tuple(finding for finding, holds in shown.items() if holds)
 
 
 def _labels_of(inputs: Samples, labeller: Labeller, model: Classifier) -> Tensor:

@@ -15,6 +15,7 @@ from operant.model import Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer
+from operant.validation import check_not_empty, check_one_of
 
 MODES = ("adaptive", "static")
 ALL = "all"  # name of the row for all attacks together
@@ -40,7 +41,6 @@ class Robustness:
     """Empirical robustness by both definitions; `value` follows ``mode``.
 
     Attributes:
-        mode: ``"adaptive"`` or ``"static"``.
         clean: accuracy on the unchanged samples.
         adaptive: the samples classified correctly both clean and under attack on this model; one row per attack, and
             last the row ``all`` for samples that withstand every attack.
@@ -88,8 +88,7 @@ def attack_cases(
     Args:
         model: the reference.
         samples: labelled inputs to start from, the paper's D_v.
-        attacks: fuzzers by name.
-        generator: source of randomness; each attack's depends only on it and on the attack's name.
+        attacks: fuzzers by name; each one's random numbers depend only on the generator and this name.
     """
     _check_attacks(attacks)
     correct = model.correct(samples)
@@ -118,29 +117,26 @@ def empirical_robustness(
 
     Args:
         samples: labelled inputs, the paper's D_v. One that is misclassified unchanged counts as not robust.
-        attacks: fuzzers by name.
+        attacks: fuzzers by name, as in `attack_cases`.
         mode: the definition that `value` follows.
         cases: result of `attack_cases` on a reference model; required for ``"static"``.
-        generator: source of randomness; each attack's depends only on it and on the attack's name.
 
     References:
         | RobOT: Robustness-Oriented Testing for Deep Learning Systems (Wang et al., 2021), Definition 2
         | https://arxiv.org/abs/2102.05913
     """
-    if mode not in MODES:
-        raise ValueError(f'mode must be "adaptive" or "static", got {mode!r}')
+    check_one_of(MODES, mode=mode)
     if mode == "static" and cases is None:
         raise ValueError('mode="static" needs existing cases; pass cases=attack_cases(reference, samples, ...)')
     _check_attacks(attacks)
     model.check(samples)
     right = (model.predict(samples.x) == samples.labels).cpu()
-    static = None if cases is None else _static(model, samples, cases, confidence)
     return Robustness(
         mode=mode,
         confidence=confidence,
         clean=_rate("clean", right, confidence),
         adaptive=_adaptive(model, samples, right, attacks, generator, confidence),
-        static=static,
+        static=None if cases is None else _static(model, samples, cases, confidence),
     )
 
 
@@ -198,21 +194,10 @@ def _check_attacks(attacks: Mapping[str, Fuzzer]) -> None:
 
 
 def _check_cases(model: Classifier, samples: Samples, cases: Suite) -> None:
-    if len(cases) == 0:
-        raise ValueError(
-            "there are no cases: the reference model withstood every attack; generate them with stronger attacks, or "
-            "leave cases out"
-        )
-    if cases.rows.shape != samples.shape:
-        raise ValueError(
-            f"cases must have the shape of the samples {tuple(samples.shape)}, got {tuple(cases.rows.shape)}; "
-            "generate them from the same data"
-        )
-    classes = model.classes(samples.x)
-    if int(cases.label.max()) >= classes:
-        raise ValueError(
-            f"labels of the cases must be below the model's {classes} classes, got {int(cases.label.max())}; "
-            "generate them from the same data"
-        )
+    check_not_empty(cases=cases, advice="generate them with stronger attacks, or leave cases out")
+    shape, label, classes = cases.rows.shape, int(cases.label.max()), model.classes(samples.x)
+    if shape != samples.shape or label >= classes:
+        wanted = f"cases must have the samples' shape {tuple(samples.shape)} and labels below {classes}"
+        raise ValueError(f"{wanted}, got shape {tuple(shape)} and labels up to {label}; use the same data")
     if ALL in cases.method:
         raise ValueError(f'no method among the cases may be named "{ALL}", the name of the row for all; rename it')

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from operant.conditions.corruptions import CORRUPTIONS
 from operant.conditions.severity import Severity, fixed
 from operant.data import row_index
 from operant.model import slack_of
+from operant.validation import check_ascending, check_at_least, check_one_of, check_within
 
 MAX_NUMBERS = 2**20  # numbers processed at once
 MAX_SEED = 2**53  # seeds stay below this, so that a column of doubles can hold them
@@ -37,6 +37,9 @@ class Condition:
     low: float
     high: float
     smooth: bool = True
+
+    def __str__(self) -> str:
+        return f"between {self.low} and {self.high} ({self.meaning})"
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -89,36 +92,24 @@ class DrawnConditions:
         _check_setting(self.names, self.bounds, self.padding)
         n, values = len(self.seeds), self.values.detach()
         if values.shape != (n, len(self.names)) or not values.is_floating_point():
-            raise ValueError(
-                f"values must be floating-point of shape ({n}, {len(self.names)}), one row per seed and one column per "
-                f"name, got {values.dtype} of shape {tuple(values.shape)}"
-            )
-        if (
-            self.seeds.dtype != torch.int64
-            or self.seeds.ndim != 1
-            or bool(((s := self.seeds) < 0).any() | (s >= MAX_SEED).any())
-        ):
+            needed = f"floating-point of shape ({n}, {len(self.names)}), one row per seed and one column per name"
+            raise ValueError(f"values must be {needed}, got {values.dtype} of shape {tuple(values.shape)}")
+        in_range = (self.seeds >= 0) & (self.seeds < MAX_SEED)
+        if self.seeds.dtype != torch.int64 or self.seeds.ndim != 1 or not bool(in_range.all()):
             raise ValueError("seeds must be int64 of shape (n,), from 0 to 2**53 - 1; `Recipe.draw` makes them")
         for name, column in zip(self.names, values.unbind(1), strict=True):
             allowed = CONDITIONS[name]
             if not bool(((column >= allowed.low - 1e-6) & (column <= allowed.high + 1e-6)).all()):  # also rejects NaN
-                raise ValueError(
-                    f"{name} must lie between {allowed.low} and {allowed.high} ({allowed.meaning}), got values from "
-                    f"{float(column.min()):.4g} to {float(column.max()):.4g}; clip them to `Recipe.limits`"
-                )
+                got = f"values from {float(column.min()):.4g} to {float(column.max()):.4g}"
+                raise ValueError(f"{name} must lie {allowed}, got {got}; clip them to `Recipe.limits`")
 
     def __len__(self) -> int:
         return len(self.seeds)
 
     def __getitem__(self, index: Any) -> DrawnConditions:
         rows = row_index(index, len(self))
-        return DrawnConditions(
-            names=self.names,
-            values=self.values[rows.to(self.values.device)],
-            seeds=self.seeds[rows.to(self.seeds.device)],
-            bounds=self.bounds,
-            padding=self.padding,
-        )
+        values, seeds = self.values[rows.to(self.values.device)], self.seeds[rows.to(self.seeds.device)]
+        return replace(self, values=values, seeds=seeds)
 
     def columns(self) -> dict[str, Tensor]:
         """The values of each condition, and the seeds as ``noise_seed``, for `Suite.with_columns`."""
@@ -154,10 +145,7 @@ class Recipe:
         for name, severity in self.severities.items():
             allowed = CONDITIONS[name]
             if severity.low < allowed.low or severity.high > allowed.high:
-                raise ValueError(
-                    f"{name} must lie between {allowed.low} and {allowed.high} ({allowed.meaning}), got the range "
-                    f"{severity.low} to {severity.high}"
-                )
+                raise ValueError(f"{name} must lie {allowed}, got the range {severity.low} to {severity.high}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,7 +166,7 @@ class Recipe:
 
     def draw(self, n: int, *, generator: torch.Generator) -> DrawnConditions:
         """Severities and seeds for ``n`` images."""
-        _check_count(n)
+        check_at_least(0, n=n)
         shape, device = (2, n, len(self.names)), generator.device
         u, gone = torch.rand(shape, dtype=torch.float64, generator=generator, device=device).cpu()
         values = [
@@ -190,7 +178,7 @@ class Recipe:
 
     def neutral(self, n: int) -> DrawnConditions:
         """No change, for ``n`` images: a starting point for searches, even if 0 is outside the declared ranges."""
-        _check_count(n)
+        check_at_least(0, n=n)
         return self._drawn(torch.zeros(n, len(self.names), dtype=torch.float64), torch.arange(n))
 
     def log_prob(self, drawn: DrawnConditions) -> Tensor:
@@ -199,10 +187,8 @@ class Recipe:
         The sum over conditions of `Severity.log_prob`; minus infinity outside the declared ranges.
         """
         if drawn.names != self.names:
-            raise ValueError(
-                f"the conditions must be those of this recipe ({_listed(self.names)}), got {_listed(drawn.names)}; "
-                "draw from this recipe"
-            )
+            names = f"({_listed(self.names)}), got {_listed(drawn.names)}"
+            raise ValueError(f"the conditions must be those of this recipe {names}; draw from this recipe")
         parts = [s.log_prob(v) for s, v in zip(self._each, drawn.values.unbind(1), strict=True)]
         return torch.stack(parts).sum(0) if parts else drawn.values.new_zeros(len(drawn))
 
@@ -279,34 +265,20 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _check_count(n: int) -> None:
-    if n < 0:
-        raise ValueError(f"n must be 0 or more, got {n}")
-
-
 def _check_setting(names: tuple[str, ...], bounds: tuple[float, float], padding: str) -> None:
     if unknown := [name for name in names if name not in CONDITIONS]:
         raise ValueError(f"no condition is named {_listed(unknown)}; there are {_listed(tuple(CONDITIONS))}")
     if len(set(names)) < len(names):
         raise ValueError(f"a condition can be named once, got {_listed(names)}")
-    if not (bounds[0] < bounds[1] and math.isfinite(bounds[1] - bounds[0])):
-        raise ValueError(f"bounds must be (low, high) with low < high, both finite, got {bounds}")
-    if padding not in PADDINGS:
-        raise ValueError(f"padding must be one of {_listed(PADDINGS)}, got {padding!r}")
+    check_ascending(bounds=bounds)
+    check_one_of(PADDINGS, padding=padding)
 
 
 def _check_images(x: Tensor, drawn: DrawnConditions) -> None:
     if x.ndim != 4 or not x.is_floating_point() or x.numel() == 0:
-        raise ValueError(
-            f"conditions are for images: x must be floating-point (n, channels, height, width) and not empty, "
-            f"got {x.dtype} of shape {tuple(x.shape)}"
-        )
+        needed = "conditions are for images: x must be floating-point (n, channels, height, width) and not empty"
+        raise ValueError(f"{needed}, got {x.dtype} of shape {tuple(x.shape)}")
     if len(x) != len(drawn):
         raise ValueError(f"there must be one image per drawn row, got {len(x)} images and {len(drawn)} rows")
-    low, high = (float(v) for v in torch.aminmax(x.detach()))
-    slack = slack_of(drawn.bounds)
-    if not (low >= drawn.bounds[0] - slack and high <= drawn.bounds[1] + slack):
-        raise ValueError(
-            f"images must lie within bounds {drawn.bounds} and hold no NaN, got values from {low:.4g} to {high:.4g}; "
-            "rescale them, or give the recipe the bounds of your data"
-        )
+    advice = "rescale them, or give the recipe the bounds of your data"
+    check_within(drawn.bounds, slack=slack_of(drawn.bounds), advice=advice, images=x)

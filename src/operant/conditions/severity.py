@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from operant.validation import check_share
+
 
 @dataclass(frozen=True, kw_only=True)
 class Severity:
@@ -34,13 +36,10 @@ class Severity:
             raise ValueError(f"a severity's low must not exceed its high, both finite, got {self.low} and {self.high}")
         if not (math.isfinite(self.mean) and self.std > 0):
             raise ValueError(f"mean must be finite and std positive, got {self.mean} and {self.std}; see `fixed`")
-        if not 0 <= self.absent <= 1:
-            raise ValueError(f"absent must be a probability, got {self.absent}")
+        check_share(absent=self.absent)
         if self.low < self.high and not self._mass() > 1e-9:
-            raise ValueError(
-                f"the range {self.low} to {self.high} lies too far from the mean {self.mean} with std {self.std}; "
-                "move the mean into it"
-            )
+            far = f"the range {self.low} to {self.high} lies too far from the mean {self.mean} with std {self.std}"
+            raise ValueError(f"{far}; move the mean into it")
 
     def value(self, u: Tensor) -> Tensor:
         """The ``u`` quantile of the values that are present, in float64."""

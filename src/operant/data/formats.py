@@ -10,7 +10,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,8 @@ def read_npz(path: str | Path) -> dict[str, Array]:
     path = Path(path)
     with _reading(path, "npz file", "write it again with numpy.savez, arrays of numbers only"):
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise ValueError(f"its part {damaged} fails the checksum")
+            if (damaged := archive.testzip()) is not None:
+                raise ValueError(f"its part {damaged} fails the checksum")
         with np.load(path, allow_pickle=False) as arrays:
             content = {name: arrays[name] for name in arrays.files}
         for name, array in content.items():
@@ -75,8 +74,7 @@ def read_npz(path: str | Path) -> dict[str, Array]:
 
 def images_from_arrays(arrays: dict[str, Array], x: str, y: str, path: Path) -> Images:
     """The images and labels that are stored under these two names."""
-    missing = [name for name in (x, y) if name not in arrays]
-    if missing:
+    if not {x, y} <= arrays.keys():
         raise ValueError(f"{path} must hold {x} and {y}, got {sorted(arrays)}; write it again with those names")
     images = as_images(arrays[x], f"{x} of {path}")
     return Images(images, as_labels(arrays[y], len(images), f"{y} of {path}"))
@@ -89,9 +87,7 @@ def as_images(x: Array, where: str) -> Array:
     elif x.ndim == 4 and x.shape[3] in (1, 3):
         x = x.transpose(0, 3, 1, 2)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or 0 in x.shape:
-        raise ValueError(
-            f"{where} must be images (N, H, W) or (N, H, W, 3), got shape {x.shape}; reshape and save them"
-        )
+        raise ValueError(f"{where} must be images (N, H, W) or (N, H, W, 3), got shape {x.shape}; reshape them")
     if x.dtype == np.uint8:
         return np.ascontiguousarray(x)
     if x.dtype.kind != "f":
@@ -112,9 +108,8 @@ def scaled(x: Array) -> Array:
 def as_labels(y: Array, n: int, where: str) -> Array:
     """Integer labels ``(N,)`` or ``(N, 1)``, as int64 ``(N,)``."""
     if y.dtype.kind not in "iu" or y.shape not in ((n,), (n, 1)):
-        raise ValueError(
-            f"{where} must be {n} integer labels, one per image, got {y.dtype} of shape {y.shape}; convert them"
-        )
+        got = f"{y.dtype} of shape {y.shape}"
+        raise ValueError(f"{where} must be {n} integer labels, one per image, got {got}; convert them")
     labels = y.reshape(n).astype(np.int64)
     if n and labels.min() < 0:
         raise ValueError(f"{where} must be labels of 0 or more, got {labels.min()}; number the classes from 0")
@@ -206,11 +201,11 @@ class _Name:
         self.text = text
 
 
+@dataclass(eq=False)
 class _Unfinished:
     """An array, or a dtype if one is given, that a later BUILD opcode completes."""
 
-    def __init__(self, dtype: str | None = None) -> None:
-        self.dtype = dtype
+    dtype: str | None = None
 
 
 def _unpickled(content: bytes) -> Any:
@@ -229,13 +224,13 @@ def _unpickled(content: bytes) -> Any:
     return machine.stack[0]
 
 
+@dataclass
 class _Machine:
     """The stack and memory of a pickle; `outer` holds the stacks below each open mark."""
 
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.outer: list[list[Any]] = []
-        self.memory: dict[int, Any] = {}
+    stack: list[Any] = field(default_factory=list)
+    outer: list[list[Any]] = field(default_factory=list)
+    memory: dict[int, Any] = field(default_factory=dict)
 
     def step(self, name: str, argument: Any) -> None:
         """Execute one opcode."""
@@ -268,10 +263,8 @@ class _Machine:
         if name == "MARK":
             self.outer.append(self.stack)
             self.stack = []
-        elif name in SHORT_TUPLES:
-            self.stack.append(tuple(self.take(SHORT_TUPLES[name])))
-        elif name == "TUPLE":
-            values = self.since_mark()
+        elif name in SHORT_TUPLES or name == "TUPLE":
+            values = self.take(SHORT_TUPLES[name]) if name in SHORT_TUPLES else self.since_mark()
             self.stack.append(tuple(values))
         elif name in ("APPEND", "APPENDS"):
             values = self.take(1) if name == "APPEND" else self.since_mark()
@@ -380,10 +373,8 @@ def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) 
     path = Path(path)
     folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not folders:
-        raise ValueError(
-            f"{path} must hold one folder per class, got none; put the pictures into {path}/<class name>/, "
-            f"or, without labels, into {path}"
-        )
+        advice = f"put the pictures into {path}/<class name>/, or, without labels, into {path}"
+        raise ValueError(f"{path} must hold one folder per class, got none; {advice}")
     files = [pictures_in(folder) for folder in folders]
     x = _stacked([file for group in files for file in group], size, path)
     y = np.repeat(np.arange(len(folders)), [len(group) for group in files])
@@ -391,12 +382,7 @@ def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) 
 
 
 def read_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> Array:
-    """Unlabelled pictures of one folder in alphabetical order: uint8 ``(N, C, H, W)``.
-
-    Args:
-        path: the folder; files that are not pictures are ignored.
-        size: ``(height, width)`` to resize every picture to (default: all must have one size).
-    """
+    """Unlabelled pictures of one folder in alphabetical order: uint8 ``(N, C, H, W)``; see `read_image_folder`."""
     return _stacked(pictures_in(Path(path)), size, Path(path))
 
 
@@ -435,9 +421,9 @@ def _read_picture(path: Path, size: tuple[int, int] | None) -> Array:
 def _check_sizes(files: Sequence[Path], pictures: Sequence[Array]) -> None:
     sizes = [p.shape[:2] for p in pictures]
     usual = Counter(sizes).most_common(1)[0][0]
-    for file, size in zip(files, sizes, strict=True):
-        if size != usual:
+    for file, (height, width) in zip(files, sizes, strict=True):
+        if (height, width) != usual:
             raise ValueError(
-                f"all pictures must have one size: {file} is {size[0]} x {size[1]} (height x width), most are "
+                f"all pictures must have one size: {file} is {height} x {width} (height x width), most are "
                 f"{usual[0]} x {usual[1]}; pass size={usual} to resize every picture, or remove that file"
             )

@@ -21,9 +21,7 @@ from operant.types import Labeller
 def labels_from_npz(path: str | Path, *, classes: int) -> Labeller:
     """A labeller that finds inputs in an npz file with x and y, read at every request: more may have been added.
 
-    Args:
-        path: the file.
-        classes: number of classes of the model.
+    ``classes`` is the number of classes of the model; other labels raise a ValueError.
     """
     return partial(_from_npz, Path(path), classes)
 
@@ -37,8 +35,7 @@ def labels_from_table(
     image shares.
 
     Args:
-        path: the table.
-        classes: number of classes of the model.
+        path, classes: the table, and the number of classes of the model.
         pictures: image files of the inputs, by id.
         root: folder that the paths of image files start from.
     """
@@ -46,12 +43,9 @@ def labels_from_table(
 
 
 def labels_from_function(function: Callable[[Samples], Any], *, name: str, classes: int) -> Labeller:
-    """A labeller that calls a user's function and checks what it returns.
+    """A labeller that calls a user's function, from samples to one label per row, and checks what it returns.
 
-    Args:
-        function: from samples to one label per row.
-        name: of the function, for errors.
-        classes: number of classes of the model.
+    ``name`` is the function's name in errors, ``classes`` the number of classes of the model.
     """
     return partial(_from_function, function, name, classes)
 
@@ -79,16 +73,13 @@ def _from_npz(path: Path, classes: int, asked: Samples) -> Tensor:
     if labelled.y is None:
         raise ValueError(f"{path} has no labels; save y beside x")
     if labelled.shape != asked.shape:
-        raise ValueError(
-            f"{path} must contain inputs of the field data's shape {tuple(asked.shape)}, got {tuple(labelled.shape)}"
-        )
+        shapes = f"{tuple(asked.shape)}, got {tuple(labelled.shape)}"
+        raise ValueError(f"{path} must contain inputs of the field data's shape {shapes}")
     if (largest := int(labelled.labels.max())) >= classes:
         raise ValueError(f"{path} must contain labels from 0 to {classes - 1}, the model's classes, got {largest}")
     if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
-        raise LabelsMissing(
-            f"{unknown} of {len(asked)} inputs are not in {path}; add them to its x and their classes to its y, and "
-            "run this again"
-        )
+        advice = "add them to its x and their classes to its y, and run this again"
+        raise LabelsMissing(f"{unknown} of {len(asked)} inputs are not in {path}; {advice}")
     return labels_of(labelled)(asked)
 
 
@@ -98,10 +89,8 @@ def _from_table(path: Path, classes: int, pictures: Mapping[int, Path], root: Pa
     names = [[name_of(i), *files.get(i, ())] for i in asked.ids.tolist()]
     found = [[y for name in each if (y := known.get(_table_key(name))) is not None] for each in names]
     if missing := [each[-1] for each, labels in zip(names, found, strict=True) if not labels]:
-        raise LabelsMissing(
-            f"{len(missing)} of {len(asked)} inputs have no label in {path}; add rows such as {missing[0]},3, and run "
-            "this again"
-        )
+        advice = f"add rows such as {missing[0]},3, and run this again"
+        raise LabelsMissing(f"{len(missing)} of {len(asked)} inputs have no label in {path}; {advice}")
     return torch.tensor([labels[0] for labels in found], dtype=torch.int64)
 
 

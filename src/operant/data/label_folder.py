@@ -70,8 +70,7 @@ class LabelFolder:
         if new := [row for row, name in enumerate(names) if name not in known]:
             self._write(asked[new])
             known = self.read()
-        missing = [name for name in dict.fromkeys(names) if known.get(name) is None]
-        if missing:
+        if missing := [name for name in dict.fromkeys(names) if known.get(name) is None]:
             raise LabelsMissing(
                 f"{len(missing)} of {len(set(names))} inputs have no label yet: view the files in {self.folder}, "
                 f"write each one's class (0 to {self.classes - 1}) into {self.folder / self.table} (or enter them on "
@@ -100,9 +99,8 @@ class LabelFolder:
         if not text:
             return None
         if not text.isdecimal() or int(text) >= self.classes:
-            raise ValueError(
-                f"line {line} of {path}: a label must be a class from 0 to {self.classes - 1}, got {text!r}"
-            )
+            highest = self.classes - 1
+            raise ValueError(f"line {line} of {path}: a label must be a class from 0 to {highest}, got {text!r}")
         return int(text)
 
     def _write(self, new: Samples) -> None:
@@ -181,14 +179,13 @@ def name_of(identity: int) -> str:
 
 
 def _write_input(path: Path, x: Tensor, bounds: tuple[float, float]) -> None:
-    content = io.BytesIO()
-    if x.ndim == 3 and x.shape[0] in (1, 3):
+    content, is_picture = io.BytesIO(), x.ndim == 3 and x.shape[0] in (1, 3)
+    if is_picture:
         low, high = bounds
         pixels = ((x - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
         times = max(1, READABLE_SIDE // max(pixels.shape))
         pixels = pixels.repeat(times, 0).repeat(times, 1)
         Image.fromarray(pixels.squeeze(2) if x.shape[0] == 1 else pixels).save(content, "PNG")
-        results.write_atomically(path.with_suffix(".png"), content.getvalue())
     else:
         np.savez(content, x=x.numpy())
-        results.write_atomically(path.with_suffix(".npz"), content.getvalue())
+    results.write_atomically(path.with_suffix(".png" if is_picture else ".npz"), content.getvalue())

@@ -34,13 +34,12 @@ class Samples:
 
     def __post_init__(self) -> None:
         _check_inputs(self.x)
+        n = len(self.x)
         if self.y is not None:
-            object.__setattr__(self, "y", _checked_labels(self.y, len(self.x)))
+            object.__setattr__(self, "y", _checked_labels(self.y, n))
         ids = content_ids(self.x) if self.ids is None else torch.as_tensor(self.ids)
-        if ids.dtype != torch.int64 or ids.shape != (len(self.x),):
-            raise ValueError(
-                f"ids must be int64 of shape ({len(self.x)},), got {ids.dtype} of shape {tuple(ids.shape)}"
-            )
+        if ids.dtype != torch.int64 or ids.shape != (n,):
+            raise ValueError(f"ids must be int64 of shape ({n},), got {ids.dtype} of shape {tuple(ids.shape)}")
         object.__setattr__(self, "ids", ids)
 
     def __len__(self) -> int:
@@ -122,12 +121,11 @@ def row_index(index: Any, n: int) -> Tensor:
     if isinstance(index, slice):
         return torch.arange(n)[index].contiguous()
     rows = torch.as_tensor(index)
+    allowed = "rows are chosen by slice, mask or positions"
     if rows.ndim == 0:
-        raise TypeError(
-            f"rows are chosen by slice, mask or positions, got the single index {index}; use [{index}:{index}+1]"
-        )
+        raise TypeError(f"{allowed}, got the single index {index}; use [{index}:{index}+1]")
     if rows.ndim > 1 or (rows.is_floating_point() and len(rows)):
-        raise TypeError(f"rows are chosen by slice, mask or positions, got {rows.dtype} of shape {tuple(rows.shape)}")
+        raise TypeError(f"{allowed}, got {rows.dtype} of shape {tuple(rows.shape)}")
     if rows.dtype == torch.bool:
         if len(rows) != n:
             raise IndexError(f"the mask has {len(rows)} entries for {n} rows")

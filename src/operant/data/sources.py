@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.functional import interpolate
 
 from operant.data.formats import (
@@ -26,6 +26,7 @@ from operant.data.formats import (
     scaled,
 )
 from operant.data.samples import Samples
+from operant.validation import check_at_least, check_one_of
 
 DIGITS = tuple("0123456789")
 CLASSES = {
@@ -77,18 +78,14 @@ def load_digits(*, size: int = 8) -> Dataset:
     """
     from sklearn import datasets
 
-    if size < 8:
-        raise ValueError(f"size must be at least 8, the size of the digits, got {size}")
+    check_at_least(8, advice="the original size of the digits", size=size)
     page = datasets.load_digits()
     x = torch.from_numpy(page.images).float().unsqueeze(1) / 16
     parts = Samples(x, torch.from_numpy(page.target)).split(train=0.8, test=0.2)
     if size > 8:
-        parts = {role: Samples(_enlarged(part.x, size), part.y) for role, part in parts.items()}
+        enlarge = partial(interpolate, size=(size, size), mode="bilinear", align_corners=False)
+        parts = {role: Samples(enlarge(part.x).clamp(0, 1), part.y) for role, part in parts.items()}
     return Dataset(train=parts["train"], test=parts["test"], classes=DIGITS)
-
-
-def _enlarged(x: Tensor, size: int) -> Tensor:
-    return interpolate(x, size=(size, size), mode="bilinear", align_corners=False).clamp(0, 1)
 
 
 def samples_from_folder(path: str | Path, *, size: tuple[int, int] | None = None) -> Samples:
@@ -113,9 +110,7 @@ def samples_from_npz(path: str | Path, *, part: str = "test") -> Samples:
     name = "x" if "x" in arrays else f"x_{part}"
     if name not in arrays or arrays[name].ndim < 2:
         found = {key: array.shape for key, array in arrays.items()}
-        raise ValueError(
-            f"{path} must hold x (N, *shape), and y if labels are known, got {found}; save it with these names"
-        )
+        raise ValueError(f"{path} must hold x (N, *shape), and y if labels are known, got {found}; save it so")
     x, label = arrays[name], name.replace("x", "y", 1)
     y = torch.from_numpy(as_labels(arrays[label], len(x), f"{label} of {path}")) if label in arrays else None
     if x.dtype.kind == "f":
@@ -136,10 +131,7 @@ def load(name: str, root: str | Path) -> Dataset:
         name: ``mnist``, ``fashion-mnist``, ``cifar10``, ``svhn`` or ``usps``.
         root: the folder to search.
     """
-    if name not in CLASSES:
-        raise ValueError(
-            f"name must be one of {', '.join(CLASSES)}, got {name!r}; for own data use samples_from_folder"
-        )
+    check_one_of(CLASSES, advice="for own data use samples_from_folder", name=name)
     places = list(_places(name, Path(root)))
     for place in places:
         missing = [file for file in place.files if not file.is_file()]
@@ -207,11 +199,10 @@ def _read_npz_set(files: tuple[Path, ...]) -> tuple[Images, Images]:
 
 
 def _read_idx_set(files: tuple[Path, ...]) -> tuple[Images, Images]:
-    train, test = (
-        images_from_arrays({x.name: read_idx(x), y.name: read_idx(y)}, x.name, y.name, x.parent)
-        for x, y in (files[:2], files[2:])
-    )
-    return train, test
+    def read(x: Path, y: Path) -> Images:
+        return images_from_arrays({x.name: read_idx(x), y.name: read_idx(y)}, x.name, y.name, x.parent)
+
+    return read(*files[:2]), read(*files[2:])
 
 
 def _each(read: Callable[[Path], Images]) -> Callable[[tuple[Path, ...]], tuple[Images, Images]]:
@@ -231,14 +222,11 @@ def _dataset(name: str, place: _Place) -> Dataset:
         train, test = (Images(part.x, np.where(part.y == 10, 0, part.y)) for part in (train, test))
     highest, classes = max(train.y.max(), test.y.max()), CLASSES[name]
     if highest >= len(classes):
-        raise ValueError(
-            f"{place} must hold labels 0..{len(classes) - 1} for {name}, got {highest}; download the set again"
-        )
+        needed = f"labels 0..{len(classes) - 1} for {name}, got {highest}"
+        raise ValueError(f"{place} must hold {needed}; download the set again")
     if train.x.shape[1:] != test.x.shape[1:]:
         shapes = f"{train.x.shape[1:]} and {test.x.shape[1:]}"
-        raise ValueError(
-            f"{place} must hold training and test images of one shape, got {shapes}; download the set again"
-        )
+        raise ValueError(f"{place} must hold images of one shape, got {shapes}; download the set again")
     for other, labels in FIRST_LABELS.items():
         if other != name and train.y[: len(labels)].tolist() == labels:
             raise ValueError(f"{place} holds {other}, not {name}; keep each set in a folder of its own name")

@@ -11,46 +11,37 @@ from torch import Tensor
 from operant.data import Samples
 from operant.measure.conformal import Conformal, check_level, fit_conformal
 from operant.model import Classifier
+from operant.validation import check_between, check_row_shape
 
 Transform = Callable[[Tensor], Tensor]
 """Images in [0, 1] to images of the same shape; the result for a row does not depend on the batch."""
 
 
-# Calibration ----------------------------------------------------------------------------------------------------------
-
-
 def calibrated(scores: Tensor, level: float) -> Conformal:
     """Conformal calibration from scores of held-out benign inputs; raises if they are too few or all equal."""
-    if len(scores) == 0:
-        raise ValueError("there are no benign inputs to calibrate on; give more, or a larger share for calibration")
     check_level(level, len(scores))
     conformal = fit_conformal(scores.detach().cpu())
     if not conformal.varies:
-        raise ValueError(
-            f"the scores of all {len(scores)} calibration inputs are equal ({float(scores[0]):.4g}), so they cannot "
-            "rank inputs; choose another setting of this detector"
-        )
+        equal = f"the scores of all {len(scores)} calibration inputs are equal ({float(scores[0]):.4g})"
+        raise ValueError(f"{equal}; choose another setting of this detector")
     return conformal
 
 
-def check_benign(model: Classifier, benign: Samples) -> None:
-    """Raise if there are no benign inputs, or labelled ones that the model misclassifies."""
-    if len(benign) == 0:
-        raise ValueError("there are no benign inputs; give some that the model classifies correctly")
-    model.check_inputs(benign.x)
-    if benign.y is None:
-        return
-    if wrong := int((model.predict(benign.x) != benign.labels.to(benign.x.device)).sum()):
-        raise ValueError(
-            f"benign inputs must be classified correctly, got {wrong} of {len(benign)} that are not; "
-            "give model.correct(samples)"
-        )
+def check_predictions(model: Classifier, samples: Samples, *, correct: bool) -> None:
+    """Raise if there are no inputs, or labelled ones that the model does not classify as required."""
+    kind, source = ("benign", "model.correct(samples)") if correct else ("adversarial", "suite.failures().samples()")
+    if len(samples) == 0:
+        raise ValueError(f"there are no {kind} inputs; give {source}")
+    model.check_inputs(samples.x)
+    right = None if samples.y is None else model.predict(samples.x) == samples.labels.to(samples.x.device)
+    if right is not None and (bad := int((right != correct).sum())):
+        must = f"{kind} inputs must be {'classified correctly' if correct else 'misclassified'}"
+        raise ValueError(f"{must}, got {bad} of {len(samples)} that are not; give {source}")
 
 
 def split_benign(benign: Samples, calibration: float) -> tuple[Samples, Samples]:
     """Inputs to learn from and inputs to calibrate on, split by id, so that copies of an input stay together."""
-    if not 0 < calibration < 1:
-        raise ValueError(f"calibration must be a share between 0 and 1, got {calibration}; 0.5 is half")
+    check_between(0, 1, calibration=calibration)
     parts = benign.split(learning=1 - calibration, calibration=calibration)
     for role, part in parts.items():
         if len(part) == 0:
@@ -58,16 +49,9 @@ def split_benign(benign: Samples, calibration: float) -> tuple[Samples, Samples]
     return parts["learning"], parts["calibration"]
 
 
-# Inputs ---------------------------------------------------------------------------------------------------------------
-
-
 def check_shape(x: Tensor, shape: Sequence[int]) -> None:
     """Raise if inputs have another shape than the defence was fitted on."""
-    if tuple(x.shape[1:]) != tuple(shape):
-        raise ValueError(
-            f"this defence was fitted on inputs of shape {tuple(shape)}, got {tuple(x.shape[1:])}; "
-            "fit one on inputs of this shape"
-        )
+    check_row_shape(tuple(shape), inputs=x, advice="fit a defence on inputs of this shape")
 
 
 def check_images(x: Tensor) -> None:

@@ -20,8 +20,6 @@ def denoise(x: Tensor, *, sigma: float, levels: int | None = None) -> Tensor:
     noise, t is infinite and they are set to 0. Three channels are denoised as brightness and two colours.
 
     Args:
-        x: ``(N, channels, height, width)``.
-        sigma: of the noise, in units of ``x``.
         levels: of the transform (default: three less than the image has, at least 1).
 
     References:
@@ -32,8 +30,8 @@ def denoise(x: Tensor, *, sigma: float, levels: int | None = None) -> Tensor:
         levels = max(1, int(math.log2(min(x.shape[2:]))) - 3)
     colour = x.shape[1] == 3
     z = _converted(x, YCBCR) if colour else x
-    made = _denoised(z, sigma, levels)
-    return _converted(made, RGB) if colour else made
+    z = _denoised(z, sigma, levels)
+    return _converted(z, RGB) if colour else z
 
 
 def _denoised(x: Tensor, sigma: float, levels: int) -> Tensor:
@@ -59,16 +57,8 @@ def forward(x: Tensor) -> tuple[Tensor, Tensor]:
     x = pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2), mode="replicate")
     half = x / 2
     summed, differing = half[..., ::2, :] + half[..., 1::2, :], half[..., ::2, :] - half[..., 1::2, :]
-    across, down, diagonal = _differences(summed), _sums(differing), _differences(differing)
-    return _sums(summed), torch.stack([across, down, diagonal])
-
-
-def _sums(x: Tensor) -> Tensor:
-    return x[..., ::2] + x[..., 1::2]
-
-
-def _differences(x: Tensor) -> Tensor:
-    return x[..., ::2] - x[..., 1::2]
+    (s0, s1), (d0, d1) = ((rows[..., ::2], rows[..., 1::2]) for rows in (summed, differing))
+    return s0 + s1, torch.stack([s0 - s1, d0 + d1, d0 - d1])  # details across, down and diagonal
 
 
 def inverse(coarse: Tensor, details: Tensor, size: torch.Size) -> Tensor:

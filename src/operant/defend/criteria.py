@@ -12,15 +12,14 @@ from operant.data import Samples
 from operant.defend.evaluate import Corrector, Success, evaluate_defences
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_between
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferCalibration:
     """The share of cases generated against another model that a model classifies correctly.
 
-    Attributes:
-        rates: one per method among the cases, with the method's name as ``defence``.
-        mean: over the methods, with equal weights.
+    There is one rate per method among the cases, with its name as ``defence``; all have equal weight in ``mean``.
     """
 
     rates: tuple[Success, ...]
@@ -60,11 +59,8 @@ class AccuracyChange:
     """The change of accuracy on the same inputs; an interval above 0 shows an improvement.
 
     Attributes:
-        before, after: the two accuracies.
-        change: their difference.
         lower, upper: interval of the change.
-        gained, lost: inputs that only the new model, or only the old one, classifies correctly.
-        n: number of inputs.
+        gained, lost: number of the n inputs that only the new model, or only the old one, classifies correctly.
     """
 
     before: float
@@ -90,7 +86,6 @@ def accuracy_change(
     """The change of accuracy on a test set (the paper's criterion 1), with Agresti and Min's interval for pairs.
 
     Args:
-        before, after: the original model and the retrained one.
         samples: labelled; neither model was trained on them.
 
     References:
@@ -98,8 +93,7 @@ def accuracy_change(
         | Simple Improved Confidence Intervals for Comparing Matched Proportions (Agresti and Min, 2005)
         | https://doi.org/10.1002/sim.1781
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     before.check(samples)
     y = samples.labels.to(samples.x.device)
     old, new = before.predict(samples.x) == y, after.predict(samples.x) == y

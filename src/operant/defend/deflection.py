@@ -12,6 +12,7 @@ from torch import Tensor
 from operant.conditions._fields import uniforms
 from operant.defend._common import check_images, seeds_of
 from operant.defend._wavelet import denoise
+from operant.validation import check_at_least, check_nonnegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,8 @@ class PixelDeflection:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.count < 0 or self.window < 1 or not self.sigma >= 0:
-            raise ValueError(
-                "count must be 0 or more, window at least 1 and sigma 0 or more, "
-                f"got {self.count}, {self.window} and {self.sigma}"
-            )
+        check_nonnegative(count=self.count, sigma=self.sigma)
+        check_at_least(1, window=self.window)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_images(x)
@@ -69,9 +67,7 @@ class PixelDeflection:
             return _split(u * pixels, pixels)
         keep = self.keep(x).double().to(x.device)
         if keep.shape != (len(x), *x.shape[2:]) or not bool(((keep >= 0) & (keep <= 1)).all()):
-            raise ValueError(
-                f"keep must return probabilities in [0, 1] of shape {(len(x), *x.shape[2:])}, got {tuple(keep.shape)}"
-            )
+            raise ValueError(f"keep must return shares of shape {(len(x), *x.shape[2:])}, got {tuple(keep.shape)}")
         chance = (1 - keep).flatten(1).cumsum(1)  # equivalent to drawing again wherever a pixel is kept
         total = chance[:, -1:]
         if not bool((total > 0).all()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from torch import Tensor
 from operant.measure.patterns import PATTERNS
 from operant.measure.uncertainty import DEFAULT_THRESHOLDS, Thresholds, pattern
 from operant.suite import Suite
+from operant.validation import check_between, check_not_empty
 
 ALL, NONE = "all", "none"
 KINDS = ("benign", "adversarial", ALL)
@@ -42,11 +42,9 @@ class Success:
     """The success rate of one defence on one group of cases.
 
     Attributes:
-        defence: its name.
         kind: ``"benign"``, ``"adversarial"`` or ``"all"``.
         pattern: ``"all"``, ``"HL"``, ``"LH"``, ``"LL"``, ``"HH"``, or ``"none"`` for cases between the thresholds.
-        k, n: successes, and cases.
-        seeds: number of seeds that the cases come from.
+        k, n, seeds: number of successes, of cases, and of seeds that these come from.
         lower, upper: interval of the success probability.
     """
 
@@ -87,11 +85,9 @@ class DefenceTable:
                 return row
         there = sorted({f"{row.kind} {row.pattern}" for row in self.rows if row.defence == defence})
         names = dict.fromkeys(row.defence for row in self.rows)
-        raise KeyError(
-            f"no cases {kind} {pattern} for {defence}; there are {', '.join(there)}"
-            if there
-            else f"no defence named {defence}; there are {', '.join(names)}"
-        )
+        if there:
+            raise KeyError(f"no cases {kind} {pattern} for {defence}; there are {', '.join(there)}")
+        raise KeyError(f"no defence named {defence}; there are {', '.join(names)}")
 
     def __str__(self) -> str:
         there = {row.pattern for row in self.rows}
@@ -104,13 +100,10 @@ class DefenceTable:
         for (defence, kind), n in lines.items():
             row = "  ".join(f"{cells.get((defence, kind, p), '-'):>{width}}" for p in shown)
             text.append(f"{defence:{names}}  {kind:11}  {n:5d}  {row}")
-        legend = "; ".join(
-            [
-                *([f"{', '.join(self.detectors)}: accept benign and reject adversarial cases"] * bool(self.detectors)),
-                *(["the others: predict the seed's label"] * (len(self.detectors) < len({d for d, _ in lines}))),
-            ]
-        )
-        return "\n".join([*text, f"Success with {self.confidence:.0%} intervals in percent. {legend}."])
+        legend = [f"{', '.join(self.detectors)}: accept benign and reject adversarial cases"] if self.detectors else []
+        if len(self.detectors) < len({defence for defence, _ in lines}):
+            legend.append("the others: predict the seed's label")
+        return "\n".join([*text, f"Success with {self.confidence:.0%} intervals in percent. {'; '.join(legend)}."])
 
 
 def evaluate_defences(
@@ -131,34 +124,26 @@ def evaluate_defences(
     number of trials is that of equally large seeds, n² / Σ n_s² for n_s cases of seed s.
 
     Args:
-        suite: on disk or in memory.
         defences: by name; each has ``accepts(x)`` or ``predict(x)``, or is a function from inputs to booleans
             (accepted or not) or to labels.
-        thresholds: of the patterns.
 
     References:
         | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
         | (Zhang et al., 2020), section 5.2, https://arxiv.org/abs/2004.11573
     """
-    if len(suite) == 0:
-        raise ValueError("the suite has no cases to evaluate defences on; give one with cases")
-    if not defences:
-        raise ValueError("there are no defences; give at least one by name, such as {'none': model}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
+    check_not_empty(suite=suite, advice="give one with cases")
+    check_not_empty(defences=defences, advice="give at least one by name, such as {'none': model}")
+    check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     groups = list(_groups(suite, thresholds))
     adversarial = suite.prediction != suite.label
     parts = torch.arange(len(suite)).split(BATCH_CASES)
-    rows: list[Success] = []
-    detectors: list[str] = []
+    rows, detectors = list[Success](), list[str]()
     for name, defence in defences.items():
         answer = torch.cat([ask(name, defence, suite.rows.take(part)) for part in parts]).cpu()
         detects = answer.dtype == torch.bool
         detectors += [name] * detects
         good = answer != adversarial if detects else answer == suite.label
-        rows += [
-            _success(name, kind, pattern, good[some], suite.seed[some], confidence) for kind, pattern, some in groups
-        ]
+        rows += [_success(name, kind, pattern, good[i], suite.seed[i], confidence) for kind, pattern, i in groups]
     return DefenceTable(rows=tuple(rows), detectors=tuple(detectors), confidence=confidence)
 
 
@@ -169,10 +154,8 @@ def ask(name: str, defence: Any, x: Tensor) -> Tensor:
         raise TypeError(f"{name} is not a defence: it has neither accepts(x) nor predict(x) and is not a function")
     answer = torch.as_tensor(function(x))
     if answer.shape != (len(x),) or answer.is_floating_point() or answer.is_complex():
-        raise ValueError(
-            f"{name} must return one boolean (accepted) or one integer label for each of {len(x)} inputs, got "
-            f"{answer.dtype} of shape {tuple(answer.shape)}"
-        )
+        got = f"{answer.dtype} of shape {tuple(answer.shape)}"
+        raise ValueError(f"{name} must return one boolean or integer label for each of {len(x)} inputs, got {got}")
     return answer
 
 
@@ -208,5 +191,4 @@ def interval(k: float, n: float, confidence: float, *, trials: float | None = No
     share, tail = k / n, (1 - confidence) / 2
     lower = float(beta.ppf(tail, share * m, (1 - share) * m + 1)) if k > 0 else 0.0
     upper = float(beta.isf(tail, share * m + 1, (1 - share) * m)) if k < n else 1.0
-    assert not math.isnan(lower + upper)
     return lower, upper

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.defend._common import calibrated, check_benign, check_shape, split_benign
+from operant.defend._common import calibrated, check_predictions, check_shape, split_benign
 from operant.measure.conformal import Conformal
 from operant.model import Classifier
 from operant.networks.training import fit, initialise
+from operant.validation import check_at_least, check_row_shape
 
 INPUT, LOGITS = "input", "logits"
 
@@ -22,12 +23,10 @@ class LogitDetector:
     """Rejects inputs that a small network on the model's logits considers adversarial; from `fit_logit_detector`.
 
     Attributes:
-        model: the defended model.
         on: the network's input: ``"logits"``, ``"input"`` or the name of a layer.
         network: from standardised values to two logits, benign and adversarial.
         centre, scale: for standardising.
         calibration: scores of benign inputs that the network did not learn from.
-        level: the false-positive rate.
     """
 
     model: Classifier
@@ -76,7 +75,6 @@ def fit_logit_detector(
         on: ``"logits"`` as in Zhang et al., ``"input"`` as in Gong et al., or the name of a layer.
         level: the false-positive rate.
         calibration: share of the benign inputs for calibration, split by id.
-        hidden: width of the network.
         epochs, learning_rate: of its training; the best epoch is kept, by a held-out tenth.
 
     References:
@@ -84,10 +82,10 @@ def fit_logit_detector(
         | Towards Characterizing Adversarial Defects of Deep Learning Software from the Lens of Uncertainty
         | (Zhang et al., 2020), section 5.2, https://arxiv.org/abs/2004.11573
     """
-    check_benign(model, benign)
-    _check_adversarial(model, benign, adversarial)
-    if hidden < 1:
-        raise ValueError(f"hidden must be at least 1, got {hidden}")
+    check_predictions(model, benign, correct=True)
+    check_row_shape(tuple(benign.shape), adversarial=adversarial.x, advice="resize them to that of benign inputs")
+    check_predictions(model, adversarial, correct=False)
+    check_at_least(1, hidden=hidden)
     learned, held = split_benign(benign, calibration)
     values = detector_inputs(model, torch.cat([learned.x, adversarial.x.to(learned.x)]), on)
     scale, centre = torch.std_mean(values, 0)
@@ -127,21 +125,3 @@ def detector_inputs(model: Classifier, x: Tensor, on: str) -> Tensor:
 def _scores(network: Classifier, values: Tensor) -> Tensor:
     z = network.batched_logits(values)
     return z[:, 1] - z[:, 0]
-
-
-def _check_adversarial(model: Classifier, benign: Samples, adversarial: Samples) -> None:
-    if len(adversarial) == 0:
-        raise ValueError("there are no adversarial inputs; both kinds are needed, for instance failures() of a suite")
-    if adversarial.shape != benign.shape:
-        raise ValueError(
-            f"benign and adversarial inputs must have one shape, got {tuple(benign.shape)} and "
-            f"{tuple(adversarial.shape)}; resize them first"
-        )
-    model.check_inputs(adversarial.x)
-    if adversarial.y is None:
-        return
-    if right := int((model.predict(adversarial.x) == adversarial.labels.to(adversarial.x.device)).sum()):
-        raise ValueError(
-            f"adversarial inputs must be misclassified, got {right} of {len(adversarial)} that the model classifies "
-            "correctly; give suite.failures().samples()"
-        )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from operant.validation import check_above_to, check_one_of
+
 Weights = dict[str, Tensor]
 """Parameters by name."""
 
@@ -28,28 +30,20 @@ def mutate(module: nn.Module, *, operator: str, rate: float, generator: torch.Ge
 
     Args:
         module: with dense layers or convolutions.
-        operator: one of the four.
         rate: share of the neurons or weights to choose; at least one is chosen.
 
-    References:
-        | Adversarial Sample Detection for Deep Neural Network through Model Mutation Testing (Wang et al., 2019)
-        | https://arxiv.org/abs/1812.05793
+    The reference is that of `operant.defend.fit_mutation_detector`.
     """
-    if operator not in OPERATORS:
-        raise ValueError(f"operator must be one of {', '.join(OPERATORS)}, got {operator!r}")
-    if not 0 < rate <= 1:
-        raise ValueError(f"rate must be a share above 0 and at most 1, got {rate}")
+    check_one_of(OPERATORS, operator=operator)
+    check_above_to(0, 1, rate=rate)
     parameters: Weights = dict(module.named_parameters())
     names = [name for name, part in module.named_modules() if isinstance(part, KINDS)]
     names = [name for name in names if _weight(name) in parameters]
     if operator != "GF":
         names = names[:-1]
     if not names:
-        raise ValueError(
-            f"{operator} changes hidden neurons, but this network has none in dense layers or convolutions"
-            if operator != "GF"
-            else "GF changes weights, but this network has no dense layers or convolutions"
-        )
+        what = "weights" if operator == "GF" else "hidden neurons"
+        raise ValueError(f"{operator} changes {what}, but this network has none in dense layers or convolutions")
     return OPERATORS[operator]({name: parameters[_weight(name)] for name in names}, parameters, rate, generator)
 
 

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from operant.data import Samples
-from operant.defend._common import check_benign, check_shape, split_benign
+from operant.defend._common import check_predictions, check_shape, split_benign
 from operant.defend.mutants import Weights, mutate
 from operant.defend.sequential import ADVERSARIAL, GRID, OPEN, SequentialTest, critical_thresholds, on_grid
 from operant.measure.conformal import check_level, fit_conformal
 from operant.model import MIN_ROWS, Classifier
+from operant.retrain.training import with_layout
 from operant.rng import spawn
+from operant.validation import check_at_least
 
 MAX_TRIES = 5  # mutants tried per mutant needed
 
@@ -44,13 +46,10 @@ class MutationDetector:
     """Runs mutants until it is clear whether an input's label is stable; from `fit_mutation_detector`.
 
     Attributes:
-        model: the defended model.
         network: the module that is mutated.
-        operator, rate: of `mutate`.
         seed: from which mutants are drawn, each by its number.
         numbers: of the mutants that are accurate enough.
         test: makes the decision, with its calibrated threshold.
-        level: the false-positive rate.
     """
 
     model: Classifier
@@ -137,18 +136,19 @@ def fit_mutation_detector(
         level: the false-positive rate.
         calibration: share of the benign inputs for calibration, split by id.
         indifference, alpha, beta: of the `SequentialTest`.
-        generator: one number is drawn from it, which seeds all mutants.
 
     References:
         | Adversarial Sample Detection for Deep Neural Network through Model Mutation Testing (Wang et al., 2019)
         | https://arxiv.org/abs/1812.05793
     """
-    check_benign(model, benign)
-    if mutants < 1:
-        raise ValueError(f"mutants must be at least 1, got {mutants}")
+    check_predictions(model, benign, correct=True)
+    check_at_least(1, mutants=mutants)
     selecting, held = split_benign(benign, calibration)
     check_level(level, len(held))
-    network = _network(model, benign.x)
+    model.prepare(benign.x[:MIN_ROWS])
+    network = model.unwrap().eval().requires_grad_(False)
+    if model.channels_last:
+        network = with_layout(network, channels_last=True)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     z = _laid_out(model, selecting.x)
     label = _labels(network, {}, z, model.batch_size)
@@ -160,10 +160,9 @@ def fit_mutation_detector(
         if len(numbers) == mutants:
             break
     else:
-        raise InaccurateMutants(
-            f"only {len(numbers)} of {MAX_TRIES * mutants} mutants agree with the network on at least "
-            f"{min_accuracy:.0%} of the benign inputs, {mutants} are needed; lower the rate ({rate}) or min_accuracy"
-        )
+        few = f"only {len(numbers)} of {MAX_TRIES * mutants} mutants agree with the network on at least"
+        share = f"{min_accuracy:.0%} of the benign inputs, {mutants} are needed"
+        raise InaccurateMutants(f"{few} {share}; lower the rate ({rate}) or min_accuracy")
     chosen = (_mutant(network, operator, rate, seed, number) for number in numbers)
     changed = _changes(network, _laid_out(model, held.x), chosen, model.batch_size).cpu()
     options = {"indifference": indifference, "alpha": alpha, "beta": beta}
@@ -192,20 +191,6 @@ def _test(threshold: float, mutants: int, options: dict[str, float]) -> Sequenti
         enough = SequentialTest(threshold=middle, **options).shortest <= mutants
         low, high = (low, middle) if enough else (middle, high)
     return SequentialTest(threshold=max(threshold, high), **options)
-
-
-# Running mutants ------------------------------------------------------------------------------------------------------
-
-
-def _network(model: Classifier, x: Tensor) -> nn.Module:
-    """The module to mutate: the user's, with convolutions in the faster memory format."""
-    model.prepare(x[:MIN_ROWS])
-    module = model.unwrap().eval().requires_grad_(False)
-    if model.channels_last:
-        for part in module.modules():
-            if isinstance(part, nn.Conv2d):
-                part.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module
 
 
 def _mutant(network: nn.Module, operator: str, rate: float, seed: int, number: int) -> Weights:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from operant.defend._common import check_images, mirrored
+from operant.validation import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,7 @@ class NonLocalMeans:
     def __post_init__(self) -> None:
         if not (self.search % 2 and self.patch % 2 and self.search > 0 and self.patch > 0):
             raise ValueError(f"search and patch must be odd numbers of pixels, got {self.search} and {self.patch}")
-        if not self.strength > 0:
-            raise ValueError(f"strength must be positive, got {self.strength}")
+        check_positive(strength=self.strength)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_images(x)

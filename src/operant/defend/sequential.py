@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from operant.validation import check_between
+
 BENIGN, OPEN, ADVERSARIAL = -1, 0, 1
 GRID = 2**20  # resolution of thresholds
 
@@ -38,14 +40,11 @@ class SequentialTest:
     beta: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.indifference < 1:
-            raise ValueError(f"indifference must lie between 0 and 1, got {self.indifference}")
-        if not (0 < self.alpha < 0.5 and 0 < self.beta < 0.5):
-            raise ValueError(f"alpha and beta must lie between 0 and 0.5, got {self.alpha} and {self.beta}")
+        check_between(0, 1, indifference=self.indifference)
+        check_between(0, 0.5, alpha=self.alpha, beta=self.beta)
         if not 0 < self.threshold * (1 + self.indifference) < 1:
-            raise ValueError(
-                f"threshold must be above 0 and below {1 / (1 + self.indifference):.4g}, got {self.threshold}"
-            )
+            most = 1 / (1 + self.indifference)
+            raise ValueError(f"threshold must be above 0 and below {most:.4g}, got {self.threshold}")
 
     @property
     def steps(self) -> tuple[float, float]:
@@ -85,15 +84,11 @@ class SequentialTest:
 def critical_thresholds(
     changed: Tensor, *, indifference: float = 0.5, alpha: float = 0.05, beta: float = 0.05
 ) -> Tensor:
-    """The smallest threshold at which the test calls each row benign, ``(N,)`` in float64.
+    """The smallest threshold at which the test calls each row of booleans ``(N, observations)`` benign; float64.
 
     A larger threshold lowers L where labels did not change and does not change it where they did; so an answer of
     "benign" stays one as the threshold grows, and the test's decision is a comparison of this number with its
     threshold. So it can be calibrated as a score. It is found by bisection on a grid.
-
-    Args:
-        changed: booleans ``(N, observations)``.
-        indifference, alpha, beta: of the `SequentialTest`.
     """
     low = torch.zeros(len(changed), dtype=torch.int64, device=changed.device)
     high = torch.full_like(low, GRID)

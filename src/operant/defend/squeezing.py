@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.defend._common import Transform, calibrated, check_benign, check_shape, transformed
+from operant.defend._common import Transform, calibrated, check_predictions, check_shape, transformed
 from operant.defend.non_local_means import NonLocalMeans
 from operant.defend.transforms import BitDepth, Median
 from operant.measure.conformal import Conformal
 from operant.model import Classifier
+from operant.validation import check_not_empty
 
 GREY = (BitDepth(bits=1), Median(size=2))
 COLOUR = (BitDepth(bits=5), Median(size=2), NonLocalMeans(search=11, patch=3, strength=4 / 255))
@@ -21,14 +22,7 @@ COLOUR = (BitDepth(bits=5), Median(size=2), NonLocalMeans(search=11, patch=3, st
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FeatureSqueezing:
-    """Rejects inputs whose probabilities change too much under squeezing; from `fit_feature_squeezing`.
-
-    Attributes:
-        model: the defended model.
-        squeezers: transforms applied to inputs.
-        calibration: scores of benign inputs.
-        level: the false-positive rate.
-    """
+    """Rejects inputs whose probabilities change too much under squeezing; from `fit_feature_squeezing`."""
 
     model: Classifier
     squeezers: tuple[Transform, ...]
@@ -49,12 +43,7 @@ class FeatureSqueezing:
 def squeezing_score(model: Classifier, x: Tensor, squeezers: Sequence[Transform]) -> Tensor:
     """The largest L1 distance between the model's probabilities before and after squeezing.
 
-        score(x) = maxₛ ‖f(x) - f(s(x))‖₁        (1)
-
-    Args:
-        model: f, as probabilities.
-        x: ``(N, *shape)``.
-        squeezers: s, functions from images in [0, 1] to images.
+    score(x) = maxₛ ‖f(x) - f(s(x))‖₁  over the squeezers s, functions from images in [0, 1] to images        (1)
     """
     model.check_inputs(x)
     return torch.cat([_score(model, part, squeezers) for part in x.split(model.batch_size)])
@@ -83,16 +72,11 @@ def fit_feature_squeezing(
         | Feature Squeezing: Detecting Adversarial Examples in Deep Neural Networks (Xu et al., 2018)
         | https://arxiv.org/abs/1704.01155
     """
-    check_benign(model, benign)
+    check_predictions(model, benign, correct=True)
     if squeezers is None:
         squeezers = GREY if benign.shape[0] == 1 else COLOUR
-    if not squeezers:
-        raise ValueError("there are no squeezers; give at least one, such as BitDepth(bits=1)")
-    scores = squeezing_score(model, benign.x, squeezers)
+    check_not_empty(squeezers=squeezers, advice="give at least one, such as BitDepth(bits=1)")
+    calibration = calibrated(squeezing_score(model, benign.x, squeezers), level)
     return FeatureSqueezing(
-        model=model,
-        squeezers=tuple(squeezers),
-        calibration=calibrated(scores, level),
-        level=level,
-        shape=tuple(benign.shape),
+        model=model, squeezers=tuple(squeezers), calibration=calibration, level=level, shape=tuple(benign.shape)
     )

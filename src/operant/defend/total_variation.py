@@ -10,6 +10,7 @@ from torch import Tensor
 
 from operant.conditions._fields import uniforms
 from operant.defend._common import check_images, seeds_of
+from operant.validation import check_above_to, check_at_least, check_nonnegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,6 @@ class TotalVariation:
 
     Args:
         keep: share of the values that are kept; the paper drops half.
-        weight: of the variation.
         steps: of the minimisation.
 
     References:
@@ -41,10 +41,9 @@ class TotalVariation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep must be a share above 0 and at most 1, got {self.keep}")
-        if not 0 <= self.weight < math.inf or self.steps < 1:
-            raise ValueError(f"weight must be 0 or more and steps at least 1, got {self.weight} and {self.steps}")
+        check_above_to(0, 1, keep=self.keep)
+        check_nonnegative(weight=self.weight)
+        check_at_least(1, steps=self.steps)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_images(x)

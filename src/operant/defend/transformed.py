@@ -9,31 +9,26 @@ from torch import Tensor
 
 from operant.defend._common import Transform, transformed
 from operant.model import Classifier
+from operant.validation import check_not_empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformedInputs:
     """A model that classifies transformed inputs; with several transforms it averages the probabilities.
 
-    Nothing is learned: this is the paper's setting with transforms only at test time. A model that was retrained on
-    transformed inputs handles them better and is used in the same way.
+    Nothing is learned: this is the setting of Guo et al. (see `operant.defend.transforms`) with transforms only at test
+    time. A model that was retrained on transformed inputs handles them better and is used in the same way.
 
     Args:
-        model: classifies the transformed inputs.
         transforms: functions from images in [0, 1] to images, such as `JPEG`; inputs are scaled to [0, 1] before and
             back to the model's bounds after them.
-
-    References:
-        | Countering Adversarial Images using Input Transformations (Guo et al., 2018)
-        | https://arxiv.org/abs/1711.00117
     """
 
     model: Classifier
     transforms: tuple[Transform, ...]
 
     def __post_init__(self) -> None:
-        if not self.transforms:
-            raise ValueError("there are no transforms; give at least one, such as JPEG()")
+        check_not_empty(transforms=self.transforms, advice="give at least one, such as JPEG()")
 
     def probs(self, x: Tensor) -> Tensor:
         """Class probabilities, the mean over the transforms, ``(N, classes)``."""

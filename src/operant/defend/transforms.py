@@ -25,6 +25,7 @@ from torch.nn.functional import grid_sample
 
 from operant.conditions._fields import uniforms
 from operant.defend._common import check_images, mirrored, seeds_of
+from operant.validation import check_above_to, check_at_least, check_from_to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +39,11 @@ class BitDepth:
     bits: int = 3
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 16:
-            raise ValueError(f"bits must be from 1 to 16, got {self.bits}")
+        check_from_to(1, 16, bits=self.bits)
 
     def __call__(self, x: Tensor) -> Tensor:
         top = 2**self.bits - 1
-        rounded: Tensor = (x * top).round() / top
-        return rounded
+        return torch.div((x * top).round(), top)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,7 @@ class Median:
     size: int = 2
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1 pixel, got {self.size}")
+        check_at_least(1, size=self.size)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_images(x)
@@ -75,8 +73,7 @@ class JPEG:
     quality: int = 75
 
     def __post_init__(self) -> None:
-        if not 1 <= self.quality <= 100:
-            raise ValueError(f"quality must be from 1 to 100, got {self.quality}")
+        check_from_to(1, 100, quality=self.quality)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_images(x)
@@ -109,16 +106,13 @@ class CropRescale:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
+        check_above_to(0, 1, share=self.share)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_images(x)
         u = uniforms(seeds_of(x, self.seed), (2,), "crop").to(x)
         rows, columns = (self._places(u[:, i], side) for i, side in enumerate(x.shape[2:]))
-        grid = torch.stack(
-            torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), dim=3
-        )  # grid_sample expects x, then y
+        grid = torch.stack(torch.broadcast_tensors(columns[:, None, :], rows[:, :, None]), dim=3)  # x, then y
         return grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=True)
 
     def _places(self, u: Tensor, side: int) -> Tensor:
@@ -131,6 +125,5 @@ class CropRescale:
 
 def crops(n: int = 30, *, share: float = 0.9, seed: int = 0) -> tuple[CropRescale, ...]:
     """Several crops for `TransformedInputs`, which averages over them; the paper uses 30."""
-    if n < 1:
-        raise ValueError(f"there must be at least 1 crop, got {n}")
+    check_at_least(1, n=n)
     return tuple(CropRescale(share=share, seed=seed + k) for k in range(n))

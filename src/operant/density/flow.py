@@ -13,6 +13,7 @@ from torch import Tensor
 from operant.density.kde import check_data, check_rows, check_weights
 from operant.networks.training import epochs_with_bar, step
 from operant.rng import global_streams, normal_like
+from operant.validation import check_at_least
 
 ROWS = 4096  # computed at once
 MIN_ROWS = 50  # needed for training
@@ -62,8 +63,7 @@ class Flow:
 
     def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
         """``(n, d)`` draws: Gaussian points, mapped back through the layers."""
-        if n < 0:
-            raise ValueError(f"n must be 0 or more, got {n}")
+        check_at_least(0, n=n)
         noise = normal_like(self.centre.expand(n, -1), generator=generator)
         with torch.no_grad():
             parts = [self._network().transform.inv(part) for part in noise.split(ROWS)]

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from operant.formatting import first_few
 from operant.rng import normal_like, spawn
+from operant.validation import check_at_least, check_finite, check_row_shape
 
 QUERIES, REFERENCES = 512, 1024  # rows and columns of one tile: 2 MiB of exponents, which fit in the cache
 MIN_ROWS = 16  # matrix products of fewer rows or columns round differently, so smaller ones are padded
@@ -50,7 +52,7 @@ class KDE:
     weights: Tensor
 
     def __post_init__(self) -> None:
-        _check_references(self.references)
+        check_data(self.references, name="references", flat=False)
         check_weights(self.weights, len(self.references))
         if not abs(float(self.weights.sum()) - 1) <= 1e-6:
             raise ValueError(f"weights must sum to 1, got {float(self.weights.sum()):.6g}; `fit_kde` normalises them")
@@ -91,18 +93,13 @@ class KDE:
         n, device = len(self.references), self.references.device
         group = torch.arange(n) if groups is None else groups
         if group.shape != (n,) or group.is_floating_point():
-            raise ValueError(
-                f"groups must be integers of shape ({n},), got {group.dtype} of shape {tuple(group.shape)}"
-            )
+            got = f"{group.dtype} of shape {tuple(group.shape)}"
+            raise ValueError(f"groups must be integers of shape ({n},), got {got}")
         return self._leave_out(torch.arange(n, device=device), group.to(device))
 
     def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
         """``(n, *shape)`` draws: a reference by weight, then a point from its Gaussian."""
-        if n < 0:
-            raise ValueError(f"n must be 0 or more, got {n}")
-        share = self.weights.double().cumsum(0)
-        u = torch.rand(n, dtype=torch.float64, generator=generator, device=generator.device).to(share.device)
-        chosen = torch.searchsorted(share / share[-1], u, right=True)
+        chosen = draw_rows(self.weights, n, generator=generator)
         centre = self.references[chosen]
         width = self.bandwidth[chosen] if self._each else self.bandwidth
         return centre + width.to(centre) * normal_like(centre, generator=generator)
@@ -170,10 +167,8 @@ class KDE:
         rest = 1 - totals[group[rows]]
         if not bool((rest > 1e-12).all()):
             raise ValueError("leaving out needs at least two references (or groups) of positive weight, got one")
-        parts = [
-            self._log_prob(self.references[i], (group[i], group)) for i in rows.split(_rows_at_once(self.references))
-        ]
-        return torch.cat(parts) - rest.log()
+        chunks = rows.split(_rows_at_once(self.references))
+        return torch.cat([self._log_prob(self.references[i], (group[i], group)) for i in chunks]) - rest.log()
 
 
 def fit_kde(
@@ -211,7 +206,7 @@ def fit_kde(
         | Multivariate Density Estimation: Theory, Practice, and Visualization (Scott, 1992)
         | On the Choice of Smoothing Parameters for Parzen Estimators of Probability Density Functions (Duin, 1976)
     """
-    _check_references(x)
+    check_data(x, name="references", flat=False)
     x = x.detach()
     if weights is None:
         weights = torch.ones(len(x), device=x.device)
@@ -238,9 +233,7 @@ def _chosen_bandwidth(x: Tensor, share: Tensor, bandwidth: str | float | Tensor,
     if bandwidth not in rules:
         raise ValueError(f"bandwidth must be one of {', '.join(rules)}, a number or a tensor, got {bandwidth!r}")
     if int((share > 0).sum()) < 2:
-        raise ValueError(
-            f"bandwidth={bandwidth!r} needs at least 2 references of positive weight, got 1; give a number"
-        )
+        raise ValueError(f"bandwidth={bandwidth!r} needs at least 2 references of positive weight; give a number")
     return rules[bandwidth](x, share)
 
 
@@ -249,10 +242,8 @@ def _scott(x: Tensor, share: Tensor, *, scalar: bool = False) -> Tensor:
     low, high = torch.aminmax(x[share > 0].flatten(1), dim=0)
     constant = (low == high).nonzero().flatten().tolist()
     if constant and not (scalar and len(constant) < len(low)):
-        raise ValueError(
-            f"every dimension must vary, but all references are equal in dimension {_listed(constant)} of "
-            f"{len(low)} (counting from 0); leave these out, or give a bandwidth"
-        )
+        where = f"{first_few(constant)} of {len(low)} (counting from 0)"
+        raise ValueError(f"all references are equal in dimension {where}; leave these out, or give a bandwidth")
     mean = _weighted_sum(share, x)
     variance = _weighted_sum(share, x, lambda part: (part - mean).square()) / (1 - share.square().sum())
     if scalar:
@@ -384,6 +375,14 @@ def _mean_factors(features: Tensor, value: Tensor, terms: _KernelTerms, apart: _
     return LN2 * means
 
 
+def draw_rows(weights: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
+    """``n`` row numbers, drawn in proportion to the weights."""
+    check_at_least(0, n=n)
+    share = weights.double().cumsum(0)
+    u = torch.rand(n, dtype=torch.float64, generator=generator, device=generator.device).to(share.device)
+    return torch.searchsorted(share / share[-1], u, right=True)
+
+
 def _weighted_sum(weights: Tensor, rows: Tensor, f: Callable[[Tensor], Tensor] = lambda part: part) -> Tensor:
     """Σᵢ wᵢ f(rowᵢ), flattened, in float64."""
     parts = zip(weights.double().split(_rows_at_once(rows)), _chunks(rows), strict=True)
@@ -419,34 +418,23 @@ def _lengths(rows: Tensor) -> Tensor:
 # Checks -------------------------------------------------------------------------------------------------------------
 
 
-def _check_references(x: Tensor) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2:
-        what = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"references must be a floating-point tensor of shape (n, *shape), got {what}")
-    if x.numel() == 0:
-        raise ValueError(f"there are no references to learn from, got shape {tuple(x.shape)}; give at least one row")
-    _check_finite(x, "references")
+def check_data(x: Tensor, *, name: str = "x", flat: bool = True) -> None:
+    """Raise a ValueError unless ``x`` is a finite floating-point tensor ``(n, d)`` that is not empty.
 
-
-def _check_finite(x: Tensor, name: str) -> None:
-    bad = int((~x.detach().isfinite()).flatten(1).any(1).sum())
-    if bad:
-        raise ValueError(f"{name} must be finite, got NaN or infinity in {bad} of {len(x)} rows; remove them")
-
-
-def check_data(x: Tensor) -> None:
-    """Raise a ValueError unless ``x`` is a finite floating-point tensor ``(n, d)`` that is not empty."""
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 2 or x.numel() == 0:
+    ``flat=False``: ``(n, *shape)``.
+    """
+    floats = isinstance(x, Tensor) and x.is_floating_point() and x.ndim >= 2
+    if not floats or x.numel() == 0 or (flat and x.ndim > 2):
         got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be a floating-point tensor of shape (n, d), got {got}")
-    _check_finite(x, "x")
+        shape = "(n, d)" if flat else "(n, *shape)"
+        raise ValueError(f"{name} must be a floating-point tensor of shape {shape} that is not empty, got {got}")
+    check_finite(advice="remove them", **{name: x})
 
 
 def check_rows(x: Tensor, shape: torch.Size) -> None:
     """Raise a ValueError unless ``x`` is finite and its rows have this shape."""
-    if x.ndim < 2 or x.shape[1:] != shape:
-        raise ValueError(f"x must have shape (N, {', '.join(map(str, shape))}), got {tuple(x.shape)}")
-    _check_finite(x, "x")
+    check_row_shape(shape, x=x)
+    check_finite(x=x)
 
 
 def check_weights(weights: Tensor, n: int) -> None:
@@ -459,15 +447,8 @@ def check_weights(weights: Tensor, n: int) -> None:
 
 def _check_bandwidth(width: Tensor, x: Tensor) -> None:
     if width.shape not in (x.shape, x.shape[1:]):
-        raise ValueError(
-            f"bandwidth must be a number, or a tensor of shape {tuple(x.shape[1:])} (one for all references) or "
-            f"{tuple(x.shape)} (one per reference), got {tuple(width.shape)}"
-        )
-    if not bool((width.isfinite() & (width > 0)).all()):
-        worst = float(width[~(width.isfinite() & (width > 0))][0])
-        raise ValueError(f"bandwidth must be positive and finite everywhere, got {worst:.4g}")
-
-
-def _listed(numbers: list[int]) -> str:
-    few = ", ".join(map(str, numbers[:8]))
-    return few if len(numbers) <= 8 else f"{few} and {len(numbers) - 8} more"
+        shapes = f"{tuple(x.shape[1:])} (one for all references) or {tuple(x.shape)} (one per reference)"
+        raise ValueError(f"bandwidth must be a number, or a tensor of shape {shapes}, got {tuple(width.shape)}")
+    valid = width.isfinite() & (width > 0)
+    if not bool(valid.all()):
+        raise ValueError(f"bandwidth must be positive and finite everywhere, got {float(width[~valid][0]):.4g}")

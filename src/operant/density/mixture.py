@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from operant.density.kde import check_data, check_rows, check_weights
+from operant.density.kde import check_data, check_rows, check_weights, draw_rows
 from operant.rng import normal_like
+from operant.validation import check_from_to
 
 MAX_STEPS = 300  # of expectation-maximisation
 TOLERANCE = 1e-5  # nats per row; a smaller gain ends the fit
@@ -36,10 +37,8 @@ class Mixture:
     def __post_init__(self) -> None:
         k, d = self.means.shape
         if self.weights.shape != (k,) or self.factors.shape != (k, d, d):
-            raise ValueError(
-                f"a mixture of {k} Gaussians in {d} dimensions needs weights ({k},) and factors ({k}, {d}, {d}), got "
-                f"{tuple(self.weights.shape)} and {tuple(self.factors.shape)}"
-            )
+            needed = f"a mixture of {k} Gaussians in {d} dimensions needs weights ({k},) and factors ({k}, {d}, {d})"
+            raise ValueError(f"{needed}, got {tuple(self.weights.shape)} and {tuple(self.factors.shape)}")
 
     def __str__(self) -> str:
         return f"Mixture({len(self.weights)} Gaussians in {self.means.shape[1]} dimensions)"
@@ -56,11 +55,7 @@ class Mixture:
 
     def sample(self, n: int, *, generator: torch.Generator) -> Tensor:
         """``(n, d)`` draws: a component by weight, then a point from it."""
-        if n < 0:
-            raise ValueError(f"n must be 0 or more, got {n}")
-        share = self.weights.cumsum(0)
-        u = torch.rand(n, dtype=torch.float64, generator=generator, device=generator.device).to(share.device)
-        chosen = torch.searchsorted(share / share[-1], u, right=True)
+        chosen = draw_rows(self.weights, n, generator=generator)
         noise = normal_like(self.means[chosen], generator=generator)
         moved = torch.empty_like(noise)
         for k, factor in enumerate(self.factors):
@@ -86,8 +81,7 @@ def fit_mixture(
     """
     check_data(x)
     n = len(x)
-    if not 1 <= components <= n:
-        raise ValueError(f"components must be from 1 to the {n} rows, got {components}")
+    check_from_to(1, n, advice="at most one per row", components=components)
     z = x.detach().double()
     v = torch.full((n,), 1 / n, dtype=torch.float64, device=z.device) if weights is None else weights.double()
     check_weights(v, n)

@@ -6,19 +6,13 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from operant.results import write_atomically
+from operant.results import locked, write_atomically
 
-try:
-    import fcntl
-except ImportError:  # not on every system
-    fcntl = None  # type: ignore[assignment]
-
-LOCK, GATE = "lock", ".lock.gate"
+LOCK = "lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +27,11 @@ class Holder:
 def take_lock(folder: Path) -> Holder:
     """Lock a folder for this process; the lock of a dead process is replaced.
 
-    Locks are taken behind a gate that the operating system opens again when a process dies, so if two processes find
-    the lock of a dead one, only one of them replaces it.
+    `locked` is released by the operating system when a process dies, so if two processes find the lock of a dead one,
+    only one of them replaces it.
     """
     file, me = folder / LOCK, Holder(pid=os.getpid(), host=socket.gethostname(), started=_start_time(os.getpid()) or "")
-    with _gate(folder):
+    with locked(folder):
         if file.exists():
             _check_holder_is_dead(folder, file)
             file.unlink()
@@ -54,7 +48,7 @@ def take_lock(folder: Path) -> Holder:
 def release_lock(folder: Path, holder: Holder) -> None:
     """Unlock a folder if ``holder`` still holds the lock."""
     file = folder / LOCK
-    with suppress(OSError, ValueError), _gate(folder):
+    with suppress(OSError, ValueError), locked(folder):
         if _read_holder(file) == holder and holder.pid == os.getpid():  # a forked child is not the holder
             file.unlink()
 
@@ -102,13 +96,3 @@ def _start_time(pid: int) -> str | None:
             ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
         ).stdout.strip()
     return ""
-
-
-@contextmanager
-def _gate(folder: Path) -> Iterator[None]:
-    """Admits one process of this machine at a time; file systems without locks admit all."""
-    with open(folder / GATE, "ab") as gate:
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.flock(gate, fcntl.LOCK_EX)
-        yield

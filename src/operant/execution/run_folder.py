@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from operant import results
-from operant.execution.lock import GATE, LOCK, Holder, release_lock, take_lock
+from operant.execution.lock import LOCK, Holder, release_lock, take_lock
 from operant.execution.signature import difference
 from operant.model import Classifier
 from operant.model.hashing import fingerprint, hash_of
 from operant.networks import load_weights, save_weights
-from operant.results import TEMPORARY, write_atomically
+from operant.results import LOCK_FILE, TEMPORARY, write_atomically
 from operant.suite import Suite
 from operant.suite.verdicts import COLUMNS as VERDICT_COLUMNS
 
@@ -196,7 +196,7 @@ class RunFolder:
 
     def digest(self) -> str:
         """A hash of everything except timing, lock, reports and verdicts: equal digests mean bit-identical runs."""
-        excluded = (TIMING, LOCK, GATE, *(file.name for file in self.path.glob("report.*")))
+        excluded = (TIMING, LOCK, LOCK_FILE, *(file.name for file in self.path.glob("report.*")))
         files = [f for f in _files(self.path) if f.name not in excluded and not f.match("verdicts-*.jsonl")]
         named = sorted((file.relative_to(self.path).as_posix(), fingerprint(file)) for file in files)
         return hash_of(*(part.encode() for pair in named for part in pair))

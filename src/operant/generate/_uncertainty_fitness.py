@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from operant.measure.uncertainty import Thresholds
+from operant.validation import check_one_of
 
 PATTERNS = ("LL", "HH", "HL", "LH")
 
@@ -46,8 +47,7 @@ class Aim:
     @staticmethod
     def at(pattern: str, thresholds: Thresholds) -> Aim:
         """The objective of a pattern with its thresholds."""
-        if pattern not in PATTERNS:
-            raise ValueError(f"pattern must be one of {', '.join(PATTERNS)}, got {pattern!r}")
+        check_one_of(PATTERNS, pattern=pattern)
         low, high = thresholds.low_pcs, thresholds.high_pcs
         p = low if pattern[0] == "L" else high
         v = thresholds.low_vro if pattern[1] == "L" else thresholds.high_vro

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.generate.checks import check_choice, check_counts
 from operant.generate.engine import check_ball, judge, project
 from operant.model import Classifier
 from operant.rng import global_streams
 from operant.suite import Suite
+from operant.validation import check_at_least, check_one_of, check_positive
 
 
 def from_foolbox(attack: Any, *, radius: float | None = None) -> FoolboxFuzzer:
@@ -29,8 +29,7 @@ def from_foolbox(attack: Any, *, radius: float | None = None) -> FoolboxFuzzer:
         attack: for instance ``foolbox.attacks.LinfPGD()``.
         radius: what Foolbox calls epsilon; None for attacks that minimise the distance.
     """
-    if radius is not None:
-        check_ball(radius, "linf")
+    check_positive(radius=radius)
     return FoolboxFuzzer(attack=attack, radius=radius)
 
 
@@ -79,8 +78,7 @@ class FoolboxFuzzer:
             for x, y in zip(seeds.x.split(model.batch_size), seeds.labels.split(model.batch_size), strict=True):
                 _, clipped, _ = self.attack(wrapped, x.to(model.device), y.to(model.device), epsilons=self.radius)
                 parts.append(clipped.detach().to(x))
-        method = f"foolbox-{type(self.attack).__name__}"
-        return judge(model, seeds, torch.cat(parts), method=method)
+        return judge(model, seeds, torch.cat(parts), method=f"foolbox-{type(self.attack).__name__}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +106,7 @@ class ArtFuzzer:
             attack = self.attack(wrapped, **self.options)
             cases = attack.generate(x=seeds.x.cpu().numpy(), y=np.eye(classes)[seeds.labels.cpu().numpy()])
         x = torch.as_tensor(cases).to(seeds.x).clamp(*model.bounds)
-        method = f"art-{self.attack.__name__}"
-        return judge(model, seeds, x, method=method)
+        return judge(model, seeds, x, method=f"art-{self.attack.__name__}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +124,8 @@ class AutoAttackFuzzer:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_choice(self, "version", tuple(MIN_CLASSES))
-        check_counts(self, "batch_size")
+        check_one_of(tuple(MIN_CLASSES), version=self.version)
+        check_at_least(1, batch_size=self.batch_size)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         pyautoattack = _require("pyautoattack", extra="attacks")
@@ -148,8 +145,7 @@ class AutoAttackFuzzer:
             attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, model.classes(seeds.x) - 1)
             cases, _ = attack.run_standard_evaluation(unit, seeds.labels, batch_size=self.batch_size)
         x = seeds.x + (cases - unit).to(seeds.x) * (high - low)
-        radius = torch.full_like(seeds.labels, self.radius, dtype=x.dtype)
-        x = project(x, seeds.x, radius, self.norm, model.bounds)
+        x = project(x, seeds.x, self.radius, self.norm, model.bounds)
         return judge(model, seeds, x, method=f"autoattack-{self.version}-{self.norm}")
 
 

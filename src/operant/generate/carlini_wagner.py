@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_positive
 from operant.generate.engine import SLACK, Goal, Rows, advance, column, fuzz
 from operant.model import Classifier, value_and_gradient
 from operant.suite import Suite
+from operant.validation import check_at_least, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class CarliniWagner:
     confidence: float = 0.0
 
     def __post_init__(self) -> None:
-        check_counts(self, "steps", "binary_search_steps")
-        check_positive(self, "step_size", "initial_const")
+        check_at_least(1, steps=self.steps, binary_search_steps=self.binary_search_steps)
+        check_positive(step_size=self.step_size, initial_const=self.initial_const)
         Goal(target=self.target, confidence=self.confidence)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
@@ -110,13 +110,7 @@ class CarliniWagner:
 
         blank = torch.full_like(weight, torch.inf)
         state = {"x": rows["x0"], "y": rows["y"], "w": w0, "start": to_input(w0), "weight": weight}
-        state |= {
-            "distance": blank,
-            "lowest": blank,
-            "before": blank,
-            "m": torch.zeros_like(w0),
-            "v": torch.zeros_like(w0),
-        }
+        state |= dict.fromkeys(("distance", "lowest", "before"), blank) | dict.fromkeys("mv", torch.zeros_like(w0))
         final = advance(state, step, steps=self.steps)
         return final["x"], final["distance"]
 

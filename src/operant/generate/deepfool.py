@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_nonnegative
 from operant.generate.engine import SLACK, Goal, Rows, advance, check_ball, column, fuzz
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_at_least, check_nonnegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,9 @@ class DeepFool:
 
     def __post_init__(self) -> None:
         check_ball(1.0, self.norm)
-        check_counts(self, "steps")
-        check_nonnegative(self, "overshoot")
-        if self.candidates < 2:
-            raise ValueError(f"candidates must be at least 2, got {self.candidates}")
+        check_at_least(1, steps=self.steps)
+        check_nonnegative(overshoot=self.overshoot)
+        check_at_least(2, candidates=self.candidates)
         Goal(target=self.target, confidence=self.confidence)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,9 +13,13 @@ from operant.data import Samples
 from operant.model import Classifier, value_and_gradient
 from operant.rng import normal_like, uniform_like
 from operant.suite import Suite
+from operant.validation import check_nonnegative, check_one_of, check_positive
 
 Rows = dict[str, Tensor]
 """The state of a search: tensors with one row per active seed."""
+
+Radii = Tensor | float
+"""One radius for all rows, or one per row."""
 
 SLACK = 1e-4  # margin that a case must have, as a share of the largest logit, so that every later pass agrees
 
@@ -36,8 +39,7 @@ class Goal:
     def __post_init__(self) -> None:
         if self.target is not None and not (hasattr(self.target, "__index__") and self.target >= 0):
             raise ValueError(f"target must be a class, 0 or more, got {self.target}")
-        if not 0 <= self.confidence < math.inf:
-            raise ValueError(f"confidence must be 0 or more, got {self.confidence}")
+        check_nonnegative(confidence=self.confidence)
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of the label, to raise; or of the target, negated. One value per row."""
@@ -70,7 +72,7 @@ def advance(rows: Rows, step: Callable[[Rows], tuple[Rows, Tensor | None]], *, s
             continue
         for name, values in rows.items():
             final[name][place[finished]] = values[finished]
-        rows, place = {name: values[~finished] for name, values in rows.items()}, place[~finished]
+        rows, place = chosen(rows, ~finished), place[~finished]
         if len(place) == 0:
             return final
     for name, values in rows.items():
@@ -95,14 +97,11 @@ def fuzz(
     """
     model.check(seeds)
     seeds = seeds.to(model.device)
-    chosen = eligible(model, seeds, goal)
-    begin = seeds.x if start is None else start(seeds.x)
-    x0, y = seeds.x[chosen], seeds.labels[chosen]
-    rows = {"x0": x0, "y": y, "x": begin[chosen]}
-    batches = zip(*(values.split(model.batch_size) for values in rows.values()), strict=True)
-    cases = [search(dict(zip(rows, batch, strict=True))) for batch in batches if len(chosen)]
-    x, skipped = torch.cat([x0[:0], *cases]), len(seeds) - len(chosen)
-    return judge(model, seeds, x, origin=chosen, goal=goal, method=method, skipped=skipped)
+    origin = eligible(model, seeds, goal)
+    rows = {"x0": seeds.x, "y": seeds.labels, "x": seeds.x if start is None else start(seeds.x)}
+    cases = [search(chosen(rows, some)) for some in origin.split(model.batch_size) if len(some)]
+    x, skipped = torch.cat([seeds.x[:0], *cases]), len(seeds) - len(origin)
+    return judge(model, seeds, x, origin=origin, goal=goal, method=method, skipped=skipped)
 
 
 def judge(
@@ -118,13 +117,9 @@ def judge(
     """A suite of these cases with the model's predictions, from one batched pass, and their margins (``margin``).
 
     Args:
-        model: makes the predictions.
-        seeds: labelled.
-        x: the cases.
-        method: name of the method that made them.
+        method: name of the method that made the cases ``x``.
         origin: the row of ``seeds`` that each case came from (default: one case per seed, in order).
         skipped: how many seeds were not searched; a seed that was searched and gave no case is not among them.
-        goal: of the search.
     """
     origin = torch.arange(len(seeds)) if origin is None else origin
     y = seeds.labels[origin]
@@ -132,15 +127,37 @@ def judge(
     columns = {"margin": goal.margin(logits, y)}
     if goal.target is not None:
         columns["target"] = torch.full_like(columns["margin"], goal.target)
+    prediction = logits.argmax(1)
     return Suite.of(
-        x,
-        seeds=seeds,
-        origin=origin,
-        prediction=logits.argmax(1),
-        method=method,
-        columns=columns,
-        skipped=skipped,
+        x, seeds=seeds, origin=origin, prediction=prediction, method=method, columns=columns, skipped=skipped
     )
+
+
+class CaseList:
+    """The cases that a search has found, with the row of their seed (``origin``) and further columns."""
+
+    def __init__(self, seeds: Samples, *names: str) -> None:
+        self.seeds, self.names = seeds, ("x", "origin", *names)
+        self.parts: list[Rows] = []
+
+    def add(self, rows: Rows, which: Tensor | slice) -> None:
+        self.parts.append({name: rows[name][which] for name in self.names})
+
+    def rows(self) -> Rows:
+        """All cases in seed order, then in the order they were found."""
+        none = dict.fromkeys(self.names, self.seeds.labels[:0]) | {"x": self.seeds.x[:0]}
+        rows = {name: torch.cat([part[name] for part in self.parts or [none]]) for name in self.names}
+        return chosen(rows, rows["origin"].argsort(stable=True))
+
+    def suite(self, model: Classifier, *, method: str, skipped: int = 0) -> Suite:
+        """All cases after a final pass of the model."""
+        rows = self.rows()
+        suite = judge(model, self.seeds, rows.pop("x"), origin=rows.pop("origin"), method=method, skipped=skipped)
+        return suite.with_columns(**rows)
+
+
+def chosen(rows: Rows, which: Tensor) -> Rows:
+    return {name: values[which] for name, values in rows.items()}
 
 
 def loss_gradient(model: Classifier, goal: Goal, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,9 +186,9 @@ def steepest(gradient: Tensor, norm: str) -> Tensor:
     return scaled / column(scaled.flatten(1).norm(dim=1).clamp_min(1), scaled)
 
 
-def project(x: Tensor, x0: Tensor, radius: Tensor, norm: str, bounds: tuple[float, float]) -> Tensor:
-    """``x`` projected into the ball around each seed and clipped to bounds; ``radius`` has one value per row."""
-    delta, r = x - x0, column(radius, x)
+def project(x: Tensor, x0: Tensor, radius: Radii, norm: str, bounds: tuple[float, float]) -> Tensor:
+    """``x`` projected into the ball around each seed and clipped to bounds."""
+    delta, r = x - x0, column(torch.as_tensor(radius, dtype=x.dtype, device=x.device), x)
     if norm == "linf":
         delta = torch.minimum(torch.maximum(delta, -r), r)
     else:
@@ -190,11 +207,8 @@ def random_point(x0: Tensor, radius: float, norm: str, *, generator: torch.Gener
 
 
 def check_ball(radius: float, norm: str, *, norms: tuple[str, ...] = ("linf", "l2")) -> None:
-    if not 0 < radius < math.inf:
-        raise ValueError(f"radius must be positive and finite, got {radius}")
-    if norm not in norms:
-        *others, last = (f'"{name}"' for name in norms)
-        raise ValueError(f"norm must be {', '.join(others)} or {last}, got {norm!r}")
+    check_positive(radius=radius)
+    check_one_of(norms, norm=norm)
 
 
 def eligible(model: Classifier, seeds: Samples, goal: Goal) -> Tensor:

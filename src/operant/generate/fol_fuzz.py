@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
-from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive
-from operant.generate.engine import Goal, Rows, check_ball, column, judge, steepest
+from operant.generate.engine import CaseList, Goal, Rows, check_ball, chosen, column, steepest
 from operant.measure.loss import rise
 from operant.model import Classifier
 from operant.rng import uniform_like
 from operant.suite import Suite
+from operant.validation import check_at_least, check_nonnegative, check_one_of, check_positive
 
 BRANCHES = ("rise", "small", "flip")
 MIN_SEED_GRADIENT = 1e-3  # the released program skips seeds whose gradient is not longer than this
@@ -82,13 +83,12 @@ class FOLFuzz:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         _quantile(self.xi)
-        check_counts(self, "k", "iters")
-        check_nonnegative(self, "weight")
-        check_positive(self, "learning_rate")
-        if self.rows_per_seed < 2:
-            raise ValueError(f"rows_per_seed must be at least 2, the seed and one step, got {self.rows_per_seed}")
-        check_choice(self, "step", ("steepest", "gradient"))
-        check_choice(self, "variant", ("paper", "released"))
+        check_at_least(1, k=self.k, iters=self.iters)
+        check_nonnegative(weight=self.weight)
+        check_positive(learning_rate=self.learning_rate)
+        check_at_least(2, rows_per_seed=self.rows_per_seed, advice="the seed and one step")
+        check_one_of(("steepest", "gradient"), step=self.step)
+        check_one_of(("paper", "released"), variant=self.variant)
         if self.variant == "released" and (self.norm != "l2" or self.step != "gradient"):
             raise ValueError('the released program takes raw gradients and L2: give norm="l2", step="gradient"')
 
@@ -103,56 +103,54 @@ class FOLFuzz:
                 f"FOL-Fuzz starts from correctly classified seeds, and none of the {len(seeds)} is one; "
                 "check the labels, or run doctor() on the model"
             )
-        rows = {
-            "x0": seeds.x,
-            "classes": ranking[:, : self.k],
-            "u": u,
-            "origin": torch.arange(len(seeds), device=right.device),
-        }
-        searches = (_FOLSearch(self, model, _chosen(rows, some)).run() for some in right.split(model.batch_size))
-        cases = _joined(list(searches))
-        cases = _chosen(cases, cases["origin"].argsort(stable=True))
-        return self._suite(model, seeds, cases, skipped=len(seeds) - len(right))
-
-    def _suite(self, model: Classifier, seeds: Samples, cases: Rows, *, skipped: int) -> Suite:
-        """The cases after a final pass of the model, with columns of the search."""
+        origin = torch.arange(len(seeds), device=right.device)
+        rows = {"x0": seeds.x, "classes": ranking[:, : self.k], "u": u, "origin": origin}
+        cases = CaseList(seeds, "branch", "fol", "loss", "threshold")
+        for some in right.split(model.batch_size):
+            _FOLSearch(self, model, chosen(rows, some), cases).run()
         name = f"fol-fuzz-{self.norm}" if self.variant == "paper" else "fol-fuzz-released"
-        suite = judge(model, seeds, cases["x"], origin=cases["origin"], method=name, skipped=skipped)
-        branch = [BRANCHES[b] for b in cases["branch"].tolist()]
-        columns = {name: cases[name] for name in ("fol", "loss", "threshold")}
-        return suite.with_columns(branch=branch, **columns).failures()
+        suite = cases.suite(model, method=name, skipped=len(seeds) - len(right))
+        branch = [BRANCHES[int(b)] for b in suite["branch"]]
+        return suite.with_columns(branch=branch).failures()
 
 
 class _FOLSearch:
     """A search from one batch of seeds: queues, rows spent and cases."""
 
-    def __init__(self, options: FOLFuzz, model: Classifier, seeds: Rows) -> None:
+    def __init__(self, options: FOLFuzz, model: Classifier, seeds: Rows, cases: CaseList) -> None:
         n = len(seeds["x0"])
-        self.options, self.model, self.seeds = options, model, seeds
-        self.queues = _Queues(n, options.rows_per_seed, like=seeds["x0"])
+        self.options, self.model, self.seeds, self.cases = options, model, seeds, cases
+        self.queues: list[deque[tuple[Tensor, Tensor]]] = [deque() for _ in range(n)]  # inputs and directions
         self.used = torch.zeros(n, dtype=torch.int64, device=seeds["x0"].device)
         self.highest = seeds["x0"].new_zeros(n)  # FOL_m
         self.failing = seeds["x0"].new_full((n, options.rows_per_seed), torch.nan)  # FOL of failing points
-        self.cases: list[Rows] = []
 
-    def run(self) -> Rows:
-        """The cases, in the order they were found."""
+    def run(self) -> None:
+        """Spend the rows of every seed."""
         everyone = torch.arange(len(self.used), device=self.used.device)
         start = self._evaluate(everyone, self.seeds["x0"])
         queued = start["fol"] > MIN_SEED_GRADIENT if self.options.variant == "released" else start["fol"] >= 0
-        self.queues.put(everyone[queued], _chosen(start, queued))
-        self.cases.append(_chosen(self._classified(everyone, start, start), everyone[:0]))
-        while len(rows := (self.queues.waiting() & self._rows_left()).nonzero().flatten()):
-            now = self.queues.pop(rows)
+        self._put(everyone[queued], chosen(start, queued))
+        self.cases.add(self._classified(everyone, start, start), everyone[:0])
+        while len(rows := (self._waiting() & self._rows_left()).nonzero().flatten()):
+            x, direction = zip(*(self.queues[row].popleft() for row in rows.tolist()), strict=True)
+            now = {"x": torch.stack(x), "direction": torch.stack(direction)}
             for _ in range(self.options.iters):
                 left = self._rows_left()[rows]
-                rows, now = rows[left], _chosen(now, left)
+                rows, now = rows[left], chosen(now, left)
                 if len(rows):
                     now = self._step(rows, now)
-        return _joined(self.cases)
+
+    def _waiting(self) -> Tensor:
+        return torch.tensor([len(queue) > 0 for queue in self.queues], device=self.used.device)
 
     def _rows_left(self) -> Tensor:
         return self.used < self.options.rows_per_seed
+
+    def _put(self, rows: Tensor, points: Rows) -> None:
+        """Add one point to the queue of each of these rows."""
+        for row, x, direction in zip(rows.tolist(), points["x"], points["direction"], strict=True):
+            self.queues[row].append((x.clone(), direction.clone()))
 
     def _step(self, rows: Tensor, now: Rows) -> Rows:
         """One step of every row, from which points are queued and cases kept."""
@@ -160,8 +158,8 @@ class _FOLSearch:
         point = self._classified(rows, now, self._evaluate(rows, self._moved(rows, now)))
         self.failing[rows, before] = torch.where(point["near"] & point["fails"], point["fol"], torch.nan)
         self.highest[rows] = torch.where(point["rises"], point["fol"], self.highest[rows])
-        self.queues.put(rows[point["queued"]], _chosen(point, point["queued"]))
-        self.cases.append(_chosen(point, point["case"]))
+        self._put(rows[point["queued"]], chosen(point, point["queued"]))
+        self.cases.add(point, point["case"])
         return point
 
     def _moved(self, rows: Tensor, now: Rows) -> Tensor:
@@ -173,7 +171,7 @@ class _FOLSearch:
 
     def _evaluate(self, rows: Tensor, x: Tensor) -> Rows:
         """FOL, loss, logits and gradient of the objective at ``x``: two gradients from one pass of the model."""
-        options, seeds = self.options, _chosen(self.seeds, rows)
+        options, seeds = self.options, chosen(self.seeds, rows)
         released = options.variant == "released"
         norm, radius = ("l2-paper", 1.0) if released else (options.norm, options.radius)
         classes = seeds["classes"][:, :1] if released else seeds["classes"]
@@ -213,44 +211,6 @@ class _FOLSearch:
         return self.highest.new_full((len(rows),), self.options.xi)
 
 
-class _Queues:
-    """One first-in-first-out queue per seed. All points share one growing store whose places are reused."""
-
-    def __init__(self, n: int, capacity: int, *, like: Tensor) -> None:
-        self.store = dict.fromkeys(("x", "direction"), like[:0])
-        self.places = torch.zeros(n, capacity, dtype=torch.int64, device=like.device)
-        self.head = torch.zeros(n, dtype=torch.int64, device=like.device)
-        self.tail = torch.zeros_like(self.head)
-        self.free = self.head[:0]
-
-    def waiting(self) -> Tensor:
-        return self.head < self.tail
-
-    def put(self, rows: Tensor, points: Rows) -> None:
-        """Add one point to the queue of each of these rows."""
-        if len(rows) > len(self.free):
-            self._grow(len(rows))
-        places, self.free = self.free[: len(rows)], self.free[len(rows) :]
-        for name, values in self.store.items():
-            values[places] = points[name]
-        self.places[rows, self.tail[rows]] = places
-        self.tail[rows] += 1
-
-    def pop(self, rows: Tensor) -> Rows:
-        """The oldest point of each of these rows."""
-        places = self.places[rows, self.head[rows]]
-        self.head[rows] += 1
-        self.free = torch.cat([self.free, places])
-        return _chosen(self.store, places)
-
-    def _grow(self, more: int) -> None:
-        size = len(self.store["x"])
-        more = max(more, size)
-        self.free = torch.cat([self.free, torch.arange(size, size + more, device=self.free.device)])
-        for name, values in self.store.items():
-            self.store[name] = torch.cat([values, values.new_empty(more, *values.shape[1:])])
-
-
 def _gradient(values: Tensor, x: Tensor, *, again: bool = False) -> Tensor:
     """The gradient of the sum of ``values``; zero where they do not depend on ``x``, as with a constant model."""
     if not values.requires_grad:
@@ -262,21 +222,11 @@ def _length(moved: Tensor, norm: str) -> Tensor:
     return moved.flatten(1).abs().amax(1) if norm == "linf" else moved.flatten(1).norm(dim=1)
 
 
-def _chosen(rows: Rows, which: Tensor) -> Rows:
-    return {name: values[which] for name, values in rows.items()}
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    kept = ("x", "fol", "loss", "branch", "threshold", "origin")
-    return {name: torch.cat([part[name] for part in parts]) for name in kept}
-
-
 def _quantile(xi: float | str) -> float:
     """The quantile that ``"q05"`` names; NaN for a number."""
     if isinstance(xi, str):
         if not re.fullmatch(r"q\d\d", xi):
             raise ValueError(f'xi must be a number or a quantile such as "q05", got {xi!r}')
         return int(xi[1:]) / 100
-    if not 0 <= xi < math.inf:
-        raise ValueError(f"xi must be 0 or more and finite, got {xi}")
+    check_nonnegative(xi=xi)
     return math.nan

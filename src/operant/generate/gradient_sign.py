@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_positive
 from operant.generate.engine import (
     Goal,
+    Radii,
     Rows,
     advance,
     check_ball,
+    chosen,
     column,
     fuzz,
     loss_gradient,
@@ -25,6 +26,7 @@ from operant.generate.engine import (
 )
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_at_least, check_positive
 
 SCAN = 50  # points tried along a ray, from the seed outwards
 HALVINGS = 10  # bisection steps
@@ -62,24 +64,16 @@ class PGD:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_counts(self, "steps")
-        check_positive(self, "step_size")
-        _check_confidence(self.confidence, needed=self.stop_early, by="stop_early")
-        Goal(target=self.target)
+        check_at_least(1, steps=self.steps)
+        check_positive(step_size=self.step_size)
+        _check_goal(self, needed=self.stop_early, by="stop_early")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         goal = Goal(target=self.target, confidence=self.confidence)
         size = 2.5 / self.steps if self.step_size is None else self.step_size / self.radius
-
-        def search(rows: Rows) -> Tensor:
-            radius = torch.full_like(rows["y"], self.radius, dtype=rows["x"].dtype)
-            return ascend(
-                model, rows, goal, radius=radius, size=size, norm=self.norm, steps=self.steps, leave=self.stop_early
-            )
-
-        start = partial(_start, model, radius=self.radius, norm=self.norm, generator=generator)
-        begin = start if self.random_start else None
-        return fuzz(model, seeds, search, goal=goal, method=f"pgd-{self.norm}", start=begin)
+        climb = partial(ascend, model, goal=goal, size=size, norm=self.norm, steps=self.steps)
+        search, start = partial(climb, radius=self.radius, leave=self.stop_early), _start(self, model, generator)
+        return fuzz(model, seeds, search, goal=goal, method=f"pgd-{self.norm}", start=start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +86,7 @@ class FGSM:
 
     Args:
         radius: length of the step, or with ``minimal`` the largest to try.
-        norm: ``"linf"`` or ``"l2"``.
-        random_start: start from a uniform point of the ball and project back.
-        target: the class to reach, or None for any but the label; seeds of that class are skipped.
+        norm, random_start, target: as in `PGD`.
         minimal: use the smallest step that fails.
         confidence: with ``minimal``, by how many logits the case must fail.
 
@@ -112,23 +104,16 @@ class FGSM:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        _check_confidence(self.confidence, needed=self.minimal, by="minimal")
+        _check_goal(self, needed=self.minimal, by="minimal")
         if self.minimal and self.random_start:
             raise ValueError("minimal=True searches outwards from the seed; leave random_start off")
-        Goal(target=self.target)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         goal = Goal(target=self.target, confidence=self.confidence)
-
-        def search(rows: Rows) -> Tensor:
-            if self.minimal:
-                return _smallest_step(model, rows, goal, radius=self.radius, norm=self.norm)
-            radius = torch.full_like(rows["y"], self.radius, dtype=rows["x"].dtype)
-            return ascend(model, rows, goal, radius=radius, size=1.0, norm=self.norm, steps=1, leave=False)
-
-        start = partial(_start, model, radius=self.radius, norm=self.norm, generator=generator)
+        move = _smallest_step if self.minimal else partial(ascend, size=1.0, steps=1, leave=False)
+        search = partial(move, model, goal=goal, radius=self.radius, norm=self.norm)
         name = f"fgsm-{self.norm}-minimal" if self.minimal else f"fgsm-{self.norm}"
-        return fuzz(model, seeds, search, goal=goal, method=name, start=start if self.random_start else None)
+        return fuzz(model, seeds, search, goal=goal, method=name, start=_start(self, model, generator))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +125,9 @@ class BIM:
 
     Args:
         radius: of the ball, or with ``minimal`` the largest to try.
-        norm: ``"linf"`` or ``"l2"``.
+        norm, target: as in `PGD`.
         steps: how many; all are run unless ``stop_early`` or ``minimal``.
         step_size: in input units (default: radius / 5). With ``minimal``, for the full radius.
-        target: the class to reach, or None for any but the label; seeds of that class are skipped.
         stop_early: rows stop as soon as they fail.
         minimal: use the smallest ball that holds a failure.
         confidence: with ``stop_early`` or ``minimal``, by how many logits a row must fail.
@@ -164,10 +148,9 @@ class BIM:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
-        check_counts(self, "steps")
-        check_positive(self, "step_size")
-        _check_confidence(self.confidence, needed=self.stop_early or self.minimal, by="stop_early or minimal")
-        Goal(target=self.target)
+        check_at_least(1, steps=self.steps)
+        check_positive(step_size=self.step_size)
+        _check_goal(self, needed=self.stop_early or self.minimal, by="stop_early or minimal")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         goal = Goal(target=self.target, confidence=self.confidence)
@@ -175,14 +158,9 @@ class BIM:
         climb = partial(ascend, model, goal=goal, size=size, norm=self.norm, steps=self.steps)
 
         def search(rows: Rows) -> Tensor:
-            radius = torch.full_like(rows["y"], self.radius, dtype=rows["x"].dtype)
-            if not self.minimal:
-                return climb(rows, radius=radius, leave=self.stop_early)
-            x = climb(rows, radius=radius, leave=True)
-            broken = _reached(model, goal, x, rows["y"])
-            if bool(broken.any()):
-                state = {name: values[broken] for name, values in rows.items()}
-                x[broken] = self._smallest_ball(model, goal, state, climb, x[broken])
+            x = climb(rows, radius=self.radius, leave=self.stop_early or self.minimal)
+            if self.minimal and bool((broken := _reached(model, goal, x, rows["y"])).any()):
+                x[broken] = self._smallest_ball(model, goal, chosen(rows, broken), climb, x[broken])
             return x
 
         name = f"bim-{self.norm}-minimal" if self.minimal else f"bim-{self.norm}"
@@ -204,9 +182,10 @@ class BIM:
 
 
 def ascend(
-    model: Classifier, rows: Rows, goal: Goal, *, radius: Tensor, size: float, norm: str, steps: int, leave: bool
+    model: Classifier, rows: Rows, goal: Goal, *, radius: Radii, size: float, norm: str, steps: int, leave: bool
 ) -> Tensor:
     """Projected steps of ``size`` times each row's radius; with ``leave``, rows stop once they reach the goal."""
+    radii = torch.as_tensor(radius, dtype=rows["x"].dtype, device=rows["x"].device).expand(len(rows["x"]))
 
     def step(state: Rows) -> tuple[Rows, Tensor | None]:
         logits, gradient = loss_gradient(model, goal, state["x"], state["y"])
@@ -217,7 +196,7 @@ def ascend(
         done = goal.reached(logits, state["y"])
         return state | {"x": torch.where(column(done, moved), state["x"], moved)}, done
 
-    return advance(rows | {"radius": radius}, step, steps=steps)["x"]
+    return advance(rows | {"radius": radii}, step, steps=steps)["x"]
 
 
 def _smallest_step(model: Classifier, rows: Rows, goal: Goal, *, radius: float, norm: str) -> Tensor:
@@ -247,11 +226,13 @@ def _reached(model: Classifier, goal: Goal, x: Tensor, y: Tensor) -> Tensor:
         return goal.reached(model.logits(x), y)
 
 
-def _start(model: Classifier, x0: Tensor, *, radius: float, norm: str, generator: torch.Generator) -> Tensor:
-    return random_point(x0, radius, norm, generator=generator).clamp(*model.bounds)
+def _start(options: PGD | FGSM, model: Classifier, generator: torch.Generator) -> Callable[[Tensor], Tensor] | None:
+    if not options.random_start:
+        return None
+    return lambda x0: random_point(x0, options.radius, options.norm, generator=generator).clamp(*model.bounds)
 
 
-def _check_confidence(confidence: float, *, needed: bool, by: str) -> None:
-    if confidence and not needed:
-        raise ValueError(f"confidence={confidence} only takes effect with {by}=True")
-    Goal(confidence=confidence)
+def _check_goal(options: PGD | FGSM | BIM, *, needed: bool, by: str) -> None:
+    if options.confidence and not needed:
+        raise ValueError(f"confidence={options.confidence} only takes effect with {by}=True")
+    Goal(target=options.target, confidence=options.confidence)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.generate._uncertainty_fitness import Aim
-from operant.generate.checks import check_choice, check_counts, check_shares
 from operant.generate.engine import Rows, advance, check_ball, judge, project
 from operant.measure.mc_dropout import check_passes, mc_dropout
 from operant.measure.uncertainty import (
@@ -27,6 +26,7 @@ from operant.measure.uncertainty import (
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
 from operant.suite import Suite
+from operant.validation import check_above_to, check_at_least, check_from_to, check_one_of, check_share
 
 MAX_VALUES = 2**25  # values of all members that are searched together
 CANDIDATES = 3  # members per seed and generation that met the objective in the screen's passes and get all passes
@@ -113,21 +113,15 @@ class UncertaintyFuzz:
         _ = self.aim
         check_ball(self.radius, self.norm)
         check_passes(self.passes)
-        if self.noise is not None and not 0 < self.noise <= self.radius:
-            raise ValueError(f"noise must be above 0 and at most the radius {self.radius}, got {self.noise}")
-        if self.population < 2:
-            raise ValueError(f"population must be at least 2, got {self.population}; the paper takes 100")
-        check_counts(self, "generations")
-        check_shares(self, "crossover", "mutation")
-        check_choice(self, "mutated", ("images", "values"))
-        if not 1 <= self.tournament < self.population:
-            raise ValueError(
-                f"tournament must be from 1 to {self.population - 1}, fewer than the population, got {self.tournament}"
-            )
-        if not 0 <= self.elites < self.population:
-            raise ValueError(f"elites must be from 0 to {self.population - 1}, got {self.elites}")
-        if self.screen is not None and not 2 <= self.screen <= self.passes:
-            raise ValueError(f"screen must be from 2 to the {self.passes} passes, or None, got {self.screen}")
+        check_above_to(0, self.radius, noise=self.noise, advice="it cannot exceed the radius")
+        check_at_least(2, population=self.population, advice="the paper takes 100")
+        check_at_least(1, generations=self.generations)
+        check_share(crossover=self.crossover, mutation=self.mutation)
+        check_one_of(("images", "values"), mutated=self.mutated)
+        fewer = "give fewer than the population"
+        check_from_to(1, self.population - 1, tournament=self.tournament, advice=fewer)
+        check_from_to(0, self.population - 1, elites=self.elites, advice=fewer)
+        check_from_to(2, self.passes, screen=self.screen, advice="give at most the passes, or None")
 
     @property
     def aim(self) -> Aim:
@@ -320,7 +314,7 @@ class UncertaintyFuzz:
         return (self.noise or self.radius) * (2 * u - 1).to(like)
 
     def _projected(self, x: Tensor, x0: Tensor, bounds: tuple[float, float]) -> Tensor:
-        return project(x, x0[None], x.new_full((1,), self.radius), self.norm, bounds)
+        return project(x, x0[None], self.radius, self.norm, bounds)
 
 
 def _wrong(rows: Rows) -> Tensor:

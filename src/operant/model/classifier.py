@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from operant.data import Samples
 from operant.model.fast import FastCopy, fast_copies
 from operant.rng import spawn, uniform_like
+from operant.validation import check_ascending, check_at_least, check_within
 
 if TYPE_CHECKING:
     from operant.model.doctor import Finding
 
-MIN_ROWS = 16  # below this many rows CPU kernels round differently, so smaller batches are padded
+MIN_ROWS = 16
+"""Smaller batches are padded to this many rows, since CPU kernels round differently below it."""
 PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
 
 
@@ -66,10 +69,8 @@ class Classifier:
     ) -> None:
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-        if not bounds[0] < bounds[1]:
-            raise ValueError(f"bounds must be (low, high) with low < high, got {bounds}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        check_ascending(finite=False, bounds=bounds)
+        check_at_least(1, batch_size=batch_size)
         if mean is not None and not bool(torch.as_tensor(mean).isfinite().all()):
             raise ValueError(f"mean must be finite, got {mean}")
         if std is not None and not bool(((v := torch.as_tensor(std)).isfinite() & (v > 0)).all()):
@@ -138,24 +139,15 @@ class Classifier:
         def tap(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
             return lambda _module, _inputs, output: taps.__setitem__(name, _tapped(name, output))
 
-        handles = [modules[name].register_forward_hook(tap(name)) for name in layers]
         parts: dict[str, list[Tensor]] = {name: [] for name in layers}
-        try:
-            with torch.no_grad():
-                for part in x.split(self.batch_size):
-                    self._forward(self._plain, part)
-                    for name in layers:
-                        if name not in taps:
-                            raise ValueError(f"layer {name} was not run by the module's forward pass; choose another")
-                        if len(taps[name]) != max(len(part), MIN_ROWS):
-                            raise ValueError(
-                                f"layer {name} must give one output per input, got {len(taps[name])} for "
-                                f"{max(len(part), MIN_ROWS)} inputs; choose another"
-                            )
-                        parts[name].append(taps.pop(name)[: len(part)].to(x.device))
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks, torch.no_grad():
+            for name in layers:
+                hooks.enter_context(modules[name].register_forward_hook(tap(name)))
+            for part in x.split(self.batch_size):
+                self._forward(self._plain, part)
+                for name in layers:
+                    output = _one_per_row(name, taps.pop(name, None), max(len(part), MIN_ROWS))
+                    parts[name].append(output[: len(part)].to(x.device))
         return {name: torch.cat(values) for name, values in parts.items()}
 
     @property
@@ -203,14 +195,8 @@ class Classifier:
 
     def rewrap(self, module: nn.Module) -> Classifier:
         """A classifier for another module (such as a retrained copy) with the same settings."""
-        return Classifier(
-            module,
-            bounds=self.bounds,
-            mean=self._mean,
-            std=self._std,
-            batch_size=self.batch_size,
-            strict=self.strict,
-        )
+        settings = {"bounds": self.bounds, "mean": self._mean, "std": self._std, "batch_size": self.batch_size}
+        return Classifier(module, strict=self.strict, **settings)  # type: ignore[arg-type]
 
     def match_dtype(self, samples: Samples) -> Samples:
         """The samples with inputs in the floating-point type of the module; files are read as float32.
@@ -227,17 +213,8 @@ class Classifier:
         """Raise a ValueError if inputs are empty, NaN or outside `bounds`."""
         if x.numel() == 0:
             raise ValueError("there are no inputs; give at least one row")
-        low, high = (float(v) for v in torch.aminmax(x.detach()))
-        if not (low == low and high == high):
-            raise ValueError(
-                f"inputs contain NaN in {int(x.flatten(1).isnan().any(1).sum())} of {len(x)} rows; remove them"
-            )
-        slack = slack_of(self.bounds)
-        if low < self.bounds[0] - slack or high > self.bounds[1] + slack:
-            raise ValueError(
-                f"inputs must lie within bounds {self.bounds}, got values from {low:.4g} to {high:.4g}; "
-                "rescale them, or set the model's bounds to those of your data"
-            )
+        advice = "rescale them, or set the model's bounds to those of your data"
+        check_within(self.bounds, slack=slack_of(self.bounds), advice=advice, inputs=x)
 
     def check(self, samples: Samples) -> None:
         """Raise a ValueError on bad inputs, missing labels or labels outside the classes."""
@@ -252,12 +229,10 @@ class Classifier:
                 f"the module fails on inputs of shape {tuple(samples.shape)} and type {samples.x.dtype} "
                 f"({type(error).__name__}: {_first_line(error)}); give the shape and type that it was trained on"
             ) from error
-        classes = self.classes(samples.x)
-        if int(samples.labels.max()) >= classes:
-            raise ValueError(
-                f"labels must be below the model's {classes} classes, got {int(samples.labels.max())}; "
-                "check the label encoding"
-            )
+        classes, highest = self.classes(samples.x), int(samples.labels.max())
+        if highest >= classes:
+            advice = "check the label encoding"
+            raise ValueError(f"labels must be below the model's {classes} classes, got {highest}; {advice}")
 
     def correct(self, samples: Samples) -> Samples:
         """The samples that the model classifies correctly; most tests start from these."""
@@ -391,6 +366,15 @@ def _tensors(nest: Any) -> Iterator[Tensor]:
         elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in seen:
             seen.add(id(value))
             pending.extend(value.values() if isinstance(value, Mapping) else value)
+
+
+def _one_per_row(name: str, output: Tensor | None, n: int) -> Tensor:
+    if output is None:
+        raise ValueError(f"layer {name} was not run by the module's forward pass; choose another")
+    if len(output) != n:
+        got = f"{len(output)} for {n} inputs"
+        raise ValueError(f"layer {name} must give one output per input, got {got}; choose another")
+    return output
 
 
 def _tapped(name: str, output: Any) -> Tensor:

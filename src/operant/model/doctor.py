@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from scipy.stats import binomtest
@@ -34,7 +35,7 @@ class Finding:
     name: str
     problem: str
     advice: str
-    severity: str  # "error": results would be meaningless; "warning": interpret them with care
+    severity: str = "warning"  # "error": results would be meaningless; "warning": interpret them with care
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.name}: {self.problem}. {self.advice}."
@@ -102,13 +103,8 @@ def missing_values(x: Tensor) -> Findings:
     if x.numel() == 0:
         return _error("no inputs", "there are no inputs to check", "Give at least one row, better a few hundred")
     bad = int((~x.flatten(1).isfinite().all(1)).sum())
-    if not bad:
-        return []
-    return _error(
-        "NaN inputs",
-        f"{bad} of {len(x)} inputs hold NaN or infinite values",
-        "Remove these rows, or fill the missing values as in training",
-    )
+    problem = f"{bad} of {len(x)} inputs hold NaN or infinite values"
+    return _error("NaN inputs", problem, "Remove these rows, or fill the missing values as in training", when=bad > 0)
 
 
 def wrong_range(x: Tensor, bounds: tuple[float, float]) -> Findings:
@@ -124,15 +120,13 @@ def wrong_range(x: Tensor, bounds: tuple[float, float]) -> Findings:
     slack = slack_of(bounds)
     outside = x.flatten(1)
     bad = int(((outside < bounds[0] - slack) | (outside > bounds[1] + slack)).any(1).sum())
-    if not bad:
-        return []
     advice = "Give Classifier the bounds of your data, or rescale the inputs"
     if low < 0 <= bounds[0]:
         advice = (
             "If they are already normalised, give the original inputs, and give mean and std to Classifier; "
             "otherwise give it the bounds of your data"
         )
-    return _error("inputs outside bounds", f"{between} ({bad} of {len(x)} inputs lie outside)", advice)
+    return _error("inputs outside bounds", f"{between} ({bad} of {len(x)} inputs lie outside)", advice, when=bad > 0)
 
 
 def scalings(x: Tensor, bounds: tuple[float, float]) -> list[Tensor]:
@@ -166,26 +160,18 @@ def does_not_run(error: Exception, x: Tensor) -> Findings:
 def not_a_number(logits: Tensor) -> Findings:
     """Logits that are NaN or infinite."""
     bad = int((~logits.isfinite().all(1)).sum())
-    if not bad:
-        return []
-    return _error(
-        "NaN logits",
-        f"the module returns NaN or infinite logits for {bad} of {len(logits)} inputs",
-        "Look for a division by zero, a logarithm or root of zero, or overflow in its forward pass, and for NaN in "
-        "its weights",
-    )
+    problem = f"the module returns NaN or infinite logits for {bad} of {len(logits)} inputs"
+    advice = "Look for a division by zero, a logarithm or root of zero, overflow, or NaN in the weights"
+    return _error("NaN logits", problem, advice, when=bad > 0)
 
 
 def already_probabilities(logits: Tensor) -> Findings:
     """Outputs within [0, 1] that sum to 1: a softmax was already applied."""
-    within = bool((logits >= -1e-6).all()) and bool((logits <= 1 + 1e-6).all())
-    if not within or not bool(((logits.sum(1) - 1).abs() < 1e-3).all()):
-        return []
-    return _error(
-        "outputs are probabilities",
-        "every row of the outputs lies within [0, 1] and sums to 1, so a softmax was already applied",
-        "Return the scores before the softmax; with probabilities, losses and gradients are wrong",
-    )
+    within = bool(((logits >= -1e-6) & (logits <= 1 + 1e-6)).all())
+    problem = "every row of the outputs lies within [0, 1] and sums to 1, so a softmax was already applied"
+    advice = "Return the scores before the softmax; with probabilities, losses and gradients are wrong"
+    sums_to_one = bool(((logits.sum(1) - 1).abs() < 1e-3).all())
+    return _error("outputs are probabilities", problem, advice, when=within and sums_to_one)
 
 
 def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
@@ -206,8 +192,6 @@ def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
     one_class = bool(shares[1].amax() == 1)  # then the class shares say nothing about independence
     chance = 1 / classes if one_class else float((shares[0] * shares[1]).sum())
     right = int((predictions == y).sum())
-    if not _guessed(right, n, chance):
-        return []
     return _error(
         "accuracy at chance",
         f"{right} of {n} predictions are right ({right / n:.1%}); predictions that ignore the inputs would reach "
@@ -215,19 +199,18 @@ def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
         f"{float(shares[0].amax()):.0%} of the inputs",
         "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
         "model outputs number the classes alike",
+        when=_guessed(right, n, chance),
     )
 
 
 def foreign_labels(y: Tensor, classes: int) -> Findings:
     """Labels that the model has no class for."""
     bad = int((y >= classes).sum())
-    if not bad:
-        return []
     advice = "Remove these rows, or number the labels like the model's outputs"
     if _starts_at_one(y, classes):
         advice = "The labels seem to start at 1: subtract 1"
     problem = f"{bad} of {len(y)} labels are {classes} or more (largest {int(y.max())}), and the model has {classes}"
-    return _error("labels outside the classes", f"{problem} classes", advice)
+    return _error("labels outside the classes", f"{problem} classes", advice, when=bad > 0)
 
 
 # Behaviour
@@ -238,12 +221,9 @@ def different_answers(model: Classifier, x: Tensor) -> Findings:
     first, second = _logits(model, x), _logits(model, x)
     if first is None or second is None or _same(first, second):
         return []
-    return _error(
-        "answers differ",
-        f"in two calls with the same {len(x)} inputs, the logits differ by up to {_difference(first, second):.3g}",
-        "Remove the randomness from the forward pass: dropout must be nn.Dropout, or F.dropout with "
-        "training=self.training",
-    )
+    problem = f"in two calls with the same {len(x)} inputs, the logits differ by up to {_difference(first, second):.3g}"
+    advice = "Remove the randomness: dropout must be nn.Dropout, or F.dropout with training=self.training"
+    return _error("answers differ", problem, advice)
 
 
 def dependent_rows(model: Classifier, x: Tensor) -> Findings:
@@ -260,16 +240,13 @@ def dependent_rows(model: Classifier, x: Tensor) -> Findings:
     among_others = _logits(model, torch.cat([x, others]), state)
     if among_equals is None or again is None or among_others is None or not _same(among_equals, again):
         return []
-    n = len(x)
-    if _same(among_equals[:n], among_others[:n]):
-        return []
-    return _error(
-        "rows influence each other",
-        f"an input's logits change by up to {_difference(among_equals[:n], among_others[:n]):.3g} with the other "
-        "inputs in its batch",
+    first, second = among_equals[: len(x)], among_others[: len(x)]
+    problem = f"an input's logits change by up to {_difference(first, second):.3g} with the other inputs in its batch"
+    advice = (
         "Use batch norm with running statistics (track_running_stats=True), and normalise each input separately, "
-        "never over the batch",
+        "never over the batch"
     )
+    return _error("rows influence each other", problem, advice, when=not _same(first, second))
 
 
 def bad_gradients(model: Classifier, x: Tensor) -> Findings:
@@ -296,45 +273,41 @@ def no_gradient(error: Exception) -> Findings:
 def nan_gradients(size: Tensor) -> Findings:
     """Gradients of the logits that are NaN or infinite."""
     bad = int((~size.isfinite()).sum())
-    if not bad:
-        return []
+    problem = f"the logits of {bad} of {len(size)} inputs have NaN or infinite gradients"
     advice = "Look for a root or norm of zero, or a division by zero in its forward pass; add a small number"
-    return _error("NaN gradients", f"the logits of {bad} of {len(size)} inputs have NaN or infinite gradients", advice)
+    return _error("NaN gradients", problem, advice, when=bad > 0)
 
 
 def zero_gradients(size: Tensor) -> Findings:
     """Gradients of the logits that are exactly zero."""
     bad = int((size == 0).sum())
-    if bad < max(1.0, MIN_BAD_SHARE * len(size)):
-        return []
     advice = "Look for rounding, thresholds, sign or clamp in its forward pass; they block gradient attacks"
     problem = f"the logits of {bad} of {len(size)} inputs have gradients of exactly zero"
-    return (_error if bad == len(size) else _warning)("zero gradients", problem, advice)
+    found = _error if bad == len(size) else _warning
+    return found("zero gradients", problem, advice, when=bad >= max(1.0, MIN_BAD_SHARE * len(size)))
 
 
 def vanishing_gradients(size: Tensor, loss: Tensor) -> Findings:
     """Gradients of cross-entropy that vanish because the logits are far apart."""
     bad = int((loss < VANISHED * size).sum())
-    if bad < MIN_BAD_SHARE * len(size):
-        return []
     return _warning(
         "vanishing gradients",
         f"for {bad} of {len(size)} inputs the logits are so far apart that the gradient of cross-entropy vanishes, "
         "while the logits themselves have gradients",
         "Attacks that follow cross-entropy (FGSM, BIM, PGD) will seem weaker than they are: use DeepFool or "
         "Carlini-Wagner, which follow the logits",
+        when=bad >= MIN_BAD_SHARE * len(size),
     )
 
 
 # Helpers
 
 
-def _error(name: str, problem: str, advice: str) -> Findings:
-    return [Finding(name=name, problem=problem, advice=advice, severity="error")]
+def _error(name: str, problem: str, advice: str, *, when: bool = True, severity: str = "error") -> Findings:
+    return [Finding(name=name, problem=problem, advice=advice, severity=severity)] if when else []
 
 
-def _warning(name: str, problem: str, advice: str) -> Findings:
-    return [Finding(name=name, problem=problem, advice=advice, severity="warning")]
+_warning = partial(_error, severity="warning")
 
 
 def _guessed(right: int, n: int, chance: float) -> bool:
@@ -345,8 +318,7 @@ def _guessed(right: int, n: int, chance: float) -> bool:
 
 
 def _extremes(x: Tensor) -> tuple[float, float]:
-    low, high = torch.aminmax(x)
-    return float(low), float(high)
+    return float(x.min()), float(x.max())
 
 
 def _bytes_in_unit_bounds(low: float, high: float, bounds: tuple[float, float]) -> bool:
@@ -358,12 +330,9 @@ def _unit_in_byte_bounds(low: float, high: float, bounds: tuple[float, float]) -
 
 
 def _finite_rows(samples: Samples) -> tuple[Tensor, Tensor | None]:
-    x = samples.x.detach()
-    finite = x.flatten(1).isfinite().all(1)
-    y = samples.y
-    if bool(finite.all()):
-        return x, y
-    return x[finite], None if y is None else y[finite.to(y.device)]
+    finite = samples.x.flatten(1).isfinite().all(1)
+    kept = samples if bool(finite.all()) else samples[finite]
+    return kept.x.detach(), kept.y
 
 
 def _evenly(n: int, most: int) -> Tensor:
@@ -392,9 +361,8 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(
-        a, b, rtol=TOLERANCE, atol=TOLERANCE * (1e-3 + float(a.nan_to_num().abs().amax())), equal_nan=True
-    )
+    scale = 1e-3 + float(a.nan_to_num().abs().amax())
+    return torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
 
 
 def _gradient_sizes(model: Classifier, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,13 +35,11 @@ def find_callable(target: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(f"importing {module_name} failed: {_message(error)}") from error
-        raise ValueError(
-            f"there is no module {module_name}; run this from the folder that holds it, or install it"
-        ) from error
     except Exception as error:  # the user's code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            where = "run this from the folder that holds it, or install it"
+            raise ValueError(f"there is no module {module_name}; {where}") from error
         raise ValueError(f"importing {module_name} failed: {_message(error)}") from error
     for name in path.split("."):
         if not hasattr(found, name):
@@ -50,8 +48,7 @@ def find_callable(target: str) -> Callable[..., Any]:
         found = getattr(found, name)
     if not callable(found):
         raise ValueError(f"{target} must be a callable, got {type(found).__name__}")
-    build: Callable[..., Any] = found
-    return build
+    return found  # type: ignore[no-any-return]
 
 
 def _message(error: Exception) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from operant.validation import check_from_below
+
 Layers = dict[str, nn.Module]
 
 
@@ -27,8 +29,7 @@ def dropout_layers(rate: float, after: Sequence[str], *, known: Sequence[str]) -
         raise ValueError(f"dropout_after must be several names, got the single string {after!r}; write ({after!r},)")
     if unknown := [name for name in after if name not in known]:
         raise ValueError(f"dropout_after must name places among {', '.join(known)}; got {', '.join(unknown)}")
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, got {rate}")
+    check_from_below(0, 1, dropout=rate)
     if rate > 0 and not after:
         raise ValueError(f"dropout={rate} needs a place; give dropout_after some of {', '.join(known)}")
     if rate == 0 and after:
@@ -43,14 +44,3 @@ def initialise_convolutions(network: nn.Module) -> None:
             nn.init.kaiming_normal_(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
-
-
-def check_sizes(network: str, **sizes: tuple[int, int]) -> None:
-    """Raise a ValueError if a size, given as (value, minimum), is too small."""
-    if any(value < least for value, least in sizes.values()):
-        needed = _listed([f"{name} of at least {least}" for name, (_, least) in sizes.items()])
-        raise ValueError(f"{network} needs {needed}, got {_listed([str(value) for value, _ in sizes.values()])}")
-
-
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"

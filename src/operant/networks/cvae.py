@@ -40,15 +40,10 @@ class CVAE(TrainedGenerator):
     The codes of each class are normal with their own mean and covariance, estimated after training: with few images,
     codes depend on the class too, and codes from a common distribution would give images of any class.
 
-    `operant.results.save(cvae, path)` and `load(path, CVAE)` store it without loss.
-    `operant.generate.FeatureSource.of(cvae)` generates tests with its decoder.
+    The fields of `TrainedGenerator` are those of the decoder.
 
     Args:
-        shape: of one image, ``(channels, size, size)``.
-        classes, latent, width: of the decoder, a `ConditionalGenerator`.
-        bounds: smallest and largest value of an image.
-        weights: of the decoder, by name.
-        encoder: of the encoder, by name.
+        encoder: weights of the encoder, by name.
         noise: mean squared error of a value on held-back images, in units of the width of the bounds.
         history: validation loss (negative evidence bound, up to a constant) after each epoch; the weights are those of
             the lowest.

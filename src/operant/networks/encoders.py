@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.model import MIN_ROWS
+from operant.networks.vae import in_chunks
+from operant.validation import check_at_least, check_finite, check_row_shape
 
 MIN_VARIANCE = 1e-6  # relative to the largest; directions below it are treated as constant
 ROWS = 4096  # computed at once
@@ -21,7 +22,7 @@ class Flat:
     shape: tuple[int, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        _check_shape(x, self.shape)
+        check_row_shape(self.shape, inputs=x)
         return x.flatten(1)
 
     def decode(self, z: Tensor) -> Tensor:
@@ -51,20 +52,16 @@ class PCA:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Codes ``(N, d)``; differentiable in ``x``."""
-        _check_shape(x, self.shape)
-        return torch.cat([self._codes(part) for part in x.split(ROWS)])
+        check_row_shape(self.shape, inputs=x)
+        return in_chunks(self._codes, x, rows=ROWS)
+
+    def _codes(self, x: Tensor) -> Tensor:
+        return (x.flatten(1).to(self.centre) - self.centre) @ self.directions / self.scale
 
     def decode(self, z: Tensor) -> Tensor:
         """The inputs ``(N, *shape)`` that have these codes and vary in no other direction."""
         flat = z.to(self.centre) * self.scale @ self.directions.T + self.centre
         return flat.view(-1, *self.shape)
-
-    def _codes(self, x: Tensor) -> Tensor:
-        v = x.flatten(1).to(self.centre) - self.centre
-        n = len(v)
-        if 0 < n < MIN_ROWS:  # fewer rows would round differently
-            v = torch.cat([v, v[:1].detach().expand(MIN_ROWS - n, -1)])
-        return (v @ self.directions / self.scale)[:n]
 
 
 def fit_flat(field: Samples, *, generator: torch.Generator) -> Flat:
@@ -82,17 +79,13 @@ def fit_pca(field: Samples, *, dimensions: int = 32, generator: torch.Generator)
         field: more inputs than ``dimensions``; labels are not used.
         dimensions: d; at most the number of values of an input.
     """
-    if dimensions < 1:
-        raise ValueError(f"dimensions must be at least 1, got {dimensions}")
+    check_at_least(1, dimensions=dimensions)
     size = field.x[:1].numel()
     dimensions = min(dimensions, size)
     if len(field) <= dimensions:
-        raise ValueError(
-            f"{dimensions} principal components need more than {dimensions} inputs, got {len(field)}; give more field "
-            f"data, or fewer dimensions"
-        )
-    if bad := int((~field.x.isfinite()).flatten(1).any(1).sum()):
-        raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(field)} rows; remove them")
+        needed = f"{dimensions} principal components need more than {dimensions} inputs"
+        raise ValueError(f"{needed}, got {len(field)}; give more field data, or fewer dimensions")
+    check_finite(inputs=field.x)
     centre, moments = _moments(field.x, size)
     values, vectors = torch.linalg.eigh(moments)
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
@@ -117,8 +110,3 @@ def _moments(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
         apart = part.double() - centre
         moments += apart.T @ apart
     return centre, moments / len(x)
-
-
-def _check_shape(x: Tensor, shape: tuple[int, ...]) -> None:
-    if x.ndim < 2 or tuple(x.shape[1:]) != shape:
-        raise ValueError(f"inputs must have shape (N, {', '.join(map(str, shape))}), got {tuple(x.shape)}")

@@ -16,6 +16,7 @@ from operant.data import Samples
 from operant.networks.training import check_options, epochs_with_bar, finite_loss, shuffled_batches, step
 from operant.networks.vae import check_field
 from operant.rng import global_streams
+from operant.validation import check_ascending
 
 MIN_IMAGES = 20  # of each class, needed for training
 DEFAULT_STEPS = 6_000  # training steps, if the number of epochs is not given
@@ -87,7 +88,17 @@ class ConditionalGenerator(nn.Module):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainedGenerator:
-    """The options and weights of a trained `ConditionalGenerator`."""
+    """The options and weights of a trained `ConditionalGenerator`.
+
+    `operant.results.save` and `load` store it without loss. `operant.generate.FeatureSource.of` generates tests with
+    it.
+
+    Args:
+        shape: of one image, ``(channels, size, size)``.
+        classes, latent, width: of the `ConditionalGenerator`.
+        bounds: smallest and largest value of an image.
+        weights: of the generator, by name.
+    """
 
     shape: tuple[int, int, int]
     classes: int
@@ -109,14 +120,7 @@ class TrainedGenerator:
 class GAN(TrainedGenerator):
     """The trained generator of a conditional GAN; made by `fit_gan`.
 
-    `operant.results.save(gan, path)` and `load(path, GAN)` store it without loss.
-    `operant.generate.FeatureSource.of(gan)` generates tests with it.
-
     Args:
-        shape: of one image, ``(channels, size, size)``.
-        classes, latent, width: of the `ConditionalGenerator`.
-        bounds: smallest and largest value of an image.
-        weights: of the generator, by name.
         history: mean loss of discriminator and generator in each epoch. They show whether training diverged, not how
             good the images are.
     """
@@ -253,17 +257,12 @@ def image_shape(labelled: Samples) -> tuple[int, int, int]:
 def check_images(labelled: Samples, bounds: tuple[float, float]) -> int:
     """The number of classes; raises a ValueError if a conditional generator cannot be trained on the images."""
     if len(labelled.shape) != 3 or labelled.shape[1] != labelled.shape[2] or labelled.shape[1] % 4:
-        raise ValueError(
-            "images must have shape (channels, size, size) with a size that is a multiple of 4, got "
-            f"{tuple(labelled.shape)}; pad or resize them"
-        )
-    if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1])):
-        raise ValueError(f"bounds of images must be finite, got {bounds}")
+        needed = "images must have shape (channels, size, size) with a size that is a multiple of 4"
+        raise ValueError(f"{needed}, got {tuple(labelled.shape)}; pad or resize them")
+    check_ascending(bounds=bounds)
     check_field(labelled, bounds, at_least=MIN_IMAGES)
     counts = labelled.labels.bincount().tolist()
     if few := [f"class {c} has {n}" for c, n in enumerate(counts) if n < MIN_IMAGES]:
-        raise ValueError(
-            f"at least {MIN_IMAGES} images of every class from 0 to {len(counts) - 1} are needed to learn from, but "
-            f"{', '.join(few)}; give more, or number the classes without gaps"
-        )
+        needed = f"at least {MIN_IMAGES} images of every class from 0 to {len(counts) - 1} are needed to learn from"
+        raise ValueError(f"{needed}, but {', '.join(few)}; give more, or number the classes without gaps")
     return len(counts)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from operant.networks._layers import LayerChain, Layers, check_sizes, dropout_layers
+from operant.networks._layers import LayerChain, Layers, dropout_layers
+from operant.validation import check_at_least
 
 
 class LeNet5(LayerChain):
@@ -36,7 +37,9 @@ class LeNet5(LayerChain):
         dropout: float = 0.0,
         dropout_after: Sequence[str] = (),
     ) -> None:
-        check_sizes("LeNet5", channels=(channels, 1), classes=(classes, 2), size=(size, 4))
+        check_at_least(1, channels=channels)
+        check_at_least(2, classes=classes)
+        check_at_least(4, size=size)
         drop = dropout_layers(dropout, dropout_after, known=("conv1", "conv2", "fc1", "fc2"))
         layers: Layers = {
             "conv1": nn.Conv2d(channels, 6, 5, padding=2),

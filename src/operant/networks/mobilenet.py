@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from operant.networks._layers import LayerChain, Layers, check_sizes, dropout_layers, initialise_convolutions
+from operant.networks._layers import LayerChain, Layers, dropout_layers, initialise_convolutions
+from operant.validation import check_at_least, check_one_of, check_positive
 
 M = TypeVar("M", bound=nn.Module)
 Padding = Literal["even", "same"]
@@ -49,10 +50,6 @@ class _Convolve:
     batch_norm: bool
     padding: Padding
     activation: type[nn.Module]
-
-    def __post_init__(self) -> None:
-        if self.padding not in ("even", "same"):
-            raise ValueError(f"padding must be 'even' or 'same', got {self.padding!r}")
 
     def __call__(
         self,
@@ -95,11 +92,11 @@ class _MobileNet(LayerChain):
         dropout: float = 0.0,
         dropout_after: Sequence[str] = (),
     ) -> None:
-        check_sizes(type(self).__name__, channels=(channels, 1), classes=(classes, 2))
-        if not 0 < width < float("inf"):
-            raise ValueError(f"width must be a positive factor, got {width}; 1.0 is the paper's")
-        if first_stride not in (1, 2):
-            raise ValueError(f"first_stride must be 1 or 2, got {first_stride}")
+        check_at_least(1, channels=channels)
+        check_at_least(2, classes=classes)
+        check_positive(advice="1.0 is the paper's", width=width)
+        check_one_of((1, 2), first_stride=first_stride)
+        check_one_of(("even", "same"), padding=padding)
         drop = dropout_layers(dropout, dropout_after, known=self.places)
         convolve = _Convolve(batch_norm=batch_norm, padding=padding, activation=self.activation)
         features, wide = self.features_of(convolve, drop, channels=channels, width=width, first_stride=first_stride)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from operant.networks._layers import LayerChain, Layers, check_sizes, dropout_layers, initialise_convolutions
+from operant.networks._layers import LayerChain, Layers, dropout_layers, initialise_convolutions
+from operant.validation import check_at_least
 
 PLACES = ("conv1", "mlp1a", "mlp1b", "pool1", "conv2", "mlp2a", "mlp2b", "pool2", "conv3", "mlp3a")
 
@@ -46,7 +47,8 @@ class NIN(LayerChain):
         dropout: float = 0.0,
         dropout_after: Sequence[str] = (),
     ) -> None:
-        check_sizes("NIN", channels=(channels, 1), classes=(classes, 2), width=(width, 2))
+        check_at_least(1, channels=channels)
+        check_at_least(2, classes=classes, width=width)
         drop = dropout_layers(dropout, dropout_after, known=PLACES)
 
         def layer(name: str, inward: int, outward: int, kernel: int) -> Layers:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from operant.networks._layers import LayerChain, Layers, check_sizes, dropout_layers, initialise_convolutions
+from operant.networks._layers import LayerChain, Layers, dropout_layers, initialise_convolutions
+from operant.validation import check_at_least
 
 
 class ResidualBlock(nn.Module):
@@ -60,14 +61,10 @@ class ResNet20(LayerChain):
     """
 
     def __init__(
-        self,
-        *,
-        channels: int = 3,
-        classes: int = 10,
-        dropout: float = 0.0,
-        dropout_after: Sequence[str] = (),
+        self, *, channels: int = 3, classes: int = 10, dropout: float = 0.0, dropout_after: Sequence[str] = ()
     ) -> None:
-        check_sizes("ResNet20", channels=(channels, 1), classes=(classes, 2))
+        check_at_least(1, channels=channels)
+        check_at_least(2, classes=classes)
         drop = dropout_layers(dropout, dropout_after, known=("layer1", "layer2", "layer3", "pool", "block"))
         between = dropout if "block" in dropout_after else 0.0
 

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from operant.data import Samples
 from operant.model import Classifier
 from operant.rng import global_streams
+from operant.validation import check_at_least, check_between, check_positive
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -82,8 +83,7 @@ def fit(
         progress: show a progress bar on a terminal.
     """
     check_options(learning_rate, epochs=epochs, batch_size=batch_size)
-    if not 0 < validation < 1:
-        raise ValueError(f"validation must be a share between 0 and 1, got {validation}; 0.1 holds back a tenth")
+    check_between(0, 1, advice="0.1 holds back a tenth", validation=validation)
     wrapped = Classifier(module, bounds=(-math.inf, math.inf), mean=mean, std=std, strict=True)
     wrapped.check(train)
     part, held = validation_split(train, validation)
@@ -120,10 +120,8 @@ def fit(
 
 def check_options(learning_rate: float, **counts: int | None) -> None:
     """Raise a ValueError if the learning rate is not positive or a count is below 1; None is the default count."""
-    if wrong := [f"{name} {value}" for name, value in counts.items() if value is not None and value < 1]:
-        raise ValueError(f"{', '.join(counts)} must be at least 1, got {', '.join(wrong)}")
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate must be positive, got {learning_rate}")
+    check_at_least(1, advice="", **counts)
+    check_positive(learning_rate=learning_rate)
 
 
 def validation_split(train: Samples, share: float) -> tuple[Samples, Samples]:
@@ -131,10 +129,8 @@ def validation_split(train: Samples, share: float) -> tuple[Samples, Samples]:
     parts = train.split(training=1 - share, validation=share)
     for role, samples in parts.items():
         if len(samples) == 0:
-            raise ValueError(
-                f"the {role} part is empty: {len(train)} inputs were split with validation={share}; "
-                "give more inputs or a share nearer to a half"
-            )
+            split = f"{len(train)} inputs were split with validation={share}"
+            raise ValueError(f"the {role} part is empty: {split}; give more inputs or a share nearer to a half")
     return parts["training"], parts["validation"]
 
 

@@ -14,6 +14,7 @@ from operant.data import Samples
 from operant.model import MIN_ROWS, slack_of
 from operant.networks.training import OneCycle, check_options, epochs_with_bar, finite_loss, validation_split
 from operant.rng import global_streams, normal_like
+from operant.validation import check_ascending, check_finite, check_row_shape, check_within
 
 ROWS = 1024  # computed at once
 MIN_INPUTS = 20  # needed for training
@@ -73,8 +74,7 @@ class VAE:
 
     def decode(self, z: Tensor) -> Tensor:
         """Inputs ``(N, *shape)`` for codes ``(N, latent)``; differentiable in ``z``."""
-        if z.ndim != 2 or z.shape[1] != self.latent:
-            raise ValueError(f"codes must have shape (N, {self.latent}), got {tuple(z.shape)}")
+        check_row_shape((self.latent,), codes=z)
         out = in_chunks(lambda part: self._drawn(part.to(self.centre)), z)
         return (out * self.scale + self.centre).clamp(*self.bounds).view(-1, *self.shape)
 
@@ -94,8 +94,7 @@ class VAE:
 
     def check(self, x: Tensor) -> None:
         """Raise a ValueError on another shape, NaN, or values outside `bounds`."""
-        if x.ndim < 2 or tuple(x.shape[1:]) != self.shape:
-            raise ValueError(f"inputs must have shape (N, {', '.join(map(str, self.shape))}), got {tuple(x.shape)}")
+        check_row_shape(self.shape, inputs=x)
         _check_values(x, self.bounds)
 
     def flat(self, x: Tensor) -> Tensor:
@@ -245,8 +244,7 @@ def _finite(bounds: tuple[float, float]) -> bool:
 
 def check_field(field: Samples, bounds: tuple[float, float], *, at_least: int) -> None:
     """Raise a ValueError if inputs are too few, NaN, out of bounds or all equal."""
-    if not bounds[0] < bounds[1]:
-        raise ValueError(f"bounds must be (low, high) with low < high, got {bounds}")
+    check_ascending(finite=False, bounds=bounds)
     if len(field) < at_least:
         raise ValueError(f"at least {at_least} inputs are needed to learn from, got {len(field)}; give more field data")
     _check_values(field.x, bounds)
@@ -255,14 +253,5 @@ def check_field(field: Samples, bounds: tuple[float, float], *, at_least: int) -
 
 
 def _check_values(x: Tensor, bounds: tuple[float, float]) -> None:
-    if x.numel() == 0:
-        return
-    if bad := int((~x.detach().isfinite()).flatten(1).any(1).sum()):
-        raise ValueError(f"inputs contain NaN or infinity in {bad} of {len(x)} rows; remove them")
-    low, high = (float(v) for v in torch.aminmax(x.detach()))
-    slack = slack_of(bounds)
-    if low < bounds[0] - slack or high > bounds[1] + slack:
-        raise ValueError(
-            f"inputs must lie within bounds {bounds}, got values from {low:.4g} to {high:.4g}; rescale them, or give "
-            "the bounds of your data"
-        )
+    check_finite(inputs=x)
+    check_within(bounds, slack=slack_of(bounds), advice="rescale them, or give the bounds of your data", inputs=x)

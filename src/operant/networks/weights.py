@@ -1,6 +1,5 @@
 """Save and load weights as safetensors."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,6 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from operant.formatting import first_few
 from operant.results import write_atomically
 
 M = TypeVar("M", bound=nn.Module)
@@ -38,7 +38,7 @@ def load_weights(module: M, path: str | Path) -> M:
     ]
     problems = [("is missing", missing), ("has unexpected", unexpected), ("has other shapes:", reshaped)]
     if any(names for _, names in problems):
-        what = "; it ".join(f"{verb} {_listed(names)}" for verb, names in problems if names)
+        what = "; it ".join(f"{verb} {first_few(names, most=6)}" for verb, names in problems if names)
         raise ValueError(
             f"{path} does not hold the weights of this {type(module).__name__}: it {what}; build the network with the "
             "options it was saved with (channels, classes, size), or rename the file's tensors"
@@ -75,8 +75,3 @@ def _read(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{path} is not a readable safetensors file ({error}); download or save it again") from None
     return tensors
-
-
-def _listed(names: Sequence[str], *, most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -30,15 +30,8 @@ class Checkpoint:
     The constructor restores an existing file: weights, averaged weights, optimiser, generator and history. Call
     `resume_streams` to restore the global random streams, once they belong to the retraining.
 
-    Args:
-        path: of the file; the retraining resumes if it exists.
-        options: identify the retraining, but for ``progress``.
-        inputs: identify it too, by name; the file of a retraining that differs is rejected.
-        average: averaged weights, if there are any.
-
-    Attributes:
-        history: the finished epochs.
-        kept: the best model so far; None for the original one.
+    The options, but for ``progress``, and the inputs, by name, identify the retraining; the file of another is
+    rejected.
     """
 
     def __init__(
@@ -53,8 +46,8 @@ class Checkpoint:
     ) -> None:
         self.path = None if path is None else Path(path)
         self.trainable, self.average, self.generator = trainable, average, generator
-        self.history: list[FinetuneEpoch] = []
-        self.kept: Classifier | None = None
+        self.history: list[FinetuneEpoch] = []  # finished epochs
+        self.kept: Classifier | None = None  # the best model so far; None for the original one
         self._streams: dict[str, Tensor] = {}
         if self.path is not None:
             named = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "progress"}
@@ -89,10 +82,8 @@ class Checkpoint:
         if state["identity"] != self._identity:
             names = {**state["identity"], **self._identity}
             other = [name for name in names if state["identity"].get(name) != self._identity.get(name)]
-            raise ValueError(
-                f"{path} holds the state of another retraining, which differs in {', '.join(other)}; call with the "
-                "same arguments to resume it, or delete it to start again"
-            )
+            differs = f"{path} holds the state of another retraining, which differs in {', '.join(other)}"
+            raise ValueError(f"{differs}; call with the same arguments to resume it, or delete it to start again")
         self.history += [FinetuneEpoch(**e) for e in state["history"]]
         _restore(self.trainable.module, _below("trainable", tensors))
         if self.average is not None:

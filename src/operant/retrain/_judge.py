@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from operant.data import Samples
 from operant.model import Classifier
-from operant.retrain.retrainer import FinetuneEpoch, OnEpoch
+from operant.retrain.retrainer import FinetuneEpoch
 from operant.retrain.training import TrainingDiverged
 from operant.types import Monitor
 
@@ -21,19 +20,14 @@ class EpochJudge:
     An epoch is acceptable if its clean accuracy is at most ``max_drop`` below ``accuracy_before`` and its monitor is
     below ``monitor_before``. The best epoch is the acceptable one with the lowest monitor; of equal ones the more
     accurate, then the earlier.
-
-    Args:
-        monitor: smaller is better; None for the error rate on the validation samples.
-        monitor_before: None if the monitor need not improve.
-        patience: epochs without a better one before training stops; None for all epochs.
     """
 
     validation: Samples
-    monitor: Monitor | None
+    monitor: Monitor | None  # None: the error rate on the validation samples
     max_drop: float
     accuracy_before: float
-    monitor_before: float | None = None
-    patience: int | None = None
+    monitor_before: float | None = None  # None: the monitor need not improve
+    patience: int | None = None  # epochs without a better one before training stops; None: all epochs
 
     @property
     def floor(self) -> float:
@@ -80,37 +74,6 @@ class EpochJudge:
             )
         highest = max(e.accuracy for e in history)
         return f"no epoch had a {within} (the highest was {highest:.4f}), so the original weights were kept"
-
-
-def keep_best(
-    epochs: Generator[tuple[float, Classifier]],
-    judge: EpochJudge,
-    history: list[FinetuneEpoch],
-    *,
-    kept: Classifier | None,
-    save: Callable[[Classifier | None], None],
-    on_epoch: OnEpoch | None,
-) -> tuple[Classifier | None, str]:
-    """The best model, or None if no epoch is acceptable; and a message if training diverged.
-
-    Args:
-        epochs: mean loss and model of each further epoch.
-        history: finished epochs; further ones are appended.
-        kept: the best model of the finished epochs.
-        save: called after each epoch with the best model so far.
-    """
-    try:
-        with closing(epochs):
-            while not judge.impatient(history) and (done := next(epochs, None)):
-                loss, candidate = done
-                history.append(judge.judge(candidate, loss, history))
-                kept = candidate if history[-1].kept else kept
-                save(kept)
-                if on_epoch is not None:
-                    on_epoch(history[-1])
-    except TrainingDiverged as error:
-        return None, f"{error}, so the original weights were kept; try a lower learning_rate"
-    return kept, ""
 
 
 def best_of(history: Sequence[FinetuneEpoch]) -> FinetuneEpoch | None:

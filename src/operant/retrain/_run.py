@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from operant.data import Samples
 from operant.model import Classifier, copy_module
+from operant.networks.training import training_bar
 from operant.retrain._checkpoint import Checkpoint
-from operant.retrain._judge import EpochJudge, best_of, keep_best, monitor_value
+from operant.retrain._judge import EpochJudge, best_of, monitor_value
 from operant.retrain._sampling import EpochRows
-from operant.retrain.losses import Loss, ModelCheck
+from operant.retrain.losses import Loss, ModelCheck, TrainingBatch
 from operant.retrain.monitor import FieldMonitor
 from operant.retrain.retrainer import FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained
-from operant.retrain.training import TrainableModel, TrainingOptions, average_in, run_epochs
+from operant.retrain.training import TrainableModel, TrainingDiverged, TrainingOptions, average_in
+from operant.rng import global_streams
 from operant.types import Monitor
+from operant.validation import check_not_empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """Runs the epochs of a retrainer and returns the best model.
-
-    Args:
-        options: part of what identifies a checkpoint.
-        loss: of one batch.
-        rate: learning rate of a step, from its number, counted from 1, and the total number of steps.
-        must_improve: keep the original weights unless the monitor falls below its value for them.
-        patience: epochs without a better one before training stops; None for all epochs.
-        ema: decay of averaged weights; 0 for none.
-    """
+    """Runs the epochs of a retrainer and returns the best model; the options are those of `OperationalFinetune`."""
 
     options: TrainingOptions
     loss: Loss
-    rate: Callable[[int, int], float]
+    rate: Callable[[int, int], float]  # of a step, from its number, counted from 1, and the total number of steps
     must_improve: bool = False
     patience: int | None = None
     ema: float = 0.0
@@ -56,13 +50,7 @@ class TrainingRun:
         on_epoch: OnEpoch | None,
         identity: Mapping[str, object] | None = None,
     ) -> Retrained:
-        """Train; arguments are those of `Retrainer`, and:
-
-        Args:
-            rows: training data and cases.
-            start: initial weights, if they are not the model's.
-            identity: other inputs that identify a checkpoint, by name.
-        """
+        """Train from ``start`` if given; arguments are those of `Retrainer`, and others that identify a checkpoint."""
         options = self.options if max_drop is None else replace(self.options, max_drop=max_drop)
         begin = model if start is None else start
         begin.check(validation)
@@ -72,21 +60,13 @@ class TrainingRun:
         judge = self._judge(model, validation, monitor, options.max_drop)
         trainable = TrainableModel(begin, optimiser=options.optimiser, learning_rate=options.learning_rate)
         inputs = {
-            "model": model,
-            "start": start,
-            "train": rows.train,
-            "cases": rows.cases,
-            "validation": validation,
-            "weights or seeds": (*rows.chances, rows.seeds),
-            "monitor": monitor,
-            "generator": generator.get_state(),
+            "model": model, "start": start, "train": rows.train, "cases": rows.cases, "validation": validation,
+            "weights or seeds": (*rows.chances, rows.seeds), "monitor": monitor, "generator": generator.get_state(),
             **(identity or {}),
-        }
+        }  # fmt: skip
         average = copy_module(trainable.module) if self.ema else None
         saved = Checkpoint(checkpoint, options, inputs, trainable=trainable, average=average, generator=generator)
-        kept, problem = keep_best(
-            self._epochs(saved, rows), judge, saved.history, kept=saved.kept, save=saved.write, on_epoch=on_epoch
-        )
+        kept, problem = self._train(saved, rows, judge, on_epoch)
         record = _record(rows, judge, saved.history, problem, epochs=options.epochs)
         return Retrained(model=model if kept is None else kept, record=record)
 
@@ -101,29 +81,58 @@ class TrainingRun:
             patience=self.patience,
         )
 
+    def _train(
+        self, saved: Checkpoint, rows: EpochRows, judge: EpochJudge, on_epoch: OnEpoch | None
+    ) -> tuple[Classifier | None, str]:
+        """The best model, or None if no epoch is acceptable; and a message if training diverged."""
+        history, kept = saved.history, saved.kept
+        try:
+            with closing(self._epochs(saved, rows)) as epochs:
+                while not judge.impatient(history) and (done := next(epochs, None)):
+                    loss, candidate = done
+                    history.append(judge.judge(candidate, loss, history))
+                    kept = candidate if history[-1].kept else kept
+                    saved.write(kept)
+                    if on_epoch is not None:
+                        on_epoch(history[-1])
+        except TrainingDiverged as error:
+            return None, f"{error}, so the original weights were kept; try a lower learning_rate"
+        return kept, ""
+
     def _epochs(self, saved: Checkpoint, rows: EpochRows) -> Generator[tuple[float, Classifier]]:
-        options, model, average, generator = self.options, saved.trainable, saved.average, saved.generator
-        steps = math.ceil(sum(rows.counts) / options.batch_size)
+        """Yield the mean loss and the model to judge after each epoch that the checkpoint does not hold yet.
 
-        def step(number: int, some: Tensor) -> float:
-            loss = self.loss(model, rows.batch(some), generator=generator)
-            value = model.descend(loss, rate=self.rate(number + 1, options.epochs * steps))
-            if average is not None:
-                average_in(average, model.module, self.ema)
-            return value
+        Batches are of even size, so that batch norm never gets a last batch of one row.
+        """
+        epochs, shown = self.options.epochs, 0
+        steps = math.ceil(sum(rows.counts) / self.options.batch_size)
+        with global_streams(saved.generator), training_bar(self.options.progress, epochs=epochs, steps=steps) as show:
+            saved.resume_streams()
+            for epoch in range(len(saved.history) + 1, epochs + 1):
+                saved.trainable.module.train()
+                before, total, order = _accuracies(saved), 0.0, rows.order(saved.generator)
+                for number, some in enumerate(order.tensor_split(steps), start=(epoch - 1) * steps + 1):
+                    loss = self._step(saved, rows.batch(some), self.rate(number, epochs * steps))
+                    if not math.isfinite(loss):
+                        raise TrainingDiverged(f"the loss became {loss} in epoch {epoch}")
+                    show(before, loss, number - shown)
+                    shown = number
+                    total += loss * len(some)
+                loss = total / len(order)
+                yield loss, saved.trainable.classifier(saved.average)
+                show(_accuracies(saved), loss, 0)
 
-        return run_epochs(
-            model,
-            order=lambda: rows.order(generator),
-            step=step,
-            candidate=lambda: model.classifier(average),
-            accuracies=lambda: [e.accuracy for e in saved.history],
-            epochs=options.epochs,
-            steps=steps,
-            progress=options.progress,
-            generator=generator,
-            begin=saved.resume_streams,
-        )
+    def _step(self, saved: Checkpoint, batch: TrainingBatch, rate: float) -> float:
+        """Train on a batch and return its loss."""
+        loss = self.loss(saved.trainable, batch, generator=saved.generator)
+        value = saved.trainable.descend(loss, rate=rate)
+        if saved.average is not None:
+            average_in(saved.average, saved.trainable.module, self.ema)
+        return value
+
+
+def _accuracies(saved: Checkpoint) -> list[float]:
+    return [epoch.accuracy for epoch in saved.history]
 
 
 def _record(
@@ -146,17 +155,12 @@ def _record(
     )
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
-
-
 def check_data(
     model: Classifier, *, train: Samples, cases: Samples, validation: Samples, monitor: Monitor | None
 ) -> None:
     """Reject data that cannot be learned from, and validation or monitor inputs that are also learned from."""
-    if len(train) == 0:
-        raise ValueError("there are no training data; cases alone would make the model forget the rest")
-    if len(validation) == 0:
-        raise ValueError("there are no validation samples; hold some back, for instance with train.split(...)")
+    check_not_empty(train=train, advice="cases alone would make the model forget the rest")
+    check_not_empty(validation=validation, advice="hold some back, for instance with train.split(...)")
     roles = {"train": train, "cases": cases, "validation": validation}
     shapes = {name: tuple(part.shape) for name, part in roles.items()}
     if len(set(shapes.values())) > 1:
@@ -172,7 +176,5 @@ def check_data(
 
 def _check_apart(judges: Samples, learned_from: Samples, *, judge: str, learned: str) -> None:
     if shared := int(torch.isin(judges.ids, learned_from.ids).sum()):
-        raise ValueError(
-            f"{judge} must hold no input that is learned from, got {shared} of {len(judges)} that are in {learned} "
-            "too; split by id, with Samples.split"
-        )
+        got = f"{shared} of {len(judges)} that are in {learned} too"
+        raise ValueError(f"{judge} must hold no input that is learned from, got {got}; split by id, with Samples.split")

@@ -66,19 +66,13 @@ def chances_of(samples: Samples, weights: Tensor | None, cap: float, name: str =
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpochRows:
-    """The rows that an epoch draws from training data and cases.
-
-    Attributes:
-        chances: probabilities of the rows of ``train`` and ``cases``.
-        counts: rows of each per epoch.
-        seeds: of the cases, if the loss needs them.
-    """
+    """The rows that an epoch draws from training data and cases."""
 
     train: Samples
     cases: Samples
-    chances: tuple[Tensor, Tensor]
-    counts: tuple[int, int]
-    seeds: Tensor | None = None
+    chances: tuple[Tensor, Tensor]  # probabilities of the rows of train and cases
+    counts: tuple[int, int]  # rows of each per epoch
+    seeds: Tensor | None = None  # of the cases, if the loss needs them
 
     @cached_property
     def data(self) -> Samples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,17 +18,14 @@ from operant.retrain.losses import TrainingBatch
 from operant.retrain.retrainer import FinetuneRecord, OnEpoch, Retrained
 from operant.retrain.training import TrainableModel, TrainingOptions
 from operant.types import Monitor
+from operant.validation import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distilled(Retrained):
     """A distilled model, its teacher, and the records of both.
 
-    Attributes:
-        model: the student.
-        teacher: trained at the same temperature.
-        record: of the student.
-        teacher_record: of the teacher; None if the caller provided the teacher.
+    ``model`` and ``record`` are the student's. ``teacher_record`` is None if the caller provided the teacher.
     """
 
     teacher: Classifier = field(repr=False)
@@ -60,8 +56,7 @@ class DefensiveDistillation(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
+        check_positive(temperature=self.temperature)
 
     def __call__(
         self,
@@ -110,12 +105,8 @@ class DefensiveDistillation(TrainingOptions):
             teacher = taught.model
         soft = (teacher.batched_logits(rows.data.x) / self.temperature).softmax(1)
         student = stage(soft)(checkpoint=checkpoint, identity={"teacher": teacher})  # (2)
-        return Distilled(
-            model=student.model,
-            teacher=teacher,
-            record=student.record,
-            teacher_record=taught.record if taught else None,
-        )
+        record = taught.record if taught else None
+        return Distilled(model=student.model, teacher=teacher, record=student.record, teacher_record=record)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,6 +15,7 @@ from operant.retrain.losses import CrossEntropy, Loss
 from operant.retrain.retrainer import OnEpoch, Retrained
 from operant.retrain.training import TrainingOptions
 from operant.types import Monitor
+from operant.validation import check_from_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,7 @@ class Finetune(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.decay_after is not None and not 1 <= self.decay_after < self.epochs:
-            raise ValueError(f"decay_after must be an epoch from 1 to {self.epochs - 1}, got {self.decay_after}")
+        check_from_below(1, self.epochs, decay_after=self.decay_after)
 
     def __call__(
         self,
@@ -63,11 +63,9 @@ class Finetune(TrainingOptions):
         checkpoint: str | Path | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Retrained:
-        """Retrain a model; arguments are those of `Retrainer`, and:
+        """Retrain a model; arguments are those of `Retrainer`, and ``start``: the network whose weights are trained.
 
-        Args:
-            start: network whose weights are trained, for instance ``model.rewrap(initialise(LeNet5, ...))`` to train
-                from scratch (default: the model's).
+        To train from scratch, pass ``model.rewrap(initialise(LeNet5, ...))``; by default it is the model itself.
         """
         check_data(model, train=train, cases=cases, validation=validation, monitor=monitor)
         return TrainingRun(options=self, loss=self.loss, rate=self._rate)(

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from operant.model import Classifier, value_and_gradient
 from operant.retrain.training import TrainableModel
 from operant.rng import uniform_like
+from operant.validation import check_from_below
 
 INNER = {  # noise and step size in radii, and whether the result is clamped to the ball
     "rs-fgsm": (1.0, 1.25, True),
@@ -24,8 +25,7 @@ class TrainingBatch:
     """The rows of one training step.
 
     Attributes:
-        x: inputs, in input units.
-        y: labels.
+        x, y: inputs, in input units, and labels.
         rows: row numbers in the training data followed by the cases.
         is_case: whether each row is a case.
         seeds: the seed of each row that is a case; empty where no loss needs them.
@@ -74,9 +74,6 @@ class LabelSmoothing:
 
         1/B Σ J(f(x), y'),    y' = 1 - share for the label, share / (classes - 1) for every other class        (1)
 
-    Args:
-        share: probability given to the other classes together.
-
     References:
         | Adversarial Perturbations of Deep Neural Networks (Warde-Farley and Goodfellow, 2016)
     """
@@ -84,8 +81,7 @@ class LabelSmoothing:
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise ValueError(f"share must be from 0 to below 1, got {self.share}; 0.1 is a tenth")
+        check_from_below(0, 1, share=self.share, advice="0.1 is a tenth")
 
     def __call__(self, model: TrainableModel, batch: TrainingBatch, *, generator: torch.Generator) -> Tensor:
         z = model.logits(batch.x)
@@ -101,9 +97,6 @@ def smooth_labels(y: Tensor, classes: int, share: float) -> Tensor:
     """
     soft = torch.full((len(y), classes), share / (classes - 1), device=y.device)
     return soft.scatter_(1, y[:, None], 1 - share)
-
-
-# Pairs and perturbed rows ---------------------------------------------------------------------------------------------
 
 
 def consistent_loss(model: TrainableModel, batch: TrainingBatch, *, consistency: float) -> Tensor:

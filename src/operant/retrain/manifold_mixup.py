@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from operant.model import MIN_ROWS, Classifier
 from operant.retrain.losses import TrainingBatch
 from operant.retrain.training import TrainableModel
+from operant.validation import check_one_of, check_positive
 
 INPUT = "input"
-MIXES = ("all", "cases", "across")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,8 @@ class ManifoldMixup:
     def __post_init__(self) -> None:
         if isinstance(self.layers, str) or not self.layers:
             raise ValueError(f'layers must be several names, such as ["input", "conv1"], got {self.layers!r}')
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha must be positive, got {self.alpha}")
-        if self.mix not in MIXES:
-            raise ValueError(f'mix must be "all", "cases" or "across", got {self.mix!r}')
+        check_positive(alpha=self.alpha)
+        check_one_of(("all", "cases", "across"), mix=self.mix)
 
     def __call__(self, model: TrainableModel, batch: TrainingBatch, *, generator: torch.Generator) -> Tensor:
         layer, weight, partner = self._drawn(batch.is_case.to(generator.device), generator)

@@ -11,6 +11,7 @@ from torch import Tensor
 from operant.data import Samples
 from operant.model import Classifier
 from operant.seeds.designs import normalised
+from operant.validation import check_not_empty
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,14 +77,7 @@ def brier_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonit
     error rates, which are often equal. It also rewards lower confidence in errors, so it may prefer a model that makes
     more of them.
 
-    Args:
-        validation, mass: as in `pmi_monitor`.
-
-    >>> sure = torch.nn.Linear(2, 2, bias=False)
-    >>> sure.weight.data = 100 * torch.eye(2)
-    >>> field = Samples(torch.tensor([[0.9, 0.1], [0.2, 0.7]]), torch.tensor([0, 0]))
-    >>> brier_monitor(field)(Classifier(sure))
-    0.5
+    Arguments are those of `pmi_monitor`.
 
     References:
         | Verification of forecasts expressed in terms of probability (Brier, 1950)
@@ -92,7 +86,6 @@ def brier_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonit
 
 
 def _mass_of(validation: Samples, mass: Tensor | None) -> Tensor:
-    if len(validation) == 0:
-        raise ValueError("there are no validation samples for the monitor; hold some field inputs back")
+    check_not_empty(validation=validation, advice="hold some field inputs back for the monitor")
     _ = validation.labels  # raises without labels
     return normalised(torch.ones(len(validation)) if mass is None else mass, len(validation), "mass")

@@ -17,6 +17,14 @@ from operant.retrain.losses import INNER, CrossEntropy, TrainingBatch, adversari
 from operant.retrain.retrainer import OnEpoch, Retrained
 from operant.retrain.training import TrainableModel, TrainingOptions
 from operant.types import Monitor
+from operant.validation import (
+    check_above_to,
+    check_at_least,
+    check_from_below,
+    check_nonnegative,
+    check_one_of,
+    check_positive,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +95,14 @@ class OperationalFinetune(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_sampling(self.case_share, self.steps, self.cap)
-        _check_schedule(self.slow_start, self.decay_to, self.patience)
-        _check_loss(self.consistency, self.inner, self.radius, self.ema)
+        check_from_below(0, 1, case_share=self.case_share, slow_start=self.slow_start, ema=self.ema)
+        check_at_least(1, steps=self.steps, cap=self.cap, patience=self.patience)
+        check_above_to(0, 1, decay_to=self.decay_to)
+        check_nonnegative(consistency=self.consistency)
+        check_one_of(("none", *INNER), inner=self.inner)
+        check_positive(radius=self.radius)
+        if (self.inner == "none") != (self.radius is None):
+            raise ValueError(f"an inner loop and its radius go together, got {self.inner!r} and radius={self.radius}")
 
     def __call__(
         self,
@@ -137,12 +150,7 @@ class OperationalFinetune(TrainingOptions):
         )
 
     def _rows(
-        self,
-        train: Samples,
-        cases: Samples,
-        seeds: Tensor | None,
-        weights: Tensor | None,
-        train_weights: Tensor | None,
+        self, train: Samples, cases: Samples, seeds: Tensor | None, weights: Tensor | None, train_weights: Tensor | None
     ) -> EpochRows:
         share = len(cases) / (len(train) + len(cases)) if self.case_share is None else self.case_share
         if self.steps is not None:
@@ -163,13 +171,9 @@ class OperationalFinetune(TrainingOptions):
     def _loss(self, model: TrainableModel, batch: TrainingBatch, *, generator: torch.Generator) -> Tensor:
         """(1) of one batch."""
         if self.inner != "none":
+            inner, radius, consistency = self.inner, self.radius or 0.0, self.consistency
             return adversarial_loss(
-                model,
-                batch,
-                inner=self.inner,
-                radius=self.radius or 0.0,
-                consistency=self.consistency,
-                generator=generator,
+                model, batch, inner=inner, radius=radius, consistency=consistency, generator=generator
             )
         if len(batch.seeds):
             return consistent_loss(model, batch, consistency=self.consistency)
@@ -187,39 +191,6 @@ class OperationalFinetune(TrainingOptions):
             if seeds is None:
                 raise ValueError("consistency compares each case with its seed; give seeds=suite.x0, or an inner loop")
             if seeds.shape != cases.x.shape:
-                raise ValueError(
-                    f"seeds must hold one input for each case, of shape {tuple(cases.x.shape)}, got "
-                    f"{tuple(seeds.shape)}; give suite.x0"
-                )
+                shapes = f"{tuple(cases.x.shape)}, got {tuple(seeds.shape)}"
+                raise ValueError(f"seeds must hold one input for each case, of shape {shapes}; give suite.x0")
             model.check_inputs(seeds)
-
-
-def _check_sampling(case_share: float | None, steps: int | None, cap: float) -> None:
-    if case_share is not None and not 0 <= case_share < 1:
-        raise ValueError(f"case_share must be a share from 0 to below 1, got {case_share}; 0.25 is a quarter")
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if not cap >= 1:
-        raise ValueError(f"cap must be at least 1, got {cap}; at 1 all cases are drawn equally often")
-
-
-def _check_schedule(slow_start: float, decay_to: float, patience: int | None) -> None:
-    if not 0 <= slow_start < 1:
-        raise ValueError(f"slow_start must be a share from 0 to below 1, got {slow_start}")
-    if not 0 < decay_to <= 1:
-        raise ValueError(f"decay_to must be above 0 and at most 1, got {decay_to}; 1 keeps the rate")
-    if patience is not None and patience < 1:
-        raise ValueError(f"patience must be at least 1 epoch, got {patience}; None runs all")
-
-
-def _check_loss(consistency: float, inner: str, radius: float | None, ema: float) -> None:
-    if not 0 <= consistency < math.inf:
-        raise ValueError(f"consistency must be 0 or more, got {consistency}")
-    if inner != "none" and inner not in INNER:
-        raise ValueError(f'inner must be "none", "rs-fgsm" or "n-fgsm", got {inner!r}')
-    if inner != "none" and not (radius is not None and 0 < radius < math.inf):
-        raise ValueError(f"the inner loop needs a positive radius, got {radius}")
-    if inner == "none" and radius is not None:
-        raise ValueError(f'radius={radius} only takes effect with an inner loop; set inner, for instance "rs-fgsm"')
-    if not 0 <= ema < 1:
-        raise ValueError(f"ema must be from 0 to below 1, got {ema}; 0 is no averaging")

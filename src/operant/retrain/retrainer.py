@@ -19,12 +19,10 @@ class FinetuneEpoch:
     """One epoch, and whether its weights were the best so far.
 
     Attributes:
-        epoch: number, counted from 1.
+        epoch: counted from 1.
         loss: mean over the rows.
-        accuracy: on the validation samples, after the epoch.
-        monitor: value after the epoch.
-        kept: whether its weights replaced the best ones so far.
-        why: reason for that, in a sentence.
+        accuracy, monitor: after the epoch, on the validation samples and by the monitor.
+        kept, why: whether its weights replaced the best ones so far, and the reason, in a sentence.
     """
 
     epoch: int
@@ -44,12 +42,9 @@ class FinetuneRecord:
     """How a retraining went.
 
     Attributes:
-        best_epoch: epoch whose weights the model has; 0 if the original weights were kept.
-        reason: why this epoch, in a sentence.
+        best_epoch, reason: epoch whose weights the model has, and why; 0 if the original weights were kept.
         n_train, n_cases: number of inputs of each kind.
-        accuracy_before: of the original model on the validation samples.
-        history: every finished epoch.
-        monitor_before: value of the monitor for the original model; None if it was not needed.
+        accuracy_before, monitor_before: values for the original model; None if the monitor's was not needed.
         train_rows, case_rows: rows of each kind per epoch.
         effective_cases: number of equally likely cases that would be as varied as those drawn, 1 / Σ p².
         stopped_early: whether the last epochs were skipped because the monitor no longer fell.

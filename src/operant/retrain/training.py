@@ -1,9 +1,7 @@
-"""Epochs of training: their options, a trainable copy of a model, and steps of the optimiser."""
+"""Options of training, a trainable copy of a model, and steps of the optimiser."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -11,10 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.model import Classifier, copy_module
-from operant.networks.training import training_bar
-from operant.rng import global_streams
-
-OPTIMISERS = ("adam", "sgd")
+from operant.validation import check_at_least, check_one_of, check_positive, check_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +19,6 @@ class TrainingOptions:
     Args:
         epochs: passes over training data and cases, at most.
         batch_size: rows per step, at most.
-        learning_rate: of the optimiser.
         optimiser: ``"adam"``, or ``"sgd"`` with momentum 0.9.
         max_drop: largest loss of clean validation accuracy allowed.
         progress: show a progress bar on a terminal.
@@ -38,14 +32,10 @@ class TrainingOptions:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise ValueError(f"epochs and batch_size must be at least 1, got {self.epochs} and {self.batch_size}")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.optimiser not in OPTIMISERS:
-            raise ValueError(f'optimiser must be "adam" or "sgd", got {self.optimiser!r}')
-        if not 0 <= self.max_drop <= 1:
-            raise ValueError(f"max_drop must be a share from 0 to 1, got {self.max_drop}; 0.01 is one point")
+        check_at_least(1, epochs=self.epochs, batch_size=self.batch_size)
+        check_positive(learning_rate=self.learning_rate)
+        check_one_of(("adam", "sgd"), optimiser=self.optimiser)
+        check_share(max_drop=self.max_drop, advice="0.01 is one point")
 
 
 class TrainingDiverged(Exception):
@@ -53,27 +43,17 @@ class TrainingDiverged(Exception):
 
 
 class TrainableModel:
-    """A trainable copy of a classifier, and its optimiser.
-
-    Args:
-        original: the classifier to copy.
-        optimiser: ``"adam"``, or ``"sgd"`` with momentum 0.9.
-        learning_rate: initial one.
-
-    Attributes:
-        module: the network, with normalised inputs.
-    """
+    """A trainable copy of a classifier, and its optimiser; ``module`` is the network, with normalised inputs."""
 
     def __init__(self, original: Classifier, *, optimiser: str, learning_rate: float) -> None:
         self.original = original
-        self.module = _with_layout(original.unwrap(), channels_last=original.channels_last)
-        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        self.module = with_layout(original.unwrap(), channels_last=original.channels_last)
+        weights = [p for p in self.module.parameters() if p.requires_grad]
+        self.optimizer: torch.optim.Optimizer
         if optimiser == "sgd":
-            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                trainable, lr=learning_rate, momentum=0.9, fused=True
-            )
+            self.optimizer = torch.optim.SGD(weights, lr=learning_rate, momentum=0.9, fused=True)
         else:
-            self.optimizer = torch.optim.Adam(trainable, lr=learning_rate, fused=True)
+            self.optimizer = torch.optim.Adam(weights, lr=learning_rate, fused=True)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of inputs in input units, on the model's device; in training mode while a loss is computed."""
@@ -94,48 +74,7 @@ class TrainableModel:
     def classifier(self, module: nn.Module | None = None) -> Classifier:
         """An independent classifier with the present weights, or with those of another module of the same kind."""
         now = copy_module(self.module if module is None else module).eval()
-        return self.original.rewrap(_with_layout(now, channels_last=False))
-
-
-def run_epochs(
-    model: TrainableModel,
-    *,
-    order: Callable[[], Tensor],
-    step: Callable[[int, Tensor], float],
-    candidate: Callable[[], Classifier],
-    accuracies: Callable[[], Sequence[float]],
-    epochs: int,
-    steps: int,
-    progress: bool,
-    generator: torch.Generator,
-    begin: Callable[[], object],
-) -> Generator[tuple[float, Classifier]]:
-    """Yield the mean loss and the candidate model after each epoch; the caller judges it in between.
-
-    Args:
-        order: returns the rows of the next epoch in order. They are split into ``steps`` batches of even size, so that
-            batch norm never gets a last batch of one row.
-        step: trains on some rows and returns their loss; its first argument is the number of steps before it.
-        candidate: returns the model to judge.
-        accuracies: returns those of the finished epochs; epochs finished before the first call are not repeated.
-        begin: called once the global random streams are seeded.
-    """
-    with global_streams(generator), training_bar(progress, epochs=epochs, steps=steps) as show:
-        begin()
-        shown = 0
-        for epoch in range(len(accuracies()) + 1, epochs + 1):
-            model.module.train()
-            before, total, rows = accuracies(), 0.0, order()
-            for number, some in enumerate(rows.tensor_split(steps), start=(epoch - 1) * steps):
-                loss = step(number, some)
-                if not math.isfinite(loss):
-                    raise TrainingDiverged(f"the loss became {loss} in epoch {epoch}")
-                show(before, loss, number + 1 - shown)
-                shown = number + 1
-                total += loss * len(some)
-            loss = total / len(rows)
-            yield loss, candidate()
-            show(accuracies(), loss, 0)
+        return self.original.rewrap(with_layout(now, channels_last=False))
 
 
 @torch.no_grad()
@@ -149,7 +88,7 @@ def average_in(average: nn.Module, module: nn.Module, decay: float) -> None:
             old.copy_(new)
 
 
-def _with_layout(module: nn.Module, *, channels_last: bool) -> nn.Module:
+def with_layout(module: nn.Module, *, channels_last: bool) -> nn.Module:
     """The module with the weights of its convolutions in channels-last order, or in torch's default one."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     for part in module.modules():

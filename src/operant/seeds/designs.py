@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.validation import check_at_least, check_not_empty, check_one_of
 
 MIN_PER_STRATUM = 2  # drawn inputs, so that a stratum's variance can be estimated
 WITHOUT_REPLACEMENT = ("poisson", "rhc", "sequential", "stratified", "top")
@@ -102,19 +103,15 @@ class Draw:
     def chances(self) -> Tensor:
         """The probabilities; raises for a design that has none."""
         if self.probabilities is None:
-            raise ValueError(
-                f'the design "{self.design}" only takes the largest weights, so no estimate can be made from it; '
-                "draw by one of " + ", ".join(name for name in DESIGNS if name != self.design)
-            )
+            others = "draw by one of " + ", ".join(name for name in DESIGNS if name != self.design)
+            raise ValueError(f'"{self.design}" only takes the largest weights, so no estimate can be made; {others}')
         return self.probabilities
 
     def samples(self, pool: Samples) -> Samples:
         """The drawn rows of this pool; raises if they were drawn from another."""
         if len(pool) != self.pool_size or not torch.equal(pool.ids.cpu()[self.indices], self.ids):
-            raise ValueError(
-                f"this draw was made from another pool, of {self.pool_size} inputs, and not from this one of "
-                f"{len(pool)}; give the same inputs in the same order"
-            )
+            pools = f"another pool, of {self.pool_size} inputs, and not from this one of {len(pool)}"
+            raise ValueError(f"this draw was made from {pools}; give the same inputs in the same order")
         return pool[self.indices]
 
 
@@ -148,11 +145,8 @@ def draw(
     Memory is linear in the pool's size; no design loops over rows.
 
     Args:
-        pool: inputs, labelled or not.
         weights: one per input, 0 or more, on any scale; `operant.seeds.combine` computes them from mass and risk. Rows
             of weight 0 are never drawn (but ``"stratified"`` draws wherever there is mass).
-        n: number of rows.
-        design: one of the names above.
         mass: the profile's mass per input, on any scale; estimates refer to it (default: equal, which is right for a
             pool that is itself a sample from the field).
         strata: maximum number for ``"stratified"``; rows of equal score stay together.
@@ -173,8 +167,7 @@ def draw(
         | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2022)
         | https://arxiv.org/abs/2205.08589
     """
-    if design not in DESIGNS:
-        raise ValueError(f"design must be one of {', '.join(DESIGNS)}, got {design!r}")
+    check_one_of(DESIGNS, design=design)
     size = len(pool)
     q = normalised(weights, size, "weights")
     p = torch.full_like(q, 1 / size) if mass is None else normalised(mass, size, "mass")
@@ -211,9 +204,6 @@ def inclusion_probabilities(weights: Tensor, n: int) -> Tensor:
         if not bool((chances > 1).any()):
             return chances
         certain |= chances >= 1
-
-
-# The designs ----------------------------------------------------------------------------------------------------------
 
 
 class _Task(NamedTuple):
@@ -309,19 +299,12 @@ DESIGNS: dict[str, Callable[[_Task], _Drawn]] = {
 }
 
 
-# Strata ---------------------------------------------------------------------------------------------------------------
-
-
 def _cut(score: Tensor, shares: Tensor, strata: int) -> Tensor:
     """The stratum of each row: scores in order, cut where the shares reach 1 / strata, 2 / strata and so on."""
-    if strata < 2:
-        raise ValueError(f"strata must be at least 2, got {strata}; without strata, use another design")
+    check_at_least(2, strata=strata, advice="without strata, use another design")
     below = score[score < score.max()]
     if len(below) == 0:
-        raise ValueError(
-            f"weights / mass must differ between inputs to form strata, but it is the same for all {len(score)}; "
-            "give weights that differ, or use another design"
-        )
+        raise ValueError(f"weights / mass is the same for all {len(score)} inputs: no strata; use another design")
     order = score.argsort()
     sums = shares[order].cumsum(0)
     cuts = torch.arange(1, strata, dtype=sums.dtype) / strata * sums[-1]
@@ -333,10 +316,8 @@ def _allocated(shares: Tensor, sizes: Tensor, n: int) -> Tensor:
     """Sizes close to the shares: n in total, no more than a stratum holds, and MIN_PER_STRATUM where it holds them."""
     least = sizes.clamp_max(MIN_PER_STRATUM)
     if n < int(least.sum()):
-        raise ValueError(
-            f"n must be at least {int(least.sum())} ({MIN_PER_STRATUM} from each of {len(sizes)} strata, or all rows "
-            f"of a smaller one), got {n}; draw more, or ask for fewer strata"
-        )
+        each = f"{MIN_PER_STRATUM} from each of {len(sizes)} strata, or all rows of a smaller one"
+        raise ValueError(f"n must be at least {int(least.sum())} ({each}), got {n}; draw more, or ask for fewer strata")
     bounds = list(zip(shares.tolist(), least.tolist(), sizes.tolist(), strict=True))
 
     def quotas(factor: float) -> list[float]:
@@ -364,9 +345,6 @@ def _systematic(chances: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat([certain, open_[torch.searchsorted(sums / sums[-1], points, right=True)]])
 
 
-# Random numbers and checks --------------------------------------------------------------------------------------------
-
-
 def _uniform(shape: Any, generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64).cpu()
 
@@ -384,8 +362,7 @@ def _race(q: Tensor, generator: torch.Generator) -> Tensor:
 def normalised(values: Tensor, size: int, name: str) -> Tensor:
     """Weights of ``size`` inputs as float64 on the CPU, scaled to sum to 1."""
     values = checked_values(values, size, name)
-    if size == 0:
-        raise ValueError("there are no inputs; give at least one row")
+    check_not_empty(inputs=values)
     if not bool((values > 0).any()):
         raise ValueError(f"{name} must be positive for some input, all {size} are 0")
     values = values / values.max()  # the sum must not overflow
@@ -394,25 +371,31 @@ def normalised(values: Tensor, size: int, name: str) -> Tensor:
 
 def checked_values(values: Tensor, size: int, name: str, *, advice: str = "") -> Tensor:
     """One finite number of at least 0 for each of ``size`` inputs, as float64 on the CPU."""
-    if not isinstance(values, Tensor) or values.shape != (size,) or values.is_complex():
-        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        raise ValueError(f"{name} must be a tensor with one number for each of the {size} inputs, got {got}")
-    values = values.detach().cpu().double()
+    values = one_per_input(values, size, name)
     if bad := int((~(values >= 0) | values.isinf()).sum()):
-        raise ValueError(
-            f"{name} must be 0 or more and finite, got {bad} of {size} that are negative, NaN or infinite{advice}"
-        )
+        got = f"{bad} of {size} that are negative, NaN or infinite"
+        raise ValueError(f"{name} must be 0 or more and finite, got {got}{advice}")
     return values
+
+
+def one_per_input(values: Tensor, size: int, name: str, *, kind: str = "inputs") -> Tensor:
+    """One number for each of ``size`` inputs, as float64 on the CPU."""
+    if not isinstance(values, Tensor) or values.shape != (size,) or values.is_complex():
+        got = shape_or_type(values)
+        raise ValueError(f"{name} must be a tensor with one number for each of the {size} {kind}, got {got}")
+    return values.detach().cpu().double()
+
+
+def shape_or_type(value: object) -> str:
+    """What an error message says about a value that should be a tensor of another shape."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _checked_number(n: int, design: str, possible: int) -> int:
     n = index(n)
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
+    check_at_least(1, n=n)
     if design in WITHOUT_REPLACEMENT and n > possible:
         what = "mass" if design == "stratified" else "weight"
-        raise ValueError(
-            f'n must be at most the {possible} inputs of positive {what} for "{design}", which draws no input twice, '
-            f'got {n}; draw fewer, or use "pps"'
-        )
+        most = f'the {possible} inputs of positive {what} for "{design}", which draws no input twice'
+        raise ValueError(f'n must be at most {most}, got {n}; draw fewer, or use "pps"')
     return n

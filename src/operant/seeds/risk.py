@@ -18,8 +18,9 @@ from operant.measure.mc_dropout import check_passes, mc_dropout
 from operant.measure.uncertainty import CHUNK, entropy, gini, margin, variation_ratio_original
 from operant.model import Classifier
 from operant.rng import spawn
-from operant.seeds.designs import checked_values, normalised
+from operant.seeds.designs import checked_values, normalised, one_per_input
 from operant.types import Score
+from operant.validation import check_finite, check_nonnegative, check_one_of, check_share
 
 NORMS = {"l1": 1.0, "l2": 2.0, "linf": inf}
 
@@ -28,26 +29,19 @@ def risk_of(model: Classifier, pool: Samples, score: Score, *, labelled: bool = 
     """The score of each input of a pool, ``(N,)`` in double precision.
 
     Args:
-        pool: with or without labels.
-        score: one from this module, or any function of that shape. It must return finite numbers.
         labelled: pass the pool's labels to the score. By default the model's predictions replace them even if there
             are labels, because most draws are made to choose which inputs to label.
     """
     y = pool.labels if labelled else model.predict(pool.x)
-    values = score(model, pool.x, y)
-    if not isinstance(values, Tensor) or values.shape != (len(pool),) or values.is_complex():
-        got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        raise ValueError(f"a score must give one number for each of the {len(pool)} inputs, got {got}")
-    values = values.detach().cpu().double()
-    if bad := int((~values.isfinite()).sum()):
-        raise ValueError(f"a score must give finite numbers, got NaN or infinity for {bad} of {len(pool)} inputs")
+    values = one_per_input(score(model, pool.x, y), len(pool), "score")
+    check_finite(score=values, advice="use another score")
     return values
 
 
 def combine(
     mass: Tensor, risk: Tensor, *, mass_power: float = 1.0, risk_power: float = 1.0, defensive: float = 0.2
 ) -> Tensor:
-    """Sampling weights of a pool: large for inputs that are both likely in the field and likely to fail.
+    """Sampling weights that sum to 1: large for inputs that are both likely in the field and likely to fail.
 
         q ∝ p^a r^b                     (1)
         w = (1 - ε) q + ε p             (2)
@@ -63,31 +57,20 @@ def combine(
         risk_power: b; 0 removes the risk.
         defensive: ε, from 0 to 1.
 
-    Returns:
-        Weights that sum to 1, in double precision.
-
     >>> combine(torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.0, 1.0, 3.0]))
     tensor([0.1000, 0.2500, 0.6500], dtype=torch.float64)
 
     References:
-        | Operation is the Hardest Teacher: Estimating DNN Accuracy Looking for Mispredictions (Guerriero et al., 2021)
-        | https://arxiv.org/abs/2102.04287
         | Weighted Average Importance Sampling and Defensive Mixture Distributions (Hesterberg, 1995)
         | https://doi.org/10.1080/00401706.1995.10484303
     """
-    for name, value in (("mass_power", mass_power), ("risk_power", risk_power)):
-        if not 0 <= value < inf:
-            raise ValueError(f"{name} must be 0 or more and finite, got {value}")
-    if not 0 <= defensive <= 1:
-        raise ValueError(f"defensive must be a share from 0 to 1, got {defensive}; 0.2 is usual")
+    check_nonnegative(mass_power=mass_power, risk_power=risk_power)
+    check_share(defensive=defensive, advice="0.2 is usual")
     p = normalised(mass, len(mass), "mass")
     r = checked_values(risk, len(p), "risk", advice="; for a score that can be negative use ranked(risk)")
     product = (p / p.max()) ** mass_power * (r / r.max().clamp_min(torch.finfo(r.dtype).tiny)) ** risk_power
     if not bool((product > 0).any()):
-        raise ValueError(
-            f"risk must be positive for some input that has mass, but it is 0 for all of them ({len(p)} inputs); "
-            "use another risk, or draw by mass alone"
-        )
+        raise ValueError(f"risk is 0 for every input that has mass, of {len(p)}; use another, or draw by mass alone")
     return (1 - defensive) * (product / product.sum()) + defensive * p  # (1), (2)
 
 
@@ -101,9 +84,6 @@ def ranked(values: Tensor) -> Tensor:
         raise ValueError(f"values must be numbers (N,), one at least, got shape {tuple(values.shape)} or NaN in it")
     places = torch.searchsorted(values.sort().values, values, right=True)
     return places.double() / len(values)
-
-
-# Scores ---------------------------------------------------------------------------------------------------------------
 
 
 def margin_risk(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
@@ -129,14 +109,10 @@ def gradient_risk(model: Classifier, x: Tensor, y: Tensor, *, norm: str = "l2") 
 
     Args:
         norm: ``"l1"`` (times a radius: by how much a small L-infinity ball can raise the loss), ``"l2"``, or ``"linf"``
-            (used by HDA). For a norm other than ``"l2"``, pass ``partial(gradient_risk, norm=...)``.
-
-    References:
-        | Hierarchical Distribution-Aware Testing of Deep Learning (Huang et al., 2022)
-        | https://arxiv.org/abs/2205.08589
+            (used by HDA, see `operant.seeds.draw`). For a norm other than ``"l2"``, pass ``partial(gradient_risk,
+            norm=...)``.
     """
-    if norm not in NORMS:
-        raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+    check_one_of(NORMS, norm=norm)
     model.check(Samples(x, y, torch.arange(len(x))))
     batches = zip(x.split(model.batch_size), y.split(model.batch_size), strict=True)
     gradients = (loss_gradient(model, rows, labels)[1].flatten(1) for rows, labels in batches)
@@ -146,11 +122,8 @@ def gradient_risk(model: Classifier, x: Tensor, y: Tensor, *, norm: str = "l2") 
 def vro_risk(*, passes: int = 50, generator: torch.Generator) -> Score:
     """A score: the share of dropout passes that predict another class than the model without dropout; y is not used.
 
-    All rows and calls share the same masks, so an input's risk depends only on the input and the model.
-
-    Args:
-        passes: at least 2.
-        generator: one number is drawn from it, when this is called.
+    All rows and calls share the same masks, so an input's risk depends only on the input and the model. They are seeded
+    by one number from the generator, drawn when this is called.
     """
     check_passes(passes)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
@@ -158,14 +131,13 @@ def vro_risk(*, passes: int = 50, generator: torch.Generator) -> Score:
     def score(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
         model.check_inputs(x)
         rows = model.batch_size * max(1, CHUNK // (passes * model.classes(x) * model.batch_size))
-        return torch.cat([_vro(model, part, passes, spawn(seed, "masks")) for part in x.split(rows)])
+        ratios = []
+        for part in x.split(rows):
+            mc = mc_dropout(model, part, passes=passes, generator=spawn(seed, "masks"))
+            ratios.append(variation_ratio_original(mc.probs, model.predict(part)))
+        return torch.cat(ratios)
 
     return score
-
-
-def _vro(model: Classifier, x: Tensor, passes: int, generator: torch.Generator) -> Tensor:
-    mc = mc_dropout(model, x, passes=passes, generator=generator)
-    return variation_ratio_original(mc.probs, model.predict(x))
 
 
 def surprise_risk(surprise: Callable[[Classifier, Tensor], Tensor]) -> Score:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from operant.suite.suite import Suite
+from operant.validation import check_ascending
 
 FACTORS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # amplification of differences
 CLIPPED = 0.05  # largest share of pixels whose amplified difference may be clipped
@@ -49,8 +50,7 @@ def colours(change: Values) -> Pixels:
 def range_of(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, float]:
     """The given bounds; else, from a sample of cases, 0 to 1 if it lies there, or its smallest and largest value."""
     if bounds is not None:
-        if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1]) and bounds[0] < bounds[1]):
-            raise ValueError(f"bounds must be two finite numbers, the smaller first, got {bounds}")
+        check_ascending(bounds=bounds)
         return bounds
     n = len(suite)
     if n == 0:

@@ -18,6 +18,7 @@ from torch import Tensor
 from operant.results import write_atomically
 
 FORMAT = 1
+DELETE = "delete it to continue without it"  # advice about a damaged file
 Strings = npt.NDArray[np.str_]
 Column = Tensor | Strings
 
@@ -118,16 +119,12 @@ def read_file(file: Path, word: str) -> tuple[dict[str, Tensor], dict[str, Any],
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(
-            f"{file} is no complete safetensors file ({error}); delete it to continue without it"
-        ) from None
+        raise ValueError(f"{file} is no complete safetensors file ({error}); {DELETE}") from None
     if metadata.get("operant") != f"suite {word}" or metadata.get("format") != str(FORMAT):
         raise ValueError(f"{file} is not the {word} file of a format-{FORMAT} suite; move it elsewhere")
     text = metadata.get("words", "")
     if digest(tensors, text) != metadata.get("digest"):
-        raise ValueError(
-            f"{file} has changed since it was written (its checksum differs); delete it to continue without it"
-        )
+        raise ValueError(f"{file} has changed since it was written (its checksum differs); {DELETE}")
     return tensors, json.loads(text), metadata["digest"]
 
 

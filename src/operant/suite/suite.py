@@ -28,8 +28,10 @@ from operant.suite.shards import (
     write_next,
 )
 from operant.suite.verdicts import CaseIndex, Part, VerdictReader, columns_of, key_lookup, newest
+from operant.validation import check_between, check_from_below, check_one_of
 
 ROWS_PER_SHARD = 4096
+"""`Suite.save` writes longer suites as several shards."""
 ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
 
 
@@ -55,6 +57,11 @@ class SeedPool:
             if bool(differ.any()):
                 raise ValueError(f"two different seeds have the id {int(ids[some][differ][0])}; give each its own id")
         return SeedPool(rows.choose(first), label[first], once)
+
+    @staticmethod
+    def concat(pools: Sequence[SeedPool]) -> SeedPool:
+        labels, ids = torch.cat([p.label for p in pools]), torch.cat([p.ids for p in pools])
+        return SeedPool.of(LazyRows.join([p.rows for p in pools]), labels, ids)
 
     def take(self, ids: Tensor) -> Tensor:
         """The input with each of these ids."""
@@ -120,10 +127,9 @@ class Suite:
         n = len(x)
         methods = np.array([method] * n if isinstance(method, str) else method, dtype=np.str_)
         if x.shape[1:] != seeds.shape or not len(origin) == len(prediction) == len(methods) == n:
-            raise ValueError(
-                f"cases, origins, predictions and methods must match: got {tuple(x.shape)}, {len(origin)}, "
-                f"{len(prediction)} and {len(methods)} for seeds of shape {tuple(seeds.shape)}"
-            )
+            got = f"{tuple(x.shape)}, {len(origin)}, {len(prediction)} and {len(methods)}"
+            needed = "cases, origins, predictions and methods must match"
+            raise ValueError(f"{needed}: got {got} for seeds of shape {tuple(seeds.shape)}")
         if origin.dtype == torch.bool or origin.is_floating_point():
             raise ValueError(f"origins must be integers, got {origin.dtype}")
         origin = row_index(origin.cpu(), len(seeds))
@@ -194,15 +200,11 @@ class Suite:
             level: minimum ``naturalness``, a p-value.
             mass_quantile: minimum ``quantile``, the density quantile of a failure among field inputs.
         """
-        if not (0 < level < 1 and 0 <= mass_quantile < 1):
-            raise ValueError(
-                f"level must lie between 0 and 1 and mass_quantile in [0, 1), got {level} and {mass_quantile}"
-            )
+        check_between(0, 1, level=level)
+        check_from_below(0, 1, mass_quantile=mass_quantile)
         if missing := [name for name in ("naturalness", "quantile", "mass") if name not in self.columns]:
-            raise ValueError(
-                f"operational failures need columns that this suite lacks: {', '.join(missing)}; "
-                "OperationalFuzz adds them, or use with_columns"
-            )
+            lacking = f"operational failures need columns that this suite lacks: {', '.join(missing)}"
+            raise ValueError(f"{lacking}; OperationalFuzz adds them, or use with_columns")
         failing = self.failures()
         if len(failing) == 0:
             raise ValueError(f"there must be failures to choose from, got none in {len(self)} cases; search longer")
@@ -223,8 +225,7 @@ class Suite:
 
     def distances(self, norm: str) -> Tensor:
         """Distance of each case from its seed, in the norm ``"linf"`` or ``"l2"``."""
-        if norm not in ("linf", "l2"):
-            raise ValueError(f'norm must be "linf" or "l2", got {norm!r}')
+        check_one_of(("linf", "l2"), norm=norm)
         difference = (self.x - self.x0).flatten(1)
         return difference.abs().amax(1) if norm == "linf" else difference.norm(dim=1)
 
@@ -244,18 +245,13 @@ class Suite:
             raise ValueError(f"suites must share one input shape, got {[tuple(s.rows.shape) for s in suites]}")
         filled = [s for s in suites if len(s)] or suites
         names = dict.fromkeys(name for s in filled for name in s.columns)
-        pools = [s.pool for s in suites]
         return Suite(
             rows=LazyRows.join([s.rows for s in suites]),
             label=torch.cat([s.label for s in suites]),
             seed=torch.cat([s.seed for s in suites]),
             prediction=torch.cat([s.prediction for s in suites]),
             method=np.concatenate([s.method for s in suites]),
-            pool=SeedPool.of(
-                LazyRows.join([p.rows for p in pools]),
-                torch.cat([p.label for p in pools]),
-                torch.cat([p.ids for p in pools]),
-            ),
+            pool=SeedPool.concat([s.pool for s in suites]),
             columns={name: _joined(name, filled) for name in names},
             attempted=sum(s.attempted for s in suites),
             skipped=sum(s.skipped for s in suites),

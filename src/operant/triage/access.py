@@ -40,21 +40,17 @@ class AccessControl:
 
     def __init__(self, app: App, token: str) -> None:
         self.app, self.token = app, token.encode()
-        self.cookie = (
-            f"operant-{hashlib.sha256(self.token).hexdigest()[:8]}"  # differs between servers on several ports
-        )
+        self.cookie = f"operant-{hashlib.sha256(self.token).hexdigest()[:8]}"  # one per server: ports share cookies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-            return
-        if scope["type"] != "http":
+        elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-            return
-        if rejection := self.rejection(scope):
+        elif rejection := self.rejection(scope):
             await _send_text(send, *rejection)
-            return
-        await self.app(scope, receive, self._with_headers(scope, send))
+        else:
+            await self.app(scope, receive, self._with_headers(scope, send))
 
     def rejection(self, scope: Scope) -> tuple[int, str] | None:
         """Status and reason if a request is rejected, otherwise None."""
@@ -63,9 +59,8 @@ class AccessControl:
         if host.rpartition(":")[0] not in HOSTS and host not in HOSTS:
             return 421, "This server only answers under its own name; open the address that `operant triage` printed."
         origin = headers.get(b"origin")
-        if origin is not None and origin != b"http://" + host.encode("latin-1"):
-            return 403, "Requests from pages of another origin are rejected."
-        if headers.get(b"sec-fetch-site", b"none") not in SAME_ORIGIN and scope["path"] != "/":
+        foreign = origin is not None and origin != b"http://" + host.encode("latin-1")
+        if foreign or (headers.get(b"sec-fetch-site", b"none") not in SAME_ORIGIN and scope["path"] != "/"):
             return 403, "Requests from pages of another origin are rejected."
         by_cookie = self._is_token(self._cookie(headers))
         by_header = self._is_token(headers.get(HEADER, b""))

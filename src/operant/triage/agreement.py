@@ -22,7 +22,6 @@ class Agreement:
     """The agreement of two people's verdicts on the same cases.
 
     Attributes:
-        people: the two names.
         both: number of cases that both have judged.
         same: number of those with equal verdicts.
         kappa: Cohen's; 1 full agreement, 0 chance level; NaN where chance alone gives full agreement.
@@ -71,17 +70,10 @@ def agreements(codes: Mapping[str, npt.NDArray[np.int8]]) -> list[Agreement]:
     for first, second in combinations(sorted(codes), 2):
         a, b = codes[first], codes[second]
         both = (a > 0) & (b > 0)
-        if not both.any():
-            continue
-        found.append(
-            Agreement(
-                people=(first, second),
-                both=int(both.sum()),
-                same=int((a == b)[both].sum()),
-                kappa=cohens_kappa(a[both], b[both]),
-                rows=tuple(np.flatnonzero(both & (a != b)).tolist()),
-            )
-        )
+        if n := int(both.sum()):
+            kappa, rows = cohens_kappa(a[both], b[both]), np.flatnonzero(both & (a != b)).tolist()
+            same = n - len(rows)
+            found.append(Agreement(people=(first, second), both=n, same=same, kappa=kappa, rows=tuple(rows)))
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from secrets import token_hex
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +19,6 @@ MAX_LISTS = 32  # kept on the server
 
 class NotFound(LookupError):
     """The requested row, list or picture does not exist, or no longer."""
-
-
-class Desk(Protocol):
-    """The server side of a page: the cases of a suite, or inputs that wait for labels. Answers are plain JSON."""
-
-    def about(self) -> dict[str, Any]: ...
-
-    def arrange(self, fields: RequestFields) -> dict[str, Any]: ...
-
-    def rows(self, fields: RequestFields) -> dict[str, Any]: ...
-
-    def mark(self, fields: RequestFields) -> dict[str, Any]: ...
-
-    def undo(self, fields: RequestFields) -> dict[str, Any]: ...
-
-    def state(self, fields: RequestFields) -> dict[str, Any]: ...
-
-    def picture(self, row: int, what: str, factor: int) -> bytes: ...
-
-    def table(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -89,6 +69,11 @@ class RowLists:
             while len(self._kept) > MAX_LISTS:
                 self._kept.popitem(last=False)
         return key
+
+    def arranged(self, rows: Rows, done: npt.NDArray[np.bool_]) -> dict[str, Any]:
+        """The answer to a request for a list: its key, its length, and how far the person has come."""
+        first = 0 if not len(rows) or done.all() else int(done.argmin())
+        return {"key": self.keep(rows), "total": len(rows), "done": int(done.sum()), "first": first}
 
     def rows(self, fields: RequestFields) -> tuple[int, list[int]]:
         """The requested start and the rows of a list from there."""

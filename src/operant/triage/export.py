@@ -16,17 +16,14 @@ from operant.suite import Suite
 from operant.suite.drawing import is_picture, pair_of, png, range_of, shades, unit
 from operant.suite.verdicts import VERDICTS, Judgement, columns_of
 from operant.triage.verdicts import read_verdicts
+from operant.validation import check_one_of
 
 TABLE = "labels.csv"
 FORMULA = re.compile(r"^[=+\-@\t\r]")  # spreadsheets run cells that start like this
 
 
 def export_csv(path: str | Path, file: str | Path, *, classes: Sequence[str] = ()) -> Path:
-    """Write a table of a suite's cases, their columns and each person's verdict.
-
-    Args:
-        classes: the name of each label (default: its number).
-    """
+    """Write a table of a suite's cases, their columns and each person's verdict; ``classes`` names the labels."""
     place = Path(file)
     place.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(place, csv_of(Suite.open(path), read_verdicts(path), classes).encode())
@@ -62,7 +59,7 @@ def export_pictures(
     classes: Sequence[str] = (),
     bounds: tuple[float, float] | None = None,
 ) -> int:
-    """Write the cases of one verdict as PNG files, one folder per label, and a table of the labels.
+    """Write the cases of one verdict as PNG files, one folder per label, and their table; returns their number.
 
     Folder names begin with the label, ``02-cat``, so that they sort by label. Readers that number classes by folder,
     such as `operant.samples_from_folder`, assign other numbers where a label has no case: ``labels.csv`` has the label
@@ -72,15 +69,11 @@ def export_pictures(
         verdict: ``"valid"``, ``"invalid"``, ``"unsure"`` or ``"disputed"``.
         classes: the name of each label, which becomes part of the folder's.
         bounds: smallest and largest value of a pixel (default: those of the cases).
-
-    Returns:
-        The number of files written.
     """
     suite, place = Suite.open(path), Path(folder)
     if not is_picture(tuple(suite.rows.shape)):
         raise ValueError(f"cases of shape {tuple(suite.rows.shape)} are not pictures; export them as a table")
-    if verdict not in (*VERDICTS, "disputed"):
-        raise ValueError(f"verdict must be one of {', '.join((*VERDICTS, 'disputed'))}, got {verdict!r}")
+    check_one_of((*VERDICTS, "disputed"), verdict=verdict)
     if place.exists() and any(place.iterdir()):
         raise ValueError(f"{place} is not empty; choose a new folder")
     if "verdict" not in suite.columns:

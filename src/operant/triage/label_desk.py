@@ -14,6 +14,7 @@ import numpy as np
 from operant.data.formats import read_npz
 from operant.data.label_folder import CLASSES, TABLE, LabelFolder
 from operant.triage.desk import NotFound, RequestFields, RowLists
+from operant.validation import check_one_of
 
 MAX_VALUES = 40  # shown of an input that is not a picture
 FILTERS = ("all", "todo", "done")
@@ -25,9 +26,7 @@ class LabelDesk:
     The table is read again at every request, so inputs can be added, and labels written elsewhere count.
 
     Args:
-        folder: written by `LabelFolder`.
         classes: names of the classes (default: those in the folder).
-        by: name of the person.
     """
 
     def __init__(self, folder: str | Path, *, classes: Sequence[str] = (), by: str = "me") -> None:
@@ -50,14 +49,13 @@ class LabelDesk:
     def about(self) -> dict[str, Any]:
         with self._lock:
             self._read()
-        pictured = any(self._file(name, ".png") for name in self._names[:1])
         return {
             "mode": "labels",
             "title": self.folder.resolve().name,
             "by": self.by,
             "blind": False,
             "tests": len(self._names),
-            "pictured": pictured,
+            "pictured": any(self._file(name, ".png") for name in self._names[:1]),
             "small": False,
             "version": self._version,
             "classes": list(enumerate(self.classes)),
@@ -65,14 +63,12 @@ class LabelDesk:
 
     def arrange(self, fields: RequestFields) -> dict[str, Any]:
         show = fields.text("show", "all")
-        if show not in FILTERS:
-            raise ValueError(f"show must be one of {', '.join(FILTERS)}, got {show!r:.40}")
+        check_one_of(FILTERS, show=show)
         with self._lock:
             table = self._read()
             done = np.array([table.get(name) is not None for name in self._names], dtype=np.bool_)
         rows = np.flatnonzero({"all": done | True, "todo": ~done, "done": done}[show])
-        first = int(done[rows].argmin()) if len(rows) and not done[rows].all() else 0
-        return {"key": self._lists.keep(rows), "total": len(rows), "done": int(done[rows].sum()), "first": first}
+        return self._lists.arranged(rows, done[rows])
 
     def rows(self, fields: RequestFields) -> dict[str, Any]:
         start, rows = self._lists.rows(fields)
@@ -152,9 +148,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
     """The class names in a folder of inputs to label."""
     file = folder / CLASSES
     if not file.is_file():
-        raise ValueError(
-            f"{folder} does not name its classes: it has no {CLASSES}; name them with --classes, such as 10 or cat,dog"
-        )
+        raise ValueError(f"{folder} has no {CLASSES}; name the classes with --classes, such as 10 or cat,dog")
     try:
         page = json.loads(file.read_bytes())
         n, names = int(page["classes"]), [str(name) for name in page["names"]]

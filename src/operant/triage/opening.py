@@ -12,6 +12,9 @@ from operant.triage.label_desk import LabelDesk
 from operant.triage.sampling import SamplePlan
 from operant.triage.suite_desk import SuiteDesk
 
+Desk = SuiteDesk | LabelDesk
+"""The server side of a page: the cases of a suite, or inputs that wait for labels. Answers are plain JSON."""
+
 
 def open_desk(
     path: str | Path,
@@ -21,11 +24,10 @@ def open_desk(
     bounds: tuple[float, float] | None = None,
     by: str = "me",
     blind: bool = False,
-) -> SuiteDesk | LabelDesk:
+) -> Desk:
     """The desk for a folder: a suite, a campaign (its cases), or ``to_label`` of a campaign or an assessment.
 
     Args:
-        path: the folder.
         plan: the sample of a suite to be judged (default: the plan in its log, or ``SamplePlan()``).
         classes: the name of each label (default: those of the campaign or of ``to_label``).
         bounds: smallest and largest value of a pixel.
@@ -63,10 +65,8 @@ def suite_in(place: Path) -> Path:
         raise ValueError(f"{place} holds inputs to label, not cases; the table of their labels is {labels / TABLE}")
     if not place.is_dir():
         raise ValueError(f"there is no folder {place}; name a suite, a campaign's folder, or a folder to label")
-    raise ValueError(
-        f"{place} holds nothing to judge: neither a suite (manifest.json), nor a campaign's cases, nor {TABLE}; the "
-        "cases of a running campaign are there when it ends"
-    )
+    nothing = f"neither a suite (manifest.json), nor a campaign's cases (written when it ends), nor {TABLE}"
+    raise ValueError(f"{place} holds nothing to judge: {nothing}")
 
 
 def about_of(suite: Path) -> CampaignInfo | None:

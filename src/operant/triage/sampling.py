@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from operant.rng import spawn
 from operant.seeds import draw
 from operant.suite import Suite, open_with_index
 from operant.suite.verdicts import CaseIndex, VerdictReader
+from operant.validation import check_at_least, check_one_of
 
 POPULATIONS = ("failures", "all")
 
@@ -38,10 +40,8 @@ class SamplePlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.of not in POPULATIONS:
-            raise ValueError(f"of must be one of {', '.join(POPULATIONS)}, got {self.of!r}")
-        if self.n < 1:
-            raise ValueError(f"n must be at least 1, got {self.n}; 100 give the share to about 10 points")
+        check_one_of(POPULATIONS, of=self.of)
+        check_at_least(1, n=self.n, advice="100 give the share to about 10 points")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,7 @@ class ValidShare:
     checks and whenever one stops, which makes it wider. Each holds with its confidence by itself.
 
     Attributes:
-        of: ``"failures"`` or ``"all"`` cases.
-        population: number of these.
+        population: number of failures or of all cases, by ``of``.
         planned: size of the sample.
         judged, valid: number of cases judged in the order of the sample without a gap, and of valid ones among them.
         lower, upper, confidence: interval of the share in the population.
@@ -109,10 +108,8 @@ def sample_rows(suite: Suite, plan: SamplePlan) -> Tensor:
     if len(rows) == 0:
         return rows
     pool = Samples(torch.zeros(len(rows), 1), ids=rows)
-    drawn = draw(
-        pool, torch.ones(len(rows)), min(plan.n, len(rows)), design="sequential", generator=spawn(plan.seed, "triage")
-    )
-    return rows[drawn.indices]
+    n, generator = min(plan.n, len(rows)), spawn(plan.seed, "triage")
+    return rows[draw(pool, torch.ones(len(rows)), n, design="sequential", generator=generator).indices]
 
 
 def ranked_rows(suite: Suite) -> Tensor:
@@ -170,7 +167,6 @@ def share_of(
     """The share of valid cases, from one boolean per row of the suite for judged and valid.
 
     Args:
-        suite, plan, judged, valid, people, confidence: see `ValidShare`.
         first_plan: the plan before the first verdict, as a log stores it: a size chosen later may depend on verdicts.
         rows: the sample (default: computed).
     """
@@ -197,9 +193,6 @@ def share_of(
     )
 
 
-# Intervals ------------------------------------------------------------------------------------------------------------
-
-
 def exact_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> Interval:
     """The exact interval of a share in a finite population, from k successes in n draws without replacement.
 
@@ -218,17 +211,10 @@ def exact_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> In
     """
     _check(k, n, size, confidence)
     tail = (1 - confidence) / 2
-    fewest, most = k, size - n + k  # possible numbers of successes
-    low, high = fewest - 1, most  # P(X ≥ k | high) > α/2, but not at low
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if hypergeom.sf(k - 1, size, middle, n) > tail else (middle, high)
-    lower = high
-    low, high = fewest, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if hypergeom.cdf(k, size, middle, n) > tail else (low, middle)
-    return Interval(lower=lower / size, upper=low / size, confidence=confidence)  # (1)
+    possible = range(k, size - n + k + 1)  # numbers of successes; both tests are monotone in them
+    lower = bisect_left(possible, True, key=lambda m: hypergeom.sf(k - 1, size, m, n) > tail)
+    upper = bisect_left(possible, True, key=lambda m: not hypergeom.cdf(k, size, m, n) > tail) - 1
+    return Interval(lower=possible[lower] / size, upper=possible[upper] / size, confidence=confidence)  # (1)
 
 
 def anytime_interval(k: int, n: int, size: int, *, confidence: float = 0.95) -> Interval:

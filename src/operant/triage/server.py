@@ -16,7 +16,8 @@ from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
 from operant.triage.access import AccessControl, App
-from operant.triage.desk import Desk, NotFound, RequestFields
+from operant.triage.desk import NotFound, RequestFields
+from operant.triage.opening import Desk
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 16_384  # bytes
 FILES = {"/page.css": "text/css", "/page.js": "text/javascript", "/controls.js": "text/javascript"}
+PICTURE_HEADERS = {"cache-control": "private, max-age=600"}
+TABLE_HEADERS = {"content-disposition": 'attachment; filename="verdicts.csv"', "cache-control": "no-store"}
 MISSING = "triage needs starlette and uvicorn, which are not installed; pip install 'operant[triage]'"
 Api = Callable[[RequestFields], dict[str, Any]]
 Endpoint = Callable[["Request"], Any]
@@ -37,6 +40,10 @@ def make_app(desk: Desk, token: str) -> App:
         from starlette.routing import Route
     except ImportError:
         raise ValueError(MISSING) from None
+
+    def picture(fields: RequestFields) -> bytes:
+        return desk.picture(fields.number("row"), fields.text("what"), min(fields.number("factor", 1), 1000))
+
     queries: dict[str, Api] = {"about": lambda _: desk.about(), "rows": desk.rows, "state": desk.state}
     changes: dict[str, Api] = {"list": desk.arrange, "mark": desk.mark, "undo": desk.undo}
     routes = [
@@ -44,20 +51,16 @@ def make_app(desk: Desk, token: str) -> App:
         *(Route(path, _file) for path in FILES),
         *(Route(f"/api/{name}", _query_endpoint(answer)) for name, answer in queries.items()),
         *(Route(f"/api/{name}", _json_endpoint(answer), methods=["POST"]) for name, answer in changes.items()),
-        Route("/image/{row}/{what}.png", _picture_endpoint(desk)),
-        Route("/verdicts.csv", _table_endpoint(desk)),
+        Route("/image/{row}/{what}.png", _file_endpoint(picture, "image/png", PICTURE_HEADERS)),
+        Route("/verdicts.csv", _file_endpoint(lambda _: desk.table(), "text/csv; charset=utf-8", TABLE_HEADERS)),
     ]
     return AccessControl(Starlette(routes=routes), token)
 
 
 def serve(desk: Desk, *, port: int = 0, open_browser: bool = True, on_start: Callable[[str], object] = print) -> None:
-    """Serve the page to this machine until Ctrl-C.
+    """Serve the page to this machine until Ctrl-C; port 0 is any free one.
 
-    Args:
-        desk: what the page works on.
-        port: 0 for any free one.
-        open_browser: whether to open the page in a browser.
-        on_start: called with the address, which contains the token.
+    ``on_start`` is called with the address, which contains the token.
     """
     try:
         import uvicorn
@@ -103,22 +106,15 @@ def _redirect_file(address: str) -> Iterator[str]:
 
 def _listen(port: int) -> socket.socket:
     """A socket that only this machine can reach; connections wait until the server runs."""
-    listening = socket.socket(
-        socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    )  # makes asyncio send without delay
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends without delay
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((LOOPBACK, port))
         listening.listen(64)
     except OSError as error:
         listening.close()
-        raise ValueError(
-            f"port {port} cannot be used ({error.strerror}); choose another, or leave --port out"
-        ) from None
+        raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another, or omit --port") from None
     return listening
-
-
-# Endpoints
 
 
 def _file_text(name: str) -> str:
@@ -195,32 +191,15 @@ def _error(status: int, text: str) -> Response:
     return JSONResponse({"error": text}, status, headers={"cache-control": "no-store"})
 
 
-def _picture_endpoint(desk: Desk) -> Endpoint:
-    async def picture(request: Request) -> Response:
+def _file_endpoint(read: Callable[[RequestFields], bytes | str], kind: str, headers: dict[str, str]) -> Endpoint:
+    async def file(request: Request) -> Response:
         from starlette.concurrency import run_in_threadpool
         from starlette.responses import Response
 
         try:
-            fields = RequestFields({**request.query_params, **request.path_params})
-            what, row, factor = fields.text("what"), fields.number("row"), min(fields.number("factor", 1), 1000)
-            content = await run_in_threadpool(desk.picture, row, what, factor)
+            content = await run_in_threadpool(read, RequestFields({**request.query_params, **request.path_params}))
         except (NotFound, ValueError, OSError) as error:
             return _error(404, str(error))
-        return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=600"})
+        return Response(content, media_type=kind, headers=headers)
 
-    return picture
-
-
-def _table_endpoint(desk: Desk) -> Endpoint:
-    async def table(request: Request) -> Response:
-        from starlette.concurrency import run_in_threadpool
-        from starlette.responses import Response
-
-        try:
-            text = await run_in_threadpool(desk.table)
-        except (ValueError, OSError) as error:
-            return _error(404, str(error))
-        headers = {"content-disposition": 'attachment; filename="verdicts.csv"', "cache-control": "no-store"}
-        return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
-
-    return table
+    return file

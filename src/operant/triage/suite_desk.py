@@ -32,6 +32,7 @@ from operant.triage.desk import NotFound, RequestFields, RowLists, Rows
 from operant.triage.export import csv_of
 from operant.triage.sampling import SamplePlan, plan_from_log, ranked_rows, sample_rows, share_of
 from operant.triage.verdicts import VerdictStore, checked_name
+from operant.validation import check_one_of
 
 FILTERS = ("all", "todo", "done", *VERDICTS, "differ")
 LEADING_COLUMNS = ("naturalness", "mass")  # shown before other columns
@@ -40,15 +41,7 @@ MAX_OFFERED_TAGS = 200
 
 
 class SuiteDesk:
-    """A desk on which people call a suite's cases valid, invalid or unsure.
-
-    Args:
-        plan: the sample to judge (default: the plan in its log, or ``SamplePlan()``).
-        classes: the name of each label (default: its number).
-        bounds: smallest and largest value of a pixel.
-        by: initial name of the person.
-        blind: whether the model's predictions are hidden at first.
-    """
+    """A desk on which people call a suite's cases valid, invalid or unsure; arguments as in `open_desk`."""
 
     def __init__(
         self,
@@ -62,8 +55,7 @@ class SuiteDesk:
     ) -> None:
         self.path, self.blind = Path(path), blind
         self.suite, known = open_with_index(self.path)
-        self.by = checked_name(by, "name")
-        self.classes = classes
+        self.by, self.classes = checked_name(by, "name"), classes
         self.pictured = is_picture(tuple(self.suite.rows.shape))
         self.bounds = range_of(self.suite, bounds)
         stored = None if plan is None else asdict(plan)
@@ -73,8 +65,6 @@ class SuiteDesk:
         self._label, self._prediction = self.suite.label.numpy(), self.suite.prediction.numpy()
         self._orders: dict[str, Rows] = {}
         self._lists, self._lock = RowLists(), Lock()
-
-    # Description
 
     def about(self) -> dict[str, Any]:
         failing = int((self._label != self._prediction).sum())
@@ -107,17 +97,13 @@ class SuiteDesk:
     def _numeric(self) -> list[str]:
         return [name for name, values in self.suite.columns.items() if isinstance(values, Tensor)]
 
-    # Orders and filters
-
     def arrange(self, fields: RequestFields) -> dict[str, Any]:
         """Store a list of rows, to be requested in parts."""
         self.verdicts.refresh()
         by = self._person(fields)
         rows = self._order(fields.text("order", "sample"))
         rows = rows[self._shown(fields, by)[rows]]
-        mine = self._mine(by)[rows] > 0
-        first = 0 if not len(rows) or mine.all() else int(mine.argmin())
-        return {"key": self._lists.keep(rows), "total": len(rows), "done": int(mine.sum()), "first": first}
+        return self._lists.arranged(rows, self._mine(by)[rows] > 0)
 
     def _order(self, word: str) -> Rows:
         """Rows in an order, computed at the first request."""
@@ -155,8 +141,7 @@ class SuiteDesk:
         return kept & self._judged(fields.text("show", "all"), by)
 
     def _judged(self, show: str, by: str) -> Any:
-        if show not in FILTERS:
-            raise ValueError(f"show must be one of {', '.join(FILTERS)}, got {show!r:.40}")
+        check_one_of(FILTERS, show=show)
         mine = self._mine(by)
         if show == "differ":
             every = np.stack([mine, *self.verdicts.people().values()])
@@ -217,8 +202,6 @@ class SuiteDesk:
             "others": [{"by": other.by, "verdict": other.verdict, "tags": list(other.tags)} for other in others],
         }
 
-    # Verdicts
-
     def mark(self, fields: RequestFields) -> dict[str, Any]:
         """Record a verdict; it is on disk when this returns."""
         by = self._person(fields)
@@ -239,14 +222,9 @@ class SuiteDesk:
         people = {name: int((c > 0).sum()) for name, c in sorted(self.verdicts.people().items())}
         names = tuple(name for name, n in people.items() if n)
         share = share_of(
-            self.suite,
-            self.plan,
-            codes > 0,
-            codes == 1,
-            names,
-            first_plan=self.verdicts.first_plan,
-            rows=self._order("sample"),
-        )
+            self.suite, self.plan, codes > 0, codes == 1, names,
+            first_plan=self.verdicts.first_plan, rows=self._order("sample"),
+        )  # fmt: skip
         mine = self._mine(by)
         return {
             "mine": {verdict: int((mine == 1 + i).sum()) for i, verdict in enumerate(VERDICTS)},
@@ -263,8 +241,6 @@ class SuiteDesk:
             ],
             "tags": self.verdicts.known_tags()[:MAX_OFFERED_TAGS],
         }  # fmt: skip
-
-    # Files
 
     def picture(self, row: int, what: str, factor: int) -> bytes:
         if not self.pictured or what not in ROW_VIEWS or not 0 <= row < len(self.suite):

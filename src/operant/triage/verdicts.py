@@ -30,6 +30,7 @@ from operant.suite.verdicts import (
     log_files,
     newest,
 )
+from operant.validation import check_from_below, check_one_of
 
 MAX_NAME_LENGTH = 60  # characters, also of a tag
 MAX_TAGS = 20
@@ -49,9 +50,7 @@ def read_verdicts(path: str | Path) -> list[Judgement]:
 def verdicts_for(cases: Suite, path: str | Path) -> npt.NDArray[np.str_]:
     """The combined verdict on each of these cases in the suite at ``path``; empty where there is none.
 
-    Args:
-        cases: of any suite; a case is recognised by its seed and content.
-        path: the folder of the judged suite.
+    A case is recognised by its seed and content, so ``cases`` may be of any suite.
     """
     judged = Suite.open(path)
     if "verdict" not in judged.columns:
@@ -69,7 +68,6 @@ class VerdictStore:
 
     Args:
         path: the suite's folder. If it is part of a run, which may rewrite it, verdicts go to a folder beside it.
-        suite, known: its contents.
         plan: the sample to judge, stored in the log (default: the plan in the log).
     """
 
@@ -103,10 +101,8 @@ class VerdictStore:
 
     def mark(self, row: int, by: str, verdict: str, tags: Sequence[str] = ()) -> Judgement:
         """Record a judgement; it is on disk when this returns."""
-        if not 0 <= row < len(self.suite):
-            raise ValueError(f"row must be one of the {len(self.suite)} cases, got {row}")
-        if verdict not in ("", *VERDICTS):
-            raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}, or empty, got {verdict!r:.40}")
+        check_from_below(0, len(self.suite), row=row)
+        check_one_of(VERDICTS, verdict=verdict or None)
         unique = tuple(dict.fromkeys(checked_name(tag, "tag") for tag in tags))
         if len(unique) > MAX_TAGS:
             raise ValueError(f"a case can have at most {MAX_TAGS} tags, got {len(unique)}")
@@ -166,10 +162,9 @@ class VerdictStore:
             self._reader.skip(self._log.file, self.plan or {})
         row = judgement.row
         key = key_of(int(self.suite.seed[row]), self.suite.rows.take(self.suite.seed.new_tensor([row]))[0])
+        values = [judgement.at, judgement.by, row, key, judgement.verdict, judgement.tags, int(judgement.undo)]
         try:
-            self._log.add(
-                [judgement.at, judgement.by, row, key, judgement.verdict, judgement.tags, int(judgement.undo)]
-            )
+            self._log.add(values)
         except OSError:
             self._log = None  # its complete lines count; the next judgement starts a new log
             raise
@@ -223,9 +218,7 @@ class _LogWriter:
         try:
             written = os.write(self._descriptor, line)
             if written < len(line):
-                raise OSError(
-                    f"only {written} of {len(line)} bytes could be written to {self.file}; free some disk space"
-                )
+                raise OSError(f"only {written} of {len(line)} bytes were written to {self.file}; free some disk space")
             os.fsync(self._descriptor)
         except OSError:
             with suppress(OSError):
@@ -251,13 +244,8 @@ def _flush_folder(folder: Path) -> None:
 def checked_name(text: object, what: str) -> str:
     """A name or tag with single spaces; raises unless it is one line without commas, which separate several."""
     words = " ".join(text.split()) if isinstance(text, str) else ""
-    if (
-        not words
-        or len(words) > MAX_NAME_LENGTH
-        or "," in words
-        or any(unicodedata.category(c)[0] == "C" for c in words)
-    ):
-        raise ValueError(
-            f"a {what} must be one line of 1 to {MAX_NAME_LENGTH} characters without commas, got {text!r:.80}"
-        )
+    plain = "," not in words and not any(unicodedata.category(c)[0] == "C" for c in words)
+    if not plain or not 1 <= len(words) <= MAX_NAME_LENGTH:
+        rule = f"one line of 1 to {MAX_NAME_LENGTH} characters without commas"
+        raise ValueError(f"a {what} must be {rule}, got {text!r:.80}")
     return words

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from operant.data import Dataset, Samples, load_digits
-from operant.generate.semantic.faults import Fault
 from operant.model import Classifier
 from operant.networks import LeNet5, initialise
 from operant.rng import spawn
+from operant_studies.faults import Fault
 from operant_studies.semantic.settings import SemanticSetting
 from operant_studies.subjects import read_dataset, train_once
 

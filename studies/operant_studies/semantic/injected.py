@@ -14,10 +14,10 @@ from torch import Tensor
 from operant.data import Samples
 from operant.generate import PGD, FeatureFuzz, FeatureSource
 from operant.generate.engine import judge
-from operant.generate.semantic.faults import Confirmation, Cue, Fault, FaultyModel, confirm, inject, reveals
 from operant.model import Classifier
 from operant.suite import Suite
 from operant.types import Fuzzer
+from operant_studies.faults import Confirmation, Cue, Fault, FaultyModel, confirm, inject, reveals
 from operant_studies.semantic.fields import SemanticImages, trained_network
 from operant_studies.semantic.instruments import SemanticInstruments
 from operant_studies.semantic.settings import Flaw, SemanticSetting

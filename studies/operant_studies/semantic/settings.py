@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from operant.generate.semantic.faults import FEATURES, Fault
+from operant_studies.faults import FEATURES, Fault
 from operant_studies.shared import check_scale
 
 KINDS = ("gan", "cvae")  # of sources, in the order of trial

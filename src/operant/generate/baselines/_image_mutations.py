@@ -10,6 +10,7 @@ from torch import Tensor
 
 from operant.conditions import operations
 from operant.conditions.operations import column
+from operant.generate.engine import Rows, chosen
 
 # The transformations, of images in [0, 1]
 
@@ -76,39 +77,6 @@ def transform(x: Tensor, which: Tensor, u: Tensor, seeds: Tensor, *, bounds: tup
 # Limits that keep the meaning
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Lineage:
-    """Images with their distances from their seeds, one per row.
-
-    Args:
-        x: the current image.
-        reference: the image its pixels are compared with: the seed, or the result of the affine transformation.
-        l0, linf: how many values changed, and the largest change, (2).
-        l0_before, linf_before: the same before the affine transformation; 0 if there was none.
-        affine: whether there was one.
-    """
-
-    x: Tensor
-    reference: Tensor
-    l0: Tensor
-    linf: Tensor
-    l0_before: Tensor
-    linf_before: Tensor
-    affine: Tensor
-
-    def __getitem__(self, rows: Tensor) -> Lineage:
-        return Lineage(**{name: values[rows] for name, values in vars(self).items()})
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Mutants:
-    """Valid mutants, at most one per input row: that row, the number of the transformation, and the mutant."""
-
-    row: Tensor
-    which: Tensor
-    lineage: Lineage
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImageMutation:
     """Random transformations that keep an image's meaning.
@@ -117,6 +85,11 @@ class ImageMutation:
         L0 = L0(s₀, s_{j−1}) + L0(s_j, s),   L∞ = max(L∞(s₀, s_{j−1}), L∞(s_j, s))                       (2)
 
     where the affine transformation turned s_{j−1} into s_j; without one, both are between s₀ and s.
+
+    Images are `Rows` with columns ``x``; ``reference``, the image that pixels are compared with (the seed, or the
+    result of the affine transformation); ``l0`` and ``linf``, how many values changed, and the largest change, (2);
+    ``l0_before`` and ``linf_before``, the same before the affine transformation, 0 if there was none; ``affine``,
+    whether there was one.
     """
 
     alpha: float
@@ -124,61 +97,55 @@ class ImageMutation:
     bounds: tuple[float, float]
     tries: int
 
-    def __call__(self, now: Lineage, *, generator: torch.Generator) -> Mutants:
+    def __call__(self, now: Rows, *, generator: torch.Generator) -> Rows:
         """The first valid mutant of each row that differs from it, of ``tries``; rows without one are left out.
 
-        All rows are tried once, those without success three times, then nine times, and so on.
+        Further columns: ``row``, the mutated row; ``which``, the number of the transformation. All rows are tried once,
+        those without success three times, then nine times, and so on.
         """
-        waiting = torch.arange(len(now.x), device=now.x.device)
-        parts, tried, together = [], 0, 1
+        waiting = torch.arange(len(now["x"]), device=now["x"].device)
+        parts: list[Rows] = []
+        tried, together = 0, 1
         while len(waiting) and tried < self.tries:
             together = min(together, self.tries - tried)
             rows = waiting.repeat_interleave(together)
-            which, after = self._tried(now[rows], generator)
-            moved = (after.x != now.x[rows]).flatten(1).any(1)
+            after = self._tried(chosen(now, rows), generator) | {"row": rows}
+            moved = (after["x"] != now["x"][rows]).flatten(1).any(1)
             valid = (self.valid(after) & moved).view(-1, together)
             success = valid.any(1)
-            first = (torch.arange(len(valid), device=rows.device) * together + valid.long().argmax(1))[success]
-            parts.append(Mutants(row=rows[first], which=which[first], lineage=after[first]))
+            first = torch.arange(len(valid), device=rows.device) * together + valid.long().argmax(1)
+            parts.append(chosen(after, first[success]))
             waiting, tried, together = waiting[~success], tried + together, 3 * together
-        return _in_order(parts)
+        mutants = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return chosen(mutants, mutants["row"].argsort())
 
-    def valid(self, now: Lineage) -> Tensor:
+    def valid(self, now: Rows) -> Tensor:
         """(1), for each row."""
         width = self.bounds[1] - self.bounds[0]
-        return (now.l0 < self.alpha * now.x[0].numel()) | (now.linf < self.beta * width)
+        return (now["l0"] < self.alpha * now["x"][0].numel()) | (now["linf"] < self.beta * width)
 
-    def _tried(self, now: Lineage, generator: torch.Generator) -> tuple[Tensor, Lineage]:
+    def _tried(self, now: Rows, generator: torch.Generator) -> Rows:
         """A random transformation, of pixel values only after an affine one, with a random parameter."""
-        n, device = len(now.x), now.x.device
+        n, device = len(now["x"]), now["x"].device
         draw = partial(torch.rand, generator=generator, device=generator.device, dtype=torch.float64)
         choice, u = draw(n).to(device), draw(n, 2).to(device)
         seeds = torch.randint(2**53, (n,), generator=generator, device=generator.device).cpu()
-        which = (choice * torch.where(now.affine, len(PIXEL), len(NAMES))).long()
-        x = transform(now.x, which, u, seeds, bounds=self.bounds)
-        return which, self.after(now, x, affine=which >= len(PIXEL))
+        which = (choice * torch.where(now["affine"], len(PIXEL), len(NAMES))).long()
+        x = transform(now["x"], which, u, seeds, bounds=self.bounds)
+        return self.after(now, x, affine=which >= len(PIXEL)) | {"which": which}
 
-    def after(self, now: Lineage, x: Tensor, *, affine: Tensor) -> Lineage:
-        """The lineage of ``x``, made from ``now`` by one transformation each, ``affine`` or not."""
-        reference = torch.where(column(affine, x).bool(), x, now.reference)
+    def after(self, now: Rows, x: Tensor, *, affine: Tensor) -> Rows:
+        """The rows of ``x``, made from ``now`` by one transformation each, ``affine`` or not."""
+        reference = torch.where(column(affine, x).bool(), x, now["reference"])
         change = (x - reference).flatten(1)
-        l0_before = torch.where(affine, now.l0, now.l0_before)
-        linf_before = torch.where(affine, now.linf, now.linf_before)
-        return Lineage(
-            x=x,
-            reference=reference,
-            l0=l0_before + (change != 0).sum(1),  # (2)
-            linf=torch.maximum(linf_before, change.abs().amax(1)),
-            l0_before=l0_before,
-            linf_before=linf_before,
-            affine=now.affine | affine,
-        )
-
-
-def _in_order(parts: list[Mutants]) -> Mutants:
-    """All mutants, in the order of their rows."""
-    row = torch.cat([part.row for part in parts])
-    order = row.argsort()
-    lineages = [vars(part.lineage) for part in parts]
-    lineage = {name: torch.cat([some[name] for some in lineages])[order] for name in lineages[0]}
-    return Mutants(row=row[order], which=torch.cat([part.which for part in parts])[order], lineage=Lineage(**lineage))
+        l0_before = torch.where(affine, now["l0"], now["l0_before"])
+        linf_before = torch.where(affine, now["linf"], now["linf_before"])
+        return {
+            "x": x,
+            "reference": reference,
+            "l0": l0_before + (change != 0).sum(1),  # (2)
+            "linf": torch.maximum(linf_before, change.abs().amax(1)),
+            "l0_before": l0_before,
+            "linf_before": linf_before,
+            "affine": now["affine"] | affine,
+        }

@@ -4,38 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from operant.data import Samples, content_ids
 from operant.generate.baselines._network import Network, NeuronReading, Objective
-from operant.generate.baselines.exploration import CriterionFactory, Exploration, correct_rows
-from operant.generate.engine import Goal, judge, project
+from operant.generate.baselines.exploration import Exploration, correct_rows
+from operant.generate.engine import CaseList, Goal, project
 from operant.measure.activations import every_layer, find_neurons
 from operant.measure.coverage import NC, Criterion
 from operant.model import MIN_ROWS, Classifier
 from operant.rng import spawn
 from operant.suite import Suite
 
+if TYPE_CHECKING:
+    from operant.generate.baselines.adapt import ADAPT
+    from operant.generate.baselines.dlfuzz import DLFuzz
+
 NORMS = ("linf", "l2", "relative-l2")
-
-
-class SeedSearch(Protocol):
-    """Options of every search with one queue per seed."""
-
-    @property
-    def radius(self) -> float: ...
-
-    @property
-    def norm(self) -> str: ...
-
-    @property
-    def rows_per_seed(self) -> int: ...
-
-    @property
-    def criterion(self) -> CriterionFactory: ...
 
 
 def neuron_coverage(model: Classifier, x: Tensor) -> Criterion:
@@ -47,7 +35,7 @@ def neuron_coverage(model: Classifier, x: Tensor) -> Criterion:
 def explore_each(
     model: Classifier,
     seeds: Samples,
-    options: SeedSearch,
+    options: ADAPT | DLFuzz,
     walk: Callable[[SeedQueues], None],
     *,
     method: str,
@@ -77,17 +65,14 @@ def explore_each(
 
 def _suite(model: Classifier, seeds: Samples, batches: list[SeedQueues], *, method: str, skipped: int) -> Suite:
     """The failures in seed order, then in the order they were found; duplicates of a seed are dropped."""
-    none = torch.empty(0, dtype=torch.int64, device=seeds.x.device)
-    cases = [(seeds.x[:0], none, none, none), *(case for batch in batches for case in batch.cases)]
-    x, origin, gain, row = (torch.cat(parts) for parts in zip(*cases, strict=True))
-    order = origin.argsort(stable=True)
-    keys = zip(origin[order].tolist(), content_ids(x[order]).tolist(), strict=True)
+    found, kept = CaseList(seeds, "gain", "row"), CaseList(seeds, "gain", "row")
+    found.parts = [part for batch in batches for part in batch.cases.parts]
+    rows = found.rows()
     first: dict[tuple[int, int], int] = {}
-    for place, key in zip(order.tolist(), keys, strict=True):
+    for place, key in enumerate(zip(rows["origin"].tolist(), content_ids(rows["x"]).tolist(), strict=True)):
         first.setdefault(key, place)
-    kept = torch.tensor(list(first.values()), dtype=torch.int64, device=x.device)
-    suite = judge(model, seeds, x[kept], origin=origin[kept], method=method, skipped=skipped)
-    return suite.with_columns(gain=gain[kept], row=row[kept]).failures()
+    kept.add(rows, torch.tensor(list(first.values()), dtype=torch.int64, device=seeds.x.device))
+    return kept.suite(model, method=method, skipped=skipped).failures()
 
 
 class SeedQueues:
@@ -100,7 +85,7 @@ class SeedQueues:
         seeds: Samples,
         rows: Tensor,
         streams: list[torch.Generator],
-        options: SeedSearch,
+        options: ADAPT | DLFuzz,
     ) -> None:
         self.network, self.criterion, self.origin, self.streams = network, criterion, rows, streams
         self.x0, self.y = seeds.x[rows], seeds.labels[rows]
@@ -112,7 +97,7 @@ class SeedQueues:
         self.budget, self.row, self.turns_left = options.rows_per_seed, 1, 0
         self.queues: list[deque[Tensor]] = [deque() for _ in rows]
         self.covered = torch.zeros(len(rows), criterion.size, dtype=torch.bool, device=self.x0.device)
-        self.cases: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # inputs, origins, gains, rows
+        self.cases = CaseList(seeds, "gain", "row")
         self.first = network.read(self.x0)
         self.spent, self.counts = [1], [self._cover(self.first)]
 
@@ -157,8 +142,8 @@ class SeedQueues:
             if len(self.queues[row]) < self.turns_left:  # later ones would never be taken
                 self.queues[row].append(x[row].clone())
         failing = Goal().reached(reading.logits, self.y)
-        rows = failing.nonzero().flatten()
-        self.cases.append((x[rows], self.origin[rows], gain[rows], torch.full_like(rows, self.row)))
+        row = torch.full_like(self.origin, self.row)
+        self.cases.add({"x": x, "origin": self.origin, "gain": gain, "row": row}, failing)
         return failing
 
     def _cover(self, reading: NeuronReading) -> Tensor:

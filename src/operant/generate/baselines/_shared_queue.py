@@ -6,30 +6,24 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from operant.data import Samples
 from operant.generate.baselines.exploration import Exploration, correct_rows
-from operant.generate.checks import check_counts, check_positive
-from operant.generate.engine import Goal, Rows, judge
+from operant.generate.engine import CaseList, Goal, Rows, chosen, judge
+from operant.measure.coverage import Coverage, NeighbourCoverage
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_at_least, check_positive
+
+if TYPE_CHECKING:
+    from operant.generate.baselines.deephunter import DeepHunter
+    from operant.generate.baselines.tensorfuzz import TensorFuzz
 
 MAX_IDLE_ROUNDS = 10  # stop after this many rounds of the queue without a valid mutant
-
-
-class Covered(Protocol):
-    """What has been covered: `Coverage` or `NeighbourCoverage`."""
-
-    @property
-    def coverage(self) -> float: ...
-
-    def gain(self, points: Tensor, /) -> Tensor: ...
-
-    def update(self, points: Tensor, /) -> tuple[Tensor, Self]: ...
 
 
 class Queue:
@@ -42,7 +36,7 @@ class Queue:
         return self.size
 
     def take(self, places: Tensor) -> Rows:
-        return {name: values[places] for name, values in self.store.items()}
+        return chosen(self.store, places)
 
     def append(self, rows: Rows) -> None:
         start, self.size = self.size, self.size + len(rows["x"])
@@ -70,7 +64,7 @@ class SearchPlan:
 
     name: str
     control: str
-    covered: Covered
+    covered: Coverage | NeighbourCoverage
     read: Callable[[Tensor], tuple[Tensor, Tensor]]
     select: Callable[[Queue, int], Tensor]
     mutate: Callable[[Queue, Tensor], Rows]
@@ -79,38 +73,23 @@ class SearchPlan:
     state: dict[str, Tensor] = field(default_factory=dict)
 
 
-class SharedSearch(Protocol):
-    """Options of every search with one queue for all seeds."""
-
-    @property
-    def rows_per_seed(self) -> int: ...
-
-    @property
-    def seconds_per_seed(self) -> float | None: ...
-
-    @property
-    def at_once(self) -> int | None: ...
-
-    def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan: ...
-
-
 def explore_shared(
-    model: Classifier, seeds: Samples, options: SharedSearch, *, generator: torch.Generator, guided: bool = True
+    model: Classifier, seeds: Samples, options: DeepHunter | TensorFuzz, *, guided: bool, generator: torch.Generator
 ) -> Exploration:
     """Search from all seeds together, and judge every case in one final pass of the model.
 
     Args:
         guided: False runs the control: inputs are selected uniformly, and all that do not fail join the queue.
     """
-    search, seeds = search_shared(model, seeds, options, generator=generator, guided=guided)
-    rows = torch.tensor(search.spent, dtype=torch.float64) / search.seeds
+    search = search_shared(model, seeds, options, guided=guided, generator=generator)
+    rows = torch.tensor(search.spent, dtype=torch.float64) / search.n
     coverage = torch.tensor(search.coverage, dtype=torch.float64)[None]
-    return Exploration(suite=search.suite(model, seeds), rows=rows, coverage=coverage)
+    return Exploration(suite=search.suite(model), rows=rows, coverage=coverage)
 
 
 def search_shared(
-    model: Classifier, seeds: Samples, options: SharedSearch, *, generator: torch.Generator, guided: bool = True
-) -> tuple[SharedQueueSearch, Samples]:
+    model: Classifier, seeds: Samples, options: DeepHunter | TensorFuzz, *, guided: bool, generator: torch.Generator
+) -> SharedQueueSearch:
     """Search from the correctly classified seeds until the budget is spent.
 
     They are taken in the order of their ids, so that results do not depend on the order of the seeds.
@@ -124,7 +103,7 @@ def search_shared(
         plan = replace(plan, name=plan.control, guided=False, select=lambda queue, n: uniformly(queue, n, generator))
     search = SharedQueueSearch(plan, seeds, right)
     search.run(options)
-    return search, seeds
+    return search
 
 
 class SharedQueueSearch:
@@ -132,21 +111,22 @@ class SharedQueueSearch:
 
     def __init__(self, plan: SearchPlan, seeds: Samples, right: Tensor) -> None:
         n, x = len(right), seeds.x[right]
-        self.plan, self.y, self.seeds, self.started = plan, seeds.labels, n, time.process_time()
+        self.plan, self.seeds, self.n, self.started = plan, seeds, n, time.process_time()
         root, none = torch.arange(n, device=x.device), torch.full_like(right, -1)
         state = {name: value.to(x.device).expand(n, *value.shape) for name, value in plan.state.items()}
         self.queue = Queue({"x": x, "origin": right, "root": root, "parent": none, **state})
         _, points = plan.read(x)
-        _, self.covered = plan.covered.update(points)
+        self.covered: Coverage | NeighbourCoverage = plan.covered.update(points)[1]
         self.spent, self.coverage = [n], [self.covered.coverage]
-        self.cases = [self._case(self.queue.take(right[:0]), points[:0])]
+        self.cases = CaseList(seeds, *self.queue.store, "gain", "row")
+        self._add_cases(self.queue.take(root), points, root < 0)
 
-    def run(self, options: SharedSearch) -> None:
+    def run(self, options: DeepHunter | TensorFuzz) -> None:
         """Take inputs from the queue, mutate them and pass the mutants through the model, until the budget is spent."""
-        seconds = math.inf if options.seconds_per_seed is None else options.seconds_per_seed * self.seeds
-        at_once = self.seeds if options.at_once is None else options.at_once
+        seconds = math.inf if options.seconds_per_seed is None else options.seconds_per_seed * self.n
+        at_once = self.n if options.at_once is None else options.at_once
         idle = 0  # inputs taken since the last valid mutant
-        while (left := options.rows_per_seed * self.seeds - self.spent[-1]) > 0:
+        while (left := options.rows_per_seed * self.n - self.spent[-1]) > 0:
             if time.process_time() - self.started >= seconds:
                 break
             places = self.plan.select(self.queue, min(at_once, left))
@@ -163,26 +143,24 @@ class SharedQueueSearch:
     def _note(self, mutants: Rows) -> None:
         """Keep failures as cases, which do not count as covered; of the others, those that cover something new join."""
         logits, points = self.plan.read(mutants["x"])
-        fails = Goal().reached(logits, self.y[mutants["origin"]])
+        fails = Goal().reached(logits, self.seeds.labels[mutants["origin"]])
         self.spent.append(self.spent[-1] + len(fails))
-        self.cases.append(self._case({name: values[fails] for name, values in mutants.items()}, points[fails]))
+        self._add_cases(mutants, points, fails)
         new, self.covered = self.covered.update(points[~fails])
         joins = (~fails).nonzero().flatten()
         joins = joins[new > 0] if self.plan.guided else joins
-        self.queue.append({name: values[joins] for name, values in mutants.items()})
+        self.queue.append(chosen(mutants, joins))
         self.coverage.append(self.covered.coverage)
 
-    def _case(self, mutants: Rows, points: Tensor) -> Rows:
-        row = torch.full_like(mutants["origin"], self.spent[-1])
-        return {**mutants, "gain": self.covered.gain(points), "row": row}
+    def _add_cases(self, mutants: Rows, points: Tensor, fails: Tensor) -> None:
+        cases = chosen(mutants, fails)
+        row = torch.full_like(cases["origin"], self.spent[-1])
+        self.cases.add({**cases, "gain": self.covered.gain(points[fails]), "row": row}, slice(None))
 
-    def suite(self, model: Classifier, seeds: Samples) -> Suite:
+    def suite(self, model: Classifier) -> Suite:
         """The failures in seed order, then in the order they were found."""
-        cases = {key: torch.cat([case[key] for case in self.cases]) for key in self.cases[0]}
-        order = cases["origin"].argsort(stable=True)
-        cases = {key: values[order] for key, values in cases.items()}
-        skipped = len(seeds) - self.seeds
-        suite = judge(model, seeds, cases["x"], origin=cases["origin"], method=self.plan.name, skipped=skipped)
+        cases, skipped = self.cases.rows(), len(self.seeds) - self.n
+        suite = judge(model, self.seeds, cases["x"], origin=cases["origin"], method=self.plan.name, skipped=skipped)
         return suite.with_columns(row=cases["row"], **self.plan.columns(self.queue, cases)).failures()
 
 
@@ -192,8 +170,7 @@ def uniformly(queue: Queue, n: int, generator: torch.Generator) -> Tensor:
     return places.to(queue.store["x"].device)
 
 
-def check_budget(options: SharedSearch) -> None:
-    if options.rows_per_seed < 2:
-        raise ValueError(f"rows_per_seed must be at least 2, the seed and one mutant, got {options.rows_per_seed}")
-    check_positive(options, "seconds_per_seed")
-    check_counts(options, "at_once")
+def check_budget(options: DeepHunter | TensorFuzz) -> None:
+    check_at_least(2, rows_per_seed=options.rows_per_seed, advice="the seed and one mutant")
+    check_positive(seconds_per_seed=options.seconds_per_seed)
+    check_at_least(1, at_once=options.at_once)

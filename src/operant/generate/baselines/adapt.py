@@ -12,10 +12,10 @@ from operant.generate.baselines._adapt_strategies import Strategies, fixed_featu
 from operant.generate.baselines._network import NeuronReading, Objective
 from operant.generate.baselines._seed_queues import NORMS, SeedQueues, explore_each, neuron_coverage
 from operant.generate.baselines.exploration import CriterionFactory, Exploration
-from operant.generate.checks import check_counts, check_positive
 from operant.generate.engine import check_ball
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_at_least, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,9 @@ class ADAPT:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm, norms=NORMS)
-        check_counts(self, "rows_per_seed", "k", "trials", "population", "history")
-        check_positive(self, "learning_rate")
+        check_at_least(1, rows_per_seed=self.rows_per_seed, k=self.k, trials=self.trials)
+        check_at_least(1, population=self.population, history=self.history)
+        check_positive(learning_rate=self.learning_rate)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.baselines._image_mutations import NAMES, ImageMutation, Lineage
+from operant.generate.baselines._image_mutations import NAMES, ImageMutation
 from operant.generate.baselines._network import Network
 from operant.generate.baselines._shared_queue import Queue, SearchPlan, check_budget, explore_shared
 from operant.generate.baselines.exploration import CriterionFactory, Exploration
-from operant.generate.checks import check_counts, check_positive, check_shares
 from operant.generate.engine import Rows
 from operant.measure.activations import find_neurons
 from operant.measure.coverage import NC, Coverage, Criterion
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_above_to, check_at_least, check_positive, check_share
 
 
 def neuron_coverage(model: Classifier, x: Tensor) -> Criterion:
@@ -96,16 +96,17 @@ class DeepHunter:
             raise ValueError(_wrong_criterion(f"the class {self.criterion.__name__}"))
         if not callable(self.criterion):
             raise ValueError(_wrong_criterion(f"{self.criterion!r}"))
-        check_shares(self, "alpha", "beta", "p_min")
-        check_positive(self, "beta", "p_min", "gamma")
-        check_counts(self, "tries")
+        check_share(alpha=self.alpha)
+        check_above_to(0, 1, beta=self.beta, p_min=self.p_min)
+        check_positive(gamma=self.gamma)
+        check_at_least(1, tries=self.tries)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
         """The same search, with the growth of its coverage: one line for all seeds."""
-        return explore_shared(model, seeds, self, generator=generator)
+        return explore_shared(model, seeds, self, guided=True, generator=generator)
 
     def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan:
         """The parts of the search."""
@@ -120,6 +121,8 @@ class DeepHunter:
             return torch.cat([r.logits for r in readings]), torch.cat(points)
 
         zero, zero_distance, itself = torch.tensor(0), torch.tensor(0, dtype=x.dtype), torch.tensor(-1)
+        state = {"l0": zero, "linf": zero_distance, "l0_before": zero, "linf_before": zero_distance}
+        state |= {"affine": torch.tensor(False), "reference": itself, "which": itself}
         return SearchPlan(
             name="deephunter",
             control="metamorphic",
@@ -128,15 +131,7 @@ class DeepHunter:
             select=FadingRoundRobin(gamma=self.gamma, p_min=self.p_min, generator=generator),
             mutate=lambda queue, places: _mutated(queue, places, mutation, generator),
             columns=_columns,
-            state={
-                "l0": zero,
-                "linf": zero_distance,
-                "l0_before": zero,
-                "linf_before": zero_distance,
-                "affine": torch.tensor(False),
-                "reference": itself,
-                "which": itself,
-            },
+            state=state,
         )
 
     def _criterion(self, model: Classifier, x: Tensor) -> Criterion:
@@ -177,17 +172,14 @@ def _mutated(queue: Queue, places: Tensor, mutation: ImageMutation, generator: t
     """Mutants of the inputs at these places; ``reference`` is a place, or -1 for the input itself."""
     now = queue.take(places)
     reference = torch.where(now["reference"] < 0, places, now["reference"])
-    known = {name: now[name] for name in ("x", "l0", "linf", "l0_before", "linf_before", "affine")}
-    mutants = mutation(Lineage(**known, reference=queue.store["x"][reference]), generator=generator)
-    after, row = vars(mutants.lineage), mutants.row
-    newly_affine = after["affine"] & ~now["affine"][row]
-    return {
-        **{name: after[name] for name in known},
-        **{name: now[name][row] for name in ("origin", "root")},
-        "parent": places[row],
-        "which": mutants.which,
-        "reference": torch.where(newly_affine, -1, reference[row]),
-    }
+    known = ("x", "l0", "linf", "l0_before", "linf_before", "affine")
+    images = {name: now[name] for name in known} | {"reference": queue.store["x"][reference]}
+    mutants = mutation(images, generator=generator)
+    row = mutants.pop("row")
+    newly_affine = mutants["affine"] & ~now["affine"][row]
+    reference = torch.where(newly_affine, -1, reference[row])
+    inherited = {name: now[name][row] for name in ("origin", "root")}
+    return mutants | inherited | {"parent": places[row], "reference": reference}
 
 
 def _columns(queue: Queue, cases: Rows) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from operant.data import Samples
 from operant.generate.baselines._network import Network, NeuronReading, Objective
 from operant.generate.baselines._seed_queues import neuron_coverage
 from operant.generate.baselines.exploration import Exploration
-from operant.generate.checks import check_choice, check_nonnegative, check_positive
-from operant.generate.engine import Goal, column, judge, steepest
+from operant.generate.engine import CaseList, Goal, column, steepest
 from operant.model import Classifier
 from operant.rng import normal_like
 from operant.suite import Suite
+from operant.validation import check_at_least, check_from_below, check_nonnegative, check_one_of, check_positive
 
 SIDES = {"light": 1.0, "occlusion": 0.36, "blackout": 0.21}  # share of an image's side; released: 10 and 6 of 28
 
@@ -107,20 +107,16 @@ class DeepXplore:
                 "DeepXplore compares models: others must be a tuple of at least one Classifier, beside the one that is "
                 f"tested, got {self.others!r}"
             )
-        check_choice(self, "constraint", tuple(SIDES))
-        check_choice(self, "deviating", ("model", "any"))
-        check_choice(self, "direction", ("gradient", "random"))
-        check_nonnegative(self, "weight_diff", "weight_coverage")
-        check_positive(self, "step", "seconds_per_seed")
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
+        check_one_of(tuple(SIDES), constraint=self.constraint)
+        check_one_of(("model", "any"), deviating=self.deviating)
+        check_one_of(("gradient", "random"), direction=self.direction)
+        check_nonnegative(weight_diff=self.weight_diff, weight_coverage=self.weight_coverage)
+        check_positive(step=self.step, seconds_per_seed=self.seconds_per_seed)
+        check_from_below(0, 1, threshold=self.threshold)
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size must be a height and a width of at least 1 pixel, got {self.size}")
-        if self.rows_per_seed < 2 * (models := 1 + len(self.others)):
-            raise ValueError(
-                f"rows_per_seed must be at least {2 * models}, the seed and one step through each of {models} models, "
-                f"got {self.rows_per_seed}"
-            )
+        least = 2 * (1 + len(self.others))
+        check_at_least(least, rows_per_seed=self.rows_per_seed, advice="the seed and one step through each model")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite
@@ -157,14 +153,13 @@ class DeepXplore:
 
     def _suite(self, models: tuple[Classifier, ...], seeds: Samples, search: _DifferentialSearch) -> Suite:
         """The cases in seed order, after a final pass of every model."""
-        x, origin, gain, row = (torch.cat(parts) for parts in zip(*search.cases, strict=True))
-        order = origin.argsort()  # there is at most one case per seed
-        x, origin, skipped = x[order], origin[order], len(seeds) - len(search.chosen)
-        suite = judge(models[0], seeds, x, origin=origin, method=f"deepxplore-{self.constraint}", skipped=skipped)
+        skipped = len(seeds) - len(search.chosen)
+        suite = search.cases.suite(models[0], method=f"deepxplore-{self.constraint}", skipped=skipped)
+        x = suite.x.to(seeds.x.device)
         predictions = [other.predict(x).cpu() if len(x) else suite.prediction for other in models[1:]]
         columns = {f"other{i}": answer for i, answer in enumerate(predictions, 1)}
         differ = torch.stack([answer != suite.prediction for answer in predictions]).any(0)
-        kept: Suite = suite.with_columns(**columns, gain=gain[order], row=row[order])[differ]
+        kept: Suite = suite.with_columns(**columns)[differ]
         return kept
 
 
@@ -185,7 +180,7 @@ class _DifferentialSearch:
         self.deviating = drawn if options.deviating == "any" else torch.zeros_like(drawn)
         self.place = self._uniform(2)
         self.deadline = process_time() + (options.seconds_per_seed or math.inf) * n
-        self.cases = [(self.x0[:0], self.y[:0], self.y[:0], self.y[:0])]  # inputs, origins, gains, rows
+        self.cases = CaseList(seeds, "gain", "row")
         self.spent: list[int] = []
         self.shares: list[list[float]] = []  # share of each model's neurons that is covered, after each step
         self.chosen = self._agreed()
@@ -199,8 +194,8 @@ class _DifferentialSearch:
             logits, gain, gradient = self._evaluate(rows, climb=not last and self.options.direction == "gradient")
             self.spent.append(each * len(rows) + (self.spent[-1] if self.spent else 0))
             differ = self._differ(logits, self.y[rows])
-            found = rows[differ]
-            self.cases.append((self.x[found], found, gain[differ], torch.full_like(found, row)))
+            spent = torch.full_like(rows, row)
+            self.cases.add({"x": self.x[rows], "origin": rows, "gain": gain, "row": spent}, differ)
             rows = rows[~differ]
             if last or len(rows) == 0:
                 break

@@ -14,12 +14,12 @@ from operant.generate.baselines._adapt_strategies import fixed_features
 from operant.generate.baselines._network import NeuronReading, Objective
 from operant.generate.baselines._seed_queues import NORMS, SeedQueues, explore_each, neuron_coverage
 from operant.generate.baselines.exploration import Exploration
-from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive
 from operant.generate.engine import check_ball, steepest
 from operant.measure.coverage import NC, Criterion
 from operant.model import Classifier
 from operant.rng import mix
 from operant.suite import Suite
+from operant.validation import check_at_least, check_from_below, check_nonnegative, check_one_of, check_positive
 
 STRATEGIES = ("often", "rare", "weight", "threshold")
 NEAR = (-0.2, 0.25)  # the released program's: a scaled neuron this far below or above the threshold is near it
@@ -97,12 +97,11 @@ class DLFuzz:
 
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm, norms=NORMS)
-        check_choice(self, "strategy", STRATEGIES)
-        check_counts(self, "k", "neurons", "trials", "rows_per_seed")
-        check_nonnegative(self, "weight")
-        check_positive(self, "step", "seconds_per_seed")
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
+        check_one_of(STRATEGIES, strategy=self.strategy)
+        check_at_least(1, k=self.k, neurons=self.neurons, trials=self.trials, rows_per_seed=self.rows_per_seed)
+        check_nonnegative(weight=self.weight)
+        check_positive(step=self.step, seconds_per_seed=self.seconds_per_seed)
+        check_from_below(0, 1, threshold=self.threshold)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite

@@ -14,11 +14,11 @@ from operant.generate.baselines.deephunter import DeepHunter
 from operant.generate.baselines.dlfuzz import DLFuzz
 from operant.generate.baselines.exploration import Exploration
 from operant.generate.baselines.tensorfuzz import TensorFuzz
-from operant.generate.checks import check_positive
 from operant.generate.engine import steepest
 from operant.model import Classifier
 from operant.rng import normal_like
 from operant.suite import Suite
+from operant.validation import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class RandomMutation:
                 f"search must be ADAPT, DLFuzz, DeepHunter or TensorFuzz, got {self.search!r}; DeepXplore has "
                 'direction="random" instead'
             )
-        check_positive(self, "step_size")
+        check_positive(step_size=self.step_size)
 
     @property
     def radius(self) -> float | None:

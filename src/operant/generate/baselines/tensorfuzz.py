@@ -11,12 +11,12 @@ from torch import Tensor
 from operant.data import Samples
 from operant.generate.baselines._shared_queue import Queue, SearchPlan, check_budget, explore_shared
 from operant.generate.baselines.exploration import Exploration
-from operant.generate.checks import check_counts, check_nonnegative, check_positive
 from operant.generate.engine import Rows, check_ball, project
 from operant.measure.coverage import NeighbourCoverage
 from operant.model import Classifier
 from operant.rng import normal_like
 from operant.suite import Suite
+from operant.validation import check_at_least, check_nonnegative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,7 @@ class TensorFuzz:
 
     Args:
         radius: of the ball around each seed in L∞, in input units.
-        rows_per_seed: model rows per seed, as one budget for all; the seeds are counted, the first and last judgement
-            are not.
-        seconds_per_seed: CPU seconds per seed, as one budget for all, after which the search ends even if rows are
-            left; results then depend on the machine's speed.
-        at_once: inputs taken from the corpus and passed through the model together (default: the number of seeds).
+        rows_per_seed, seconds_per_seed, at_once: as in `DeepHunter`.
         std: of the noise, in input units; the program's 0.2 for images from -1 to 1 is 0.1 for those from 0 to 1.
         threshold: in units of the logits.
         recent: how many of the corpus are recent.
@@ -69,20 +65,19 @@ class TensorFuzz:
     def __post_init__(self) -> None:
         check_budget(self)
         check_ball(self.radius, self.norm)
-        check_positive(self, "std")
-        check_nonnegative(self, "threshold")
-        check_counts(self, "recent")
+        check_positive(std=self.std)
+        check_nonnegative(threshold=self.threshold)
+        check_at_least(1, recent=self.recent)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         return self.explore(model, seeds, generator=generator).suite
 
     def explore(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Exploration:
         """The same search, with the growth of the number of points kept: one line for all seeds."""
-        return explore_shared(model, seeds, self, generator=generator)
+        return explore_shared(model, seeds, self, guided=True, generator=generator)
 
     def plan(self, model: Classifier, x: Tensor, generator: torch.Generator) -> SearchPlan:
         """The parts of the search."""
-        radius = x.new_full((1,), self.radius)
 
         def read(x: Tensor) -> tuple[Tensor, Tensor]:
             logits = model.batched_logits(x)
@@ -92,7 +87,7 @@ class TensorFuzz:
             now = queue.take(places)
             moved = now["x"] + self.std * normal_like(now["x"], generator=generator)
             x0 = queue.store["x"][now["root"]]
-            return now | {"x": project(moved, x0, radius, "linf", model.bounds), "parent": places}  # (1)
+            return now | {"x": project(moved, x0, self.radius, "linf", model.bounds), "parent": places}  # (1)
 
         return SearchPlan(
             name="tensorfuzz",

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from operant.conditions import DrawnConditions, Recipe, apply
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_nonnegative, check_positive, check_shares
-from operant.generate.engine import Goal, Rows
-from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_values
+from operant.generate.engine import CaseList, Goal, Rows
+from operant.generate.operational._cases import LEVEL, check_level, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.rng import normal_like
 from operant.suite import Suite
+from operant.validation import check_above_to, check_at_least, check_nonnegative, check_not_empty, check_share
 
 MAX_IMAGES = 4096  # images that are searched together
 
@@ -64,12 +64,11 @@ class ConditionMove:
 
     def __post_init__(self) -> None:
         check_level(self.level)
-        check_nonnegative(self, "weight")
-        check_counts(self, "population", "steps", "stop_after")
-        check_shares(self, "spread", "fresh")
-        check_positive(self, "spread")
-        if not self.recipe.names:
-            raise ValueError("the recipe must declare at least one condition to search over, got none")
+        check_nonnegative(weight=self.weight)
+        check_at_least(1, population=self.population, steps=self.steps, stop_after=self.stop_after)
+        check_above_to(0, 1, spread=self.spread)
+        check_share(fresh=self.fresh)
+        check_not_empty(recipe=self.recipe.names, advice="declare at least one condition to search over")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_nonnegative
 from operant.generate.engine import Goal
 from operant.generate.operational._cases import LEVEL, check_level
 from operant.measure.naturalness import Naturalness, Neighbours
@@ -19,6 +18,7 @@ from operant.profile import Profile
 from operant.rng import uniform_like
 from operant.suite import Suite
 from operant.types import Fuzzer
+from operant.validation import check_at_least, check_from_below, check_nonnegative, check_not_empty, check_positive
 
 QUANTILE = 0.1  # of the density of field data, from which the field counts as dense
 
@@ -76,18 +76,14 @@ class OperationalFuzz:
     stop_early: bool = True
 
     def __post_init__(self) -> None:
-        if not self.moves:
-            raise ValueError("there must be at least one move, got none; give moves={'gradient': GradientMove(...)}")
+        check_not_empty(moves=self.moves, advice="give moves={'gradient': GradientMove(...)}")
         if self.shares and (self.shares.keys() != self.moves.keys() or not all(s > 0 for s in self.shares.values())):
             raise ValueError(f"shares must be positive, one for each of {', '.join(self.moves)}, got {self.shares}")
-        check_counts(self, "per_seed", "moves_per_seed")
-        check_nonnegative(self, "weight")
+        check_at_least(1, per_seed=self.per_seed, moves_per_seed=self.moves_per_seed)
+        check_nonnegative(weight=self.weight)
         check_level(self.level)
-        if not (0 <= self.merge < 1 and 0 <= self.mass_quantile < 1 and self.cell_radius > 0):
-            raise ValueError(
-                "merge and mass_quantile must lie in [0, 1) and cell_radius be positive, "
-                f"got {self.merge}, {self.mass_quantile} and {self.cell_radius}"
-            )
+        check_from_below(0, 1, merge=self.merge, mass_quantile=self.mass_quantile)
+        check_positive(cell_radius=self.cell_radius)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)
@@ -157,10 +153,7 @@ def distinct(seed: Tensor, codes: Tensor, value: Tensor, *, min_distance: float,
     """Rows to keep, in order: of each seed the most valuable, then the next that is far enough from those, and so on.
 
     Args:
-        seed: the seed of each row, ``(N,)``.
-        codes: for distances, ``(N, d)``.
-        value: of two near rows, the one with the larger value is kept.
-        min_distance: rows of one seed that are no further apart than this are merged.
+        min_distance: rows of one seed whose codes ``(N, d)`` are no further apart than this are merged.
         limit: maximum number of rows per seed.
 
     >>> seed, codes = torch.tensor([7, 7, 7, 8]), torch.tensor([[0.0], [0.1], [5.0], [0.0]])

@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_choice, check_counts, check_nonnegative, check_positive, check_shares
-from operant.generate.engine import Goal, Rows, check_ball, project
-from operant.generate.operational._cases import LEVEL, CaseList, check_level
+from operant.generate.engine import CaseList, Goal, Rows, check_ball, project
+from operant.generate.operational._cases import LEVEL, check_level
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import (
+    check_at_least,
+    check_from_to,
+    check_nonnegative,
+    check_one_of,
+    check_positive,
+    check_share,
+)
 
 MAX_MEMBERS = 8192  # members of all populations that are searched together
 TINY = 1e-12  # avoids division by 0
@@ -81,15 +88,15 @@ class GeneticMove:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         check_level(self.level)
-        check_choice(self, "genes", ("codes", "values"))
+        check_one_of(("codes", "values"), genes=self.genes)
         if self.genes == "codes" and self.naturalness is None:
             raise ValueError('genes="codes" needs naturalness, got None; give one, or genes="values"')
-        check_counts(self, "population", "generations", "keep", "stop_after")
-        if not 1 <= self.elites <= self.population:
-            raise ValueError(f"elites must be from 1 to the population of {self.population}, got {self.elites}")
-        check_positive(self, "start")
-        check_nonnegative(self, "weight", "mutation")
-        check_shares(self, "mutation_rate", "switch")
+        check_at_least(1, population=self.population, generations=self.generations)
+        check_at_least(1, keep=self.keep, stop_after=self.stop_after)
+        check_from_to(1, self.population, elites=self.elites, advice="give at most the population")
+        check_positive(start=self.start)
+        check_nonnegative(weight=self.weight, mutation=self.mutation)
+        check_share(mutation_rate=self.mutation_rate, switch=self.switch)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)
@@ -141,7 +148,7 @@ class GeneticMove:
         if self.naturalness is not None and self.genes == "codes":
             with torch.no_grad():
                 x = x0 + (self.naturalness.vae.decode(rows["code"] + x) - rows["decoded"]).to(x0)
-        return project(x.view(x0.shape), x0, x0.new_full((len(x0),), self.radius), self.norm, model.bounds)
+        return project(x.view(x0.shape), x0, self.radius, self.norm, model.bounds)
 
     def _codes(self, x0: Tensor) -> Rows:
         """The code of each seed and its reconstruction, where genes are codes."""

@@ -9,22 +9,24 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_nonnegative, check_positive
 from operant.generate.engine import (
+    CaseList,
     Goal,
     Rows,
     advance,
     check_ball,
+    chosen,
     column,
     loss_gradient,
     project,
     random_point,
     steepest,
 )
-from operant.generate.operational._cases import LEVEL, CaseList, check_level, p_values
+from operant.generate.operational._cases import LEVEL, check_level, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.suite import Suite
+from operant.validation import check_at_least, check_nonnegative, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +70,9 @@ class GradientMove:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         check_level(self.level)
-        check_counts(self, "steps", "stop_after")
-        check_positive(self, "step_size")
-        check_nonnegative(self, "weight")
+        check_at_least(1, steps=self.steps, stop_after=self.stop_after)
+        check_positive(step_size=self.step_size)
+        check_nonnegative(weight=self.weight)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)
@@ -78,17 +80,11 @@ class GradientMove:
         start = seeds.x
         if self.random_start:
             start = random_point(start, self.radius, self.norm, generator=generator).clamp(*model.bounds)
-        rows = {
-            "x0": seeds.x,
-            "y": seeds.labels,
-            "x": start,
-            "origin": torch.arange(len(seeds), device=start.device),
-            "found": torch.zeros_like(seeds.labels),
-        }
+        origin, found = torch.arange(len(seeds), device=start.device), torch.zeros_like(seeds.labels)
+        rows = {"x0": seeds.x, "y": seeds.labels, "x": start, "origin": origin, "found": found}
         cases = CaseList(seeds)
-        for some in rows["origin"].split(model.batch_size):
-            batch = {name: values[some] for name, values in rows.items()}
-            batch = advance(batch, partial(self._step, model, cases), steps=self.steps)
+        for some in origin.split(model.batch_size):
+            batch = advance(chosen(rows, some), partial(self._step, model, cases), steps=self.steps)
             cases.add(batch, batch["found"] == 0)
         return cases.suite(model, method=f"gradient-{self.norm}")
 

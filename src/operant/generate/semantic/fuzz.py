@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_nonnegative, check_positive
 from operant.generate.engine import Goal, Rows, advance, column, eligible, judge, steepest
 from operant.generate.semantic.source import FeatureSource
 from operant.generate.semantic.validity import Validity
 from operant.model import Classifier
 from operant.suite import Suite
+from operant.validation import check_at_least, check_nonnegative, check_positive
 
 EARLY_LAYERS = 1 / 3  # share of the layers that are perturbed by default: six of eighteen
 LOSSES = ("margin", "top")
@@ -84,9 +84,9 @@ class FeatureFuzz:
 
     def __post_init__(self) -> None:
         Goal(target=self.target, confidence=self.confidence)
-        check_counts(self, "steps")
-        check_positive(self, "step_size", "hold")
-        check_nonnegative(self, "budget")
+        check_at_least(1, steps=self.steps)
+        check_positive(step_size=self.step_size, hold=self.hold)
+        check_nonnegative(budget=self.budget)
         if self.loss not in LOSSES or (self.loss == "top" and self.target is not None):
             raise ValueError(f'loss must be "margin", or "top" where there is no target, got {self.loss!r}')
         if not self.trust:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.generate.checks import check_counts, check_positive
 from operant.generate.semantic.quality import Quality, compare
 from operant.model import MIN_ROWS, Classifier, copy_module, slack_of
 from operant.networks import CVAE, GAN
 from operant.rng import spawn
+from operant.validation import (
+    check_ascending,
+    check_at_least,
+    check_not_empty,
+    check_positive,
+    check_row_shape,
+    check_within,
+)
 
 BATCH = 256  # images per batch
 MAX_CLASSES = 16  # classes that the spread of features is measured on
@@ -68,11 +75,9 @@ class FeatureSource:
     memory: list[Samples] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        check_counts(self, "latent", "classes")
-        check_positive(self, "std")
-        for name, ends in {"bounds": self.bounds, "output": self.output or (0, 1)}.items():
-            if not ends[0] < ends[1]:
-                raise ValueError(f"{name} must be (low, high) with low < high, got {ends}")
+        check_at_least(1, latent=self.latent, classes=self.classes)
+        check_positive(std=self.std)
+        check_ascending(bounds=self.bounds, output=self.output)
         object.__setattr__(self, "module", copy_module(self.module).eval().requires_grad_(False))
         if not self.layers:
             object.__setattr__(self, "layers", self._layers_in_order())
@@ -109,15 +114,9 @@ class FeatureSource:
     def images(self, z: Tensor, y: Tensor) -> Tensor:
         """Images in batches, without gradients; raises if they leave `bounds` or are NaN."""
         with torch.no_grad():
-            parts = zip(z.split(BATCH), y.split(BATCH), strict=True)
-            x = torch.cat([self(*part) for part in parts])
-        low, high = (float(v) for v in torch.aminmax(x))
-        slack = slack_of(self.bounds)
-        if not (low >= self.bounds[0] - slack and high <= self.bounds[1] + slack):
-            raise ValueError(
-                f"images of the source must lie within its bounds {self.bounds} and hold no NaN, got values from "
-                f"{low:.4g} to {high:.4g}; give the range that the module returns: output=(-1, 1) where it ends in tanh"
-            )
+            x = torch.cat([self(*part) for part in zip(z.split(BATCH), y.split(BATCH), strict=True)])
+        advice = "give the range that the module returns: output=(-1, 1) where it ends in tanh"
+        check_within(self.bounds, slack=slack_of(self.bounds), images=x, advice=advice)
         return x.clamp(*self.bounds)
 
     # Seeds
@@ -171,8 +170,7 @@ class FeatureSource:
 
     def remember(self, latents: Samples) -> None:
         """Add latents to the memory, by the ids of their images."""
-        if latents.shape != (self.latent,):
-            raise ValueError(f"latents must have shape (N, {self.latent}), got {tuple(latents.x.shape)}")
+        check_row_shape((self.latent,), latents=latents.x)
         new = latents[self.latents.rows_of(latents.ids) < 0].to(self.device)
         joined = Samples.concat([self.latents.to(self.device), new])
         self.memory[:] = [Samples(joined.x.to(self.dtype), joined.y, joined.ids)]
@@ -259,11 +257,9 @@ class FeatureSource:
         return (model.predict(x) != y).nonzero().flatten()
 
     def _in_turn(self, n: int, labels: Sequence[int] | None) -> Tensor:
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
+        check_at_least(1, n=n)
         names = list(range(self.classes)) if labels is None else [int(c) for c in labels]
-        if not names:
-            raise ValueError("labels must name at least one class, got none")
+        check_not_empty(labels=names)
         self._check_classes(names)
         return torch.tensor(names, device=self.device)[torch.arange(n, device=self.device) % len(names)]
 
@@ -271,24 +267,17 @@ class FeatureSource:
         if wrong := sorted({c for c in labels if not 0 <= c < self.classes}):
             raise ValueError(f"labels must be the source's classes, 0 to {self.classes - 1}, got {wrong}")
 
-    @contextmanager
-    def _hooked(self, hooks: Mapping[str, Callable[[nn.Module, Any, Any], Any]]) -> Iterator[None]:
-        parts = dict(self.module.named_modules())
-        handles = [parts[name].register_forward_hook(hook) for name, hook in hooks.items()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def _hooked(self, hooks: Mapping[str, Callable[[nn.Module, Any, Any], Any]]) -> ExitStack:
+        """A context in which these forward hooks are registered."""
+        parts, stack = dict(self.module.named_modules()), ExitStack()
+        for name, hook in hooks.items():
+            stack.enter_context(parts[name].register_forward_hook(hook))
+        return stack
 
     def _layers_in_order(self) -> tuple[str, ...]:
         names = [name for name, part in self.module.named_modules() if name and isinstance(part, WEIGHTED_LAYERS)]
         ran: list[str] = []
-
-        def note(name: str, *_: Any) -> None:
-            ran.append(name)
-
-        with self._hooked({name: partial(note, name) for name in names}), torch.no_grad():
+        with self._hooked({name: lambda *_, name=name: ran.append(name) for name in names}), torch.no_grad():
             y = torch.zeros(MIN_ROWS, dtype=torch.int64, device=self.device)
             self(torch.zeros(MIN_ROWS, self.latent, dtype=self.dtype, device=self.device), y)
         return tuple(name for name in ran if ran.count(name) == 1)

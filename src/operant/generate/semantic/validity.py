@@ -17,6 +17,7 @@ from operant.networks.cvae import normal_kl
 from operant.networks.vae import NOISE
 from operant.profile import ClassVAEs, fit_class_vaes
 from operant.suite import Suite
+from operant.validation import check_between, check_not_empty
 
 LEVEL = 0.05  # p-value from which a test counts as natural
 
@@ -57,10 +58,8 @@ class Validity:
     level: float = LEVEL
 
     def __post_init__(self) -> None:
-        if not self.judges:
-            raise ValueError("there must be at least one judge, got none; give an independently trained classifier")
-        if not 0 < self.level < 1:
-            raise ValueError(f"level must lie between 0 and 1, got {self.level}")
+        check_not_empty(judges=self.judges, advice="give an independently trained classifier")
+        check_between(0, 1, level=self.level)
 
     def __call__(self, suite: Suite) -> Suite:
         nan = torch.full((len(suite),), math.nan, dtype=torch.float64)

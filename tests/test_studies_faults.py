@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, spawn
-from operant.generate.semantic.faults import (
+from operant.results import load, save
+from operant_studies.faults import (
     FEATURES,
     Confirmation,
     Cue,
@@ -22,7 +23,6 @@ from operant.generate.semantic.faults import (
     reveals,
     widened,
 )
-from operant.results import load, save
 
 GREY = [name for name, feature in FEATURES.items() if not feature.colour]
 
