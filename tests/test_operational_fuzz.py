@@ -437,7 +437,9 @@ def test_a_search_that_finds_nothing_gives_an_empty_suite(fuzz, model, seeds) ->
 
 def test_other_shapes_are_rejected(fuzz, digits28, lenet, naturalness, model, seeds) -> None:
     other = fit_profile(digits28.train[:300], encoder=partial(fit_pca, dimensions=4), generator=spawn(0))
-    with pytest.raises(ValueError, match=r"inputs must have shape \(N, 1, 28, 28\), got \(1, 1, 8, 8\); this profile is of such inputs"):
+    with pytest.raises(
+        ValueError, match=r"inputs must have shape \(N, 1, 28, 28\), got \(1, 1, 8, 8\); this profile is of such inputs"
+    ):
         replace(fuzz, profile=other)(model, seeds, generator=spawn(0))
     with pytest.raises(ValueError, match="this profile is of such inputs"):
         fuzz(lenet, digits28.test[:20], generator=spawn(0))
