@@ -572,7 +572,7 @@ def test_drift_stops_the_campaign_if_so_configured(tmp_path: Path) -> None:
     old = field()
     everything, there = arriving(old, old[:0], field(200, dark=True))
     done = run(tmp_path, everything, field=there, rounds=3, labels=400, when_drifted="stop", requirement=0.3)
-    assert done.reason.startswith("Stopped in round 2 because the field has changed: ")
+    assert done.reason.startswith("Stopped in round 2 because the field has changed (Drift (p = ")
     assert not done.met
     assert done.rounds[2].assessment is None
     assert done.assessment == next(r.assessment for r in reversed(done.rounds) if r.assessment)
@@ -797,7 +797,7 @@ def test_without_labels_the_bound_is_one() -> None:
 # Your own parts -------------------------------------------------------------------------------------------------------
 
 
-def keep_weights(model: Classifier, train: Samples, cases: Samples, **arguments: Any) -> Retrained:
+def scale_weights(model: Classifier, train: Samples, cases: Samples, **arguments: Any) -> Retrained:
     """A user's retrainer: moves every weight a little."""
     module = copy_module(model.unwrap())
     with torch.no_grad():
@@ -813,13 +813,35 @@ def keep_weights(model: Classifier, train: Samples, cases: Samples, **arguments:
 
 
 def test_any_retrainer_will_do(tmp_path: Path) -> None:
-    done = run(tmp_path / "own", retrainer=keep_weights, rounds=1)
+    done = run(tmp_path / "own", retrainer=scale_weights, rounds=1)
     assert done.rounds[1].retraining.reason == "scaled"
     assert done.rounds[1].changed
     assert not same_weights(done.model, model())
-    assert run(tmp_path / "own", retrainer=keep_weights, rounds=1).rounds == done.rounds
+    assert run(tmp_path / "own", retrainer=scale_weights, rounds=1).rounds == done.rounds
     shipped = run(tmp_path / "shipped", retrainer=Finetune(epochs=1, progress=False), rounds=1)
     assert shipped.rounds[1].retraining.n_cases == shipped.rounds[1].chosen
+
+
+def unchanged(model: Classifier, train: Samples, cases: Samples, **arguments: Any) -> Retrained:
+    """A user's retrainer that returns another model but says that the original one is kept."""
+    done = scale_weights(model, train, cases, **arguments)
+    return Retrained(model=done.model, record=replace(done.record, best_epoch=0))
+
+
+def ruined(model: Classifier, train: Samples, cases: Samples, **arguments: Any) -> Retrained:
+    """A user's retrainer that ignores ``max_drop``."""
+    module = copy_module(model.unwrap())
+    with torch.no_grad():
+        module[1].weight.mul_(-1)
+    return Retrained(model=model.rewrap(module), record=scale_weights(model, train, cases, **arguments).record)
+
+
+def test_the_record_of_a_retrainer_decides_which_model_is_kept(tmp_path: Path) -> None:
+    done = run(tmp_path / "unchanged", retrainer=unchanged, rounds=1)
+    assert same_weights(done.model, model())
+    assert same_weights(run(tmp_path / "unchanged", retrainer=unchanged, rounds=1).model, model())
+    with pytest.raises(ValueError, match=r"the retrainer returned a model with clean accuracy 0\.\d+, but 0\.\d+ must"):
+        run(tmp_path / "ruined", retrainer=ruined, rounds=1)
 
 
 def first_seeds(model: Classifier, inputs: Samples, n: int, **others: Any) -> Samples:

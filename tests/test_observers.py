@@ -463,3 +463,16 @@ def test_names_of_round_files_and_page_parts_are_reserved(own):
     assert files - observers <= RESERVED
     ids = {attributes["id"] for _, attributes in Page(render_page(gather(own))).tags if "id" in attributes}
     assert {name for name in ids if not name.startswith("h-")} - observers <= RESERVED
+
+
+class Failing(Brightness):
+    """A user's observer with a mistake."""
+
+    def observe(self, seen: Any) -> Any:
+        raise RuntimeError("a mistake")
+
+
+def test_an_observer_that_fails_does_not_stop_the_campaign(own, tmp_path):
+    with pytest.warns(UserWarning, match=r"the observer brightness failed in round-00\d \(RuntimeError: a mistake\)"):
+        done = run(tmp_path / "run", observers=(Failing(),))
+    assert done.rounds == run(tmp_path / "other", observers=()).rounds

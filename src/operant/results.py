@@ -156,6 +156,10 @@ def _encode(hint: Any, value: Any, name: str, tensors: dict[str, Tensor]) -> Any
         return {str(k): _encode(typing.get_args(hint)[1], v, f"{name}.{k}", tensors) for k, v in value.items()}
     if hint is float and isinstance(value, (int, float)):
         return float(value) if math.isfinite(value) else str(value)  # JSON has no infinity and no NaN
+    if hint is Any and isinstance(value, tuple | list):
+        return [_encode(Any, v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
+    if hint is Any and isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _encode(Any, v, f"{name}.{key}", tensors) for key, v in value.items()}
     if _is_plain(hint, value) or (hint is Any and _is_json(value)):
         return value
     raise TypeError(
@@ -228,11 +232,7 @@ def _is_plain(hint: Any, value: Any) -> bool:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether a value declared ``Any`` comes back from JSON as it is: no tuples, no tensors, no infinities."""
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(v) for key, v in value.items())
+    """Whether a single value declared ``Any`` comes back from JSON as it is."""
     return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 

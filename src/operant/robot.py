@@ -104,7 +104,7 @@ class RobOT:
         rounds: the budget.
         chunk: seeds or samples per chunk of work; finished chunks are on disk.
         max_drop: clean accuracy that may be lost in all.
-        retrainer: how to retrain; any `Retrainer`.
+        retrainer: how to retrain; any `Retrainer`. Its own ``max_drop`` is replaced by the loop's.
         engine: runs chunks of work (default: one after the other in this process; see `pool`).
 
     References:

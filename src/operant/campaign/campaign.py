@@ -23,7 +23,7 @@ from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.generate import default_moves
 from operant.model import Classifier
-from operant.retrain import OperationalFinetune, Retrainer
+from operant.retrain import OperationalFinetune, Retrainer, without_bar
 from operant.types import Labeller, Move
 
 MAY_CHANGE = ("rounds", "cases", "labels", "engine", "observers")  # options that may differ when a run is resumed
@@ -156,8 +156,9 @@ class Campaign:
             state = RoundState(
                 run, model, clean=clean, max_drop=self.max_drop, seed=seed, engine=self.engine, on_event=on_event
             )
-            labels = FieldLabels(self, labeller, field_state, state)
-            result = CampaignRun(self, moves, train, field=field_state, state=state, labels=labels).run()
+            options = replace(self, retrainer=without_bar(self.retrainer))  # progress is shown by on_event
+            labels = FieldLabels(options, labeller, field_state, state)
+            result = CampaignRun(options, moves, train, field=field_state, state=state, labels=labels).run()
             run.deliver(result.model, result.suite)
             return result
 

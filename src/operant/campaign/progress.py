@@ -209,7 +209,7 @@ def result_json(result: CampaignResult, **more: Any) -> dict[str, Any]:
 def _round(r: Round) -> dict[str, Any]:
     page = {name: getattr(r, name) for name in ("number", "arrived", "attempted", "found", "operational", "by_move")}
     page |= {"chosen": r.chosen, "cases": r.cases, "clean": r.clean, "changed": r.changed}
-    page |= {"drift": r.drift.summary if r.drift else "", "decisions": [str(decision) for decision in r.decisions]}
+    page |= {"drift": str(r.drift) if r.drift else "", "decisions": [str(decision) for decision in r.decisions]}
     if a := r.assessment:
         page |= {"pmi": a.pmi, "upper": a.upper, "labels": a.labels, "failures": a.failures}
     return page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class CampaignRun:
         number, stop = 0, None
         while stop is None or self.state.has_round(number):  # a smaller budget does not undo finished rounds
             self.state.begin(number)
-            with self.state.folder.timed(f"{self.state.name}/total"):
+            with nullcontext() if self.state.has_round(number) else self.state.folder.timed(f"{self.state.name}/total"):
                 before = self.state.model
                 record = self._round(number)
                 self._observe(before, record)
@@ -119,7 +120,7 @@ class CampaignRun:
         state, choose = self.state, self.options.seed_chooser
         shares = state.step("shares", SearchShares, self._search_shares)
         if shares.decisions:
-            self._report("decide", decisions=shares.decisions)
+            state.report("decide", 1, 1, decisions=shares.decisions)
         right = state.model.correct(self.train)
         if len(right) == 0:
             raise ValueError("the model gets every training input wrong; check labels and normalisation with doctor()")

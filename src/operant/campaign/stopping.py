@@ -70,10 +70,10 @@ def idle_rounds(rounds: Sequence[Round]) -> int:
 
 
 def _sentence(reason: StopReason, last: Round) -> str:
-    n = last.number
+    n, drift = last.number, f" ({last.drift.summary.rstrip('.')})" if last.drift else ""
     sentences = {
         "requirement met": f"The requirement was met after round {n}",
-        "field changed": f"Stopped in round {n} because the field has changed",
+        "field changed": f"Stopped in round {n} because the field has changed{drift}",
         "labels spent": f"All labels are spent after round {n}",
         "field assessed": f"All field inputs are labelled after round {n}",
         "cases spent": f"All cases are spent after round {n}",

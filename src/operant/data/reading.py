@@ -9,7 +9,7 @@ from operant.data.samples import Samples
 from operant.data.sources import samples_from_folder, samples_from_npz, samples_from_pictures
 
 
-def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
+def read_samples(path: str | Path, *, size: tuple[int, int] | None = None, part: str = "test") -> Samples:
     """Samples from an npz file with x and y, or from a folder of pictures, with or without one folder per class.
 
     Args:
@@ -18,6 +18,7 @@ def read_samples(path: Path, *, size: tuple[int, int] | None = None, part: str =
         part: ``"train"``, ``"test"`` or ``"field"``: which arrays to read from an npz file that has no x. Without
             x_field, x_test is read for ``"field"``.
     """
+    path = Path(path)
     if not path.is_dir():
         if path.suffix != ".npz":
             raise ValueError(f"{path} must be an npz file, or a folder of pictures; write it with numpy.savez")

@@ -45,7 +45,7 @@ def run_chunks(
     """
     if n_chunks < 1:
         raise ValueError(f"n_chunks must be at least 1, got {n_chunks}")
-    names = [f"{name}/chunk-{i:04d}" for i in range(n_chunks)]
+    names = [chunk_name(name, i) for i in range(n_chunks)]
     missing = require_existing(run.path / name)
     done = {i: run.suite(chunk, missing) for i, chunk in enumerate(names) if run.has(chunk)}
     todo, rows = [i for i in range(n_chunks) if i not in done], batch_size
@@ -67,6 +67,11 @@ def run_chunks(
     if interrupted():
         raise Interrupted(f"{len(done)} of {n_chunks} chunks of {name} are finished and saved in {run.path}")
     return Suite.concat([done[i] for i in range(n_chunks)])
+
+
+def chunk_name(name: str, i: int) -> str:
+    """The name of chunk i of a step."""
+    return f"{name}/chunk-{i:04d}"
 
 
 @dataclass(frozen=True)

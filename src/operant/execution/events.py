@@ -1,4 +1,4 @@
-"""Progress events: how far a step is, for whoever displays it."""
+"""Progress events: how far a step is."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, takewhile
 from typing import NoReturn, Protocol, TypeVar
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.execution.chunked_fuzzing import ChunkedFuzzing, ChunkPrediction
-from operant.execution.chunks import run_chunks
+from operant.execution.chunks import chunk_name, run_chunks
 from operant.execution.engines import Engine, closing_results
 from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted, defer_interrupt
@@ -155,8 +154,9 @@ class RoundState:
 
     def existing_cases(self, name: str) -> Suite:
         """The cases of all chunks that `run_chunks` has finished in the current round."""
-        names = (f"{self.name}/{name}/chunk-{i:04d}" for i in count())
-        return Suite.concat([self.folder.suite(chunk, self._missing) for chunk in takewhile(self.folder.has, names)])
+        folder = f"{self.name}/{name}"
+        chunks = range(len(list((self.folder.path / folder).glob("chunk-*"))))
+        return Suite.concat([self.folder.suite(chunk_name(folder, i), self._missing) for i in chunks])
 
     def choose_cases(self, choose: Callable[[], Suite]) -> Suite:
         """Choose the cases of the current round, save them, and add them to ``learned``."""
@@ -181,7 +181,7 @@ class RoundState:
         draft = self.folder.draft(f"{self.name}/retraining")
 
         def on_epoch(epoch: FinetuneEpoch) -> None:
-            self.report("retrain", epoch.epoch, epochs, cases=len(self.learned))
+            self.report("retrain", epoch.epoch, max(epochs, epoch.epoch), cases=len(self.learned))
 
         def work() -> FinetuneRecord:
             with self.folder.writing("the state of retraining"):
@@ -196,7 +196,9 @@ class RoundState:
                     checkpoint=draft,
                     on_epoch=on_epoch,
                 )
-            self.folder.weights(f"{self.name}/weights", self.model, lambda: retrained.model)
+            kept = retrained.model if retrained.record.changed else self.model
+            self._check_clean_accuracy(kept, left)
+            self.folder.weights(f"{self.name}/weights", self.model, lambda: kept)
             return retrained.record
 
         if not draft.exists():  # a resumed retraining reports from its next epoch on
@@ -205,6 +207,15 @@ class RoundState:
         self.model = self.folder.weights(f"{self.name}/weights", self.model, self._missing)
         self.report("retrain", epochs, epochs, record=record)
         return record
+
+    def _check_clean_accuracy(self, model: Classifier, left: float) -> None:
+        """Reject a model of a user's retrainer that lost more clean accuracy than it may."""
+        floor, accuracy = self.model.accuracy(self.clean) - left, model.accuracy(self.clean)
+        if accuracy < floor - 1e-6:
+            raise ValueError(
+                f"the retrainer returned a model with clean accuracy {accuracy:.4f}, but {floor:.4f} must be kept; "
+                "return the original model in this case, with best_epoch=0 in the record"
+            )
 
     # Predictions and labels
 

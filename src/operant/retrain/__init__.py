@@ -6,7 +6,7 @@ from operant.retrain.losses import CrossEntropy, LabelSmoothing, Loss, TrainingB
 from operant.retrain.manifold_mixup import ManifoldMixup
 from operant.retrain.monitor import FieldMonitor, brier_monitor, pmi_monitor
 from operant.retrain.operational import OperationalFinetune
-from operant.retrain.retrainer import FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained, Retrainer
+from operant.retrain.retrainer import FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained, Retrainer, without_bar
 from operant.retrain.training import TrainableModel, TrainingOptions
 
 __all__ = [
@@ -29,4 +29,5 @@ __all__ = [
     "TrainingOptions",
     "brier_monitor",
     "pmi_monitor",
+    "without_bar",
 ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -123,3 +123,12 @@ class Retrainer(Protocol):
         checkpoint: str | Path | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Retrained: ...
+
+
+def without_bar(retrainer: Retrainer) -> Retrainer:
+    """The same retrainer without a progress bar, if it has one."""
+    if "progress" not in getattr(retrainer, "__dataclass_fields__", {}):
+        return retrainer
+    options: Any = retrainer
+    quiet: Retrainer = replace(options, progress=False)
+    return quiet

@@ -52,7 +52,7 @@ class RivalsOutcome:
     def _searches(self) -> list[Steps]:
         return [finding.steps_of(self.setting, self.out, seed) for seed in self.setting.seeds]
 
-    def pairs(self, contest: Contest, arm: ContestArm) -> list[Comparison]:
+    def pairs(self, contest: Contest, arm: ContestArm) -> list[RivalsComparison]:
         return [pair(each, arm) for each in self.curves[contest.key]]
 
     def lead(self, contest: Contest, arm: ContestArm) -> Mean:
@@ -66,7 +66,7 @@ class RivalsOutcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RivalsComparison:
     """An arm and the best of its controls, after as many model rows as both have spent."""
 
     rows: float
@@ -79,11 +79,11 @@ class Comparison:
         return self.covered / self.control - 1
 
 
-def pair(each: dict[str, CoverageCurve], arm: ContestArm) -> Comparison:
+def pair(each: dict[str, CoverageCurve], arm: ContestArm) -> RivalsComparison:
     ours = each[arm.name]
     best = max((each[name] for name in arm.controls), key=lambda c: c.at(min(ours.rows[-1], c.rows[-1])))
     rows = min(ours.rows[-1], best.rows[-1])
-    return Comparison(rows=rows, start=best.coverage[0], covered=ours.at(rows), control=best.at(rows))
+    return RivalsComparison(rows=rows, start=best.coverage[0], covered=ours.at(rows), control=best.at(rows))
 
 
 def widened(repetitions: int, among: int) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -54,7 +55,7 @@ class ObservedRound:
     spawn: Callable[[str], torch.Generator]
     load_failures: Callable[[], Suite | None]
 
-    @cached_property
+    @property
     def failures(self) -> Suite | None:
         """The operational failures of the round; None if there are none."""
         return self.load_failures()
@@ -114,12 +115,21 @@ def check_names(observers: Sequence[Observer]) -> None:
 
 
 def observe_round(seen: ObservedRound, observers: Sequence[Observer], state: RoundState) -> None:
-    """Let observers record a round; records that are on disk are kept."""
+    """Let observers record a round; records that are on disk are kept.
+
+    An observer that fails is reported with a warning: it must not stop a campaign that does not depend on it.
+    """
     for observer in observers:
-        if not state.folder.has(f"{state.name}/{observer.name}"):
+        if state.folder.has(f"{state.name}/{observer.name}"):
+            continue
+        try:
             value, _ = with_smaller_batches(partial(_observe, observer, seen), seen.before.batch_size)
-            if value is not None:
-                state.step(observer.name, observer.record, partial(_same, value))
+        except Exception as error:  # a user's observer may raise anything
+            what = f"the observer {observer.name} failed in {state.name} ({type(error).__name__}: {error})"
+            warnings.warn(f"{what}; the report will lack its record", stacklevel=2)
+            continue
+        if value is not None:
+            state.step(observer.name, observer.record, partial(_same, value))
 
 
 def _observe(observer: Observer, seen: ObservedRound, rows: int) -> Any | None:
