@@ -182,9 +182,9 @@ def feedback(n: int) -> dict[str, float]:
         before = statistics.mean(1 - model(seed, field.known).accuracy(truth) for seed in range(n))
         mean, half = difference(*both)
         ratios[f"feedback in points, {name}"] = 100 * mean
-        told = [f"{before:.4f}", *(f"{statistics.mean(pmis):.4f}" for pmis in both)]
+        values = [f"{before:.4f}", *(f"{statistics.mean(pmis):.4f}" for pmis in both)]
         fewer = sum(a < b for a, b in zip(*both, strict=True))
-        rows.append([name, str(n), *told, f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]", f"{fewer} of {n}"])
+        rows.append([name, str(n), *values, f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]", f"{fewer} of {n}"])
     columns = ["field", "seeds", "pmi before", "with", "without", "difference", "better with"]
     _timing.show("Feedback, pmi after the last round", columns, rows)
     return ratios

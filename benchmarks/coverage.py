@@ -4,7 +4,7 @@ Three kinds of scores, by which inputs are drawn: good ones, poor ones, and blin
 of the failures, taken for safe. With ``--data``, also the scores of trained networks on data from elsewhere. In each
 pool every method gets the same number of labels, and a table tells
 
-    given       in how many repetitions there was a bound at all (a normal one is refused where it cannot be trusted)
+    given       in how many repetitions there was a bound at all (a normal one is rejected where it cannot be trusted)
     true        how many of those were no smaller than the truth; "low" if fewer than a 95 % bound can have by chance
                 (below the level .01), "-" if none was given
     upper       the median bound
@@ -188,16 +188,16 @@ def _plan(pool: Pool, claims: Tensor, risky: Tensor) -> Iterator[tuple[str, Tens
 
 
 def _safe(name: str, estimator: Callable[..., of.Estimate], drawn: Draw, failed: Tensor) -> dict[str, Bounds]:
-    told = estimator(drawn, failed, confidence=1 - TAIL)
-    return {name: (told.estimate, told.upper)}
+    result = estimator(drawn, failed, confidence=1 - TAIL)
+    return {name: (result.estimate, result.upper)}
 
 
 def _weighed(name: str, estimator: Callable[..., of.Estimate], drawn: Draw, failed: Tensor) -> dict[str, Bounds]:
-    """What the estimator gives or refuses, and what one would have without asking."""
-    told = estimator(drawn, failed, confidence=1 - TAIL)
-    assert told.standard_error is not None
-    plain = told.estimate + float(norm.isf(TAIL)) * told.standard_error
-    return {name: (told.estimate, told.upper), f"{name}, plain normal": (told.estimate, plain)}
+    """The estimate and bound, and the plain normal bound for comparison."""
+    result = estimator(drawn, failed, confidence=1 - TAIL)
+    assert result.standard_error is not None
+    plain = result.estimate + float(norm.isf(TAIL)) * result.standard_error
+    return {name: (result.estimate, result.upper), f"{name}, plain normal": (result.estimate, plain)}
 
 
 def _deepest(drawn: Draw, failed: Tensor) -> dict[str, Bounds]:

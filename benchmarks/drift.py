@@ -1,6 +1,6 @@
 """How often drift is noticed where there is some, and where there is none: MNIST and the plain LeNet, 500 against 500.
 
-The same data split anew, MNIST to USPS, even classes to Zipf's, and a blur of standard deviation 1. Ratios are shares
+The same data split again, MNIST to USPS, even classes to Zipf's, and a blur of standard deviation 1. Ratios are shares
 of repetitions with an alarm at level .05; those of "same data" must not exceed it by more than chance.
 
     python benchmarks/drift.py --data DIR [--quick]
@@ -36,9 +36,9 @@ def main() -> None:
     ratios, rows = {}, []
     for name, (pair, repetitions) in cases(test, sources.other.train).items():
         n = 10 if options.quick else repetitions
-        told = [drift(*pair(spawn(r, name)), model, generator=spawn(r, name, "test")) for r in range(n)]
-        alone = [sum(getattr(d, test) <= 0.05 / 3 for d in told) for test in ("outputs", "inputs", "within")]
-        alarms = sum(d.alarm for d in told)
+        result = [drift(*pair(spawn(r, name)), model, generator=spawn(r, name, "test")) for r in range(n)]
+        alone = [sum(getattr(d, test) <= 0.05 / 3 for d in result) for test in ("outputs", "inputs", "within")]
+        alarms = sum(d.alarm for d in result)
         ratios[f"alarms, {name}"] = alarms / n
         rows.append([name, str(n), *map(str, alone), str(alarms)])
     _timing.show("Drift", ["", "repetitions", "outputs", "inputs", "within", "alarms"], rows)

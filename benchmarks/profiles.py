@@ -22,7 +22,7 @@ from operant.profile import fit_profile
 
 
 def inputs(n: int) -> Tensor:
-    """Digits of 28 x 28 under conditions drawn anew for each: as many different ones as asked for."""
+    """Digits of 28 x 28 under conditions drawn separately for each image."""
     x = load_digits(size=28).train.x
     drawn = Recipe(severities={"rotation": normal(10), "blur": uniform(0, 1), "brightness": normal(0.1)})
     return apply(x.repeat(n // len(x) + 1, 1, 1, 1)[:n], drawn.draw(n, generator=spawn(0, "inputs")))
