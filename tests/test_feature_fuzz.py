@@ -641,7 +641,7 @@ def test_a_campaign_can_use_it_on_seeds_of_its_source(tmp_path):
         cases_per_round=15,
         chunk=20,
         dimensions=4,
-        finetune=OperationalFinetune(epochs=1, steps=10, progress=False),
+        retrainer=OperationalFinetune(epochs=1, steps=10, progress=False),
     )
     given_ = {"train": made, "clean": digits.train[700:900], "labeller": labels_of(field)}
     done = campaign(model, field=Samples(field.x, ids=field.ids), folder=tmp_path, **given_)
