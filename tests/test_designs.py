@@ -429,7 +429,7 @@ def test_equal_weights_at_the_top_come_in_random_order():
     assert len({tuple(rows) for rows in draws}) > 6
 
 
-# The pool and refusals ------------------------------------------------------------------------------------------------
+# The pool and invalid arguments ---------------------------------------------------------------------------------------
 
 
 def test_the_drawn_samples_come_from_the_same_pool_only():

@@ -130,9 +130,9 @@ def test_the_worst_classes_come_first():
 )
 def test_bad_input_is_rejected_and_told(options, sentence):
     found = []
-    with subscribed(found.append), pytest.raises(ValueError, match=sentence) as refused:
+    with subscribed(found.append), pytest.raises(ValueError, match=sentence) as caught:
         assert_reliable(**{"model": MODEL, "field": RIGHT, "pmi": 0.1} | options)
-    assert found == [InvalidCheck(reason=str(refused.value))]
+    assert found == [InvalidCheck(reason=str(caught.value))]
 
 
 @given(st.floats(1e-9, 1))

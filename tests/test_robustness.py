@@ -262,7 +262,7 @@ def test_the_text_never_gives_one_mode_in_the_others_name():
     assert "Static was not measured, because no cases were given" in str(example(static=False))
 
 
-# Refusals
+# Invalid arguments
 
 
 def test_bad_requests_are_rejected(points, generator):

@@ -368,7 +368,7 @@ def test_searches_stop_when_there_are_enough_cases_or_too_few_come(tmp_path: Pat
 # The study
 
 
-def test_options_that_do_not_belong_are_refused(tmp_path: Path) -> None:
+def test_options_that_do_not_belong_are_rejected(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["study", "kuk", "--kuk", str(tmp_path), "--out", str(tmp_path / "a")])
     assert done.exit_code == 2
     assert "--kuk is an option of defences, enhance alone, not of kuk" in " ".join(done.output.split())

@@ -269,7 +269,7 @@ def test_reveals_are_counted_by_direction():
     assert reveals(suite[:0], FEATURES["background"], CUE).shape == (0,)
 
 
-# Refusals
+# Invalid arguments
 
 
 def test_bad_faults_are_rejected():

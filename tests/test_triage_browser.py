@@ -386,9 +386,9 @@ def test_another_page_can_neither_read_nor_write(browser, folder, tmp_path) -> N
             const kinds = ["application/json", "text/plain"];
             for (const type of kinds) for (const mode of ["cors", "no-cors"])
                 await fetch(base + "api/mark", {method: "POST", mode, credentials: "include", body, headers: {"content-type": type}}).catch(() => 0);
-            return fetch(base + "api/about", {credentials: "include"}).then((answer) => answer.text(), () => "refused");
+            return fetch(base + "api/about", {credentials: "include"}).then((answer) => answer.text(), () => "blocked");
         }"""  # noqa: E501
-        assert foreign.evaluate(write, base) == "refused"
+        assert foreign.evaluate(write, base) == "blocked"
     pages.context.close()
     assert read_verdicts(folder) == []
 

@@ -185,8 +185,8 @@ class CampaignRun:
     def _assess(self, retraining: FinetuneRecord | None) -> SequentialAssessment | None:
         """A new bound for a changed model; for an unchanged one more labels, if they can show anything."""
         changed = retraining is not None and retraining.changed
-        refused = retraining is not None and retraining.refused_by_monitor
-        budget = self.labels.budget(self.rounds, changed=changed, refused_by_monitor=refused)
+        rejected = retraining is not None and retraining.rejected_by_monitor
+        budget = self.labels.budget(self.rounds, changed=changed, rejected_by_monitor=rejected)
         earlier = None if changed else latest_assessment(self.rounds)
         assessment = self.labels.assess(budget, self.rounds, earlier=earlier)
         return assessment if changed or assessment.bought else None

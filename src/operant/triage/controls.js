@@ -212,7 +212,7 @@ async function begin() {
   listen();
   root.classList.toggle("blind", blind());
   waiting();
-  if (about.refused?.length) toast(about.refused.join(" "));
+  if (about.rejected?.length) toast(about.rejected.join(" "));
   await become(sessionStorage.getItem("operant-triage-by") || about.by);
   document.body.dataset.ready = "1";
 }
