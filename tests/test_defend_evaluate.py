@@ -28,7 +28,7 @@ from operant.results import load, save
 
 
 def made(n: int = 40, *, cases_per_seed: int = 1, columns: bool = True) -> Suite:
-    """Cases whose only value tells everything about them."""
+    """Cases whose only value says everything about them."""
     seeds = Samples(torch.arange(n // cases_per_seed)[:, None].float() / n, torch.arange(n // cases_per_seed) % 3)
     origin = torch.arange(n) // cases_per_seed
     x = torch.arange(n)[:, None].float() / n

@@ -510,7 +510,7 @@ def test_opening_reads_no_inputs_until_they_are_asked_for(tmp_path: Path) -> Non
 
 
 def _is_mapped(values: Tensor, folder: Path) -> bool:
-    """Whether a tensor's memory is a file of the folder (where the system can tell)."""
+    """Whether a tensor's memory is a file of the folder (where the system shows it)."""
     if not sys.platform.startswith("linux"):
         return True
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -69,7 +69,7 @@ def label_budget(
 ) -> LabelBudget:
     """The labels of a round's assessment.
 
-    When the monitor rejected a retraining, some labels are bought all the same: with few labels the monitor may have
+    When the monitor rejected a retraining, some labels are bought anyway: with few labels the monitor may have
     been wrong, and the next round's has more.
 
     Args:

@@ -192,7 +192,7 @@ class CampaignRun:
         return assessment if changed or assessment.bought else None
 
     def _assess_in_new_field(self) -> SequentialAssessment | None:
-        """Of a model that meets a field for the first time; None if the campaign is to stop when the field drifts."""
+        """The first assessment of a model in a new field; None if the campaign is to stop when the field drifts."""
         if self.field.drift and self.options.when_drifted == "stop":
             return None
         budget = self.labels.budget(self.rounds, changed=True)

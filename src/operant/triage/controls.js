@@ -109,7 +109,7 @@ function setUp() {
     })
   );
   const meanings = [
-    ["Valid", "it still shows what its label says, and could occur in use."],
+    ["Valid", "it still shows what its label says, and could occur in the field."],
     ["Invalid", "it shows something else, or nothing recognisable."],
     ["Unsure", "you cannot say; it counts as not valid until somebody decides."],
   ];
