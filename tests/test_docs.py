@@ -180,7 +180,7 @@ def test_the_reference_lists_every_command_and_option():
     text = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"(?ms)^## operant ([\w-]+)\n(.*?)(?=^## |\Z)", text))
     commands = typer.main.get_command(app).commands
-    assert sorted(sections) == sorted(commands)
+    assert list(sections) == list(commands)  # in the order of the help
     for name, command in commands.items():
         options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
         assert [option for option in options if f"`{option}`" not in sections[name]] == []
