@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from operant.checks import Check, InvalidCheck, subscribed
+from operant.reliability_checks import Check, InvalidCheck, subscribed
 
 PROPERTY = "operant"
 

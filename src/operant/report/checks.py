@@ -12,8 +12,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from operant import results
-from operant.checks import Check, InvalidCheck
 from operant.formatting import at_most, percent
+from operant.reliability_checks import Check, InvalidCheck
 from operant.report.junit import clean
 from operant.report.markdown import plain
 
