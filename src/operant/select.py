@@ -9,8 +9,6 @@ those of `operational` are masses, 0 or more.
 [0, 1, 4, 5]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

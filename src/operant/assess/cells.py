@@ -1,7 +1,5 @@
 """Cells: small neighbourhoods of real inputs in which the true label does not change, and their failure rates."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Protocol

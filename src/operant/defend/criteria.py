@@ -1,7 +1,5 @@
 """The effect of retraining: accuracy on clean inputs, and attacks on the old model that the new one withstands."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

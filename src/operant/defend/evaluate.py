@@ -1,7 +1,5 @@
 """Evaluation of defences on the benign and adversarial cases of a suite, by pattern of uncertainty."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Mutation-based detection: the labels of adversarial inputs change more often when the network changes a little."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A model that classifies transformed inputs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

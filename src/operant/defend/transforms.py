@@ -11,8 +11,6 @@ References:
     | https://arxiv.org/abs/1711.00117
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from io import BytesIO
 

@@ -1,7 +1,5 @@
 """A normalising flow: a network that maps a Gaussian to the density. Needs ``pip install 'operant[flows]'``."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import cached_property

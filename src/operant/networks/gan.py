@@ -1,7 +1,5 @@
 """A small conditional GAN: generates images of a given class."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import dataclass, field

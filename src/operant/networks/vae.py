@@ -1,7 +1,5 @@
 """A small variational autoencoder: codes each input as a few numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

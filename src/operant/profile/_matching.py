@@ -1,7 +1,5 @@
 """The search behind `fit_conditions`: simulate at some parameters, compare with the field, step towards it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

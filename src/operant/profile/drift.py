@@ -1,7 +1,5 @@
 """Drift: tests whether current inputs still have the distribution of earlier ones, and advises what to do if not."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Estimates field conditions: the severities under which clean images look most like field data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

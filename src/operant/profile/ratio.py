@@ -1,7 +1,5 @@
 """The density ratio of field to pool, from a classifier that separates the two."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The charts of a report, as SVG that takes its colours from the page."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The report of a test session: the results of all `operant.testing.assert_reliable` calls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources

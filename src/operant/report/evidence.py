@@ -1,7 +1,5 @@
 """Everything that a report of a campaign shows, as a value."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

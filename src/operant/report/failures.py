@@ -1,7 +1,5 @@
 """Operational failures as a report shows them: with images, or with the values that changed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

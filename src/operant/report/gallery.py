@@ -1,7 +1,5 @@
 """One page that shows cases beside the seeds they came from."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

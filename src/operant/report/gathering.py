@@ -1,7 +1,5 @@
 """Gathering what a report shows from a campaign's folder; files are only read."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The report for a CI server: JUnit XML."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """The report for a pull request: Markdown."""
 
-from __future__ import annotations
-
 import re
 
 from operant.campaign.records import Round

@@ -1,7 +1,5 @@
 """The page of a report: one HTML file that contains everything and loads nothing."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shlex

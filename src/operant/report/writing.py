@@ -1,7 +1,5 @@
 """All files of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

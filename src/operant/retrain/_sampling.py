@@ -1,7 +1,5 @@
 """Which rows an epoch learns from: drawn by weight, with a limit on how often one row is drawn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Options of training, a trainable copy of a model, and steps of the optimiser."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import chain
 

@@ -19,8 +19,6 @@ estimated without bias, p being the profile's mass and d the `Draw.probabilities
 (10, torch.Size([10]))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import index
