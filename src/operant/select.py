@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from operant.rng import shuffled
 from operant.seeds.designs import shape_or_type
 from operant.validation import check_from_to, check_not_empty, check_one_of, check_positive
 
@@ -77,7 +78,7 @@ def gini(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
 
 def random(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
     """Any n cases, whatever their values: the baseline for the others."""
-    return _shuffled(len(_checked(values, n)), generator)[:n]
+    return shuffled(len(_checked(values, n)), generator)[:n]
 
 
 def operational(
@@ -124,7 +125,7 @@ def operational(
             raise ValueError("covered and width are about distances; give codes too, one row for each case")
         return gini(weights, n, generator=generator)
     z, seen, scale = _checked_codes(codes, covered, len(weights))
-    order = _shuffled(len(weights), generator)  # ties: the first is taken
+    order = shuffled(len(weights), generator)  # ties: the first is taken
     check_positive(width=width)
     reach = _reach(z[order], n) if width is None else width / scale
     reach = max(reach, 1e-6)  # below that, rounding hides the difference between copies and neighbours
@@ -189,7 +190,7 @@ def _quotas(counts: Tensor, n: int, generator: torch.Generator) -> Tensor:
     while left := n - int(quota.sum()):
         open_ = (quota < counts).nonzero().flatten()
         if left < len(open_):
-            quota[open_[_shuffled(len(open_), generator)[:left]]] += 1
+            quota[open_[shuffled(len(open_), generator)[:left]]] += 1
         else:
             quota[open_] = torch.minimum(quota[open_] + left // len(open_), counts[open_])
     return quota
@@ -197,18 +198,14 @@ def _quotas(counts: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 def _from_blocks(values: Tensor, n: int, k: int, generator: torch.Generator) -> Tensor:
     blocks = _ranked(values, generator).tensor_split(k)
-    drawn = [blocks[i] for i in _shuffled(k, generator).tolist()]
-    return torch.cat([block[_shuffled(len(block), generator)] for block in drawn])[:n]
+    drawn = [blocks[i] for i in shuffled(k, generator).tolist()]
+    return torch.cat([block[shuffled(len(block), generator)] for block in drawn])[:n]
 
 
 def _ranked(values: Tensor, generator: torch.Generator) -> Tensor:
     """Row numbers from the smallest value to the largest; equal values in random order."""
-    order = _shuffled(len(values), generator)
+    order = shuffled(len(values), generator)
     return order[values[order].argsort(stable=True)]
-
-
-def _shuffled(n: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(n, generator=generator, device=generator.device).cpu()
 
 
 def _checked(values: Tensor, n: int) -> Tensor:

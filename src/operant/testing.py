@@ -4,8 +4,6 @@
 >>> check_fuzzer(PGD(radius=0.1))
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Sequence

@@ -32,6 +32,7 @@ from torch import Tensor
 from operant.data import Samples
 from operant.measure.activations import Neurons, check_activations, find_neurons
 from operant.model import Classifier
+from operant.rng import shuffled
 from operant.validation import check_from_to
 
 ROWS, POINTS = 1024, 4096  # rows and references per block
@@ -296,8 +297,7 @@ def _learn_from(
         if generator is None:
             raise ValueError(f"references={references} are drawn at random; give a generator")
         check_from_to(2, len(train), references=references, advice="give more training inputs, or draw fewer")
-        order = torch.randperm(len(train), generator=generator, device=generator.device)
-        train = train[order[:references].sort().values.cpu()]
+        train = train[shuffled(len(train), generator)[:references].sort().values]
     neurons = find_neurons(model, train.x, layers=layers)
     return neurons, neurons(model, train.x), model.predict(train.x)
 

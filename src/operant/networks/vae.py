@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from operant.data import Samples
 from operant.model import MIN_ROWS, slack_of
 from operant.networks.training import OneCycle, check_options, epochs_with_bar, finite_loss, validation_split
-from operant.rng import global_streams, normal_like
+from operant.rng import global_streams, normal_like, shuffled
 from operant.validation import check_ascending, check_finite, check_row_shape, check_within
 
 ROWS = 1024  # computed at once
@@ -220,7 +220,7 @@ def _flat_with_noise(vae: VAE, x: Tensor, *, generator: torch.Generator) -> tupl
 
 def _batches(vae: VAE, x: Tensor, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Every row once, in batches of even size, with noise for its code."""
-    order = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
+    order = shuffled(len(x), generator).to(x.device)
     for rows in order.tensor_split(steps):
         yield _flat_with_noise(vae, x[rows], generator=generator)
 
