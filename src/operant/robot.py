@@ -1,7 +1,5 @@
 """The loop of the RobOT paper: fuzz, choose, retrain, and repeat, until the model is robust enough."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -133,8 +131,8 @@ class RobOT:
         check_share(requirement=self.requirement, max_drop=self.max_drop)
         if self.mode not in MODES:
             raise ValueError(f'mode must be "adaptive" or "static", got {self.mode!r}')
-        counts = {"seeds_per_round": self.seeds_per_round, "cases_per_round": self.cases_per_round}
-        check_at_least(1, **counts, rounds=self.rounds, chunk=self.chunk)
+        check_at_least(1, seeds_per_round=self.seeds_per_round, cases_per_round=self.cases_per_round)
+        check_at_least(1, rounds=self.rounds, chunk=self.chunk)
 
     def __call__(
         self,
@@ -176,7 +174,7 @@ class _RobotRun:
     """A run of Algorithm 1 in its folder."""
 
     def __init__(
-        self, options: RobOT, judge: _RobustnessJudge, state: RoundState, train: Samples, console: Console
+        self, options: RobOT, judge: "_RobustnessJudge", state: RoundState, train: Samples, console: Console
     ) -> None:
         self.options, self.judge, self.state = options, judge, state
         self.train, self.console = train, console

@@ -275,7 +275,9 @@ def cells_estimate(
     n, k = len(rates), rates.failures.double()
     p = torch.full((n,), 1 / n, dtype=torch.float64) if masses is None else masses.double()
     _check_masses(p, resampled, n)
-    drawn = _betas(k + 0.5, rates.samples - k + 0.5, len(resampled), generator)
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    a, b = (k + 0.5).numpy(), (rates.samples - k + 0.5).numpy()
+    drawn = torch.from_numpy(np.random.default_rng(seed).beta(a, b, size=(len(resampled), n)))  # (1)
     drawn = torch.where(rates.missed, 1.0, drawn)
     sums = (resampled[:, :n] * drawn).sum(1) + resampled[:, n:].sum(1)
     own = rates.rates
@@ -290,12 +292,6 @@ def cells_estimate(
         cells=n,
         samples=rates.samples,
     )
-
-
-def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """``(n, cells)`` draws of Beta(a, b) by NumPy, seeded from our generator."""
-    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    return torch.from_numpy(np.random.default_rng(seed).beta(a.numpy(), b.numpy(), size=(n, len(a))))
 
 
 def _check_masses(p: Tensor, resampled: Tensor, n: int) -> None:

@@ -1,7 +1,5 @@
 """Kernel density estimation: exact, fast and in bounded memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -128,11 +126,11 @@ class KDE:
         return _weighted_sum(self.weights, self.references)
 
     @cached_property
-    def _single(self) -> _KernelTerms:
+    def _single(self) -> "_KernelTerms":
         return _KernelTerms.concat(self._terms(), torch.float32)
 
     @cached_property
-    def _double(self) -> _KernelTerms:
+    def _double(self) -> "_KernelTerms":
         return _KernelTerms.concat(self._terms(), torch.float64)
 
     def _standard(self, z: Tensor) -> Tensor:
@@ -155,7 +153,7 @@ class KDE:
             offsets = log_weights[i] - (precision * r.square()).sum(1) / 2 - rho.log().sum(1)  # (4)
             yield torch.cat([precision * r, precision / -2], 1), offsets  # (3)
 
-    def _log_prob(self, z: Tensor, apart: _Apart | None = None) -> Tensor:
+    def _log_prob(self, z: Tensor, apart: "_Apart | None" = None) -> Tensor:
         features = self._features(z)
         const = -self._scale.log().sum() - len(self._scale) / 2 * math.log(2 * math.pi)
         value: Tensor = _LogSumExp.apply(features, self, apart)  # type: ignore[no-untyped-call]
@@ -297,7 +295,7 @@ class _KernelTerms:
     longest: Tensor
 
     @staticmethod
-    def concat(parts: Iterator[tuple[Tensor, Tensor]], dtype: torch.dtype) -> _KernelTerms:
+    def concat(parts: Iterator[tuple[Tensor, Tensor]], dtype: torch.dtype) -> "_KernelTerms":
         rows = [((r / LN2).to(dtype), (b / LN2).to(dtype), _lengths(r).amax()) for r, b in parts]
         factors, offsets, longest = zip(*rows, strict=True)
         return _KernelTerms(torch.cat(factors), torch.cat(offsets), torch.stack(longest).amax())

@@ -1,7 +1,5 @@
 """Naturalness: how plausible a case is as a field input, as a calibrated p-value and as a smooth surrogate of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -68,7 +66,7 @@ class Texture:
         return self._neighbours(self.whitening(texture(x.to(self.references), width=self.width)), k=k)
 
     @cached_property
-    def _neighbours(self) -> Neighbours:
+    def _neighbours(self) -> "Neighbours":
         return Neighbours(self.references)
 
 
@@ -158,7 +156,7 @@ class Naturalness:
         return len(self.calibration[SCORES[0]])
 
     @cached_property
-    def _neighbours(self) -> Neighbours:
+    def _neighbours(self) -> "Neighbours":
         return Neighbours(self.references)
 
     @cached_property
@@ -289,14 +287,11 @@ class Neighbours:
         self.squares = self.rows.square().sum(1)
 
     def __call__(self, features: Tensor, *, k: int) -> Tensor:
-        self._check(features, k)
-        at_once = max(1, PAIRS // max(self.rows.shape))
-        return in_chunks(lambda part: self._distance(part.to(self.rows) - self.centre, k), features, rows=at_once)
-
-    def _check(self, features: Tensor, k: int) -> None:
         check_row_shape(tuple(self.rows.shape[1:]), features=features, advice="like the references")
         check_from_to(1, len(self.rows), k=k, advice="there are no more references")
         check_finite(features=features)
+        at_once = max(1, PAIRS // max(self.rows.shape))
+        return in_chunks(lambda part: self._distance(part.to(self.rows) - self.centre, k), features, rows=at_once)
 
     def _distance(self, a: Tensor, k: int) -> Tensor:
         with torch.no_grad():

@@ -19,8 +19,6 @@ References:
     | https://arxiv.org/abs/2006.00894
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,7 +114,7 @@ class LSA(_Surprise):
         by_class: bool = True,
         var_threshold: float = 1e-5,
         max_features: int | None = None,
-    ) -> LSA:
+    ) -> "LSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them; see `fit_lsa` for the options."""
         groups = _grouped(activations, predicted, by_class=by_class)
         kernels = {
@@ -206,7 +204,7 @@ class DSA(_Surprise):
     parts: Mapping[int, References] = field(repr=False)
 
     @staticmethod
-    def of(activations: Tensor, predicted: Tensor) -> DSA:
+    def of(activations: Tensor, predicted: Tensor) -> "DSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
         groups = _grouped(activations, predicted)
         if len(groups) < 2:
@@ -260,7 +258,7 @@ class MDSA(_Surprise):
     parts: Mapping[int, Ellipsoid] = field(repr=False)
 
     @staticmethod
-    def of(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> MDSA:
+    def of(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> "MDSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
         groups = _grouped(activations, predicted, by_class=by_class)
         ellipsoids = {c: _ellipsoid(a, _of_class(c, by_class)) for c, a in groups.items()}

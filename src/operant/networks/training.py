@@ -1,7 +1,5 @@
 """Train networks from scratch: seeded, with the best epoch chosen on held-back data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -164,7 +162,7 @@ class OneCycle:
     schedule: torch.optim.lr_scheduler.LRScheduler
 
     @staticmethod
-    def of(weights: Iterable[Tensor], learning_rate: float, *, steps: int) -> OneCycle:
+    def of(weights: Iterable[Tensor], learning_rate: float, *, steps: int) -> "OneCycle":
         optimizer = torch.optim.Adam(weights, lr=learning_rate, fused=True)
         return OneCycle(optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps))
 

@@ -105,12 +105,8 @@ def gallery_of(
     factor = amplification(small, bounds)
     pictures = _draw(small, bounds, factor, max_characters)
     n = len(pictures)
-    return Gallery(
-        total=total,
-        factor=factor,
-        shape=shape,
-        failures=_failures(suite[:n], rounds[:n], learned[:n], pictures=pictures),
-    )
+    failures = _failures(suite[:n], rounds[:n], learned[:n], pictures=pictures)
+    return Gallery(total=total, factor=factor, shape=shape, failures=failures)
 
 
 def _interleaved(found: Sequence[RoundFailures], limit: int) -> tuple[Suite, Tensor, Tensor]:

@@ -12,12 +12,13 @@ SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
 
 def markdown(evidence: Evidence) -> str:
     """The verdict, the rounds, the summaries of all sections, the findings, and the settings folded away."""
+    cases = f"{evidence.cases} cases chosen, {evidence.learned} learned from"
     name, weights = evidence.judged_model
     parts = [
         f"## {SIGN[evidence.status]} {plain(evidence.name)}: {evidence.status}",
         plain(f"{evidence.verdict} {evidence.why} {evidence.advice}"),
         _rounds(evidence),
-        f"{evidence.labels} labels, {evidence.seeds} seeds, {evidence.cases} cases chosen, {evidence.learned} learned from.",
+        f"{evidence.labels} labels, {evidence.seeds} seeds, {cases}.",
         f"The verdict is about the {name}{f', hash `{weights}`' if weights else ''}." if evidence.rounds else "",
         *(plain(section.summary) for section in evidence.sections),
         plain(str(evidence.triage)) if evidence.triage else "",
