@@ -153,7 +153,6 @@ class RobOT:
             validation: labelled; chooses the epoch of each retraining.
             test: labelled; the requirement is checked on it.
             folder: where rounds are kept.
-            seed: random seed.
             console: where to print progress (default: nowhere).
         """
         parts = {"train": train, "validation": validation, "test": test}

@@ -66,8 +66,7 @@ def be_st(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
 def gini(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
     """DeepGini: the cases with the largest values, largest first.
 
-    Args:
-        values: one per case, the Gini impurity 1 - Σ p² of the model's probabilities in the paper.
+    In the paper the values are the Gini impurity 1 - Σ p² of the model's probabilities.
 
     References:
         | DeepGini: Prioritizing Massive Tests to Enhance the Robustness of Deep Neural Networks (Feng et al., 2020)

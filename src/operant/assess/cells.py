@@ -28,9 +28,7 @@ CELLS_PER_BATCH = 64  # cells whose inputs are drawn together
 class Separation:
     """How far labelled inputs lie from the nearest input of another class.
 
-    Attributes:
-        quantiles: from share to distance; share 0 is the smallest distance.
-        inputs: number of inputs compared.
+    ``quantiles`` go from share to distance; share 0 is the smallest distance among the ``inputs`` that were compared.
     """
 
     quantiles: dict[str, float]

@@ -26,13 +26,7 @@ class InaccurateMutants(ValueError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MutationDecisions:
-    """The detector's decision on each input.
-
-    Attributes:
-        adversarial: booleans ``(N,)``.
-        mutants: number of mutants used, ``(N,)``.
-        rate: share of those that predicted another label, ``(N,)``.
-    """
+    """Per input: whether it is adversarial, the number of mutants used, and the share of those with another label."""
 
     adversarial: Tensor
     mutants: Tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from operant.formatting import first_few
-from operant.rng import normal_like, spawn
+from operant.rng import normal_like, shuffled, spawn
 from operant.validation import check_at_least, check_finite, check_row_shape
 
 QUERIES, REFERENCES = 512, 1024  # rows and columns of one tile: 2 MiB of exponents, which fit in the cache
@@ -85,8 +85,7 @@ class KDE:
     def leave_out(self, *, groups: Tensor | None = None) -> Tensor:
         """log p of each reference under all others, ``(n,)``; with ``groups``, under those of other groups.
 
-        Args:
-            groups: one integer per reference, equal for references that belong together, such as copies of an input.
+        Groups are one integer per reference, equal for those that belong together, such as copies of an input.
         """
         n, device = len(self.references), self.references.device
         group = torch.arange(n) if groups is None else groups
@@ -263,7 +262,7 @@ def _most_likely(x: Tensor, share: Tensor, generator: torch.Generator) -> Tensor
     """Scott's bandwidth times the factor that maximises the leave-one-out likelihood."""
     start, groups = _scott(x, share), torch.arange(len(x), device=x.device)
     rows = (share > 0).nonzero().flatten()
-    rows = rows[torch.randperm(len(rows), generator=generator, device=generator.device)[:MAX_SCORED].to(x.device)]
+    rows = rows[shuffled(len(rows), generator)[:MAX_SCORED].to(x.device)]
 
     def score(k: int) -> float:
         return float(share[rows] @ KDE(x, start * STEP**k, share)._leave_out(rows, groups))

@@ -18,6 +18,7 @@ from operant.measure._texture import is_image, texture
 from operant.measure.conformal import Conformal, check_level, fit_conformal, min_bonferroni, min_calibration_size
 from operant.model import Classifier
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
+from operant.rng import shuffled
 from operant.validation import check_between, check_finite, check_from_to, check_row_shape
 
 SCORES = ("reconstruction", "neighbours", "density", "intensities", "texture")  # the last for images only
@@ -215,7 +216,7 @@ def fit_naturalness(
         features = _features(fitted.x, model, layer)
         whitening = _fit_whitening(features)
     vae = fit_vae(fitted, latent=latent, epochs=epochs, bounds=bounds, generator=generator, progress=progress)
-    kept = torch.randperm(len(fitted), generator=generator, device=generator.device)[:references].to(fitted.x.device)
+    kept = shuffled(len(fitted), generator)[:references].to(fitted.x.device)
     with torch.no_grad():
         means = in_chunks(lambda part: _above_levels(vae, part), fitted.x)
         draft = Naturalness(

@@ -186,11 +186,6 @@ def describe_labels(assessed: SequentialAssessment) -> str:
 # Reports on disk
 
 
-def save_evidence(evidence: Evidence, path: str | Path) -> None:
-    """Write ``report.json``; `load_evidence` reads it."""
-    results.save(evidence, path)
-
-
 def load_evidence(path: str | Path) -> Evidence:
     """Read ``report.json``; other formats are rejected."""
     path = Path(path)

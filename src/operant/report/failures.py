@@ -82,13 +82,9 @@ def gallery_of(
     limit: int = LIMIT,
     max_characters: int = MAX_CHARACTERS,
 ) -> Gallery:
-    """As many failures as fit.
+    """As many failures as fit: at most ``limit``, and ``max_characters`` of all their images together.
 
-    Args:
-        found: operational failures, one entry per round.
-        bounds: smallest and largest value of an input (None: those of the failures and their seeds).
-        limit: maximum number of failures.
-        max_characters: of all their images together.
+    Without bounds, the smallest and largest value of the failures and their seeds are used.
     """
     found = [part for part in found if len(part.suite)]
     total = sum(len(part.suite) for part in found)

@@ -109,9 +109,8 @@ def _names(suite: Suite, classes: Sequence[str] | None) -> Sequence[str]:
 
 def _template() -> Template:
     text = (resources.files("operant.report") / "gallery.html").read_text(encoding="utf-8")
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        text
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text)
 
 
 def _group(part: Suite, about: str, names: Sequence[str], bounds: tuple[float, float], limit: int) -> Group:
