@@ -5,8 +5,6 @@ one likes. `stratified_bound`: trials come from several strata of known mass. `c
 there is a partial or a full prior.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ The result is conditional on mixing: the formulas hold if the walk makes copies 
 nothing proves it. Failures in a corner that no particle came near are not counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -231,13 +229,13 @@ class _Runs:
     apart: Tensor  # squared distance between particles
 
     @staticmethod
-    def new(n: int) -> _Runs:
+    def new(n: int) -> "_Runs":
         number, no = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
         names = ("log_p", "variance", "proposed", "accepted", "length", "apart")
         return _Runs(reached=no, stalled=no.clone(), step=number + 1, **{name: number.clone() for name in names})
 
     @staticmethod
-    def table(parts: list[_Runs], repeats: int) -> _Runs:
+    def table(parts: "list[_Runs]", repeats: int) -> "_Runs":
         """All runs, one row per cell."""
         return _Runs(**{k: torch.cat([vars(part)[k] for part in parts]).view(-1, repeats) for k in vars(parts[0])})
 

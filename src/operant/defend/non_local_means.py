@@ -1,7 +1,5 @@
 """Non-local means: every pixel becomes the mean of nearby pixels with similar surroundings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

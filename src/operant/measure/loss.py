@@ -1,7 +1,5 @@
 """Zero- and first-order loss: the loss of a case, and how far it could still rise inside the ball around its seed."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy

@@ -8,8 +8,6 @@ References:
     | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.2
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

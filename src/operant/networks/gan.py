@@ -1,7 +1,5 @@
 """A small conditional GAN: generates images of a given class."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -120,9 +118,8 @@ class TrainedGenerator:
 class GAN(TrainedGenerator):
     """The trained generator of a conditional GAN; made by `fit_gan`.
 
-    Args:
-        history: mean loss of discriminator and generator in each epoch. They show whether training diverged, not how
-            good the images are.
+    ``history`` has the mean loss of discriminator and generator in each epoch. They show whether training diverged, not
+    how good the images are.
     """
 
     history: tuple[tuple[float, float], ...] = field(repr=False)

@@ -1,7 +1,5 @@
 """Drift: tests whether current inputs still have the distribution of earlier ones, and advises what to do if not."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from torch.nn.functional import one_hot
 from operant.data import Samples
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, check_same_shape, warning
+from operant.rng import shuffled
 from operant.validation import check_at_least, check_between
 
 TESTS = 3  # that can raise the alarm, each at its share of the level
@@ -161,7 +160,7 @@ def drift(
     a, b = (model.batched_logits(s.x).cpu().double().log_softmax(1) for s in sides)  # fewer ties than softmax
     distances = ks_distances(a, b)
     counts = torch.stack([p.argmax(1).bincount(minlength=len(distances)) for p in (a, b)])
-    chosen = [_subset(len(s), rows, generator) for s in sides]
+    chosen = [shuffled(len(s), generator)[:rows].sort().values for s in sides]
     kernel = gaussian_kernel(torch.cat([_normalised(model, s, i) for s, i in zip(sides, chosen, strict=True)])).cpu()
     predicted = torch.cat([p.argmax(1)[i] for p, i in zip((a, b), chosen, strict=True)])
     first = torch.arange(len(predicted)) < len(chosen[0])
@@ -261,11 +260,6 @@ def _permutation_p_value(values: Tensor) -> float:
 def _normalised(model: Classifier, samples: Samples, rows: Tensor) -> Tensor:
     """Some inputs as the module receives them, so that columns of a table have the scale of the training."""
     return model.normalise(samples.x[rows.to(samples.x.device)].to(model.device)).flatten(1)
-
-
-def _subset(n: int, limit: int, generator: torch.Generator) -> Tensor:
-    """At most ``limit`` of n rows, drawn at random."""
-    return torch.randperm(n, generator=generator, device=generator.device)[:limit].sort().values.cpu()
 
 
 def _blocks(x: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -1,7 +1,5 @@
 """The operational profile: the distribution of field inputs, as a density of their codes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

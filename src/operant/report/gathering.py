@@ -1,7 +1,5 @@
 """Gathering what a report shows from a campaign's folder; files are only read."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -40,11 +38,7 @@ def gather(
 ) -> Evidence:
     """What a campaign's folder contains, whether the campaign is finished or under way; files are only read.
 
-    Args:
-        folder: that `Campaign` or ``operant run`` wrote.
-        limit: maximum number of failures shown.
-        valid: show only failures that people called valid with ``operant triage``; an error if nobody has judged any.
-        observers: whose sections are included.
+    Arguments are those of `write_report`.
     """
     given, folder = str(folder), Path(folder)
     settings = _settings(folder)

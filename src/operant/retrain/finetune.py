@@ -1,7 +1,5 @@
 """Fine-tuning: further epochs from the model's own weights, on training data and cases together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Monitors: the error of a model on labelled field inputs, to choose an epoch by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

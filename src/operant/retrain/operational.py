@@ -1,7 +1,5 @@
 """Fine-tuning for the field: cases drawn by operational weight, the epoch chosen by a monitor of field errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
