@@ -127,7 +127,8 @@ def operational(
         return gini(weights, n, generator=generator)
     z, seen, scale = _checked_codes(codes, covered, len(weights))
     order = _shuffled(len(weights), generator)  # ties: the first is taken
-    check_positive(width=width)
+    if width is not None:
+        check_positive(width=width)
     reach = _reach(z[order], n) if width is None else width / scale
     reach = max(reach, 1e-6)  # below that, rounding hides the difference between copies and neighbours
     return order[_greedy(z[order] / reach, seen / reach, weights[order], n, shared)]
