@@ -128,7 +128,7 @@ def operational(
     z, seen, scale = _checked_codes(codes, covered, len(weights))
     order = _shuffled(len(weights), generator)  # ties: the first is taken
     if width is not None:
-        check_positive(width=width)
+        check_positive(width=width, advice="it is a distance between codes")
     reach = _reach(z[order], n) if width is None else width / scale
     reach = max(reach, 1e-6)  # below that, rounding hides the difference between copies and neighbours
     return order[_greedy(z[order] / reach, seen / reach, weights[order], n, shared)]

@@ -103,7 +103,7 @@ class OperationalFinetune(TrainingOptions):
             check_at_least(1, steps=self.steps)
         if self.patience is not None:
             check_at_least(1, patience=self.patience)
-        check_above_to(0, 1, decay_to=self.decay_to)
+        check_above_to(0, 1, decay_to=self.decay_to, advice="1 keeps the rate")
         check_nonnegative(consistency=self.consistency)
         check_one_of(("none", *INNER), inner=self.inner)
         if self.radius is not None:
