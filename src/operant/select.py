@@ -125,7 +125,8 @@ def operational(
         return gini(weights, n, generator=generator)
     z, seen, scale = _checked_codes(codes, covered, len(weights))
     order = shuffled(len(weights), generator)  # ties: the first is taken
-    check_positive(width=width)
+    if width is not None:
+        check_positive(width=width, advice="it is a distance between codes")
     reach = _reach(z[order], n) if width is None else width / scale
     reach = max(reach, 1e-6)  # below that, rounding hides the difference between copies and neighbours
     return order[_greedy(z[order] / reach, seen / reach, weights[order], n, shared)]

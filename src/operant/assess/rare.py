@@ -201,7 +201,8 @@ class _Options:
         for name, least in (("particles", 2), ("moves", 1), ("repeats", 1)):
             if (value := getattr(self, name)) != int(value) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
-        check_between(0, 1, quantile=self.quantile, advice="it is the share that survives")
+        if self.quantile is not None:
+            check_between(0, 1, quantile=self.quantile, advice="it is the share that survives")
         check_from_below(1e-300, 1, floor=self.floor, advice="1e-9 is usual")
 
     @property

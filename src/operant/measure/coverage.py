@@ -186,7 +186,7 @@ class NBC:
     lower: bool = True
 
     def __post_init__(self) -> None:
-        check_nonnegative(scale=self.scale)
+        check_nonnegative(scale=self.scale, advice="it counts standard deviations")
 
     @property
     def neurons(self) -> Neurons:
@@ -312,7 +312,7 @@ class NeighbourCoverage:
     kept: Tensor | None = field(default=None, repr=False)  # (M, d); None in the initial state
 
     def __post_init__(self) -> None:
-        check_nonnegative(threshold=self.threshold)
+        check_nonnegative(threshold=self.threshold, advice="it is a distance")
 
     @property
     def count(self) -> int:

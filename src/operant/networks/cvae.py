@@ -27,6 +27,7 @@ from operant.networks.training import (
 )
 from operant.networks.vae import LOG_STD, NOISE, VALIDATION, in_chunks
 from operant.rng import global_streams, normal_like
+from operant.validation import check_at_least
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,7 +110,9 @@ def fit_cvae(
         labelled, epochs, batch_size, learning_rate, bounds, generator, progress: as in `fit_gan`.
     """
     classes = check_images(labelled, bounds)
-    check_options(learning_rate, latent=latent, epochs=epochs, batch_size=batch_size)
+    check_options(learning_rate, latent=latent, batch_size=batch_size)
+    if epochs is not None:
+        check_at_least(1, epochs=epochs)
     part, held = validation_split(labelled, VALIDATION)
     shape = image_shape(labelled)
     options = {"classes": classes, "latent": latent, "width": width}

@@ -116,8 +116,8 @@ def fit(
     return Fitted(module=learner, best_epoch=_best(history).epoch, history=tuple(history))
 
 
-def check_options(learning_rate: float, **counts: int | None) -> None:
-    """Raise a ValueError if the learning rate is not positive or a count is below 1; None is the default count."""
+def check_options(learning_rate: float, **counts: int) -> None:
+    """Raise a ValueError if the learning rate is not positive or a count is below 1."""
     check_at_least(1, advice="", **counts)
     check_positive(learning_rate=learning_rate)
 

@@ -12,7 +12,7 @@ from operant.data import Samples
 from operant.model import MIN_ROWS, slack_of
 from operant.networks.training import OneCycle, check_options, epochs_with_bar, finite_loss, validation_split
 from operant.rng import global_streams, normal_like, shuffled
-from operant.validation import check_ascending, check_finite, check_row_shape, check_within
+from operant.validation import check_ascending, check_at_least, check_finite, check_row_shape, check_within
 
 ROWS = 1024  # computed at once
 MIN_INPUTS = 20  # needed for training
@@ -149,7 +149,9 @@ def fit_vae(
         | Simple and Effective VAE Training with Calibrated Decoders (Rybkin et al., 2021), for the noise
         | https://arxiv.org/abs/2006.13202
     """
-    check_options(learning_rate, latent=latent, width=width, epochs=epochs, batch_size=batch_size)
+    check_options(learning_rate, latent=latent, width=width, batch_size=batch_size)
+    if epochs is not None:
+        check_at_least(1, epochs=epochs)
     check_field(field, bounds, at_least=MIN_INPUTS)
     part, held = validation_split(field, VALIDATION)
     least, most = DEFAULT_EPOCHS

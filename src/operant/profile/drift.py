@@ -184,7 +184,11 @@ def drift(
 
 
 def ks_distances(a: Tensor, b: Tensor) -> Tensor:
-    """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions."""
+    """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions.
+
+    >>> ks_distances(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.5], [2.0], [3.0]]))
+    tensor([0.6667], dtype=torch.float64)
+    """
     points = torch.cat([a, b]).T.contiguous()
     below = (torch.searchsorted(s.T.sort(1).values.contiguous(), points, right=True).double() / len(s) for s in (a, b))
     return torch.sub(*below).abs().amax(1)
@@ -217,7 +221,12 @@ def gaussian_kernel(x: Tensor) -> Tensor:
 
 
 def splits(first: Tensor, groups: Tensor, permutations: int, *, generator: torch.Generator) -> Tensor:
-    """Which rows are in the first sample, as 0 and 1: the given column, then columns permuted inside groups."""
+    """Which rows are in the first sample, as 0 and 1: the given column, then columns permuted inside groups.
+
+    >>> first, groups = torch.tensor([True, True, False, False]), torch.tensor([0, 0, 0, 1])
+    >>> splits(first, groups, 2, generator=torch.Generator())[3]
+    tensor([0., 0., 0.], dtype=torch.float64)
+    """
     u = torch.rand(permutations, len(first), dtype=torch.float64, generator=generator, device=generator.device).cpu()
     order, given = (groups + u).argsort(1), first.double()
     by_group = given[groups.argsort(stable=True)].expand_as(u)  # order also lists the rows group by group
@@ -225,7 +234,12 @@ def splits(first: Tensor, groups: Tensor, permutations: int, *, generator: torch
 
 
 def mmd(kernel: Tensor, first: Tensor) -> Tensor:
-    """MMD² of (2), unbiased, for every split of the rows in two, one per column of 0 and 1 in ``first``."""
+    """MMD² of (2), unbiased, for every split of the rows in two, one per column of 0 and 1 in ``first``.
+
+    >>> kernel = gaussian_kernel(torch.tensor([[0.0], [1.0], [8.0], [9.0]]))
+    >>> mmd(kernel, torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double())
+    tensor([ 1.4091, -0.7177], dtype=torch.float64)
+    """
     n = first.sum(0)
     m = len(first) - n
     same = ((kernel @ first) * first).sum(0)

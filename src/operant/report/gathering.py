@@ -83,10 +83,14 @@ def _settings(folder: Path) -> dict[str, str]:
         )
     try:
         settings = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
+        for name in ("requirement", "confidence", "max_drop", "level", "mass_quantile"):
+            float(settings[name])
+    except KeyError as error:
+        raise ValueError(
+            f"{file} does not belong to a campaign; give the folder that `operant run` wrote (it has no {error})"
+        ) from None
     except (OSError, ValueError, AttributeError, RecursionError):
         raise ValueError(f"{file} is damaged; run the campaign again with this folder to see what to do") from None
-    if "requirement" not in settings:
-        raise ValueError(f"{file} does not belong to a campaign; give the folder that `operant run` wrote")
     return settings
 
 
