@@ -21,6 +21,7 @@ from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.retrain import OperationalFinetune
 from operant.triage import SamplePlan, open_desk, read_verdicts
+from operant.triage.connections import server_config
 from operant.triage.server import _listen, _redirect_file, make_app
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -79,8 +80,7 @@ class Pages:
 def serving(pages: Pages, path: Path, **options: Any) -> Iterator[str]:
     """The address of a page for a folder, with the token; pages are closed before the server ends."""
     listening = _listen(0)
-    config = uvicorn.Config(make_app(open_desk(path, **options), TOKEN), log_level="warning", ws="none", lifespan="off")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(make_app(open_desk(path, **options), TOKEN)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from operant.types import Labeller
 TABLE = "labels.csv"
 MARK = "\ufeff"  # byte-order mark, by which spreadsheets recognise UTF-8
 CLASSES = "classes.json"
+PRIVATE = 0o600  # permissions of a new table; later ones are preserved
 READABLE_SIDE = 224  # pixels; smaller pictures are enlarged by whole factors up to this
 
 
@@ -170,7 +172,8 @@ class _Table:
     def write(self) -> None:
         text = io.StringIO()
         csv.writer(text, delimiter=self.separator, lineterminator="\n").writerows([self.header, *self.rows])
-        results.write_atomically(self.path, (self.mark + text.getvalue()).encode())
+        mode = stat.S_IMODE(self.path.stat().st_mode) if self.path.exists() else PRIVATE
+        results.write_atomically(self.path, (self.mark + text.getvalue()).encode(), mode=mode)
 
 
 def name_of(identity: int) -> str:
