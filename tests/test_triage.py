@@ -29,6 +29,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from scipy.stats import hypergeom
 from sklearn.metrics import cohen_kappa_score
 from typer.testing import CliRunner
@@ -612,6 +613,7 @@ PATHS = [
     "/",
     "/page.css",
     "/page.js",
+    "/classes.js",
     "/controls.js",
     "/api/about",
     "/api/rows",
@@ -982,11 +984,14 @@ def test_a_table_cannot_name_files_elsewhere(to_label) -> None:
     table.write_text(table.read_text() + "../secret,\n/etc/passwd,\n..\\secret,\n")
     (ask.folder / "link.png").symlink_to(ask.folder.parent / "secret.png")
     table.write_text(table.read_text() + "link,\n")
+    (ask.folder / "examples").mkdir()
+    (ask.folder / "examples" / "0.png").symlink_to(ask.folder.parent / "secret.png")
     client = Client(make_app(open_desk(ask.folder), TOKEN))
     sent = client.own
     answers = [client("GET", f"/image/{row}/case.png", headers=sent) for row in range(12)]
     assert [status for status, _, _ in answers] == [200] * 6 + [404] * 6
     assert b"for nobody" not in [content for _, _, content in answers]
+    assert client("GET", "/image/0/example.png", headers=sent)[0] == 404
 
 
 @pytest.fixture(scope="module")
@@ -1004,6 +1009,59 @@ def test_whatever_is_asked_of_labels_the_answer_is_no_failure(labelling, path, p
     headers = {**labelling.own, "content-type": "application/json"}
     method = "POST" if path in SAYS else "GET"
     assert labelling(method, path, headers=headers, body=json.dumps(page).encode("utf-8", "replace"))[0] < 500
+
+
+def test_the_first_labelled_input_of_each_class_is_its_example(to_label, tmp_path) -> None:
+    """Given to the labeller, which puts it into the folder, or to the desk; a class without inputs has none."""
+    _, asked = to_label
+    known = Samples(torch.rand(12, 1, 8, 8, generator=spawn(0, "known")), torch.tensor([2, 0, 3] * 4))
+    labelled = LabelFolder(folder=tmp_path / "with", classes=4, examples=known)
+    plain = LabelFolder(folder=tmp_path / "without", classes=4, examples=Samples(known.x))  # there are no labels
+    for ask in (labelled, plain):
+        with pytest.raises(LabelsMissing):
+            ask(asked)
+    assert list(labelled.read()) == list(plain.read())  # examples are not to be labelled
+    for desk in (open_desk(labelled.folder), open_desk(plain.folder, examples=known)):
+        client = Client(make_app(desk, TOKEN))
+        assert json.loads(client("GET", "/api/about", headers=client.own)[2])["examples"] == [0, 2, 3]
+        for label, row in ((0, 1), (2, 0), (3, 2)):
+            status, _, content = client("GET", f"/image/{label}/example.png", headers=client.own)
+            pixels = np.asarray(Image.open(io.BytesIO(content)))[::28, ::28]
+            assert status == 200
+            assert np.array_equal(pixels, (known.x[row, 0] * 255).round().numpy())
+        for label in (1, 4, 10**6):
+            assert client("GET", f"/image/{label}/example.png", headers=client.own)[0] == 404
+    assert open_desk(plain.folder).about()["examples"] == []
+
+
+def test_inputs_are_called_by_their_files_if_these_are_known(to_label, tmp_path) -> None:
+    ask, asked = to_label
+    identities = asked.ids.tolist()
+    names = [f"i{i & (2**64 - 1):016x}" for i in identities]
+
+    def titles(desk: Any) -> list[str]:
+        key = desk.arrange(RequestFields({}))["key"]
+        rows = desk.rows(RequestFields({"key": key}))["rows"]
+        assert [row["facts"] for row in rows] == [
+            [] if row["title"] == row["name"] else [("id", row["name"])] for row in rows
+        ]
+        return [row["title"] for row in rows]
+
+    assert titles(open_desk(ask.folder)) == names
+    assert titles(open_desk(ask.folder, names={identities[1]: "b.png"})) == [names[0], "b.png", *names[2:]]
+    files = {i: Path("somewhere") / f"=é,{k}.png" for k, i in enumerate(identities[:4])}
+    known = replace(ask, folder=tmp_path / "known", files=files)
+    for part in (asked[:3], asked):  # in two requests
+        with pytest.raises(LabelsMissing):
+            known(part)
+    desk = open_desk(known.folder)
+    desk.mark(RequestFields({"row": 2, "label": 1}))  # writes the table again
+    assert titles(desk) == [f"=é,{k}.png" for k in range(4)] + names[4:]
+    assert titles(open_desk(known.folder, names={identities[0]: "mine"}))[0] == "mine"
+    later = replace(ask, files=files)  # a table without the column stays as it is
+    with pytest.raises(LabelsMissing):
+        later(Samples(torch.rand(2, 1, 8, 8, generator=spawn(2, "asked"))))
+    assert (ask.folder / "labels.csv").read_text().startswith("name,label\n")
 
 
 def test_one_label_is_written_without_touching_the_others(to_label) -> None:

@@ -270,7 +270,17 @@ class Attack:
         return text.encode("utf-8", "surrogateescape") + self.body
 
 
-KNOWN = ["/", "/page.css", "/page.js", "/controls.js", "/api/about", "/api/state", "/image/0/case.png", "/verdicts.csv"]
+KNOWN = [
+    "/",
+    "/page.css",
+    "/page.js",
+    "/classes.js",
+    "/controls.js",
+    "/api/about",
+    "/api/state",
+    "/image/0/case.png",
+    "/verdicts.csv",
+]
 CHANGES = ["/api/list", "/api/mark", "/api/undo"]
 MARK = b'{"row": 0, "by": "eve", "verdict": "valid"}'
 METHODS = ["GET", "POST"] * 4 + [

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 16_384  # bytes
-FILES = {"/page.css": "text/css", "/page.js": "text/javascript", "/controls.js": "text/javascript"}
+SCRIPTS = ("page", "classes", "controls")
+FILES = {"/page.css": "text/css", **{f"/{name}.js": "text/javascript" for name in SCRIPTS}}
 PICTURE_HEADERS = {"cache-control": "private, max-age=600"}
 TABLE_HEADERS = {"content-disposition": 'attachment; filename="verdicts.csv"', "cache-control": "no-store"}
 Api = Callable[[RequestFields], dict[str, Any]]
