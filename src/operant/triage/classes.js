@@ -8,6 +8,7 @@ const picker = {
   browsing: false, // whether arrows move through the list
 };
 const plain = (text) => text.normalize("NFD").replace(/\p{M}/gu, "").toLowerCase();
+const breakable = (name) => name.split(/(?<=[_\-./])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part])); // lines end between words
 const searching = () => document.activeElement === $("search");
 
 function setUpClasses() {
@@ -16,7 +17,7 @@ function setUpClasses() {
     const item = make("li", { id: `class-${label}`, title: name, data: { label } });
     item.setAttribute("role", "option");
     if (examples.has(label)) item.append(make("img", { src: picture(label, "example"), alt: "", loading: "lazy", draggable: false }));
-    item.append(make("span", { className: "class-name", textContent: name }), make("kbd", { ariaHidden: "true" }));
+    item.append(make("span", { className: "class-name" }, ...breakable(name)), make("kbd", { ariaHidden: "true" }));
     const simple = plain(name);
     return { label, name, simple, words: simple.split(/[^\p{L}\p{N}]+/u), item };
   });
@@ -88,7 +89,7 @@ function drawKeys() {
 function hints(digits) {
   if (!searching()) return [...digits, ["/", "search"], ["u", "undo"], ["s", "skip if unsure"], ["← →", "back, next"], ["?", "all keys"]];
   if ($("search").value) return [["Enter", "choose"], ...digits, ["↓ ↑", "move"], ["Esc", "clear"]];
-  return [["A–Z", "filter"], ["↓", "browse"], ...digits, ["→", "skip if unsure"], ["Ctrl+Z", "undo"], ["Esc", "then u undo, s skip"]];
+  return [["A–Z", "filter"], ["↓", "browse"], ...digits, ["Ctrl+Z", "undo"], ["Esc", "then s skip, u undo"]];
 }
 
 // Marks the class that an input has.

@@ -11,6 +11,8 @@ const KEYS = {
     ["x 2", "invalid", () => mark({ verdict: "invalid" })],
     ["u 3", "unsure", () => mark({ verdict: "unsure" })],
     ["c 0", "clear the verdict", () => mark({ verdict: "" })],
+    ["z", "undo", undo],
+    ["n", "next unmarked case", () => trying(rearrange)],
   ],
   labels: [
     ["0 1 2 3 4 5 6 7 8 9", "the class that shows this key", (key) => chooseShown(Number(key))],
@@ -18,12 +20,11 @@ const KEYS = {
     ["↓ ↑", "move through the classes", (key) => (startSearch(), moveActive(0, key === "↓" ? 1 : -1))],
     ["s", "skip if unsure", skip],
     ["u z", "undo", undo],
+    ["n", "next without a label", () => trying(rearrange)],
   ],
-  undo: [["z", "undo", undo]],
   both: [
     ["→ j", "next", () => move(1)],
     ["← k", "back", () => move(-1)],
-    ["n", "next unmarked case", () => trying(rearrange)],
   ],
   more: [
     ["t", "tag what changed, Enter adds it", focusTag],
@@ -39,7 +40,7 @@ const NAMES = { ArrowRight: "→", ArrowLeft: "←", ArrowDown: "↓", ArrowUp: 
 
 function keysNow() {
   if (labelling()) return [...KEYS.labels, ...KEYS.both, ...KEYS.last];
-  return [...KEYS.verdicts, ...KEYS.undo, ...KEYS.both, ...KEYS.more, ...KEYS.last];
+  return [...KEYS.verdicts, ...KEYS.both, ...KEYS.more, ...KEYS.last];
 }
 
 async function rearrange(options) {
@@ -202,7 +203,7 @@ async function begin() {
   about = await ask("api/about");
   setUp();
   $("key-list").replaceChildren(
-    ...keysNow().flatMap(([keys, meaning]) => [make("dt", {}, ...keys.split(" ").map((key) => make("kbd", { textContent: key }))), make("dd", { textContent: meaning })])
+    ...keysNow().flatMap(([keys, meaning]) => [make("dt", {}, ...keys.replace(/0 1.*9/, "0–9").split(" ").map((key) => make("kbd", { textContent: key }))), make("dd", { textContent: meaning })])
   );
   listen();
   root.classList.toggle("blind", blind());

@@ -14,6 +14,7 @@ import numpy as np
 from operant.data.formats import read_npz
 from operant.data.label_folder import (
     CLASSES,
+    EXAMPLES,
     TABLE,
     LabelFolder,
     example_file,
@@ -152,7 +153,7 @@ class LabelDesk:
     def _example(self, label: int) -> bytes | Path | None:
         """A picture of a class, or its file if it is inside the folder."""
         file = example_file(self.folder, label)
-        inside = file.is_file() and file.resolve().parent == file.parent.absolute()
+        inside = file.is_file() and file.resolve().parent == self.folder.resolve() / EXAMPLES
         return self._examples.get(label) or (file if inside else None)
 
     def picture(self, row: int, what: str, factor: int) -> bytes:
