@@ -663,6 +663,16 @@ def test_neither_the_token_nor_the_cookie_gives_the_other(client) -> None:
         assert (status, "set-cookie" in headers) == (200, False)  # the same browser may open the address again
 
 
+@pytest.mark.parametrize("other", ['a={"b": 1}', "a b", "=", "a=1; a=2", "\xff", 'a="', "operant-1=x", "a=b,c[1]"])
+def test_cookies_of_other_servers_do_not_lock_the_page(client, other) -> None:
+    own = client.own["cookie"]
+    for cookie in (f"{other}; {own}", f"{own}; {other}", f"{own};{other}"):
+        assert client("GET", "/api/about", headers={"cookie": cookie})[0] == 200
+    name = own.partition("=")[0]
+    for cookie in (f"{own}; {name}=x", f"{name}=x; {own}", f"{own}x", f"{own} x", f'{name}="{own[len(name) + 1 :]}"'):
+        assert client("GET", "/api/about", headers={"cookie": cookie})[0] == 403
+
+
 def test_secrets_are_compared_in_constant_time(client, monkeypatch) -> None:
     compared: list[bytes] = []
     monkeypatch.setattr("operant.triage.access.compare_digest", lambda a, b: compared.append(a) or a == b)

@@ -83,7 +83,8 @@ def triage(
 
 
 def _print_address(address: str) -> None:
-    print_line(f"{address}\nOpen it in a browser on this machine. Every answer is saved at once; press Ctrl-C to end.")
+    print_line(f"{address}\nOpen it in a browser on this machine; it works once.")
+    print_line("Every answer is saved at once; press Ctrl-C to end.")
 
 
 def _print_summary(suite: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from http.cookies import CookieError, SimpleCookie
 from secrets import compare_digest, token_hex, token_urlsafe
 from typing import Any
 from urllib.parse import parse_qs
@@ -99,13 +98,13 @@ class AccessControl:
         return None
 
     def _secret(self, headers: dict[bytes, bytes]) -> bytes:
-        """The secret in the cookie of a request; empty if there is none."""
-        try:
-            jar = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
-        except CookieError:
-            return b""
-        found = jar.get(self.cookie)
-        return b"" if found is None else found.value.encode("latin-1", "replace")
+        """The secret in the cookie of a request; empty if there is none, or more than one.
+
+        Servers at other ports of this machine share the browser's cookies, so there may be others, of any form.
+        """
+        pairs = [part.strip().partition(b"=") for part in headers.get(b"cookie", b"").split(b";")]
+        found = [value for name, _, value in pairs if name == self.cookie.encode()]
+        return found[0] if len(found) == 1 else b""
 
 
 def own_hosts(port: int) -> set[bytes]:
