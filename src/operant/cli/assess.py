@@ -56,7 +56,8 @@ def assess(
         out.mkdir(parents=True, exist_ok=True)
         classifier = load_classifier(model, weights, bounds, mean, std)
         inputs = classifier.match_dtype(read_samples(field, size=size))
-        used = None if trained_on is None else content_ids(read_samples(trained_on, size=size, part="train").x)
+        trained = None if trained_on is None else read_samples(trained_on, size=size, part="train")
+        used = None if trained is None else content_ids(trained.x)
         parts = inputs.split(profile=0.25, assessment=0.75)
         pool = parts["assessment"]
         if labels > len(pool):
@@ -65,7 +66,8 @@ def assess(
                 f"must be at most {len(pool)}, got {labels}"
             )
         number, history = _read_history(out, labels, seed)
-        folder = LabelFolder(folder=out / "to_label", classes=classifier.classes(pool.x), bounds=bounds)
+        classes = classifier.classes(pool.x)
+        folder = LabelFolder(folder=out / "to_label", classes=classes, bounds=bounds, examples=trained)
         assessment = assess_reliability(
             classifier,
             fit_profile(parts["profile"], generator=spawn(seed, "profile")),
