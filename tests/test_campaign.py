@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,7 +47,9 @@ from operant.campaign.feedback import FLOOR, reweighted
 from operant.campaign.observers import UncertaintyOfFailures
 from operant.campaign.observers.uncertainty import Uncertainty
 from operant.campaign.records import StopRecord
-from operant.data import LabelsMissing, labels_of
+from operant.data import LabelFolder, LabelsMissing, labels_of
+from operant.data.label_files import labels_from_npz, labels_from_table
+from operant.data.label_folder import name_of
 from operant.execution import Damaged, Engine, Event, RunFolder, chunked_fuzzing, pool
 from operant.execution.round_state import LabelBatch
 from operant.generate import GradientMove, UncertaintyFuzz, unguided
@@ -55,6 +58,7 @@ from operant.model import copy_module
 from operant.networks import fit, initialise, load_weights
 from operant.results import TEMPORARY
 from operant.retrain import Finetune, FinetuneEpoch, FinetuneRecord, OperationalFinetune, Retrained, training
+from operant.types import Labeller
 
 digits = cache(load_digits)
 
@@ -110,7 +114,7 @@ def run(folder: Path, labelled: Samples | None = None, *, seed: int = 0, **chang
     labelled = field() if labelled is None else labelled
     arguments = {"field": unlabelled(labelled), "labeller": labels_of(labelled), "train": train(), "clean": clean()}
     called = {name: changes.pop(name, value) for name, value in arguments.items()}
-    called |= {name: changes.pop(name) for name in ("on_event",) if name in changes}
+    called |= {name: changes.pop(name) for name in ("on_event", "classes", "stopwatch") if name in changes}
     return replace(TINY, **changes)(model(), folder=folder, seed=seed, **called)
 
 
@@ -942,6 +946,58 @@ def test_labels_of_other_inputs_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "round-000" / "field.json").unlink()
     with pytest.raises(ValueError, match="-000.json in .* belongs to other inputs"):
         run(tmp_path, Samples.concat([field(100, seed=3), field()]))
+
+
+def write_labels(source: str, labelled: Samples, place: Path) -> Labeller:
+    """The same labels in memory, in an npz file, in a csv table, or in a folder that people label in."""
+    if source == "memory":
+        return labels_of(labelled)
+    if source == "npz":
+        np.savez(place / "labels.npz", x=labelled.x.numpy(), y=labelled.labels.numpy())
+        return labels_from_npz(place / "labels.npz", classes=10)
+    rows = zip(labelled.ids.tolist(), labelled.labels.tolist(), strict=True)
+    (place / "labels.csv").write_text("name,label\n" + "".join(f"{name_of(i)},{y}\n" for i, y in rows))
+    if source == "csv":
+        return labels_from_table(place / "labels.csv", classes=10)
+    return LabelFolder(folder=place, classes=10)
+
+
+@pytest.mark.parametrize("source", ["memory", "npz", "csv", "folder"])
+@pytest.mark.parametrize("finished", [False, True])
+def test_labels_that_changed_since_they_were_bought_are_noticed(tmp_path: Path, source: str, finished: bool) -> None:
+    """Also in a round that is under way; with the same labels again, the run ends as without the change."""
+    folder, labelled = tmp_path / "run", field()
+    if finished:
+        run(folder, labeller=write_labels(source, labelled, tmp_path))
+    else:
+        with pytest.raises(LabelsMissing):
+            run(folder, labeller=RecordingLabeller(labelled, batches=3))
+    ids = torch.cat([results.load(file, LabelBatch).ids for file in folder.glob("round-*/labels-*.json")])
+    rows = labelled.rows_of(ids[[4, 11]])
+    y = labelled.labels.clone()
+    y[rows] = (y[rows] + 1) % 10
+    wrong = Samples(labelled.x, y, labelled.ids)
+    with pytest.raises(ValueError, match=rf"^2 of {len(ids)} labels that .*run already has are different now") as error:
+        run(folder, labeller=write_labels(source, wrong, tmp_path))
+    examples = [f"{name_of(int(labelled.ids[r]))}, which was {labelled.labels[r]} and is {y[r]} now" for r in rows]
+    assert any(example in str(error.value) for example in examples)
+    assert run(folder, labeller=write_labels(source, labelled, tmp_path)).labels == 150
+
+
+def test_answers_of_functions_are_not_asked_for_again(tmp_path: Path) -> None:
+    first, again = RecordingLabeller(field(), batches=3), RecordingLabeller(field())
+    with pytest.raises(LabelsMissing):
+        run(tmp_path, labeller=first)
+    run(tmp_path, labeller=again)
+    assert not torch.isin(torch.cat(again.asked), torch.cat(first.asked)).any()
+
+
+def test_other_class_names_are_rejected(tmp_path: Path) -> None:
+    """People read them when they label."""
+    names = [f"class {i}" for i in range(10)]
+    run(tmp_path, classes=names)
+    with pytest.raises(ValueError, match="contains a run with other settings: classes .'class 0' -> 'class 1'"):
+        run(tmp_path, classes=[names[1], names[0], *names[2:]])
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

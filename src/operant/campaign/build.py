@@ -34,7 +34,7 @@ from operant.networks import load_weights
 from operant.profile import FittedConditions, fit_conditions
 from operant.retrain import OperationalFinetune, Retrainer
 from operant.rng import spawn
-from operant.types import Labeller, Move
+from operant.types import Labeller, Move, StoredLabels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -302,20 +302,32 @@ def build_labeller(config: Config, model: Classifier, train: Samples, pictures: 
         return LabelFolder(folder=config.path(table.folder), classes=classes, bounds=model.bounds, names=names)
     if table.callable is not None:
         function = find_callable(importable(config, table.callable))
-        return partial(_ask, "callable", labels_from_function(function, name=table.callable, classes=classes))
+        return _NamingKey("callable", labels_from_function(function, name=table.callable, classes=classes))
     assert table.file is not None
     path = _existing(config.path(table.file))
     if path.suffix == ".npz":
-        return partial(_ask, "file", labels_from_npz(path, classes=classes))
+        return _NamingKey("file", labels_from_npz(path, classes=classes))
     if path.suffix != ".csv":
         raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
     table_labels = labels_from_table(path, classes=classes, pictures=pictures, root=config.path("."))
-    return partial(_ask, "file", table_labels)
+    return _NamingKey("file", table_labels)
 
 
-def _ask(key: str, labeller: Labeller, asked: Samples) -> Tensor:
-    with _naming_key("labels", key):
-        return labeller(asked)
+@dataclass(frozen=True)
+class _NamingKey:
+    """A labeller whose errors name the key of [labels]."""
+
+    key: str
+    labeller: Labeller
+
+    def __call__(self, asked: Samples) -> Tensor:
+        with _naming_key("labels", self.key):
+            return self.labeller(asked)
+
+    def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
+        """Labels of a file; those of a callable are not stored."""
+        with _naming_key("labels", self.key):
+            return self.labeller.stored(ids) if isinstance(self.labeller, StoredLabels) else {}
 
 
 # Conditions

@@ -139,7 +139,7 @@ class Campaign:
         """
         _check_data(model, train, clean)
         moves = dict(default_moves(train) if self.moves is None else self.moves)
-        parts = {"seed": seed, "model": model, "train": train, "clean": clean}
+        parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
         signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature) as run:
             describe = partial(describe_campaign, self._requirement, model, train, clean)

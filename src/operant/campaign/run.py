@@ -51,6 +51,7 @@ class CampaignRun:
 
     def run(self) -> CampaignResult:
         """The loop."""
+        self.labels.check_answers()
         number, stop = 0, None
         while stop is None or self.state.has_round(number):  # a smaller budget does not undo finished rounds
             self.state.begin(number)

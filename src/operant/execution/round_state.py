@@ -16,7 +16,7 @@ from operant.execution.chunks import chunk_name, run_chunks
 from operant.execution.engines import Engine, closing_results
 from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted, defer_interrupt
-from operant.execution.run_folder import RunFolder, require_existing
+from operant.execution.run_folder import RunFolder, finished, require_existing
 from operant.model import Classifier
 from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer
 from operant.rng import spawn
@@ -246,6 +246,15 @@ class RoundState:
         batch = self.step(name, LabelBatch, ask)
         self._check_ids(name, batch.ids, inputs)
         return batch.labels
+
+    def answers(self) -> LabelBatch:
+        """All labels in the folder, also those of later and unfinished rounds."""
+        files = sorted(file for file in self.folder.path.glob("round-*/labels-*.json") if finished(file))
+        names = [file.relative_to(self.folder.path).with_suffix("").as_posix() for file in files]
+        batches = [self.folder.step(name, LabelBatch, self._missing) for name in names]
+        none = torch.empty(0, dtype=torch.int64)
+        ids, labels = ([none, *(getattr(batch, part) for batch in batches)] for part in ("ids", "labels"))
+        return LabelBatch(ids=torch.cat(ids), labels=torch.cat(labels).long())
 
     def _check_ids(self, name: str, ids: Tensor, inputs: Samples) -> None:
         if not torch.equal(ids, inputs.ids.cpu()):
