@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,7 @@ from operant.campaign.feedback import FLOOR, reweighted
 from operant.campaign.observers import UncertaintyOfFailures
 from operant.campaign.observers.uncertainty import Uncertainty
 from operant.campaign.records import StopRecord
+from operant.campaign.stopping import stop_record
 from operant.data import LabelFolder, LabelsMissing, labels_of
 from operant.data.label_files import labels_from_npz, labels_from_table
 from operant.data.label_folder import name_of
@@ -338,9 +340,67 @@ def test_an_earlier_smaller_bound_is_named(undisturbed: tuple[Path, CampaignResu
     done = undisturbed[1]
     bounds = {r.number: r.assessment.upper for r in done.rounds if r.assessment}
     best = min(bounds, key=bounds.__getitem__)
-    named = f"The model after round {best} has the smallest bound, {bounds[best]:.2%}."
+    named = f"The model after round {best} has the smallest bound, {bounds[best]:.2%}:"
     later = any(r.changed for r in done.rounds[best + 1 :])
     assert (named in done.reason) == (bounds[best] < done.assessment.upper and later)
+
+
+def ended(*epochs: tuple[float, float], operational: int = 9, diverged: bool = False) -> str:
+    """The advice after a round whose epochs had these clean accuracies and monitors; 0.9 and 0.4 before."""
+    history = tuple(
+        FinetuneEpoch(epoch=i, loss=0.0, accuracy=accuracy, monitor=monitor, kept=False, why="")
+        for i, (accuracy, monitor) in enumerate(epochs, 1)
+    )
+    record = FinetuneRecord(
+        best_epoch=0, reason="REASON", n_train=9, n_cases=9, accuracy_before=0.9, history=history, monitor_before=0.4,
+        train_rows=9, case_rows=9, effective_cases=9.0, stopped_early=False, diverged=diverged,
+    )  # fmt: skip
+    assessed = SequentialAssessment(labels=50, failures=5, upper=0.3, confidence=0.975, reason="")
+    first = Round(number=0, arrived=9, clean=0.92, assessment=assessed)  # 0.02 of max_drop is used
+    last = Round(
+        number=1, arrived=9, clean=0.9, attempted=9, operational=operational, retraining=record if epochs else None
+    )
+    return stop_record(replace(TINY, max_drop=0.05), "no change", [first, last], clean=200).advice
+
+
+def test_the_advice_names_what_stood_in_the_way() -> None:
+    accuracy, monitor = "Clean accuracy stood in the way", "The monitor stood in the way"
+
+    def named(*epochs: tuple[float, float], **options: Any) -> tuple[bool, bool]:
+        advice = ended(*epochs, **options)
+        assert "The last retraining was not kept: REASON." in advice
+        assert ("max_drop" in advice) == (accuracy in advice)
+        return accuracy in advice, monitor in advice
+
+    assert named((0.88, 0.5), (0.9, 0.45)) == (False, True)
+    assert named((0.8, 0.2), (0.7, 0.3)) == (True, False)
+    assert named((0.8, 0.2), (0.9, 0.5)) == (True, True)  # each epoch failed one of them
+    assert named((0.8, 0.5), (0.7, 0.6)) == (True, True)  # each epoch failed both
+    assert named((0.9, 0.5), diverged=True) == (False, False)
+    assert "of 200 clean samples, 6 more may be lost" in ended((0.8, 0.2))
+    assert "found no operational failure: declare wider" in ended(operational=0)
+    assert "chose none of its 9 operational failures" in ended()
+
+
+def changing(number: int, upper: float, *, changed: bool = True) -> Round:
+    assessed = SequentialAssessment(labels=50, failures=5, upper=upper, confidence=0.975, reason="")
+    retraining = scale_weights_record(best_epoch=int(changed)) if number else None
+    return Round(number=number, arrived=9, clean=0.9, attempted=9, retraining=retraining, assessment=assessed)
+
+
+@pytest.mark.parametrize(
+    ("uppers", "changed", "file"),
+    [
+        ((0.3, 0.1, 0.2), (True, True, True), "round 1 has the smallest bound, 10.00%: its weights are in round-001/"),
+        ((0.3, 0.2, 0.1, 0.2), (True, True, False, True), "round 2 .* weights are in round-001/weights.safetensors"),
+        ((0.1, 0.3), (True, True), "round 0 has the smallest bound, 10.00%: it is the initial model"),
+    ],
+)
+def test_the_file_of_an_earlier_better_model_is_named(uppers, changed, file) -> None:
+    rounds = [changing(i, upper, changed=c) for i, (upper, c) in enumerate(zip(uppers, changed, strict=True))]
+    advice = stop_record(TINY, "rounds spent", rounds, clean=200).advice
+    assert re.search(file, advice)
+    assert "model.safetensors has those after the last round" in advice
 
 
 def test_a_smaller_budget_does_not_forget_finished_rounds(tmp_path: Path) -> None:
@@ -809,11 +869,15 @@ def scale_weights(model: Classifier, train: Samples, cases: Samples, **arguments
             values.mul_(1.001)
     epoch = FinetuneEpoch(epoch=1, loss=0.0, accuracy=1.0, monitor=0.0, kept=True, why="the only one")
     arguments["on_epoch"](epoch)
-    record = FinetuneRecord(
-        best_epoch=1, reason="scaled", n_train=len(train), n_cases=len(cases), accuracy_before=1.0, history=(epoch,),
+    record = replace(scale_weights_record(), n_train=len(train), n_cases=len(cases), history=(epoch,))
+    return Retrained(model=model.rewrap(module), record=record)
+
+
+def scale_weights_record(best_epoch: int = 1) -> FinetuneRecord:
+    return FinetuneRecord(
+        best_epoch=best_epoch, reason="scaled", n_train=9, n_cases=9, accuracy_before=1.0, history=(),
         monitor_before=None, train_rows=0, case_rows=0, effective_cases=0.0, stopped_early=False,
     )  # fmt: skip
-    return Retrained(model=model.rewrap(module), record=record)
 
 
 def test_any_retrainer_will_do(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_record_knows_whether_the_monitor_refused() -> None:
         )
         return FinetuneRecord(**(values | counts | change), history=history)
 
-    assert {f.name for f in fields(FinetuneRecord)} == {*values, *counts, "history"}
+    assert {f.name for f in fields(FinetuneRecord)} == {*values, *counts, "history", "diverged"}
     assert record(0.3, 0.4).refused_by_monitor
     assert not record(0.3, 0.2).refused_by_monitor
     assert not record().refused_by_monitor

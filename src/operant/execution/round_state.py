@@ -36,6 +36,7 @@ class RoundRecord(Protocol):
         """Whether the round changed the model."""
 
 
+WEIGHTS = "weights.safetensors"  # of a round that changed the model
 R = TypeVar("R", bound=RoundRecord)
 V = TypeVar("V")
 
