@@ -54,10 +54,12 @@ from operant.data.label_files import labels_from_npz, labels_from_table
 from operant.data.label_folder import name_of
 from operant.execution import Damaged, Engine, Event, RunFolder, chunked_fuzzing, pool
 from operant.execution.round_state import LabelBatch
+from operant.execution.timing import Stopwatch
 from operant.generate import GradientMove, UncertaintyFuzz, unguided
 from operant.measure import Naturalness, with_dropout
 from operant.model import copy_module
 from operant.networks import fit, initialise, load_weights
+from operant.report.gathering import gather
 from operant.results import TEMPORARY
 from operant.retrain import Finetune, FinetuneEpoch, FinetuneRecord, OperationalFinetune, Retrained, training
 from operant.types import Labeller
@@ -1054,6 +1056,25 @@ def test_answers_of_functions_are_not_asked_for_again(tmp_path: Path) -> None:
         run(tmp_path, labeller=first)
     run(tmp_path, labeller=again)
     assert not torch.isin(torch.cat(again.asked), torch.cat(first.asked)).any()
+
+
+def test_the_time_of_a_campaign_is_the_sum_of_its_sessions(tmp_path: Path) -> None:
+    """Of a clock that jumps at every look; also of a session that ends with an error."""
+    jumps, passed = random.Random(0), 0.0
+
+    def clock() -> float:
+        nonlocal passed
+        passed += jumps.choice([0.0, 0.001, 0.25, 3.0])
+        return passed
+
+    with pytest.raises(LabelsMissing):
+        run(tmp_path, labeller=RecordingLabeller(field(), batches=3), stopwatch=Stopwatch(started=0.0, clock=clock))
+    between = passed = passed + 1000
+    run(tmp_path, stopwatch=Stopwatch(started=between, clock=clock))
+    seconds = gather(tmp_path).seconds
+    assert seconds["total"] == pytest.approx(passed - 1000)
+    assert sum(seconds.values()) == pytest.approx(2 * seconds["total"])
+    assert {"start", "profile", "naturalness", "generate", "retrain", "assess", "observers"} <= set(seconds)
 
 
 def test_other_class_names_are_rejected(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """From `operant.toml` to a campaign: model, data, moves, retrainer and observers; errors name the key."""
 
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -258,6 +259,7 @@ def test_conditions_are_estimated_once(user, monkeypatch):
 
     def fitted(field, clean, *, widest, generator, progress):
         asked.append(field)
+        time.sleep(0.02)
         severities = {"rotation": normal(4), "blur": fixed(0.0)}
         return FittedConditions(
             recipe=replace(widest, severities=severities),
@@ -280,6 +282,7 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     recipe = first.campaign.moves["conditions"].keywords["recipe"]
     assert recipe.severities == {"rotation": normal(4)}  # conditions that do not occur are left out
     assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
+    assert RunFolder(first.folder).times()["conditions"] >= 0.02
     with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: estimated within"):
         user.build(text.replace("12", "15"))
 

@@ -24,7 +24,9 @@ from operant.data.label_files import labels_from_function, labels_from_npz, labe
 from operant.data.reading import picture_files
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
+from operant.execution.memory import is_out_of_memory
 from operant.execution.run_folder import RunFolder, make_folder
+from operant.execution.timing import TIMING, Stopwatch
 from operant.generate import default_moves, default_radii
 from operant.measure import mc_dropout
 from operant.model import Classifier
@@ -45,6 +47,7 @@ class CampaignJob:
         field: all field inputs that have arrived by a round.
         classes: the name of each label; empty if labels have only numbers.
         notes: choices that were made for the user.
+        stopwatch: of the session.
     """
 
     campaign: Campaign
@@ -57,6 +60,7 @@ class CampaignJob:
     folder: Path
     seed: int
     notes: tuple[str, ...]
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def run(self, *, on_event: EventHandler = ignore) -> CampaignResult:
         """Run the campaign, or resume it."""
@@ -70,25 +74,29 @@ class CampaignJob:
             folder=self.folder,
             seed=self.seed,
             on_event=on_event,
+            stopwatch=self.stopwatch,
         )
 
 
-def build(config: Config, *, workers: int | None = None) -> CampaignJob:
+def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | None = None) -> CampaignJob:
     """Read and check everything that the configuration names; errors name the key.
 
     Args:
         config: the contents of ``operant.toml``.
         workers: number of processes, in place of the configuration's.
+        stopwatch: of a session that began earlier (default: it begins now).
     """
+    stopwatch = Stopwatch() if stopwatch is None else stopwatch
     notes: list[str] = []
     model = build_model(config, notes)
     train, clean, arrived = read_data(config, model, notes)
     folder = config.path(config.run.folder)
     with _naming_key("run", "folder"):
         make_folder(folder)
+    stopwatch.write_to(folder / TIMING)
     with _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names)
-    with _naming_key("conditions"):
+    with _naming_key("conditions"), stopwatch.timed("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes)
     campaign = Campaign(
         requirement=config.requirement.pmi,
@@ -113,6 +121,7 @@ def build(config: Config, *, workers: int | None = None) -> CampaignJob:
         folder=folder,
         seed=config.run.seed,
         notes=tuple(notes),
+        stopwatch=stopwatch,
     )
 
 
@@ -383,6 +392,8 @@ def _naming_key(table: str, key: str = "") -> Iterator[None]:
     except FileNotFoundError as error:
         raise ValueError(f"{name}: there is no {error.filename or error}") from error
     except (ValueError, OSError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ValueError(f"{name}: {error}") from error
 
 

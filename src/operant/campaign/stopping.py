@@ -120,7 +120,9 @@ def _obstacle(options: Campaign, rounds: Sequence[Round], clean: int) -> str:
     if last.retraining is None and last.operational:
         return f"The last round chose none of its {last.operational} operational failures to learn from."
     if last.retraining is None:
-        return "The last round found no operational failure: declare wider conditions, or larger radii, in a new folder."
+        return (
+            "The last round found no operational failure: declare wider conditions, or larger radii, in a new folder."
+        )
     left = max(options.max_drop - (rounds[0].clean - last.retraining.accuracy_before), 0.0)
     advice = _what_limits(last.retraining, left, clean)
     return " ".join([f"The last retraining was not kept: {last.retraining.reason}.", *advice])

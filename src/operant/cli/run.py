@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, print_line
+from operant.cli.output import NOT_MET, Output, exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob
@@ -32,17 +33,18 @@ def run(
     Exit code 0: the requirement is met with confidence; 1: it is not; 2: labels are missing, or it could not run; 130:
     stopped with Ctrl-C. The same command resumes.
     """
-    output = Output(quiet=quiet, as_json=as_json)
-    with exit_on_error(output, also=MODULE_ERRORS, resume=f"operant run {config}"):
+    started, output = time.monotonic(), Output(quiet=quiet, as_json=as_json)
+    with exit_on_error(output, resume=f"operant run {config}"):
         from operant.campaign.build import build
         from operant.campaign.config import load_config
+        from operant.execution.timing import Stopwatch
 
-        job = build(load_config(config), workers=workers)
+        job = build(load_config(config), workers=workers, stopwatch=Stopwatch(started=started))
         for note in job.notes:
             output.note(note)
         _check_model(job, output)
         result = _run_campaign(job, output)
-        _print_result(result, job.folder, output)
+        _print_result(result, job, output)
     if not result.met:
         raise typer.Exit(NOT_MET)
 
@@ -81,13 +83,14 @@ def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
             ) from None
 
 
-def _print_result(result: CampaignResult, folder: Path, output: Output) -> None:
+def _print_result(result: CampaignResult, job: CampaignJob, output: Output) -> None:
     """Print what the campaign achieved, where its files are, and how long it took."""
-    from operant.campaign.progress import describe_times, result_json, seconds_by_step
+    from operant.campaign.progress import describe_times, result_json, seconds_by_part
     from operant.execution.run_folder import RunFolder
 
-    paths = _output_paths(folder, output)
-    seconds = seconds_by_step(RunFolder(folder).times())
+    with job.stopwatch.timed("report"):
+        paths = _output_paths(job.folder, output)
+    seconds = seconds_by_part(RunFolder(job.folder).times())
     if output.as_json:
         output.json(**result_json(result, **{name: str(path) for name, path in paths.items()}, seconds=seconds))
         return

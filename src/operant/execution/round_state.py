@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar
@@ -125,12 +126,17 @@ class RoundState:
         """A result of the current round that must be on disk."""
         return self.folder.step(f"{self.name}/{name}", kind, self._missing)
 
+    def timed(self, name: str) -> AbstractContextManager[None]:
+        """Record how long a part of the current round takes."""
+        return self.folder.timed(f"{self.name}/{name}")
+
     def spawn(self, *path: int | str) -> torch.Generator:
         """A random generator for a part of the current round."""
         return spawn(self.seed, self.name, *path)
 
     def report(self, step: str, done: int, total: int, **details: object) -> None:
-        """Send a progress event."""
+        """Send a progress event, and record the time until now."""
+        self.folder.stopwatch.lap()
         self.on_event(Event(step=step, round=self.number, done=done, total=total, details=details))
 
     # Cases
@@ -233,8 +239,8 @@ class RoundState:
                     i = todo[number]
                     work = partial(PredictionBatch, ids=parts[i].ids.cpu(), predictions=labels)
                     self.step(names[i], PredictionBatch, work)
-        if interrupted():
-            raise Interrupted(f"finished predictions of {self.name} are saved in {self.folder.path}")
+        if signal := interrupted():
+            raise Interrupted(f"finished predictions of {self.name} are saved in {self.folder.path}", signal)
         found = [torch.empty(0, dtype=torch.int64)]
         for name, part in zip(names, parts, strict=True):
             batch = self.existing(name, PredictionBatch)

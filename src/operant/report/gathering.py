@@ -17,7 +17,7 @@ from torch import Tensor
 from operant import results
 from operant.assess import clopper_pearson_interval
 from operant.campaign.observers import OBSERVERS, Observer, Section
-from operant.campaign.progress import seconds_by_step
+from operant.campaign.progress import seconds_by_part
 from operant.campaign.records import CampaignInfo, FieldIds, Round, StopRecord
 from operant.execution.round_state import LabelBatch
 from operant.execution.run_folder import CASES, MODEL, RUN, RunFolder, finished
@@ -136,9 +136,7 @@ def _under_way(folder: Path) -> str:
 
 
 def _seconds(folder: Path) -> dict[str, float]:
-    times = RunFolder(folder).times()
-    total = sum(seconds for name, seconds in times.items() if name.endswith("/total"))
-    return seconds_by_step(times) | ({"total": total} if total else {})
+    return seconds_by_part(RunFolder(folder).times())
 
 
 def _stop(folder: Path, rounds: Sequence[Round]) -> StopRecord | None:
