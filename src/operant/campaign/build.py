@@ -29,7 +29,7 @@ from operant.execution.run_folder import RunFolder, make_folder
 from operant.execution.timing import TIMING, Stopwatch
 from operant.generate import default_moves, default_radii
 from operant.measure import mc_dropout
-from operant.model import Classifier
+from operant.model import Classifier, Finding
 from operant.model.hashing import described
 from operant.model.importing import build_module, find_callable
 from operant.networks import load_weights
@@ -37,6 +37,8 @@ from operant.profile import FittedConditions, fit_conditions
 from operant.retrain import OperationalFinetune, Retrainer
 from operant.rng import spawn
 from operant.types import Labeller, Move, StoredLabels
+
+CONDITIONS, ESTIMATED = "conditions", "estimated"  # folder and name of the estimated conditions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +49,7 @@ class CampaignJob:
         field: all field inputs that have arrived by a round.
         classes: the name of each label; empty if labels have only numbers.
         notes: choices that were made for the user.
+        findings: reasons to doubt the estimated conditions.
         stopwatch: of the session.
     """
 
@@ -60,6 +63,7 @@ class CampaignJob:
     folder: Path
     seed: int
     notes: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def run(self, *, on_event: EventHandler = ignore) -> CampaignResult:
@@ -73,6 +77,7 @@ class CampaignJob:
             classes=self.classes,
             folder=self.folder,
             seed=self.seed,
+            notes=self.notes,
             on_event=on_event,
             stopwatch=self.stopwatch,
         )
@@ -88,6 +93,7 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
     """
     stopwatch = Stopwatch() if stopwatch is None else stopwatch
     notes: list[str] = []
+    findings: list[Finding] = []
     model = build_model(config, notes)
     train, clean, arrived = read_data(config, model, notes)
     folder = config.path(config.run.folder)
@@ -97,7 +103,7 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
     with _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names)
     with _naming_key("conditions"), stopwatch.timed("conditions"):
-        recipe = find_recipe(config, model, train, arrived, folder, notes)
+        recipe = find_recipe(config, model, train, arrived, folder, notes, findings)
     campaign = Campaign(
         requirement=config.requirement.pmi,
         confidence=config.requirement.confidence,
@@ -121,6 +127,7 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
         folder=folder,
         seed=config.run.seed,
         notes=tuple(notes),
+        findings=tuple(findings),
         stopwatch=stopwatch,
     )
 
@@ -349,6 +356,7 @@ def find_recipe(
     arrived: Callable[[int], Samples],
     folder: Path,
     notes: list[str],
+    findings: list[Finding],
 ) -> Recipe | None:
     """The conditions of [conditions], as declared, or as estimated from the field inputs of the profile."""
     table = config.conditions
@@ -360,8 +368,9 @@ def find_recipe(
     declared = Recipe(severities=severities, bounds=model.bounds, padding=table.padding)
     if not table.estimate:
         return declared
-    found = _estimate(declared, train, arrived, folder / "conditions", config.run.seed)
-    notes.append(str(found))
+    found = _estimate(declared, train, arrived, folder / CONDITIONS, config.run.seed)
+    notes.append(str(replace(found, findings=())))
+    findings.extend(found.findings)
     kept = {name: s for name, s in found.recipe.severities.items() if s.low < 0 or s.high > 0}
     return replace(found.recipe, severities=kept) if kept else None
 
@@ -377,7 +386,7 @@ def _estimate(
 
     signature = {"estimated within": described(widest), "train": described(train), "seed": str(seed)}
     with RunFolder(folder, signature=signature) as run:
-        return run.step("estimated", FittedConditions, fit)
+        return run.step(ESTIMATED, FittedConditions, fit)
 
 
 # Errors

@@ -122,6 +122,7 @@ class Campaign:
         folder: str | Path,
         seed: int = 0,
         classes: Sequence[str] = (),
+        notes: Sequence[str] = (),
         on_event: EventHandler = ignore,
         stopwatch: Stopwatch | None = None,
     ) -> CampaignResult:
@@ -137,6 +138,7 @@ class Campaign:
             folder: where everything is kept.
             seed: random seed.
             classes: the name of each label, for the report (default: its number).
+            notes: choices that were made before, for the report.
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """
@@ -147,7 +149,7 @@ class Campaign:
         signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
             describe = partial(describe_campaign, self._requirement, model, train, clean)
-            run.step("info", CampaignInfo, partial(describe, names=classes, feedback=self.feedback))
+            run.step("info", CampaignInfo, partial(describe, names=classes, feedback=self.feedback, notes=notes))
             field_state = FieldState(
                 field if callable(field) else lambda number: field,
                 model,

@@ -120,9 +120,7 @@ def _obstacle(options: Campaign, rounds: Sequence[Round], clean: int) -> str:
     if last.retraining is None and last.operational:
         return f"The last round chose none of its {last.operational} operational failures to learn from."
     if last.retraining is None:
-        return (
-            "The last round found no operational failure: declare wider conditions, or larger radii, in a new folder."
-        )
+        return "The last round found no operational failure: declare wider conditions or larger radii in a new folder."
     left = max(options.max_drop - (rounds[0].clean - last.retraining.accuracy_before), 0.0)
     advice = _what_limits(last.retraining, left, clean)
     return " ".join([f"The last retraining was not kept: {last.retraining.reason}.", *advice])
@@ -139,8 +137,8 @@ def _what_limits(record: FinetuneRecord, left: float, clean: int) -> list[str]:
     advice = []
     if neither or any(b and not a for a, b in zip(accurate, better, strict=True)):
         advice.append(
-            f"Clean accuracy stood in the way: of {clean} clean samples, {left * clean:.0f} more may be lost. Give more "
-            "clean samples, or a larger max_drop, in a new folder."
+            f"Clean accuracy stood in the way: of {clean} clean samples, {left * clean:.0f} more may be lost. Give "
+            "more clean samples, or a larger max_drop, in a new folder."
         )
     if neither or any(a and not b for a, b in zip(accurate, better, strict=True)):
         advice.append(

@@ -42,6 +42,8 @@ def run(
         job = build(load_config(config), workers=workers, stopwatch=Stopwatch(started=started))
         for note in job.notes:
             output.note(note)
+        for finding in job.findings:
+            output.warn(str(finding))
         _check_model(job, output)
         result = _run_campaign(job, output)
         _print_result(result, job, output)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP without losing work: the first lets the work in progress finish, the second stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP without losing work: after the first, work in progress is finished; a second stops it."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ def _check_holder_is_dead(folder: Path, file: Path) -> None:
     if started == "" or (started is not None and holder.started in (started, "")):
         who = "this process" if holder.pid == os.getpid() else f"process {holder.pid}"
         raise ValueError(
-            f"{folder} is in use by {who}; wait until that run ends, stop it, or choose another folder. If that process "
-            f"does not run Operant, delete {file}"
+            f"{folder} is in use by {who}; wait until that run ends, stop it, or choose another folder. If that "
+            f"process does not run Operant, delete {file}"
         )
 
 

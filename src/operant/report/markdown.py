@@ -24,6 +24,7 @@ def markdown(evidence: Evidence) -> str:
         plain(str(evidence.triage)) if evidence.triage else "",
         _drift(evidence),
         _findings(evidence),
+        _notes(evidence),
         _settings(evidence),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -71,6 +72,10 @@ def _drift(evidence: Evidence) -> str:
 
 def _findings(evidence: Evidence) -> str:
     return "\n".join(f"- **{plain(f.name)}** ({f.severity}): {plain(f.problem)}" for _, f in evidence.findings)
+
+
+def _notes(evidence: Evidence) -> str:
+    return "\n".join(f"- {plain(note)}" for note in (evidence.info.notes if evidence.info else ()))
 
 
 def _settings(evidence: Evidence) -> str:
