@@ -1,9 +1,15 @@
 """`operant run`: exit codes, messages, JSON, and folders that cannot be resumed."""
 
 import json
+import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -229,6 +235,90 @@ def test_a_delivered_model_replaces_the_earlier_one(ending, user):
     x = user.samples(5, "x").x.flatten(1)
     assert torch.equal(kept.logits(x), two[1].model.logits(x))
     assert not torch.equal(kept.logits(x), two[0].model.logits(x))
+
+
+# Signals to a running command
+
+SMALL = """[budget]
+rounds = 1
+labels = 30
+seeds_per_round = 40
+cases_per_round = 10
+chunk = 5
+[labels]
+file = "field.npz"
+"""
+
+
+def started(user, *, terminal):
+    """`operant run` with two workers, in a process group or a terminal of its own, after its first chunk."""
+    user.write("field.npz", user.samples(520, "field"))
+    user.configure(SMALL, user.toml.replace("pmi = 0.1", "pmi = 0.001"))
+    arguments = [sys.executable, "-m", "operant", "run", str(user.path), "--workers", "2"]
+    if terminal:
+        pid, output = pty.fork()
+    else:
+        output, write = os.pipe()
+        pid = os.fork()
+    if pid == 0:
+        if not terminal:
+            os.setsid()
+            os.dup2(write, 1)
+            os.dup2(write, 2)
+        os.execv(sys.executable, arguments)
+    if not terminal:
+        os.close(write)
+    text = b""
+    while not re.search(rb"chunk [1-6] of", text):
+        text += os.read(output, 1000)
+    return pid, output
+
+
+def wait_until(holds):
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not happen within half a minute")
+
+
+def processes_in_session(session):
+    """The processes of a session that still run."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, *rest = place.read_text().rpartition(")")[2].split()
+            found += [place] * (int(rest[2]) == session and state not in "ZX")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGTERM to all", 143), ("terminal closed", 129)]
+)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="lists processes in /proc")
+def test_signals_finish_the_chunk_and_leave_neither_lock_nor_workers(user, how, code):
+    pid, output = started(user, terminal=how == "terminal closed")
+    if how == "terminal closed":
+        os.close(output)
+    elif how.endswith("to all"):
+        os.killpg(pid, signal.SIGTERM)
+    else:
+        os.kill(pid, getattr(signal, how))
+    text = b""
+    while how != "terminal closed" and (part := os.read(output, 1000)):  # ends with the last process that writes
+        text += part
+    status = os.waitpid(pid, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == code, text.decode()
+    assert not (user.path / "operant-run" / "lock").exists()
+    wait_until(lambda: processes_in_session(pid) == [])  # multiprocessing's own helper ends a little later
+    if text:
+        assert text.count(b"Stopping when the chunks in progress are finished.") == 1
+        assert text.count(b"stopped: ") == 1
+        assert b"Traceback" not in text
+    done = runner.invoke(app, ["run", str(user.path)])
+    assert done.exit_code == 1, done.output
+    assert "not met" in done.stdout
 
 
 # Folders that cannot be resumed

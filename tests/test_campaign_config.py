@@ -63,7 +63,7 @@ def test_a_misspelt_key_is_rejected_and_the_right_one_suggested(user, table, key
                 "[labels] folder",
             )
             for empty in ("''", "' '", '"a\\u0000b"')
-        ),  # fmt: skip
+        ),
         ("[run]\nfolder = ''", ["operant.toml", "[run] folder: must name a file or folder, got ''; fill it in"]),
         ("[data]\nfield = []", ["[data] field: must name a file or folder, got []"]),
         ("[data]\nfield = ['a', '']", ["[data] field: must name a file or folder, got ['a', '']"]),

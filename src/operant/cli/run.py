@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,7 +73,11 @@ def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
 
         def on_event(event: Event) -> None:
             last[:] = [event]
-            show(event)
+            try:
+                show(event)
+            except OSError as error:  # the terminal is gone; SIGHUP ends the command, unless nohup ignores it
+                if error.errno != errno.EIO:
+                    raise
 
         try:
             return job.run(on_event=on_event)

@@ -15,6 +15,7 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
+from operant.signals import Stopped
 from operant.triage.access import AccessControl, App
 from operant.triage.desk import NotFound, RequestFields
 from operant.triage.opening import Desk
@@ -80,6 +81,8 @@ def serve(desk: Desk, *, port: int = 0, open_browser: bool = True, on_start: Cal
             threading.Thread(target=webbrowser.open, args=[file], daemon=True).start()
         try:
             uvicorn.Server(config).run(sockets=[listening])
+        except Stopped:  # by another signal
+            raise
         except KeyboardInterrupt:  # the normal way to stop
             return
 
