@@ -63,8 +63,8 @@ class CampaignJob:
     folder: Path
     seed: int
     notes: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()
-    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    findings: tuple[Finding, ...]
+    stopwatch: Stopwatch
 
     def run(self, *, on_event: EventHandler = ignore) -> CampaignResult:
         """Run the campaign, or resume it."""

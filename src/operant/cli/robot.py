@@ -44,7 +44,7 @@ def robot(
     """Retrain a model with failures that FOL-Fuzz finds until it is robust enough.
 
     A tenth of the training data is used to choose the epoch. Exit code 0: the requirement is met; 1: it is not; 2: it
-    could not run; 130: stopped with Ctrl-C. The same command resumes.
+    could not run; 130, 143 or 129: stopped with Ctrl-C, SIGTERM or SIGHUP. The same command resumes.
     """
     with exit_on_error(resume=f"run the same command again (folder {out})"):
         from rich.console import Console

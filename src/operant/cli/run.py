@@ -31,8 +31,8 @@ def run(
 ) -> None:
     """Find operational failures, retrain and assess until the requirement is met. Resumes a campaign that was stopped.
 
-    Exit code 0: the requirement is met with confidence; 1: it is not; 2: labels are missing, or it could not run; 130:
-    stopped with Ctrl-C. The same command resumes.
+    Exit code 0: the requirement is met with confidence; 1: it is not; 2: labels are missing, or it could not run; 130,
+    143 or 129: stopped with Ctrl-C, SIGTERM or SIGHUP. The same command resumes.
     """
     started, output = time.monotonic(), Output(quiet=quiet, as_json=as_json)
     with exit_on_error(output, resume=f"operant run {config}"):

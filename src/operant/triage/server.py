@@ -61,7 +61,7 @@ def make_app(desk: Desk, token: str) -> App:
 def serve(desk: Desk, *, port: int = 0, open_browser: bool = True, on_start: Callable[[str], object] = print) -> None:
     """Serve the page to this machine until Ctrl-C; port 0 is any free one.
 
-    ``on_start`` is called with the address, which contains the token.
+    ``on_start`` is called with the address, which contains the token. `Stopped` is raised after other signals.
     """
     try:
         import uvicorn
