@@ -157,6 +157,22 @@ def test_too_little_memory_is_a_sentence(ending, error):
     assert "raceback" not in done.stderr
 
 
+def test_too_little_memory_behind_another_error_is_the_reason(ending):
+    error = ValueError("[model] module: net:Net() must build the model without arguments, but raised ...")
+    error.__cause__ = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    assert "there is not enough memory (DefaultCPUAllocator: can't" in ending(error).stderr
+
+
+def test_a_report_that_fails_does_not_change_how_the_campaign_ended(ending, monkeypatch):
+    def fails(*_, **__):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("operant.report.write_report", fails)
+    done = ending(delivered(met=True))
+    assert (done.exit_code, "met: It ended." in done.stdout) == (0, True)
+    assert "the report could not be written: KeyError: 'a bug'" in done.stderr
+
+
 def test_a_program_that_ends_itself_has_not_missed_the_requirement(ending):
     done = ending(SystemExit(1))
     assert done.exit_code == 2

@@ -24,7 +24,6 @@ from operant.data.label_files import labels_from_function, labels_from_npz, labe
 from operant.data.reading import picture_files
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
-from operant.execution.memory import is_out_of_memory
 from operant.execution.run_folder import RunFolder, make_folder
 from operant.execution.timing import TIMING, Stopwatch
 from operant.generate import default_moves, default_radii
@@ -401,8 +400,6 @@ def _naming_key(table: str, key: str = "") -> Iterator[None]:
     except FileNotFoundError as error:
         raise ValueError(f"{name}: there is no {error.filename or error}") from error
     except (ValueError, OSError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise
         raise ValueError(f"{name}: {error}") from error
 
 

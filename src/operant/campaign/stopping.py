@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from operant.campaign.assessing import SequentialAssessment, what_it_takes
 from operant.campaign.records import Round, StopReason, StopRecord
-from operant.execution.round_state import WEIGHTS
+from operant.execution.round_state import weights_after
 from operant.execution.run_folder import MODEL
 from operant.retrain import FinetuneRecord
 
@@ -104,10 +104,9 @@ def _better_before(rounds: Sequence[Round]) -> str:
     changed_later = any(r.changed for r in rounds[best.number + 1 :])
     if best.assessment is None or best.assessment.upper >= last.upper or not changed_later:
         return ""
-    changed = [r.number for r in rounds[: best.number + 1] if r.changed]
-    file = f"its weights are in round-{changed[-1]:03d}/{WEIGHTS}" if changed else "it is the initial model"
+    where = weights_after(rounds[: best.number + 1])
     return (
-        f"The model after round {best.number} has the smallest bound, {best.assessment.upper:.2%}: {file}. "
+        f"The model after round {best.number} has the smallest bound, {best.assessment.upper:.2%}: {where}. "
         f"{MODEL}.safetensors has those after the last round."
     )
 

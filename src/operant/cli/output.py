@@ -129,8 +129,11 @@ def sentence_of(error: BaseException) -> str:
     from operant.execution.engines import WorkerDied
     from operant.execution.memory import is_out_of_memory, memory_message
 
-    if is_out_of_memory(error):
-        return memory_message(error)
+    cause: BaseException | None = error
+    while cause is not None and not is_out_of_memory(cause):
+        cause = cause.__cause__
+    if cause is not None:
+        return memory_message(cause)
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"there is no {error.filename}"
     if isinstance(error, (ValueError, OSError, WorkerDied)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.output import NOT_MET, Output, exit_on_error, print_line
+from operant.cli.output import NOT_MET, Output, exit_on_error, print_line, sentence_of
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob
@@ -117,6 +117,6 @@ def _output_paths(folder: Path, output: Output) -> dict[str, Path]:
     paths = {"model": folder / "model.safetensors", "suite": folder / "cases"}
     try:
         paths["report"] = write_report(folder)
-    except (ValueError, OSError) as error:
-        output.warn(f"the report could not be written: {error}. To try again: operant report {folder}")
+    except Exception as error:
+        output.warn(f"the report could not be written: {sentence_of(error)}. To try again: operant report {folder}")
     return {name: path for name, path in paths.items() if path.exists()}

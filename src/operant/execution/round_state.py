@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,12 @@ class PredictionBatch:
 
     ids: Tensor
     predictions: Tensor
+
+
+def weights_after(rounds: Sequence[RoundRecord]) -> str:
+    """Where the weights of the model after the last of these rounds are, in words."""
+    changed = [number for number, done in enumerate(rounds) if done.changed]
+    return f"its weights are in round-{changed[-1]:03d}/{WEIGHTS}" if changed else "it is the initial model"
 
 
 class RoundState:
