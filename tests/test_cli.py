@@ -284,8 +284,9 @@ def test_every_command_ends_with_code_2_after_an_unexpected_error(
 
 
 def test_an_error_outside_of_commands_ends_with_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("operant.cli.study.installed_studies", lambda: 1 / 0)
     monkeypatch.setattr(sys, "argv", ["operant", "study"])
     with pytest.raises(SystemExit) as ended:
