@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
-from operant.cli.output import CANNOT_RUN, MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.cli.output import CANNOT_RUN, NOT_MET, exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.assess import Assessment
@@ -45,7 +45,7 @@ def assess(
     Exit code 0: the requirement is met with confidence; 1: it is not; 2: undecided, since labels are missing or too
     few, or it could not run.
     """
-    with exit_on_error(also=MODULE_ERRORS):
+    with exit_on_error():
         from operant import results
         from operant.assess import assess_reliability
         from operant.data import LabelFolder, content_ids, labels_of, read_samples
@@ -80,11 +80,11 @@ def assess(
         )
         results.save(assessment, out / "assessment.json")
         results.write_atomically(out / "history.json", json.dumps(history).encode() + b"\n")
-    print_line(
-        f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with {confidence:.10g} "
-        "confidence."
-    )
-    raise typer.Exit(_print_verdict(assessment, requirement))
+        print_line(
+            f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with {confidence:.10g} "
+            "confidence."
+        )
+        raise typer.Exit(_print_verdict(assessment, requirement))
 
 
 def _check_shares(requirement: float, confidence: float) -> None:

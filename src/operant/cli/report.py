@@ -28,4 +28,4 @@ def report(
 
         page = write_report(folder, out, limit=limit, valid=valid)
         verdict = load_evidence(page.with_suffix(".json")).verdict
-    print_line(f"{verdict}\nreport: {page}")
+        print_line(f"{verdict}\nreport: {page}")
