@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from operant.model import MIN_ROWS, Classifier
+from operant.model.errors import first_line, is_out_of_memory
 
 R = TypeVar("R")
-OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
 def with_smaller_batches(work: Callable[[int], R], batch_size: int, *, floor: int = MIN_ROWS) -> tuple[R, int]:
@@ -29,11 +29,11 @@ def with_smaller_batches(work: Callable[[int], R], batch_size: int, *, floor: in
         try:
             return work(batch_size), batch_size
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if batch_size <= floor:
                 raise MemoryError(
-                    f"there is not enough memory even for batches of {batch_size} rows ({_first_line(error)}); use "
+                    f"there is not enough memory even for batches of {batch_size} rows ({first_line(error)}); use "
                     "fewer workers, close other programs, or use a machine with more memory"
                 ) from error
         batch_size = max(batch_size // 2, floor)  # outside the except block, where the error no longer holds memory
@@ -44,13 +44,3 @@ def in_batches(model: Classifier, batch_size: int) -> Classifier:
     same = copy.copy(model)
     same.batch_size = batch_size
     return same
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """torch raises a plain RuntimeError when the CPU allocator fails, so its text is all there is to go by."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(part in text for part in OUT_OF_MEMORY_TEXTS)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -14,7 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
+from operant.model.errors import (
+    ModuleFails,
+    NoGradients,
+    NotLogits,
+    WrongChannels,
+    first_line,
+    is_out_of_memory,
+    module_fails,
+    no_gradients,
+)
 from operant.model.fast import FastCopy, fast_copies
+from operant.model.gradients import rows_with_gradient
 from operant.rng import spawn, uniform_like
 from operant.validation import check_ascending, check_at_least, check_within
 
@@ -24,18 +35,6 @@ if TYPE_CHECKING:
 MIN_ROWS = 16
 """Smaller batches are padded to this many rows, since CPU kernels round differently below it."""
 PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
-
-
-class NotLogits(ValueError):
-    """The module returned something other than logits ``(N, classes)``."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"{problem}; wrap it")
-        self.problem = problem
-
-
-class WrongChannels(ValueError):
-    """``mean`` or ``std`` does not fit the channels of the inputs."""
 
 
 class Classifier:
@@ -84,6 +83,7 @@ class Classifier:
         self._run: nn.Module | None = self._plain if strict else None  # chosen on the first batch
         self._channels_last = False
         self._classes: int | None = None
+        self._known = {"gradients": False}  # shared with shallow copies, so that each model is examined once
         self.notes: tuple[str, ...] = ("strict: the module runs unchanged" if strict else "not run yet",)
 
     def __repr__(self) -> str:
@@ -92,7 +92,16 @@ class Classifier:
     # Outputs
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits ``(N, classes)`` of one batch, differentiable in ``x``."""
+        """Logits ``(N, classes)`` of one batch, differentiable in ``x``.
+
+        Raises a ValueError if ``x`` requires gradients and the module has none; see `check_gradients`.
+        """
+        if x.requires_grad and torch.is_grad_enabled():
+            self.check_gradients(x)
+        return self.unchecked_logits(x)
+
+    def unchecked_logits(self, x: Tensor) -> Tensor:
+        """The same, also for a module without gradients."""
         self.prepare(x)
         return self._forward(self._run, x, channels_last=self._channels_last)  # type: ignore[arg-type]
 
@@ -219,20 +228,34 @@ class Classifier:
     def check(self, samples: Samples) -> None:
         """Raise a ValueError on bad inputs, missing labels or labels outside the classes."""
         self.check_inputs(samples.x)
-        try:
-            with torch.no_grad():
-                self.logits(samples.x[:MIN_ROWS])
-        except NotLogits:
-            raise
-        except Exception as error:  # the user's code may raise anything
-            raise ValueError(
-                f"the module fails on inputs of shape {tuple(samples.shape)} and type {samples.x.dtype} "
-                f"({type(error).__name__}: {_first_line(error)}); give the shape and type that it was trained on"
-            ) from error
+        with torch.no_grad():
+            self.logits(samples.x[:MIN_ROWS])
         classes, highest = self.classes(samples.x), int(samples.labels.max())
         if highest >= classes:
             advice = "check the label encoding"
             raise ValueError(f"labels must be below the model's {classes} classes, got {highest}; {advice}")
+
+    def check_gradients(self, x: Tensor) -> None:
+        """Raise a ValueError if the logits have no gradient at any of these inputs.
+
+        A search that follows gradients would stay where it is, and the model would look robust. Rows of zero gradient
+        are normal, so a single row that has one suffices, and the model is not examined again. Fewer rows than
+        `MIN_ROWS` may all be such rows, so noise is examined too.
+        """
+        if self._known["gradients"]:
+            return
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # random layers draw the same as without
+            self._known["gradients"] = any(rows_with_gradient(self.unchecked_logits, part) for part in self._probes(x))
+        if not self._known["gradients"]:
+            raise no_gradients(f"the gradients of its logits are zero or NaN at all {len(x)} of them")
+
+    def has_gradients(self, x: Tensor) -> bool:
+        """Whether `check_gradients` passes."""
+        try:
+            self.check_gradients(x)
+        except NoGradients:
+            return False
+        return True
 
     def correct(self, samples: Samples) -> Samples:
         """The samples that the model classifies correctly; most tests start from these."""
@@ -264,7 +287,13 @@ class Classifier:
             z = z.contiguous(memory_format=torch.channels_last)
         if z is x:
             z = z.clone()  # the module may modify its input in place
-        logits = _checked_logits(module(z), len(z))
+        try:
+            output = module(z)
+        except Exception as error:  # the user's code may raise anything
+            if is_out_of_memory(error):
+                raise
+            raise module_fails(error, x) from error
+        logits = _checked_logits(output, len(z))
         self._classes = logits.shape[1]
         return logits[:n]
 
@@ -294,7 +323,8 @@ class Classifier:
             if not self._agree(copy, self._plain, x, tolerance=1e-4):
                 return "its logits differ from the module's"
         except Exception as error:  # the user's code may raise anything
-            return f"it fails ({_first_line(error)})"
+            cause = error.__cause__ if isinstance(error, ModuleFails) else error
+            return f"it fails ({first_line(cause)})"
         try:
             plain = copy_module(self._plain).double()
             double = next(c for c in fast_copies(plain, images=x.ndim == 4) if c.name == copy.name)
@@ -311,8 +341,19 @@ class Classifier:
 
     def _probe(self, x: Tensor) -> Tensor:
         """A few real inputs and as many inputs of noise."""
+        return torch.cat([x[:4], self._noise(x[:4])])
+
+    def _noise(self, x: Tensor) -> Tensor:
+        """Uniform numbers within bounds, shaped like ``x``."""
         low, high = (b if math.isfinite(b) else math.copysign(1.0, b) for b in self.bounds)
-        return torch.cat([x[:4], uniform_like(x[:4], low, high, generator=spawn(0, "probe"))])
+        return uniform_like(x, low, high, generator=spawn(0, "probe"))
+
+    def _probes(self, x: Tensor) -> Iterator[Tensor]:
+        """Inputs whose gradients are examined, cheapest first."""
+        yield x[:MIN_ROWS]
+        yield from x[MIN_ROWS:].split(self.batch_size) if len(x) > MIN_ROWS else ()
+        if len(x) < MIN_ROWS:
+            yield self._noise(x[:1].expand(MIN_ROWS, *x.shape[1:]))
 
     @staticmethod
     def _per_channel(value: float | Sequence[float], x: Tensor) -> Tensor:
@@ -328,22 +369,6 @@ def slack_of(bounds: tuple[float, float]) -> float:
     """How far rounding may push an input outside the bounds."""
     width = bounds[1] - bounds[0]
     return 1e-6 * width if math.isfinite(width) else 0.0
-
-
-def value_and_gradient(objective: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The objective's value and gradient at each row of ``x``.
-
-    >>> v, g = value_and_gradient(lambda z: (z**2).sum(1), torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
-    >>> v.tolist(), g.tolist()
-    ([5.0, 9.0], [[2.0, 4.0], [6.0, 0.0]])
-    """
-    with torch.enable_grad():
-        z = x.detach().requires_grad_()
-        values = objective(z)
-        if not values.requires_grad:  # a constant
-            return values, torch.zeros_like(x)
-        (gradient,) = torch.autograd.grad(values.sum(), z, allow_unused=True, materialize_grads=True)
-    return values.detach(), gradient
 
 
 def copy_module(module: nn.Module) -> nn.Module:
@@ -392,7 +417,3 @@ def _checked_logits(logits: Any, n: int) -> Tensor:
             f"{logits.dtype} of shape {tuple(logits.shape)} for {n} inputs"
         )
     return logits
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
-from operant.model.classifier import MIN_ROWS, Classifier, NotLogits, WrongChannels, slack_of
+from operant.model.classifier import MIN_ROWS, Classifier, slack_of
+from operant.model.errors import ModuleFails, NotLogits, WrongChannels
 from operant.rng import normal_like, spawn, uniform_like
 
 MAX_ROWS = 256  # rows used to check accuracy and outputs
@@ -65,7 +66,8 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
         classes = model.classes(x[rows])
         x, logits, chance = _best_scaling(model, x[rows], None if y is None else _in_classes(y, classes)[rows])
     except Exception as error:  # the user's code may raise anything
-        return found + does_not_run(error, x)
+        cause = error.__cause__ if isinstance(error, ModuleFails) else error
+        return found + does_not_run(cause, x)
     labels = [] if y is None else foreign_labels(y, classes)
     found += not_a_number(logits)
     sound = logits.isfinite().all(1)
@@ -369,7 +371,7 @@ def _gradient_sizes(model: Classifier, x: Tensor) -> tuple[Tensor, Tensor]:
     """Largest gradient entry of each row, for a random mixture of its logits and for its cross-entropy."""
     with torch.enable_grad():
         z = x.detach().requires_grad_()
-        logits = model.logits(z)
+        logits = model.unchecked_logits(z)
         weights = normal_like(logits[0].detach(), generator=spawn(0, "doctor", "weights"))
         mixture = torch.autograd.grad((logits * weights).sum(), z, retain_graph=True)[0]
         loss = torch.autograd.grad(cross_entropy(logits, logits.argmax(1), reduction="sum"), z)[0]

@@ -61,10 +61,11 @@ class Network:
 
     def climb(self, x: Tensor, objective: Objective) -> tuple[NeuronReading, Tensor]:
         """A reading, and the gradient of an objective of it."""
+        self.model.check_gradients(x)
         with torch.enable_grad():
             z = x.detach().requires_grad_()
             r = self._pass(z)
-            value = objective(r).sum() + 0.0 * z.sum()  # the last part for networks that ignore their input
+            value = objective(r).sum() + 0.0 * z.sum()  # the last part for neurons that ignore the input
             (gradient,) = torch.autograd.grad(value, z)
         reading = NeuronReading(logits=r.logits.detach(), values=r.values.detach(), scaled=r.scaled)
         return reading, gradient.nan_to_num(0.0)

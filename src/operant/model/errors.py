@@ -1,0 +1,57 @@
+"""What can go wrong with a module, as errors of one sentence."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+
+
+class NotLogits(ValueError):
+    """The module returned something other than logits ``(N, classes)``."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; wrap it")
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[NotLogits], tuple[str]]:
+        return NotLogits, (self.problem,)  # the default would add "wrap it" again in every process it passes
+
+
+class WrongChannels(ValueError):
+    """``mean`` or ``std`` does not fit the channels of the inputs."""
+
+
+class ModuleFails(ValueError):
+    """The module raised an error; it is the cause of this one."""
+
+
+class NoGradients(ValueError):
+    """The logits do not change with the inputs, as far as their gradients tell."""
+
+
+def module_fails(error: Exception, x: Tensor) -> ModuleFails:
+    """The error for a module that raised ``error`` on the inputs ``x``."""
+    return ModuleFails(
+        f"the module fails on inputs of shape {tuple(x.shape[1:])} and type {x.dtype} "
+        f"({type(error).__name__}: {first_line(error)}); give the shape and type that it was trained on"
+    )
+
+
+def no_gradients(why: str) -> NoGradients:
+    """The error for a search or measure that follows gradients which the module does not have."""
+    return NoGradients(
+        f"gradients are needed here, and the module has none with respect to these inputs: {why}; look for detach, "
+        "no_grad, argmax, rounding or numpy in its forward pass, or use a search without gradients"
+    )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch raises a plain RuntimeError when the CPU allocator fails, so its text is all there is to go by."""
+    if not isinstance(error, (MemoryError, RuntimeError)):
+        return False
+    return isinstance(error, MemoryError) or any(part in str(error).lower() for part in OUT_OF_MEMORY_TEXTS)
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
