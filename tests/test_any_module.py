@@ -1,4 +1,4 @@
-"""Every search and measure on modules of all kinds: without gradients, saturated, in half precision, scripted, failing."""
+"""Searches and measures on modules of all kinds: without gradients, saturated, in half precision, scripted, failing."""
 
 import foolbox
 import pytest

@@ -181,7 +181,7 @@ def test_tables_and_spreads() -> None:
 
 
 def test_given_networks_are_judged_on_mnist(tmp_path: Path) -> None:
-    """With stand-ins: a network with random weights, and one with outputs that hardly vary, which no attack can change."""
+    """With stand-ins: a network with random weights, and one that no attack can change, since it hardly varies."""
     rng = np.random.default_rng(0)
     images = {f"x_{part}": rng.integers(0, 256, (30, 28, 28), dtype=np.uint8) for part in ("train", "test")}
     np.savez(tmp_path / "mnist.npz", **images, y_train=np.arange(30) % 10, y_test=np.zeros(30, dtype=np.int64))
