@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -151,6 +151,10 @@ class Naturalness:
     def save(self, path: str | Path) -> None:
         """Write everything except the model to a JSON file, with the tensors beside it; see `load_naturalness`."""
         results.save(replace(self, model=None), path)
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is sent to another process: not the hooks that are made when it is first called."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @property
     def calibration_size(self) -> int:
