@@ -1,5 +1,8 @@
 """Searches and measures on modules of all kinds: without gradients, saturated, in half precision, scripted, failing."""
 
+import pickle
+import warnings
+
 import foolbox
 import pytest
 import torch
@@ -18,17 +21,20 @@ from operant.generate import (
     ConditionMove,
     DeepFool,
     FOLFuzz,
+    GeneticMove,
     GradientMove,
+    UncertaintyFuzz,
     from_art,
     from_autoattack,
     from_foolbox,
 )
-from operant.generate.baselines import ADAPT, DeepXplore, DLFuzz, RandomMutation
-from operant.measure import Naturalness, first_order_loss, fit_naturalness
-from operant.model import NoGradients
-from operant.retrain import OperationalFinetune
+from operant.generate.baselines import ADAPT, DeepHunter, DeepXplore, DLFuzz, RandomMutation, TensorFuzz
+from operant.measure import Naturalness, find_neurons, first_order_loss, fit_naturalness, with_dropout
+from operant.model import ModuleFails, NoGradients, NotLogits
+from operant.retrain import Finetune, OperationalFinetune
 from operant.seeds import gradient_risk
 from operant.testing import toy_classifier
+from operant.types import Fuzzer
 
 
 class After(nn.Module):
@@ -206,3 +212,150 @@ def test_the_check_draws_no_random_numbers_and_runs_once_per_model():
     model._plain.register_forward_hook(lambda _m, x, _y: passed.append(len(x[0])))
     model.check_gradients(seeds.x)
     assert passed == []
+
+
+# Half precision, scripted and traced modules
+
+
+def network() -> nn.Module:
+    """A network with batch norm and dropout that predicts all of its four classes."""
+    layers = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(36, 4),
+    ).eval()
+    for parameter in layers.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=spawn(0, parameter.numel()))
+    with torch.no_grad():
+        layers[-1].bias -= layers(torch.rand(300, 1, 8, 8, generator=spawn(1))).median(0).values
+    return layers
+
+
+@pytest.fixture(scope="module", params=["scripted", "traced", "scripted inside"])
+def scripted(request) -> Classifier:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch would rather have modules exported
+        if request.param == "traced":
+            return Classifier(torch.jit.trace(network(), torch.rand(16, 1, 8, 8)))
+        whole = torch.jit.script(network())
+    return Classifier(nn.Sequential(whole) if request.param == "scripted inside" else whole)
+
+
+def others(natural: Naturalness) -> dict[str, Fuzzer]:
+    small = {"population": 6, "elites": 2, "generations": 2}
+    return SEARCHES | {
+        "gradient move": gradient_move(natural),
+        "genetic move": GeneticMove(naturalness=natural, radius=0.3, **small),
+        "condition move": ConditionMove(naturalness=natural, recipe=Recipe(severities={"rotation": normal(30)})),
+        "deephunter": DeepHunter(rows_per_seed=8),
+        "tensorfuzz": TensorFuzz(radius=0.3, threshold=0.1, rows_per_seed=8),
+        "random": RandomMutation(search=SEARCHES["adapt"]),
+        "uncertainty": UncertaintyFuzz(pattern="HL", population=4, generations=2, tournament=2, passes=4),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_searches_take_modules_of_half_precision(dtype, natural):
+    model, plain = Classifier(network().to(dtype)), Classifier(network())
+    seeds, found = seeds_of(model, 20, dtype), {}
+    for name, fuzz in others(natural).items():
+        if name == "carlini-wagner":
+            with pytest.raises(ValueError, match="inputs must be float32 or float64 here, got torch"):
+                fuzz(model, seeds, generator=spawn(0))
+            continue
+        suite = fuzz(model, seeds, generator=spawn(0))
+        assert suite.x.dtype == dtype
+        found[name] = len(suite.failures())
+    seeds = seeds_of(plain, 20, torch.float32)
+    for name in ("pgd", "bim", "fgsm minimal", "fol-fuzz", "dlfuzz", "foolbox", "art", "tensorfuzz"):
+        assert found[name] >= 0.8 * len(others(natural)[name](plain, seeds, generator=spawn(0)).failures()), name
+    assert first_order_loss(model, seeds.x.to(dtype), seeds.labels, x0=seeds.x.to(dtype), radius=0.1).isfinite().all()
+
+
+READ_LAYERS = ("adapt", "dlfuzz", "deephunter", "random")
+
+
+def test_searches_take_scripted_modules_or_say_why_not(scripted, natural):
+    plain = Classifier(network(), strict=True)
+    seeds = seeds_of(plain, 20, torch.float32)
+    for name, fuzz in others(natural).items():
+        if name in READ_LAYERS:
+            with pytest.raises(ValueError, match="scripted or traced module, whose layers cannot be read"):
+                fuzz(scripted, seeds, generator=spawn(0))
+        elif name == "uncertainty":
+            with pytest.raises(ValueError, match="dropout inside a scripted or traced module cannot be seen"):
+                fuzz(scripted, seeds, generator=spawn(0))
+        else:
+            expected = fuzz(plain, seeds, generator=spawn(0))
+            found = fuzz(scripted, seeds, generator=spawn(0))
+            assert abs(len(found.failures()) - len(expected.failures())) <= 2, name
+
+
+def test_scripted_modules_travel_are_retrained_and_have_no_layers_to_read(scripted):
+    x = torch.rand(20, 1, 8, 8, generator=spawn(0))
+    assert torch.equal(pickle.loads(pickle.dumps(scripted)).batched_logits(x), scripted.batched_logits(x))
+    assert torch.equal(scripted.rewrap(scripted.unwrap()).batched_logits(x), scripted.batched_logits(x))
+    data = seeds_of(scripted, 60, torch.float32)
+    tuned = Finetune(epochs=1)(scripted, data[:40], data[40:45], validation=data[45:], max_drop=1.0, generator=spawn(0))
+    assert not torch.equal(tuned.model.batched_logits(x), scripted.batched_logits(x))
+    assert scripted.doctor(data) == Classifier(network()).doctor(data)
+    for reads_layers in (
+        lambda: scripted.features(x, layers=[scripted.layers[0]]),
+        lambda: find_neurons(scripted, x),
+        lambda: with_dropout(scripted, before=[scripted.layers[0]], rate=0.1),
+        lambda: fit_naturalness(
+            Samples(torch.rand(400, 1, 8, 8)), model=scripted, layer=scripted.layers[-1], generator=spawn(0)
+        ),
+    ):
+        with pytest.raises(ValueError, match="scripted or traced module"):
+            reads_layers()
+
+
+def test_modules_without_values_are_refused():
+    with pytest.raises(ValueError, match="on the meta device and have no values; load them first"):
+        Classifier(network().to("meta"))
+
+
+# Modules that fail
+
+
+class Picky(nn.Module):
+    """Raises for bright images, as a user's code may."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x > 0.9).any()):
+            raise KeyError("too bright")
+        return x.flatten(1)[:, :3]
+
+
+@pytest.mark.parametrize("method", ["predict", "probs", "batched_logits", "features", "classes", "check", "accuracy"])
+def test_the_error_of_a_module_becomes_a_sentence(method):
+    model, x = Classifier(Picky()), torch.full((4, 1, 2, 2), 0.95)
+    use = getattr(model, method)
+    with pytest.raises(
+        ModuleFails, match=r"fails on inputs of shape \(1, 2, 2\) and type torch.float32 \(KeyError: "
+    ) as info:
+        if method == "features":
+            use(x, layers=[""])
+        else:
+            use(Samples(x, torch.zeros(4, dtype=torch.int64)) if method in ("check", "accuracy") else x)
+    assert isinstance(info.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: not enough memory: you tried")])
+def test_running_out_of_memory_stays_what_it_is(error):
+    class Large(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    with pytest.raises(type(error)):
+        Classifier(Large()).predict(torch.rand(4, 3))
+
+
+@pytest.mark.parametrize("error", [NotLogits("it is a list"), NoGradients("none"), ModuleFails("it fails")])
+def test_errors_travel_unchanged(error):
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -18,7 +18,7 @@ from operant.data import Samples
 from operant.density import KDE, fit_kde
 from operant.measure._texture import is_image, texture
 from operant.measure.conformal import Conformal, check_level, fit_conformal, min_bonferroni, min_calibration_size
-from operant.model import Classifier
+from operant.model import Classifier, freeze, on_output
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
 from operant.validation import check_between, check_finite, check_from_to, check_row_shape
 
@@ -345,7 +345,7 @@ def _tap(model: Classifier | None, layer: str | None) -> Callable[[Tensor], Tens
         return lambda x: x.flatten(1)
     if model is None:
         raise ValueError(f"neighbours are found in layer {layer} of a model; give model, as in load_naturalness")
-    module = model.unwrap().eval().requires_grad_(False)
+    module = freeze(model.unwrap())
     outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -356,7 +356,7 @@ def _tap(model: Classifier | None, layer: str | None) -> Callable[[Tensor], Tens
         module(model.normalise(x.to(model.device)).clone())
         return outputs.pop().flatten(1).to(x.device)
 
-    module.get_submodule(layer).register_forward_hook(keep)
+    on_output(module.get_submodule(layer), layer, keep)
     return run
 
 

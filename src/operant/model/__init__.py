@@ -1,6 +1,7 @@
 """The classifier under test, and a doctor that checks it for common mistakes."""
 
-from operant.model.classifier import MIN_ROWS, Classifier, copy_module, slack_of
+from operant.model.classifier import MIN_ROWS, Classifier, slack_of
+from operant.model.copies import copy_module, freeze, is_scripted, on_output
 from operant.model.doctor import Finding
 from operant.model.errors import ModuleFails, NoGradients, NotLogits
 from operant.model.gradients import value_and_gradient
@@ -13,6 +14,9 @@ __all__ = [
     "NoGradients",
     "NotLogits",
     "copy_module",
+    "freeze",
+    "is_scripted",
+    "on_output",
     "slack_of",
     "value_and_gradient",
 ]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -14,16 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
-from operant.model.errors import (
-    ModuleFails,
-    NoGradients,
-    NotLogits,
-    WrongChannels,
-    first_line,
-    is_out_of_memory,
-    module_fails,
-    no_gradients,
-)
+from operant.model.copies import copy_module, freeze, on_output
+from operant.model.errors import NoGradients, NotLogits, WrongChannels, explained, first_line, no_gradients
 from operant.model.fast import FastCopy, fast_copies
 from operant.model.gradients import rows_with_gradient
 from operant.rng import spawn, uniform_like
@@ -68,6 +59,8 @@ class Classifier:
     ) -> None:
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+        if any(values.is_meta for values in chain(module.parameters(), module.buffers())):
+            raise ValueError("the module's weights are on the meta device and have no values; load them first")
         check_ascending(finite=False, bounds=bounds)
         check_at_least(1, batch_size=batch_size)
         if mean is not None and not bool(torch.as_tensor(mean).isfinite().all()):
@@ -79,7 +72,7 @@ class Classifier:
         self.strict = strict
         self._mean, self._std = mean, std
         self._trainable = {name for name, p in module.named_parameters() if p.requires_grad}
-        self._plain = copy_module(module).eval().requires_grad_(False)
+        self._plain = freeze(copy_module(module))
         self._run: nn.Module | None = self._plain if strict else None  # chosen on the first batch
         self._channels_last = False
         self._classes: int | None = None
@@ -124,7 +117,7 @@ class Classifier:
     def batched_logits(self, x: Tensor) -> Tensor:
         """Logits of any number of inputs, without gradients; raises on bad inputs and on NaN or infinite logits."""
         self.check_inputs(x)
-        with torch.no_grad():
+        with torch.no_grad(), explained(x):
             logits = torch.cat([self.logits(part) for part in x.split(self.batch_size)])
         if not bool(torch.isfinite(logits).all()):
             bad = int((~torch.isfinite(logits)).any(1).sum())
@@ -143,17 +136,18 @@ class Classifier:
         modules = dict(self._plain.named_modules())
         if unknown := [name for name in layers if name not in modules]:
             raise ValueError(f"no layer named {', '.join(unknown)}; this model has {', '.join(self.layers)}")
-        taps: dict[str, Tensor] = {}
+        taps: dict[str, Any] = {}
 
-        def tap(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-            return lambda _module, _inputs, output: taps.__setitem__(name, _tapped(name, output))
+        def tap(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            return lambda _module, _inputs, output: taps.__setitem__(name, _tapped(output))
 
         parts: dict[str, list[Tensor]] = {name: [] for name in layers}
         with ExitStack() as hooks, torch.no_grad():
             for name in layers:
-                hooks.enter_context(modules[name].register_forward_hook(tap(name)))
+                hooks.enter_context(on_output(modules[name], name, tap(name)))
             for part in x.split(self.batch_size):
-                self._forward(self._plain, part)
+                with explained(part):
+                    self._forward(self._plain, part)
                 for name in layers:
                     output = _one_per_row(name, taps.pop(name, None), max(len(part), MIN_ROWS))
                     parts[name].append(output[: len(part)].to(x.device))
@@ -167,7 +161,7 @@ class Classifier:
     def classes(self, x: Tensor) -> int:
         """The number of classes, found by running a few rows of ``x``."""
         if self._classes is None:
-            with torch.no_grad():
+            with torch.no_grad(), explained(x):
                 self.logits(x[:MIN_ROWS])
         assert self._classes is not None
         return self._classes
@@ -228,7 +222,7 @@ class Classifier:
     def check(self, samples: Samples) -> None:
         """Raise a ValueError on bad inputs, missing labels or labels outside the classes."""
         self.check_inputs(samples.x)
-        with torch.no_grad():
+        with torch.no_grad(), explained(samples.x):
             self.logits(samples.x[:MIN_ROWS])
         classes, highest = self.classes(samples.x), int(samples.labels.max())
         if highest >= classes:
@@ -287,13 +281,7 @@ class Classifier:
             z = z.contiguous(memory_format=torch.channels_last)
         if z is x:
             z = z.clone()  # the module may modify its input in place
-        try:
-            output = module(z)
-        except Exception as error:  # the user's code may raise anything
-            if is_out_of_memory(error):
-                raise
-            raise module_fails(error, x) from error
-        logits = _checked_logits(output, len(z))
+        logits = _checked_logits(module(z), len(z))
         self._classes = logits.shape[1]
         return logits[:n]
 
@@ -323,8 +311,7 @@ class Classifier:
             if not self._agree(copy, self._plain, x, tolerance=1e-4):
                 return "its logits differ from the module's"
         except Exception as error:  # the user's code may raise anything
-            cause = error.__cause__ if isinstance(error, ModuleFails) else error
-            return f"it fails ({first_line(cause)})"
+            return f"it fails ({first_line(error)})"
         try:
             plain = copy_module(self._plain).double()
             double = next(c for c in fast_copies(plain, images=x.ndim == 4) if c.name == copy.name)
@@ -371,41 +358,19 @@ def slack_of(bounds: tuple[float, float]) -> float:
     return 1e-6 * width if math.isfinite(width) else 0.0
 
 
-def copy_module(module: nn.Module) -> nn.Module:
-    """A deep copy that also works after a forward pass has left non-leaf tensors in the module."""
-    memo: dict[int, Any] = {}
-    for part in module.modules():
-        for value in _tensors(vars(part)):
-            if not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    return deepcopy(module, memo)
-
-
-def _tensors(nest: Any) -> Iterator[Tensor]:
-    """All tensors in a nest of dicts, lists, tuples and sets."""
-    pending, seen = [nest], set()
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in seen:
-            seen.add(id(value))
-            pending.extend(value.values() if isinstance(value, Mapping) else value)
-
-
-def _one_per_row(name: str, output: Tensor | None, n: int) -> Tensor:
+def _one_per_row(name: str, output: Any, n: int) -> Tensor:
     if output is None:
         raise ValueError(f"layer {name} was not run by the module's forward pass; choose another")
+    if not isinstance(output, Tensor):
+        raise ValueError(f"layer {name} returns a {type(output).__name__}, not a tensor; choose a layer inside it")
     if len(output) != n:
         got = f"{len(output)} for {n} inputs"
         raise ValueError(f"layer {name} must give one output per input, got {got}; choose another")
     return output
 
 
-def _tapped(name: str, output: Any) -> Tensor:
-    if not isinstance(output, Tensor):
-        raise ValueError(f"layer {name} returns a {type(output).__name__}, not a tensor; choose a layer inside it")
-    return output.clone()  # a later layer may modify it in place
+def _tapped(output: Any) -> Any:
+    return output.clone() if isinstance(output, Tensor) else output  # a later layer may modify it in place
 
 
 def _checked_logits(logits: Any, n: int) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
@@ -30,12 +33,20 @@ class NoGradients(ValueError):
     """The logits do not change with the inputs, as far as their gradients tell."""
 
 
-def module_fails(error: Exception, x: Tensor) -> ModuleFails:
-    """The error for a module that raised ``error`` on the inputs ``x``."""
-    return ModuleFails(
-        f"the module fails on inputs of shape {tuple(x.shape[1:])} and type {x.dtype} "
-        f"({type(error).__name__}: {first_line(error)}); give the shape and type that it was trained on"
-    )
+@contextmanager
+def explained(x: Tensor) -> Iterator[None]:
+    """Turn an error of the module on the inputs ``x`` into a sentence; running out of memory stays what it is."""
+    try:
+        yield
+    except (NotLogits, WrongChannels):
+        raise
+    except Exception as error:  # the user's code may raise anything
+        if is_out_of_memory(error):
+            raise
+        raise ModuleFails(
+            f"the module fails on inputs of shape {tuple(x.shape[1:])} and type {x.dtype} "
+            f"({type(error).__name__}: {first_line(error)}); give the shape and type that it was trained on"
+        ) from error
 
 
 def no_gradients(why: str) -> NoGradients:
