@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from operant.data import Samples
 from operant.model.copies import copy_module, freeze, on_output
-from operant.model.errors import NoGradients, NotLogits, WrongChannels, explained, first_line, no_gradients
+from operant.model.errors import ModuleFails, NoGradients, NotLogits, WrongChannels, explained, first_line, no_gradients
 from operant.model.fast import FastCopy, fast_copies
 from operant.model.gradients import rows_with_gradient
 from operant.rng import spawn, uniform_like
@@ -59,8 +59,6 @@ class Classifier:
     ) -> None:
         if not isinstance(module, nn.Module):
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-        if any(values.is_meta for values in chain(module.parameters(), module.buffers())):
-            raise ValueError("the module's weights are on the meta device and have no values; load them first")
         check_ascending(finite=False, bounds=bounds)
         check_at_least(1, batch_size=batch_size)
         if mean is not None and not bool(torch.as_tensor(mean).isfinite().all()):
@@ -74,6 +72,7 @@ class Classifier:
         self._trainable = {name for name, p in module.named_parameters() if p.requires_grad}
         self._plain = freeze(copy_module(module))
         self._run: nn.Module | None = self._plain if strict else None  # chosen on the first batch
+        self._on_meta = any(values.is_meta for values in chain(module.parameters(), module.buffers()))
         self._channels_last = False
         self._classes: int | None = None
         self._known = {"gradients": False}  # shared with shallow copies, so that each model is examined once
@@ -274,6 +273,8 @@ class Classifier:
         n = len(x)
         if n == 0:
             raise ValueError("there are no inputs; give at least one row")
+        if self._on_meta:
+            raise ModuleFails("the module's weights are on the meta device and have no values; load them first")
         z = self.normalise(x.to(self.device))
         if n < rows:
             z = torch.cat([z, z[:1].detach().expand(rows - n, *z.shape[1:])])

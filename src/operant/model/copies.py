@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit._script import RecursiveScriptModule
+from torch.jit._trace import TopLevelTracedModule
 from torch.utils.hooks import RemovableHandle
 
 
@@ -67,7 +69,7 @@ def _reduced(module: torch.jit.ScriptModule) -> tuple[Any, tuple[bytes]]:
     return _from_bytes, (_to_bytes(module),)
 
 
-for _kind in (torch.jit.RecursiveScriptModule, torch.jit.TopLevelTracedModule):
+for _kind in (RecursiveScriptModule, TopLevelTracedModule):
     copyreg.pickle(_kind, _reduced)  # torch does not send them to other processes
 
 

@@ -66,8 +66,7 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
         classes = model.classes(x[rows])
         x, logits, chance = _best_scaling(model, x[rows], None if y is None else _in_classes(y, classes)[rows])
     except Exception as error:  # the user's code may raise anything
-        cause = error.__cause__ if isinstance(error, ModuleFails) else error
-        return found + does_not_run(cause, x)
+        return found + does_not_run(error, x)
     labels = [] if y is None else foreign_labels(y, classes)
     found += not_a_number(logits)
     sound = logits.isfinite().all(1)
@@ -150,13 +149,14 @@ def does_not_run(error: Exception, x: Tensor) -> Findings:
     if isinstance(error, NotLogits):
         advice = "Wrap it in a module that returns one score per class, before any softmax, as (N, classes)"
         return _error("not logits", error.problem, advice)
-    message = " ".join(str(error).split())[:300]
+    cause = (error.__cause__ or error) if isinstance(error, ModuleFails) else error
+    message = " ".join(str(cause).split())[:300]
     if isinstance(error, WrongChannels):
         return _error("does not run", message, "Give Classifier a mean and std that fit the inputs' channels")
     advice = "Give the shape and type the module was trained on, channels first; images as (N, channels, height, width)"
     if x.dtype == torch.float64 and "dtype" in message:  # as torch words it
         advice = "Convert the inputs with x.float(), or the module with module.double()"
-    return _error("does not run", f"on {shape} the module fails with {type(error).__name__}: {message}", advice)
+    return _error("does not run", f"on {shape} the module fails with {type(cause).__name__}: {message}", advice)
 
 
 def not_a_number(logits: Tensor) -> Findings:

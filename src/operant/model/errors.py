@@ -26,7 +26,7 @@ class WrongChannels(ValueError):
 
 
 class ModuleFails(ValueError):
-    """The module raised an error; it is the cause of this one."""
+    """The module cannot run, or raised an error, which is then the cause of this one."""
 
 
 class NoGradients(ValueError):
@@ -38,7 +38,7 @@ def explained(x: Tensor) -> Iterator[None]:
     """Turn an error of the module on the inputs ``x`` into a sentence; running out of memory stays what it is."""
     try:
         yield
-    except (NotLogits, WrongChannels):
+    except (NotLogits, WrongChannels, ModuleFails):
         raise
     except Exception as error:  # the user's code may raise anything
         if is_out_of_memory(error):
