@@ -118,3 +118,8 @@ def test_the_frechet_distance_is_the_same_by_inner_products(monkeypatch):
 def test_a_mixture_of_whole_images_is_refused():
     with pytest.raises(ValueError, match="at most 4096 dimensions, got 150528"):
         fit_mixture(torch.rand(12, 150_528), components=2, generator=spawn(0))
+
+
+def test_no_inputs_have_no_codes():
+    pca = fit_pca(Samples(rows_of(40, 9, 6, 0, 0).float()), dimensions=3, generator=spawn(0))
+    assert pca(torch.zeros(0, 9)).shape == (0, 3)

@@ -195,7 +195,7 @@ def _mean(x: Tensor, rows: int) -> Tensor:
 
 def _rows(x: Tensor) -> int:
     """How many rows are computed at once; fewer where they are long."""
-    return max(1, min(ROWS, VALUES // x[0].numel()))
+    return max(1, min(ROWS, VALUES // x.shape[1:].numel()))
 
 
 def _column_blocks(x: Tensor) -> Iterator[slice]:
