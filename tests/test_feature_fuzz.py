@@ -88,6 +88,26 @@ def suite_of(n: int = 20, **options) -> Suite:
 # The search
 
 
+@pytest.mark.parametrize("which", ["source", "model", "anchor"])
+def test_it_refuses_sources_and_models_without_gradients(which):
+    """The search would stay where it is, and the model would look robust."""
+
+    class Detached(Painter):
+        def forward(self, z: Tensor, y: Tensor) -> Tensor:
+            return super().forward(z, y).detach()
+
+    class Rounded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return model_of().unwrap()((8 * x).round() / 8)
+
+    model = Classifier(Rounded()) if which == "model" else model_of()
+    source = source_of(Detached() if which == "source" else None)
+    fuzz = fuzz_of(source, anchors=(Classifier(Rounded()),) if which == "anchor" else ())
+    words = "images must depend on its layers fc1" if which == "source" else "gradients are needed here"
+    with pytest.raises(ValueError, match=words):
+        fuzz(model, source.seeds(12, model=model, generator=spawn(1)), generator=spawn(0))
+
+
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("options", [{}, {"scaled": False, "layers": ("z", "fc2")}, {"target": 2, "confidence": 0.5}])
 def test_it_keeps_the_laws_of_fuzzers(law, options):

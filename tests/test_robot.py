@@ -28,6 +28,7 @@ from operant.assess import Rate, Robustness
 from operant.execution import RunFolder, pool
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.generate.engine import judge
+from operant.model import NoGradients
 from operant.networks import load_weights
 from operant.results import load, save
 from operant.retrain import Finetune, FinetuneRecord
@@ -203,14 +204,15 @@ def test_every_round_is_printed(tmp_path, undisturbed):
 
 
 class Same(nn.Module):
-    """The same answer for every input; its gradient is 0, or there is none."""
+    """Almost the same answer for every input; its gradient is the slope, or there is none."""
 
-    def __init__(self, *, gradient: bool) -> None:
+    def __init__(self, *, gradient: bool, slope: float = 0.0) -> None:
         super().__init__()
+        self.slope = slope
         self.answer, self.gradient = nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64)), gradient
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.answer + 0 * x[:, :1] if self.gradient else self.answer.expand(len(x), 2)
+        return self.answer + self.slope * x if self.gradient else self.answer.expand(len(x), 2)
 
 
 class Rounded(nn.Module):
@@ -226,12 +228,19 @@ class Rounded(nn.Module):
         (Same(gradient=True), PGD(radius=0.3)),
         (Same(gradient=False), FOLFuzz(radius=0.3, rows_per_seed=5)),
         (Same(gradient=False), PGD(radius=0.3)),
+        (Rounded(), PGD(radius=0.3)),
     ],
-    ids=["zero gradient", "no gradient", "no gradient for PGD"],
+    ids=["zero gradient", "no gradient", "no gradient for PGD", "steps"],
 )
-def test_the_loop_ends_for_a_constant_model(tmp_path, module, attack):
-    model = Classifier(module)
-    hardened = run(replace(ENDLESS, attacks={"attack": attack}), tmp_path, model=model)
+def test_models_without_gradients_are_refused(tmp_path, module, attack):
+    """Their searches would find nothing, however easy the model is to break."""
+    with pytest.raises(NoGradients, match="the module has none"):
+        run(replace(ENDLESS, attacks={"attack": attack}), tmp_path, model=Classifier(module))
+
+
+def test_the_loop_ends_for_a_model_that_hardly_varies(tmp_path):
+    model, loop = Classifier(Same(gradient=True, slope=1e-9)), replace(ENDLESS, attacks={"attack": PGD(radius=0.3)})
+    hardened = run(loop, tmp_path, model=model)
     assert not hardened.met
     assert f"Round 1 {NOTHING}" in hardened.reason
     assert [(r.found, r.chosen, r.retraining) for r in hardened.rounds] == [(0, 0, None)] * 2
@@ -239,16 +248,8 @@ def test_the_loop_ends_for_a_constant_model(tmp_path, module, attack):
     assert hardened.model is model
     assert [line[-1] for line in str(hardened).splitlines()[2:4]] == ["-", "-"]
     assert "Static robustness is not measured" in str(hardened)
-    again = run(replace(ENDLESS, attacks={"attack": attack}), tmp_path, model=model)
+    again = run(loop, tmp_path, model=model)
     assert again.rounds == hardened.rounds
-
-
-def test_the_loop_ends_for_a_model_of_zero_gradients(tmp_path):
-    """PGD's random start breaks it, FOL-Fuzz does not."""
-    hardened = run(ENDLESS, tmp_path, model=Classifier(Rounded()))
-    assert NOTHING in hardened.reason
-    assert hardened.rounds[-1].robustness.static is not None
-    assert hardened.rounds[-1].robustness.clean.value == 1
 
 
 def test_static_robustness_needs_an_attack_that_succeeds(tmp_path):

@@ -127,7 +127,8 @@ def _signal_name(stop: KeyboardInterrupt) -> str:
 def sentence_of(error: BaseException) -> str:
     """An error in one sentence; the traceback of one that nobody expected is written to a file, which is named."""
     from operant.execution.engines import WorkerDied
-    from operant.execution.memory import is_out_of_memory, memory_message
+    from operant.execution.memory import memory_message
+    from operant.model.errors import is_out_of_memory
 
     cause: BaseException | None = error
     while cause is not None and not is_out_of_memory(cause):

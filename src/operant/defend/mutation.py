@@ -12,7 +12,7 @@ from operant.defend._common import check_predictions, check_shape, split_benign
 from operant.defend.mutants import Weights, mutate
 from operant.defend.sequential import ADVERSARIAL, GRID, OPEN, SequentialTest, critical_thresholds, on_grid
 from operant.measure.conformal import check_level, fit_conformal
-from operant.model import MIN_ROWS, Classifier
+from operant.model import MIN_ROWS, Classifier, freeze
 from operant.retrain.training import laid_out, with_layout
 from operant.rng import spawn
 from operant.validation import check_at_least
@@ -138,7 +138,7 @@ def fit_mutation_detector(
     selecting, held = split_benign(benign, calibration)
     check_level(level, len(held))
     model.prepare(benign.x[:MIN_ROWS])
-    network = model.unwrap().eval().requires_grad_(False)
+    network = freeze(model.unwrap())
     if model.channels_last:
         network = with_layout(network, channels_last=True)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))

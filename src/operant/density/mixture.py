@@ -14,6 +14,7 @@ from operant.validation import check_from_to
 MAX_STEPS = 300  # of expectation-maximisation
 TOLERANCE = 1e-5  # nats per row; a smaller gain ends the fit
 VARIANCE_FLOOR = 1e-3  # relative to the mean variance, added to every variance: no component may shrink onto one row
+MAX_DIMENSIONS = 4096  # each component has a covariance of all of them
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,7 +79,9 @@ def fit_mixture(
         generator: seeds k-means.
     """
     check_data(x)
-    n = len(x)
+    n, size = len(x), x[0].numel()
+    if size > MAX_DIMENSIONS:
+        raise ValueError(f"a mixture has at most {MAX_DIMENSIONS} dimensions, got {size}; encode the inputs first")
     check_from_to(1, n, advice="at most one per row", components=components)
     z = x.detach().double()
     v = torch.full((n,), 1 / n, dtype=torch.float64, device=z.device) if weights is None else weights.double()

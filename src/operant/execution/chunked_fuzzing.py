@@ -78,6 +78,7 @@ class InMemory:
 
     def __call__(self, work: ChunkedFuzzing) -> Suite:
         work.model.prepare(work.seeds.x)
+        work.model.has_gradients(work.seeds.x)  # over all chunks, since a chunk may hold only rows of zero gradient
         done = dict(self.engine(ChunkInMemory(work), range(work.chunks)))
         return Suite.concat([done[i] for i in range(work.chunks)])
 

@@ -155,6 +155,7 @@ class RoundState:
     def run_chunks(self, name: str, work: ChunkedFuzzing) -> Suite:
         """The cases of all chunks; each chunk is on disk before the next begins."""
         work.model.prepare(work.seeds.x)  # once for all chunks, whichever process runs them
+        work.model.has_gradients(work.seeds.x)  # over all chunks, since a chunk may hold only rows of zero gradient
         return run_chunks(
             self.folder,
             f"{self.name}/{name}",

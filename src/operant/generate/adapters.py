@@ -106,7 +106,8 @@ class ArtFuzzer:
         )
         with global_streams(generator):
             attack = self.attack(wrapped, **self.options)
-            cases = attack.generate(x=seeds.x.cpu().numpy(), y=np.eye(classes)[seeds.labels.cpu().numpy()])
+            rows = seeds.x.float() if seeds.x.dtype == torch.bfloat16 else seeds.x
+            cases = attack.generate(x=rows.cpu().numpy(), y=np.eye(classes)[seeds.labels.cpu().numpy()])
         x = torch.as_tensor(cases).to(seeds.x).clamp(*model.bounds)
         return judge(model, seeds, x, method=f"art-{self.attack.__name__}")
 
@@ -186,7 +187,8 @@ class _Logits(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         low, high = self.bounds
         x = x.to(self.dtype)  # ART always passes float32
-        return self.model.logits(x if self.bounds == (0.0, 1.0) else low + (high - low) * x)
+        logits = self.model.logits(x if self.bounds == (0.0, 1.0) else low + (high - low) * x)
+        return logits.float() if logits.dtype == torch.bfloat16 else logits  # numpy, which ART uses, has no bfloat16
 
 
 def _require(name: str, *, extra: str) -> Any:

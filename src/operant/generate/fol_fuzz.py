@@ -207,7 +207,9 @@ class _FOLSearch:
 
     def _xi(self, rows: Tensor) -> Tensor:
         if isinstance(self.options.xi, str):
-            return self.failing[rows].nanquantile(_quantile(self.options.xi), dim=1)
+            failing = self.failing[rows]
+            wide = failing.float() if failing.itemsize < 4 else failing  # torch has no quantiles of half precision
+            return wide.nanquantile(_quantile(self.options.xi), dim=1).to(failing)
         return self.highest.new_full((len(rows),), self.options.xi)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.model import MIN_ROWS, Classifier
+from operant.model import MIN_ROWS, Classifier, on_output
 from operant.validation import check_finite
 
 SOFTMAX = "softmax"  # reserved name for the class probabilities, which are not a layer of the module
@@ -114,7 +114,7 @@ def every_layer(model: Classifier, x: Tensor) -> tuple[str, ...]:
     trace = _Trace(rows=2 * len(x))
     for name, part in module.named_modules():
         if _is_innermost(name, part):
-            part.register_forward_hook(trace.hook(name))
+            on_output(part, name, trace.hook(name))
     with torch.no_grad():
         module(model.normalise(torch.cat([x, x]).to(model.device)))
     return (*trace.layers(), SOFTMAX)

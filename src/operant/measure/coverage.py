@@ -354,6 +354,8 @@ class NeighbourCoverage:
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
     """Euclidean distances ``(len(a), len(b))`` from differences, so that equal rows have distance 0."""
+    if a.itemsize < 4:  # torch has no distances of half precision
+        a, b = a.float(), b.float()
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from operant.measure._masks import DropoutCall, Function, Masks, RowAxis, dropout_call
 from operant.measure._tape import Tape, TapeMismatch
-from operant.model import MIN_ROWS, Classifier
+from operant.model import MIN_ROWS, Classifier, is_scripted
 from operant.rng import global_streams, spawn
 from operant.validation import check_at_least, check_between
 
@@ -131,6 +131,8 @@ class _Run:
         with global_streams(spawn(masks.seed, "module")):  # the module's own random numbers are equal in every attempt
             probs = torch.cat([torch.stack(logits(part)).softmax(2).to(self.x.device) for part in parts], 1)
         if not masks.used:
+            if is_scripted(self.model.unwrap()):
+                raise ValueError("dropout inside a scripted or traced module cannot be seen; give the Python module")
             raise ValueError("the model ran without any dropout; add some: with_dropout(model, before=[...], rate=...)")
         if not bool(torch.isfinite(probs).all()):
             bad = int((~torch.isfinite(probs)).any(2).any(0).sum())
@@ -294,6 +296,8 @@ def with_dropout(model: Classifier, *, before: Sequence[str], rate: float) -> Cl
         raise ValueError(f"before must name at least one layer; this model has {', '.join(model.layers)}")
     check_between(0, 1, rate=rate)
     module = model.unwrap()
+    if is_scripted(module):
+        raise ValueError("dropout cannot be added to a scripted or traced module; give the Python module")
     for name in sorted(set(before), key=lambda n: -n.count(".")):  # layers inside others first
         parent, _, child = name.rpartition(".")
         setattr(module.get_submodule(parent), child, _DropoutBefore(module.get_submodule(name), rate))

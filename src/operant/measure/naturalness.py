@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from operant.data import Samples
 from operant.density import KDE, fit_kde
 from operant.measure._texture import is_image, texture
 from operant.measure.conformal import Conformal, check_level, fit_conformal, min_bonferroni, min_calibration_size
-from operant.model import Classifier
+from operant.model import Classifier, freeze, on_output
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
 from operant.rng import shuffled
 from operant.validation import check_between, check_finite, check_from_to, check_row_shape
@@ -150,6 +150,10 @@ class Naturalness:
     def save(self, path: str | Path) -> None:
         """Write everything except the model to a JSON file, with the tensors beside it; see `load_naturalness`."""
         results.save(replace(self, model=None), path)
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is sent to another process: not the hooks that are made when it is first called."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @property
     def calibration_size(self) -> int:
@@ -337,7 +341,7 @@ def _tap(model: Classifier | None, layer: str | None) -> Callable[[Tensor], Tens
         return lambda x: x.flatten(1)
     if model is None:
         raise ValueError(f"neighbours are found in layer {layer} of a model; give model, as in load_naturalness")
-    module = model.unwrap().eval().requires_grad_(False)
+    module = freeze(model.unwrap())
     outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -348,7 +352,7 @@ def _tap(model: Classifier | None, layer: str | None) -> Callable[[Tensor], Tens
         module(model.normalise(x.to(model.device)).clone())
         return outputs.pop().flatten(1).to(x.device)
 
-    module.get_submodule(layer).register_forward_hook(keep)
+    on_output(module.get_submodule(layer), layer, keep)
     return run
 
 

@@ -34,6 +34,7 @@ from operant.rng import shuffled
 from operant.validation import check_from_to
 
 ROWS, POINTS = 1024, 4096  # rows and references per block
+EXACT = 4096  # neurons whose covariance is computed even if there are fewer references
 
 
 class _ClassReferences(Protocol):
@@ -160,13 +161,16 @@ def _kernels(a: Tensor, whose: str, *, var_threshold: float, max_features: int |
             f"at least one neuron must vary by var_threshold={var_threshold} over the references{whose}, none does; "
             "choose other layers or a lower threshold"
         )
+    singular = ValueError(
+        f"{n} references{whose} must span the {d} neurons that vary, but their covariance is singular; give more "
+        f"references, a higher var_threshold, or max_features below {d}"
+    )
+    if n <= d:  # the covariance, which is larger than the references, would be singular
+        raise singular
     a, centre = a[:, columns], a[:, columns].mean(0)
     spread = torch.linalg.eigvalsh(covariance := torch.atleast_2d(a.T.cov()))
     if spread[0] <= d * torch.finfo(torch.float64).eps * spread[-1]:
-        raise ValueError(
-            f"{n} references{whose} must span the {d} neurons that vary, but their covariance is singular; give more "
-            f"references, a higher var_threshold, or max_features below {d}"
-        )
+        raise singular
     factor = torch.linalg.cholesky(covariance * n ** (-2 / (d + 4)))
     constant = math.log(n) + d / 2 * math.log(2 * math.pi) + float(factor.diagonal().log().sum())
     points = _whitened(a, centre, factor)
@@ -280,11 +284,23 @@ def fit_mdsa(
 
 
 def _ellipsoid(a: Tensor, whose: str) -> Ellipsoid:
+    if a.shape[1] > EXACT and len(a) < a.shape[1]:
+        return _flat_ellipsoid(a, whose)
     spread, axes = torch.linalg.eigh(torch.atleast_2d(a.T.cov(correction=0)))
     if not bool(spread[-1] > 0):
         raise ValueError(f"the references{whose} must vary, all have the same activations; choose other layers")
     kept = spread > len(spread) * torch.finfo(torch.float64).eps * spread[-1]
     return Ellipsoid(mean=a.mean(0), directions=axes[:, kept] / spread[kept].sqrt())
+
+
+def _flat_ellipsoid(a: Tensor, whose: str) -> Ellipsoid:
+    """The same from the inner products of the rows, ``(N, N)``, where the covariance would be much larger."""
+    mean = a.mean(0)
+    spread, weights = torch.linalg.eigh((a - mean) @ (a - mean).T / len(a))
+    if not bool(spread[-1] > 0):
+        raise ValueError(f"the references{whose} must vary, all have the same activations; choose other layers")
+    kept = spread > a.shape[1] * torch.finfo(torch.float64).eps * spread[-1]
+    return Ellipsoid(mean=mean, directions=(a - mean).T @ (weights[:, kept] / spread[kept]) / math.sqrt(len(a)))
 
 
 def _learn_from(

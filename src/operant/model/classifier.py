@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
+from operant.model.copies import copy_module, freeze, on_output
+from operant.model.errors import ModuleFails, NoGradients, NotLogits, WrongChannels, explained, first_line, no_gradients
 from operant.model.fast import FastCopy, fast_copies
+from operant.model.gradients import rows_with_gradient
 from operant.rng import spawn, uniform_like
 from operant.validation import check_ascending, check_at_least, check_within
 
@@ -24,18 +26,6 @@ if TYPE_CHECKING:
 MIN_ROWS = 16
 """Smaller batches are padded to this many rows, since CPU kernels round differently below it."""
 PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
-
-
-class NotLogits(ValueError):
-    """The module returned something other than logits ``(N, classes)``."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"{problem}; wrap it")
-        self.problem = problem
-
-
-class WrongChannels(ValueError):
-    """``mean`` or ``std`` does not fit the channels of the inputs."""
 
 
 class Classifier:
@@ -80,10 +70,12 @@ class Classifier:
         self.strict = strict
         self._mean, self._std = mean, std
         self._trainable = {name for name, p in module.named_parameters() if p.requires_grad}
-        self._plain = copy_module(module).eval().requires_grad_(False)
+        self._plain = freeze(copy_module(module))
         self._run: nn.Module | None = self._plain if strict else None  # chosen on the first batch
+        self._on_meta = any(values.is_meta for values in chain(module.parameters(), module.buffers()))
         self._channels_last = False
         self._classes: int | None = None
+        self._known = {"gradients": False}  # shared with shallow copies, so that each model is examined once
         self.notes: tuple[str, ...] = ("strict: the module runs unchanged" if strict else "not run yet",)
 
     def __repr__(self) -> str:
@@ -92,7 +84,16 @@ class Classifier:
     # Outputs
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits ``(N, classes)`` of one batch, differentiable in ``x``."""
+        """Logits ``(N, classes)`` of one batch, differentiable in ``x``.
+
+        Raises a ValueError if ``x`` requires gradients and the module has none; see `check_gradients`.
+        """
+        if x.requires_grad and torch.is_grad_enabled():
+            self.check_gradients(x)
+        return self.unchecked_logits(x)
+
+    def unchecked_logits(self, x: Tensor) -> Tensor:
+        """The same, also for a module without gradients."""
         self.prepare(x)
         return self._forward(self._run, x, channels_last=self._channels_last)  # type: ignore[arg-type]
 
@@ -115,7 +116,7 @@ class Classifier:
     def batched_logits(self, x: Tensor) -> Tensor:
         """Logits of any number of inputs, without gradients; raises on bad inputs and on NaN or infinite logits."""
         self.check_inputs(x)
-        with torch.no_grad():
+        with torch.no_grad(), explained(x):
             logits = torch.cat([self.logits(part) for part in x.split(self.batch_size)])
         if not bool(torch.isfinite(logits).all()):
             bad = int((~torch.isfinite(logits)).any(1).sum())
@@ -134,17 +135,18 @@ class Classifier:
         modules = dict(self._plain.named_modules())
         if unknown := [name for name in layers if name not in modules]:
             raise ValueError(f"no layer named {', '.join(unknown)}; this model has {', '.join(self.layers)}")
-        taps: dict[str, Tensor] = {}
+        taps: dict[str, Any] = {}
 
-        def tap(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-            return lambda _module, _inputs, output: taps.__setitem__(name, _tapped(name, output))
+        def tap(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            return lambda _module, _inputs, output: taps.__setitem__(name, _tapped(output))
 
         parts: dict[str, list[Tensor]] = {name: [] for name in layers}
         with ExitStack() as hooks, torch.no_grad():
             for name in layers:
-                hooks.enter_context(modules[name].register_forward_hook(tap(name)))
+                hooks.enter_context(on_output(modules[name], name, tap(name)))
             for part in x.split(self.batch_size):
-                self._forward(self._plain, part)
+                with explained(part):
+                    self._forward(self._plain, part)
                 for name in layers:
                     output = _one_per_row(name, taps.pop(name, None), max(len(part), MIN_ROWS))
                     parts[name].append(output[: len(part)].to(x.device))
@@ -158,7 +160,7 @@ class Classifier:
     def classes(self, x: Tensor) -> int:
         """The number of classes, found by running a few rows of ``x``."""
         if self._classes is None:
-            with torch.no_grad():
+            with torch.no_grad(), explained(x):
                 self.logits(x[:MIN_ROWS])
         assert self._classes is not None
         return self._classes
@@ -219,20 +221,34 @@ class Classifier:
     def check(self, samples: Samples) -> None:
         """Raise a ValueError on bad inputs, missing labels or labels outside the classes."""
         self.check_inputs(samples.x)
-        try:
-            with torch.no_grad():
-                self.logits(samples.x[:MIN_ROWS])
-        except NotLogits:
-            raise
-        except Exception as error:  # the user's code may raise anything
-            raise ValueError(
-                f"the module fails on inputs of shape {tuple(samples.shape)} and type {samples.x.dtype} "
-                f"({type(error).__name__}: {_first_line(error)}); give the shape and type that it was trained on"
-            ) from error
+        with torch.no_grad(), explained(samples.x):
+            self.logits(samples.x[:MIN_ROWS])
         classes, highest = self.classes(samples.x), int(samples.labels.max())
         if highest >= classes:
             advice = "check the label encoding"
             raise ValueError(f"labels must be below the model's {classes} classes, got {highest}; {advice}")
+
+    def check_gradients(self, x: Tensor) -> None:
+        """Raise a ValueError if the logits have no gradient at any of these inputs.
+
+        A search that follows gradients would stay where it is, and the model would look robust. Rows of zero gradient
+        are normal, so a single row that has one suffices, and the model is not examined again. Fewer rows than
+        `MIN_ROWS` may all be such rows, so noise is examined too.
+        """
+        if self._known["gradients"]:
+            return
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # random layers draw the same as without
+            self._known["gradients"] = any(rows_with_gradient(self.unchecked_logits, part) for part in self._probes(x))
+        if not self._known["gradients"]:
+            raise no_gradients(f"the gradients of its logits are zero or NaN at all {len(x)} of them")
+
+    def has_gradients(self, x: Tensor) -> bool:
+        """Whether `check_gradients` passes."""
+        try:
+            self.check_gradients(x)
+        except NoGradients:
+            return False
+        return True
 
     def correct(self, samples: Samples) -> Samples:
         """The samples that the model classifies correctly; most tests start from these."""
@@ -257,6 +273,8 @@ class Classifier:
         n = len(x)
         if n == 0:
             raise ValueError("there are no inputs; give at least one row")
+        if self._on_meta:
+            raise ModuleFails("the module's weights are on the meta device and have no values; load them first")
         z = self.normalise(x.to(self.device))
         if n < rows:
             z = torch.cat([z, z[:1].detach().expand(rows - n, *z.shape[1:])])
@@ -294,7 +312,7 @@ class Classifier:
             if not self._agree(copy, self._plain, x, tolerance=1e-4):
                 return "its logits differ from the module's"
         except Exception as error:  # the user's code may raise anything
-            return f"it fails ({_first_line(error)})"
+            return f"it fails ({first_line(error)})"
         try:
             plain = copy_module(self._plain).double()
             double = next(c for c in fast_copies(plain, images=x.ndim == 4) if c.name == copy.name)
@@ -311,8 +329,19 @@ class Classifier:
 
     def _probe(self, x: Tensor) -> Tensor:
         """A few real inputs and as many inputs of noise."""
+        return torch.cat([x[:4], self._noise(x[:4])])
+
+    def _noise(self, x: Tensor) -> Tensor:
+        """Uniform numbers within bounds, shaped like ``x``."""
         low, high = (b if math.isfinite(b) else math.copysign(1.0, b) for b in self.bounds)
-        return torch.cat([x[:4], uniform_like(x[:4], low, high, generator=spawn(0, "probe"))])
+        return uniform_like(x, low, high, generator=spawn(0, "probe"))
+
+    def _probes(self, x: Tensor) -> Iterator[Tensor]:
+        """Inputs whose gradients are examined, cheapest first."""
+        yield x[:MIN_ROWS]
+        yield from x[MIN_ROWS:].split(self.batch_size) if len(x) > MIN_ROWS else ()
+        if len(x) < MIN_ROWS:
+            yield self._noise(x[:1].expand(MIN_ROWS, *x.shape[1:]))
 
     @staticmethod
     def _per_channel(value: float | Sequence[float], x: Tensor) -> Tensor:
@@ -330,57 +359,19 @@ def slack_of(bounds: tuple[float, float]) -> float:
     return 1e-6 * width if math.isfinite(width) else 0.0
 
 
-def value_and_gradient(objective: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The objective's value and gradient at each row of ``x``.
-
-    >>> v, g = value_and_gradient(lambda z: (z**2).sum(1), torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
-    >>> v.tolist(), g.tolist()
-    ([5.0, 9.0], [[2.0, 4.0], [6.0, 0.0]])
-    """
-    with torch.enable_grad():
-        z = x.detach().requires_grad_()
-        values = objective(z)
-        if not values.requires_grad:  # a constant
-            return values, torch.zeros_like(x)
-        (gradient,) = torch.autograd.grad(values.sum(), z, allow_unused=True, materialize_grads=True)
-    return values.detach(), gradient
-
-
-def copy_module(module: nn.Module) -> nn.Module:
-    """A deep copy that also works after a forward pass has left non-leaf tensors in the module."""
-    memo: dict[int, Any] = {}
-    for part in module.modules():
-        for value in _tensors(vars(part)):
-            if not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    return deepcopy(module, memo)
-
-
-def _tensors(nest: Any) -> Iterator[Tensor]:
-    """All tensors in a nest of dicts, lists, tuples and sets."""
-    pending, seen = [nest], set()
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (Mapping, list, tuple, set)) and id(value) not in seen:
-            seen.add(id(value))
-            pending.extend(value.values() if isinstance(value, Mapping) else value)
-
-
-def _one_per_row(name: str, output: Tensor | None, n: int) -> Tensor:
+def _one_per_row(name: str, output: Any, n: int) -> Tensor:
     if output is None:
         raise ValueError(f"layer {name} was not run by the module's forward pass; choose another")
+    if not isinstance(output, Tensor):
+        raise ValueError(f"layer {name} returns a {type(output).__name__}, not a tensor; choose a layer inside it")
     if len(output) != n:
         got = f"{len(output)} for {n} inputs"
         raise ValueError(f"layer {name} must give one output per input, got {got}; choose another")
     return output
 
 
-def _tapped(name: str, output: Any) -> Tensor:
-    if not isinstance(output, Tensor):
-        raise ValueError(f"layer {name} returns a {type(output).__name__}, not a tensor; choose a layer inside it")
-    return output.clone()  # a later layer may modify it in place
+def _tapped(output: Any) -> Any:
+    return output.clone() if isinstance(output, Tensor) else output  # a later layer may modify it in place
 
 
 def _checked_logits(logits: Any, n: int) -> Tensor:
@@ -392,7 +383,3 @@ def _checked_logits(logits: Any, n: int) -> Tensor:
             f"{logits.dtype} of shape {tuple(logits.shape)} for {n} inputs"
         )
     return logits
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
-from operant.model.classifier import MIN_ROWS, Classifier, NotLogits, WrongChannels, slack_of
+from operant.model.classifier import MIN_ROWS, Classifier, slack_of
+from operant.model.errors import ModuleFails, NotLogits, WrongChannels
 from operant.rng import normal_like, spawn, uniform_like
 
 MAX_ROWS = 256  # rows used to check accuracy and outputs
@@ -148,13 +149,14 @@ def does_not_run(error: Exception, x: Tensor) -> Findings:
     if isinstance(error, NotLogits):
         advice = "Wrap it in a module that returns one score per class, before any softmax, as (N, classes)"
         return _error("not logits", error.problem, advice)
-    message = " ".join(str(error).split())[:300]
+    cause = (error.__cause__ or error) if isinstance(error, ModuleFails) else error
+    message = " ".join(str(cause).split())[:300]
     if isinstance(error, WrongChannels):
         return _error("does not run", message, "Give Classifier a mean and std that fit the inputs' channels")
     advice = "Give the shape and type the module was trained on, channels first; images as (N, channels, height, width)"
     if x.dtype == torch.float64 and "dtype" in message:  # as torch words it
         advice = "Convert the inputs with x.float(), or the module with module.double()"
-    return _error("does not run", f"on {shape} the module fails with {type(error).__name__}: {message}", advice)
+    return _error("does not run", f"on {shape} the module fails with {type(cause).__name__}: {message}", advice)
 
 
 def not_a_number(logits: Tensor) -> Findings:
@@ -369,7 +371,7 @@ def _gradient_sizes(model: Classifier, x: Tensor) -> tuple[Tensor, Tensor]:
     """Largest gradient entry of each row, for a random mixture of its logits and for its cross-entropy."""
     with torch.enable_grad():
         z = x.detach().requires_grad_()
-        logits = model.logits(z)
+        logits = model.unchecked_logits(z)
         weights = normal_like(logits[0].detach(), generator=spawn(0, "doctor", "weights"))
         mixture = torch.autograd.grad((logits * weights).sum(), z, retain_graph=True)[0]
         loss = torch.autograd.grad(cross_entropy(logits, logits.argmax(1), reduction="sum"), z)[0]

@@ -213,7 +213,11 @@ def layer_features(model: Classifier, layer: str) -> Features:
     """A function from inputs to a layer's flattened outputs: features for `fit_profile` and `fit_ratio`."""
     if layer not in model.layers:
         raise ValueError(f"no layer named {layer}; this model has {', '.join(model.layers)}")
-    return lambda x: model.features(x, layers=[layer])[layer].flatten(1)
+    return partial(_outputs, model, layer)
+
+
+def _outputs(model: Classifier, layer: str, x: Tensor) -> Tensor:
+    return model.features(x, layers=[layer])[layer].flatten(1)
 
 
 def with_priors(mass: Tensor, pool: Samples, priors: Priors | Sequence[float]) -> Tensor:

@@ -10,7 +10,7 @@ from scipy.special import betaincinv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from operant.model import MIN_ROWS, Classifier
+from operant.model import MIN_ROWS, Classifier, on_output
 from operant.retrain.losses import TrainingBatch
 from operant.retrain.training import TrainableModel
 from operant.validation import check_one_of, check_positive
@@ -77,7 +77,7 @@ class ManifoldMixup:
             raise ValueError(f"no layer named {', '.join(unknown)}; this model has {', '.join((INPUT, *model.layers))}")
         module, runs = model.unwrap().eval(), dict.fromkeys(hidden, 0)
         for name in runs:
-            module.get_submodule(name).register_forward_hook(_counter(runs, name))
+            on_output(module.get_submodule(name), name, _counter(runs, name))
         with torch.no_grad():
             module(model.normalise(x[:MIN_ROWS].to(model.device)))
         for name, n in runs.items():
@@ -113,7 +113,7 @@ def _mixing(module: nn.Module, layer: str, weight: Tensor, partner: Tensor) -> I
             raise ValueError(f"layer {layer} must return one tensor with a row for each input; choose another")
         return mixture(output, weight, partner)
 
-    handle = module.get_submodule(layer).register_forward_hook(mix)
+    handle = on_output(module.get_submodule(layer), layer, mix)
     try:
         yield
     finally:

@@ -136,6 +136,8 @@ class OperationalFinetune(TrainingOptions):
             raise ValueError("there are no cases to learn from; give some, or set case_share=0 for a control")
         check_data(model, train=train, cases=cases, validation=validation, monitor=monitor)
         self._check_seeds(model, cases, seeds)
+        if self.inner != "none":
+            model.check_gradients(train.x)
         return TrainingRun(
             options=self,
             loss=self._loss,

@@ -5,6 +5,7 @@ labels are unknown, y is the model's own prediction; `risk_of` takes care of tha
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 import torch
@@ -125,17 +126,17 @@ def vro_risk(*, passes: int = 50, generator: torch.Generator) -> Score:
     """
     check_passes(passes)
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    return partial(_vro, passes=passes, seed=seed)
 
-    def score(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-        model.check_inputs(x)
-        rows = model.batch_size * max(1, CHUNK // (passes * model.classes(x) * model.batch_size))
-        ratios = []
-        for part in x.split(rows):
-            mc = mc_dropout(model, part, passes=passes, generator=spawn(seed, "masks"))
-            ratios.append(variation_ratio_original(mc.probs, model.predict(part)))
-        return torch.cat(ratios)
 
-    return score
+def _vro(model: Classifier, x: Tensor, y: Tensor, *, passes: int, seed: int) -> Tensor:
+    model.check_inputs(x)
+    rows = model.batch_size * max(1, CHUNK // (passes * model.classes(x) * model.batch_size))
+    ratios = []
+    for part in x.split(rows):
+        mc = mc_dropout(model, part, passes=passes, generator=spawn(seed, "masks"))
+        ratios.append(variation_ratio_original(mc.probs, model.predict(part)))
+    return torch.cat(ratios)
 
 
 def surprise_risk(surprise: Callable[[Classifier, Tensor], Tensor]) -> Score:
@@ -143,4 +144,8 @@ def surprise_risk(surprise: Callable[[Classifier, Tensor], Tensor]) -> Score:
 
     LSA is a logarithm and can be negative: pass its values through `ranked` before `combine`.
     """
-    return lambda model, x, y: surprise(model, x)
+    return partial(_surprise, surprise)
+
+
+def _surprise(surprise: Callable[[Classifier, Tensor], Tensor], model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+    return surprise(model, x)

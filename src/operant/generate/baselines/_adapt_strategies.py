@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from operant.model import MIN_ROWS
+from operant.model import MIN_ROWS, on_output
 
 if TYPE_CHECKING:
     from operant.generate.baselines._network import Network
@@ -29,7 +29,7 @@ def fixed_features(network: Network, x: Tensor) -> Tensor:
     """``(3, neurons)``: which of the first 17 features holds in each group: quarter, weight band, kind of layer."""
     runs: list[Run] = []
     parts = [(name, part) for name, part in network.module.named_modules() if not list(part.children())]
-    handles = [part.register_forward_hook(_note_run(runs, name)) for name, part in parts]
+    handles = [on_output(part, name, _note_run(runs, name)) for name, part in parts]
     network.read(x[:MIN_ROWS])
     for handle in handles:
         handle.remove()

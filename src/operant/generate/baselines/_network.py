@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.measure.activations import SOFTMAX, Neurons
-from operant.model import MIN_ROWS, Classifier
+from operant.model import MIN_ROWS, Classifier, freeze, on_output
 
 ACTIVE = 0.5  # a neuron is active in a row where its value, scaled over its layer, exceeds this
 
@@ -43,7 +43,7 @@ class Network:
     def __init__(self, model: Classifier, neurons: Neurons, x: Tensor) -> None:
         neurons(model, x[:MIN_ROWS])  # raises for layers that are not the model's
         self.model, self.neurons = model, neurons
-        self.module = model.unwrap().eval().requires_grad_(False)
+        self.module = freeze(model.unwrap())
         self.channels_last = model.channels_last and x.ndim == 4
         parts = dict(self.module.named_modules())
         if self.channels_last:
@@ -53,7 +53,7 @@ class Network:
         self.taps: dict[str, tuple[Tensor, Tensor]] = {}
         for name in neurons.layers:
             if name != SOFTMAX:
-                parts[name].register_forward_hook(self._tap(name))
+                on_output(parts[name], name, self._tap(name))
 
     def read(self, x: Tensor) -> NeuronReading:
         with torch.no_grad():
@@ -61,10 +61,11 @@ class Network:
 
     def climb(self, x: Tensor, objective: Objective) -> tuple[NeuronReading, Tensor]:
         """A reading, and the gradient of an objective of it."""
+        self.model.check_gradients(x)
         with torch.enable_grad():
             z = x.detach().requires_grad_()
             r = self._pass(z)
-            value = objective(r).sum() + 0.0 * z.sum()  # the last part for networks that ignore their input
+            value = objective(r).sum() + 0.0 * z.sum()  # the last part for neurons that ignore the input
             (gradient,) = torch.autograd.grad(value, z)
         reading = NeuronReading(logits=r.logits.detach(), values=r.values.detach(), scaled=r.scaled)
         return reading, gradient.nan_to_num(0.0)

@@ -165,7 +165,7 @@ class ConditionMove:
     def _climbed(self, model: Classifier, rows: Rows) -> Tensor:
         """The best severities of each seed after one step along the gradient of (1), in smooth conditions."""
         smooth, best = torch.tensor(self.recipe.smooth), rows["best"]
-        if not bool(smooth.any()):
+        if not (bool(smooth.any()) and model.has_gradients(rows["x0"])):
             return best
         low, high, may_be_absent = self._ranges
         parts = []

@@ -135,6 +135,11 @@ class FeatureFuzz:
         with torch.enable_grad():
             q = p.detach().requires_grad_()
             x = self._image(state, q, model)
+            if not x.requires_grad:
+                raise ValueError(
+                    f"the source's images must depend on its layers {', '.join(self._layers())} differentiably, and "
+                    "they do not; look for detach, no_grad, rounding or numpy in its forward pass"
+                )
             logits = model.logits(x)
             held = [-Goal().margin(anchor.logits(x), y) for anchor in self.anchors]
             (gradient,) = torch.autograd.grad(self._objective(logits, y).sum(), q, retain_graph=bool(held))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from operant.model import Classifier
 MIN_CONSISTENCY = 0.9  # as a share of the judge's accuracy on real images
 MAX_DISTANCE = 0.5  # Fréchet distance, in variances of real features
 MIN_VARIETY = 0.2  # variance of features within a class, as a share of that of real images
+EXACT = 4096  # features whose covariance is computed; more are compared by inner products
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +87,22 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
         raise ValueError(f"features must be (N, d) and (M, d), N and M at least 2, got {a.shape} and {b.shape}")
     a, b = a.double(), b.double()
+    if a.shape[1] > EXACT:
+        return _frechet_distance_of_many(a, b)
     first, second = torch.cov(a.T).view(a.shape[1], -1), torch.cov(b.T).view(a.shape[1], -1)
     values, vectors = torch.linalg.eigh(first)
     root = vectors * values.clamp_min(0).sqrt() @ vectors.T
     shared = torch.linalg.eigvalsh(root @ second @ root).clamp_min(0).sqrt().sum()  # tr (Σ₁ Σ₂)^½
     means = (a.mean(0) - b.mean(0)).square().sum()
     return max(0.0, float(means + first.trace() + second.trace() - 2 * shared))  # (1)
+
+
+def _frechet_distance_of_many(a: Tensor, b: Tensor) -> float:
+    """The same without matrices of ``(d, d)``: tr (Σ₁ Σ₂)^½ is the sum of the singular values of A Bᵀ, rows centred."""
+    products = (a - a.mean(0)) @ (b - b.mean(0)).T / math.sqrt((len(a) - 1) * (len(b) - 1))
+    shared = torch.linalg.svdvals(products).sum()
+    means = (a.mean(0) - b.mean(0)).square().sum()
+    return max(0.0, float(means + a.var(0).sum() + b.var(0).sum() - 2 * shared))  # (1)
 
 
 def _variety(features: list[Tensor], labels: list[Tensor]) -> float:

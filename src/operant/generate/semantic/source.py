@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from operant.data import Samples
 from operant.generate.semantic.quality import Quality, compare
-from operant.model import MIN_ROWS, Classifier, copy_module, slack_of
+from operant.model import MIN_ROWS, Classifier, copy_module, freeze, on_output, slack_of
 from operant.networks import CVAE, GAN
 from operant.rng import spawn
 from operant.validation import (
@@ -80,7 +80,7 @@ class FeatureSource:
         check_ascending(finite=self.output is not None, bounds=self.bounds)
         if self.output is not None:
             check_ascending(output=self.output)
-        object.__setattr__(self, "module", copy_module(self.module).eval().requires_grad_(False))
+        object.__setattr__(self, "module", freeze(copy_module(self.module)))
         if not self.layers:
             object.__setattr__(self, "layers", self._layers_in_order())
 
@@ -273,7 +273,7 @@ class FeatureSource:
         """A context in which these forward hooks are registered."""
         parts, stack = dict(self.module.named_modules()), ExitStack()
         for name, hook in hooks.items():
-            stack.enter_context(parts[name].register_forward_hook(hook))
+            stack.enter_context(on_output(parts[name], name, hook))
         return stack
 
     def _layers_in_order(self) -> tuple[str, ...]:
@@ -331,7 +331,7 @@ def from_biggan(
     """
     shared = getattr(module, "shared", None)
     if embed is None and isinstance(shared, nn.Module):
-        embed = copy_module(shared).eval().requires_grad_(False)
+        embed = freeze(copy_module(shared))
     blocks = tuple(
         name
         for name, part in module.named_modules()
