@@ -27,6 +27,9 @@ def doctor(
     mean: Mean = None,
     std: Std = None,
     size: Size = None,
+    expect: Annotated[
+        float | None, typer.Option(help="Fail if the accuracy on all these data is below this share, such as 0.9.")
+    ] = None,
 ) -> None:
     """Check a model and its data for mistakes that make test results meaningless.
 
@@ -37,7 +40,7 @@ def doctor(
 
         classifier = load_classifier(model, weights, bounds, mean, std)
         samples = classifier.match_dtype(read_samples(data, size=size))
-        findings = classifier.doctor(samples)
+        findings = classifier.doctor(samples, expect=expect)
     print_findings(classifier, samples, findings)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(NOT_MET)
@@ -48,10 +51,14 @@ def print_findings(model: Classifier, samples: Samples, findings: Sequence[Findi
     from rich.console import Console
     from rich.markup import escape
 
+    from operant.model.doctor import measured_accuracy
+
     console = Console(highlight=False)
     print_line(f"{model} on {samples}")
     for note in model.notes:
         console.print(f"  {escape(note)}", style="dim", soft_wrap=True)
+    if accuracy := measured_accuracy(model, samples):
+        print_line(f"  accuracy {accuracy}")
     for finding in findings:
         colour = "red" if finding.severity == "error" else "yellow"
         console.print(f"[bold {colour}]{finding.severity}[/] [bold]{escape(finding.name)}[/]", soft_wrap=True)
