@@ -243,9 +243,9 @@ def low_accuracy(model: Classifier, x: Tensor, y: Tensor, logits: Tensor, names:
     if remedy is None:
         return unsure_order(accuracy, names, logits.shape[1])
     gain = remedy.after.share - remedy.before.share
-    problem = f"the accuracy is {remedy.before}, and would be {remedy.after} with {remedy.kind}: {remedy.name}"
+    problem = f"the accuracy is {remedy.before}, and would be {remedy.after} with another {remedy.kind}: {remedy.name}"
     severity = "error" if gain >= MIN_ERROR_GAIN else "warning"
-    return _error(f"other {remedy.kind} fit better", problem, remedy.advice, severity=severity)
+    return _error(f"{remedy.kind} may be wrong", problem, remedy.advice, severity=severity)
 
 
 def unsure_order(accuracy: Accuracy, names: Sequence[str], classes: int) -> Findings:
@@ -258,7 +258,7 @@ def unsure_order(accuracy: Accuracy, names: Sequence[str], classes: int) -> Find
     else:
         return []
     problem += f", so labels and outputs may not agree; the accuracy is {accuracy}"
-    return _warning("class order may differ", problem, advice)
+    return _warning("class order may be wrong", problem, advice)
 
 
 def below_expectation(accuracy: Accuracy | None, expect: float) -> Findings:

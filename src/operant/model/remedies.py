@@ -57,7 +57,7 @@ class Accuracy:
 class Remedy:
     """A change that raises the accuracy: what it is, how to make it, and what it gives on the same rows."""
 
-    kind: str  # "normalisation", "channels" or "classes"
+    kind: str  # "normalisation", "channel order" or "class order"
     name: str
     advice: str
     before: Accuracy
@@ -89,7 +89,7 @@ def find_remedy(
     predicted = present.argmax(1)
     trials = [
         *((kind, name, advice, logits(z).cpu().argmax(1), y) for kind, name, advice, z in _inputs(model, x)),
-        *(("classes", name, advice, predicted, labels) for name, advice, labels in _orders(y, present, names)),
+        *(("class order", name, advice, predicted, labels) for name, advice, labels in _orders(y, present, names)),
     ]
     remedies = [_compared(*trial, before=predicted == y, level=LEVEL / len(trials)) for trial in trials]
     remedies.append(_renumbered(predicted, y, present.shape[1]))
@@ -110,7 +110,7 @@ def _inputs(model: Classifier, x: Tensor) -> Iterator[tuple[str, str, str, Tenso
             if not torch.allclose(z, model.normalise(x)):
                 yield "normalisation", name, f"Give mean = {_numbers(mean)} and std = {_numbers(std)}", _undo(model, z)
     if x.ndim == 4 and channels == 3:
-        yield "channels", "blue, green, red", "Reverse the channels of the inputs, or in the module", x.flip(1)
+        yield "channel order", "blue, green, red", "Reverse the channels of the inputs, or in the module", x.flip(1)
 
 
 def _undo(model: Classifier, z: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def _renumbered(predicted: Tensor, y: Tensor, classes: int) -> Remedy | None:
     moved = [f"{label} is the model's {new}" for label, new in enumerate(place.tolist()) if label != new]
     advice = f"Number the labels like the model's outputs: {first_few(moved)}"
     predicted, y = predicted[test], y[test]
-    return _compared("classes", "another order", advice, predicted, place[y], before=predicted == y, level=LEVEL)
+    return _compared("class order", "another order", advice, predicted, place[y], before=predicted == y, level=LEVEL)
 
 
 def _compared(
