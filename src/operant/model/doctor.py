@@ -98,7 +98,7 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
     if bool(sound.any()):
         found += _behaviour(model, x[sound.to(x.device)], logits[sound])
     if known is not None and not labels:
-        chance += low_accuracy(model, x, known, logits, getattr(samples, "classes", ()))
+        chance += low_accuracy(model, x, known, logits, samples.classes)
     return found + labels + chance
 
 
@@ -242,9 +242,8 @@ def low_accuracy(model: Classifier, x: Tensor, y: Tensor, logits: Tensor, names:
         remedy = None
     if remedy is None:
         return unsure_order(accuracy, names, logits.shape[1])
-    gain = remedy.after.share - remedy.before.share
     problem = f"the accuracy is {remedy.before}, and would be {remedy.after} with another {remedy.kind}: {remedy.name}"
-    severity = "error" if gain >= MIN_ERROR_GAIN else "warning"
+    severity = "error" if remedy.gain >= MIN_ERROR_GAIN else "warning"
     return _error(f"{remedy.kind} may be wrong", problem, remedy.advice, severity=severity)
 
 

@@ -20,6 +20,7 @@ from operant.rng import spawn
 
 LEVEL = 0.01  # of the tests of all candidates together
 MIN_GAIN = 0.02  # a smaller gain of accuracy is not worth a message
+MUCH_BETTER = 0.1  # further gain from which on an unusual order of classes is named instead of a usual change
 USUAL_NORMALISATIONS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
     "ImageNet's": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "CIFAR-10's": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -63,6 +64,10 @@ class Remedy:
     before: Accuracy
     after: Accuracy
 
+    @property
+    def gain(self) -> float:
+        return self.after.share - self.before.share
+
 
 def accuracy_of(predictions: Tensor, y: Tensor) -> Accuracy | None:
     """The accuracy over the rows with a known class (label -1: none); None if there are none."""
@@ -91,10 +96,10 @@ def find_remedy(
         *((kind, name, advice, logits(z).cpu().argmax(1), y) for kind, name, advice, z in _inputs(model, x)),
         *(("class order", name, advice, predicted, labels) for name, advice, labels in _orders(y, present, names)),
     ]
-    remedies = [_compared(*trial, before=predicted == y, level=LEVEL / len(trials)) for trial in trials]
-    remedies.append(_renumbered(predicted, y, present.shape[1]))
-    # Candidates come from the most specific to the most general, so the first of equal gain is named.
-    return max((r for r in remedies if r), key=lambda r: r.after.share - r.before.share, default=None)
+    named = [_compared(*trial, before=predicted == y, level=LEVEL / len(trials)) for trial in trials]
+    best = max((r for r in named if r), key=lambda r: r.gain, default=None)
+    other = _renumbered(predicted, y, present.shape[1])
+    return other if other and other.gain > (best.gain + MUCH_BETTER if best else 0) else best
 
 
 # Inputs ---------------------------------------------------------------------------------------------------------------
