@@ -156,11 +156,11 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
     [
         (
             "users_code --data data.npz",
-            "must be given as package.module:callable or file.py:callable, got 'users_code'",
+            "package.module:callable or file.py:callable, got 'users_code'",
         ),
         (
             "users_code: --data data.npz",
-            "must be given as package.module:callable or file.py:callable, got 'users_code:'",
+            "package.module:callable or file.py:callable, got 'users_code:'",
         ),
         ("nowhere.at_all:Net --data data.npz", "there is no module nowhere.at_all; run this from the folder"),
         ("users_code.deeper:Net --data data.npz", "there is no module users_code.deeper"),

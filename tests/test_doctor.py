@@ -627,7 +627,7 @@ def test_a_folder_of_some_classes_may_be_numbered_wrongly() -> None:
 
 
 @given(seed=st.integers(0, 1000), share=st.floats(0.3, 0.85))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_weak_but_sound_model_is_given_no_remedy(seed: int, share: float) -> None:
     """Labels wrong at random: no setting helps, so none is named (each test has level 0.01 over all candidates)."""
     data = pictures(seed=seed)

@@ -18,6 +18,7 @@ from operant.formatting import first_few, percent
 from operant.model.classifier import Classifier
 from operant.rng import spawn
 
+KINDS = ("normalisation", "channel order", "class order")
 LEVEL = 0.01  # of the tests of all candidates together
 MIN_GAIN = 0.02  # a smaller gain of accuracy is not worth a message
 MUCH_BETTER = 0.1  # further gain from which on an unusual order of classes is named instead of a usual change
@@ -58,7 +59,7 @@ class Accuracy:
 class Remedy:
     """A change that raises the accuracy: what it is, how to make it, and what it gives on the same rows."""
 
-    kind: str  # "normalisation", "channel order" or "class order"
+    kind: str  # one of KINDS
     name: str
     advice: str
     before: Accuracy
