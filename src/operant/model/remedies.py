@@ -143,8 +143,7 @@ def _orders(y: Tensor, logits: Tensor, names: Sequence[str]) -> Iterator[tuple[s
     yield "counted from 1", "The model seems to count classes from 1: add 1 to the labels", _shifted(y, 1, classes)
     yield "shifted down by one", "Subtract 1 from the labels", _shifted(y, -1, classes)
     yield "reversed", "Reverse the order of the classes", classes - 1 - y
-    for name, key in {"sorted as text": str, "sorted as numbers": _as_number}.items():
-        order = sorted(names, key=key)
+    for name, order in {"sorted as text": sorted(names), "sorted as numbers": sorted(names, key=_as_number)}.items():
         if len(names) > int(y.max()) and order != list(names):
             place = torch.tensor([order.index(n) for n in names])
             advice = f"The model numbers the classes {first_few(order)}: give classes in this order"
