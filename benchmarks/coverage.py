@@ -2,7 +2,7 @@
 
 Three kinds of scores, by which inputs are drawn: good ones, poor ones, and blind ones, which are good but for a quarter
 of the failures, taken for safe. With ``--data``, also the scores of trained networks on data from elsewhere. In each
-pool every method gets the same number of labels, and a table tells
+pool every method gets the same number of labels, and a table shows
 
     given       in how many repetitions there was a bound at all (a normal one is rejected where it cannot be trusted)
     true        how many of those were no smaller than the truth; "low" if fewer than a 95 % bound can have by chance

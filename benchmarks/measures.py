@@ -1,7 +1,7 @@
 """Measures against plain ways to the same numbers: dropout passes one by one, scikit-learn's KDE, a bare forward pass.
 
 CPU time, one thread, all in this process. A ratio above 1 means Operant is faster, except for those named
-``_per_forward``, which tell how many bare forward passes something costs.
+``_per_forward``, which say how many bare forward passes something costs.
 
     python benchmarks/measures.py [--quick]
 """

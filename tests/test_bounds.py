@@ -347,7 +347,7 @@ def test_a_bound_prints_and_comes_back_from_disk(tmp_path):
     assert beta_binomial(0, 10, prior="jeffreys").method == "jeffreys prior Beta(0.5, 0.5)"
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Invalid arguments ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -318,7 +318,7 @@ def test_an_unchanged_model_is_assessed_further(tmp_path: Path) -> None:
     assert "model unchanged" in str(done.rounds[1])
 
 
-def test_a_round_whose_retraining_was_refused_buys_labels_for_the_next(tmp_path: Path) -> None:
+def test_a_round_whose_retraining_was_rejected_buys_labels_for_the_next(tmp_path: Path) -> None:
     """Also if they cannot show that the requirement is met: the next monitor shall see more."""
     done = run(tmp_path, retrainer=STUBBORN, rounds=5)
     first, *later = [r.assessment for r in done.rounds]

@@ -528,7 +528,7 @@ def test_a_recipe_without_conditions_does_nothing(generator):
     assert [len(v) for v in Recipe(severities={}).limits] == [0, 0]
 
 
-# What is refused
+# What is rejected
 
 
 X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -571,6 +571,6 @@ X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     ],
 )
 def test_what_is_rejected(call, sentence):
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError) as error:
         call()
-    assert sentence in str(refusal.value)
+    assert sentence in str(error.value)

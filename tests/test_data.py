@@ -1,4 +1,4 @@
-"""Samples and their laws; every file format written here and read back; damaged files refused by name."""
+"""Samples and their laws; every file format written here and read back; damaged files rejected by name."""
 
 import gzip
 import os
@@ -36,7 +36,7 @@ def random_samples(n, shape=(4,), seed=0):
     return Samples(torch.rand(n, *shape, generator=generator), torch.randint(10, (n,), generator=generator))
 
 
-# Samples -------------------------------------------------------------------------------------------------------------
+# Samples --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -131,9 +131,9 @@ def test_slices_keep_labels_and_given_ids():
     ],
 )
 def test_indices_that_choose_no_rows_are_rejected(index, error, sentence):
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         random_samples(5)[index]
-    assert sentence in str(refusal.value)
+    assert sentence in str(caught.value)
 
 
 def test_concat_is_undone_by_slicing():
@@ -180,12 +180,12 @@ X = torch.rand(4, 3)
     ],
 )
 def test_bad_input_is_rejected_with_a_sentence(build, sentence):
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError) as caught:
         build()
-    assert sentence in str(refusal.value)
+    assert sentence in str(caught.value)
 
 
-# The embedded digits -------------------------------------------------------------------------------------------------
+# The embedded digits --------------------------------------------------------------------------------------------------
 
 
 def test_digits_are_all_there_and_never_on_both_sides():
@@ -301,7 +301,7 @@ def assert_colour_set(dataset):
     assert dataset.test.labels.tolist() == BATCH_LABELS[5].tolist()
 
 
-# Round trips ---------------------------------------------------------------------------------------------------------
+# Round trips ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "usps"])
@@ -451,11 +451,11 @@ def test_float_images_may_have_channels_first(tmp_path):
     assert torch.equal(load("cifar10", tmp_path).train.x, torch.from_numpy(x).float())
 
 
-# Refusals ------------------------------------------------------------------------------------------------------------
+# Damaged files --------------------------------------------------------------------------------------------------------
 
 
-def refusal(read, file):
-    """The sentence with which a file is refused; it must name the file and say what to do."""
+def rejection(read, file):
+    """The sentence with which a file is rejected; it must name the file and say what to do."""
     with pytest.raises(ValueError) as caught:
         read(file)
     assert str(file) in str(caught.value)
@@ -494,7 +494,7 @@ def test_truncated_files_are_rejected_wherever_they_were_cut(tmp_path):
         for length in {0, 1, 3, 11, 100, *range(0, len(content) - 16, len(content) // 23), len(content) - 16}:
             if length != 3073:  # CIFAR's binary form has no header: whole records are a sound file
                 file.write_bytes(content[:length])
-                refusal(read, file)
+                rejection(read, file)
 
 
 def test_foreign_files_are_rejected(tmp_path):
@@ -507,7 +507,7 @@ def test_foreign_files_are_rejected(tmp_path):
     for file, read in sound_files(tmp_path).items():
         for content in contents:
             file.write_bytes(content)
-            refusal(read, file)
+            rejection(read, file)
 
 
 def test_checksums_find_changed_bytes(tmp_path):
@@ -516,7 +516,7 @@ def test_checksums_find_changed_bytes(tmp_path):
         file, content = tmp_path / name, bytearray((tmp_path / name).read_bytes())
         content[len(content) // 2] ^= 0xFF
         file.write_bytes(content)
-        refusal(files[file], file)
+        rejection(files[file], file)
 
 
 def test_announced_and_actual_sizes_must_agree(tmp_path):
@@ -524,9 +524,9 @@ def test_announced_and_actual_sizes_must_agree(tmp_path):
     content = (tmp_path / "a.npz").read_bytes()
     assert content.count(b"(7, 28, 28)") == 1
     (tmp_path / "a.npz").write_bytes(content.replace(b"(7, 28, 28)", b"(6, 28, 28)"))
-    assert "fails the checksum" in refusal(read_npz, tmp_path / "a.npz")
+    assert "fails the checksum" in rejection(read_npz, tmp_path / "a.npz")
     (tmp_path / "idx").write_bytes(idx_bytes(GREY["test"]) + b"\0")
-    assert "announces 3152 bytes, it has 3153" in refusal(read_idx, tmp_path / "idx")
+    assert "announces 3152 bytes, it has 3153" in rejection(read_idx, tmp_path / "idx")
 
 
 def test_missing_files_are_reported_as_missing(tmp_path):
@@ -540,17 +540,17 @@ def test_numbers_that_are_none_are_rejected(tmp_path, bad):
     x = RNG.random((4, 3))
     x[2, 1] = bad
     np.savez(tmp_path / "a.npz", x=x)
-    assert "NaN or infinity in x" in refusal(samples_from_npz, tmp_path / "a.npz")
+    assert "NaN or infinity in x" in rejection(samples_from_npz, tmp_path / "a.npz")
     (tmp_path / "idx").write_bytes(bytes([0, 0, 14, 2, 0, 0, 0, 4, 0, 0, 0, 3]) + x.astype(">f8").tobytes())
     if not np.isfinite(bad):
-        assert "NaN or infinity" in refusal(read_idx, tmp_path / "idx")
+        assert "NaN or infinity" in rejection(read_idx, tmp_path / "idx")
 
 
 def test_npz_with_python_objects_is_rejected(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}, None]))
-    assert "allow_pickle=False" in refusal(read_npz, tmp_path / "a.npz")
+    assert "allow_pickle=False" in rejection(read_npz, tmp_path / "a.npz")
     np.save(tmp_path / "single.npy", GREY["test"])
-    refusal(read_npz, tmp_path / "single.npy")
+    rejection(read_npz, tmp_path / "single.npy")
 
 
 @pytest.mark.parametrize(
@@ -579,9 +579,9 @@ def test_npz_sets_with_wrong_arrays_are_rejected(tmp_path, change, sentence):
 
 def test_npz_of_ones_own_needs_an_x(tmp_path):
     np.savez(tmp_path / "a.npz", inputs=np.ones((3, 2)))
-    assert "must hold x (N, *shape)" in refusal(samples_from_npz, tmp_path / "a.npz")
+    assert "must hold x (N, *shape)" in rejection(samples_from_npz, tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.ones((2,), dtype=np.int64))
-    assert "must be 3 integer labels" in refusal(samples_from_npz, tmp_path / "a.npz")
+    assert "must be 3 integer labels" in rejection(samples_from_npz, tmp_path / "a.npz")
 
 
 def test_cifar_batches_with_wrong_content_are_rejected(tmp_path):
@@ -598,9 +598,9 @@ def test_cifar_batches_with_wrong_content_are_rejected(tmp_path):
     }
     for sentence, content in wrong.items():
         (tmp_path / "batch").write_bytes(pickle.dumps(content, 2))
-        assert sentence in refusal(read_cifar_python, tmp_path / "batch")
+        assert sentence in rejection(read_cifar_python, tmp_path / "batch")
     (tmp_path / "batch.bin").write_bytes(cifar_binary_bytes(COLOUR[0], np.array([3, 10])))
-    assert "must be 0..9, got 10" in refusal(read_cifar_binary, tmp_path / "batch.bin")
+    assert "must be 0..9, got 10" in rejection(read_cifar_binary, tmp_path / "batch.bin")
 
 
 class Harmful:
@@ -637,7 +637,7 @@ def test_harmful_pickles_are_rejected_and_never_run(tmp_path):
         assert folder.is_dir(), "the pickle must be harmful, or this test shows nothing"
         folder.rmdir()
         (tmp_path / "batch").write_bytes(content)
-        refusal(read_cifar_python, tmp_path / "batch")
+        rejection(read_cifar_python, tmp_path / "batch")
         assert not folder.exists()
 
 
@@ -667,7 +667,7 @@ def test_harmful_pickles_are_rejected_and_never_run(tmp_path):
 )
 def test_pickles_of_anything_but_plain_data_are_rejected(tmp_path, content, sentence):
     (tmp_path / "batch").write_bytes(content)
-    assert sentence in refusal(read_cifar_python, tmp_path / "batch")
+    assert sentence in rejection(read_cifar_python, tmp_path / "batch")
 
 
 def test_svhn_files_with_wrong_content_are_rejected(tmp_path):
@@ -684,31 +684,31 @@ def test_svhn_files_with_wrong_content_are_rejected(tmp_path):
     }
     for sentence, content in wrong.items():
         savemat(file, content)
-        assert sentence in refusal(read_svhn, file)
+        assert sentence in rejection(read_svhn, file)
 
 
 def test_a_picture_of_odd_size_is_named(tmp_path):
     for name, shape in (("a/1", (9, 7)), ("a/2", (8, 8)), ("b/3", (8, 8)), ("b/4", (8, 8))):
         write_picture(tmp_path / f"{name}.png", np.zeros(shape, dtype=np.uint8))
-    sentence = refusal(read_image_folder, tmp_path)
+    sentence = rejection(read_image_folder, tmp_path)
     assert f"{tmp_path / 'a' / '1.png'} is 9 x 7" in sentence
     assert "size=(8, 8)" in sentence
 
 
 def test_pictures_whose_pixels_would_change_are_rejected(tmp_path):
     write_picture(tmp_path / "16bit" / "a" / "x.png", np.full((4, 4), 1000, dtype=np.uint16))
-    assert "not 8 bits each" in refusal(read_picture, tmp_path / "16bit" / "a" / "x.png")
+    assert "not 8 bits each" in rejection(read_picture, tmp_path / "16bit" / "a" / "x.png")
     write_picture(tmp_path / "glass" / "a" / "x.png", np.full((4, 4, 4), 100, dtype=np.uint8))
-    assert "transparent" in refusal(read_picture, tmp_path / "glass" / "a" / "x.png")
+    assert "transparent" in rejection(read_picture, tmp_path / "glass" / "a" / "x.png")
 
 
 def test_folders_without_classes_or_pictures_are_rejected(tmp_path):
-    assert "one folder per class" in refusal(read_image_folder, tmp_path)
+    assert "one folder per class" in rejection(read_image_folder, tmp_path)
     (tmp_path / "train" / "cat").mkdir(parents=True)
-    assert str(tmp_path / "train") in refusal(read_image_folder, tmp_path)
+    assert str(tmp_path / "train") in rejection(read_image_folder, tmp_path)
 
 
-# What load says ------------------------------------------------------------------------------------------------------
+# What load says -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

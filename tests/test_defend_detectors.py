@@ -1,4 +1,4 @@
-"""Detectors: scores against plain transcriptions, false positives within the stated level, and what is refused."""
+"""Detectors: scores against plain transcriptions, false positives within the stated level, and what is rejected."""
 
 import pytest
 import torch
@@ -155,7 +155,7 @@ def test_calibration_is_not_learned_from(fitted):
     assert torch.equal(detector.calibration.calibration, fit_conformal(detector.score(held.x)).calibration)
 
 
-# Refusals
+# Invalid arguments
 
 NONE = BENIGN[:0]
 

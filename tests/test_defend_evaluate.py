@@ -28,7 +28,7 @@ from operant.results import load, save
 
 
 def made(n: int = 40, *, cases_per_seed: int = 1, columns: bool = True) -> Suite:
-    """Cases whose only value tells everything about them."""
+    """Cases whose only value says everything about them."""
     seeds = Samples(torch.arange(n // cases_per_seed)[:, None].float() / n, torch.arange(n // cases_per_seed) % 3)
     origin = torch.arange(n) // cases_per_seed
     x = torch.arange(n)[:, None].float() / n
@@ -171,7 +171,7 @@ def test_a_suite_of_a_network_goes_through(lenet, digits28):
     assert table.of("squeezing", "adversarial").k == int((~squeezing.accepts(suite.failures().x)).sum())
 
 
-# Refusals
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_a_suite_of_a_network_goes_through(lenet, digits28):
 )
 def test_what_cannot_be_judged_is_rejected(change, error, sentence):
     inputs = {"suite": made(), "defences": {"d": number_is_even}, "confidence": 0.95, **change}
-    with pytest.raises(error) as refusal:
+    with pytest.raises(error) as caught:
         evaluate_defences(inputs["suite"], inputs["defences"], confidence=inputs["confidence"])
-    assert sentence in str(refusal.value)
+    assert sentence in str(caught.value)
 
 
 # Criteria of retraining

@@ -305,7 +305,7 @@ def test_probabilities_are_the_mean_over_transforms_in_any_units():
     assert torch.allclose(moved.probs(8 * x - 2), wide.probs(8 * BitDepth(bits=1)(x) - 2))
 
 
-# Refusals
+# Invalid arguments
 
 
 @pytest.mark.parametrize(

@@ -466,7 +466,7 @@ def test_ten_thousand_rows_take_less_than_a_gibibyte(d: int, each: bool) -> None
     assert run.returncode == 0, run.stderr
 
 
-# Refusals
+# Invalid arguments
 
 
 @pytest.mark.parametrize(

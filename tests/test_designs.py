@@ -92,7 +92,7 @@ def test_estimates_are_unbiased_for_failures_wherever_they_are(name):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_leaving_the_probabilities_out_would_be_found(name):
-    """The test above has the power to tell a wrong design: the plain rate of the sample is far from the truth."""
+    """The test above has the power to detect a wrong design: the plain rate of the sample is far from the truth."""
     design, estimate = ESTIMATORS[name]
     mass, risk, y = a_pool()
     weights, pool, g = combine(mass, risk), pool_of(SIZE), spawn(1, name)
@@ -429,7 +429,7 @@ def test_equal_weights_at_the_top_come_in_random_order():
     assert len({tuple(rows) for rows in draws}) > 6
 
 
-# The pool and refusals ------------------------------------------------------------------------------------------------
+# The pool and invalid arguments ---------------------------------------------------------------------------------------
 
 
 def test_the_drawn_samples_come_from_the_same_pool_only():

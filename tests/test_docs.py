@@ -101,6 +101,51 @@ def test_every_page_is_in_the_navigation():
     assert [page for page in pages if not re.search(rf"(?m)[ :]{re.escape(page)}$", navigation)] == []
 
 
+# Names and files
+
+NOT_IN_PYTHON = ("operant.toml", "operant.git", "operant.studies")  # a file, a repository, a group of entry points
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or something that a module or class defines."""
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        outer, _, last = name.rpartition(".")
+        found = value_of(outer)
+        declared = {**getattr(found, "__dataclass_fields__", {}), **getattr(found, "__annotations__", {})}
+        return hasattr(found, last) or last in declared
+    return True
+
+
+def value_of(name: str) -> object:
+    """The module or the value of a dotted name; None if there is no such thing."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        outer, _, last = name.rpartition(".")
+        return getattr(value_of(outer), last, None) if outer else None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_of_a_page_exist(page):
+    names = set(re.findall(r"\boperant(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8"))) - set(NOT_IN_PYTHON)
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
+def test_the_architecture_names_each_file_once_and_all_exist():
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\|.*$", page[: page.index("## What lies below")])
+    first = re.compile(r"^\|(?: [\w ]*\|)? (`[\w/.]+`(?:, `[\w/.]+`)*) \|")
+    files = [file for row in rows if (cells := first.match(row)) for file in re.findall(r"`([\w/.]+)`", cells[1])]
+    assert len(files) > 20
+    assert sorted(set(files)) == sorted(files)
+    picture = (ROOT / "docs" / "images" / "architecture.svg").read_text(encoding="utf-8")
+    drawn = re.findall(r"\b[a-z_]+/(?:[a-z_]+\.py|[a-z_]+/)|(?<=>)retrain/", picture.partition("</defs>")[2])
+    assert set(drawn) - {"src/operant/"} <= set(files)
+    assert [file for file in files if not (ROOT / "src" / "operant" / file).exists()] == []
+
+
 # Completeness
 
 
@@ -136,7 +181,7 @@ def test_the_reference_lists_every_command_and_option():
     text = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"(?ms)^## operant ([\w-]+)\n(.*?)(?=^## |\Z)", text))
     commands = typer.main.get_command(app).commands
-    assert sorted(sections) == sorted(commands)
+    assert list(sections) == list(commands)  # in the order of the help
     for name, command in commands.items():
         options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
         assert [option for option in options if f"`{option}`" not in sections[name]] == []

@@ -163,7 +163,7 @@ def test_a_single_row_with_zero_gradients_is_nothing_to_tell() -> None:
     assert diagnose(lambda x: scores(x) * (1 + 1e4 * (x[:, 4:5] == 0)), Samples(x)) == []
 
 
-def test_work_in_place_that_breaks_differentiation_is_told() -> None:
+def test_work_in_place_that_breaks_differentiation_is_reported() -> None:
     def forward(x: Tensor) -> Tensor:
         y = scores(x).exp()
         z = y.log()
@@ -217,7 +217,7 @@ def test_bytes_do_not_hide_other_mistakes() -> None:
     assert found == ["range looks like 0..255", "outputs are probabilities"]
 
 
-def test_unit_inputs_within_byte_bounds_are_told() -> None:
+def test_unit_inputs_within_byte_bounds_are_reported() -> None:
     assert diagnose(scores, bounds=(0, 255)) == ["range looks like 0..1"]
 
 
@@ -239,7 +239,7 @@ def test_tables_with_larger_numbers_are_not_taken_for_bytes() -> None:
     assert diagnose(lambda x: scores(x / 8), table, bounds=(-torch.inf, torch.inf)) == []
 
 
-def test_no_inputs_are_told() -> None:
+def test_no_inputs_are_reported() -> None:
     assert diagnose(scores, Samples(torch.zeros(0, 6))) == ["no inputs"]
     assert diagnose(scores, Samples(torch.full((3, 6), torch.nan))) == ["NaN inputs"]
 
@@ -260,7 +260,7 @@ def test_a_wrong_type_asks_for_conversion() -> None:
     assert "x.float()" in finding.advice
 
 
-def test_wrong_normalisation_is_told() -> None:
+def test_wrong_normalisation_is_reported() -> None:
     (finding,) = Classifier(Module(scores), mean=[0.1, 0.2]).doctor(samples())
     assert finding.name == "does not run"
     assert "one value per channel (6)" in finding.problem
@@ -270,7 +270,7 @@ def test_wrong_normalisation_is_told() -> None:
     "output",
     [lambda x: (x, x), lambda x: None, lambda x: x[:, :1], lambda x: x.sum(), lambda x: x[:, :3].argmax(1)],
 )
-def test_other_outputs_than_logits_are_told(output: Callable[[Tensor], object]) -> None:
+def test_other_outputs_than_logits_are_reported(output: Callable[[Tensor], object]) -> None:
     assert diagnose(output) == ["not logits"]
 
 

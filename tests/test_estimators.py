@@ -1,4 +1,4 @@
-"""Estimates from draws: without bias, with the right variance, and with bounds that hold or are refused."""
+"""Estimates from draws: without bias, with the right variance, and with bounds that hold, or none."""
 
 import math
 from dataclasses import replace
@@ -213,7 +213,7 @@ def test_mass_out_of_reach_is_in_the_bound_and_not_in_the_estimate(design):
     assert everything.upper == 1
 
 
-# Normal bounds, and their refusal -------------------------------------------------------------------------------------
+# Normal bounds, and when they are not given ---------------------------------------------------------------------------
 
 WEIGHED = [name for name in EVERY if name != "stratified"]
 
@@ -372,7 +372,7 @@ def test_an_estimate_prints_and_comes_back_from_disk(tmp_path):
     assert "with 0.95 confidence" in str(estimate(d, Y[d.indices]))
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Invalid arguments ----------------------------------------------------------------------------------------------------
 
 
 def test_the_top_is_rejected_by_every_estimate():

@@ -509,7 +509,7 @@ def test_class_likelihoods_tell_classes_apart_and_round_trip(tmp_path):
     assert torch.equal(load(tmp_path / "likelihood.json", ClassLikelihood)(real.x), evidence)
 
 
-# Refusals
+# Invalid arguments
 
 
 def test_a_layer_that_is_not_there_is_named_with_those_that_are():
@@ -604,7 +604,7 @@ def test_bad_sources_are_rejected(options, sentence):
         source_of(**options)
 
 
-def test_validity_refuses_what_cannot_judge():
+def test_validity_rejects_what_cannot_judge():
     with pytest.raises(ValueError, match="judges must not be empty; give an independently trained classifier"):
         Validity(judges=())
     with pytest.raises(ValueError, match="level must be between 0 and 1"):

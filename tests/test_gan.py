@@ -1,4 +1,4 @@
-"""The conditional GAN: its shapes and bounds, what it learns, that it repeats itself, and what it refuses."""
+"""The conditional GAN: its shapes and bounds, what it learns, that it repeats itself, and what it rejects."""
 
 import pytest
 import torch

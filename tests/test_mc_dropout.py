@@ -38,7 +38,7 @@ def seed_of(generator: torch.Generator) -> int:
     return int(torch.randint(2**63 - 1, (), generator=generator))
 
 
-# Modules that make it hard -------------------------------------------------------------------------------------------
+# Modules that make it hard --------------------------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -310,7 +310,7 @@ def inputs(n: int, *shape: int, seed: int = 0) -> Tensor:
     return torch.rand(n, *(shape or (6,)), generator=spawn(seed, "inputs"))
 
 
-# The same numbers however passes are run -----------------------------------------------------------------------------
+# The same numbers however passes are run ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("independent", [False, True])
@@ -474,7 +474,7 @@ def test_double_precision() -> None:
     torch.testing.assert_close(found.probs.float(), single.probs, atol=1e-5, rtol=1e-4)  # the same masks
 
 
-# Masks ---------------------------------------------------------------------------------------------------------------
+# Masks ----------------------------------------------------------------------------------------------------------------
 
 
 def test_masks_do_not_depend_on_torchs_default_type() -> None:
@@ -792,7 +792,7 @@ def test_tensors_of_inference_mode_are_taken() -> None:
     assert "ran once per batch" in found.note
 
 
-# Putting dropout in --------------------------------------------------------------------------------------------------
+# Putting dropout in ---------------------------------------------------------------------------------------------------
 
 
 def test_with_dropout_keeps_predictions_names_and_features(lenet: Classifier, digits28) -> None:
@@ -845,7 +845,7 @@ def test_with_dropout_rejects(before: list[str], rate: float, sentence: str) -> 
         with_dropout(toy(Net), before=before, rate=rate)
 
 
-# Memory --------------------------------------------------------------------------------------------------------------
+# Memory ---------------------------------------------------------------------------------------------------------------
 
 MEMORY = """
 import os

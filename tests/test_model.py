@@ -557,7 +557,7 @@ def test_layers_that_cannot_be_tapped_are_rejected() -> None:
     assert not any(m._forward_hooks for m in model._plain.modules())
 
 
-# Refusals
+# Invalid arguments
 
 
 def test_bad_inputs_are_rejected() -> None:
@@ -630,9 +630,9 @@ def test_nan_logits_are_rejected() -> None:
     ],
 )
 def test_bad_settings_are_rejected(options: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValueError) as refusal:
+    with pytest.raises(ValueError) as error:
         Classifier(mlp(), **options)
-    assert sentence in str(refusal.value)
+    assert sentence in str(error.value)
 
 
 def test_what_is_no_module_is_rejected() -> None:

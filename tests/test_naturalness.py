@@ -155,7 +155,7 @@ def test_cases_further_from_their_seeds_are_less_natural(natural, fuzzed):
     assert float((natural(fuzzed[0.3]) < 0.05).double().mean()) > 0.5
 
 
-def refused(p: dict[str, Tensor]) -> float:
+def rejected_share(p: dict[str, Tensor]) -> float:
     return float((min_bonferroni(torch.stack(list(p.values()), 1)) < 0.05).double().mean())
 
 
@@ -166,15 +166,15 @@ def test_adversarial_noise_is_seen_where_field_data_are_noisy(natural_in_noise, 
     strange.append(FGSM(radius=0.15)(lenet, seeds, generator=spawn(0)).x)
     for x in strange:
         p = natural_in_noise.p_values(x)
-        assert refused(p) > 0.9
+        assert rejected_share(p) > 0.9
         del p["texture"]
-        assert refused(p) < 0.5
+        assert rejected_share(p) < 0.5
 
 
 def test_noise_as_the_field_has_it_is_accepted(natural_in_noise, digits28):
     p = natural_in_noise.p_values(noisy(digits28.test, 1).x)
-    assert refused(p) < 0.1
-    assert refused({"texture": p["texture"]}) < 0.1
+    assert rejected_share(p) < 0.1
+    assert rejected_share({"texture": p["texture"]}) < 0.1
 
 
 # Every score, written out

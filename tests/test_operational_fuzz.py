@@ -492,6 +492,6 @@ def test_kernels_that_are_left_out_hold_less_than_a_thousandth(width: float, rad
     half = torch.full((6,), radius, dtype=torch.float64)
     few = box_mass(KDE(at, shared, weights), z, half)
     every = box_mass(KDE(at, shared.expand(400, 6).clone(), weights), z, half)  # each its own: none is left out
-    told = every > 1e-30  # below that, single precision has no digits left
-    assert int(told.sum()) >= 5
-    torch.testing.assert_close(few[told], every[told], rtol=1.1e-3, atol=0)
+    precise = every > 1e-30  # below that, single precision has no digits left
+    assert int(precise.sum()) >= 5
+    torch.testing.assert_close(few[precise], every[precise], rtol=1.1e-3, atol=0)

@@ -266,11 +266,11 @@ def test_priors_are_kept_exactly(profile, held_digits) -> None:
     weights = profile.weights(held_digits, priors=priors)
     found = torch.zeros(10, dtype=torch.float64).index_add_(0, held_digits.labels, weights)
     torch.testing.assert_close(found, torch.tensor(priors, dtype=torch.float64))
-    told = Priors(
+    given = Priors(
         values=tuple(priors), lower=tuple(priors), upper=tuple(priors), confidence=0.95, method="mlls",
         labelled=(0.1,) * 10, check=tuple(priors), findings=(),
     )  # fmt: skip
-    assert torch.equal(profile.weights(held_digits, priors=told), weights)
+    assert torch.equal(profile.weights(held_digits, priors=given), weights)
 
 
 def test_priors_that_cannot_be_are_rejected(profile, held_digits) -> None:

@@ -128,11 +128,11 @@ def test_the_worst_classes_come_first():
         ({"used": content_ids(RIGHT.x[:7])}, "7 of 300 field inputs were learned from"),
     ],
 )
-def test_bad_input_is_rejected_and_told(options, sentence):
+def test_bad_input_is_rejected_and_reported(options, sentence):
     found = []
-    with subscribed(found.append), pytest.raises(ValueError, match=sentence) as refused:
+    with subscribed(found.append), pytest.raises(ValueError, match=sentence) as caught:
         assert_reliable(**{"model": MODEL, "field": RIGHT, "pmi": 0.1} | options)
-    assert found == [InvalidCheck(reason=str(refused.value))]
+    assert found == [InvalidCheck(reason=str(caught.value))]
 
 
 @given(st.floats(1e-9, 1))

@@ -1,4 +1,4 @@
-"""The number for a release meeting: right on average, bounded as it says, refusing what it cannot say."""
+"""The number for a release meeting: right on average, bounded as it says, and an error where it cannot be given."""
 
 import subprocess
 import sys

@@ -428,12 +428,12 @@ def test_what_cannot_be_swept_stops_nobody(tmp_path: Path) -> None:
     os.utime(left, (0, 0))
     unlink = Path.unlink
 
-    def refused(path: Path, **options: bool) -> None:
+    def failing_unlink(path: Path, **options: bool) -> None:
         if path == left:
             raise PermissionError(13, "Permission denied")
         unlink(path, **options)
 
-    with mock.patch.object(Path, "unlink", refused):
+    with mock.patch.object(Path, "unlink", failing_unlink):
         write_atomically(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
 

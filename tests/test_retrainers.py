@@ -72,7 +72,7 @@ def test_every_retrainer_has_the_same_signature_and_record(name: str, tmp_path: 
     assert not torch.equal(weights(done.model), before)
     assert finished[-2:] == list(record.history)
     assert (record.n_train, record.n_cases, record.train_rows) == (60, 20, 60)
-    assert (record.monitor_before, record.stopped_early, record.refused_by_monitor) == (None, False, False)
+    assert (record.monitor_before, record.stopped_early, record.rejected_by_monitor) == (None, False, False)
     assert record.case_rows == 20  # a quarter of all rows, or each case once
     assert record.effective_cases == pytest.approx(20)
     assert [e.epoch for e in record.history if e.kept][-1] == record.best_epoch
@@ -125,7 +125,7 @@ def test_a_function_is_a_retrainer() -> None:
     assert retrained(plugged).model is MODEL
 
 
-def test_a_record_knows_whether_the_monitor_refused() -> None:
+def test_a_record_knows_whether_the_monitor_rejected_it() -> None:
     values = {"monitor_before": 0.3, "stopped_early": False, "best_epoch": 0, "reason": "", "accuracy_before": 1.0}
     counts = {"n_train": 1, "n_cases": 1, "train_rows": 1, "case_rows": 1, "effective_cases": 1.0}
 
@@ -137,10 +137,10 @@ def test_a_record_knows_whether_the_monitor_refused() -> None:
         return FinetuneRecord(**(values | counts | change), history=history)
 
     assert {f.name for f in fields(FinetuneRecord)} == {*values, *counts, "history"}
-    assert record(0.3, 0.4).refused_by_monitor
-    assert not record(0.3, 0.2).refused_by_monitor
-    assert not record().refused_by_monitor
-    assert not record(0.4, monitor_before=None).refused_by_monitor
+    assert record(0.3, 0.4).rejected_by_monitor
+    assert not record(0.3, 0.2).rejected_by_monitor
+    assert not record().rejected_by_monitor
+    assert not record(0.4, monitor_before=None).rejected_by_monitor
 
 
 # Losses of one's own

@@ -188,7 +188,7 @@ class Same(nn.Module):
 
 
 class Rounded(nn.Module):
-    """Steps: no gradient tells where the boundary is, though there is one."""
+    """Steps: no gradient shows where the boundary is, though there is one."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([1 - x[:, 0].round(), x[:, 0].round()], 1) + 0 * x

@@ -73,7 +73,7 @@ def test_a_bad_count_is_rejected(k, n, confidence, sentence):
     assert sentence in str(error.value)
 
 
-# Robustness whose answer is known: two classes, told apart by one plane, in float64
+# Robustness whose answer is known: two classes, separated by one plane, in float64
 
 W = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
 
@@ -262,7 +262,7 @@ def test_the_text_never_gives_one_mode_in_the_others_name():
     assert "Static was not measured, because no cases were given" in str(example(static=False))
 
 
-# Refusals
+# Invalid arguments
 
 
 def test_bad_requests_are_rejected(points, generator):

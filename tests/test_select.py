@@ -370,7 +370,7 @@ def test_operational_same_generator_same_rows_and_ties_at_random():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-# Refusals
+# Invalid arguments
 
 three = torch.tensor([1.0, 2.0, 3.0])
 

@@ -88,7 +88,7 @@ def test_defences_are_judged_on_attacks_that_none_was_shown(plan: DefencePlan) -
 # Counts, made up
 
 
-def told(defence: str, counts: dict[tuple[str, str], tuple[int, int]]) -> DefenceTable:
+def table_of(defence: str, counts: dict[tuple[str, str], tuple[int, int]]) -> DefenceTable:
     rows = [
         Success(
             defence=defence,
@@ -107,7 +107,7 @@ def told(defence: str, counts: dict[tuple[str, str], tuple[int, int]]) -> Defenc
 def tried(defence: str, **counts: tuple[int, int]) -> DefenceOutcome:
     """Successes and cases by data; of none, there is no table."""
     tables = {
-        data: told(defence, {(kind, "all"): each for kind in KINDS} | {("adversarial", "HL"): each})
+        data: table_of(defence, {(kind, "all"): each for kind in KINDS} | {("adversarial", "HL"): each})
         for data, each in counts.items()
         if each[1]
     }
@@ -158,7 +158,7 @@ def test_where_runs_agree_to_the_last_case_the_interval_is_that_of_the_cases(tmp
 def test_kinds_counted_alike_do_not_depend_on_how_many_there_are(tmp_path: Path) -> None:
     for run, (benign, adversarial) in enumerate(((100, 10), (10, 100), (100, 4))):  # of the last, too few
         tables = {
-            data: told(
+            data: table_of(
                 MUTATION, {("benign", "all"): (k * benign // 10, benign), ("adversarial", "all"): (m, adversarial)}
             )
             for data, k, m in ((COMMON, 9, adversarial), (UNCOMMON, 4, adversarial // 2))
@@ -348,10 +348,10 @@ def test_searches_stop_when_there_are_enough_cases_or_too_few_come(tmp_path: Pat
     for pattern, chunks in counts.items():
         for (of, chunk, _, _), reached in zip(plan.parts(0), chunks, strict=True):
             seeds = Samples(torch.rand(2, 1, 4, 4, generator=spawn(of, chunk)), torch.arange(2))
-            told = {"reached": list(map(float, reached)), "vro_search": [0.1, 0.9]}
+            columns = {"reached": list(map(float, reached)), "vro_search": [0.1, 0.9]}
             options = {"seeds": seeds, "origin": torch.arange(2), "prediction": torch.zeros(2), "method": "any"}
             place = tmp_path / "suites" / "lenet5" / search_name(pattern, of, "", chunk)
-            Suite.of(seeds.x, **options, columns=told).save(place)
+            Suite.of(seeds.x, **options, columns=columns).save(place)
             results.save(SuiteRecord(rows=2, seconds=0.0), place.with_name(f"{place.name}.json"))
 
     def taken(plan: DefencePlan) -> list[int]:
@@ -368,7 +368,7 @@ def test_searches_stop_when_there_are_enough_cases_or_too_few_come(tmp_path: Pat
 # The study
 
 
-def test_options_that_do_not_belong_are_refused(tmp_path: Path) -> None:
+def test_options_that_do_not_belong_are_rejected(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["study", "kuk", "--kuk", str(tmp_path), "--out", str(tmp_path / "a")])
     assert done.exit_code == 2
     assert "--kuk is an option of defences, enhance alone, not of kuk" in " ".join(done.output.split())

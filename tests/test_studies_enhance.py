@@ -33,8 +33,8 @@ def enhanced(group: str, gain: float | None, transfer: float = 0.5) -> RetrainOu
     numbers = {"before": 0.9, "after": 0.9 + gain, "change": gain, "lower": gain - 0.01, "upper": gain + 0.01}
     accuracy = AccuracyChange(**numbers, gained=10, lost=10, n=1000, confidence=0.95)
     k = round(1000 * transfer)
-    told = Success(defence="bim-linf-minimal", kind="all", pattern="all", k=k, n=1000, seeds=1000, lower=0.0, upper=1.0)
-    calibration = TransferCalibration(rates=(told,), mean=transfer, confidence=0.95)
+    rate = Success(defence="bim-linf-minimal", kind="all", pattern="all", k=k, n=1000, seeds=1000, lower=0.0, upper=1.0)
+    calibration = TransferCalibration(rates=(rate,), mean=transfer, confidence=0.95)
     return RetrainOutcome(group=group, cases=40, accuracy=accuracy, transfer=calibration, epoch=1, seconds=1.0)
 
 
@@ -71,23 +71,23 @@ def test_something_is_best_only_if_it_leads_all_others() -> None:
 def test_what_the_paper_found_would_be_held(tmp_path: Path) -> None:
     gains = {"HL": [0.030, 0.031, 0.033], "LL": [0.010, 0.011, 0.012], "DeepFool": [-0.02, -0.021, -0.024]}
     gains["C&W"] = [-0.03, -0.031, -0.034]
-    told = verdicts(written(tmp_path, gains, {"LH": [0.95, 0.951, 0.952]}))
-    assert set(told.values()) == {"held"}
-    assert len(told) == 11
+    outcome = verdicts(written(tmp_path, gains, {"LH": [0.95, 0.951, 0.952]}))
+    assert set(outcome.values()) == {"held"}
+    assert len(outcome) == 11
 
 
 def test_the_opposite_would_not_be_held(tmp_path: Path) -> None:
     gains = {"HL": [-0.030, -0.031, -0.033], "LL": [0.010, 0.011, 0.012], "DeepFool": [0.02, 0.021, 0.024]}
     gains["C&W"] = [0.03, 0.031, 0.034]
-    told = verdicts(written(tmp_path, gains, {"LH": [0.05, 0.051, 0.052]}))
-    assert set(told.values()) == {"not held"}
+    outcome = verdicts(written(tmp_path, gains, {"LH": [0.05, 0.051, 0.052]}))
+    assert set(outcome.values()) == {"not held"}
 
 
 def test_without_cases_or_without_an_improvement_nothing_is_decided(tmp_path: Path) -> None:
     found = written(tmp_path, {"HL": [None] * 3, "DeepFool": [0.01, -0.01, 0.0]})
-    told = verdicts(found)
-    assert told["HL data improve accuracy"] == told["… most of all groups"] == told["… by 64 %"] == "not decided"
-    assert told["DeepFool data lower accuracy"] == "not decided"
+    outcome = verdicts(found)
+    claims = ("HL data improve accuracy", "… most of all groups", "… by 64 %", "DeepFool data lower accuracy")
+    assert {outcome[claim] for claim in claims} == {"not decided"}
     assert found.mean("HL", change) is None
     assert found.lead("HL", "LL", change) is None
     assert "HL" not in found.groups

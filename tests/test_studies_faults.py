@@ -1,4 +1,4 @@
-"""Faults on purpose: features are what they say, biased data have the fault and neutral do not, and tests tell."""
+"""Faults on purpose: features are what they say, biased data have the fault and neutral do not, and tests detect it."""
 
 import math
 
@@ -123,7 +123,7 @@ def test_strokes_grow_and_shrink_and_stay_where_nothing_is_asked():
 
 
 def pool(n: int = 400) -> Samples:
-    """Three classes that are told apart by a row of pixels in the middle, so that a model can learn them rightly."""
+    """Three classes that differ in a row of pixels in the middle, so that a model can learn them rightly."""
     y = torch.arange(n) % 3
     x = 0.1 * torch.rand(n, 1, 8, 8, generator=spawn(0))
     x[torch.arange(n), 0, 2 + 2 * y, 2:6] = 0.9
@@ -184,7 +184,7 @@ class ByCorner(nn.Module):
 
 
 class ByRow(nn.Module):
-    """Has not: looks at the rows that tell the classes."""
+    """Has not: looks at the rows in which the classes differ."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([x[:, 0, 2 + 2 * c, 2:6].mean(1) - x[:, 0, :, 0].mean(1) for c in range(3)], 1)
@@ -217,7 +217,7 @@ def test_a_fault_is_injected_by_training(tmp_path):
     assert isinstance(faulty.confirmation, Confirmation)
 
 
-# Tests that tell
+# Tests that detect the fault
 
 
 def suite_of(before: list[float], after: list[float], label: list[int], said: list[int]) -> Suite:
@@ -269,7 +269,7 @@ def test_reveals_are_counted_by_direction():
     assert reveals(suite[:0], FEATURES["background"], CUE).shape == (0,)
 
 
-# Refusals
+# Invalid arguments
 
 
 def test_bad_faults_are_rejected():

@@ -1,4 +1,4 @@
-"""The KuK study: its tables are the paper's, dropout is chosen as it says, and it runs, resumes and tells."""
+"""The KuK study: its tables are the paper's, dropout is chosen as it says, and it runs, resumes and reports."""
 
 import json
 from dataclasses import replace
@@ -48,7 +48,7 @@ def test_every_cell_of_the_tables_is_there() -> None:
         assert set(paper.TABLE_3[name]) == set(paper.ATTACKS)
         assert set(paper.TABLE_4[name]) == {"benign", *paper.ATTACKS, *paper.TOOLS}
         assert all(len(row) == len(MEASURES) for row in paper.TABLE_3[name].values())
-        for row in paper.TABLE_3[name].values():  # the order that the paper tells
+        for row in paper.TABLE_3[name].values():  # the order that the paper states
             assert row[0] == max(row)
             assert row[1] == max(row[1:])
         for (pattern, kind), (n, pcs, vro) in paper.TABLE_5[name].items():
@@ -214,13 +214,13 @@ def test_two_strengths_of_noise_on_both_sides_of_the_paper_explain(noted) -> Non
     assert explanation(noted(9, "a tenth of the noise"), "LL") is None
 
 
-def test_where_no_change_comes_nearer_that_is_told(noted) -> None:
+def test_where_no_change_comes_nearer_that_is_stated(noted) -> None:
     found = noted_in_all_runs(noted, 5)
     while cause := next_change(found, "LL"):
         found = noted(5, cause)
-    told = "**not explained**"
-    assert f"| 50 [19, 81] | none helped |  |  | {told} |" in causes([found])
-    assert f"LL 50 [19, 81] % (50 %), the paper's 71 %: {told}." in summary([found])
+    cause = "**not explained**"
+    assert f"| 50 [19, 81] | none helped |  |  | {cause} |" in causes([found])
+    assert f"LL 50 [19, 81] % (50 %), the paper's 71 %: {cause}." in summary([found])
 
 
 def test_the_summary_says_what_is_within_what_is_open_and_what_is_explained(noted) -> None:
@@ -335,10 +335,10 @@ def test_areas_are_those_of_characterise(study: Path, found: KukResults) -> None
     model = kuk.dropping(SMOKE, given, study)
     cases = BIM(radius=SMOKE.reach, minimal=True)(given.model, given.inputs, generator=spawn(0)).failures()
     together = Suite.concat([judge(given.model, given.inputs, given.inputs.x, method="inputs"), cases])
-    told = characterise(
+    result = characterise(
         annotate(model, together, passes=SMOKE.passes, generator=spawn(0, "kuk", SMOKE.name, "masks")), None
     )
-    areas = told.auc["bim-linf-minimal"]
+    areas = result.auc["bim-linf-minimal"]
     for name in MEASURES:
         assert found.areas("BIM")[name].value == pytest.approx(areas[name].value, abs=1e-6)
     lead = found.leads("BIM", "pcs", ["vro"])["vro"]
@@ -385,7 +385,7 @@ def test_it_goes_on_where_it_stopped(study: Path) -> None:
     assert chosen.other.before != chosen.chosen.before
 
 
-def test_what_cannot_be_studied_is_told_with_a_sentence(tmp_path: Path) -> None:
+def test_what_cannot_be_studied_is_explained_in_a_sentence(tmp_path: Path) -> None:
     for arguments, words in (
         (["--scale", "paper", "--out", str(tmp_path / "a")], "scale must be smoke or small"),
         (["--out", str(tmp_path / "b")], "needs mnist"),
@@ -397,7 +397,7 @@ def test_what_cannot_be_studied_is_told_with_a_sentence(tmp_path: Path) -> None:
 
 
 def write_nin(path: Path, *, width: int) -> None:
-    """Untrained weights, and what tells of them."""
+    """Untrained weights and their record."""
     save_weights(NIN(width=width, batch_norm=True), path)
     trained = TrainedNIN(
         accuracy=0.5, recipe=NINRecipe(width=width), channels=3, classes=10, mean=(0.5,) * 3, std=(0.2,) * 3,

@@ -85,7 +85,7 @@ def same_rows(a: Suite, b: Suite) -> bool:
     return a.digest() == replace(b, attempted=a.attempted, skipped=a.skipped).digest()
 
 
-# In memory -----------------------------------------------------------------------------------------------------------
+# In memory ------------------------------------------------------------------------------------------------------------
 
 
 @quick
@@ -388,7 +388,7 @@ def test_joining_suites_of_the_same_seeds_keeps_the_seeds_once() -> None:
     assert joined.pool.rows.parts[0] is made.pool.rows.parts[0]
 
 
-# On disk -------------------------------------------------------------------------------------------------------------
+# On disk --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -510,7 +510,7 @@ def test_opening_reads_no_inputs_until_they_are_asked_for(tmp_path: Path) -> Non
 
 
 def _is_mapped(values: Tensor, folder: Path) -> bool:
-    """Whether a tensor's memory is a file of the folder (where the system can tell)."""
+    """Whether a tensor's memory is a file of the folder (where the system shows it)."""
     if not sys.platform.startswith("linux"):
         return True
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -532,11 +532,11 @@ def test_a_suite_of_which_no_shard_was_finished_is_empty(tmp_path: Path) -> None
     assert Suite.open(tmp_path).digest() == made.digest()
 
 
-# What is refused on disk ---------------------------------------------------------------------------------------------
+# What is rejected on disk ---------------------------------------------------------------------------------------------
 
 
 def open_damaged(path: Path, damaged: Path) -> Suite:
-    """Open a suite with one damaged file: a warning and `refused` must name it, and nothing else."""
+    """Open a suite with one damaged file: a warning and `rejected` must name it, and nothing else."""
     with pytest.warns(UserWarning, match="left out: ") as warned:
         opened = Suite.open(path)
     assert len(warned) == len(opened.rejected) == 1
@@ -751,7 +751,7 @@ def test_columns_of_a_deleted_shard_do_not_go_to_its_successor(three: tuple[Path
     assert Suite.open(path)["late"].tolist() == [1.0] * 9
 
 
-# How it is written ---------------------------------------------------------------------------------------------------
+# How it is written ----------------------------------------------------------------------------------------------------
 
 
 def test_leftovers_of_a_killed_writer_are_ignored_and_the_old_ones_removed(three: tuple[Path, list[Suite]]) -> None:

@@ -958,7 +958,7 @@ def test_pictures_are_read_again_as_they_were(folder, tmp_path) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_pictures_of_classes_with_gaps_keep_their_labels(tmp_path, named) -> None:
-    """Folders stand in the order of labels, and a table tells each picture's, in the order in which they are read."""
+    """Folders are in the order of labels; a table lists the label of each picture in reading order."""
     labels = torch.tensor([10, 2, 11, 0, 2, 10, 5, 9])
     seeds = Samples(torch.arange(8).view(8, 1, 1, 1).expand(8, 1, 6, 6) / 8, labels)
     path = Suite.of(seeds.x, seeds=seeds, origin=torch.arange(8), prediction=labels, method="none").save(tmp_path / "s")

@@ -173,7 +173,7 @@ def test_a_rejected_mark_is_reported_and_not_shown_as_marked(pages, folder) -> N
         page.unroute("**/api/mark")
         press(page, "u")
         marked(page, "2 of 10 marked")
-        pages.said.clear()  # the browser tells of what was cut off
+        pages.said.clear()  # the browser reports what was cut off
     assert verdicts(folder, "ann")[0] == "valid"
     assert sorted(verdicts(folder, "ann")) == ["unsure", "valid"]
 
@@ -189,7 +189,7 @@ def test_a_page_goes_on_when_its_list_is_forgotten(pages, folder) -> None:
         }""")
         page.keyboard.press("ArrowRight")
         sync_api.expect(page.locator(".place")).to_have_text("3 of 80")
-        pages.said.clear()  # the browser tells of the 404
+        pages.said.clear()  # the browser reports the 404
 
 
 def test_two_people_in_two_tabs(pages, folder) -> None:
@@ -279,7 +279,7 @@ def test_the_blind_see_no_answers(pages, folder) -> None:
         page = pages.open(address)
         sync_api.expect(page.locator("#what")).to_contain_text("model says hidden")
         assert not page.locator("#prediction").is_visible()
-        assert METHOD not in str(page.locator("#facts").text_content())  # methods' names may tell what was aimed at
+        assert METHOD not in str(page.locator("#facts").text_content())  # a method's name may give away its target
         press(page, "vv")
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("b")
@@ -386,9 +386,9 @@ def test_another_page_can_neither_read_nor_write(browser, folder, tmp_path) -> N
             const kinds = ["application/json", "text/plain"];
             for (const type of kinds) for (const mode of ["cors", "no-cors"])
                 await fetch(base + "api/mark", {method: "POST", mode, credentials: "include", body, headers: {"content-type": type}}).catch(() => 0);
-            return fetch(base + "api/about", {credentials: "include"}).then((answer) => answer.text(), () => "refused");
+            return fetch(base + "api/about", {credentials: "include"}).then((answer) => answer.text(), () => "blocked");
         }"""  # noqa: E501
-        assert foreign.evaluate(write, base) == "refused"
+        assert foreign.evaluate(write, base) == "blocked"
     pages.context.close()
     assert read_verdicts(folder) == []
 

@@ -61,7 +61,7 @@ def draws(t: int, n: int, classes: int, *, seed: int) -> Tensor:
     return logits.softmax(2)
 
 
-# Closed forms --------------------------------------------------------------------------------------------------------
+# Closed forms ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -98,7 +98,7 @@ def test_all_passes_against_the_prediction() -> None:
     assert variation_ratio_original(mc, torch.tensor([0])).item() == 1.0
 
 
-# Oracles on a trained network ----------------------------------------------------------------------------------------
+# Oracles on a trained network -----------------------------------------------------------------------------------------
 
 
 def test_measures_of_one_pass_against_numpy_and_scipy(lenet: Classifier, digits28) -> None:
@@ -164,7 +164,7 @@ def test_rows_do_not_see_each_other(mc: Tensor) -> None:
         torch.testing.assert_close(measure(mc)[100:200], measure(mc[:, 100:200]), rtol=0, atol=1e-7)
 
 
-# Patterns ------------------------------------------------------------------------------------------------------------
+# Patterns -------------------------------------------------------------------------------------------------------------
 
 
 def test_patterns_and_their_bounds() -> None:
@@ -195,7 +195,7 @@ def test_patterns_are_rejected_for_crossed_thresholds_and_bad_numbers() -> None:
         pattern(half, half * torch.nan)
 
 
-# A suite's columns ---------------------------------------------------------------------------------------------------
+# A suite's columns ----------------------------------------------------------------------------------------------------
 
 
 def make_suite(model: Classifier, samples: Samples) -> Suite:
@@ -279,7 +279,7 @@ def test_what_is_not_a_probability_is_rejected(call: Callable[[], Tensor], sente
         call()
 
 
-# Memory --------------------------------------------------------------------------------------------------------------
+# Memory ---------------------------------------------------------------------------------------------------------------
 
 MEMORY = """
 import os

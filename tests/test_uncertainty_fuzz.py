@@ -42,7 +42,7 @@ def seeds(model: Classifier) -> Samples:
     return model.correct(load_digits().test)[:12]
 
 
-# Fitness -------------------------------------------------------------------------------------------------------------
+# Fitness --------------------------------------------------------------------------------------------------------------
 
 
 def written_out(pattern: str, pcs, wrong, vro, p: float) -> list[float]:
@@ -133,7 +133,7 @@ def test_the_best_of_a_failed_seed_is_of_the_kind_and_then_nearest():
     assert best == {"LL": 1, "HH": 2, "HL": 1, "LH": 2}  # LL: 0.9 is least; HH: 1.1 is most
 
 
-# Selection -----------------------------------------------------------------------------------------------------------
+# Selection ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "t"), [(6, 1), (6, 3), (7, 5)])
@@ -154,7 +154,7 @@ def test_parents_are_two_members_and_the_first_wins_as_often_as_it_should():
     assert float(share[6:].sum()) == 0  # of three members, one is at least the third from the end
 
 
-# Laws ----------------------------------------------------------------------------------------------------------------
+# Laws -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -179,7 +179,7 @@ def test_members_start_in_the_whole_ball_and_stay_in_it(model, seeds):
     assert 0.05 < float(small.distances("linf").min()) <= float(small.distances("linf").max()) <= 0.1 + 1e-6
 
 
-# What the search is after --------------------------------------------------------------------------------------------
+# What the search is after ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("aim", PATTERNS)
@@ -234,7 +234,7 @@ def test_breeding_reaches_what_noise_does_not(model, seeds):
     assert bool((suite.prediction == suite.label)[reached].all())
 
 
-# VRO is asked for late -----------------------------------------------------------------------------------------------
+# VRO is asked for late ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -275,7 +275,7 @@ def test_populations_on_an_early_line_cost_no_pass(model, seeds, monkeypatch):
     assert sum(asked) == len(seeds) * (fuzz.population + 1)  # all for the best, then each case by fresh masks
 
 
-# What is skipped and refused -----------------------------------------------------------------------------------------
+# What is skipped and rejected -----------------------------------------------------------------------------------------
 
 
 def test_misclassified_seeds_are_skipped_and_counted(model, seeds):

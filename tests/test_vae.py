@@ -1,4 +1,4 @@
-"""The small VAE: what it computes, written out; what it learns; and what it refuses."""
+"""The small VAE: what it computes, written out; what it learns; and what it rejects."""
 
 import math
 from dataclasses import replace
@@ -215,7 +215,7 @@ def test_a_vae_is_stored_without_loss(vae, digits28, tmp_path):
     assert load(tmp_path / "table.json", VAE).bounds == UNBOUNDED
 
 
-# Refusals
+# Invalid arguments
 
 
 def test_data_that_teach_nothing_are_rejected(digits8):

@@ -71,8 +71,8 @@ def save(result: Any, path: str | Path) -> None:
 
     Args:
         result: a dataclass whose fields are declared as numbers, strings, tensors, further dataclasses, tuples, lists
-            or dicts of those, or any of these ``| None``. Other unions raise a TypeError: reading could not tell which
-            member was saved.
+            or dicts of those, or any of these ``| None``. Other unions raise a TypeError: nothing says which member
+            was saved.
         path: the JSON file; it names the file next to it that holds the tensors.
     """
     path = Path(path)

@@ -32,11 +32,11 @@ POOL_ERROR_SHARE = 0.2  # of the allowed error, for the step from the pool to th
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """The share of use and of pmi in one class or cell of the profile.
+    """The share of field inputs and of pmi in one class or cell of the profile.
 
     Attributes:
         name: the class, or the number of the cell.
-        mass: share of use, by the profile.
+        mass: share of field inputs, by the profile.
         pmi: all contributions sum to the whole.
         labels, failures: drawn there.
         centre: of a cell, in the profile's codes: an input belongs to the cell with the nearest centre.
@@ -52,7 +52,7 @@ class Contribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """The probability of misclassification per input (pmi) of a model in use.
+    """The probability of misclassification per input (pmi) of a model in the field.
 
     Attributes:
         pmi: unbiased estimate.
@@ -97,7 +97,7 @@ class Assessment:
         where = sorted(self.by_class, key=lambda part: -part.pmi)[:3]
         most = ", ".join(f"{part.name} ({part.pmi / self.pmi:.0%})" for part in where if part.pmi > 0)
         lines = [
-            f"The model misclassifies an estimated {self.pmi:.2%} of inputs in use.",
+            f"The model misclassifies an estimated {self.pmi:.2%} of field inputs.",
             "No upper bound can be given yet." if self.claim is None else
             f"With {self.confidence:.10g} confidence it is at most {self.claim:.2%}.",
             f"{self.labels} of {self.pool} inputs were labelled, and {self.failures} of them were misclassified "

@@ -65,11 +65,11 @@ class LabelBudget:
 
 
 def label_budget(
-    left: int, *, labels: int, rounds: int, last: bool, changed: bool, refused_by_monitor: bool
+    left: int, *, labels: int, rounds: int, last: bool, changed: bool, rejected_by_monitor: bool
 ) -> LabelBudget:
     """The labels of a round's assessment.
 
-    When the monitor refused a retraining, some labels are bought all the same: with few labels the monitor may have
+    When the monitor rejected a retraining, some labels are bought anyway: with few labels the monitor may have
     been wrong, and the next round's has more.
 
     Args:
@@ -77,9 +77,9 @@ def label_budget(
         labels, rounds: the campaign's budget.
         last: whether this is the last round.
         changed: whether the round changed the model.
-        refused_by_monitor: whether the monitor refused the retraining.
+        rejected_by_monitor: whether the monitor rejected the retraining.
     """
-    fewest = max(1, min(MIN_LABELS, labels // (rounds + 1))) if changed or refused_by_monitor else 0
+    fewest = max(1, min(MIN_LABELS, labels // (rounds + 1))) if changed or rejected_by_monitor else 0
     return LabelBudget(fewest=fewest, most=left if last else math.ceil(left * ROUND_SHARE))
 
 

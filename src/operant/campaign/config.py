@@ -164,7 +164,7 @@ class ConditionsTable(Table):
     @model_validator(mode="before")
     @classmethod
     def _gathered(cls, given: Any) -> Any:
-        """Collect the conditions, which stand in the table beside the other keys."""
+        """Collect the conditions, which are in the table beside the other keys."""
         if not isinstance(given, dict):
             return given
         own = ("estimate", "padding")

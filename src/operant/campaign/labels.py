@@ -55,20 +55,20 @@ class FieldLabels:
         """Whether all field inputs to assess with are labelled."""
         return bool(torch.isin(self.field.pool.ids, self.bought).all())
 
-    def budget(self, rounds: Sequence[Round], *, changed: bool, refused_by_monitor: bool = False) -> LabelBudget:
+    def budget(self, rounds: Sequence[Round], *, changed: bool, rejected_by_monitor: bool = False) -> LabelBudget:
         """The labels that the current round may buy; kept, since the campaign's budget may change before a resume.
 
         Args:
             rounds: finished so far.
             changed: whether the current round changed the model.
-            refused_by_monitor: whether the monitor refused its retraining.
+            rejected_by_monitor: whether the monitor rejected its retraining.
         """
         options, state = self.options, self.state
         left = min(options.labels - len(self.bought), len(self.fresh_inputs()))
         idle = 0 if changed else idle_rounds(rounds) + 1
         last = state.number == options.rounds or len(state.learned) >= options.cases or idle >= MAX_IDLE_ROUNDS
         total = {"labels": options.labels, "rounds": options.rounds}
-        work = partial(label_budget, left, **total, last=last, changed=changed, refused_by_monitor=refused_by_monitor)
+        work = partial(label_budget, left, **total, last=last, changed=changed, rejected_by_monitor=rejected_by_monitor)
         return state.step("budget", LabelBudget, work)
 
     def assess(

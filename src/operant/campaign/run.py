@@ -185,14 +185,14 @@ class CampaignRun:
     def _assess(self, retraining: FinetuneRecord | None) -> SequentialAssessment | None:
         """A new bound for a changed model; for an unchanged one more labels, if they can show anything."""
         changed = retraining is not None and retraining.changed
-        refused = retraining is not None and retraining.refused_by_monitor
-        budget = self.labels.budget(self.rounds, changed=changed, refused_by_monitor=refused)
+        rejected = retraining is not None and retraining.rejected_by_monitor
+        budget = self.labels.budget(self.rounds, changed=changed, rejected_by_monitor=rejected)
         earlier = None if changed else latest_assessment(self.rounds)
         assessment = self.labels.assess(budget, self.rounds, earlier=earlier)
         return assessment if changed or assessment.bought else None
 
     def _assess_in_new_field(self) -> SequentialAssessment | None:
-        """Of a model that meets a field for the first time; None if the campaign is to stop when the field drifts."""
+        """The first assessment of a model in a new field; None if the campaign is to stop when the field drifts."""
         if self.field.drift and self.options.when_drifted == "stop":
             return None
         budget = self.labels.budget(self.rounds, changed=True)

@@ -14,12 +14,17 @@ from operant.cli import assess, demo, doctor, init, report, robot, run, study, t
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"default_map": {"help": False}},  # some versions of Typer load pydantic to convert None
+)
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Start": (demo.demo, init.init, doctor.doctor),
-    "Campaign": (run.run, report.report, triage.triage),
-    "Measure": (assess.assess, robot.robot),
+    "Campaign": (run.run, report.report, triage.triage, robot.robot),
+    "Measure": (assess.assess,),
     "Research": (study.study,),
 }
 

@@ -49,7 +49,7 @@ SPELLINGS = {
 }
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 CIFAR_FILES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
-FIRST_LABELS = {  # tell apart two sets whose files have the same names
+FIRST_LABELS = {  # distinguish two sets whose files have the same names
     "mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4, 3, 5, 3, 6, 1, 7],
     "fashion-mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5, 0, 9, 5, 5, 7, 9],
 }

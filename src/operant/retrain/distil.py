@@ -39,7 +39,7 @@ class DefensiveDistillation(TrainingOptions):
         teacher:  minimise  1/|D ∪ T| Σ J(f(x) / T, y)                         (1)
         student:  minimise  1/|D ∪ T| Σ J(g(x) / T, softmax(f(x) / T))         (2)
 
-    with J the cross-entropy and f, g logits. At temperature 1, in use, both are more confident than any label, and
+    with J the cross-entropy and f, g logits. At temperature 1, as deployed, both are more confident than any label, and
     gradients almost vanish. The kept epoch of each is chosen as in `Finetune`.
 
     Args:

@@ -68,7 +68,7 @@ class FinetuneRecord:
         return self.best_epoch > 0
 
     @property
-    def refused_by_monitor(self) -> bool:
+    def rejected_by_monitor(self) -> bool:
         """Whether no epoch improved the monitor; False if only the accuracy limit or a diverging loss rejected it."""
         before = self.monitor_before
         return before is not None and bool(self.history) and all(epoch.monitor >= before for epoch in self.history)

@@ -109,7 +109,7 @@ function setUp() {
     })
   );
   const meanings = [
-    ["Valid", "it still shows what its label says, and could occur in use."],
+    ["Valid", "it still shows what its label says, and could occur in the field."],
     ["Invalid", "it shows something else, or nothing recognisable."],
     ["Unsure", "you cannot say; it counts as not valid until somebody decides."],
   ];
@@ -212,7 +212,7 @@ async function begin() {
   listen();
   root.classList.toggle("blind", blind());
   waiting();
-  if (about.refused?.length) toast(about.refused.join(" "));
+  if (about.rejected?.length) toast(about.rejected.join(" "));
   await become(sessionStorage.getItem("operant-triage-by") || about.by);
   document.body.dataset.ready = "1";
 }

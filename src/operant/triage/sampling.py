@@ -113,7 +113,7 @@ def sample_rows(suite: Suite, plan: SamplePlan) -> Tensor:
 
 
 def ranked_rows(suite: Suite) -> Tensor:
-    """The failures by mass times naturalness, as far as these are known; the most likely in use come first."""
+    """The failures by mass times naturalness, as far as these are known; the most likely in the field come first."""
     failing = (suite.prediction != suite.label).nonzero().flatten()
     score = torch.ones(len(failing), dtype=torch.float64)
     for name in ("mass", "naturalness"):

@@ -85,7 +85,7 @@ class SuiteDesk:
             "predictions": self._named(self._prediction),
             "methods": np.unique(self.suite.method).tolist(),
             "columns": self._numeric(),
-            "refused": [*self.suite.rejected, *self.verdicts.refused()],
+            "rejected": [*self.suite.rejected, *self.verdicts.rejected()],
         }
 
     def _named(self, labels: Rows) -> list[tuple[int, str]]:

@@ -124,7 +124,7 @@ class VerdictStore:
         """The plan in the first log, as of the last `refresh`; None if there is no log."""
         return self._reader.first_plan
 
-    def refused(self) -> list[str]:
+    def rejected(self) -> list[str]:
         """Problems with the logs, one sentence each."""
         return list(self._reader.rejected)
 
