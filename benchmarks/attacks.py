@@ -25,9 +25,10 @@ from torch.nn.functional import cross_entropy, gelu
 from operant import Classifier, Samples, load_digits
 from operant.generate import FGSM, PGD, CarliniWagner, DeepFool
 from operant.model import value_and_gradient
-from operant.networks import LeNet5, ResNet20, fit, initialise
+from operant.networks import LeNet5, fit, initialise
 from operant.rng import spawn
 from operant.types import Fuzzer
+from operant_studies.networks import ResNet20
 
 RADIUS = 0.2
 SMALL_RADIUS = 0.1  # at which a good part of the seeds withstands, so that fewer rows leave early

@@ -39,8 +39,9 @@ from torch.nn.functional import interpolate, pad
 from operant import Classifier, Samples, load, samples_from_npz, spawn
 from operant.assess import estimators as of
 from operant.assess.bounds import clopper_pearson, confidence_sequence, log_wealth
-from operant.networks import ResNet20, load_weights
+from operant.networks import load_weights
 from operant.seeds import Draw, combine, draw
+from operant_studies.networks import ResNet20
 from operant_studies.subjects import find_mnist_networks, mnist_network
 
 TAIL = 0.05

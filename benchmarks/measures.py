@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from operant import Classifier, Samples, load_digits, spawn
 from operant.density import fit_kde
 from operant.measure import KMNC, Coverage, fit_ranges, mc_dropout
-from operant.networks import LeNet5, ResNet20, fit, initialise
+from operant.networks import LeNet5, fit, initialise
 from operant.rng import normal_like
+from operant_studies.networks import ResNet20
 
 PASSES = 50
 

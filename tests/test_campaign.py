@@ -436,11 +436,14 @@ def confidence_holds(k: int, n: int, requirement: float, confidence: float) -> b
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"requirement": 1.0}, "requirement must be a probability"),
-        ({"confidence": 0.0}, "confidence must be a probability"),
+        ({"requirement": 1.0}, "requirement must be between 0 and 1, got 1.0; it is the highest error rate allowed"),
+        ({"confidence": 0.0}, "confidence must be between 0 and 1, got 0.0"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"max_drop": 1.5}, "max_drop must be a share"),
-        ({"when_drifted": "ignore"}, 'when_drifted must be "update" or "stop"'),
+        ({"when_drifted": "ignore"}, "when_drifted must be one of update, stop, got 'ignore'"),
+        ({"requirement": None}, "requirement must be between 0 and 1, got None"),
+        ({"rounds": None}, "rounds must be at least 1, got None"),
+        ({"when_drifted": None}, "when_drifted must be one of update, stop, got None"),
         ({"moves": {}}, "at least one move"),
     ],
 )
@@ -677,11 +680,16 @@ def test_many_counts_decide_all_but_the_floor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "base", "floor"),
-    [([1.0], [0.5, 0.5], 0.3), ([-1.0, 1.0], [0.5, 0.5], 0.3), ([1.0, 1.0], [0.6, 0.6], 0.3), ([1.0], [1.0], 1.5)],
+    ("counts", "base", "floor", "message"),
+    [
+        ([1.0], [0.5, 0.5], 0.3, r"must hold one number of 0 or more per part, .* got \[1.0\] and"),
+        ([-1.0, 1.0], [0.5, 0.5], 0.3, r"must hold one number of 0 or more per part, .* got \[-1.0, 1.0\]"),
+        ([1.0, 1.0], [0.6, 0.6], 0.3, r"base summing to 1, got .* and \[0.6"),
+        ([1.0], [1.0], 1.5, "floor must be a share from 0 to 1, got 1.5"),
+    ],
 )
-def test_invalid_counts_and_shares_are_rejected(counts, base, floor) -> None:
-    with pytest.raises(ValueError, match="must (be|hold)"):
+def test_invalid_counts_and_shares_are_rejected(counts, base, floor, message) -> None:
+    with pytest.raises(ValueError, match=message):
         allocate(torch.tensor(counts), torch.tensor(base), floor=floor)
 
 

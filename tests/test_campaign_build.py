@@ -33,7 +33,10 @@ def test_a_short_file_builds_a_campaign(user):
     assert job.field(0).y is None  # labels come from the labeller alone
     assert list(job.campaign.moves) == ["gradient-0.16", "gradient-0.4"]
     assert job.campaign.moves["gradient-0.4"](naturalness=None).norm == "l2"
-    assert any("radii is not given: [0.16, 0.4]" in note for note in job.notes)
+    assert any(
+        "radii is not given: [0.16, 0.4] in l2, which fit the range of the training inputs" in note
+        for note in job.notes
+    )
     assert any("field contains only 40 inputs" in note for note in job.notes)
 
 
@@ -87,8 +90,12 @@ def test_tables_are_searched_with_gradients_only(user):
     moves = user.build().campaign.moves
     assert len(moves) == 2
     assert all(name.startswith("gradient-") for name in moves)
-    for text in ("[conditions]\nblur = {fixed = 1}", "[generate]\ngenetic = true"):
-        with pytest.raises(ValueError, match="for images, (and|but) inputs have the shape"):
+    assert any("which fit the spread of a column (interquartile range)" in note for note in user.build().notes)
+    for text, name in (
+        ("[conditions]\nblur = {fixed = 1}", "conditions are"),
+        ("[generate]\ngenetic = true", "genetic is"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name} for images, but inputs have the shape \(64,\)"):
             user.build(text)
 
 

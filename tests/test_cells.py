@@ -211,5 +211,8 @@ def test_masses_that_do_not_fit_are_rejected() -> None:
         cells_estimate(rates, resampled=again, confidence=1.0, generator=spawn(0))
     with pytest.raises(ValueError, match="radius must be positive"):
         Ball(radius=0)
-    with pytest.raises(ValueError, match="centres must lie within bounds"):
+    with pytest.raises(
+        ValueError,
+        match=r"centres must lie within bounds .*, got values .* bounds=model.bounds",
+    ):
         Ball(radius=0.1)(torch.full((2, 3), 5.0), generator=spawn(0))

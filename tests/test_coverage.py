@@ -32,9 +32,10 @@ from operant.measure.coverage import (
     ranges_of,
 )
 from operant.model import Classifier
-from operant.networks import LeNet5, ResNet20
+from operant.networks import LeNet5
 from operant.results import load, save
 from operant.rng import normal_like, spawn
+from operant_studies.networks import ResNet20
 
 LENET = ("relu_conv1", "pool1", "relu_conv2", "pool2", "relu_fc1", "relu_fc2", "fc3", "softmax")
 

@@ -119,7 +119,7 @@ def test_only_gradient_searches_by_default():
 
 
 def test_wrong_moves_are_rejected():
-    with pytest.raises(ValueError, match=r"^genetic is for images, and inputs have the shape \(20,\)"):
+    with pytest.raises(ValueError, match=r"^genetic is for images, but inputs have the shape \(20,\)"):
         default_moves(TABLE, genetic=True)
     with pytest.raises(ValueError, match="^patterns is for images"):
         default_moves(TABLE, patterns=["HL"])

@@ -226,7 +226,7 @@ def test_it_raises_its_coverage_faster_than_random_mutation(lenet, seeds, strate
         ({"weight": -1.0}, "weight must be 0 or more and finite, got -1.0"),
         ({"step": float("nan")}, "step must be positive and finite, got nan"),
         ({"threshold": 1.0}, r"threshold must be from 0 to below 1, got 1.0"),
-        ({"seconds_per_seed": -1.0}, "seconds_per_seed must be positive and finite, got -1.0"),
+        ({"seconds_per_seed": -1.0}, "seconds_per_seed must be positive, got -1.0"),
     ],
 )
 def test_bad_options_are_rejected(options, sentence):

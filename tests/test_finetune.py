@@ -11,10 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from operant import Classifier, Samples, spawn
 from operant.generate import PGD
-from operant.networks import LeNet5, ResNet20, initialise
+from operant.networks import LeNet5, initialise
 from operant.results import load, save
 from operant.retrain import Finetune, FinetuneEpoch, FinetuneRecord
 from operant.retrain._judge import EpochJudge, best_of
+from operant_studies.networks import ResNet20
 
 QUICK = Finetune(epochs=3, batch_size=32, progress=False)
 

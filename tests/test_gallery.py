@@ -16,7 +16,7 @@ from PIL import Image
 
 from operant import Samples, Suite, spawn
 from operant.report import write_gallery
-from operant.report.gallery import _factor
+from operant.report.gallery import amplification
 from operant.suite.drawing import BRIGHTER, CLIPPED, DARKER, FACTORS, UNCHANGED, colours
 
 VOID = {"meta", "img", "link", "br"}
@@ -151,7 +151,7 @@ def test_the_factor_is_the_largest_that_shows_nearly_everything(size, seed):
         prediction=torch.ones(3),
         method="noise",
     )
-    factor = _factor(suite, (0.0, 1.0))
+    factor = amplification(suite, (0.0, 1.0))
     assert float((factor * x > 1.02).double().mean()) <= CLIPPED + 1e-9
     larger = [f for f in FACTORS if f > factor]
     assert not larger or float((larger[0] * x > 1).double().mean()) >= CLIPPED - 3 / x.numel()

@@ -24,7 +24,8 @@ from operant.measure.uncertainty import (
     variation_ratio,
     variation_ratio_original,
 )
-from operant.networks import LeNet5, ResNet20, initialise
+from operant.networks import LeNet5, initialise
+from operant_studies.networks import ResNet20
 
 IMPLEMENTATION = import_module("operant.measure.mc_dropout")
 

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from operant.data import Samples
 from operant.model import Classifier, value_and_gradient
-from operant.networks import LeNet5, ResNet20, fit, initialise, load_weights, save_weights
+from operant.networks import LeNet5, fit, initialise, load_weights, save_weights
 from operant.networks.training import validation_split
+from operant_studies.networks import ResNet20
 
 BATCH_SIZES = [1, 2, 3, 7, 15, 16, 17, 100]
 

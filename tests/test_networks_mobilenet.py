@@ -12,9 +12,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from operant.model import Classifier
-from operant.networks.mobilenet import MobileNetV1, MobileNetV2, PadSame, folded
 from operant.networks.training import initialise
 from operant.networks.weights import load_weights, save_weights
+from operant_studies.networks.mobilenet import MobileNetV1, MobileNetV2, PadSame, folded
 
 BOTH = pytest.mark.parametrize("kind", [MobileNetV1, MobileNetV2])
 

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from operant import results
 from operant.data import Samples
 from operant.model import Classifier
-from operant.networks.nin import NIN
 from operant.networks.training import initialise
 from operant.networks.weights import load_weights, save_weights
+from operant_studies.networks.nin import NIN
 from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD
 from operant_studies.train_nin import (
     NINRecipe,

@@ -17,9 +17,9 @@ from scipy.stats import binom
 
 from operant import Samples, results
 from operant.assess import plan
-from operant.checks import Check, InvalidCheck, subscribed
 from operant.data import content_ids
 from operant.formatting import at_most
+from operant.reliability_checks import Check, InvalidCheck, subscribed
 from operant.report.checks import Checks, write_checks
 from operant.testing import assert_reliable, toy_classifier, toy_seeds
 
@@ -272,7 +272,7 @@ def test_checks_arrive_from_the_processes_of_xdist(pytester):
     pytester.makepyfile(
         """
         import pytest
-        from operant.checks import Check, InvalidCheck, publish
+        from operant.reliability_checks import Check, InvalidCheck, publish
 
         @pytest.mark.parametrize("k", range(6))
         def test_it(k):

@@ -575,11 +575,21 @@ def test_a_campaign_that_has_just_begun_has_a_report(tmp_path):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"seed": "0"}'])
-def test_a_folder_of_something_else_is_rejected(content, tmp_path):
+WRONG_RUNS = [
+    (None, "no run.json; give"),
+    ("{", "run.json is damaged; run"),
+    ("[]", "run.json is damaged; run"),
+    ('{"seed": "0"}', "does not belong to a campaign; give .*has no 'requirement'"),
+    ('{"requirement": "0.1"}', "does not belong to a campaign; give .*has no 'confidence'"),
+    (json.dumps(SETTINGS | {"level": "x"}), "run.json is damaged; run"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), WRONG_RUNS)
+def test_a_folder_of_something_else_is_rejected(content, message, tmp_path):
     if content is not None:
         (tmp_path / "run.json").write_text(content)
-    with pytest.raises(ValueError, match=r"(no run.json; give|damaged; run|does not belong to a campaign; give)"):
+    with pytest.raises(ValueError, match=message):
         gather(tmp_path)
 
 
@@ -612,7 +622,9 @@ def test_damaged_cases_are_a_finding(folder, tmp_path):
 
 def test_a_report_of_another_format_is_rejected(evidence, tmp_path):
     results.save(replace(evidence, version=VERSION + 1), tmp_path / "report.json")
-    with pytest.raises(ValueError, match=rf"format {VERSION + 1}, this version of Operant reads format {VERSION};"):
+    with pytest.raises(
+        ValueError, match=rf"format {VERSION + 1}, this version of Operant reads format {VERSION}; write it again"
+    ):
         load_evidence(tmp_path / "report.json")
     (tmp_path / "report.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a report"):

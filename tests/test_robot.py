@@ -481,7 +481,9 @@ def begun(tmp_path, one_round) -> Path:
     ],
 )
 def test_a_folder_of_another_run_is_rejected_and_what_differs_is_named(begun, loop, options, changed):
-    with pytest.raises(ValueError, match=f"contains a run with other settings: {changed} .*choose a new folder"):
+    with pytest.raises(
+        ValueError, match=f"{begun} contains a run with other settings: {changed} .*choose a new folder"
+    ):
         run(replace(ENDLESS, **loop), begun, **options)
 
 

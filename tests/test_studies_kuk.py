@@ -15,7 +15,7 @@ from operant.generate import BIM
 from operant.generate.engine import judge
 from operant.measure import annotate, characterise
 from operant.measure.patterns import MEASURES
-from operant.networks import NIN, LeNet5, MobileNetV2, ResNet20, save_weights
+from operant.networks import LeNet5, save_weights
 from operant_studies import kuk
 from operant_studies.kuk import models, paper
 from operant_studies.kuk.causes import causes, explanation, next_change
@@ -35,6 +35,7 @@ from operant_studies.kuk.search import (
 )
 from operant_studies.kuk.settings import PATTERNS, subjects
 from operant_studies.kuk.summary import summary
+from operant_studies.networks import NIN, MobileNetV2, ResNet20
 from operant_studies.train_nin import NINRecipe, TrainedNIN
 
 SMOKE = subjects("smoke")[0]

@@ -158,7 +158,9 @@ def test_references_are_drawn_with_the_generator(lenet, digits28) -> None:
     assert not torch.equal(references(0), references(1))
     with pytest.raises(ValueError, match="references=400 are drawn at random; give a generator"):
         fit_mdsa(lenet, digits28.train, layers=["fc3"], references=400)
-    with pytest.raises(ValueError, match="references must be from 2 to 1428, got 1"):
+    with pytest.raises(
+        ValueError, match="references must be from 2 to 1428, got 1; give more training inputs, or draw fewer"
+    ):
         fit_lsa(lenet, digits28.train, layers=["fc3"], references=1, generator=spawn(0))
 
 

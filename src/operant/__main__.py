@@ -1,7 +1,5 @@
 """The command ``operant``, also as ``python -m operant``."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """The demo: a small network is used in a field that differs from its training data, and is hardened for it."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

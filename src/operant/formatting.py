@@ -3,8 +3,6 @@
 This module imports nothing heavy, because the pytest plug-in loads it in every session.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Every pytest session loads it where Operant is installed, so heavy imports wait until they are needed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Generator
 from dataclasses import asdict, replace
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from operant.checks import Check, InvalidCheck, subscribed
+from operant.reliability_checks import Check, InvalidCheck, subscribed
 
 PROPERTY = "operant"
 

@@ -40,6 +40,11 @@ def normal_like(x: Tensor, *, generator: torch.Generator) -> Tensor:
     return torch.randn(x.shape, generator=generator, device=generator.device, dtype=torch.float32).to(x)
 
 
+def shuffled(n: int, generator: torch.Generator) -> Tensor:
+    """The numbers from 0 to n - 1 in random order, drawn on the generator's device, on the CPU."""
+    return torch.randperm(n, generator=generator, device=generator.device).cpu()
+
+
 @contextmanager
 def global_streams(generator: torch.Generator) -> Iterator[None]:
     """Seed the global random streams of torch and numpy from ``generator``, and restore them afterwards.

@@ -1,10 +1,10 @@
 """The loop of the RobOT paper: fuzz, choose, retrain, and repeat, until the model is robust enough."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from operant.rng import spawn
 from operant.select import be_st
 from operant.suite import Suite
 from operant.types import Fuzzer
+from operant.validation import check_at_least, check_share
 
 MAY_CHANGE = ("rounds", "requirement", "engine")  # options that may differ when a run is resumed
 
@@ -127,14 +128,11 @@ class RobOT:
     engine: Engine = serial
 
     def __post_init__(self) -> None:
-        for name in ("requirement", "max_drop"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be a share from 0 to 1, got {getattr(self, name)}")
+        check_share(requirement=self.requirement, max_drop=self.max_drop)
         if self.mode not in MODES:
             raise ValueError(f'mode must be "adaptive" or "static", got {self.mode!r}')
-        for name in ("seeds_per_round", "cases_per_round", "rounds", "chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least(1, seeds_per_round=self.seeds_per_round, cases_per_round=self.cases_per_round)
+        check_at_least(1, rounds=self.rounds, chunk=self.chunk)
 
     def __call__(
         self,
@@ -155,7 +153,6 @@ class RobOT:
             validation: labelled; chooses the epoch of each retraining.
             test: labelled; the requirement is checked on it.
             folder: where rounds are kept.
-            seed: random seed.
             console: where to print progress (default: nowhere).
         """
         parts = {"train": train, "validation": validation, "test": test}
@@ -176,7 +173,7 @@ class _RobotRun:
     """A run of Algorithm 1 in its folder."""
 
     def __init__(
-        self, options: RobOT, judge: _RobustnessJudge, state: RoundState, train: Samples, console: Console
+        self, options: RobOT, judge: "_RobustnessJudge", state: RoundState, train: Samples, console: Console
     ) -> None:
         self.options, self.judge, self.state = options, judge, state
         self.train, self.console = train, console
@@ -341,23 +338,18 @@ def _check_some_correct(model: Classifier, role: str, samples: Samples) -> None:
 def _branches(suite: Suite) -> dict[str, int]:
     if "branch" not in suite.columns:
         return {}
-    names = suite["branch"].tolist()
-    return {name: names.count(name) for name in sorted(set(names))}
+    return dict(sorted(Counter(suite["branch"].tolist()).items()))
 
 
 def _check_apart(**roles: Samples) -> None:
     """Reject inputs that have two roles."""
-    names = list(roles)
     shapes = {name: tuple(samples.shape) for name, samples in roles.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"inputs must have one shape, got {shapes}; resize them first")
     for name, samples in roles.items():
         if len(samples) == 0:
             raise ValueError(f"there are no {name} samples; give at least one")
-    for i, a in enumerate(names):
-        for b in names[i + 1 :]:
-            if shared := int(torch.isin(roles[b].ids, roles[a].ids).sum()):
-                raise ValueError(
-                    f"{a} and {b} must not share inputs, got {shared} of {len(roles[b])} in both; "
-                    "split by id, with Samples.split"
-                )
+    for a, b in combinations(roles, 2):
+        if shared := int(torch.isin(roles[b].ids, roles[a].ids).sum()):
+            got = f"{shared} of {len(roles[b])} in both"
+            raise ValueError(f"{a} and {b} must not share inputs, got {got}; split by id, with Samples.split")

@@ -9,13 +9,12 @@ those of `operational` are masses, 0 or more.
 [0, 1, 4, 5]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from operant.rng import shuffled
 from operant.seeds.designs import shape_or_type
 from operant.validation import check_from_to, check_not_empty, check_one_of, check_positive
 
@@ -67,8 +66,7 @@ def be_st(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
 def gini(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
     """DeepGini: the cases with the largest values, largest first.
 
-    Args:
-        values: one per case, the Gini impurity 1 - Σ p² of the model's probabilities in the paper.
+    In the paper the values are the Gini impurity 1 - Σ p² of the model's probabilities.
 
     References:
         | DeepGini: Prioritizing Massive Tests to Enhance the Robustness of Deep Neural Networks (Feng et al., 2020)
@@ -79,7 +77,7 @@ def gini(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
 
 def random(values: Tensor, n: int, *, generator: torch.Generator) -> Tensor:
     """Any n cases, whatever their values: the baseline for the others."""
-    return _shuffled(len(_checked(values, n)), generator)[:n]
+    return shuffled(len(_checked(values, n)), generator)[:n]
 
 
 def operational(
@@ -126,8 +124,9 @@ def operational(
             raise ValueError("covered and width are about distances; give codes too, one row for each case")
         return gini(weights, n, generator=generator)
     z, seen, scale = _checked_codes(codes, covered, len(weights))
-    order = _shuffled(len(weights), generator)  # ties: the first is taken
-    check_positive(width=width)
+    order = shuffled(len(weights), generator)  # ties: the first is taken
+    if width is not None:
+        check_positive(width=width, advice="it is a distance between codes")
     reach = _reach(z[order], n) if width is None else width / scale
     reach = max(reach, 1e-6)  # below that, rounding hides the difference between copies and neighbours
     return order[_greedy(z[order] / reach, seen / reach, weights[order], n, shared)]
@@ -191,7 +190,7 @@ def _quotas(counts: Tensor, n: int, generator: torch.Generator) -> Tensor:
     while left := n - int(quota.sum()):
         open_ = (quota < counts).nonzero().flatten()
         if left < len(open_):
-            quota[open_[_shuffled(len(open_), generator)[:left]]] += 1
+            quota[open_[shuffled(len(open_), generator)[:left]]] += 1
         else:
             quota[open_] = torch.minimum(quota[open_] + left // len(open_), counts[open_])
     return quota
@@ -199,18 +198,14 @@ def _quotas(counts: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 def _from_blocks(values: Tensor, n: int, k: int, generator: torch.Generator) -> Tensor:
     blocks = _ranked(values, generator).tensor_split(k)
-    drawn = [blocks[i] for i in _shuffled(k, generator).tolist()]
-    return torch.cat([block[_shuffled(len(block), generator)] for block in drawn])[:n]
+    drawn = [blocks[i] for i in shuffled(k, generator).tolist()]
+    return torch.cat([block[shuffled(len(block), generator)] for block in drawn])[:n]
 
 
 def _ranked(values: Tensor, generator: torch.Generator) -> Tensor:
     """Row numbers from the smallest value to the largest; equal values in random order."""
-    order = _shuffled(len(values), generator)
+    order = shuffled(len(values), generator)
     return order[values[order].argsort(stable=True)]
-
-
-def _shuffled(n: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(n, generator=generator, device=generator.device).cpu()
 
 
 def _checked(values: Tensor, n: int) -> Tensor:

@@ -4,8 +4,6 @@
 >>> check_fuzzer(PGD(radius=0.1))
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -17,9 +15,9 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 from operant.assess import clopper_pearson, plan
-from operant.checks import Check, InvalidCheck, publish
 from operant.data import Samples, content_ids
 from operant.model import Classifier
+from operant.reliability_checks import Check, InvalidCheck, publish
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer

@@ -11,7 +11,8 @@ from torch import nn
 
 from operant.data import Dataset, Samples, load, load_digits
 from operant.model import Classifier
-from operant.networks import ResNet20, fit, load_weights, save_weights
+from operant.networks import fit, load_weights, save_weights
+from operant_studies.networks import ResNet20
 
 CIFAR_MEAN, CIFAR_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ResNet-20's weights, and of NIN's
 RESNET20_FILE = "cifar10_resnet20.safetensors"

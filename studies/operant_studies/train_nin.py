@@ -25,10 +25,10 @@ from operant import results
 from operant.data import Samples
 from operant.model import Classifier
 from operant.model.hashing import described
-from operant.networks.nin import NIN
 from operant.networks.training import initialise, shuffled_batches
 from operant.networks.weights import save_weights
 from operant.rng import global_streams, spawn
+from operant_studies.networks.nin import NIN
 from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD
 
 KIND = "operant training of NIN, format 1"

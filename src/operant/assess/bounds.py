@@ -5,8 +5,6 @@ one likes. `stratified_bound`: trials come from several strata of known mass. `c
 there is a partial or a full prior.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -356,12 +354,13 @@ def _bound(upper: float, k: int, n: int, confidence: float, method: str) -> Boun
     return Bound(upper=upper, confidence=float(confidence), method=method, failures=int(k), trials=int(n))
 
 
-def check_confidence(confidence: float | None) -> None:
+def check_confidence(confidence: float) -> None:
     check_between(0, 1, confidence=confidence, advice="0.95 is usual")
 
 
 def _check(k: int, n: int, confidence: float | None = None) -> None:
-    check_confidence(confidence)
+    if confidence is not None:
+        check_confidence(confidence)
     check_at_least(1, n=n)
     if not 0 <= k <= n or k != int(k) or n != int(n):
         raise ValueError(f"k must be a whole number from 0 to n, got k={k} of n={n}")

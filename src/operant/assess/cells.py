@@ -1,7 +1,5 @@
 """Cells: small neighbourhoods of real inputs in which the true label does not change, and their failure rates."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -30,9 +28,7 @@ CELLS_PER_BATCH = 64  # cells whose inputs are drawn together
 class Separation:
     """How far labelled inputs lie from the nearest input of another class.
 
-    Attributes:
-        quantiles: from share to distance; share 0 is the smallest distance.
-        inputs: number of inputs compared.
+    ``quantiles`` go from share to distance; share 0 is the smallest distance among the ``inputs`` that were compared.
     """
 
     quantiles: dict[str, float]
@@ -277,7 +273,9 @@ def cells_estimate(
     n, k = len(rates), rates.failures.double()
     p = torch.full((n,), 1 / n, dtype=torch.float64) if masses is None else masses.double()
     _check_masses(p, resampled, n)
-    drawn = _betas(k + 0.5, rates.samples - k + 0.5, len(resampled), generator)
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    a, b = (k + 0.5).numpy(), (rates.samples - k + 0.5).numpy()
+    drawn = torch.from_numpy(np.random.default_rng(seed).beta(a, b, size=(len(resampled), n)))  # (1)
     drawn = torch.where(rates.missed, 1.0, drawn)
     sums = (resampled[:, :n] * drawn).sum(1) + resampled[:, n:].sum(1)
     own = rates.rates
@@ -292,12 +290,6 @@ def cells_estimate(
         cells=n,
         samples=rates.samples,
     )
-
-
-def _betas(a: Tensor, b: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """``(n, cells)`` draws of Beta(a, b) by NumPy, seeded from our generator."""
-    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
-    return torch.from_numpy(np.random.default_rng(seed).beta(a.numpy(), b.numpy(), size=(n, len(a))))
 
 
 def _check_masses(p: Tensor, resampled: Tensor, n: int) -> None:

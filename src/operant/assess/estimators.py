@@ -24,8 +24,6 @@ Failures that cannot be drawn (`Draw.unreachable`) are in no estimate; their mas
 for the designs are in `operant.seeds.draw`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

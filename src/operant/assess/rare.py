@@ -12,8 +12,6 @@ The result is conditional on mixing: the formulas hold if the walk makes copies 
 nothing proves it. Failures in a corner that no particle came near are not counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -203,7 +201,8 @@ class _Options:
         for name, least in (("particles", 2), ("moves", 1), ("repeats", 1)):
             if (value := getattr(self, name)) != int(value) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
-        check_between(0, 1, quantile=self.quantile, advice="it is the share that survives")
+        if self.quantile is not None:
+            check_between(0, 1, quantile=self.quantile, advice="it is the share that survives")
         check_from_below(1e-300, 1, floor=self.floor, advice="1e-9 is usual")
 
     @property
@@ -231,13 +230,13 @@ class _Runs:
     apart: Tensor  # squared distance between particles
 
     @staticmethod
-    def new(n: int) -> _Runs:
+    def new(n: int) -> "_Runs":
         number, no = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
         names = ("log_p", "variance", "proposed", "accepted", "length", "apart")
         return _Runs(reached=no, stalled=no.clone(), step=number + 1, **{name: number.clone() for name in names})
 
     @staticmethod
-    def table(parts: list[_Runs], repeats: int) -> _Runs:
+    def table(parts: "list[_Runs]", repeats: int) -> "_Runs":
         """All runs, one row per cell."""
         return _Runs(**{k: torch.cat([vars(part)[k] for part in parts]).view(-1, repeats) for k in vars(parts[0])})
 

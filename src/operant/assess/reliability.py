@@ -1,7 +1,5 @@
 """The probability that the next input is misclassified, with a bound that can be signed off."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Empirical robustness: the share of inputs that a model still gets right under attack."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 

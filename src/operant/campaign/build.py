@@ -165,7 +165,8 @@ def build_moves(
     with _naming_key("generate", "radii"):
         radii = default_radii(train, norm=table.norm) if table.radii is None else table.radii
     if table.radii is None:
-        notes.append(f"[generate] radii is not given: {radii} in {table.norm}, which fit the training inputs")
+        what = "range of the training inputs" if len(train.shape) == 3 else "spread of a column (interquartile range)"
+        notes.append(f"[generate] radii is not given: {radii} in {table.norm}, which fit the {what}")
     with _naming_key("generate", "patterns"):
         if table.patterns:  # fails for models without dropout
             mc_dropout(model, train.x[:2], passes=2, generator=spawn(config.run.seed, "dropout"))

@@ -25,6 +25,7 @@ from operant.generate import default_moves
 from operant.model import Classifier
 from operant.retrain import OperationalFinetune, Retrainer, without_bar
 from operant.types import Labeller, Move
+from operant.validation import check_at_least, check_between, check_one_of, check_share
 
 MAY_CHANGE = ("rounds", "cases", "labels", "engine", "observers")  # options that may differ when a run is resumed
 
@@ -96,16 +97,13 @@ class Campaign:
     observers: Sequence[Observer] = OBSERVERS
 
     def __post_init__(self) -> None:
-        for name in ("requirement", "confidence"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a probability between 0 and 1, got {getattr(self, name)}")
-        for name in ("rounds", "cases", "labels", "seeds_per_round", "cases_per_round", "label_batch", "chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.max_drop <= 1:
-            raise ValueError(f"max_drop must be a share from 0 to 1, got {self.max_drop}; 0.005 is half a point")
-        if self.when_drifted not in ("update", "stop"):
-            raise ValueError(f'when_drifted must be "update" or "stop", got {self.when_drifted!r}')
+        check_between(0, 1, requirement=self.requirement, advice="it is the highest error rate allowed, such as 0.05")
+        check_between(0, 1, confidence=self.confidence, advice="0.95 is usual")
+        check_at_least(1, rounds=self.rounds, cases=self.cases, labels=self.labels, chunk=self.chunk)
+        check_at_least(1, seeds_per_round=self.seeds_per_round, cases_per_round=self.cases_per_round)
+        check_at_least(1, label_batch=self.label_batch)
+        check_share(max_drop=self.max_drop, advice="0.005 is half a point")
+        check_one_of(("update", "stop"), when_drifted=self.when_drifted)
         if self.moves is not None and not self.moves:
             raise ValueError("there must be at least one move, got none; leave moves out for the default ones")
         check_names(self.observers)

@@ -1,7 +1,5 @@
 """Random fields that depend only on each row's own seed, so that a row is the same in any batch."""
 
-from __future__ import annotations
-
 import math
 from zlib import crc32
 

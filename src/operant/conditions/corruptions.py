@@ -9,8 +9,6 @@ References:
     | https://arxiv.org/abs/1903.12261
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ parameter is a tensor ``(n,)``; at 0 the image is returned exactly. Each row is 
 order of operations, so that it is the same in any batch. `operant.conditions.recipe` combines the operations.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Recipes of field conditions: declared, drawn, stored and applied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -106,7 +104,7 @@ class DrawnConditions:
     def __len__(self) -> int:
         return len(self.seeds)
 
-    def __getitem__(self, index: Any) -> DrawnConditions:
+    def __getitem__(self, index: Any) -> "DrawnConditions":
         rows = row_index(index, len(self))
         values, seeds = self.values[rows.to(self.values.device)], self.seeds[rows.to(self.seeds.device)]
         return replace(self, values=values, seeds=seeds)

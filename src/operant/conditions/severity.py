@@ -1,7 +1,5 @@
 """Distributions of the severity of a condition."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

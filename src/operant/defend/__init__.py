@@ -9,8 +9,7 @@ from operant.defend.non_local_means import NonLocalMeans
 from operant.defend.sequential import SequentialTest
 from operant.defend.squeezing import FeatureSqueezing, fit_feature_squeezing, squeezing_score
 from operant.defend.total_variation import TotalVariation
-from operant.defend.transformed import TransformedInputs
-from operant.defend.transforms import JPEG, BitDepth, CropRescale, Median, crops
+from operant.defend.transforms import JPEG, BitDepth, CropRescale, Median, TransformedInputs, crops
 
 __all__ = [
     "JPEG",

@@ -1,7 +1,5 @@
 """Shared by all defences: calibration on benign inputs, checks, units, and random seeds."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 

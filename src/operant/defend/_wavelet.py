@@ -1,7 +1,5 @@
 """Wavelet denoising: small coefficients of the Haar transform are mostly noise and are shrunk to 0."""
 
-from __future__ import annotations
-
 import math
 
 import torch

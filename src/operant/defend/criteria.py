@@ -1,7 +1,5 @@
 """The effect of retraining: accuracy on clean inputs, and attacks on the old model that the new one withstands."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -56,11 +54,9 @@ def transfer_calibration_rate(model: Corrector, suite: Suite, *, confidence: flo
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyChange:
-    """The change of accuracy on the same inputs; an interval above 0 shows an improvement.
+    """The change of accuracy on the same n inputs, and its interval; one above 0 shows an improvement.
 
-    Attributes:
-        lower, upper: interval of the change.
-        gained, lost: number of the n inputs that only the new model, or only the old one, classifies correctly.
+    ``gained`` and ``lost`` count the inputs that only the new model, or only the old one, classifies correctly.
     """
 
     before: float
@@ -85,8 +81,7 @@ def accuracy_change(
 ) -> AccuracyChange:
     """The change of accuracy on a test set (the paper's criterion 1), with Agresti and Min's interval for pairs.
 
-    Args:
-        samples: labelled; neither model was trained on them.
+    The samples are labelled; neither model was trained on them.
 
     References:
         | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.4

@@ -1,7 +1,5 @@
 """Pixel deflection: replace random pixels by nearby ones, then denoise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Evaluation of defences on the benign and adversarial cases of a suite, by pattern of uncertainty."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -67,11 +65,9 @@ class Success:
 
 @dataclass(frozen=True, kw_only=True)
 class DefenceTable:
-    """The result of `evaluate_defences`: one `Success` per defence, kind and pattern that has cases.
+    """The result of `evaluate_defences`: one `Success` per defence, kind and pattern that has cases, in this order.
 
-    Attributes:
-        rows: by defence, then kind, then pattern.
-        detectors: names of the defences that accept or reject; the others classify.
+    ``detectors`` are the names of the defences that accept or reject; the others classify.
     """
 
     rows: tuple[Success, ...]

@@ -1,7 +1,5 @@
 """A binary classifier that separates adversarial from benign inputs by the model's logits or by a layer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

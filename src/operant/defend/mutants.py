@@ -1,7 +1,5 @@
 """Mutants: copies of a network with a few weights or neurons changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

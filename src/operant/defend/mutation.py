@@ -1,7 +1,5 @@
 """Mutation-based detection: the labels of adversarial inputs change more often when the network changes a little."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,7 +13,7 @@ from operant.defend.mutants import Weights, mutate
 from operant.defend.sequential import ADVERSARIAL, GRID, OPEN, SequentialTest, critical_thresholds, on_grid
 from operant.measure.conformal import check_level, fit_conformal
 from operant.model import MIN_ROWS, Classifier
-from operant.retrain.training import with_layout
+from operant.retrain.training import laid_out, with_layout
 from operant.rng import spawn
 from operant.validation import check_at_least
 
@@ -28,13 +26,7 @@ class InaccurateMutants(ValueError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MutationDecisions:
-    """The detector's decision on each input.
-
-    Attributes:
-        adversarial: booleans ``(N,)``.
-        mutants: number of mutants used, ``(N,)``.
-        rate: share of those that predicted another label, ``(N,)``.
-    """
+    """Per input: whether it is adversarial, the number of mutants used, and the share of those with another label."""
 
     adversarial: Tensor
     mutants: Tensor
@@ -70,7 +62,7 @@ class MutationDetector:
         """The decision on each input; undecided inputs share the next mutant, decided ones are dropped."""
         check_shape(x, self.shape)
         self.model.check_inputs(x)
-        z = _laid_out(self.model, x)
+        z = laid_out(self.model, x)
         label = _labels(self.network, {}, z, self.model.batch_size)
         place = torch.arange(len(x), device=z.device)
         answer = torch.zeros(len(x), dtype=torch.int8, device=z.device)
@@ -95,7 +87,7 @@ class MutationDetector:
         """Booleans ``(N, mutants)``: where each mutant predicts another label than the network; runs all mutants."""
         check_shape(x, self.shape)
         self.model.check_inputs(x)
-        return _changes(self.network, _laid_out(self.model, x), self._mutants(), self.model.batch_size).to(x.device)
+        return _changes(self.network, laid_out(self.model, x), self._mutants(), self.model.batch_size).to(x.device)
 
     def _mutants(self) -> Iterable[Weights]:
         return (_mutant(self.network, self.operator, self.rate, self.seed, number) for number in self.numbers)
@@ -150,7 +142,7 @@ def fit_mutation_detector(
     if model.channels_last:
         network = with_layout(network, channels_last=True)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    z = _laid_out(model, selecting.x)
+    z = laid_out(model, selecting.x)
     label = _labels(network, {}, z, model.batch_size)
     numbers: list[int] = []
     for number in range(MAX_TRIES * mutants):
@@ -164,7 +156,7 @@ def fit_mutation_detector(
         share = f"{min_accuracy:.0%} of the benign inputs, {mutants} are needed"
         raise InaccurateMutants(f"{few} {share}; lower the rate ({rate}) or min_accuracy")
     chosen = (_mutant(network, operator, rate, seed, number) for number in numbers)
-    changed = _changes(network, _laid_out(model, held.x), chosen, model.batch_size).cpu()
+    changed = _changes(network, laid_out(model, held.x), chosen, model.batch_size).cpu()
     options = {"indifference": indifference, "alpha": alpha, "beta": beta}
     threshold = fit_conformal(critical_thresholds(changed, **options)).threshold(level)
     return MutationDetector(
@@ -195,12 +187,6 @@ def _test(threshold: float, mutants: int, options: dict[str, float]) -> Sequenti
 
 def _mutant(network: nn.Module, operator: str, rate: float, seed: int, number: int) -> Weights:
     return mutate(network, operator=operator, rate=rate, generator=spawn(seed, "mutant", number))
-
-
-def _laid_out(model: Classifier, x: Tensor) -> Tensor:
-    """Inputs normalised and laid out for the bare module."""
-    z = model.normalise(x.to(model.device))
-    return z.contiguous(memory_format=torch.channels_last) if model.channels_last and z.ndim == 4 else z
 
 
 @torch.no_grad()

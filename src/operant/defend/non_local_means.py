@@ -1,7 +1,5 @@
 """Non-local means: every pixel becomes the mean of nearby pixels with similar surroundings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +35,7 @@ class NonLocalMeans:
     def __post_init__(self) -> None:
         if not (self.search % 2 and self.patch % 2 and self.search > 0 and self.patch > 0):
             raise ValueError(f"search and patch must be odd numbers of pixels, got {self.search} and {self.patch}")
-        check_positive(strength=self.strength)
+        check_positive(finite=False, strength=self.strength)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_images(x)

@@ -1,7 +1,5 @@
 """The sequential probability ratio test: stop as soon as a small rate can be distinguished from a large one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Feature squeezing: reject inputs whose prediction changes when needless detail is removed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

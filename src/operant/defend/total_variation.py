@@ -1,7 +1,5 @@
 """Total variation: the smoothest image that agrees with some of the pixels."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

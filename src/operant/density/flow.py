@@ -1,7 +1,5 @@
 """A normalising flow: a network that maps a Gaussian to the density. Needs ``pip install 'operant[flows]'``."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from operant.density.kde import check_data, check_rows, check_weights
 from operant.networks.training import epochs_with_bar, step
-from operant.rng import global_streams, normal_like
+from operant.rng import global_streams, normal_like, shuffled
 from operant.validation import check_at_least
 
 ROWS = 4096  # computed at once
@@ -97,7 +95,7 @@ def fit_flow(
         raise ValueError(f"a flow needs at least {MIN_ROWS} rows to learn from, got {len(x)}; use fit_kde")
     v = torch.ones(len(x), device=x.device) if weights is None else weights.float().to(x.device)
     check_weights(v, len(x))
-    order = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
+    order = shuffled(len(x), generator).to(x.device)
     n = max(5, int(VALIDATION * len(x)))
     held, part = order[:n], order[n:]
     scale, centre = torch.std_mean(x[part].float(), 0)

@@ -1,7 +1,5 @@
 """Kernel density estimation: exact, fast and in bounded memory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from operant.formatting import first_few
-from operant.rng import normal_like, spawn
+from operant.rng import normal_like, shuffled, spawn
 from operant.validation import check_at_least, check_finite, check_row_shape
 
 QUERIES, REFERENCES = 512, 1024  # rows and columns of one tile: 2 MiB of exponents, which fit in the cache
@@ -87,8 +85,7 @@ class KDE:
     def leave_out(self, *, groups: Tensor | None = None) -> Tensor:
         """log p of each reference under all others, ``(n,)``; with ``groups``, under those of other groups.
 
-        Args:
-            groups: one integer per reference, equal for references that belong together, such as copies of an input.
+        Groups are one integer per reference, equal for those that belong together, such as copies of an input.
         """
         n, device = len(self.references), self.references.device
         group = torch.arange(n) if groups is None else groups
@@ -128,11 +125,11 @@ class KDE:
         return _weighted_sum(self.weights, self.references)
 
     @cached_property
-    def _single(self) -> _KernelTerms:
+    def _single(self) -> "_KernelTerms":
         return _KernelTerms.concat(self._terms(), torch.float32)
 
     @cached_property
-    def _double(self) -> _KernelTerms:
+    def _double(self) -> "_KernelTerms":
         return _KernelTerms.concat(self._terms(), torch.float64)
 
     def _standard(self, z: Tensor) -> Tensor:
@@ -155,7 +152,7 @@ class KDE:
             offsets = log_weights[i] - (precision * r.square()).sum(1) / 2 - rho.log().sum(1)  # (4)
             yield torch.cat([precision * r, precision / -2], 1), offsets  # (3)
 
-    def _log_prob(self, z: Tensor, apart: _Apart | None = None) -> Tensor:
+    def _log_prob(self, z: Tensor, apart: "_Apart | None" = None) -> Tensor:
         features = self._features(z)
         const = -self._scale.log().sum() - len(self._scale) / 2 * math.log(2 * math.pi)
         value: Tensor = _LogSumExp.apply(features, self, apart)  # type: ignore[no-untyped-call]
@@ -265,7 +262,7 @@ def _most_likely(x: Tensor, share: Tensor, generator: torch.Generator) -> Tensor
     """Scott's bandwidth times the factor that maximises the leave-one-out likelihood."""
     start, groups = _scott(x, share), torch.arange(len(x), device=x.device)
     rows = (share > 0).nonzero().flatten()
-    rows = rows[torch.randperm(len(rows), generator=generator, device=generator.device)[:MAX_SCORED].to(x.device)]
+    rows = rows[shuffled(len(rows), generator)[:MAX_SCORED].to(x.device)]
 
     def score(k: int) -> float:
         return float(share[rows] @ KDE(x, start * STEP**k, share)._leave_out(rows, groups))
@@ -297,7 +294,7 @@ class _KernelTerms:
     longest: Tensor
 
     @staticmethod
-    def concat(parts: Iterator[tuple[Tensor, Tensor]], dtype: torch.dtype) -> _KernelTerms:
+    def concat(parts: Iterator[tuple[Tensor, Tensor]], dtype: torch.dtype) -> "_KernelTerms":
         rows = [((r / LN2).to(dtype), (b / LN2).to(dtype), _lengths(r).amax()) for r, b in parts]
         factors, offsets, longest = zip(*rows, strict=True)
         return _KernelTerms(torch.cat(factors), torch.cat(offsets), torch.stack(longest).amax())

@@ -1,7 +1,5 @@
 """A mixture of a few Gaussians: a coarse density that is fast to evaluate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -29,7 +29,8 @@ def from_foolbox(attack: Any, *, radius: float | None = None) -> FoolboxFuzzer:
         attack: for instance ``foolbox.attacks.LinfPGD()``.
         radius: what Foolbox calls epsilon; None for attacks that minimise the distance.
     """
-    check_positive(radius=radius)
+    if radius is not None:
+        check_positive(radius=radius)
     return FoolboxFuzzer(attack=attack, radius=radius)
 
 

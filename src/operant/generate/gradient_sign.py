@@ -65,7 +65,8 @@ class PGD:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         check_at_least(1, steps=self.steps)
-        check_positive(step_size=self.step_size)
+        if self.step_size is not None:
+            check_positive(step_size=self.step_size)
         _check_goal(self, needed=self.stop_early, by="stop_early")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
@@ -149,7 +150,8 @@ class BIM:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         check_at_least(1, steps=self.steps)
-        check_positive(step_size=self.step_size)
+        if self.step_size is not None:
+            check_positive(step_size=self.step_size)
         _check_goal(self, needed=self.stop_early or self.minimal, by="stop_early or minimal")
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:

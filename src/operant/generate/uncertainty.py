@@ -113,7 +113,8 @@ class UncertaintyFuzz:
         _ = self.aim
         check_ball(self.radius, self.norm)
         check_passes(self.passes)
-        check_above_to(0, self.radius, noise=self.noise, advice="it cannot exceed the radius")
+        if self.noise is not None:
+            check_above_to(0, self.radius, noise=self.noise, advice="it cannot exceed the radius")
         check_at_least(2, population=self.population, advice="the paper takes 100")
         check_at_least(1, generations=self.generations)
         check_share(crossover=self.crossover, mutation=self.mutation)
@@ -121,7 +122,8 @@ class UncertaintyFuzz:
         fewer = "give fewer than the population"
         check_from_to(1, self.population - 1, tournament=self.tournament, advice=fewer)
         check_from_to(0, self.population - 1, elites=self.elites, advice=fewer)
-        check_from_to(2, self.passes, screen=self.screen, advice="give at most the passes, or None")
+        if self.screen is not None:
+            check_from_to(2, self.passes, screen=self.screen, advice="give at most the passes, or None")
 
     @property
     def aim(self) -> Aim:

@@ -1,7 +1,5 @@
 """Recognises calls of torch's dropout functions and draws the masks that replace their random numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +101,7 @@ class RowAxis:
     others: tuple[int, ...]  # sizes of the other dimensions, to recognise the same input later
 
     @staticmethod
-    def of(smaller: tuple[int, ...], larger: tuple[int, ...]) -> RowAxis:
+    def of(smaller: tuple[int, ...], larger: tuple[int, ...]) -> "RowAxis":
         """From the input shapes of one call in batches of `MIN_ROWS` and `MIN_ROWS` + 1 rows."""
         grown = [i for i, (a, b) in enumerate(zip(smaller, larger, strict=False)) if a != b]
         if len(smaller) == len(larger) and len(grown) == 1:

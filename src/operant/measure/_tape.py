@@ -1,7 +1,5 @@
 """Records the calls of a forward pass up to a given point, so that this part need not be computed again."""
 
-from __future__ import annotations
-
 import weakref
 from dataclasses import dataclass
 from typing import Any, NoReturn

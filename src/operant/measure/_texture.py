@@ -1,7 +1,5 @@
 """Differences between neighbouring pixels: they reveal noise even in images that look normal as a whole."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d

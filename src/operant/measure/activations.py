@@ -1,7 +1,5 @@
 """Activations of neurons: one number per row for each unit or channel of a layer. Coverage and surprise use them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Conformal p-values: how strange a score is, relative to the scores of held-out genuine inputs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

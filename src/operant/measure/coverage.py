@@ -21,8 +21,6 @@ References:
     | https://arxiv.org/abs/1807.10875
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -188,7 +186,7 @@ class NBC:
     lower: bool = True
 
     def __post_init__(self) -> None:
-        check_nonnegative(scale=self.scale)
+        check_nonnegative(scale=self.scale, advice="it counts standard deviations")
 
     @property
     def neurons(self) -> Neurons:
@@ -260,7 +258,7 @@ class Coverage:
             raise ValueError(f"covered must be {n} booleans, got {given.dtype} {tuple(given.shape)}; use Coverage.of")
 
     @staticmethod
-    def of(criterion: Criterion) -> Coverage:
+    def of(criterion: Criterion) -> "Coverage":
         """The initial state, in which nothing is covered."""
         return Coverage(criterion=criterion, covered=torch.zeros(criterion.size, dtype=torch.bool))
 
@@ -280,7 +278,7 @@ class Coverage:
         gains = [self._new(self.criterion.hits(part)).sum(1) for part in activations.split(ROWS)]
         return torch.cat(gains).to(activations.device)
 
-    def update(self, activations: Tensor) -> tuple[Tensor, Coverage]:
+    def update(self, activations: Tensor) -> "tuple[Tensor, Coverage]":
         """Number of items that each row covers first (after the state and the rows before it), and the new state."""
         self.criterion.neurons.check(activations)
         after = replace(self, covered=self.covered.clone())
@@ -314,7 +312,7 @@ class NeighbourCoverage:
     kept: Tensor | None = field(default=None, repr=False)  # (M, d); None in the initial state
 
     def __post_init__(self) -> None:
-        check_nonnegative(threshold=self.threshold)
+        check_nonnegative(threshold=self.threshold, advice="it is a distance")
 
     @property
     def count(self) -> int:
@@ -336,7 +334,7 @@ class NeighbourCoverage:
                 nearest = torch.minimum(nearest, torch.cat(far))
         return nearest
 
-    def update(self, points: Tensor) -> tuple[Tensor, NeighbourCoverage]:
+    def update(self, points: Tensor) -> "tuple[Tensor, NeighbourCoverage]":
         """1 for each row that is new after the state and the rows before it, else 0; and the new state."""
         self._check(points)
         state, new = self, []

@@ -1,7 +1,5 @@
 """Zero- and first-order loss: the loss of a case, and how far it could still rise inside the ball around its seed."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -76,7 +74,11 @@ def loss_gradient(model: Classifier, x: Tensor, y: Tensor) -> tuple[Tensor, Tens
 
 
 def rise(gradient: Tensor, moved: Tensor, *, radius: float, norm: str) -> Tensor:
-    """`first_order_loss` from the gradient; ``moved`` is ``x - x0``."""
+    """`first_order_loss` from the gradient; ``moved`` is ``x - x0``.
+
+    >>> rise(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2), radius=0.1, norm="l2")
+    tensor([0.5000])
+    """
     g, moved = gradient.flatten(1), moved.flatten(1)
     if norm == "linf":
         return (radius * g.abs() - moved * g).sum(1)  # (2), summed per term so that rounding cannot make it negative

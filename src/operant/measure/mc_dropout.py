@@ -1,7 +1,5 @@
 """Monte Carlo dropout: many passes of a model with dropout active; the part before the first dropout runs once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -139,7 +137,7 @@ class _Run:
             raise ValueError(f"the module returned NaN or infinite logits for {bad} of {len(self.x)} inputs")
         return probs
 
-    def _pass(self, part: Tensor, source: MaskSource, tape: Tape | None = None) -> tuple[Tensor, _MaskedDropout]:
+    def _pass(self, part: Tensor, source: MaskSource, tape: Tape | None = None) -> "tuple[Tensor, _MaskedDropout]":
         """The logits of one batch in one pass, and a record of its dropouts."""
         mode = _MaskedDropout(source, tape)
         if tape is None:
@@ -166,7 +164,7 @@ class _Run:
         except Exception as error:
             raise TapeMismatch(f"a later pass ended in {type(error).__name__}") from error
 
-    def _together(self, part: Tensor, masks: Masks, tape: Tape, first: Tensor, seen: _MaskedDropout) -> list[Tensor]:
+    def _together(self, part: Tensor, masks: Masks, tape: Tape, first: Tensor, seen: "_MaskedDropout") -> list[Tensor]:
         """The logits of all passes over one batch by `torch.vmap`; two of them are checked bit for bit."""
         sources = [masks.source(t, rows=len(part)) for t in range(1, self.passes)]
         drawn = [seen.masks, *([source(d, k) for k, d in enumerate(seen.dropouts)] for source in sources)]

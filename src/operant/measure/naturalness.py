@@ -1,7 +1,5 @@
 """Naturalness: how plausible a case is as a field input, as a calibrated p-value and as a smooth surrogate of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,6 +18,7 @@ from operant.measure._texture import is_image, texture
 from operant.measure.conformal import Conformal, check_level, fit_conformal, min_bonferroni, min_calibration_size
 from operant.model import Classifier
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
+from operant.rng import shuffled
 from operant.validation import check_between, check_finite, check_from_to, check_row_shape
 
 SCORES = ("reconstruction", "neighbours", "density", "intensities", "texture")  # the last for images only
@@ -68,7 +67,7 @@ class Texture:
         return self._neighbours(self.whitening(texture(x.to(self.references), width=self.width)), k=k)
 
     @cached_property
-    def _neighbours(self) -> Neighbours:
+    def _neighbours(self) -> "Neighbours":
         return Neighbours(self.references)
 
 
@@ -158,7 +157,7 @@ class Naturalness:
         return len(self.calibration[SCORES[0]])
 
     @cached_property
-    def _neighbours(self) -> Neighbours:
+    def _neighbours(self) -> "Neighbours":
         return Neighbours(self.references)
 
     @cached_property
@@ -217,7 +216,7 @@ def fit_naturalness(
         features = _features(fitted.x, model, layer)
         whitening = _fit_whitening(features)
     vae = fit_vae(fitted, latent=latent, epochs=epochs, bounds=bounds, generator=generator, progress=progress)
-    kept = torch.randperm(len(fitted), generator=generator, device=generator.device)[:references].to(fitted.x.device)
+    kept = shuffled(len(fitted), generator)[:references].to(fitted.x.device)
     with torch.no_grad():
         means = in_chunks(lambda part: _above_levels(vae, part), fitted.x)
         draft = Naturalness(
@@ -289,14 +288,11 @@ class Neighbours:
         self.squares = self.rows.square().sum(1)
 
     def __call__(self, features: Tensor, *, k: int) -> Tensor:
-        self._check(features, k)
-        at_once = max(1, PAIRS // max(self.rows.shape))
-        return in_chunks(lambda part: self._distance(part.to(self.rows) - self.centre, k), features, rows=at_once)
-
-    def _check(self, features: Tensor, k: int) -> None:
         check_row_shape(tuple(self.rows.shape[1:]), features=features, advice="like the references")
         check_from_to(1, len(self.rows), k=k, advice="there are no more references")
         check_finite(features=features)
+        at_once = max(1, PAIRS // max(self.rows.shape))
+        return in_chunks(lambda part: self._distance(part.to(self.rows) - self.centre, k), features, rows=at_once)
 
     def _distance(self, a: Tensor, k: int) -> Tensor:
         with torch.no_grad():

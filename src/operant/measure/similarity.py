@@ -1,7 +1,5 @@
 """Similarity of a case and its seed: mean squared error, PSNR and SSIM. One value per row, differentiable."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -19,8 +19,6 @@ References:
     | https://arxiv.org/abs/2006.00894
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +30,7 @@ from torch import Tensor
 from operant.data import Samples
 from operant.measure.activations import Neurons, check_activations, find_neurons
 from operant.model import Classifier
+from operant.rng import shuffled
 from operant.validation import check_from_to
 
 ROWS, POINTS = 1024, 4096  # rows and references per block
@@ -115,7 +114,7 @@ class LSA(_Surprise):
         by_class: bool = True,
         var_threshold: float = 1e-5,
         max_features: int | None = None,
-    ) -> LSA:
+    ) -> "LSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them; see `fit_lsa` for the options."""
         groups = _grouped(activations, predicted, by_class=by_class)
         kernels = {
@@ -205,7 +204,7 @@ class DSA(_Surprise):
     parts: Mapping[int, References] = field(repr=False)
 
     @staticmethod
-    def of(activations: Tensor, predicted: Tensor) -> DSA:
+    def of(activations: Tensor, predicted: Tensor) -> "DSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
         groups = _grouped(activations, predicted)
         if len(groups) < 2:
@@ -259,7 +258,7 @@ class MDSA(_Surprise):
     parts: Mapping[int, Ellipsoid] = field(repr=False)
 
     @staticmethod
-    def of(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> MDSA:
+    def of(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> "MDSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
         groups = _grouped(activations, predicted, by_class=by_class)
         ellipsoids = {c: _ellipsoid(a, _of_class(c, by_class)) for c, a in groups.items()}
@@ -296,8 +295,7 @@ def _learn_from(
         if generator is None:
             raise ValueError(f"references={references} are drawn at random; give a generator")
         check_from_to(2, len(train), references=references, advice="give more training inputs, or draw fewer")
-        order = torch.randperm(len(train), generator=generator, device=generator.device)
-        train = train[order[:references].sort().values.cpu()]
+        train = train[shuffled(len(train), generator)[:references].sort().values]
     neurons = find_neurons(model, train.x, layers=layers)
     return neurons, neurons(model, train.x), model.predict(train.x)
 

@@ -8,8 +8,6 @@ References:
     | Uncertainty-Guided Testing and Robustness Enhancement for Deep Learning Systems (Zhang, 2020), section 2.2
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +161,8 @@ def pattern(pcs: Tensor, vro: Tensor, thresholds: Thresholds = DEFAULT_THRESHOLD
 
     >>> pattern(torch.tensor([0.9, 0.1, 0.9, 0.5]), torch.tensor([0.1, 0.7, 0.8, 0.7])).tolist()
     ['HL', 'LH', 'HH', '']
+    >>> pattern(torch.tensor([0.9, 0.1]), torch.tensor([0.3, 0.3]), Thresholds(low_vro=0.2, high_vro=0.2)).tolist()
+    ['HH', 'LH']
     """
     if pcs.ndim != 1 or pcs.shape != vro.shape or bool(pcs.isnan().any()) or bool(vro.isnan().any()):
         raise ValueError(

@@ -1,7 +1,5 @@
 """A small conditional variational autoencoder: generates images of a class, and scores how well a class fits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +27,7 @@ from operant.networks.training import (
 )
 from operant.networks.vae import LOG_STD, NOISE, VALIDATION, in_chunks
 from operant.rng import global_streams, normal_like
+from operant.validation import check_at_least
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -81,7 +80,7 @@ class CVAE(TrainedGenerator):
             return in_chunks(of, x.float())
 
     @cached_property
-    def _pair(self) -> _Pair:
+    def _pair(self) -> "_Pair":
         pair = _Pair(self.module, _Encoder(self.shape, self.classes, self.latent, self.width))
         pair.encoder.load_state_dict(self.encoder)
         return pair.eval().requires_grad_(False)
@@ -107,16 +106,13 @@ def fit_cvae(
     weights of the epoch with the lowest validation loss are kept.
 
     Args:
-        labelled: square images, at least 20 of every class, 0 to the largest label.
         latent, width: of the decoder, a `ConditionalGenerator`, and of the encoder.
-        epochs: passes over the data (default: enough for 6000 steps).
-        batch_size, learning_rate: of Adam.
-        bounds: smallest and largest value of an image.
-        generator: draws initial weights, batches and codes; the same one gives bit-identical weights.
-        progress: show a progress bar on a terminal.
+        labelled, epochs, batch_size, learning_rate, bounds, generator, progress: as in `fit_gan`.
     """
     classes = check_images(labelled, bounds)
-    check_options(learning_rate, latent=latent, epochs=epochs, batch_size=batch_size)
+    check_options(learning_rate, latent=latent, batch_size=batch_size)
+    if epochs is not None:
+        check_at_least(1, epochs=epochs)
     part, held = validation_split(labelled, VALIDATION)
     shape = image_shape(labelled)
     options = {"classes": classes, "latent": latent, "width": width}

@@ -1,7 +1,5 @@
 """Encoders that turn inputs into vectors, on which densities are learned."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

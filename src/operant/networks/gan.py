@@ -1,7 +1,5 @@
 """A small conditional GAN: generates images of a given class."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from operant.data import Samples
 from operant.networks.training import check_options, epochs_with_bar, finite_loss, shuffled_batches, step
 from operant.networks.vae import check_field
 from operant.rng import global_streams
-from operant.validation import check_ascending
+from operant.validation import check_ascending, check_at_least
 
 MIN_IMAGES = 20  # of each class, needed for training
 DEFAULT_STEPS = 6_000  # training steps, if the number of epochs is not given
@@ -120,9 +118,8 @@ class TrainedGenerator:
 class GAN(TrainedGenerator):
     """The trained generator of a conditional GAN; made by `fit_gan`.
 
-    Args:
-        history: mean loss of discriminator and generator in each epoch. They show whether training diverged, not how
-            good the images are.
+    ``history`` has the mean loss of discriminator and generator in each epoch. They show whether training diverged, not
+    how good the images are.
     """
 
     history: tuple[tuple[float, float], ...] = field(repr=False)
@@ -166,7 +163,9 @@ def fit_gan(
         | https://arxiv.org/abs/1802.05637
     """
     classes = check_images(labelled, bounds)
-    check_options(learning_rate, latent=latent, epochs=epochs, batch_size=batch_size)
+    check_options(learning_rate, latent=latent, batch_size=batch_size)
+    if epochs is not None:
+        check_at_least(1, epochs=epochs)
     options = {"classes": classes, "latent": latent, "width": width}
     steps = math.ceil(len(labelled) / batch_size)
     epochs = max(1, round(DEFAULT_STEPS / steps)) if epochs is None else epochs

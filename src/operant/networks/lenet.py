@@ -1,14 +1,15 @@
 """LeNet-5 as in RobOT: two convolutions that keep the size, two poolings, three dense layers."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import nn
 
-from operant.networks._layers import LayerChain, Layers, dropout_layers
+from operant.networks.dropout import Layers, dropout_layers
 from operant.validation import check_at_least
 
 
-class LeNet5(LayerChain):
+class LeNet5(nn.Sequential):
     """LeNet-5 with ReLU for square images of any size from 4 on; returns logits.
 
     Layers run in the order they are listed, each under its own name: ``conv1 relu_conv1 pool1 conv2 relu_conv2 pool2
@@ -59,4 +60,4 @@ class LeNet5(LayerChain):
             **drop("fc2"),
             "fc3": nn.Linear(84, classes),
         }
-        super().__init__(layers)
+        super().__init__(OrderedDict(layers))

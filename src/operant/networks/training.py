@@ -1,7 +1,5 @@
 """Train networks from scratch: seeded, with the best epoch chosen on held-back data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
 from operant.model import Classifier
-from operant.rng import global_streams
+from operant.rng import global_streams, shuffled
 from operant.validation import check_at_least, check_between, check_positive
 
 M = TypeVar("M", bound=nn.Module)
@@ -118,8 +116,8 @@ def fit(
     return Fitted(module=learner, best_epoch=_best(history).epoch, history=tuple(history))
 
 
-def check_options(learning_rate: float, **counts: int | None) -> None:
-    """Raise a ValueError if the learning rate is not positive or a count is below 1; None is the default count."""
+def check_options(learning_rate: float, **counts: int) -> None:
+    """Raise a ValueError if the learning rate is not positive or a count is below 1."""
     check_at_least(1, advice="", **counts)
     check_positive(learning_rate=learning_rate)
 
@@ -136,7 +134,7 @@ def validation_split(train: Samples, share: float) -> tuple[Samples, Samples]:
 
 def shuffled_batches(part: Samples, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Every row once, in batches of even size, so that batch norm never sees a last batch of one row."""
-    order = torch.randperm(len(part), generator=generator, device=generator.device).to(part.x.device)
+    order = shuffled(len(part), generator).to(part.x.device)
     for rows in order.tensor_split(steps):
         yield part.x[rows], part.labels[rows]
 
@@ -164,7 +162,7 @@ class OneCycle:
     schedule: torch.optim.lr_scheduler.LRScheduler
 
     @staticmethod
-    def of(weights: Iterable[Tensor], learning_rate: float, *, steps: int) -> OneCycle:
+    def of(weights: Iterable[Tensor], learning_rate: float, *, steps: int) -> "OneCycle":
         optimizer = torch.optim.Adam(weights, lr=learning_rate, fused=True)
         return OneCycle(optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps))
 

@@ -1,9 +1,7 @@
 """A small variational autoencoder: codes each input as a few numbers."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,8 +11,8 @@ from torch.nn.functional import linear
 from operant.data import Samples
 from operant.model import MIN_ROWS, slack_of
 from operant.networks.training import OneCycle, check_options, epochs_with_bar, finite_loss, validation_split
-from operant.rng import global_streams, normal_like
-from operant.validation import check_ascending, check_finite, check_row_shape, check_within
+from operant.rng import global_streams, normal_like, shuffled
+from operant.validation import check_ascending, check_at_least, check_finite, check_row_shape, check_within
 
 ROWS = 1024  # computed at once
 MIN_INPUTS = 20  # needed for training
@@ -151,7 +149,9 @@ def fit_vae(
         | Simple and Effective VAE Training with Calibrated Decoders (Rybkin et al., 2021), for the noise
         | https://arxiv.org/abs/2006.13202
     """
-    check_options(learning_rate, latent=latent, width=width, epochs=epochs, batch_size=batch_size)
+    check_options(learning_rate, latent=latent, width=width, batch_size=batch_size)
+    if epochs is not None:
+        check_at_least(1, epochs=epochs)
     check_field(field, bounds, at_least=MIN_INPUTS)
     part, held = validation_split(field, VALIDATION)
     least, most = DEFAULT_EPOCHS
@@ -164,8 +164,8 @@ def fit_vae(
     check = _flat_with_noise(vae, held.x, generator=generator)
     best, history = vae, list[float]()
     for _ in epochs_with_bar(epochs, progress, what="training the VAE"):
-        for v, noise in _batches(vae, part.x, steps, generator=generator):
-            descend(_loss(vae, v, noise))
+        for rows in shuffled(len(part), generator).to(part.x.device).tensor_split(steps):
+            descend(_loss(vae, *_flat_with_noise(vae, part.x[rows], generator=generator)))
         with torch.no_grad():
             history.append(finite_loss(float(_loss(vae, *check))))
         if history[-1] == min(history):
@@ -218,13 +218,6 @@ def _copied(vae: VAE) -> VAE:
 def _flat_with_noise(vae: VAE, x: Tensor, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     v = vae.flat(x)
     return v, normal_like(v[:, :1].expand(-1, vae.latent), generator=generator)
-
-
-def _batches(vae: VAE, x: Tensor, steps: int, *, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every row once, in batches of even size, with noise for its code."""
-    order = torch.randperm(len(x), generator=generator, device=generator.device).to(x.device)
-    for rows in order.tensor_split(steps):
-        yield _flat_with_noise(vae, x[rows], generator=generator)
 
 
 def in_chunks(f: Callable[[Tensor], Tensor], x: Tensor, *, rows: int = ROWS) -> Tensor:

@@ -1,7 +1,5 @@
 """Describes images by numbers whose means can be compared."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -33,7 +31,7 @@ class ImageDescriptor:
     scale: Tensor  # standard deviation of the numbers
 
     @staticmethod
-    def of(x: Tensor, bounds: tuple[float, float]) -> ImageDescriptor:
+    def of(x: Tensor, bounds: tuple[float, float]) -> "ImageDescriptor":
         small = _small(_unit(x, bounds))
         mean = small.mean(0)
         axes = torch.linalg.eigh((small - mean).T @ (small - mean)).eigenvectors[:, -COMPONENTS:]

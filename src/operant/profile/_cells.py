@@ -1,7 +1,5 @@
 """Probability mass of regions: of boxes around codes, and of the codes nearest to each input of a pool."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

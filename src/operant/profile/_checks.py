@@ -1,7 +1,5 @@
 """Checks and warnings that the parts of the profile share."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from operant.data import Samples

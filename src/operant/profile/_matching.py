@@ -1,7 +1,5 @@
 """The search behind `fit_conditions`: simulate at some parameters, compare with the field, step towards it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from operant.conditions import Recipe, Severity, apply, fixed
 from operant.data import Samples
 from operant.profile._appearance import Array, ImageDescriptor
 from operant.profile.synthesis import checked_priors
+from operant.rng import shuffled
 
 REFERENCE = 1000  # images of either side that the descriptor is fitted to
 STARTS = 24  # candidate starting points of the search
@@ -189,10 +188,6 @@ def _rows(y: Tensor, shares: Tensor, n: int, generator: torch.Generator) -> Tens
         parts.append(mixed.repeat(math.ceil(count / max(1, len(mixed))))[:count])
     rows = torch.cat(parts)
     return rows[shuffled(len(rows), generator)]
-
-
-def shuffled(n: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(n, generator=generator, device=generator.device).cpu()
 
 
 def best_match(matcher: ConditionMatcher) -> tuple[Array, Array]:

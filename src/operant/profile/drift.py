@@ -1,7 +1,5 @@
 """Drift: tests whether current inputs still have the distribution of earlier ones, and advises what to do if not."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from torch.nn.functional import one_hot
 from operant.data import Samples
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, check_same_shape, warning
+from operant.rng import shuffled
 from operant.validation import check_at_least, check_between
 
 TESTS = 3  # that can raise the alarm, each at its share of the level
@@ -161,7 +160,7 @@ def drift(
     a, b = (model.batched_logits(s.x).cpu().double().log_softmax(1) for s in sides)  # fewer ties than softmax
     distances = ks_distances(a, b)
     counts = torch.stack([p.argmax(1).bincount(minlength=len(distances)) for p in (a, b)])
-    chosen = [_subset(len(s), rows, generator) for s in sides]
+    chosen = [shuffled(len(s), generator)[:rows].sort().values for s in sides]
     kernel = gaussian_kernel(torch.cat([_normalised(model, s, i) for s, i in zip(sides, chosen, strict=True)])).cpu()
     predicted = torch.cat([p.argmax(1)[i] for p, i in zip((a, b), chosen, strict=True)])
     first = torch.arange(len(predicted)) < len(chosen[0])
@@ -185,7 +184,11 @@ def drift(
 
 
 def ks_distances(a: Tensor, b: Tensor) -> Tensor:
-    """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions."""
+    """D of (1) for each column of ``a`` and ``b``: the largest gap between their empirical distribution functions.
+
+    >>> ks_distances(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.5], [2.0], [3.0]]))
+    tensor([0.6667], dtype=torch.float64)
+    """
     points = torch.cat([a, b]).T.contiguous()
     below = (torch.searchsorted(s.T.sort(1).values.contiguous(), points, right=True).double() / len(s) for s in (a, b))
     return torch.sub(*below).abs().amax(1)
@@ -218,7 +221,12 @@ def gaussian_kernel(x: Tensor) -> Tensor:
 
 
 def splits(first: Tensor, groups: Tensor, permutations: int, *, generator: torch.Generator) -> Tensor:
-    """Which rows are in the first sample, as 0 and 1: the given column, then columns permuted inside groups."""
+    """Which rows are in the first sample, as 0 and 1: the given column, then columns permuted inside groups.
+
+    >>> first, groups = torch.tensor([True, True, False, False]), torch.tensor([0, 0, 0, 1])
+    >>> splits(first, groups, 2, generator=torch.Generator())[3]
+    tensor([0., 0., 0.], dtype=torch.float64)
+    """
     u = torch.rand(permutations, len(first), dtype=torch.float64, generator=generator, device=generator.device).cpu()
     order, given = (groups + u).argsort(1), first.double()
     by_group = given[groups.argsort(stable=True)].expand_as(u)  # order also lists the rows group by group
@@ -226,7 +234,12 @@ def splits(first: Tensor, groups: Tensor, permutations: int, *, generator: torch
 
 
 def mmd(kernel: Tensor, first: Tensor) -> Tensor:
-    """MMD² of (2), unbiased, for every split of the rows in two, one per column of 0 and 1 in ``first``."""
+    """MMD² of (2), unbiased, for every split of the rows in two, one per column of 0 and 1 in ``first``.
+
+    >>> kernel = gaussian_kernel(torch.tensor([[0.0], [1.0], [8.0], [9.0]]))
+    >>> mmd(kernel, torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]).double())
+    tensor([ 1.4091, -0.7177], dtype=torch.float64)
+    """
     n = first.sum(0)
     m = len(first) - n
     same = ((kernel @ first) * first).sum(0)
@@ -261,11 +274,6 @@ def _permutation_p_value(values: Tensor) -> float:
 def _normalised(model: Classifier, samples: Samples, rows: Tensor) -> Tensor:
     """Some inputs as the module receives them, so that columns of a table have the scale of the training."""
     return model.normalise(samples.x[rows.to(samples.x.device)].to(model.device)).flatten(1)
-
-
-def _subset(n: int, limit: int, generator: torch.Generator) -> Tensor:
-    """At most ``limit`` of n rows, drawn at random."""
-    return torch.randperm(n, generator=generator, device=generator.device)[:limit].sort().values.cpu()
 
 
 def _blocks(x: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -1,7 +1,5 @@
 """Estimates field conditions: the severities under which clean images look most like field data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +15,8 @@ from operant.data import Samples
 from operant.model import Finding
 from operant.profile._appearance import MIN_SIDE, Array
 from operant.profile._checks import check_bounds, check_same_shape, warning
-from operant.profile._matching import ConditionMatcher, FreeParameter, best_match, make_matcher, shuffled, wide_slopes
+from operant.profile._matching import ConditionMatcher, FreeParameter, best_match, make_matcher, wide_slopes
+from operant.rng import shuffled
 from operant.validation import check_at_least, check_between
 
 MIN_IMAGES = 50  # on either side

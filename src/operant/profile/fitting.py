@@ -1,7 +1,5 @@
 """The operational profile: the distribution of field inputs, as a density of their codes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,7 +109,7 @@ class Profile:
         result is exact, except that distant kernels with less than a thousandth of it together are skipped. For other
         densities it is the mean over 256 points of the box, at the same offsets for all inputs.
         """
-        check_positive(radius=radius)
+        check_positive(radius=radius, advice="it is in standard deviations of codes")
         return box_mass(self.density, self.encode(x).detach(), radius * self._spread)
 
     def weights(self, pool: Samples, *, priors: Priors | Sequence[float] | None = None) -> Tensor:

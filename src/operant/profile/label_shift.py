@@ -1,7 +1,5 @@
 """Estimates class priors in the field without field labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -118,7 +116,8 @@ def estimate_priors(
         for name, estimates in draws.items():
             estimates.append(ESTIMATORS[name](resample))
     a, b = (np.stack(estimates) for estimates in draws.values())
-    lower, upper = _percentiles(a, _counts(outputs, first), confidence)
+    counts = np.minimum(outputs.frequencies * len(outputs.y), first * len(outputs.field))  # inputs behind each prior
+    lower, upper = _percentiles(a, np.clip(counts, MIN_COUNT, None), confidence)
     return Priors(
         values=tuple(first.tolist()),
         lower=tuple(np.minimum(lower, first).tolist()),
@@ -141,7 +140,7 @@ class _Outputs:
     start: Array  # initial log temperature and biases for calibration
 
     @staticmethod
-    def of(model: Classifier, labelled: Samples, field: Samples) -> _Outputs:
+    def of(model: Classifier, labelled: Samples, field: Samples) -> "_Outputs":
         a, b = (model.batched_logits(s.x).cpu().double().numpy() for s in (labelled, field))
         y = labelled.labels.cpu().numpy()
         start = _fit_calibration(a, y, np.zeros(1 + a.shape[1]))
@@ -151,7 +150,7 @@ class _Outputs:
     def frequencies(self) -> Array:
         return np.bincount(self.y, minlength=self.labelled.shape[1]) / len(self.y)
 
-    def resampled(self, generator: torch.Generator) -> _Outputs:
+    def resampled(self, generator: torch.Generator) -> "_Outputs":
         """As many rows drawn with replacement, labelled ones within each class, so that no class is lost."""
         members = [np.flatnonzero(self.y == c) for c in np.unique(self.y)]
         rows = np.concatenate([m[_draw(len(m), generator)] for m in members])
@@ -230,11 +229,6 @@ def _fit_calibration(logits: Array, y: NDArray[np.int64], start: Array) -> Array
 
     best: Array = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
     return best
-
-
-def _counts(outputs: _Outputs, priors: Array) -> Array:
-    """Inputs of each class behind its prior: the labelled ones, or those in the field if they are fewer."""
-    return np.clip(np.minimum(outputs.frequencies * len(outputs.y), priors * len(outputs.field)), MIN_COUNT, None)
 
 
 def _percentiles(resampled: Array, counts: Array, confidence: float) -> tuple[Array, Array]:

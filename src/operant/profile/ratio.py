@@ -1,7 +1,5 @@
 """The density ratio of field to pool, from a classifier that separates the two."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,7 +54,8 @@ class Ratio:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The unclipped ratio of each input, ``(N,)`` in float64."""
-        terms = (_terms(self._codes(x)) - self.centre) / self.scale
+        codes = self.encoder(x if self.features is None else self.features(x)).double()
+        terms = (_terms(codes) - self.centre) / self.scale
         logits = (terms @ self.coefficients[:, 1:].T + self.coefficients[:, 0]).mean(1)
         return _ratios(logits, self.calibration, self.odds)
 
@@ -68,9 +67,6 @@ class Ratio:
         check_not_empty(pool=pool)
         mass = _clipped(self(pool.x), self.clip)
         return mass if priors is None else with_priors(mass, pool, priors)
-
-    def _codes(self, x: Tensor) -> Tensor:
-        return self.encoder(x if self.features is None else self.features(x)).double()
 
 
 def fit_ratio(

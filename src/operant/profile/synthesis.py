@@ -1,7 +1,5 @@
 """Synthesises labelled inputs that look and are distributed like field data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +36,7 @@ class SourceBatch:
         return replace(self, x=self.x[rows], y=self.y[rows], source=source, parameters=parameters)
 
     @staticmethod
-    def concat(parts: Sequence[SourceBatch]) -> SourceBatch:
+    def concat(parts: "Sequence[SourceBatch]") -> "SourceBatch":
         sources = [part.source for part in parts if part.source is not None]
         return SourceBatch(
             x=torch.cat([part.x for part in parts]),
@@ -70,7 +68,7 @@ class Synthesised(SourceBatch):
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: Any) -> Synthesised:
+    def __getitem__(self, index: Any) -> "Synthesised":
         """Some rows, by slice, mask or positions."""
         rows = row_index(index, len(self))
         return replace(self.take(rows), chunk=self.chunk[rows], place=self.place[rows])

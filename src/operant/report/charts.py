@@ -1,7 +1,5 @@
 """The charts of a report, as SVG that takes its colours from the page."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -254,12 +252,7 @@ def count_bars(counts: Mapping[str, int], total: int, title: str, names: Mapping
 
 
 def failure_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Markup:
-    """Each part's share of all failures; the tick is its expected share.
-
-    Args:
-        rows: with ``name``, ``failures``, ``labels`` and ``expected``.
-        title: of the chart.
-    """
+    """Shares of all failures, from rows with ``name``, ``failures``, ``labels`` and the ``expected`` share (a tick)."""
     total = sum(row["failures"] for row in rows) or 1
     bars = [
         Bar(
@@ -274,12 +267,7 @@ def failure_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Markup:
 
 
 def share_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Markup:
-    """Shares with intervals.
-
-    Args:
-        rows: with ``name``, ``stopped``, ``failures``, ``lower`` and ``upper``.
-        title: of the chart.
-    """
+    """Shares with intervals, from rows with ``name``, ``stopped``, ``failures``, ``lower`` and ``upper``."""
     bars = [
         Bar(
             name=row["name"],

@@ -1,7 +1,5 @@
 """The report of a test session: the results of all `operant.testing.assert_reliable` calls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -12,8 +10,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from operant import results
-from operant.checks import Check, InvalidCheck
 from operant.formatting import at_most, percent
+from operant.reliability_checks import Check, InvalidCheck
 from operant.report.junit import clean
 from operant.report.markdown import plain
 
@@ -22,12 +20,7 @@ SIGN = {"met": "✅", "not met": "❌", "not shown": "❔"}
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """All checks of a session; `operant.results.load` reads them from ``report.json``.
-
-    Attributes:
-        checks: those with a result.
-        invalid: those that could not be run.
-    """
+    """All checks of a session, and those that could not be run; `operant.results.load` reads ``report.json``."""
 
     checks: tuple[Check, ...]
     invalid: tuple[InvalidCheck, ...] = ()
@@ -53,9 +46,7 @@ class Checks:
 def write_checks(found: Sequence[Check | InvalidCheck], folder: str | Path) -> Path:
     """Write ``report.html``, ``report.json``, ``report.xml`` (JUnit) and ``report.md``; returns the page.
 
-    Args:
-        found: results, in the order of the report.
-        folder: created if needed; existing reports are replaced.
+    The folder is created if needed, and existing reports are replaced.
     """
     session = Checks(
         checks=tuple(check for check in found if isinstance(check, Check)),
@@ -74,9 +65,8 @@ def _page(session: Checks) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"at_most": at_most, "percent": percent}
     style = Markup((files / "page.css").read_text(encoding="utf-8"))
-    return environment.from_string((files / "checks.html").read_text(encoding="utf-8")).render(
-        session=session, style=style
-    )
+    template = environment.from_string((files / "checks.html").read_text(encoding="utf-8"))
+    return template.render(session=session, style=style)
 
 
 def _markdown(session: Checks) -> str:

@@ -1,7 +1,5 @@
 """Everything that a report of a campaign shows, as a value."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass
@@ -186,11 +184,6 @@ def describe_labels(assessed: SequentialAssessment) -> str:
 
 
 # Reports on disk
-
-
-def save_evidence(evidence: Evidence, path: str | Path) -> None:
-    """Write ``report.json``; `load_evidence` reads it."""
-    results.save(evidence, path)
 
 
 def load_evidence(path: str | Path) -> Evidence:

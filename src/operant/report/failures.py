@@ -1,7 +1,5 @@
 """Operational failures as a report shows them: with images, or with the values that changed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from operant.report.gallery import LARGEST_CHANGES, _factor, _pictures
+from operant.report.gallery import amplification, largest_changes, pictures_of
 from operant.suite import SeedPool, Suite
 from operant.suite.drawing import is_picture
 from operant.suite.shards import LazyRows
@@ -84,13 +82,9 @@ def gallery_of(
     limit: int = LIMIT,
     max_characters: int = MAX_CHARACTERS,
 ) -> Gallery:
-    """As many failures as fit.
+    """As many failures as fit: at most ``limit``, and ``max_characters`` of all their images together.
 
-    Args:
-        found: operational failures, one entry per round.
-        bounds: smallest and largest value of an input (None: those of the failures and their seeds).
-        limit: maximum number of failures.
-        max_characters: of all their images together.
+    Without bounds, the smallest and largest value of the failures and their seeds are used.
     """
     found = [part for part in found if len(part.suite)]
     total = sum(len(part.suite) for part in found)
@@ -99,18 +93,16 @@ def gallery_of(
     shape = tuple(found[0].suite.rows.shape)
     suite, rounds, learned = _interleaved(found, limit)
     if not is_picture(shape):
-        return Gallery(total=total, shape=shape, failures=_failures(suite, rounds, learned, changes=_changes(suite)))
+        return Gallery(
+            total=total, shape=shape, failures=_failures(suite, rounds, learned, changes=largest_changes(suite))
+        )
     small = _shrunk(suite)
     bounds = _bounds(small, bounds)
-    factor = _factor(small, bounds)
+    factor = amplification(small, bounds)
     pictures = _draw(small, bounds, factor, max_characters)
     n = len(pictures)
-    return Gallery(
-        total=total,
-        factor=factor,
-        shape=shape,
-        failures=_failures(suite[:n], rounds[:n], learned[:n], pictures=pictures),
-    )
+    failures = _failures(suite[:n], rounds[:n], learned[:n], pictures=pictures)
+    return Gallery(total=total, factor=factor, shape=shape, failures=failures)
 
 
 def _interleaved(found: Sequence[RoundFailures], limit: int) -> tuple[Suite, Tensor, Tensor]:
@@ -178,23 +170,9 @@ def _draw(suite: Suite, bounds: tuple[float, float], factor: int, max_characters
     """Seed, case and difference of as many failures as fit, but at least one."""
     drawn, used = list[tuple[str, ...]](), 0
     for start in range(0, len(suite), BATCH):
-        for pictures in _pictures(suite[start : start + BATCH], bounds, factor):
+        for pictures in pictures_of(suite[start : start + BATCH], bounds, factor):
             used += sum(map(len, pictures))
             if used > max_characters and drawn:
                 return drawn
             drawn.append(pictures)
     return drawn
-
-
-# Values
-
-
-def _changes(suite: Suite) -> list[tuple[tuple[str, str, str], ...]]:
-    """The values of each failure that changed most, largest change first."""
-    before, after = suite.x0.flatten(1), suite.x.flatten(1)
-    places = (after - before).abs().topk(min(LARGEST_CHANGES, before.shape[1]), dim=1).indices
-    old, new = before.gather(1, places).tolist(), after.gather(1, places).tolist()
-    return [
-        tuple((f"value {i}", f"{a:.4g}", f"{b:.4g}") for i, a, b in zip(*row, strict=True) if a != b)
-        for row in zip(places.tolist(), old, new, strict=True)
-    ]

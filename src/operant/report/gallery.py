@@ -1,9 +1,6 @@
 """One page that shows cases beside the seeds they came from."""
 
-from __future__ import annotations
-
 import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from jinja2 import Environment, StrictUndefined, Template
-from PIL import Image
 from torch import Tensor
 
 from operant.results import write_atomically
 from operant.suite import Suite
-from operant.suite.drawing import CLIPPED, FACTORS, MAX_SMALL, Pixels, Values, colours, is_picture, shades
+from operant.suite.drawing import CLIPPED, FACTORS, MAX_SMALL, Pixels, Values, colours, is_picture, png, shades
 
 LARGEST_CHANGES = 5  # values shown of a case that is not an image
 
@@ -113,16 +109,15 @@ def _names(suite: Suite, classes: Sequence[str] | None) -> Sequence[str]:
 
 def _template() -> Template:
     text = (resources.files("operant.report") / "gallery.html").read_text(encoding="utf-8")
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        text
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text)
 
 
 def _group(part: Suite, about: str, names: Sequence[str], bounds: tuple[float, float], limit: int) -> Group:
     failures = part.failures()
     order = (part.prediction == part.label).long().argsort(stable=True)  # failures first
     shown: Suite = part[order[:limit]]
-    factor = _factor(shown, bounds) if _pictured(shown) else 1
+    factor = amplification(shown, bounds) if _pictured(shown) else 1
     return Group(
         method=str(part.method[0]),
         about=about,
@@ -140,8 +135,8 @@ def _cards(shown: Suite, names: Sequence[str], bounds: tuple[float, float], fact
     rows = zip(
         shown.label.tolist(),
         shown.prediction.tolist(),
-        _pictures(shown, bounds, factor) if _pictured(shown) else nothing,
-        nothing if _pictured(shown) else _changes(shown),
+        pictures_of(shown, bounds, factor) if _pictured(shown) else nothing,
+        nothing if _pictured(shown) else largest_changes(shown),
         _facts(shown),
         strict=True,
     )
@@ -186,14 +181,14 @@ def _pictured(suite: Suite) -> bool:
     return len(suite.rows.shape) == 3
 
 
-def _pictures(shown: Suite, bounds: tuple[float, float], factor: int) -> list[tuple[str, ...]]:
+def pictures_of(shown: Suite, bounds: tuple[float, float], factor: int) -> list[tuple[str, ...]]:
     """Seed, case and difference of each case."""
     x0, x = _unit(shown.x0, bounds), _unit(shown.x, bounds)
     images = (shades(x0), shades(x), colours(factor * (x - x0)))
-    return list(zip(*([_png(pixels) for pixels in batch] for batch in images), strict=True))
+    return list(zip(*([_data_uri(pixels) for pixels in batch] for batch in images), strict=True))
 
 
-def _factor(shown: Suite, bounds: tuple[float, float]) -> int:
+def amplification(shown: Suite, bounds: tuple[float, float]) -> int:
     """The largest factor that leaves nearly all differences within the colour range."""
     change = np.abs(_unit(shown.x, bounds) - _unit(shown.x0, bounds))
     large = 0.99 * float(np.quantile(change, 1 - CLIPPED))
@@ -214,21 +209,19 @@ def _unit(x: Tensor, bounds: tuple[float, float]) -> Values:
     return unit
 
 
-def _png(pixels: Pixels) -> str:
-    """An image (height, width, channels) as a data URI."""
-    file = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+def _data_uri(pixels: Pixels) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(pixels, optimize=True)).decode()}"
 
 
 # Rows of values
 
 
-def _changes(shown: Suite) -> list[tuple[tuple[str, str, str], ...]]:
+def largest_changes(shown: Suite) -> list[tuple[tuple[str, str, str], ...]]:
     """The values of each case that changed most, largest change first."""
-    places = (shown.x - shown.x0).abs().topk(min(LARGEST_CHANGES, shown.rows.shape[0]), dim=1).indices
-    before, after = shown.x0.gather(1, places).tolist(), shown.x.gather(1, places).tolist()
+    before, after = shown.x0.flatten(1), shown.x.flatten(1)
+    places = (after - before).abs().topk(min(LARGEST_CHANGES, before.shape[1]), dim=1).indices
+    old, new = before.gather(1, places).tolist(), after.gather(1, places).tolist()
     return [
         tuple((f"value {i}", f"{a:.4g}", f"{b:.4g}") for i, a, b in zip(*row, strict=True) if a != b)
-        for row in zip(places.tolist(), before, after, strict=True)
+        for row in zip(places.tolist(), old, new, strict=True)
     ]

@@ -1,7 +1,5 @@
 """Gathering what a report shows from a campaign's folder; files are only read."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -40,11 +38,7 @@ def gather(
 ) -> Evidence:
     """What a campaign's folder contains, whether the campaign is finished or under way; files are only read.
 
-    Args:
-        folder: that `Campaign` or ``operant run`` wrote.
-        limit: maximum number of failures shown.
-        valid: show only failures that people called valid with ``operant triage``; an error if nobody has judged any.
-        observers: whose sections are included.
+    Arguments are those of `write_report`.
     """
     given, folder = str(folder), Path(folder)
     settings = _settings(folder)
@@ -89,10 +83,14 @@ def _settings(folder: Path) -> dict[str, str]:
         )
     try:
         settings = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
+        for name in ("requirement", "confidence", "max_drop", "level", "mass_quantile"):
+            float(settings[name])
+    except KeyError as error:
+        raise ValueError(
+            f"{file} does not belong to a campaign; give the folder that `operant run` wrote (it has no {error})"
+        ) from None
     except (OSError, ValueError, AttributeError, RecursionError):
         raise ValueError(f"{file} is damaged; run the campaign again with this folder to see what to do") from None
-    if "requirement" not in settings:
-        raise ValueError(f"{file} does not belong to a campaign; give the folder that `operant run` wrote")
     return settings
 
 

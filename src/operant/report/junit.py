@@ -1,7 +1,5 @@
 """The report for a CI server: JUnit XML."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 
@@ -79,17 +77,13 @@ def _accuracy(case: ElementTree.Element, evidence: Evidence) -> None:
 def _drift(case: ElementTree.Element, evidence: Evidence) -> None:
     """A failure if the field changed and the model was not assessed in it."""
     changed = [(done.number, done.drift) for done in evidence.rounds if done.drift]
-    if not changed:
-        _add_outcome(case, "system-out" if evidence.compared else "skipped", _no_drift(evidence))
-        return
-    text = "\n".join(f"Round {number}: {drift}" for number, drift in changed)
-    _add_outcome(case, "failure" if evidence.latest is None else "system-out", text)
-
-
-def _no_drift(evidence: Evidence) -> str:
-    if not evidence.compared:
-        return "Not enough new field inputs have arrived to compare them with earlier ones."
-    return f"No change was found in rounds {', '.join(map(str, evidence.compared))}."
+    if changed:
+        text = "\n".join(f"Round {number}: {drift}" for number, drift in changed)
+        _add_outcome(case, "failure" if evidence.latest is None else "system-out", text)
+    elif evidence.compared:
+        _add_outcome(case, "system-out", f"No change was found in rounds {', '.join(map(str, evidence.compared))}.")
+    else:
+        _add_outcome(case, "skipped", "Not enough new field inputs have arrived to compare them with earlier ones.")
 
 
 def _round(case: ElementTree.Element, done: Round) -> None:

@@ -1,7 +1,5 @@
 """The report for a pull request: Markdown."""
 
-from __future__ import annotations
-
 import re
 
 from operant.campaign.records import Round
@@ -14,16 +12,18 @@ SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
 
 def markdown(evidence: Evidence) -> str:
     """The verdict, the rounds, the summaries of all sections, the findings, and the settings folded away."""
+    cases = f"{evidence.cases} cases chosen, {evidence.learned} learned from"
+    name, weights = evidence.judged_model
     parts = [
         f"## {SIGN[evidence.status]} {plain(evidence.name)}: {evidence.status}",
         plain(f"{evidence.verdict} {evidence.why} {evidence.advice}"),
         _rounds(evidence),
-        _cost(evidence),
-        _judged(evidence) if evidence.rounds else "",
+        f"{evidence.labels} labels, {evidence.seeds} seeds, {cases}.",
+        f"The verdict is about the {name}{f', hash `{weights}`' if weights else ''}." if evidence.rounds else "",
         *(plain(section.summary) for section in evidence.sections),
         plain(str(evidence.triage)) if evidence.triage else "",
-        _drift(evidence),
-        _findings(evidence),
+        "\n".join(f"Round {done.number}: {plain(done.drift.summary)}" for done in evidence.rounds if done.drift),
+        "\n".join(f"- **{plain(f.name)}** ({f.severity}): {plain(f.problem)}" for _, f in evidence.findings),
         _settings(evidence),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -53,24 +53,6 @@ def _row(done: Round) -> str:
     number = f"{done.number}{' (field changed)' if done.drift else ' (unchanged)' if done.idle else ''}"
     found = [str(done.operational), str(done.chosen)] if done.attempted else ["", ""]
     return f"| {' | '.join([number, *found, percent(done.clean), *assessed])} |"
-
-
-def _cost(evidence: Evidence) -> str:
-    cases = f"{evidence.cases} cases chosen, {evidence.learned} learned from"
-    return f"{evidence.labels} labels, {evidence.seeds} seeds, {cases}."
-
-
-def _judged(evidence: Evidence) -> str:
-    name, weights = evidence.judged_model
-    return f"The verdict is about the {name}{f', hash `{weights}`' if weights else ''}."
-
-
-def _drift(evidence: Evidence) -> str:
-    return "\n".join(f"Round {done.number}: {plain(done.drift.summary)}" for done in evidence.rounds if done.drift)
-
-
-def _findings(evidence: Evidence) -> str:
-    return "\n".join(f"- **{plain(f.name)}** ({f.severity}): {plain(f.problem)}" for _, f in evidence.findings)
 
 
 def _settings(evidence: Evidence) -> str:

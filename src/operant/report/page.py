@@ -1,7 +1,5 @@
 """The page of a report: one HTML file that contains everything and loads nothing."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import shlex
@@ -27,12 +25,7 @@ CHART_FUNCTIONS = {
 
 
 def render_page(evidence: Evidence, observers: Sequence[Observer] = OBSERVERS) -> str:
-    """The whole page as text.
-
-    Args:
-        evidence: what to show.
-        observers: whose templates render the sections.
-    """
+    """The whole page as text; the templates of ``observers`` render the sections."""
     script, style = _file("page.js"), _file("page.css")
     environment = _environment()
     return environment.from_string(_file("page.html")).render(

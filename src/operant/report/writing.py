@@ -1,18 +1,15 @@
 """All files of a report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from operant.campaign.observers import OBSERVERS, Observer
-from operant.report.evidence import save_evidence
 from operant.report.failures import LIMIT
 from operant.report.gathering import gather
 from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import render_page
-from operant.results import write_atomically
+from operant.results import save, write_atomically
 
 
 def write_report(
@@ -23,7 +20,7 @@ def write_report(
     valid: bool = False,
     observers: Sequence[Observer] = OBSERVERS,
 ) -> Path:
-    """Write ``report.html``, ``report.json``, ``report.xml`` (JUnit) and ``report.md`` of a campaign.
+    """Write ``report.html``, ``report.json``, ``report.xml`` (JUnit) and ``report.md`` of a campaign; returns the page.
 
     The campaign may be under way: the report shows what is finished. Files are only read, nothing is computed, and a
     running campaign is not disturbed.
@@ -35,9 +32,6 @@ def write_report(
             are shown.
         valid: show only failures that people called valid with ``operant triage``; an error if nobody has judged any.
         observers: whose sections are included, also your own.
-
-    Returns:
-        The path of ``report.html``.
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
@@ -48,7 +42,7 @@ def write_report(
     except FileExistsError:
         raise ValueError(f"a report is written to a folder, but {place} is a file; choose another") from None
     page = place / "report.html"
-    save_evidence(evidence, page.with_suffix(".json"))
+    save(evidence, page.with_suffix(".json"))
     write_atomically(page.with_suffix(".xml"), junit_xml(evidence))
     write_atomically(page.with_suffix(".md"), markdown(evidence).encode())
     write_atomically(page, render_page(evidence, observers).encode())

@@ -1,7 +1,5 @@
 """The state of a retraining in a file, so that an interrupted one resumes after its last finished epoch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields

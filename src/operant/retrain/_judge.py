@@ -1,7 +1,5 @@
 """Which epoch's weights are kept."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A whole retraining with any loss: epochs, choice of the best one, checkpoints and the record."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Which rows an epoch learns from: drawn by weight, with a limit on how often one row is drawn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +8,7 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.retrain.losses import TrainingBatch
+from operant.rng import shuffled
 from operant.seeds.designs import normalised
 
 
@@ -47,7 +46,7 @@ def drawn_rows(chances: Tensor, n: int, *, generator: torch.Generator) -> Tensor
     counts = (expected + 1e-9).floor()
     left = n - int(counts.sum())
     if left > 0:
-        order = torch.randperm(len(chances), generator=generator, device=generator.device).cpu()
+        order = shuffled(len(chances), generator)
         ends = (expected - counts).clamp_min(0)[order].cumsum(0)
         u = torch.rand(1, generator=generator, device=generator.device, dtype=torch.float64).cpu()
         points = (u + torch.arange(left)) / left
@@ -88,7 +87,7 @@ class EpochRows:
         """The row numbers of one epoch, shuffled."""
         train, cases = (drawn_rows(p, n, generator=generator) for p, n in zip(self.chances, self.counts, strict=True))
         rows = torch.cat([train, cases + len(self.train)])
-        return rows[torch.randperm(len(rows), generator=generator, device=generator.device).cpu()]
+        return rows[shuffled(len(rows), generator)]
 
     def batch(self, rows: Tensor) -> TrainingBatch:
         first = len(self.train)

@@ -1,7 +1,5 @@
 """Defensive distillation: a student learns from a teacher's soft labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path

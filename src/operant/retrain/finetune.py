@@ -1,7 +1,5 @@
 """Fine-tuning: further epochs from the model's own weights, on training data and cases together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +45,8 @@ class Finetune(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_from_below(1, self.epochs, decay_after=self.decay_after)
+        if self.decay_after is not None:
+            check_from_below(1, self.epochs, decay_after=self.decay_after)
 
     def __call__(
         self,

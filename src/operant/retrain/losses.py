@@ -1,7 +1,5 @@
 """Losses of one batch: the option ``loss`` of `Finetune`, and those of `OperationalFinetune`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 

@@ -1,7 +1,5 @@
 """Manifold mixup: a loss on mixtures of inputs, or of a hidden layer's outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Monitors: the error of a model on labelled field inputs, to choose an epoch by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -78,6 +76,12 @@ def brier_monitor(validation: Samples, mass: Tensor | None = None) -> FieldMonit
     more of them.
 
     Arguments are those of `pmi_monitor`.
+
+    >>> certain = torch.nn.Linear(2, 2, bias=False)
+    >>> certain.weight.data = 100 * torch.eye(2)
+    >>> field = Samples(torch.tensor([[0.9, 0.1], [0.2, 0.7]]), torch.tensor([0, 0]))
+    >>> brier_monitor(field)(Classifier(certain))
+    0.5
 
     References:
         | Verification of forecasts expressed in terms of probability (Brier, 1950)

@@ -1,7 +1,5 @@
 """Fine-tuning for the field: cases drawn by operational weight, the epoch chosen by a monitor of field errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,12 +93,19 @@ class OperationalFinetune(TrainingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_from_below(0, 1, case_share=self.case_share, slow_start=self.slow_start, ema=self.ema)
-        check_at_least(1, steps=self.steps, cap=self.cap, patience=self.patience)
-        check_above_to(0, 1, decay_to=self.decay_to)
+        check_from_below(0, 1, slow_start=self.slow_start, ema=self.ema)
+        check_at_least(1, cap=self.cap)
+        if self.case_share is not None:
+            check_from_below(0, 1, case_share=self.case_share)
+        if self.steps is not None:
+            check_at_least(1, steps=self.steps)
+        if self.patience is not None:
+            check_at_least(1, patience=self.patience)
+        check_above_to(0, 1, decay_to=self.decay_to, advice="1 keeps the rate")
         check_nonnegative(consistency=self.consistency)
         check_one_of(("none", *INNER), inner=self.inner)
-        check_positive(radius=self.radius)
+        if self.radius is not None:
+            check_positive(radius=self.radius)
         if (self.inner == "none") != (self.radius is None):
             raise ValueError(f"an inner loop and its radius go together, got {self.inner!r} and radius={self.radius}")
 

@@ -1,7 +1,5 @@
 """What every retrainer takes and returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path

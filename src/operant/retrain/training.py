@@ -1,7 +1,5 @@
 """Options of training, a trainable copy of a model, and steps of the optimiser."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import chain
 
@@ -9,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.model import Classifier, copy_module
+from operant.networks.training import step
 from operant.validation import check_at_least, check_one_of, check_positive, check_share
 
 
@@ -57,18 +56,14 @@ class TrainableModel:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of inputs in input units, on the model's device; in training mode while a loss is computed."""
-        z = self.original.normalise(x.to(self.original.device))
-        last = self.original.channels_last and z.ndim == 4
-        out: Tensor = self.module(z.contiguous(memory_format=torch.channels_last) if last else z)
+        out: Tensor = self.module(laid_out(self.original, x))
         return out
 
     def descend(self, loss: Tensor, *, rate: float) -> float:
         """Take one optimiser step at this learning rate; returns the loss before the step."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        step(self.optimizer, loss)
         return float(loss.detach())
 
     def classifier(self, module: nn.Module | None = None) -> Classifier:
@@ -86,6 +81,12 @@ def average_in(average: nn.Module, module: nn.Module, decay: float) -> None:
             old.lerp_(new, 1 - decay)
         else:
             old.copy_(new)
+
+
+def laid_out(model: Classifier, x: Tensor) -> Tensor:
+    """Inputs normalised and laid out for the model's bare module."""
+    z = model.normalise(x.to(model.device))
+    return z.contiguous(memory_format=torch.channels_last) if model.channels_last and z.ndim == 4 else z
 
 
 def with_layout(module: nn.Module, *, channels_last: bool) -> nn.Module:

@@ -19,8 +19,6 @@ estimated without bias, p being the profile's mass and d the `Draw.probabilities
 (10, torch.Size([10]))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import index
@@ -30,6 +28,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.rng import shuffled
 from operant.validation import check_at_least, check_not_empty, check_one_of
 
 MIN_PER_STRATUM = 2  # drawn inputs, so that a stratum's variance can be estimated
@@ -241,7 +240,8 @@ def _poisson(task: _Task) -> _Drawn:
 def _rhc(task: _Task) -> _Drawn:
     """Groups are the columns of a table that the shuffled rows fill line by line."""
     n = task.n
-    rows = _shuffled(task.q.nonzero().flatten(), task.generator)
+    rows = task.q.nonzero().flatten()
+    rows = rows[shuffled(len(rows), task.generator)]
     table = task.q.new_zeros(-(-len(rows) // n) * n)
     table[: len(rows)] = task.q[rows]
     table = table.view(-1, n)
@@ -271,7 +271,8 @@ def _stratified(task: _Task) -> _Drawn:
     counts = _allocated(torch.zeros(len(sizes), dtype=p.dtype).index_add_(0, stratum, shares), sizes, task.n)
     parts, chances = [], []
     for h, count in enumerate(counts.tolist()):
-        members = _shuffled((stratum == h).nonzero().flatten(), task.generator)
+        members = (stratum == h).nonzero().flatten()
+        members = members[shuffled(len(members), task.generator)]
         pi = inclusion_probabilities(p[members], count)
         taken = _systematic(pi, task.generator)
         parts.append(members[taken])
@@ -283,7 +284,7 @@ def _stratified(task: _Task) -> _Drawn:
 
 
 def _top(task: _Task) -> _Drawn:
-    order = _shuffled(torch.arange(len(task.q)), task.generator)
+    order = shuffled(len(task.q), task.generator)
     rows = order[task.q[order].argsort(descending=True, stable=True)][: task.n]
     taken = torch.zeros_like(task.q, dtype=torch.bool).index_fill_(0, rows, True)
     return _Drawn(rows, None, taken)
@@ -347,10 +348,6 @@ def _systematic(chances: Tensor, generator: torch.Generator) -> Tensor:
 
 def _uniform(shape: Any, generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64).cpu()
-
-
-def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
-    return rows[torch.randperm(len(rows), generator=generator, device=generator.device).cpu()]
 
 
 def _race(q: Tensor, generator: torch.Generator) -> Tensor:

@@ -4,8 +4,6 @@ Each is a `operant.types.Score`: ``(model, x, y) -> one value per row``, higher 
 labels are unknown, y is the model's own prediction; `risk_of` takes care of that. Any function of that shape works.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf
 

@@ -1,7 +1,5 @@
 """Draw cases as pictures or list their values; shared by galleries, reports and triage."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence
@@ -81,10 +79,11 @@ def draw_row(suite: Suite, row: int, what: str, bounds: tuple[float, float], fac
     return png(shades(seed if what == "seed" else case))
 
 
-def png(pixels: Pixels) -> bytes:
-    """A picture (height, width, channels) as a PNG file."""
+def png(pixels: Pixels, *, optimize: bool = False) -> bytes:
+    """A picture (height, width, channels) as a PNG file; to optimise its size takes longer."""
     file = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG", compress_level=1)
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    image.save(file, "PNG", optimize=optimize, compress_level=-1 if optimize else 1)
     return file.getvalue()
 
 

@@ -6,8 +6,6 @@ starts a new log, so no log has two writers. An incomplete last line, left by a 
 ignored.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -102,7 +102,8 @@ class VerdictStore:
     def mark(self, row: int, by: str, verdict: str, tags: Sequence[str] = ()) -> Judgement:
         """Record a judgement; it is on disk when this returns."""
         check_from_below(0, len(self.suite), row=row)
-        check_one_of(VERDICTS, verdict=verdict or None)
+        if verdict != "":  # empty: the verdict is taken back
+            check_one_of(VERDICTS, verdict=verdict)
         unique = tuple(dict.fromkeys(checked_name(tag, "tag") for tag in tags))
         if len(unique) > MAX_TAGS:
             raise ValueError(f"a case can have at most {MAX_TAGS} tags, got {len(unique)}")

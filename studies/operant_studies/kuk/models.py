@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from operant import results
 from operant.data import Samples
 from operant.model import Classifier
-from operant.networks import NIN, LeNet5, MobileNetV2, initialise, load_weights
+from operant.networks import LeNet5, initialise, load_weights
 from operant.rng import spawn
 from operant_studies.kuk.settings import Subject
+from operant_studies.networks import NIN, MobileNetV2
 from operant_studies.shared import T
 from operant_studies.subjects import find_file, load_resnet20, read_dataset, require_resnet20, train_once
 from operant_studies.train_nin import TrainedNIN

@@ -13,9 +13,10 @@ from operant.conditions import Recipe, apply
 from operant.data import Samples
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
-from operant.networks import ResNet20, fit, initialise, load_weights
+from operant.networks import fit, initialise, load_weights
 from operant.rng import normal_like, spawn
 from operant.suite import Suite
+from operant_studies.networks import ResNet20
 from operant_studies.operational_fuzz.fields import StudyField, under
 from operant_studies.operational_fuzz.finding import make_moves, recipe_of
 from operant_studies.operational_fuzz.instruments import FieldInstruments

@@ -172,5 +172,7 @@ def uniformly(queue: Queue, n: int, generator: torch.Generator) -> Tensor:
 
 def check_budget(options: DeepHunter | TensorFuzz) -> None:
     check_at_least(2, rows_per_seed=options.rows_per_seed, advice="the seed and one mutant")
-    check_positive(seconds_per_seed=options.seconds_per_seed)
-    check_at_least(1, at_once=options.at_once)
+    if options.seconds_per_seed is not None:
+        check_positive(seconds_per_seed=options.seconds_per_seed, advice="None for no limit")
+    if options.at_once is not None:
+        check_at_least(1, at_once=options.at_once)

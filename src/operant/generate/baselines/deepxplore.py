@@ -110,8 +110,12 @@ class DeepXplore:
         check_one_of(tuple(SIDES), constraint=self.constraint)
         check_one_of(("model", "any"), deviating=self.deviating)
         check_one_of(("gradient", "random"), direction=self.direction)
-        check_nonnegative(weight_diff=self.weight_diff, weight_coverage=self.weight_coverage)
-        check_positive(step=self.step, seconds_per_seed=self.seconds_per_seed)
+        check_nonnegative(weight_coverage=self.weight_coverage)
+        if self.weight_diff is not None:
+            check_nonnegative(weight_diff=self.weight_diff)
+        check_positive(step=self.step)
+        if self.seconds_per_seed is not None:
+            check_positive(finite=False, seconds_per_seed=self.seconds_per_seed)
         check_from_below(0, 1, threshold=self.threshold)
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size must be a height and a width of at least 1 pixel, got {self.size}")

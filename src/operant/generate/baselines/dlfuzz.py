@@ -100,7 +100,9 @@ class DLFuzz:
         check_one_of(STRATEGIES, strategy=self.strategy)
         check_at_least(1, k=self.k, neurons=self.neurons, trials=self.trials, rows_per_seed=self.rows_per_seed)
         check_nonnegative(weight=self.weight)
-        check_positive(step=self.step, seconds_per_seed=self.seconds_per_seed)
+        check_positive(step=self.step)
+        if self.seconds_per_seed is not None:
+            check_positive(finite=False, seconds_per_seed=self.seconds_per_seed)
         check_from_below(0, 1, threshold=self.threshold)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:

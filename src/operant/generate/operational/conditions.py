@@ -65,7 +65,9 @@ class ConditionMove:
     def __post_init__(self) -> None:
         check_level(self.level)
         check_nonnegative(weight=self.weight)
-        check_at_least(1, population=self.population, steps=self.steps, stop_after=self.stop_after)
+        check_at_least(1, population=self.population, steps=self.steps)
+        if self.stop_after is not None:
+            check_at_least(1, stop_after=self.stop_after)
         check_above_to(0, 1, spread=self.spread)
         check_share(fresh=self.fresh)
         check_not_empty(recipe=self.recipe.names, advice="declare at least one condition to search over")

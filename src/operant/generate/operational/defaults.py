@@ -55,7 +55,7 @@ def default_moves(
         moves[f"gradient-{radius:g}"] = partial(GradientMove, radius=radius, norm=norm, steps=steps)
     for name, wanted in (("genetic", genetic), ("patterns", patterns)):
         if wanted and len(train.shape) != 3:
-            raise ValueError(f"{name} is for images, and inputs have the shape {tuple(train.shape)}")
+            raise ValueError(f"{name} is for images, but inputs have the shape {tuple(train.shape)}")
     if genetic:
         moves["genetic"] = partial(GeneticMove, radius=GENETIC_RADIUS * _range(train))
     for pattern in dict.fromkeys(patterns):

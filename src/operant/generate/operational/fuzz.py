@@ -79,8 +79,11 @@ class OperationalFuzz:
         check_not_empty(moves=self.moves, advice="give moves={'gradient': GradientMove(...)}")
         if self.shares and (self.shares.keys() != self.moves.keys() or not all(s > 0 for s in self.shares.values())):
             raise ValueError(f"shares must be positive, one for each of {', '.join(self.moves)}, got {self.shares}")
-        check_at_least(1, per_seed=self.per_seed, moves_per_seed=self.moves_per_seed)
-        check_nonnegative(weight=self.weight)
+        check_at_least(1, per_seed=self.per_seed)
+        if self.moves_per_seed is not None:
+            check_at_least(1, moves_per_seed=self.moves_per_seed)
+        if self.weight is not None:
+            check_nonnegative(weight=self.weight)
         check_level(self.level)
         check_from_below(0, 1, merge=self.merge, mass_quantile=self.mass_quantile)
         check_positive(cell_radius=self.cell_radius)

@@ -91,8 +91,9 @@ class GeneticMove:
         check_one_of(("codes", "values"), genes=self.genes)
         if self.genes == "codes" and self.naturalness is None:
             raise ValueError('genes="codes" needs naturalness, got None; give one, or genes="values"')
-        check_at_least(1, population=self.population, generations=self.generations)
-        check_at_least(1, keep=self.keep, stop_after=self.stop_after)
+        check_at_least(1, population=self.population, generations=self.generations, keep=self.keep)
+        if self.stop_after is not None:
+            check_at_least(1, stop_after=self.stop_after)
         check_from_to(1, self.population, elites=self.elites, advice="give at most the population")
         check_positive(start=self.start)
         check_nonnegative(weight=self.weight, mutation=self.mutation)

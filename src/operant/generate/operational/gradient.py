@@ -70,8 +70,11 @@ class GradientMove:
     def __post_init__(self) -> None:
         check_ball(self.radius, self.norm)
         check_level(self.level)
-        check_at_least(1, steps=self.steps, stop_after=self.stop_after)
-        check_positive(step_size=self.step_size)
+        check_at_least(1, steps=self.steps)
+        if self.stop_after is not None:
+            check_at_least(1, stop_after=self.stop_after)
+        if self.step_size is not None:
+            check_positive(step_size=self.step_size)
         check_nonnegative(weight=self.weight)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:

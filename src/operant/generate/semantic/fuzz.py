@@ -85,7 +85,9 @@ class FeatureFuzz:
     def __post_init__(self) -> None:
         Goal(target=self.target, confidence=self.confidence)
         check_at_least(1, steps=self.steps)
-        check_positive(step_size=self.step_size, hold=self.hold)
+        check_positive(hold=self.hold)
+        if self.step_size is not None:
+            check_positive(step_size=self.step_size)
         check_nonnegative(budget=self.budget)
         if self.loss not in LOSSES or (self.loss == "top" and self.target is not None):
             raise ValueError(f'loss must be "margin", or "top" where there is no target, got {self.loss!r}')

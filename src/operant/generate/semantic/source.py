@@ -77,7 +77,9 @@ class FeatureSource:
     def __post_init__(self) -> None:
         check_at_least(1, latent=self.latent, classes=self.classes)
         check_positive(std=self.std)
-        check_ascending(bounds=self.bounds, output=self.output)
+        check_ascending(finite=self.output is not None, bounds=self.bounds)
+        if self.output is not None:
+            check_ascending(output=self.output)
         object.__setattr__(self, "module", copy_module(self.module).eval().requires_grad_(False))
         if not self.layers:
             object.__setattr__(self, "layers", self._layers_in_order())

@@ -1,12 +1,14 @@
 """ResNet-20 for small colour images, with shortcuts that need no parameters."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from operant.networks._layers import LayerChain, Layers, dropout_layers, initialise_convolutions
+from operant.networks.dropout import Layers, dropout_layers
 from operant.validation import check_at_least
+from operant_studies.networks.convolutions import initialise_convolutions
 
 
 class ResidualBlock(nn.Module):
@@ -42,7 +44,7 @@ class ResidualBlock(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.new_channels - before))
 
 
-class ResNet20(LayerChain):
+class ResNet20(nn.Sequential):
     """The CIFAR ResNet with 20 layers: a convolution, three stages of three blocks, mean over pixels, logits.
 
     Args:
@@ -87,5 +89,5 @@ class ResNet20(LayerChain):
             **drop("pool"),
             "linear": nn.Linear(64, classes),
         }
-        super().__init__(layers)
+        super().__init__(OrderedDict(layers))
         initialise_convolutions(self)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from operant.networks._layers import LayerChain, Layers, dropout_layers, initialise_convolutions
+from operant.networks.dropout import Layers, dropout_layers
 from operant.validation import check_at_least, check_one_of, check_positive
+from operant_studies.networks.convolutions import initialise_convolutions
 
 M = TypeVar("M", bound=nn.Module)
 Padding = Literal["even", "same"]
@@ -74,45 +75,7 @@ class _Convolve:
         }
 
 
-class _MobileNet(LayerChain):
-    """A convolution, blocks in stages, mean over pixels, logits; subclasses list the features."""
-
-    places: tuple[str, ...]
-    activation: type[nn.Module]
-
-    def __init__(
-        self,
-        *,
-        channels: int = 3,
-        classes: int = 1000,
-        width: float = 1.0,
-        first_stride: int = 2,
-        batch_norm: bool = True,
-        padding: Padding = "even",
-        dropout: float = 0.0,
-        dropout_after: Sequence[str] = (),
-    ) -> None:
-        check_at_least(1, channels=channels)
-        check_at_least(2, classes=classes)
-        check_positive(advice="1.0 is the paper's", width=width)
-        check_one_of((1, 2), first_stride=first_stride)
-        check_one_of(("even", "same"), padding=padding)
-        drop = dropout_layers(dropout, dropout_after, known=self.places)
-        convolve = _Convolve(batch_norm=batch_norm, padding=padding, activation=self.activation)
-        features, wide = self.features_of(convolve, drop, channels=channels, width=width, first_stride=first_stride)
-        pooling: Layers = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), **drop("pool")}
-        super().__init__({"features": _sequential(features), **pooling, "classifier": nn.Linear(wide, classes)})
-        initialise_convolutions(self)
-
-    @staticmethod
-    def features_of(
-        convolve: _Convolve, drop: Callable[[str], Layers], *, channels: int, width: float, first_stride: int
-    ) -> tuple[Layers, int]:
-        """The layers before the pooling, and how many channels they give."""
-        raise NotImplementedError
-
-
-class MobileNetV1(_MobileNet):
+class MobileNetV1(nn.Sequential):
     """A convolution, 13 blocks of a depthwise and a 1x1 convolution in five stages, mean over pixels, logits.
 
     Layers are named as in `MobileNetV2`: ``features.0`` is the first convolution, ``features.K.conv.0`` and
@@ -137,13 +100,22 @@ class MobileNetV1(_MobileNet):
         | https://arxiv.org/abs/1704.04861
     """
 
-    places = (*_stages(V1_STAGES), "pool", "block")
-    activation = nn.ReLU
-
-    @staticmethod
-    def features_of(
-        convolve: _Convolve, drop: Callable[[str], Layers], *, channels: int, width: float, first_stride: int
-    ) -> tuple[Layers, int]:
+    def __init__(
+        self,
+        *,
+        channels: int = 3,
+        classes: int = 1000,
+        width: float = 1.0,
+        first_stride: int = 2,
+        batch_norm: bool = True,
+        padding: Padding = "even",
+        dropout: float = 0.0,
+        dropout_after: Sequence[str] = (),
+    ) -> None:
+        _check_options(channels, classes, width, first_stride, padding)
+        places = (*_stages(V1_STAGES), "pool", "block")
+        drop = dropout_layers(dropout, dropout_after, known=places)
+        convolve = _Convolve(batch_norm=batch_norm, padding=padding, activation=nn.ReLU)
         wide = max(int(32 * width), 8)
         features = convolve(0, channels, wide, stride=first_stride)
         number = 0
@@ -155,10 +127,11 @@ class MobileNetV1(_MobileNet):
                 number, wide = number + 1, outward
                 features[str(number)] = MobileNetBlock(depthwise | drop("block") | mixing, adds=False)
             features |= drop(stage)
-        return features, wide
+        super().__init__(_with_logits(features, wide, classes, drop))
+        initialise_convolutions(self)
 
 
-class MobileNetV2(_MobileNet):
+class MobileNetV2(nn.Sequential):
     """A convolution, 17 inverted residuals in seven stages, a 1x1 convolution, mean over pixels, logits.
 
     An inverted residual adds channels by a 1x1 convolution, filters each channel, reduces the channels by a 1x1
@@ -185,13 +158,22 @@ class MobileNetV2(_MobileNet):
         | https://arxiv.org/abs/1801.04381
     """
 
-    places = (*_stages(V2_STAGES), "last", "pool", "block")
-    activation = nn.ReLU6
-
-    @staticmethod
-    def features_of(
-        convolve: _Convolve, drop: Callable[[str], Layers], *, channels: int, width: float, first_stride: int
-    ) -> tuple[Layers, int]:
+    def __init__(
+        self,
+        *,
+        channels: int = 3,
+        classes: int = 1000,
+        width: float = 1.0,
+        first_stride: int = 2,
+        batch_norm: bool = True,
+        padding: Padding = "even",
+        dropout: float = 0.0,
+        dropout_after: Sequence[str] = (),
+    ) -> None:
+        _check_options(channels, classes, width, first_stride, padding)
+        places = (*_stages(V2_STAGES), "last", "pool", "block")
+        drop = dropout_layers(dropout, dropout_after, known=places)
+        convolve = _Convolve(batch_norm=batch_norm, padding=padding, activation=nn.ReLU6)
         wide, last = _by_eight(32 * width), _by_eight(1280 * max(width, 1))
         features = convolve(0, channels, wide, stride=first_stride)
         number = 1
@@ -206,7 +188,25 @@ class MobileNetV2(_MobileNet):
                 features[str(number)] = MobileNetBlock(widening | depthwise | drop("block") | narrowing, adds=adds)
                 number, wide = number + 1, outward
             features |= drop(stage)
-        return features | convolve(number, wide, last, kernel=1) | drop("last"), last
+        features |= convolve(number, wide, last, kernel=1) | drop("last")
+        super().__init__(_with_logits(features, last, classes, drop))
+        initialise_convolutions(self)
+
+
+def _check_options(channels: int, classes: int, width: float, first_stride: int, padding: str) -> None:
+    check_at_least(1, channels=channels)
+    check_at_least(2, classes=classes)
+    check_positive(advice="1.0 is the paper's", width=width)
+    check_one_of((1, 2), first_stride=first_stride)
+    check_one_of(("even", "same"), padding=padding)
+
+
+def _with_logits(
+    features: Layers, wide: int, classes: int, drop: Callable[[str], Layers]
+) -> OrderedDict[str, nn.Module]:
+    """The features, their mean over pixels and the logits."""
+    pooling: Layers = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), **drop("pool")}
+    return OrderedDict({"features": _sequential(features), **pooling, "classifier": nn.Linear(wide, classes)})
 
 
 def folded(network: M) -> M:

@@ -1,16 +1,18 @@
 """Network in Network for small images: 1x1 convolutions after every convolution, and averaged class maps."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import nn
 
-from operant.networks._layers import LayerChain, Layers, dropout_layers, initialise_convolutions
+from operant.networks.dropout import Layers, dropout_layers
 from operant.validation import check_at_least
+from operant_studies.networks.convolutions import initialise_convolutions
 
 PLACES = ("conv1", "mlp1a", "mlp1b", "pool1", "conv2", "mlp2a", "mlp2b", "pool2", "conv3", "mlp3a")
 
 
-class NIN(LayerChain):
+class NIN(nn.Sequential):
     """Three blocks of a convolution and two 1x1 convolutions; a logit is the mean of the last block's map of a class.
 
     Layers run in the order they are listed, each under its own name: ``conv1 mlp1a mlp1b pool1 conv2 mlp2a mlp2b pool2
@@ -77,5 +79,5 @@ class NIN(LayerChain):
             "pool3": nn.AdaptiveAvgPool2d(1),
             "flatten": nn.Flatten(),
         }
-        super().__init__(layers)
+        super().__init__(OrderedDict(layers))
         initialise_convolutions(self)

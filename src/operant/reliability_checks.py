@@ -3,8 +3,6 @@
 This module imports nothing heavy, because the pytest plug-in loads it in every session.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,12 +77,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class InvalidCheck:
-    """An `operant.testing.assert_reliable` that could not be evaluated.
-
-    Attributes:
-        test: id of the calling test; empty outside pytest.
-        reason: the error message.
-    """
+    """An `operant.testing.assert_reliable` in a test (empty outside pytest) that could not be evaluated, and why."""
 
     test: str = ""
     reason: str

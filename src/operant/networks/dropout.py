@@ -1,26 +1,12 @@
-"""Parts that the networks share: layers in a row, dropout by place, initial weights, checked sizes."""
+"""Dropout at named places of a network."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from operant.validation import check_from_below
 
 Layers = dict[str, nn.Module]
-
-
-class LayerChain(nn.Module):
-    """Runs named layers in the order in which they are given."""
-
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.children():
-            x = layer(x)
-        return x
 
 
 def dropout_layers(rate: float, after: Sequence[str], *, known: Sequence[str]) -> Callable[[str], Layers]:
@@ -35,12 +21,3 @@ def dropout_layers(rate: float, after: Sequence[str], *, known: Sequence[str]) -
     if rate == 0 and after:
         raise ValueError(f"dropout_after={tuple(after)} needs a rate; give dropout=0.5, say, or leave both out")
     return lambda place: {f"dropout_{place}": nn.Dropout(rate)} if place in after else {}
-
-
-def initialise_convolutions(network: nn.Module) -> None:
-    """Draw the weights of all convolutions by Kaiming's rule and set their biases to zero."""
-    for part in network.modules():
-        if isinstance(part, nn.Conv2d):
-            nn.init.kaiming_normal_(part.weight)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
