@@ -20,6 +20,7 @@ from operant.execution.events import ignore
 from operant.execution.round_state import RoundState
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
+from operant.formatting import percent
 from operant.model import Classifier
 from operant.retrain import Finetune, FinetuneRecord, Retrainer
 from operant.rng import spawn
@@ -196,7 +197,7 @@ class _RobotRun:
 
     def _result(self, rounds: list[RobotRound], *, met: bool, reason: str) -> RobotResult:
         value, wanted = rounds[-1].robustness.value, self.options.requirement
-        reached = f"{reason}: {self.options.mode} robustness {value:.1%}, required {wanted:.1%}"
+        reached = f"{reason}: {self.options.mode} robustness {percent(value)}, required {percent(wanted)}"
         return RobotResult(model=self.state.model, met=met, reason=reached, rounds=tuple(rounds))
 
     def _round(self, number: int) -> RobotRound:
@@ -259,8 +260,8 @@ class _RobotRun:
         rate, wanted = done.robustness.value, self.options.requirement
         work = f"{done.found} failures from {done.attempted} seeds, {done.chosen} chosen, " if done.number else ""
         self.console.print(
-            f"round {done.number}: {work}clean accuracy {done.robustness.clean.value:.1%}, {self.options.mode} "
-            f"robustness {rate:.1%} of {wanted:.1%} required",
+            f"round {done.number}: {work}clean accuracy {percent(done.robustness.clean.value)}, {self.options.mode} "
+            f"robustness {percent(rate)} of {percent(wanted)} required",
             highlight=False,
             soft_wrap=True,
         )

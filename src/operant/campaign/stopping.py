@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from operant.campaign.assessing import SequentialAssessment, what_it_takes
 from operant.campaign.records import Round, StopReason, StopRecord
+from operant.formatting import at_most
 
 if TYPE_CHECKING:
     from operant.campaign.campaign import Campaign
@@ -99,7 +100,7 @@ def _better_before(rounds: Sequence[Round]) -> str:
     changed_later = any(r.changed for r in rounds[best.number + 1 :])
     if best.assessment is None or best.assessment.upper >= last.upper or not changed_later:
         return ""
-    return f"The model after round {best.number} has the smallest bound, {best.assessment.upper:.2%}."
+    return f"The model after round {best.number} has the smallest bound, {at_most(best.assessment.upper)}."
 
 
 def _obstacle(options: Campaign, rounds: Sequence[Round], clean: int) -> str:

@@ -21,6 +21,7 @@ from operant.cli.options import (
     load_classifier,
 )
 from operant.cli.output import CANNOT_RUN, MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.formatting import percent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,8 +113,8 @@ def assess(
         results.save(assessment, out / "assessment.json")
         results.write_atomically(out / "history.json", json.dumps(history).encode() + b"\n")
     print_line(
-        f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with {confidence:.10g} "
-        "confidence."
+        f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with "
+        f"{percent(confidence, 4)} confidence."
     )
     raise typer.Exit(_print_verdict(assessment, requirement))
 
@@ -176,7 +177,7 @@ def _read_history(out: Path, labels: int, seed: int) -> tuple[int, list[list[int
 
 def _print_verdict(assessment: Assessment, requirement: float) -> int:
     """Print whether the requirement is met; the exit code."""
-    required = f"at most {requirement:.3g} is required"
+    required = f"at most {percent(requirement)} is required"
     met = assessment.meets(requirement)
     if met is None:
         print_line(f"{required}; {_advice(assessment, requirement)}", label="undecided", colour="yellow")

@@ -222,9 +222,9 @@ def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
     right = int((predictions == y).sum())
     return _error(
         "accuracy at chance",
-        f"{right} of {n} predictions are right ({right / n:.1%}); predictions that ignore the inputs would reach "
-        f"{chance:.1%}. The most frequent prediction, class {int(shares[0].argmax())}, is given for "
-        f"{float(shares[0].amax()):.0%} of the inputs",
+        f"{right} of {n} predictions are right ({percent(right / n)}); predictions that ignore the inputs would reach "
+        f"{percent(chance)}. The most frequent prediction, class {int(shares[0].argmax())}, is given for "
+        f"{percent(float(shares[0].amax()), 2)} of the inputs",
         "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
         "model outputs number the classes alike",
         when=_guessed(right, n, chance),

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from operant.data import Samples
+from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, check_same_shape, warning
 from operant.rng import shuffled
@@ -286,7 +287,7 @@ def _causes(d: Drift) -> tuple[Finding, ...]:
         return ()
     c = d.most_moved
     before, now = d.reference_shares[c], d.current_shares[c]
-    most = f"the output for class {c} moved most, its predicted share from {before:.1%} to {now:.1%}"
+    most = f"the output for class {c} moved most, its predicted share from {percent(before)} to {percent(now)}"
     shares = d.shares <= d.level
     if d.within is not None and d.within <= d.level / TESTS:
         name, problem = "inputs moved", f"inputs differ from the reference even within predicted classes; {most}"
