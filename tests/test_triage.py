@@ -5,6 +5,7 @@ Run as a script this file serves a suite to be killed: it imports everything onc
 
 import asyncio
 import csv
+import hashlib
 import http.client
 import io
 import json
@@ -21,13 +22,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from scipy.stats import hypergeom
 from sklearn.metrics import cohen_kappa_score
 from typer.testing import CliRunner
@@ -38,6 +40,7 @@ from operant.campaign.records import CampaignInfo, Requirement
 from operant.cli import app as command_line
 from operant.data import LabelFolder, LabelsMissing
 from operant.execution.run_folder import RunFolder
+from operant.extras import install_command
 from operant.suite import add_columns, open_with_index
 from operant.suite.verdicts import VERDICTS, combined_verdict, log_files
 from operant.triage import (
@@ -557,10 +560,16 @@ def test_tables_show_the_values_that_changed(tmp_path) -> None:
 
 
 class Client:
-    """Calls an application as a server would; fit for requests that no browser would send."""
+    """Calls an application as a server would; fit for requests that no browser would send.
+
+    Attributes:
+        own: headers of the rightful page, with the cookie that it got for the token.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
+        cookie = self("GET", "/", query=f"token={TOKEN}")[1]["set-cookie"].partition(";")[0]
+        self.own = {"cookie": cookie, "origin": "http://127.0.0.1:8000"}
 
     def __call__(
         self, method: str, path: str, *, query: str = "", headers: dict[str, str] | None = None, body: bytes = b""
@@ -585,7 +594,7 @@ class Client:
         return sent[0]["status"], headers_, b"".join(m.get("body", b"") for m in sent[1:])
 
     def say(self, path: str, page: Any, **headers: str) -> tuple[int, dict[str, Any]]:
-        sent = {"x-operant-token": TOKEN, "content-type": "application/json", **headers}
+        sent = {**self.own, "content-type": "application/json", **headers}
         status, _, content = self("POST", path, headers=sent, body=json.dumps(page).encode())
         return status, json.loads(content)
 
@@ -594,13 +603,17 @@ class Client:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Client:
     path = made().save(tmp_path_factory.mktemp("served") / "suite")
     (path.parent / "secret.png").write_bytes(b"for nobody")
-    return Client(make_app(open_desk(path, classes=CLASSES), TOKEN))
+    desk = open_desk(path, classes=CLASSES)
+    client = Client(make_app(desk, TOKEN))
+    client.desk = desk
+    return client
 
 
 PATHS = [
     "/",
     "/page.css",
     "/page.js",
+    "/classes.js",
     "/controls.js",
     "/api/about",
     "/api/rows",
@@ -614,20 +627,71 @@ SAYS = ["/api/list", "/api/mark", "/api/undo"]
 @pytest.mark.parametrize("path", [*PATHS, *SAYS, "/none/such"])
 def test_nobody_is_answered_without_the_token(client, path) -> None:
     for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"):
-        for headers in ({}, {"cookie": "operant-1=x"}, {"x-operant-token": TOKEN[:-1]}, {"x-operant-token": ""}):
+        name, _, secret = client.own["cookie"].partition("=")
+        cookies = ["", "operant-1=x", f"{name}={TOKEN}", f"{name}={secret[:-1]}", f"{name}=", f"x={secret}", secret]
+        for headers in ({}, {"x-operant-token": TOKEN}, *({"cookie": cookie} for cookie in cookies)):
             status, received, content = client(method, path, headers={"origin": "http://127.0.0.1:8000", **headers})
             assert status == 403
             assert TOKEN not in f"{received}{content!r}"
-    if path != "/":
-        assert client("GET", path, query=f"token={TOKEN}")[0] == 403  # only where it was printed
+            assert "set-cookie" not in received
+    unused = Client(make_app(client.desk, TOKEN, "unused"))
+    queries = ["token=", "token=unused&token=unused", "token=unuse", "Token=unused", "token=unused%00", "token"]
+    for query in [*queries, *(["token=unused"] if path != "/" else [])]:  # only where it was printed
+        status, received, _ = unused("GET", path, query=query)
+        assert (status, "set-cookie" in received) == (403, False)
+
+
+def test_neither_the_token_nor_the_cookie_gives_the_other(client) -> None:
+    """A token from a log was used, a cookie has nothing of it, and every browser has another secret."""
+    tokens = [f"token-{i}" for i in range(5)]
+    app = make_app(client.desk, TOKEN, *tokens)
+    rightful = Client(app)
+    answers = [rightful("GET", "/", query=f"token={token}")[1]["set-cookie"] for token in tokens]
+    cookies = [answer.partition(";")[0] for answer in answers] + [rightful.own["cookie"]]
+    assert len(set(cookies)) == 6
+    for token in (TOKEN, *tokens):
+        assert not any(
+            token in cookie or hashlib.sha256(token.encode()).hexdigest()[:8] in cookie for cookie in cookies
+        )
+        status, headers, _ = rightful("GET", "/", query=f"token={token}")
+        assert (status, "set-cookie" in headers) == (403, False)
+    for cookie in cookies:
+        secret = cookie.partition("=")[2]
+        assert rightful("GET", "/api/about", headers={"cookie": cookie})[0] == 200
+        assert rightful("GET", "/", query=f"token={secret}")[0] == 403
+        status, headers, _ = rightful("GET", "/", query=f"token={TOKEN}", headers={"cookie": cookie})
+        assert (status, "set-cookie" in headers) == (200, False)  # the same browser may open the address again
+
+
+@pytest.mark.parametrize("other", ['a={"b": 1}', "a b", "=", "a=1; a=2", "\xff", 'a="', "operant-1=x", "a=b,c[1]"])
+def test_cookies_of_other_servers_do_not_lock_the_page(client, other) -> None:
+    own = client.own["cookie"]
+    for cookie in (f"{other}; {own}", f"{own}; {other}", f"{own};{other}"):
+        assert client("GET", "/api/about", headers={"cookie": cookie})[0] == 200
+    name = own.partition("=")[0]
+    for cookie in (f"{own}; {name}=x", f"{name}=x; {own}", f"{own}x", f"{own} x", f'{name}="{own[len(name) + 1 :]}"'):
+        assert client("GET", "/api/about", headers={"cookie": cookie})[0] == 403
+
+
+def test_secrets_are_compared_in_constant_time(client, monkeypatch) -> None:
+    compared: list[bytes] = []
+    monkeypatch.setattr("operant.triage.access.compare_digest", lambda a, b: compared.append(a) or a == b)
+    app = make_app(client.desk, TOKEN, "unused")
+    rightful = Client(app)
+    assert compared == [TOKEN.encode()] * 2  # with each token, also after the one that fits
+    compared.clear()
+    assert rightful("GET", "/", query="token=guess", headers=rightful.own)[0] == 200
+    assert compared == [b"guess", rightful.own["cookie"].partition("=")[2].encode()]
 
 
 def test_the_printed_address_gives_a_cookie_that_opens_the_rest(client) -> None:
-    status, headers, content = client("GET", "/", query=f"token={TOKEN}")
+    client = Client(make_app(client.desk, TOKEN, "unused"))
+    assert client("HEAD", "/", query="token=unused")[0] == 403  # whoever only looks does not use it up
+    status, headers, content = client("GET", "/", query="token=unused")
     assert status == 200
     assert b"<!doctype html>" in content
-    assert TOKEN not in content.decode()
-    assert re.search(r"; HttpOnly; SameSite=Strict$", headers["set-cookie"])
+    assert "unused" not in f"{content!r}{headers}"
+    assert re.search(r"=[\w-]{43}; Path=/; HttpOnly; SameSite=Strict$", headers["set-cookie"])
     cookie = {"cookie": headers["set-cookie"].partition(";")[0]}
     for path in PATHS:
         assert client("GET", path, headers=cookie)[0] == (404 if path == "/api/rows" else 200)
@@ -645,6 +709,31 @@ def test_the_printed_address_gives_a_cookie_that_opens_the_rest(client) -> None:
         ({"host": "evil.example:8000"}, 421),
         ({"host": "127.0.0.1.evil.example:8000"}, 421),
         ({"host": ""}, 421),
+        ({"host": None}, 421),
+        ({"host": " 127.0.0.1:8000"}, 421),
+        ({"host": "127.0.0.1 :8000"}, 421),
+        ({"host": "127.0.0.1.:8000"}, 421),
+        ({"host": "localhost."}, 421),
+        ({"host": "me@127.0.0.1:8000"}, 421),
+        ({"host": "evil.example@127.0.0.1:8000"}, 421),
+        ({"host": "127.0.0.1:8000@evil.example"}, 421),
+        ({"host": "127.0.0.1:"}, 421),
+        ({"host": "127.0.0.1:08000"}, 421),
+        ({"host": "127.0.0.1:80"}, 421),
+        ({"host": "127.0.0.1:8001"}, 421),
+        ({"host": "127.0.0.1:8000:8000"}, 421),
+        ({"host": "127.0.0.1:8000, evil.example"}, 421),
+        ({"host": "127.1:8000"}, 421),
+        ({"host": "2130706433:8000"}, 421),
+        ({"host": "127.0.0.1%2e:8000"}, 421),
+        ({"host": "http://127.0.0.1:8000"}, 421),
+        ({"host": "::1:8000"}, 421),
+        ({"host": "[::1%25lo]:8000"}, 421),
+        ({"host": "localhost.localdomain:8000"}, 421),
+        ({"host": "127.0.0.1:8000/"}, 421),
+        ({"host": "\u217cocalhost:8000"}, 421),
+        ({"Host": "127.0.0.1:8000"}, 421),  # twice
+        ({"Host": "evil.example"}, 421),
         ({"host": "0.0.0.0:8000"}, 421),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
@@ -653,18 +742,26 @@ def test_the_printed_address_gives_a_cookie_that_opens_the_rest(client) -> None:
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site"}, 403),
         ({"host": "localhost:8000", "origin": "http://localhost:8000"}, 200),
-        ({"host": "localhost:9000", "origin": "http://localhost:9000"}, 200),  # through a tunnel
+        ({"host": "localhost:9000", "origin": "http://localhost:9000"}, 421),  # another server's
+        ({"host": "[::1]:8000", "origin": "http://[::1]:8000"}, 200),  # through a tunnel
+        ({"host": "127.0.0.1", "origin": "http://127.0.0.1"}, 200),
+        ({"host": "localhost:8000", "origin": "http://127.0.0.1:8000"}, 403),
+        ({"origin": "http://127.0.0.1"}, 403),
+        ({"origin": "http://127.0.0.1:8000/"}, 403),
+        ({"origin": "http://me@127.0.0.1:8000"}, 403),
+        ({"origin": ""}, 403),
+        ({"Origin": "http://127.0.0.1:8000"}, 403),  # twice
     ],
 )
 def test_names_and_origins_that_are_not_ours_are_rejected_whatever_the_token(client, headers, status) -> None:
-    body, sent = b'{"order": "suite"}', {"x-operant-token": TOKEN, "content-type": "application/json", **headers}
+    body, sent = b'{"order": "suite"}', {**client.own, "content-type": "application/json", **headers}
     assert client("POST", "/api/list", headers=sent, body=body)[0] == status
     assert client("GET", "/api/about", headers=sent)[0] == status
 
 
 def test_answers_forbid_frames_scripts_from_elsewhere_and_guesses(client) -> None:
     for path in (*PATHS, "/none/such"):
-        _, headers, _ = client("GET", path, headers={"x-operant-token": TOKEN})
+        _, headers, _ = client("GET", path, headers=client.own)
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]
@@ -682,7 +779,7 @@ def test_answers_forbid_frames_scripts_from_elsewhere_and_guesses(client) -> Non
     ],
 )  # fmt: skip
 def test_nothing_but_the_page_and_its_pictures_can_be_read(client, path) -> None:
-    status, _, content = client("GET", path, headers={"x-operant-token": TOKEN})
+    status, _, content = client("GET", path, headers=client.own)
     assert status == 404
     assert b"for nobody" not in content
 
@@ -711,7 +808,7 @@ WORDS = st.one_of(VALUES, LIKELY, st.integers(0, 70))
 )
 def test_whatever_is_asked_the_answer_is_no_failure(client, method, path, query, page, raw, kind) -> None:
     body = json.dumps(page).encode("utf-8", "replace") if raw is None else raw
-    headers = {"x-operant-token": TOKEN, "content-type": kind, "content-length": str(len(body))}
+    headers = {**client.own, "content-type": kind, "content-length": str(len(body))}
     words = "&".join(f"{k}={quote(v, errors='replace')}" for k, v in query.items())
     status, _, content = client(method, path, query=words, headers=headers, body=body)
     assert status < 500
@@ -728,7 +825,7 @@ def test_unreadable_requests_get_an_error_message(client) -> None:
     assert client.say("/api/mark", {"row": 1, "verdict": "valid"}, **{"content-type": "text/plain"})[0] == 415
     assert client.say("/api/mark", {"row": 1, "tags": ["x" * 20000]})[0] == 413
     assert client.say("/api/list", {"order": "none such"})[0] == 400
-    status, _, content = client("GET", "/api/rows", query="key=gone", headers={"x-operant-token": TOKEN})
+    status, _, content = client("GET", "/api/rows", query="key=gone", headers=client.own)
     assert (status, json.loads(content)["error"]) == (404, "this list no longer exists; request it again")
 
 
@@ -774,8 +871,10 @@ def test_the_browser_is_started_without_the_token(folder, monkeypatch) -> None:
     serve(open_desk(folder), on_start=addresses.append)
     assert seen["address"].startswith("file://")
     assert seen["mode"] == 0o600
-    assert f'url={addresses[0]}"' in seen["text"]
-    assert parse_qs(urlsplit(addresses[0]).query)["token"][0] not in seen["address"]
+    base, _, printed = addresses[0].partition("?token=")
+    (opened_token,) = re.findall(re.escape(f"url={base}?token=") + r'([\w-]{32})"', seen["text"])
+    assert opened_token != printed  # each works once
+    assert opened_token not in seen["address"]
     assert not seen["file"].exists()
 
 
@@ -793,13 +892,15 @@ def _own_address() -> str:
 def stream(address: str, first: int) -> Iterator[tuple[int, bool]]:
     """Give verdicts one after another until the server is gone: each row, and whether it was acknowledged."""
     where = urlsplit(address)
-    token = parse_qs(where.query)["token"][0]
     connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=20)
+    connection.request("GET", f"/?{where.query}")
+    page_ = connection.getresponse()
+    page_.read()
+    own = {"Cookie": page_.headers["set-cookie"].partition(";")[0], "Origin": f"http://{where.netloc}"}
     for row in range(first, 10**6):
         page = {"row": row, "by": "ann", "verdict": VERDICTS[row % 3], "tags": [f"t{row}"]}
         try:
-            headers = {"X-Operant-Token": token, "Content-Type": "application/json"}
-            connection.request("POST", "/api/mark", json.dumps(page), headers)
+            connection.request("POST", "/api/mark", json.dumps(page), {**own, "Content-Type": "application/json"})
             answer = connection.getresponse()
             acknowledged = answer.status == 200 and json.loads(answer.read())["row"] == row
         except (OSError, http.client.HTTPException, ValueError):
@@ -863,7 +964,7 @@ def to_label(tmp_path: Path) -> tuple[LabelFolder, Samples]:
 def test_labels_given_on_the_page_are_the_ones_a_campaign_reads(to_label) -> None:
     ask, asked = to_label
     client = Client(make_app(open_desk(ask.folder.parent), TOKEN))  # the folder that it lies in will do
-    sent = {"x-operant-token": TOKEN}
+    sent = client.own
     about = json.loads(client("GET", "/api/about", headers=sent)[2])
     assert (about["mode"], about["tests"], about["classes"][0]) == ("labels", 6, [0, CLASSES[0]])
     key = client.say("/api/list", {})[1]["key"]
@@ -893,11 +994,14 @@ def test_a_table_cannot_name_files_elsewhere(to_label) -> None:
     table.write_text(table.read_text() + "../secret,\n/etc/passwd,\n..\\secret,\n")
     (ask.folder / "link.png").symlink_to(ask.folder.parent / "secret.png")
     table.write_text(table.read_text() + "link,\n")
+    (ask.folder / "examples").mkdir()
+    (ask.folder / "examples" / "0.png").symlink_to(ask.folder.parent / "secret.png")
     client = Client(make_app(open_desk(ask.folder), TOKEN))
-    sent = {"x-operant-token": TOKEN}
+    sent = client.own
     answers = [client("GET", f"/image/{row}/case.png", headers=sent) for row in range(12)]
     assert [status for status, _, _ in answers] == [200] * 6 + [404] * 6
     assert b"for nobody" not in [content for _, _, content in answers]
+    assert client("GET", "/image/0/example.png", headers=sent)[0] == 404
 
 
 @pytest.fixture(scope="module")
@@ -912,9 +1016,62 @@ def labelling(tmp_path_factory: pytest.TempPathFactory) -> Client:
 @settings(max_examples=100)
 @given(path=st.sampled_from([*PATHS, *SAYS]), page=st.dictionaries(NAMES, WORDS, max_size=4))
 def test_whatever_is_asked_of_labels_the_answer_is_no_failure(labelling, path, page) -> None:
-    headers = {"x-operant-token": TOKEN, "content-type": "application/json"}
+    headers = {**labelling.own, "content-type": "application/json"}
     method = "POST" if path in SAYS else "GET"
     assert labelling(method, path, headers=headers, body=json.dumps(page).encode("utf-8", "replace"))[0] < 500
+
+
+def test_the_first_labelled_input_of_each_class_is_its_example(to_label, tmp_path) -> None:
+    """Given to the labeller, which puts it into the folder, or to the desk; a class without inputs has none."""
+    _, asked = to_label
+    known = Samples(torch.rand(12, 1, 8, 8, generator=spawn(0, "known")), torch.tensor([2, 0, 3] * 4))
+    labelled = LabelFolder(folder=tmp_path / "with", classes=4, examples=known)
+    plain = LabelFolder(folder=tmp_path / "without", classes=4, examples=Samples(known.x))  # there are no labels
+    for ask in (labelled, plain):
+        with pytest.raises(LabelsMissing):
+            ask(asked)
+    assert list(labelled.read()) == list(plain.read())  # examples are not to be labelled
+    for desk in (open_desk(labelled.folder), open_desk(plain.folder, examples=known)):
+        client = Client(make_app(desk, TOKEN))
+        assert json.loads(client("GET", "/api/about", headers=client.own)[2])["examples"] == [0, 2, 3]
+        for label, row in ((0, 1), (2, 0), (3, 2)):
+            status, _, content = client("GET", f"/image/{label}/example.png", headers=client.own)
+            pixels = np.asarray(Image.open(io.BytesIO(content)))[::28, ::28]
+            assert status == 200
+            assert np.array_equal(pixels, (known.x[row, 0] * 255).round().numpy())
+        for label in (1, 4, 10**6):
+            assert client("GET", f"/image/{label}/example.png", headers=client.own)[0] == 404
+    assert open_desk(plain.folder).about()["examples"] == []
+
+
+def test_inputs_are_called_by_their_files_if_these_are_known(to_label, tmp_path) -> None:
+    ask, asked = to_label
+    identities = asked.ids.tolist()
+    names = [f"i{i & (2**64 - 1):016x}" for i in identities]
+
+    def titles(desk: Any) -> list[str]:
+        key = desk.arrange(RequestFields({}))["key"]
+        rows = desk.rows(RequestFields({"key": key}))["rows"]
+        assert [row["facts"] for row in rows] == [
+            [] if row["title"] == row["name"] else [("id", row["name"])] for row in rows
+        ]
+        return [row["title"] for row in rows]
+
+    assert titles(open_desk(ask.folder)) == names
+    assert titles(open_desk(ask.folder, names={identities[1]: "b.png"})) == [names[0], "b.png", *names[2:]]
+    files = {i: Path("somewhere") / f"=é,{k}.png" for k, i in enumerate(identities[:4])}
+    known = replace(ask, folder=tmp_path / "known", files=files)
+    for part in (asked[:3], asked):  # in two requests
+        with pytest.raises(LabelsMissing):
+            known(part)
+    desk = open_desk(known.folder)
+    desk.mark(RequestFields({"row": 2, "label": 1}))  # writes the table again
+    assert titles(desk) == [f"=é,{k}.png" for k in range(4)] + names[4:]
+    assert titles(open_desk(known.folder, names={identities[0]: "mine"}))[0] == "mine"
+    later = replace(ask, files=files)  # a table without the column stays as it is
+    with pytest.raises(LabelsMissing):
+        later(Samples(torch.rand(2, 1, 8, 8, generator=spawn(2, "asked"))))
+    assert (ask.folder / "labels.csv").read_text().startswith("name,label\n")
 
 
 def test_one_label_is_written_without_touching_the_others(to_label) -> None:
@@ -1078,7 +1235,9 @@ def test_without_the_extra_the_command_says_what_to_install(folder, monkeypatch)
         monkeypatch.setitem(sys.modules, name, None)
     done = run(folder, "--no-browser")
     assert done.exit_code == 2
-    assert "pip install 'operant[triage]'" in done.stderr
+    assert f"triage needs starlette and uvicorn, which are not installed; {install_command('triage')}" in (
+        done.stderr.replace("\n", " ")
+    )
     assert run(folder, "--csv", folder.parent / "a.csv").exit_code == 0  # needs nothing more
 
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 import threading
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.retrain import OperationalFinetune
 from operant.triage import SamplePlan, open_desk, read_verdicts
+from operant.triage.connections import server_config
 from operant.triage.server import _listen, _redirect_file, make_app
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -79,8 +81,7 @@ class Pages:
 def serving(pages: Pages, path: Path, **options: Any) -> Iterator[str]:
     """The address of a page for a folder, with the token; pages are closed before the server ends."""
     listening = _listen(0)
-    config = uvicorn.Config(make_app(open_desk(path, **options), TOKEN), log_level="warning", ws="none", lifespan="off")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(make_app(open_desk(path, **options), TOKEN)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
@@ -445,12 +446,262 @@ def test_a_campaign_gets_its_labels_through_the_page(pages, tmp_path) -> None:
 def answer(page: "sync_api.Page", truth: dict[str, int], ask: LabelFolder) -> None:
     """Give a label to everything that has none, by the keys; and one wrong one, which is undone."""
     missing = [name for name, label in ask.read().items() if label is None]
-    sync_api.expect(page.locator("#facts")).to_contain_text(missing[0])
+    sync_api.expect(page.locator("#what")).to_contain_text(missing[0])
     page.keyboard.press(str((truth[missing[0]] + 1) % 10))
     settled(page)
     page.keyboard.press("z")
     for name in missing:
-        sync_api.expect(page.locator("#facts")).to_contain_text(name)
+        sync_api.expect(page.locator("#what")).to_contain_text(name)
         page.keyboard.press(str(truth[name]))
     settled(page)
     sync_api.expect(page.locator("#share")).to_contain_text("All inputs are labelled")
+
+
+# The list of classes --------------------------------------------------------------------------------------------------
+
+COLOURS = ("red", "green", "blue", "dark", "light")
+THINGS = ("tree", "truck", "cat", "Éclair", "bird", "house 2", "sea", "road", "<b>lamp</b>", "unit", "seal", "suit")
+
+
+def class_names(n: int) -> tuple[str, ...]:
+    """Names of several words, some with accents, capitals, digits or markup."""
+    every = [f"{colour} {thing}" for thing in THINGS for colour in COLOURS]
+    twisted = [f"{name} {name[::-1]}" for name in every]
+    return tuple((every + twisted + [f"other_{name}" for name in every] + [f"my {name}" for name in every])[:n])
+
+
+def to_label(folder: Path, n: int, *, examples: bool = True) -> LabelFolder:
+    """A folder of pictures to label, with an example of each class but the last one."""
+    g = spawn(0, "classes", n)
+    asked = Samples(torch.rand(12, 3, 8, 8, generator=g))
+    known = Samples(torch.rand(3 * n, 3, 8, 8, generator=g), (torch.arange(3 * n) % (n - 1)))
+    files = {identity: Path(f"in/IMG_{i:03d}.jpg") for i, identity in enumerate(asked.ids.tolist())}
+    ask = LabelFolder(
+        folder=folder, classes=n, names=class_names(n), examples=known if examples else None, files=files
+    )  # fmt: skip
+    with pytest.raises(LabelsMissing):
+        ask(asked)
+    return ask
+
+
+def shown(page: "sync_api.Page") -> list[str]:
+    return page.locator("#classes .class-name").all_text_contents()
+
+
+def found_by(text: str, names: tuple[str, ...]) -> list[str]:
+    """What the page should show for a text: names that begin with it, with a word that does, and with all its words."""
+    simple = lambda s: "".join(c for c in unicodedata.normalize("NFD", s) if not unicodedata.combining(c)).lower()  # noqa: E731
+    text = simple(text.strip())
+
+    def rank(name: str) -> int:
+        words = re.split(r"[\W_]+", simple(name))
+        return 0 if simple(name).startswith(text) else 1 if any(word.startswith(text) for word in words) else 2
+
+    return sorted((name for name in names if all(word in simple(name) for word in text.split())), key=rank)
+
+
+def labels_in(ask: LabelFolder) -> list[int | None]:
+    return list(ask.read().values())
+
+
+def test_typing_filters_and_enter_chooses_among_many_classes(pages, tmp_path) -> None:
+    ask = to_label(tmp_path / "to_label", 100)
+    names = class_names(100)
+    with serving(pages, ask.folder) as address:
+        page = pages.open(address)
+        sync_api.expect(page.locator("#search")).to_be_focused()  # one can type at once
+        assert shown(page) == list(names)
+        for i, word in enumerate(["red", "eclair", "truck", "ÉCLAIR b", "  dark"]):
+            sync_api.expect(page.locator("#what")).to_contain_text(f"IMG_{i:03d}.jpg")
+            page.keyboard.type(word)
+            expected = found_by(word, names)
+            assert shown(page) == expected
+            assert page.locator("#found").text_content() == f"{len(expected)} of 100"
+            page.keyboard.press("Enter")
+            settled(page)
+            assert labels_in(ask)[i] == names.index(expected[0])
+            assert page.locator("#search").input_value() == ""  # ready for the next one
+        page.keyboard.type("no such")
+        page.keyboard.press("Enter")
+        assert page.locator("#found").text_content() == "no such class"
+        page.keyboard.press("Escape")
+        page.keyboard.press("Enter")  # nothing is selected
+        settled(page)
+        assert labels_in(ask)[5:] == [None] * 7
+
+
+def test_arrows_reach_every_class_and_the_screen_reader_follows(pages, tmp_path) -> None:
+    ask = to_label(tmp_path / "to_label", 30)
+    names = class_names(30)
+    with serving(pages, ask.folder) as address:
+        page = pages.open(address)
+        search = page.get_by_role("combobox", name="Class")
+        options = page.get_by_role("listbox", name="Classes").get_by_role("option")
+        assert options.count() == 30
+        columns = page.evaluate(
+            "() => new Set([...document.querySelectorAll('#classes li')].map((item) => item.offsetLeft)).size"
+        )
+        for i, (down, right) in enumerate([(0, 0), (1, 0), (1, 2), (2, 1), (0, columns - 1)]):
+            page.keyboard.press("ArrowDown")  # enters the list
+            for key, times in (("ArrowDown", down), ("ArrowRight", right)):
+                for _ in range(times):
+                    page.keyboard.press(key)
+            place = down * columns + right
+            option = page.locator("#classes").get_by_role("option", selected=True)
+            assert option.count() == 1
+            assert option.get_attribute("id") == search.get_attribute("aria-activedescendant") == f"class-{place}"
+            assert page.get_by_role("option", name=names[place], exact=True).count() == 1
+            page.keyboard.press("Enter")
+            settled(page)
+            assert labels_in(ask)[i] == place
+        page.keyboard.press("ArrowLeft")  # in an empty search: the input before
+        sync_api.expect(page.locator("#classes [aria-current] .class-name")).to_have_text(names[columns - 1])
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        assert page.evaluate(outline) == "solid"  # the focus is visible
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            assert page.evaluate(f"document.activeElement === document.body || {outline} !== 'none'")
+
+
+def test_digits_choose_among_the_first_ten_shown_unless_they_belong_to_a_name(pages, tmp_path) -> None:
+    ask = to_label(tmp_path / "to_label", 60)
+    names = class_names(60)
+    with serving(pages, ask.folder) as address:
+        page = pages.open(address)
+        keys = page.locator("#classes kbd:visible")
+        page.keyboard.type("tr")
+        assert keys.all_text_contents() == [str(i) for i in range(10)]
+        page.keyboard.press("7")
+        settled(page)
+        assert labels_in(ask)[0] == names.index(found_by("tr", names)[7])
+        assert "2" not in keys.all_text_contents()  # there are names with it
+        page.keyboard.type("red house 2")
+        assert page.locator("#search").input_value() == "red house 2"
+        page.keyboard.press("0")
+        settled(page)
+        assert labels_in(ask)[1] == names.index("red house 2")
+        page.keyboard.press("Escape")
+        assert keys.all_text_contents() == [str(i) for i in range(10)]  # outside the search, all of them
+        page.keyboard.press("2")
+        settled(page)
+        assert labels_in(ask) == [labels_in(ask)[0], names.index("red house 2"), 2, *[None] * 9]
+
+
+def test_labels_are_undone_and_skipped_by_keys_and_stay_when_the_page_is_loaded_again(pages, tmp_path) -> None:
+    ask = to_label(tmp_path / "to_label", 10)
+    with serving(pages, ask.folder) as address:
+        page = pages.open(address)
+        for word in ("choose", "search", "undo", "skip"):
+            sync_api.expect(page.locator("#hints")).to_contain_text(word)
+        press(page, "3s51")
+        assert labels_in(ask) == [3, None, 5, 1, *[None] * 8]
+        press(page, "u")
+        sync_api.expect(page.locator(".place")).to_have_text("4 of 12")
+        assert labels_in(ask) == [3, None, 5, *[None] * 9]
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        marked(page, "2 of 12 labelled")
+        sync_api.expect(page.locator(".file")).to_have_text("IMG_001.jpg")  # the one that was skipped
+        press(page, "/truck")
+        page.keyboard.press("Enter")
+        settled(page)
+        assert labels_in(ask)[1] == found_label("truck", 10)
+        page.keyboard.press("Control+z")  # in the empty search
+        sync_api.expect(page.locator(".place")).to_have_text("2 of 12")
+        page.keyboard.press("Escape")
+        press(page, "u")
+        assert labels_in(ask) == [3, *[None] * 11]
+        sync_api.expect(page.locator("#what")).to_contain_text("Which class is this?")
+        page.locator("#classes li").nth(9).click()
+        settled(page)
+        assert labels_in(ask)[2] == 9
+    assert ask.read_files() == dict(zip(ask.read(), [f"IMG_{i:03d}.jpg" for i in range(12)], strict=True))
+
+
+def found_label(text: str, n: int) -> int:
+    return class_names(n).index(found_by(text, class_names(n))[0])
+
+
+def test_two_hundred_classes_are_filtered_in_the_page(pages, tmp_path) -> None:
+    """Without requests, and with the elements that are there; pictures are fetched as they come into view."""
+    ask = to_label(tmp_path / "to_label", 200)
+    names = class_names(200)
+    with serving(pages, ask.folder) as address:
+        page = pages.open(address)
+        sync_api.expect(page.locator("#classes img").first).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        examples = [url for url in pages.asked if "/example.png" in url]
+        assert 5 < len(examples) < 170
+        assert page.locator("#classes img").count() == 199  # the last class has no example
+        page.evaluate("window.items = new Set(document.querySelectorAll('#classes li'))")
+        before = len([url for url in pages.asked if "/api/" in url and "/api/state" not in url])
+        for word in (
+            "t",
+            "tr",
+            "tree",
+            "ed",
+            "e",
+            "eert",
+            "other",
+            "lamp",
+            "<b>",
+            "_dark",
+            "2",
+            "q",
+            "tree d",
+            "dark tree",
+            "",
+        ):
+            page.locator("#search").fill(word)
+            assert shown(page) == found_by(word, names)
+        assert page.evaluate("[...document.querySelectorAll('#classes li')].every((item) => items.has(item))")
+        assert len([url for url in pages.asked if "/api/" in url and "/api/state" not in url]) == before
+        assert page.locator("#classes b").count() == 0  # markup in names stays text
+
+
+@pytest.mark.parametrize("examples", [True, False])
+@pytest.mark.parametrize("n", [3, 100])
+def test_classes_are_within_reach_at_every_width_in_light_and_dark(pages, tmp_path, n, examples) -> None:
+    ask = to_label(tmp_path / "to_label", n, examples=examples)
+    with serving(pages, ask.folder) as address:
+        page = pages.open(address)
+        assert page.locator("#classes img").count() == (n - 1 if examples else 0)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            for width in (320, 390, 800, 1100, 1400):
+                page.set_viewport_size({"width": width, "height": 844})
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                for place in ("#search", "#classes li:first-child", "#pictures img"):
+                    box = page.locator(place).bounding_box()
+                    assert box["y"] + box["height"] <= 844  # no scrolling
+                    assert box["x"] >= 0
+                    assert box["x"] + box["width"] <= width
+            for place in (".class-name", "#hints", "#search", ".file"):
+                assert contrast(page, place) >= 4.5
+
+
+def contrast(page: "sync_api.Page", place: str) -> float:
+    """Of a text with what is behind it, as WCAG defines it."""
+    ink, paper = page.evaluate(
+        """(place) => {
+            const pixel = (colour) => {
+                const context = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d");
+                context.fillStyle = colour;
+                context.fillRect(0, 0, 1, 1);
+                return [...context.getImageData(0, 0, 1, 1).data];
+            };
+            let element = document.querySelector(place);
+            const ink = pixel(getComputedStyle(element).color);
+            while (pixel(getComputedStyle(element).backgroundColor)[3] === 0) element = element.parentElement;
+            return [ink, pixel(getComputedStyle(element).backgroundColor)];
+        }""",
+        place,
+    )
+
+    def luminance(rgb: list[int]) -> float:
+        parts = [v / 255 for v in rgb[:3]]
+        linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+        return sum(weight * v for weight, v in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted([luminance(ink), luminance(paper)])
+    return (high + 0.05) / (low + 0.05)

@@ -12,6 +12,7 @@ import typing
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,15 +42,18 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_atomically(path: Path, content: bytes, *, overwrite: bool = True) -> None:
+def write_atomically(path: Path, content: bytes, *, overwrite: bool = True, mode: int | None = None) -> None:
     """Write under a temporary name, flush to disk, rename: a kill at any moment leaves the old file or the new one.
 
-    With ``overwrite=False`` an existing file is kept, and FileExistsError is raised.
+    With ``overwrite=False`` an existing file is kept, and FileExistsError is raised. ``mode`` sets the permissions
+    (default: those of every new file); nobody else can open the file before they are set.
     """
     _remove_leftovers(path.parent)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{TEMPORARY}")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=None if mode is None else partial(os.open, mode=0o600)) as file:
+            if mode is not None:
+                os.chmod(temporary, mode)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -274,7 +274,10 @@ def build_labeller(config: Config, model: Classifier, train: Samples, pictures: 
     table, classes = config.labels, model.classes(train.x)
     if table.folder is not None:
         names = tuple(config.data.classes or ())
-        return LabelFolder(folder=config.path(table.folder), classes=classes, bounds=model.bounds, names=names)
+        return LabelFolder(
+            folder=config.path(table.folder), classes=classes, bounds=model.bounds, names=names, examples=train,
+            files=pictures,
+        )  # fmt: skip
     if table.callable is not None:
         function = find_callable(table.callable, root=config.path("."))
         return partial(_ask, "callable", labels_from_function(function, name=table.callable, classes=classes))

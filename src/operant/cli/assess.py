@@ -131,12 +131,14 @@ def _read(
     from operant.campaign.build import build_labeller, read_data
     from operant.data import LabelFolder, content_ids, labels_of, read_samples
 
-    used = None if trained_on is None else content_ids(read_samples(trained_on, size=size, part="train").x)
+    trained = None if trained_on is None else read_samples(trained_on, size=size, part="train")
+    used = None if trained is None else content_ids(trained.x)
     if field is not None:
         inputs = model.match_dtype(read_samples(field, size=size))
         if inputs.y is not None:
             return inputs, labels_of(inputs), used
-        return inputs, LabelFolder(folder=to_label, classes=model.classes(inputs.x), bounds=model.bounds), used
+        options = {"classes": model.classes(inputs.x), "bounds": model.bounds, "examples": trained}
+        return inputs, LabelFolder(folder=to_label, **options), used
     if config is None:
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
     train, _, arrived = read_data(config, model, [])

@@ -49,6 +49,10 @@ def triage(
         tuple[float, float] | None,
         typer.Option(help="Smallest and largest value of a pixel.", show_default="taken from the cases"),
     ] = None,
+    examples: Annotated[
+        Path | None,
+        typer.Option(help="Labelled data for pages of inputs to label: one example of each class is shown."),
+    ] = None,
     port: Annotated[int, typer.Option(help="Port to serve at; 0 is any free one.", min=0, max=65535)] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     csv: Annotated[
@@ -64,6 +68,7 @@ def triage(
     Only this machine can reach the page. Exit code 0: ended with Ctrl-C; 2: it could not run.
     """
     with exit_on_error():
+        from operant.data import read_samples
         from operant.triage import open_desk, serve
         from operant.triage.label_desk import LabelDesk
 
@@ -78,6 +83,7 @@ def triage(
             bounds=bounds,
             by=by or _user(),
             blind=blind,
+            examples=None if examples is None else read_samples(examples, part="train"),
         )
         serve(desk, port=port, open_browser=browser, on_start=_print_address)
         if not isinstance(desk, LabelDesk):
@@ -97,7 +103,8 @@ def _folder_here() -> Path:
 
 
 def _print_address(address: str) -> None:
-    print_line(f"{address}\nOpen it in a browser on this machine. Every answer is saved at once; press Ctrl-C to end.")
+    print_line(f"{address}\nOpen it in a browser on this machine; it works once.")
+    print_line("Every answer is saved at once; press Ctrl-C to end.")
 
 
 def _print_summary(suite: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,8 @@ from operant.types import Labeller
 TABLE = "labels.csv"
 MARK = "\ufeff"  # byte-order mark, by which spreadsheets recognise UTF-8
 CLASSES = "classes.json"
+EXAMPLES = "examples"
+PRIVATE = 0o600  # permissions of a new table; later ones are preserved
 READABLE_SIDE = 224  # pixels; smaller pictures are enlarged by whole factors up to this
 
 
@@ -56,6 +60,8 @@ class LabelFolder:
         bounds: smallest and largest value of an input, black and white in a picture.
         table: file name of the table.
         names: class names to show, in the order of the labels.
+        examples: labelled inputs; the first one of each class is shown beside the class name.
+        files: files of inputs by id, whose names help people to recognise them; written into a column of a new table.
     """
 
     folder: Path
@@ -63,6 +69,8 @@ class LabelFolder:
     bounds: tuple[float, float] = (0.0, 1.0)
     table: str = TABLE
     names: tuple[str, ...] = ()
+    examples: Samples | None = field(default=None, repr=False)
+    files: Mapping[int, Path] = field(default_factory=dict, repr=False)
 
     def __call__(self, asked: Samples) -> Tensor:
         names = [name_of(i) for i in asked.ids.tolist()]
@@ -86,6 +94,11 @@ class LabelFolder:
         """
         return self._labels(_Table(self.folder / self.table))
 
+    def read_files(self) -> dict[str, str]:
+        """The file names in the table, by name of the input."""
+        table = _Table(self.folder / self.table)
+        return {table.key(row): file for row in table.rows if (file := table.file(row))}
+
     def _labels(self, table: _Table) -> dict[str, int | None]:
         known: dict[str, int | None] = {}
         for line, row in enumerate(table.rows, 2):
@@ -108,15 +121,26 @@ class LabelFolder:
         names = [name_of(i) for i in new.ids.tolist()]
         for x, name in zip(new.x.cpu(), names, strict=True):
             _write_input(self.folder / name, x, self.bounds)
+        self._write_examples()
         about = {"classes": self.classes, "names": list(self.names)}
         results.write_atomically(self.folder / CLASSES, json.dumps(about).encode() + b"\n")
+        files = {
+            name: self.files[i].name if i in self.files else "" for i, name in zip(new.ids.tolist(), names, strict=True)
+        }
         with results.locked(self.folder):
-            table = _Table(self.folder / self.table)  # read under the lock: another process may have added rows
+            # Read under the lock: another process may have added rows.
+            table = _Table(self.folder / self.table, files=any(files.values()))
             known = self._labels(table)
-            for name in dict.fromkeys(names):
+            for name, file in files.items():
                 if name not in known:
-                    table.add(name)
+                    table.add(name, file)
             table.write()
+
+    def _write_examples(self) -> None:
+        for label, x in first_of_each_class(self.examples).items():
+            if (picture := picture_of(x, self.bounds)) is not None:
+                (self.folder / EXAMPLES).mkdir(exist_ok=True)
+                results.write_atomically(example_file(self.folder, label), picture)
 
     def set_label(self, name: str, label: int | None) -> None:
         """Write a label into the table, or remove it with None; it is on disk when this returns."""
@@ -131,11 +155,16 @@ class LabelFolder:
 
 
 class _Table:
-    """The table of labels; columns that people added, and their separator, are preserved."""
+    """The table of labels; columns that people added, and their separator, are preserved.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        files: whether a new table has a column of file names.
+    """
+
+    def __init__(self, path: Path, *, files: bool = False) -> None:
         try:
-            text = path.read_text(encoding="utf-8") if path.exists() else "name,label\n"
+            new = "name,label,file\n" if files else "name,label\n"
+            text = path.read_text(encoding="utf-8") if path.exists() else new
         except UnicodeDecodeError:
             raise ValueError(f"{path} is not text in UTF-8; save it as CSV (UTF-8) again") from None
         self.path, self.mark = path, MARK if text.startswith(MARK) else ""
@@ -148,6 +177,7 @@ class _Table:
         if not {"name", "label"} <= set(names):
             raise ValueError(f"the first line of {path} must be name,label, got {first.strip()!r}; put it there")
         self._name, self._label = names.index("name"), names.index("label")
+        self._file = names.index("file") if "file" in names else None
 
     def key(self, row: list[str]) -> str:
         """The name of the input in a row; empty if there is none."""
@@ -157,6 +187,10 @@ class _Table:
     def label(self, row: list[str]) -> str:
         return row[self._label] if len(row) > self._label else ""
 
+    def file(self, row: list[str]) -> str:
+        """The file name of the input in a row; empty if there is none."""
+        return row[self._file] if self._file is not None and len(row) > self._file else ""
+
     def set_label(self, name: str, label: str) -> None:
         """Put a label into every row of an input."""
         for row in self.rows:
@@ -164,13 +198,15 @@ class _Table:
                 row += [""] * (1 + self._label - len(row))
                 row[self._label] = label
 
-    def add(self, name: str) -> None:
-        self.rows.append([name if i == self._name else "" for i in range(len(self.header))])
+    def add(self, name: str, file: str) -> None:
+        cells = {self._name: name, self._file: file}
+        self.rows.append([cells.get(i, "") for i in range(len(self.header))])
 
     def write(self) -> None:
         text = io.StringIO()
         csv.writer(text, delimiter=self.separator, lineterminator="\n").writerows([self.header, *self.rows])
-        results.write_atomically(self.path, (self.mark + text.getvalue()).encode())
+        mode = stat.S_IMODE(self.path.stat().st_mode) if self.path.exists() else PRIVATE
+        results.write_atomically(self.path, (self.mark + text.getvalue()).encode(), mode=mode)
 
 
 def name_of(identity: int) -> str:
@@ -178,14 +214,41 @@ def name_of(identity: int) -> str:
     return f"i{identity & (2**64 - 1):016x}"
 
 
+def example_file(folder: Path, label: int) -> Path:
+    """The picture with an example of a class, in a folder of inputs to label."""
+    return folder / EXAMPLES / f"{label}.png"
+
+
+def first_of_each_class(examples: Samples | None) -> dict[int, Tensor]:
+    """The first input of each class, by label; empty without labels.
+
+    >>> x = torch.arange(5.0)[:, None]
+    >>> {label: float(row) for label, row in first_of_each_class(Samples(x, torch.tensor([2, 0, 2, 0, 1]))).items()}
+    {0: 1.0, 1: 4.0, 2: 0.0}
+    """
+    if examples is None or examples.y is None:
+        return {}
+    labels = examples.y.cpu().numpy()
+    classes, rows = np.unique(labels, return_index=True)  # the first row of each
+    return {label: examples.x[row].cpu() for label, row in zip(classes.tolist(), rows.tolist(), strict=True)}
+
+
+def picture_of(x: Tensor, bounds: tuple[float, float]) -> bytes | None:
+    """An image as a PNG file, enlarged if it is small; None if the input is not an image."""
+    if x.ndim != 3 or x.shape[0] not in (1, 3):
+        return None
+    content, (low, high) = io.BytesIO(), bounds
+    pixels = ((x - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    times = max(1, READABLE_SIDE // max(pixels.shape))
+    pixels = pixels.repeat(times, 0).repeat(times, 1)
+    Image.fromarray(pixels.squeeze(2) if x.shape[0] == 1 else pixels).save(content, "PNG")
+    return content.getvalue()
+
+
 def _write_input(path: Path, x: Tensor, bounds: tuple[float, float]) -> None:
-    content, is_picture = io.BytesIO(), x.ndim == 3 and x.shape[0] in (1, 3)
-    if is_picture:
-        low, high = bounds
-        pixels = ((x - low) / (high - low) * 255).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
-        times = max(1, READABLE_SIDE // max(pixels.shape))
-        pixels = pixels.repeat(times, 0).repeat(times, 1)
-        Image.fromarray(pixels.squeeze(2) if x.shape[0] == 1 else pixels).save(content, "PNG")
-    else:
-        np.savez(content, x=x.numpy())
-    results.write_atomically(path.with_suffix(".png" if is_picture else ".npz"), content.getvalue())
+    if (picture := picture_of(x, bounds)) is not None:
+        results.write_atomically(path.with_suffix(".png"), picture)
+        return
+    content = io.BytesIO()
+    np.savez(content, x=x.numpy())
+    results.write_atomically(path.with_suffix(".npz"), content.getvalue())

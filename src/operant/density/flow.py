@@ -1,4 +1,4 @@
-"""A normalising flow: a network that maps a Gaussian to the density. Needs ``pip install 'operant[flows]'``."""
+"""A normalising flow: a network that maps a Gaussian to the density. Needs the extra ``flows``."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from operant.density.kde import check_data, check_rows, check_weights
+from operant.extras import install_command
 from operant.networks.training import epochs_with_bar, step
 from operant.rng import global_streams, normal_like, shuffled
 from operant.validation import check_at_least
@@ -125,5 +126,5 @@ def _build(features: int, transforms: int, width: int) -> Any:
     try:
         from zuko.flows import NSF
     except ImportError:
-        raise ImportError("zuko is not installed; pip install 'operant[flows]'") from None
+        raise ImportError(f"zuko is not installed; {install_command('flows')}") from None
     return NSF(features, transforms=transforms, hidden_features=(width, width))

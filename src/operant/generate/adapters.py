@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
+from operant.extras import install_command
 from operant.generate.engine import check_ball, judge, project
 from operant.model import Classifier
 from operant.rng import global_streams
@@ -192,4 +193,4 @@ def _require(name: str, *, extra: str) -> Any:
     try:
         return __import__(name)
     except ImportError:
-        raise ImportError(f"{name} is not installed; pip install 'operant[{extra}]'") from None
+        raise ImportError(f"{name} is not installed; {install_command(extra)}") from None

@@ -1,11 +1,9 @@
-"""Access control: only pages and programs on this machine that know the token are answered."""
+"""Access control: only browsers on this machine that opened the printed address are answered."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
-from secrets import compare_digest
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from secrets import compare_digest, token_hex, token_urlsafe
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -14,8 +12,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-HOSTS = ("127.0.0.1", "localhost")
-HEADER = b"x-operant-token"
+HOSTS = (b"127.0.0.1", b"localhost", b"[::1]")  # the last one through a tunnel
 SAME_ORIGIN = (b"same-origin", b"none")  # what a browser sends for requests of our own page or of the user
 POLICY = (
     "default-src 'none'; img-src 'self' data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
@@ -31,74 +28,109 @@ HEADERS = [
 
 
 class AccessControl:
-    """Rejects requests without the token, and requests from pages of another origin.
+    """Rejects requests without a session, and requests from pages of another origin.
 
-    A browser that opens ``/?token=...`` keeps the token in a cookie that scripts cannot read and other sites cannot
-    send. Programs send it in the header ``X-Operant-Token``. Requests under another host name that leads to this
-    machine (DNS rebinding) are rejected, whatever the token.
+    A browser that opens ``/?token=...`` gets a cookie that scripts cannot read and other sites cannot send. It holds a
+    new random secret. Each token can be used once, so neither the address in a log nor the cookie gives the other.
+    Programs do the same: open the address, keep the cookie, and send ``Origin`` with every change. Requests under
+    another host name or port that leads to this machine (DNS rebinding) are rejected, whatever the cookie.
+
+    Args:
+        tokens: the tokens of the addresses that open a session, each one once.
     """
 
-    def __init__(self, app: App, token: str) -> None:
-        self.app, self.token = app, token.encode()
-        self.cookie = f"operant-{hashlib.sha256(self.token).hexdigest()[:8]}"  # one per server: ports share cookies
+    def __init__(self, app: App, *tokens: str) -> None:
+        self.app = app
+        self.cookie = f"operant-{token_hex(4)}"  # one per server: ports share cookies
+        self._tokens = [token.encode() for token in tokens]
+        self._sessions: list[bytes] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-        elif rejection := self.rejection(scope):
+        elif rejection := self._rejection_by_headers(scope):
+            await _send_text(send, *rejection)
+        elif (token := self._token(scope)) is not None:
+            self._tokens.remove(token)
+            await self.app(scope, receive, _with_headers(send, [*HEADERS, (b"set-cookie", self._new_session())]))
+        elif rejection := self._rejection_by_session(scope):
             await _send_text(send, *rejection)
         else:
-            await self.app(scope, receive, self._with_headers(scope, send))
+            await self.app(scope, receive, _with_headers(send, HEADERS))
 
-    def rejection(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason if a request is rejected, otherwise None."""
+    def _rejection_by_headers(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and reason if the host or the origin of a request is not our own, otherwise None."""
         headers = _headers(scope)
-        host = headers.get(b"host", b"").decode("latin-1")
-        if host.rpartition(":")[0] not in HOSTS and host not in HOSTS:
-            return 421, "This server only answers under its own name; open the address that `operant triage` printed."
+        host = headers.get(b"host", b"")
+        if host not in own_hosts(scope["server"][1]):
+            return 421, "This server answers only under its own name and port; open the address of `operant triage`."
         origin = headers.get(b"origin")
-        foreign = origin is not None and origin != b"http://" + host.encode("latin-1")
+        foreign = origin is not None and origin != b"http://" + host
         if foreign or (headers.get(b"sec-fetch-site", b"none") not in SAME_ORIGIN and scope["path"] != "/"):
             return 403, "Requests from pages of another origin are rejected."
-        by_cookie = self._is_token(self._cookie(headers))
-        by_header = self._is_token(headers.get(HEADER, b""))
-        if scope["method"] not in ("GET", "HEAD") and not (by_header or (by_cookie and origin is not None)):
-            return 403, "Only the page itself can make changes here."
-        if not (by_cookie or by_header or self._opened(scope)):
-            return 403, "The token is missing; open the address that `operant triage` printed, which contains it."
         return None
 
-    def _is_token(self, token: bytes) -> bool:
-        return compare_digest(token, self.token)
+    def _token(self, scope: Scope) -> bytes | None:
+        """The unused token in the address of a request, if it has one."""
+        if scope["path"] != "/" or scope["method"] != "GET":
+            return None
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        return _equal_one(given[0].encode("utf-8", "replace"), self._tokens) if len(given) == 1 else None
 
-    def _cookie(self, headers: dict[bytes, bytes]) -> bytes:
-        try:
-            jar = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
-        except CookieError:
-            return b""
-        found = jar.get(self.cookie)
-        return b"" if found is None else found.value.encode("latin-1", "replace")
+    def _new_session(self) -> bytes:
+        """A cookie with a new secret."""
+        secret = token_urlsafe(32)
+        self._sessions.append(secret.encode())
+        return f"{self.cookie}={secret}; Path=/; HttpOnly; SameSite=Strict".encode()
 
-    def _opened(self, scope: Scope) -> bool:
-        """Whether this is the printed address, with the token."""
-        if scope["path"] != "/" or scope["method"] not in ("GET", "HEAD"):
-            return False
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=None).get("token", [""])
-        return self._is_token(given[0].encode("utf-8", "replace"))
+    def _rejection_by_session(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and reason if a request is not from the page in a browser that has the cookie, otherwise None."""
+        headers = _headers(scope)
+        if _equal_one(self._secret(headers), self._sessions) is None:
+            return 403, (
+                "This browser may not see the page: the address is not the one that `operant triage` printed, or it "
+                "was used before, since each works once. End the command with Ctrl-C and start it again for a new one."
+            )
+        if scope["method"] not in ("GET", "HEAD") and b"origin" not in headers:
+            return 403, "Only the page itself can make changes here."
+        return None
 
-    def _with_headers(self, scope: Scope, send: Send) -> Send:
-        opened = self._opened(scope)
-        cookie = f"{self.cookie}={self.token.decode()}; Path=/; HttpOnly; SameSite=Strict".encode()
+    def _secret(self, headers: dict[bytes, bytes]) -> bytes:
+        """The secret in the cookie of a request; empty if there is none, or more than one.
 
-        async def sending(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                more = [*HEADERS, (b"set-cookie", cookie)] if opened else HEADERS
-                message = {**message, "headers": [*message.get("headers", []), *more]}
-            await send(message)
+        Servers at other ports of this machine share the browser's cookies, so there may be others, of any form.
+        """
+        pairs = [part.strip().partition(b"=") for part in headers.get(b"cookie", b"").split(b";")]
+        found = [value for name, _, value in pairs if name == self.cookie.encode()]
+        return found[0] if len(found) == 1 else b""
 
-        return sending
+
+def own_hosts(port: int) -> set[bytes]:
+    """The values of the header ``Host`` that name this server, exactly as browsers write them.
+
+    >>> b"localhost:8000" in own_hosts(8000), b"localhost:9000" in own_hosts(8000), b"localhost." in own_hosts(8000)
+    (True, False, False)
+    """
+    return {host for name in HOSTS for host in (name, name + b":%d" % port)}
+
+
+def _equal_one(given: bytes, secrets: Sequence[bytes]) -> bytes | None:
+    """The secret that equals a given value, if any; the time does not depend on where they differ."""
+    found = [secret for secret in secrets if compare_digest(given, secret)]
+    return found[0] if found else None
+
+
+def _with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
+    """``send`` that adds headers to the response."""
+
+    async def sending(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), *headers]}
+        await send(message)
+
+    return sending
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

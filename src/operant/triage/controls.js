@@ -4,18 +4,27 @@
 
 const move = (by) => trying(() => go(at + by));
 const focusTag = () => $("tag").focus();
+const skip = () => trying(() => go(forward(at)));
 const KEYS = {
   verdicts: [
     ["v 1", "valid", () => mark({ verdict: "valid" })],
     ["x 2", "invalid", () => mark({ verdict: "invalid" })],
     ["u 3", "unsure", () => mark({ verdict: "unsure" })],
     ["c 0", "clear the verdict", () => mark({ verdict: "" })],
+    ["z", "undo", undo],
+    ["n", "next unmarked case", () => trying(rearrange)],
+  ],
+  labels: [
+    ["0 1 2 3 4 5 6 7 8 9", "the class that shows this key", (key) => chooseShown(Number(key))],
+    ["/", "search a class: arrows move, Enter chooses, Esc clears, then leaves", startSearch],
+    ["↓ ↑", "move through the classes", (key) => (startSearch(), moveActive(0, key === "↓" ? 1 : -1))],
+    ["s", "skip if unsure", skip],
+    ["u z", "undo", undo],
+    ["n", "next without a label", () => trying(rearrange)],
   ],
   both: [
-    ["z", "undo", undo],
     ["→ j", "next", () => move(1)],
     ["← k", "back", () => move(-1)],
-    ["n", "next unmarked case", () => trying(rearrange)],
   ],
   more: [
     ["t", "tag what changed, Enter adds it", focusTag],
@@ -27,13 +36,11 @@ const KEYS = {
   ],
   last: [["?", "these keys", () => $("keys").showModal()]],
 };
-const NAMES = { ArrowRight: "→", ArrowLeft: "←", "=": "+" };
+const NAMES = { ArrowRight: "→", ArrowLeft: "←", ArrowDown: "↓", ArrowUp: "↑", "=": "+" };
 
 function keysNow() {
-  if (!labelling()) return [...KEYS.verdicts, ...KEYS.both, ...KEYS.more, ...KEYS.last];
-  const few = about.classes.length <= 10;
-  const digits = few ? about.classes.map(([label, name]) => [String(label), name, () => mark({ label })]) : [["t", "type a class, Enter gives it", focusTag]];
-  return [...digits, ...KEYS.both, ...KEYS.last];
+  if (labelling()) return [...KEYS.labels, ...KEYS.both, ...KEYS.last];
+  return [...KEYS.verdicts, ...KEYS.both, ...KEYS.more, ...KEYS.last];
 }
 
 async function rearrange(options) {
@@ -74,7 +81,7 @@ addEventListener("keydown", (event) => {
   const found = keysNow().find(([keys]) => keys.split(" ").includes(key));
   if (!found) return;
   event.preventDefault();
-  found[2]();
+  found[2](key);
 });
 addEventListener("keyup", (event) => event.key.toLowerCase() === "s" && !labelling() && swap(false));
 
@@ -118,19 +125,11 @@ function setUp() {
 
 function setUpLabels(shows) {
   options($("show"), shows.map(([value, text]) => [value, text.replace("marked", "labelled")]));
-  const few = about.classes.length <= 10;
-  $("verdicts").hidden = about.classes.length > 40;
-  $("verdicts").replaceChildren(
-    ...about.classes.map(([label, name]) => {
-      const key = few && name !== String(label) ? [make("kbd", { textContent: label })] : [];
-      const button = make("button", { type: "button", data: { label } }, name, ...key);
-      button.addEventListener("click", () => mark({ label }));
-      return button;
-    })
-  );
-  $("tags").hidden = few;
-  $("tag").placeholder = "class (t)";
-  options($("known-tags"), about.classes.map(([label, name]) => [name, String(label)]));
+  $("verdicts").hidden = $("tags").hidden = true;
+  $("undo").lastChild.textContent = "u";
+  $("stage").removeAttribute("aria-live"); // or the whole list would be read
+  $("what").ariaLive = "polite";
+  setUpClasses();
   setInterval(() => document.hidden || trying(more), 4000); // a campaign may add inputs
 }
 
@@ -173,10 +172,7 @@ function listen() {
     $("tag").value = "";
     $("tag").blur(); // keys mark cases again
     if (!word) return;
-    if (!labelling()) return mark({ tags: [...new Set([...rows.get(at).tags, word])] });
-    const found = about.classes.find(([label, name]) => name === word || String(label) === word);
-    if (found) mark({ label: found[0] });
-    else toast(`There is no class ${word}.`);
+    mark({ tags: [...new Set([...rows.get(at).tags, word])] });
   });
   $("who").addEventListener("click", () => {
     $("name").value = who;
@@ -207,13 +203,14 @@ async function begin() {
   about = await ask("api/about");
   setUp();
   $("key-list").replaceChildren(
-    ...keysNow().flatMap(([keys, meaning]) => [make("dt", {}, ...keys.split(" ").map((key) => make("kbd", { textContent: key }))), make("dd", { textContent: meaning })])
+    ...keysNow().flatMap(([keys, meaning]) => [make("dt", {}, ...keys.replace(/0 1.*9/, "0–9").split(" ").map((key) => make("kbd", { textContent: key }))), make("dd", { textContent: meaning })])
   );
   listen();
   root.classList.toggle("blind", blind());
   waiting();
   if (about.rejected?.length) toast(about.rejected.join(" "));
   await become(sessionStorage.getItem("operant-triage-by") || about.by);
+  if (labelling()) focusSearch();
   document.body.dataset.ready = "1";
 }
 trying(begin);

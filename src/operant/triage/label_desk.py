@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from operant.data.formats import read_npz
-from operant.data.label_folder import CLASSES, TABLE, LabelFolder
+from operant.data.label_folder import (
+    CLASSES,
+    EXAMPLES,
+    TABLE,
+    LabelFolder,
+    example_file,
+    first_of_each_class,
+    name_of,
+    picture_of,
+)
+from operant.data.samples import Samples
 from operant.triage.desk import NotFound, RequestFields, RowLists
 from operant.validation import check_one_of
 
@@ -27,11 +37,26 @@ class LabelDesk:
 
     Args:
         classes: names of the classes (default: those in the folder).
+        examples: labelled inputs; the first one of each class is shown beside its name (default: those in the folder).
+        names: what each input is called, by its id, such as its file name (default: the file names in the table, else
+            the text of the id).
+        bounds: smallest and largest value of an example, black and white in a picture.
     """
 
-    def __init__(self, folder: str | Path, *, classes: Sequence[str] = (), by: str = "me") -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        classes: Sequence[str] = (),
+        by: str = "me",
+        examples: Samples | None = None,
+        names: Mapping[int, str] | None = None,
+        bounds: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
         self.folder, self.by = Path(folder), by
         self.classes = tuple(classes) or class_names(self.folder)
+        self._titles = {name_of(identity): title for identity, title in (names or {}).items()}
+        self._examples = {label: picture_of(x, bounds) for label, x in first_of_each_class(examples).items()}
         self._table = LabelFolder(folder=self.folder, classes=len(self.classes))
         self._names: list[str] = []  # the order never changes: pages refer to inputs by place
         self._steps: list[tuple[str, int | None]] = []
@@ -59,6 +84,7 @@ class LabelDesk:
             "small": False,
             "version": self._version,
             "classes": list(enumerate(self.classes)),
+            "examples": [label for label in range(len(self.classes)) if self._example(label) is not None],
         }
 
     def arrange(self, fields: RequestFields) -> dict[str, Any]:
@@ -74,7 +100,14 @@ class LabelDesk:
         start, rows = self._lists.rows(fields)
         with self._lock:
             table = self._read()
-        return {"start": start, "rows": [self._row(row, table) for row in rows]}
+        titles = self._table.read_files() | self._titles
+        return {"start": start, "rows": [{**self._row(row, table), **self._title(row, titles)} for row in rows]}
+
+    def _title(self, row: int, titles: Mapping[str, str]) -> dict[str, Any]:
+        """How an input is called."""
+        name = self._names[row]
+        title = titles.get(name, name)
+        return {"title": title, "facts": [("id", name)] if title != name else []}
 
     def _row(self, row: int, table: dict[str, int | None]) -> dict[str, Any]:
         name = self._names[row]
@@ -85,7 +118,6 @@ class LabelDesk:
             "given": label,
             "verdict": "" if label is None else self.classes[label],
             "values": self._values(name),
-            "facts": [("name", name)],
             "tags": [],
             "others": [],
         }
@@ -118,7 +150,16 @@ class LabelDesk:
         counts = {self.classes[label]: given.count(label) for label in sorted(set(given))}
         return {"mine": counts, "tests": len(table), "labelled": len(given), "tags": [], "people": {}, "agreement": []}
 
+    def _example(self, label: int) -> bytes | Path | None:
+        """A picture of a class, or its file if it is inside the folder."""
+        file = example_file(self.folder, label)
+        inside = file.is_file() and file.resolve().parent == self.folder.resolve() / EXAMPLES
+        return self._examples.get(label) or (file if inside else None)
+
     def picture(self, row: int, what: str, factor: int) -> bytes:
+        """The picture of an input, or, if ``what`` is "example", of the class ``row``."""
+        if what == "example" and (example := self._example(row)) is not None:
+            return example if isinstance(example, bytes) else example.read_bytes()
         file = self._file(self._names[row], ".png") if what == "case" and 0 <= row < len(self._names) else None
         if file is None:
             raise NotFound("there is no such picture")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from operant import results
 from operant.campaign.records import CampaignInfo
 from operant.data.label_folder import TABLE
+from operant.data.samples import Samples
 from operant.triage.label_desk import LabelDesk
 from operant.triage.sampling import SamplePlan
 from operant.triage.suite_desk import SuiteDesk
@@ -24,6 +25,8 @@ def open_desk(
     bounds: tuple[float, float] | None = None,
     by: str = "me",
     blind: bool = False,
+    examples: Samples | None = None,
+    names: Mapping[int, str] | None = None,
 ) -> Desk:
     """The desk for a folder: a suite, a campaign (its cases), or ``to_label`` of a campaign or an assessment.
 
@@ -33,10 +36,14 @@ def open_desk(
         bounds: smallest and largest value of a pixel.
         by: initial name of the person.
         blind: whether the model's predictions are hidden at first.
+        examples: labelled inputs; the first one of each class is shown to people who label.
+        names: what each input to label is called, by its id, such as its file name.
     """
     place = Path(path)
     if (labels := labels_in(place)) is not None:
-        return LabelDesk(labels.resolve(), classes=classes, by=by)
+        return LabelDesk(
+            labels.resolve(), classes=classes, by=by, examples=examples, names=names, bounds=bounds or (0.0, 1.0)
+        )
     suite = suite_in(place).resolve()
     about = about_of(suite)
     return SuiteDesk(

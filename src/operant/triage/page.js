@@ -123,8 +123,8 @@ function draw() {
   }
   drawWords(row);
   drawPictures(row);
-  for (const button of $("verdicts").children)
-    button.ariaPressed = String(labelling() ? row.given === Number(button.dataset.label) : row.verdict === button.dataset.verdict);
+  if (labelling()) drawGiven(row);
+  for (const button of $("verdicts").children) button.ariaPressed = String(row.verdict === button.dataset.verdict);
   $("chips").replaceChildren(
     ...row.tags.map((tag) => make("li", {}, make("button", { type: "button", textContent: tag, title: "remove", data: { tag } })))
   );
@@ -139,8 +139,8 @@ function draw() {
 function drawWords(row) {
   const place = make("span", { className: "place", textContent: `${at + 1} of ${list.total}` });
   if (labelling()) {
-    const words = row.given === null ? ["Which class is this?"] : ["Labelled ", make("b", { textContent: row.verdict })];
-    return $("what").replaceChildren(make("span", {}, ...words), place);
+    const words = row.given === null ? ["Which class is this?"] : ["Labelled ", make("b", { textContent: about.classes[row.given][1] })];
+    return $("what").replaceChildren(make("span", {}, ...words), make("span", { className: "file", textContent: row.title }), place);
   }
   const assumed = make("span", {}, "Should be ", make("b", { textContent: row.label }));
   const answer = make("b", { textContent: row.prediction ?? "hidden", className: row.failing ? "wrong" : "" });
@@ -155,7 +155,7 @@ function drawPictures(row) {
   place.replaceChildren(
     ...whats().map((what) => {
       const caption = what === "difference" ? `difference × ${factor}` : what;
-      const image = make("img", { src: picture(row.row, what, factor), alt: caption, draggable: false, data: { what } });
+      const image = make("img", { src: picture(row.row, what, factor), alt: labelling() ? row.title : caption, draggable: false, data: { what } });
       return make("figure", { className: what }, image, ...(labelling() ? [] : [make("figcaption", { textContent: caption })]));
     })
   );

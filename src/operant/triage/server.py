@@ -15,9 +15,12 @@ from pathlib import Path
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
+from operant.extras import install_command
 from operant.triage.access import AccessControl, App
+from operant.triage.connections import TIMEOUT, server_config
 from operant.triage.desk import NotFound, RequestFields
 from operant.triage.opening import Desk
+from operant.validation import check_positive
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -25,21 +28,21 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 MAX_BODY = 16_384  # bytes
-FILES = {"/page.css": "text/css", "/page.js": "text/javascript", "/controls.js": "text/javascript"}
+SCRIPTS = ("page", "classes", "controls")
+FILES = {"/page.css": "text/css", **{f"/{name}.js": "text/javascript" for name in SCRIPTS}}
 PICTURE_HEADERS = {"cache-control": "private, max-age=600"}
 TABLE_HEADERS = {"content-disposition": 'attachment; filename="verdicts.csv"', "cache-control": "no-store"}
-MISSING = "triage needs starlette and uvicorn, which are not installed; pip install 'operant[triage]'"
 Api = Callable[[RequestFields], dict[str, Any]]
 Endpoint = Callable[["Request"], Any]
 
 
-def make_app(desk: Desk, token: str) -> App:
-    """The application: page, API and pictures, behind access control."""
+def make_app(desk: Desk, *tokens: str) -> App:
+    """The application: page, API and pictures, behind access control; each token opens the page once."""
     try:
         from starlette.applications import Starlette
         from starlette.routing import Route
     except ImportError:
-        raise ValueError(MISSING) from None
+        raise _missing() from None
 
     def picture(fields: RequestFields) -> bytes:
         return desk.picture(fields.number("row"), fields.text("what"), min(fields.number("factor", 1), 1000))
@@ -54,32 +57,40 @@ def make_app(desk: Desk, token: str) -> App:
         Route("/image/{row}/{what}.png", _file_endpoint(picture, "image/png", PICTURE_HEADERS)),
         Route("/verdicts.csv", _file_endpoint(lambda _: desk.table(), "text/csv; charset=utf-8", TABLE_HEADERS)),
     ]
-    return AccessControl(Starlette(routes=routes), token)
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False  # an address is right or wrong
+    return AccessControl(app, *tokens)
 
 
-def serve(desk: Desk, *, port: int = 0, open_browser: bool = True, on_start: Callable[[str], object] = print) -> None:
+def serve(
+    desk: Desk,
+    *,
+    port: int = 0,
+    open_browser: bool = True,
+    on_start: Callable[[str], object] = print,
+    timeout: float = TIMEOUT,
+) -> None:
     """Serve the page to this machine until Ctrl-C; port 0 is any free one.
 
-    ``on_start`` is called with the address, which contains the token.
+    ``on_start`` is called with the address, which contains a token that works once. The browser gets a token of its
+    own. A connection on which a client neither completes a request nor reads the response is closed after one to two
+    times ``timeout`` seconds.
     """
+    check_positive(timeout=timeout)
     try:
         import uvicorn
     except ImportError:
-        raise ValueError(MISSING) from None
-    token = token_urlsafe(24)
-    app = make_app(desk, token)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off",
-        timeout_graceful_shutdown=2,
-    )  # fmt: skip
+        raise _missing() from None
+    printed, opened = token_urlsafe(24), token_urlsafe(24)
+    app = make_app(desk, printed, opened)
     with _listen(port) as listening, ExitStack() as stack:
-        address = f"http://{LOOPBACK}:{listening.getsockname()[1]}/?token={token}"
-        on_start(address)
+        address = f"http://{LOOPBACK}:{listening.getsockname()[1]}/?token="
+        on_start(address + printed)
         if open_browser:
-            file = stack.enter_context(_redirect_file(address))
+            file = stack.enter_context(_redirect_file(address + opened))
             threading.Thread(target=webbrowser.open, args=[file], daemon=True).start()
         try:
-            uvicorn.Server(config).run(sockets=[listening])
+            uvicorn.Server(server_config(app, timeout=timeout)).run(sockets=[listening])
         except KeyboardInterrupt:  # the normal way to stop
             return
 
@@ -102,6 +113,10 @@ def _redirect_file(address: str) -> Iterator[str]:
         yield Path(name).as_uri()
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _missing() -> ValueError:
+    return ValueError(f"triage needs starlette and uvicorn, which are not installed; {install_command('triage')}")
 
 
 def _listen(port: int) -> socket.socket:

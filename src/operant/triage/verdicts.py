@@ -205,7 +205,7 @@ class _LogWriter:
             numbers = [int(re.sub(r"\D", "", file.stem)) for file in log_files(suite)]
             file = place / f"verdicts-{max(numbers, default=-1) + 1:06d}.jsonl"
             try:
-                log = _LogWriter(file, os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644))
+                log = _LogWriter(file, os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600))
             except FileExistsError:  # another process was faster
                 continue
             log.add(header)
