@@ -7,11 +7,13 @@ import json
 import mmap
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -19,6 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,6 +38,7 @@ from operant.campaign import (
     confidence_of,
 )
 from operant.campaign import field as field_module
+from operant.campaign import run as run_module
 from operant.campaign.assessing import (
     LabelBudget,
     SequentialAssessment,
@@ -43,18 +47,26 @@ from operant.campaign.assessing import (
     what_it_takes,
 )
 from operant.campaign.feedback import FLOOR, reweighted
+from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import UncertaintyOfFailures
 from operant.campaign.observers.uncertainty import Uncertainty
 from operant.campaign.records import StopRecord
-from operant.data import LabelsMissing, labels_of
+from operant.campaign.stopping import stop_record
+from operant.data import LabelFolder, LabelsMissing, labels_of
+from operant.data.label_files import labels_from_npz, labels_from_table
+from operant.data.label_folder import name_of
 from operant.execution import Damaged, Engine, Event, RunFolder, chunked_fuzzing, pool
-from operant.execution.round_state import LabelBatch
+from operant.execution.round_state import LabelBatch, RoundState
+from operant.execution.timing import Stopwatch
 from operant.generate import GradientMove, UncertaintyFuzz, unguided
 from operant.measure import Naturalness, with_dropout
 from operant.model import copy_module
 from operant.networks import fit, initialise, load_weights
+from operant.report import writing
+from operant.report.gathering import gather
 from operant.results import TEMPORARY
 from operant.retrain import Finetune, FinetuneEpoch, FinetuneRecord, OperationalFinetune, Retrained, training
+from operant.types import Labeller
 
 digits = cache(load_digits)
 
@@ -110,7 +122,7 @@ def run(folder: Path, labelled: Samples | None = None, *, seed: int = 0, **chang
     labelled = field() if labelled is None else labelled
     arguments = {"field": unlabelled(labelled), "labeller": labels_of(labelled), "train": train(), "clean": clean()}
     called = {name: changes.pop(name, value) for name, value in arguments.items()}
-    called |= {name: changes.pop(name) for name in ("on_event",) if name in changes}
+    called |= {name: changes.pop(name) for name in ("on_event", "classes", "stopwatch") if name in changes}
     return replace(TINY, **changes)(model(), folder=folder, seed=seed, **called)
 
 
@@ -334,9 +346,67 @@ def test_an_earlier_smaller_bound_is_named(undisturbed: tuple[Path, CampaignResu
     done = undisturbed[1]
     bounds = {r.number: r.assessment.upper for r in done.rounds if r.assessment}
     best = min(bounds, key=bounds.__getitem__)
-    named = f"The model after round {best} has the smallest bound, {bounds[best]:.2%}."
+    named = f"The model after round {best} has the smallest bound, {bounds[best]:.2%}:"
     later = any(r.changed for r in done.rounds[best + 1 :])
     assert (named in done.reason) == (bounds[best] < done.assessment.upper and later)
+
+
+def ended(*epochs: tuple[float, float], operational: int = 9, diverged: bool = False) -> str:
+    """The advice after a round whose epochs had these clean accuracies and monitors; 0.9 and 0.4 before."""
+    history = tuple(
+        FinetuneEpoch(epoch=i, loss=0.0, accuracy=accuracy, monitor=monitor, kept=False, why="")
+        for i, (accuracy, monitor) in enumerate(epochs, 1)
+    )
+    record = FinetuneRecord(
+        best_epoch=0, reason="REASON", n_train=9, n_cases=9, accuracy_before=0.9, history=history, monitor_before=0.4,
+        train_rows=9, case_rows=9, effective_cases=9.0, stopped_early=False, diverged=diverged,
+    )  # fmt: skip
+    assessed = SequentialAssessment(labels=50, failures=5, upper=0.3, confidence=0.975, reason="")
+    first = Round(number=0, arrived=9, clean=0.92, assessment=assessed)  # 0.02 of max_drop is used
+    last = Round(
+        number=1, arrived=9, clean=0.9, attempted=9, operational=operational, retraining=record if epochs else None
+    )
+    return stop_record(replace(TINY, max_drop=0.05), "no change", [first, last], clean=200).advice
+
+
+def test_the_advice_names_what_stood_in_the_way() -> None:
+    accuracy, monitor = "Clean accuracy stood in the way", "The monitor stood in the way"
+
+    def named(*epochs: tuple[float, float], **options: Any) -> tuple[bool, bool]:
+        advice = ended(*epochs, **options)
+        assert "The last retraining was not kept: REASON." in advice
+        assert ("max_drop" in advice) == (accuracy in advice)
+        return accuracy in advice, monitor in advice
+
+    assert named((0.88, 0.5), (0.9, 0.45)) == (False, True)
+    assert named((0.8, 0.2), (0.7, 0.3)) == (True, False)
+    assert named((0.8, 0.2), (0.9, 0.5)) == (True, True)  # each epoch failed one of them
+    assert named((0.8, 0.5), (0.7, 0.6)) == (True, True)  # each epoch failed both
+    assert named((0.9, 0.5), diverged=True) == (False, False)
+    assert "of 200 clean samples, 6 more may be lost" in ended((0.8, 0.2))
+    assert "found no operational failure: declare wider" in ended(operational=0)
+    assert "chose none of its 9 operational failures" in ended()
+
+
+def changing(number: int, upper: float, *, changed: bool = True) -> Round:
+    assessed = SequentialAssessment(labels=50, failures=5, upper=upper, confidence=0.975, reason="")
+    retraining = scale_weights_record(best_epoch=int(changed)) if number else None
+    return Round(number=number, arrived=9, clean=0.9, attempted=9, retraining=retraining, assessment=assessed)
+
+
+@pytest.mark.parametrize(
+    ("uppers", "changed", "file"),
+    [
+        ((0.3, 0.1, 0.2), (True, True, True), "round 1 has the smallest bound, 10.00%: its weights are in round-001/"),
+        ((0.3, 0.2, 0.1, 0.2), (True, True, False, True), "round 2 .* weights are in round-001/weights.safetensors"),
+        ((0.1, 0.3), (True, True), "round 0 has the smallest bound, 10.00%: it is the initial model"),
+    ],
+)
+def test_the_file_of_an_earlier_better_model_is_named(uppers, changed, file) -> None:
+    rounds = [changing(i, upper, changed=c) for i, (upper, c) in enumerate(zip(uppers, changed, strict=True))]
+    advice = stop_record(TINY, "rounds spent", rounds, clean=200).advice
+    assert re.search(file, advice)
+    assert "model.safetensors has those after the last round" in advice
 
 
 def test_a_smaller_budget_does_not_forget_finished_rounds(tmp_path: Path) -> None:
@@ -813,11 +883,15 @@ def scale_weights(model: Classifier, train: Samples, cases: Samples, **arguments
             values.mul_(1.001)
     epoch = FinetuneEpoch(epoch=1, loss=0.0, accuracy=1.0, monitor=0.0, kept=True, why="the only one")
     arguments["on_epoch"](epoch)
-    record = FinetuneRecord(
-        best_epoch=1, reason="scaled", n_train=len(train), n_cases=len(cases), accuracy_before=1.0, history=(epoch,),
+    record = replace(scale_weights_record(), n_train=len(train), n_cases=len(cases), history=(epoch,))
+    return Retrained(model=model.rewrap(module), record=record)
+
+
+def scale_weights_record(best_epoch: int = 1) -> FinetuneRecord:
+    return FinetuneRecord(
+        best_epoch=best_epoch, reason="scaled", n_train=9, n_cases=9, accuracy_before=1.0, history=(),
         monitor_before=None, train_rows=0, case_rows=0, effective_cases=0.0, stopped_early=False,
     )  # fmt: skip
-    return Retrained(model=model.rewrap(module), record=record)
 
 
 def test_any_retrainer_will_do(tmp_path: Path) -> None:
@@ -952,6 +1026,77 @@ def test_labels_of_other_inputs_are_rejected(tmp_path: Path) -> None:
         run(tmp_path, Samples.concat([field(100, seed=3), field()]))
 
 
+def write_labels(source: str, labelled: Samples, place: Path) -> Labeller:
+    """The same labels in memory, in an npz file, in a csv table, or in a folder that people label in."""
+    if source == "memory":
+        return labels_of(labelled)
+    if source == "npz":
+        np.savez(place / "labels.npz", x=labelled.x.numpy(), y=labelled.labels.numpy())
+        return labels_from_npz(place / "labels.npz", classes=10)
+    rows = zip(labelled.ids.tolist(), labelled.labels.tolist(), strict=True)
+    (place / "labels.csv").write_text("name,label\n" + "".join(f"{name_of(i)},{y}\n" for i, y in rows))
+    if source == "csv":
+        return labels_from_table(place / "labels.csv", classes=10)
+    return LabelFolder(folder=place, classes=10)
+
+
+@pytest.mark.parametrize("source", ["memory", "npz", "csv", "folder"])
+@pytest.mark.parametrize("finished", [False, True])
+def test_labels_that_changed_since_they_were_bought_are_noticed(tmp_path: Path, source: str, finished: bool) -> None:
+    """Also in a round that is under way; with the same labels again, the run ends as without the change."""
+    folder, labelled = tmp_path / "run", field()
+    if finished:
+        run(folder, labeller=write_labels(source, labelled, tmp_path))
+    else:
+        with pytest.raises(LabelsMissing):
+            run(folder, labeller=RecordingLabeller(labelled, batches=3))
+    ids = torch.cat([results.load(file, LabelBatch).ids for file in folder.glob("round-*/labels-*.json")])
+    rows = labelled.rows_of(ids[[4, 11]])
+    y = labelled.labels.clone()
+    y[rows] = (y[rows] + 1) % 10
+    wrong = Samples(labelled.x, y, labelled.ids)
+    with pytest.raises(ValueError, match=rf"^2 of {len(ids)} labels that .*run already has are different now") as error:
+        run(folder, labeller=write_labels(source, wrong, tmp_path))
+    examples = [f"{name_of(int(labelled.ids[r]))}, which was {labelled.labels[r]} and is {y[r]} now" for r in rows]
+    assert any(example in str(error.value) for example in examples)
+    assert run(folder, labeller=write_labels(source, labelled, tmp_path)).labels == 150
+
+
+def test_answers_of_functions_are_not_asked_for_again(tmp_path: Path) -> None:
+    first, again = RecordingLabeller(field(), batches=3), RecordingLabeller(field())
+    with pytest.raises(LabelsMissing):
+        run(tmp_path, labeller=first)
+    run(tmp_path, labeller=again)
+    assert not torch.isin(torch.cat(again.asked), torch.cat(first.asked)).any()
+
+
+def test_the_time_of_a_campaign_is_the_sum_of_its_sessions(tmp_path: Path) -> None:
+    """Of a clock that jumps at every look; also of a session that ends with an error."""
+    jumps, passed = random.Random(0), 0.0
+
+    def clock() -> float:
+        nonlocal passed
+        passed += jumps.choice([0.0, 0.001, 0.25, 3.0])
+        return passed
+
+    with pytest.raises(LabelsMissing):
+        run(tmp_path, labeller=RecordingLabeller(field(), batches=3), stopwatch=Stopwatch(started=0.0, clock=clock))
+    between = passed = passed + 1000
+    run(tmp_path, stopwatch=Stopwatch(started=between, clock=clock))
+    seconds = gather(tmp_path).seconds
+    assert seconds["total"] == pytest.approx(passed - 1000)
+    assert sum(seconds.values()) == pytest.approx(2 * seconds["total"])
+    assert {"start", "profile", "naturalness", "generate", "retrain", "assess", "observers"} <= set(seconds)
+
+
+def test_other_class_names_are_rejected(tmp_path: Path) -> None:
+    """People read them when they label."""
+    names = [f"class {i}" for i in range(10)]
+    run(tmp_path, classes=names)
+    with pytest.raises(ValueError, match="contains a run with other settings: classes .'class 0' -> 'class 1'"):
+        run(tmp_path, classes=[names[1], names[0], *names[2:]])
+
+
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="must be a folder, but is a file"):
@@ -971,127 +1116,169 @@ def test_two_workers_and_one_end_the_same(tmp_path: Path, undisturbed: tuple[Pat
 
 # Kills ----------------------------------------------------------------------------------------------------------------
 
+# What a campaign and its report do, one after the other; a kill is sent inside each.
+EARLY, LATE = ("profile", "chunk", "observers", "delivery"), ("retraining", "assessment", "report")
+ONCE = ["chunk", "retraining", "assessment", "observers", "delivery", "report"]
+TWICE = ["profile", "chunk", "retraining", "assessment", "observers", "retraining", "assessment", "delivery"]
+
+
+def test_a_campaign_killed_in_every_phase_ends_the_same(tmp_path: Path) -> None:
+    assert kill(tmp_path, [*ONCE, "end"]) == {"kills": dict.fromkeys(ONCE, 1), "campaigns": 1, "differences": []}
+
 
 @pytest.mark.slow
-def test_a_campaign_killed_at_chosen_moments_ends_the_same(tmp_path: Path) -> None:
-    found = kill(tmp_path, chosen=3, timed=0)
-    assert found["kills"] == 3
-    assert found["equal"]
-    assert found["torn"] == []
+def test_a_campaign_killed_forty_times_ends_the_same(tmp_path: Path) -> None:
+    found = kill(tmp_path, [*TWICE, "report", "report", "end"] * 4)
+    assert found["differences"] == []
+    assert sum(found["kills"].values()) == 40
+    assert sum(found["kills"][phase] for phase in LATE) == 24
+    assert set(found["kills"]) == {*EARLY, *LATE}
 
 
 @pytest.mark.slow
-def test_a_campaign_killed_twenty_times_ends_the_same(tmp_path: Path) -> None:
-    found = kill(tmp_path, chosen=10, timed=10)
-    assert found["kills"] >= 20
-    assert found["inside"] >= 10
-    assert found["equal"]
-    assert found["torn"] == []
+def test_a_campaign_killed_at_random_times_ends_the_same(tmp_path: Path) -> None:
+    found = kill(tmp_path, [*["any"] * 10, "end"])
+    assert found["differences"] == []
+    assert sum(found["kills"].values()) == 10
 
 
-def kill(folder: Path, **counts: int) -> dict[str, Any]:
+def kill(folder: Path, phases: list[str]) -> dict[str, Any]:
     """The result of this file as a script: it imports torch once, then forks."""
-    arguments = [sys.executable, __file__, str(folder), *(str(n) for n in counts.values())]
+    arguments = [sys.executable, __file__, str(folder), *phases]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-INSIDE = ("chunk", "retraining", "writing")
-where = mmap.mmap(-1, 16)  # what a run is doing, for the process that kills it
-left = [10**9]  # moments until a run kills itself
+class Moments:
+    """Moments at which a process can kill itself: before and after each phase, training step and change of a file.
+
+    Attributes:
+        phases: those that the process is in, the innermost last.
+        counts: moments so far, by phase.
+        target: phase to be killed in, and moments of it to survive; None to survive all.
+        shared: the innermost phase, for the process that kills this one.
+    """
+
+    def __init__(self) -> None:
+        self.phases, self.counts = ["between"], Counter[str]()
+        self.target: tuple[str, int] | None = None
+        self.shared = mmap.mmap(-1, 16)
+
+    def pass_one(self) -> None:
+        phase = self.phases[-1]
+        self.shared[:] = phase.encode().ljust(16)
+        self.counts[phase] += 1
+        if self.target is not None and phase == self.target[0] and self.counts[phase] > self.target[1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, call: Callable[..., Any], phase: str = "") -> Callable[..., Any]:
+        """The same function, with a moment before and one after, in a phase of its own if it is named."""
+
+        def called(*arguments: object, **options: object) -> object:
+            self.phases.append(phase or self.phases[-1])
+            self.pass_one()
+            result = call(*arguments, **options)
+            self.pass_one()
+            self.phases.pop()
+            return result
+
+        return called
+
+    def install(self) -> None:
+        for name in ("rename", "replace", "link", "unlink", "rmdir"):
+            setattr(os, name, self.around(getattr(os, name)))
+        os.fsync = lambda _: self.pass_one()  # written data outlive a process anyway
+        for owner, name, phase in (
+            (field_module.FieldState, "update", "profile"),
+            (field_module, "fit_naturalness", "profile"),
+            (chunked_fuzzing.ChunkedFuzzing, "__call__", "chunk"),
+            (GradientMove, "__call__", "chunk"),
+            (RoundState, "retrain", "retraining"),
+            (training.TrainableModel, "descend", "retraining"),
+            (FieldLabels, "assess", "assessment"),
+            (RoundState, "predictions", "assessment"),
+            (run_module, "observe_round", "observers"),
+            (RunFolder, "deliver", "delivery"),
+            (writing, "gather", "report"),
+            (writing, "render_page", "report"),
+            (writing, "save_evidence", "report"),
+            (writing, "write_atomically", "report"),
+        ):
+            setattr(owner, name, self.around(getattr(owner, name), phase))
 
 
-def moment(what: str) -> None:
-    where[:] = what.encode().ljust(16)
-    left[0] -= 1
-    if left[0] < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+def attempt(moments: Moments, place: Path, target: tuple[str, int] | None, *, seconds: float = 0.0) -> str | None:
+    """Resume a campaign, and write its report, in a process of its own; the phase it was killed in, None if it ended.
 
-
-def around(what: str, call: Callable[..., object]) -> Callable[..., object]:
-    """The same function, with a moment before and one after."""
-
-    def called(*arguments: object, **options: object) -> object:
-        before = bytes(where)
-        moment(what)
-        result = call(*arguments, **options)
-        moment(what)
-        where[:] = before
-        return result
-
-    return called
-
-
-def attempt(folder: Path, *, moments: int = 10**9, seconds: float = 0.0) -> str | None:
-    """Resume a campaign in a process of its own: None if it ended, else what it was doing when it was killed."""
-    where[:] = b"between".ljust(16)
+    Args:
+        moments: that it passes.
+        place: where its folder is.
+        target: phase and moment at which it kills itself.
+        seconds: when it is killed, if this is not 0.
+    """
     if (child := os.fork()) == 0:
-        left[0] = moments
-        run(folder)
+        moments.counts.clear()
+        moments.target = target
+        whole(place)
         os._exit(0)
     if seconds:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return bytes(where).decode().strip() if os.WIFSIGNALED(status) else None
+    return bytes(moments.shared).decode().strip() if os.WIFSIGNALED(status) else None
 
 
-def kills(folder: Path, *, chosen: int, timed: int) -> dict[str, object]:
-    """Campaigns killed at chosen moments, and others at random times, until there were this many kills."""
-    with_moments()
-    run(folder / "undisturbed")  # here, so that later ones need no imports
-    counted, start = 10**9 - left[0], time.monotonic()
-    if timed:
-        assert attempt(folder / "timed once") is None
-    lasts, choose = time.monotonic() - start, random.Random(0)
-    at: list[str] = []
-    torn: list[str] = []
-    ended: list[str] = []
-    for name, n in (("chosen", chosen), ("timed", timed)):
-        done = number = 0
-        while done < n:
-            place = folder / f"{name} {number}"
-            if name == "chosen":
-                how: dict[str, Any] = {"moments": choose.randrange(counted // max(2, n // 2))}
-            else:
-                how = {"seconds": choose.uniform(0.01, lasts / 4)}
-            if (what := attempt(place, **how)) is None:  # it ended; start another
-                number += 1
-                ended.append(digest(place))
-                continue
-            done += 1
-            at.append(what)
-            torn += [str(file) for file in place.rglob("*.json") if not readable(file)]
-        if n and place.exists():
-            assert attempt(place) is None
-            ended.append(digest(place))
-    equal = all(each == digest(folder / "undisturbed") for each in ended)
-    left_over = [str(f) for f in folder.rglob(f"*{TEMPORARY}")]
-    return {
-        "kills": len(at),
-        "inside": sum(what in INSIDE for what in at),
-        "at": at,
-        "campaigns": len(ended),
-        "equal": equal,
-        "torn": torn + left_over,
-        "moments": counted,
-    }
+def whole(place: Path) -> None:
+    """A campaign and its report; the folder's name, which the report shows, is always the same."""
+    place.mkdir(exist_ok=True)
+    os.chdir(place)
+    run(Path("run"))
+    writing.write_report(Path("run"))
 
 
-def with_moments() -> None:
-    """Add moments to chunks, retraining, writing and fitting the profile."""
-    for name in ("rename", "replace", "link"):
-        setattr(os, name, around("writing", getattr(os, name)))
-    os.fsync = lambda _: moment("writing")  # written data outlive a process anyway
-    fuzzing = chunked_fuzzing.ChunkedFuzzing
-    fuzzing.__call__ = around("chunk", fuzzing.__call__)  # type: ignore[method-assign]
-    GradientMove.__call__ = around("chunk", GradientMove.__call__)  # type: ignore[method-assign]
-    training.TrainableModel.descend = around("retraining", training.TrainableModel.descend)  # type: ignore[method-assign]
-    field_module.fit_naturalness = around("profile", field_module.fit_naturalness)
-    field_module.fit_profile = around("profile", field_module.fit_profile)
+def kills(folder: Path, phases: list[str]) -> dict[str, object]:
+    """Kill campaigns in these phases, one after the other; how their results differ from those of an undisturbed one.
+
+    At "end" a campaign is resumed until it ends, and the next one begins.
+    """
+    moments, chance = Moments(), random.Random(0)
+    moments.install()
+    start = time.monotonic()
+    whole(folder / "undisturbed")  # here, so that later ones need no imports
+    lasts, counted = time.monotonic() - start, Counter(moments.counts)
+    done, differences, number = Counter[str](), list[str](), 0
+    while phases:
+        place, phase = folder / f"campaign {number}", phases[0]
+        target = (phase, chance.randrange(1 + counted[phase] // 4)) if phase not in ("any", "end") else None
+        killed_in = attempt(moments, place, target, seconds=chance.uniform(0.01, lasts / 4) * (phase == "any"))
+        if killed_in is None:  # it ended
+            differences += differ(place, folder / "undisturbed")
+            number += 1
+        else:
+            done[killed_in] += 1
+            differences += [f"torn: {file}" for file in place.rglob("*.json") if not readable(file)]
+        if killed_in is not None or phase == "end":  # otherwise it ended too early: try the next campaign
+            phases = phases[1:]
+    return {"kills": dict(done), "campaigns": number, "differences": differences}
+
+
+REPORTS = ("report.html", "report.json", "report.md", "report.xml")
+TIMES = (
+    r"<dt>Time</dt><dd>[^<]*</dd>", r"Wall-clock time of all sessions[^<]*<", r'"seconds": \{[^}]*\}', r' time="[^"]*"'
+)  # fmt: skip
+
+
+def differ(place: Path, other: Path) -> list[str]:
+    """What differs between two campaigns: results, reports except for the time they took, or files left behind."""
+    found = [] if digest(place / "run") == digest(other / "run") else [f"digest of {place}"]
+    for name in REPORTS:
+        texts = [re.sub("|".join(TIMES), "TIME", (each / "run" / name).read_text()) for each in (place, other)]
+        assert "TIME" in texts[0] or name == "report.md"
+        found += [f"{name} of {place}"] * (texts[0] != texts[1])
+    return found + [str(file) for file in place.rglob(f"*{TEMPORARY}")]
 
 
 def readable(file: Path) -> bool:
@@ -1104,4 +1291,4 @@ def readable(file: Path) -> bool:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(kills(Path(sys.argv[1]), chosen=int(sys.argv[2]), timed=int(sys.argv[3]))))
+    print(json.dumps(kills(Path(sys.argv[1]).resolve(), sys.argv[2:])))

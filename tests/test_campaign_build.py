@@ -1,6 +1,7 @@
 """From `operant.toml` to a campaign: model, data, moves, retrainer and observers; errors name the key."""
 
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -8,20 +9,23 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 from operant import Samples, Suite, spawn
 from operant.campaign import build as building
 from operant.campaign.build import build
 from operant.campaign.config import load_config
 from operant.campaign.observers import OBSERVERS
-from operant.conditions import fixed, normal
+from operant.cli import app
+from operant.conditions import Recipe, fixed, normal
 from operant.execution.engines import serial
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
+from operant.model import Finding
 from operant.model.hashing import described
 from operant.networks import load_weights
 from operant.profile import FittedConditions
-from operant.report import write_report
+from operant.report import load_evidence, write_report
 from operant.retrain import OperationalFinetune
 
 
@@ -260,11 +264,33 @@ def test_a_file_with_the_name_of_another_module_is_rejected(user):
 # Estimated conditions
 
 
+UNEXPLAINED = Finding(name="conditions do not explain the field", problem="a third remains", advice="Declare others")
+
+
+def test_doubts_about_conditions_and_notes_are_in_the_report(user, monkeypatch):
+    """And on the error stream, also of a quiet run."""
+    recipe = Recipe(severities={"rotation": normal(4)})
+    values = {"parameters": (), "before": 1.0, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
+    found = FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
+    monkeypatch.setattr(building, "fit_conditions", lambda *_, **__: found)
+    user.configure("[conditions]\nestimate = true\nrotation = {normal = 12}\n")
+    done = CliRunner().invoke(app, ["run", str(user.path), "--quiet"])
+    assert done.stdout == ""
+    assert str(UNEXPLAINED) in done.stderr
+    assert "a campaign needs about 500 field inputs" in done.stderr
+    page = write_report(user.path / "operant-run")
+    assert ("conditions", UNEXPLAINED) in load_evidence(page.with_suffix(".json")).findings
+    for text in (page.read_text(), page.with_suffix(".md").read_text()):
+        assert "a third remains" in text
+        assert "field contains only 40 inputs" in text.replace("\\", "")
+
+
 def test_conditions_are_estimated_once(user, monkeypatch):
     asked = []
 
     def fitted(field, clean, *, widest, generator, progress):
         asked.append(field)
+        time.sleep(0.02)
         severities = {"rotation": normal(4), "blur": fixed(0.0)}
         return FittedConditions(
             recipe=replace(widest, severities=severities),
@@ -275,7 +301,7 @@ def test_conditions_are_estimated_once(user, monkeypatch):
             floor_high=0.6,
             priors=(),
             confidence=0.95,
-            findings=(),
+            findings=(UNEXPLAINED,),
         )
 
     monkeypatch.setattr(building, "fit_conditions", fitted)
@@ -287,6 +313,9 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     recipe = first.campaign.moves["conditions"].keywords["recipe"]
     assert recipe.severities == {"rotation": normal(4)}  # conditions that do not occur are left out
     assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
+    assert RunFolder(first.folder).times()["conditions"] >= 0.02
+    assert first.findings == again.findings == (UNEXPLAINED,)
+    assert not any(UNEXPLAINED.problem in note for note in first.notes)
     with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: estimated within"):
         user.build(text.replace("12", "15"))
 

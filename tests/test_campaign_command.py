@@ -1,7 +1,14 @@
 """`operant run`: exit codes, messages, JSON, and folders that cannot be resumed."""
 
 import json
+import os
+import pty
+import re
+import signal
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +22,12 @@ from operant.campaign.progress import event_json, result_json
 from operant.campaign.records import CampaignResult, Round
 from operant.cli import app
 from operant.data import LabelsMissing
+from operant.execution.engines import WorkerDied
 from operant.execution.events import Event
 from operant.execution.interrupt import Interrupted
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
+from operant.signals import Stopped
 
 runner = CliRunner()
 
@@ -44,7 +53,7 @@ def ending(user, monkeypatch):
             if isinstance(end, BaseException):
                 raise end
             signature = signature_of(self.campaign)
-            with RunFolder(self.folder, signature=signature) as run, run.timed("round-000/total"):
+            with RunFolder(self.folder, signature=signature, stopwatch=self.stopwatch) as run:
                 on_event(ROUND)
                 with run.timed("round-000/suite"):
                     time.sleep(0.02)
@@ -67,7 +76,7 @@ def test_exit_codes_and_messages_say_how_it_ended(ending, user):
     done = ending(delivered(met=True, rounds=1))
     assert (done.exit_code, "already met" in done.stdout) == (0, True)
     assert "initial model was good enough" in done.stdout
-    assert "time: searching for failures 1 s" in done.stdout
+    assert re.search(r"time: \d+ s", done.stdout)
 
 
 def test_missing_labels_and_ctrl_c_are_reported_with_how_to_resume(ending):
@@ -110,13 +119,80 @@ def test_ctrl_c_before_the_campaign_begins_has_the_same_message(user, monkeypatc
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("the run was begun with others"), OSError("the disk is full"), MemoryError(), RuntimeError("x")],
+    [ValueError("the run was begun with others"), OSError("the disk is full"), WorkerDied("a worker was killed")],
 )
-def test_errors_have_no_traceback(ending, error):
+def test_expected_errors_are_one_sentence(ending, error):
+    done = ending(error)
+    assert (done.exit_code, done.stderr) == (2, f"cannot run: {error}\n")
+
+
+@pytest.mark.parametrize("error", [KeyError("layer"), RuntimeError("x"), ZeroDivisionError(), AssertionError("no")])
+def test_the_traceback_of_an_unexpected_error_is_in_a_file(ending, error, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     done = ending(error)
     assert done.exit_code == 2
-    assert f"cannot run: {str(error) or 'MemoryError'}" in done.stderr
+    assert done.stderr.startswith(f"cannot run: {type(error).__name__}{f': {error}' if str(error) else ''}. This is")
+    [file] = tmp_path.glob("operant-traceback-*.txt")
+    assert f"the traceback is in {file}" in done.stderr
     assert "Traceback" not in done.stderr
+    assert "Traceback" in file.read_text()
+    assert type(error).__name__ in file.read_text()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert "here is the traceback:\nTraceback" in ending(error).stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+)
+def test_too_little_memory_is_a_sentence(ending, error):
+    done = ending(error)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("cannot run: there is not enough memory (")
+    assert "use a smaller batch_size or less data, use fewer workers" in done.stderr
+    assert "raceback" not in done.stderr
+
+
+def test_too_little_memory_behind_another_error_is_the_reason(ending):
+    error = ValueError("[model] module: net:Net() must build the model without arguments, but raised ...")
+    error.__cause__ = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    assert "there is not enough memory (DefaultCPUAllocator: can't" in ending(error).stderr
+
+
+def test_a_report_that_fails_does_not_change_how_the_campaign_ended(ending, monkeypatch):
+    def fails(*_, **__):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("operant.report.write_report", fails)
+    done = ending(delivered(met=True))
+    assert (done.exit_code, "met: It ended." in done.stdout) == (0, True)
+    assert "the report could not be written: KeyError: 'a bug'" in done.stderr
+
+
+def test_a_program_that_ends_itself_has_not_missed_the_requirement(ending):
+    done = ending(SystemExit(1))
+    assert done.exit_code == 2
+    assert "ended from within, with exit code 1" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_signals_end_the_command_with_their_own_code(ending, number, code):
+    done = ending(Interrupted("1 of 2 chunks are done", number))
+    assert (done.exit_code, done.stderr.count("\n")) == (code, 1)
+    assert done.stderr.startswith("stopped: 1 of 2 chunks are done. To resume: operant run")
+
+
+def test_an_error_that_a_signal_caused_is_not_the_reason(ending):
+    """A terminal that is gone, or an import that was interrupted, fails after the signal."""
+    error = OSError(5, "Input/output error")
+    error.__context__ = Stopped(signal.SIGHUP)
+    done = ending(error)
+    assert done.exit_code == 129
+    assert done.stderr.startswith("stopped: finished work is kept")
 
 
 def test_json_and_quiet(ending):
@@ -127,7 +203,9 @@ def test_json_and_quiet(ending):
     assert result["result"]["met"] is True
     assert result["result"]["model"].endswith("model.safetensors")
     more = {name: result["result"][name] for name in ("model", "seconds", "report")}
-    assert list(more["seconds"]) == ["generate"]
+    assert {"start", "generate", "report", "total"} <= set(more["seconds"])
+    *parts, total = more["seconds"].values()
+    assert sum(parts) == pytest.approx(total)
     assert result == result_json(delivered(met=True), **more)
     done = ending(delivered(met=True), "--quiet")
     assert done.stdout.startswith("met: It ended.")
@@ -172,6 +250,90 @@ def test_a_delivered_model_replaces_the_earlier_one(ending, user):
     x = user.samples(5, "x").x.flatten(1)
     assert torch.equal(kept.logits(x), two[1].model.logits(x))
     assert not torch.equal(kept.logits(x), two[0].model.logits(x))
+
+
+# Signals to a running command
+
+SMALL = """[budget]
+rounds = 1
+labels = 30
+seeds_per_round = 40
+cases_per_round = 10
+chunk = 5
+[labels]
+file = "field.npz"
+"""
+
+
+def started(user, *, terminal):
+    """`operant run` with two workers, in a process group or a terminal of its own, after its first chunk."""
+    user.write("field.npz", user.samples(520, "field"))
+    user.configure(SMALL, user.toml.replace("pmi = 0.1", "pmi = 0.001"))
+    arguments = [sys.executable, "-m", "operant", "run", str(user.path), "--workers", "2"]
+    if terminal:
+        pid, output = pty.fork()
+    else:
+        output, write = os.pipe()
+        pid = os.fork()
+    if pid == 0:
+        if not terminal:
+            os.setsid()
+            os.dup2(write, 1)
+            os.dup2(write, 2)
+        os.execv(sys.executable, arguments)
+    if not terminal:
+        os.close(write)
+    text = b""
+    while not re.search(rb"chunk [1-6] of", text):
+        text += os.read(output, 1000)
+    return pid, output
+
+
+def wait_until(holds):
+    for _ in range(3000):
+        if holds():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not happen within half a minute")
+
+
+def processes_in_session(session):
+    """The processes of a session that still run."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, *rest = place.read_text().rpartition(")")[2].split()
+            found += [place] * (int(rest[2]) == session and state not in "ZX")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGTERM to all", 143), ("terminal closed", 129)]
+)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="lists processes in /proc")
+def test_signals_finish_the_chunk_and_leave_neither_lock_nor_workers(user, how, code):
+    pid, output = started(user, terminal=how == "terminal closed")
+    if how == "terminal closed":
+        os.close(output)
+    elif how.endswith("to all"):
+        os.killpg(pid, signal.SIGTERM)
+    else:
+        os.kill(pid, getattr(signal, how))
+    text = b""
+    while how != "terminal closed" and (part := os.read(output, 1000)):  # ends with the last process that writes
+        text += part
+    status = os.waitpid(pid, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == code, text.decode()
+    assert not (user.path / "operant-run" / "lock").exists()
+    wait_until(lambda: processes_in_session(pid) == [])  # multiprocessing's own helper ends a little later
+    if text:
+        assert text.count(b"Stopping when the chunks in progress are finished.") == 1
+        assert text.count(b"stopped: ") == 1
+        assert b"Traceback" not in text
+    done = runner.invoke(app, ["run", str(user.path)])
+    assert done.exit_code == 1, done.output
+    assert "not met" in done.stdout
 
 
 # Folders that cannot be resumed

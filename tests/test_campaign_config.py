@@ -52,6 +52,31 @@ def test_a_misspelt_key_is_rejected_and_the_right_one_suggested(user, table, key
         ("[model]\nbounds = [0, '1']", ["[model] bounds must be a number, got '1'"]),
         ("[model]\nmean = 'x'", ["[model] mean must be a number or a list, got 'x'"]),
         ("[data]\nfield = 3", ["[data] field must be a string in quotes or a list, got 3"]),
+        *(
+            (f"{key.replace(' ', chr(10))} = {empty}", [f"{key}: must name a file or folder, got "])
+            for key in (
+                "[model] weights",
+                "[data] train",
+                "[data] clean",
+                "[data] field",
+                "[labels] file",
+                "[labels] folder",
+            )
+            for empty in ("''", "' '", '"a\\u0000b"')
+        ),
+        ("[run]\nfolder = ''", ["operant.toml", "[run] folder: must name a file or folder, got ''; fill it in"]),
+        ("[data]\nfield = []", ["[data] field: must name a file or folder, got []"]),
+        ("[data]\nfield = ['a', '']", ["[data] field: must name a file or folder, got ['a', '']"]),
+        (
+            "[model]\nstd = 1e308",
+            ["operant.toml", "[model] std: must fit the bounds, [0, 1], and lie between 1e-06 "],
+        ),
+        ("[model]\nstd = [0.2, 0.0]", ["[model] std: must fit the bounds", "got [0.2, 0.0]; give it in the unit"]),
+        ("[model]\nstd = -1.0", ["[model] std: must fit"]),
+        ("[model]\nstd = nan", ["[model] std: must fit"]),
+        ("[model]\nmean = 1e308", ["[model] mean: must fit the bounds, [0, 1], and lie between -1e+06 and 1e+06"]),
+        ("[model]\nmean = inf", ["[model] mean: must fit"]),
+        ("[model]\nbounds = [0, 255]\nstd = 1e9", ["[model] std: must fit the bounds, [0, 255]"]),
         ("[labels]", ["[labels]: must have exactly one of file, callable and folder, got 0"]),
         ("[labels]\nfile = 'a'\nfolder = 'b'", ["exactly one of file, callable and folder, got 2"]),
         ("[run]\nwhen_drifted = 'go'", ["[run] when_drifted must be 'update' or 'stop', got 'go'"]),

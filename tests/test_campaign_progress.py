@@ -12,7 +12,7 @@ from operant.campaign.progress import (
     ProgressState,
     describe_times,
     event_json,
-    seconds_by_step,
+    seconds_by_part,
     show_progress,
 )
 from operant.campaign.records import Decision, Round
@@ -94,11 +94,13 @@ def test_a_resumed_campaign_shows_the_last_assessment():
 def test_times_are_summed_over_rounds_and_shown_by_step():
     times = {f"round-00{i}/{name}": 50.0 for i in (1, 2) for name in ("suite", "retraining.json", "round.json")}
     times |= {"round-000/profile.json": 3.0, "round-000/naturalness.json": 4.5, "other": 1.0}
-    times |= {"round-000/labels-000.json": 2.0, "round-000/predictions": 1.5}
-    seconds = seconds_by_step(times)
-    assert seconds == {"generate": 100.0, "retrain": 100.0, "profile": 7.5, "assess": 3.5}
+    times |= {"round-000/labels-000.json": 2.0, "round-000/predictions": 1.5, "conditions": 480.0, "start": 0.2}
+    seconds = seconds_by_part(times)
+    learned = {"profile": 3.0, "naturalness": 4.5, "generate": 100.0, "retrain": 100.0, "assess": 3.5}
+    assert seconds == {"start": 0.2, "conditions": 480.0, **learned, "other": 101.0, "total": sum(times.values())}
     assert describe_times(seconds) == (
-        "searching for failures 2 min, retraining 2 min, learning the profile of the field 8 s, assessing 4 s"
+        "13 min: estimating conditions 8 min, learning the profile of the field 3 s, learning naturalness 4 s, "
+        "searching for failures 2 min, retraining 2 min, assessing 4 s, other work 2 min"
     )
 
 

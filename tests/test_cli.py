@@ -1,5 +1,6 @@
 """The command line: what it prints, its exit codes, and what it imports."""
 
+import os
 import re
 import subprocess
 import sys
@@ -223,6 +224,81 @@ def test_ctrl_c_during_imports_prints_one_word(
     with pytest.raises(SystemExit) as ended:
         main()
     assert (ended.value.code, capsys.readouterr().err) == (130, "stopped\n")
+
+
+IMPORTS = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.{signal})
+    sum(range(1000))
+except KeyboardInterrupt:
+    raise ImportError("as extension modules do")
+print("torch is imported")
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize("command", ["demo", "run", "report", "study robot", "triage x"])
+def test_a_signal_while_torch_is_imported_gives_one_line(tmp_path: Path, command: str, name: str, code: int) -> None:
+    (tmp_path / "torch.py").write_text(IMPORTS.replace("{signal}", name))
+    path = os.pathsep.join([str(tmp_path), str(Path(operant.__file__).parents[1])])
+    ended = subprocess.run(
+        [sys.executable, "-m", "operant", *command.split()],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code
+    assert ended.stdout == "torch is imported\n"
+    assert ended.stderr.startswith("stopped: ")
+    assert ended.stderr.count("\n") == 1
+
+
+COMMANDS = {
+    "demo": ("demo", "operant.demo.run_demo"),
+    "init": ("init", "operant.campaign.init.write_example"),
+    "run": ("run", "operant.campaign.config.load_config"),
+    "report": ("report", "operant.report.writing.write_report"),
+    "triage": ("triage x", "operant.triage.open_desk"),
+    "doctor": (f"doctor {' '.join(HEALTHY)}", "operant.data.read_samples"),
+    "assess": ("assess a:b --field x --requirement 0.1", "operant.model.importing.build_module"),
+    "robot": (
+        "robot a:b --train x --test x --radius 0.1 --requirement 0.5",
+        "operant.model.importing.build_module",
+    ),
+    "study": ("study tiny", "operant.cli.study._accepted_options"),
+}
+
+
+@pytest.mark.parametrize("command", typer.main.get_command(app).commands)
+@pytest.mark.usefixtures("own_studies")
+def test_every_command_ends_with_code_2_after_an_unexpected_error(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("nobody expected this")
+
+    line, function = COMMANDS[command]
+    monkeypatch.setattr(function, fails)
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    done = CliRunner().invoke(app, line.split())
+    assert done.exit_code == 2, done.output
+    assert "cannot run: KeyError: 'nobody expected this'" in done.output
+    assert [file for file in folder.glob("operant-traceback-*.txt") if str(file) in "".join(done.output.split())]
+
+
+def test_an_error_outside_of_commands_ends_with_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("operant.cli.study.installed_studies", lambda: 1 / 0)
+    monkeypatch.setattr(sys, "argv", ["operant", "study"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("cannot run: ZeroDivisionError: division by zero. This is a fault")
 
 
 # Start-up

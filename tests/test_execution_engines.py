@@ -25,6 +25,7 @@ from operant.execution.memory import in_batches, with_smaller_batches
 from operant.execution.run_folder import DiskFull, RunFolder
 from operant.generate import PGD
 from operant.networks import LeNet5, initialise
+from operant.signals import Stopped, exit_code
 from operant.suite import Suite
 
 ROOT = Path(__file__).parents[1]
@@ -224,13 +225,13 @@ def test_the_same_model_in_other_batches() -> None:
 # Ctrl-C ---------------------------------------------------------------------------------------------------------------
 
 
-def presses(when: int, times: int = 1) -> Any:
-    """A progress callback that presses Ctrl-C when this many chunks are finished."""
+def presses(when: int, times: int = 1, number: int = signal.SIGINT) -> Any:
+    """A progress callback that presses Ctrl-C, or sends another signal, when this many chunks are finished."""
 
     def progress(done: int, total: int, **details: int) -> None:
         if done == when:
             for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
 
     return progress
 
@@ -327,6 +328,28 @@ def test_ctrl_c_in_a_pool_finishes_the_chunks_in_progress(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_other_signals_finish_the_chunk_like_ctrl_c(tmp_path: Path, expected: tuple[str, str], number: int) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as raised:
+        whole(tmp_path, progress=presses(2, number=number))
+    assert (raised.value.number, exit_code(raised.value)) == (number, 128 + number)
+    assert "2 of " in raised.value.done
+    assert signal.getsignal(number) == before
+    with pytest.raises(Stopped):
+        whole(tmp_path, progress=presses(3, times=2, number=number))
+    assert whole(tmp_path) == expected
+
+
+def test_ignored_signals_stay_ignored(tmp_path: Path, expected: tuple[str, str]) -> None:
+    """As nohup wants it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert whole(tmp_path, progress=presses(2, number=signal.SIGHUP)) == expected
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_second_ctrl_c_ends_the_workers(two: Engine, tmp_path: Path, expected: tuple[str, str]) -> None:
     list(two(abs, [1, 2]))
     before = {process.pid for process in multiprocessing.active_children()}
@@ -384,13 +407,15 @@ def wait_for(process: "subprocess.Popen[str]", chunks: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_at_the_terminal(tmp_path: Path, expected: tuple[str, str], workers: int) -> None:
-    """The terminal sends the signal to workers too."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes(tmp_path: Path, expected: tuple[str, str], workers: int, number: int) -> None:
+    """Terminals and batch systems send it to workers too; all end, which closes the pipe."""
     with started(tmp_path, workers) as process:
         wait_for(process, 1)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         out, err = process.communicate(timeout=300)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
+    assert not (tmp_path / "lock").exists()
     assert "Stopping when the chunks in progress are finished" in err
     assert "Traceback" not in err
     assert "interrupted" in out
@@ -418,5 +443,5 @@ if __name__ == "__main__":
         )
     except Interrupted as stopped:
         print(stopped, flush=True)
-        sys.exit(130)
+        sys.exit(exit_code(stopped))
     print("all done", found, flush=True)

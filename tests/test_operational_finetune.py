@@ -18,8 +18,18 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from operant import Classifier, Samples, spawn
 from operant.networks import LeNet5, initialise
 from operant.results import load, save
-from operant.retrain import Finetune, FinetuneRecord, OperationalFinetune, TrainableModel, brier_monitor, pmi_monitor
-from operant.retrain._sampling import capped_chances, drawn_rows
+from operant.retrain import (
+    Finetune,
+    FinetuneEpoch,
+    FinetuneRecord,
+    OperationalFinetune,
+    TrainableModel,
+    brier_monitor,
+    pmi_monitor,
+)
+from operant.retrain._judge import EpochJudge
+from operant.retrain._run import _record
+from operant.retrain._sampling import EpochRows, capped_chances, drawn_rows
 from operant.retrain.losses import INNER, one_step
 
 PLAIN = {"case_share": None, "slow_start": 0.0, "decay_to": 1.0, "patience": None, "must_improve": False}
@@ -404,7 +414,65 @@ def test_it_stops_when_the_monitor_no_longer_falls(model):
     assert seen[0] is model
     assert (len(tuned.record.history), tuned.record.best_epoch, tuned.record.stopped_early) == (4, 2, True)
     assert same_weights(tuned.model, seen[2])
-    assert tuned.record.reason.endswith("; stopped after epoch 4, when the monitor no longer fell")
+    why = "no later epoch was acceptable with a lower monitor than epoch 2"
+    assert tuned.record.reason.endswith(f"; stopped after epoch 4 (patience 2), since {why}")
+
+
+def judged(accuracies: list[float], monitors: list[float], *, epochs: int = 3) -> FinetuneRecord:
+    """The record of a training whose epochs have these values; 0.9 and 0.4 before, at most 0.01 may be lost."""
+    limits = {"accuracy_before": 0.9, "monitor_before": 0.4, "max_drop": 0.01, "patience": 3}
+    judge = EpochJudge(validation=TRAIN, monitor=None, **limits)
+    history: list[FinetuneEpoch] = []
+    for accuracy, monitor in zip(accuracies, monitors, strict=True):
+        kept, why = judge.decide(accuracy, monitor, history)
+        values = {"accuracy": accuracy, "monitor": monitor, "kept": kept, "why": why}
+        history.append(FinetuneEpoch(epoch=len(history) + 1, loss=0.0, **values))
+    none = torch.empty(0)
+    rows = EpochRows(train=TRAIN, cases=TRAIN[:0], chances=(none, none), counts=(1, 0))
+    return _record(rows, judge, history, "", epochs=epochs)
+
+
+GUARD = "clean validation accuracy at most 0.01 below the original 0.9000"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "monitors", "epochs", "reason"),
+    [
+        (
+            [0.9, 0.9, 0.9],
+            [0.7, 0.6, 0.5],  # it fell in every epoch
+            10,
+            "no epoch brought the monitor below the original's 0.4 (the lowest was 0.5), so the original weights were "
+            "kept; stopped after epoch 3 (patience 3), since no epoch was acceptable until then",
+        ),
+        (
+            [0.5, 0.9, 0.6],
+            [0.1, 0.5, 0.2],  # it was below the original's, in epochs that lost too much accuracy
+            3,
+            f"no epoch with a {GUARD} brought the monitor below the original's 0.4 (the lowest was 0.5), "
+            "so the original weights were kept",
+        ),
+        (
+            [0.5, 0.8, 0.6],
+            [0.5, 0.6, 0.7],
+            3,
+            f"no epoch had a {GUARD} (the highest was 0.8000), so the original weights were kept",
+        ),
+        (
+            [0.9, 0.5, 0.9, 0.9],
+            [0.3, 0.1, 0.3, 0.35],  # it was lower after epoch 1, in an epoch that lost too much accuracy
+            10,
+            f"epoch 1 had the lowest monitor (0.3) of the 3 with a {GUARD}; stopped after epoch 4 (patience 3), since "
+            "no later epoch was acceptable with a lower monitor than epoch 1",
+        ),
+        ([0.9, 0.9], [0.3, 0.2], 2, f"epoch 2 had the lowest monitor (0.2) of the 2 with a {GUARD}"),
+    ],
+)
+def test_the_record_says_truly_why_it_stopped_and_what_was_kept(accuracies, monitors, epochs, reason):
+    record = judged(accuracies, monitors, epochs=epochs)
+    assert record.reason == reason
+    assert record.stopped_early == (len(accuracies) < epochs)
+    assert record.changed == ("had the lowest monitor" in reason)
 
 
 def test_if_the_monitor_never_falls_the_original_weights_stay(model):

@@ -125,12 +125,13 @@ def test_sections_without_records_are_left_out(tmp_path):
 
 def test_time_is_summed_by_step_and_a_truncated_line_is_left_out(folder, tmp_path):
     place = shutil.copytree(folder, tmp_path / "run")
-    lines = [{"round-000/profile.json": 2.0}, {"round-001/suite": 3.0}, {"round-001/total": 6.5}]
+    lines = [{"round-000/profile.json": 2.0}, {"round-001/suite": 3.0}, {"conditions": 6.5}]
     (place / "timing.jsonl").write_text("\n".join([*map(json.dumps, lines), '{"round-001/ro']))
     evidence = gather(place)
-    assert evidence.seconds == {"profile": 2.0, "generate": 3.0, "total": 6.5}
+    assert evidence.seconds == {"conditions": 6.5, "profile": 2.0, "generate": 3.0, "total": 11.5}
     text = Page(render_page(evidence)).text
-    assert "learning the profile of the field 2 s, searching for failures 3 s" in text
+    parts = "estimating conditions 6 s, learning the profile of the field 2 s, searching for failures 3 s"
+    assert f"of all sessions until this report; of that {parts}" in text
 
 
 def test_a_report_without_times_says_so(folder, tmp_path):

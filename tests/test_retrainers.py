@@ -136,7 +136,7 @@ def test_a_record_knows_whether_the_monitor_rejected_it() -> None:
         )
         return FinetuneRecord(**(values | counts | change), history=history)
 
-    assert {f.name for f in fields(FinetuneRecord)} == {*values, *counts, "history"}
+    assert {f.name for f in fields(FinetuneRecord)} == {*values, *counts, "history", "diverged"}
     assert record(0.3, 0.4).rejected_by_monitor
     assert not record(0.3, 0.2).rejected_by_monitor
     assert not record().rejected_by_monitor

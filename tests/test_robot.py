@@ -24,13 +24,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, spawn
+from operant.assess import Rate, Robustness
 from operant.execution import RunFolder, pool
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.generate.engine import judge
 from operant.networks import load_weights
 from operant.results import load, save
-from operant.retrain import Finetune
-from operant.robot import RobOT, RobotResult, RobotRound
+from operant.retrain import Finetune, FinetuneRecord
+from operant.robot import RobOT, RobotResult, RobotRound, _better_before
 from operant.select import km_st
 
 
@@ -148,6 +149,31 @@ def test_it_stops_when_the_budget_is_spent(tmp_path, rounds):
     assert not hardened.met
     assert len(hardened.rounds) == rounds + 1
     assert hardened.reason.startswith(f"The budget is spent after round {rounds}: adaptive robustness ")
+
+
+def robust(number: int, k: int, *, changed: bool = True) -> RobotRound:
+    rate = Rate(name="all", k=k, n=10, lower=0.0, upper=1.0)
+    robustness = Robustness(mode="adaptive", confidence=0.95, clean=rate, adaptive=(rate,), static=None)
+    record = FinetuneRecord(
+        best_epoch=int(changed), reason="", n_train=9, n_cases=9, accuracy_before=1.0, history=(), monitor_before=None,
+        train_rows=9, case_rows=9, effective_cases=9.0, stopped_early=False,
+    )  # fmt: skip
+    return RobotRound(number=number, retraining=record if number else None, robustness=robustness)
+
+
+@pytest.mark.parametrize(
+    ("ks", "changed", "named"),
+    [
+        ((1, 5, 3), (True, True, True), ". The model after round 1 was the most robust, 50.0%: its weights are in "),
+        ((1, 4, 5, 3), (True, True, False, True), "round 2 was the most robust, 50.0%: its weights are in round-001/w"),
+        ((5, 1), (True, True), "round 0 was the most robust, 50.0%: it is the initial model"),
+        ((1, 3, 5), (True, True, True), ""),
+    ],
+)
+def test_an_earlier_more_robust_model_is_named(ks, changed, named):
+    text = _better_before([robust(i, k, changed=c) for i, (k, c) in enumerate(zip(ks, changed, strict=True))])
+    assert named in text
+    assert bool(text) == bool(named)
 
 
 def test_both_kinds_of_robustness_are_recorded_in_every_round(undisturbed):
@@ -510,11 +536,11 @@ def test_a_progress_bar_makes_no_other_run(begun):
 
 def test_a_finished_run_is_only_read(tmp_path, undisturbed):
     quick(tmp_path)
-    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.name != "timing.jsonl"}
     again = quick(tmp_path)
     assert again.rounds == undisturbed.rounds
     assert same_weights(again.model, undisturbed.model)
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.name != "timing.jsonl"} == before
 
 
 # A damaged folder

@@ -878,6 +878,16 @@ def test_the_browser_is_started_without_the_token(folder, monkeypatch) -> None:
     assert not seen["file"].exists()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_end_the_command(folder, monkeypatch, number, code):
+    def send(_: str) -> None:
+        threading.Timer(0.2, os.kill, [os.getpid(), number]).start()
+
+    monkeypatch.setattr("operant.cli.triage._print_address", send)
+    done = CliRunner().invoke(command_line, ["triage", str(folder), "--no-browser"])
+    assert (done.exit_code, done.stderr) == (code, f"stopped: interrupted with {signal.Signals(number).name}\n")
+
+
 def _own_address() -> str:
     """An address of this machine that is not loopback; loopback of another name if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

@@ -19,6 +19,7 @@ from operant.campaign.progress import show_progress
 from operant.conditions import Recipe, apply, half_normal, normal, uniform
 from operant.data import Samples, labels_of, load_digits
 from operant.execution.engines import one_thread
+from operant.execution.timing import Stopwatch
 from operant.formatting import at_most, percent
 from operant.generate import ConditionMove, GradientMove
 from operant.model import Classifier
@@ -133,16 +134,27 @@ def run_demo(
         size: sizes of data and budgets.
         console: where progress is printed (default: standard output).
     """
-    out, started = Path(out), time.process_time()
+    out, started, stopwatch = Path(out), time.process_time(), Stopwatch()
     console = Console(highlight=False) if console is None else console
     _claim(out)
     with _one_thread():
         data = make_data(seed, size)
         model = _train(console, data, seed=seed, epochs=size.epochs)
-        recipe = _estimate(console, data, seed=seed, simulated=size.simulated)
+        with stopwatch.timed("conditions"):
+            recipe = _estimate(console, data, seed=seed, simulated=size.simulated)
         goal = f"its error rate in the field (pmi) is at most {percent(requirement)} with 95 % confidence"
         _print(console, "campaign", f"find failures, retrain and assess the model, in rounds, until {goal}")
-        done = _harden(console, data, model, recipe, out / "run", seed=seed, requirement=requirement, size=size)
+        done = _harden(
+            console,
+            data,
+            model,
+            recipe,
+            out / "run",
+            seed=seed,
+            requirement=requirement,
+            size=size,
+            stopwatch=stopwatch,
+        )
         true_before, true_after = (1 - m.accuracy(data.truth) for m in (model, done.model))
     first = done.rounds[0].assessment
     assert first is not None
@@ -160,7 +172,8 @@ def run_demo(
         cpu_seconds=time.process_time() - started,
     )
     save(result, out / "demo.json")
-    page = write_report(out / "run", out)
+    with stopwatch.timed("report"):
+        page = write_report(out / "run", out)
     _print_result(console, result, size)
     _print_next_steps(console, out, page, cpu_seconds=result.cpu_seconds)
     return result
@@ -256,6 +269,7 @@ def _harden(
     seed: int,
     requirement: float,
     size: DemoSize,
+    stopwatch: Stopwatch,
 ) -> CampaignResult:
     campaign = Campaign(
         requirement=requirement,
@@ -279,6 +293,7 @@ def _harden(
             seed=seed,
             classes=CLASSES,
             on_event=on_event,
+            stopwatch=stopwatch,
         )
 
 

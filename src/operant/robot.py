@@ -17,7 +17,7 @@ from operant.data import Samples
 from operant.execution.chunked_fuzzing import ChunkedFuzzer, ChunkedFuzzing, InMemory
 from operant.execution.engines import Engine, serial
 from operant.execution.events import ignore
-from operant.execution.round_state import RoundState
+from operant.execution.round_state import RoundState, weights_after
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.formatting import percent
@@ -197,7 +197,8 @@ class _RobotRun:
 
     def _result(self, rounds: list[RobotRound], *, met: bool, reason: str) -> RobotResult:
         value, wanted = rounds[-1].robustness.value, self.options.requirement
-        reached = f"{reason}: {self.options.mode} robustness {percent(value)}, required {percent(wanted)}"
+        robustness = f"robustness {percent(value)}, required {percent(wanted)}"
+        reached = f"{reason}: {self.options.mode} {robustness}{_better_before(rounds)}"
         return RobotResult(model=self.state.model, met=met, reason=reached, rounds=tuple(rounds))
 
     def _round(self, number: int) -> RobotRound:
@@ -267,6 +268,15 @@ class _RobotRun:
         )
         if done.retraining is not None and done.retraining.best_epoch == 0:
             self.console.print(f"  {done.retraining.reason}", highlight=False, soft_wrap=True)
+
+
+def _better_before(rounds: list[RobotRound]) -> str:
+    """Names an earlier model, and its file, if it was more robust on the test samples than the last."""
+    best = max(rounds, key=lambda done: done.robustness.value)
+    if best.robustness.value <= rounds[-1].robustness.value:
+        return ""
+    where = weights_after(rounds[: best.number + 1])
+    return f". The model after round {best.number} was the most robust, {percent(best.robustness.value)}: {where}"
 
 
 class _RobustnessJudge:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,17 @@ Score = Callable[["Classifier", Tensor, Tensor], Tensor]
 
 Labeller = Callable[["Samples"], Tensor]
 """Returns the true labels of field inputs; every label costs."""
+
+
+@runtime_checkable
+class StoredLabels(Protocol):
+    """A labeller that looks labels up. They can be read again at no cost, so that a resumed run notices changes."""
+
+    def __call__(self, asked: Samples, /) -> Tensor: ...
+
+    def stored(self, ids: Tensor, /) -> dict[int, tuple[str, int]]:
+        """By id, the name that a label is stored under, and the label; inputs without a label are left out."""
+
 
 Monitor = Callable[["Classifier"], float]
 """A score to monitor while retraining; smaller is better."""

@@ -251,7 +251,7 @@ class LabelPlan:
             f"To claim a pmi of at most {percent(self.target)} with {percent(self.confidence, 4)} confidence takes at "
             f"least {self.fewest} labels of inputs drawn from the field, if none of them fails."
         )
-        if self.labels is None:
+        if self.labels is None or self.expected is None:
             return text
         enough = f"{self.labels} labels are enough with probability {self.power:.2g}"
         return f"{text} If pmi is {percent(self.expected)}, {enough}."

@@ -24,16 +24,19 @@ from operant.data.reading import picture_files
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
 from operant.execution.run_folder import RunFolder, make_folder
+from operant.execution.timing import TIMING, Stopwatch
 from operant.generate import default_moves, default_radii
 from operant.measure import mc_dropout
-from operant.model import Classifier
+from operant.model import Classifier, Finding
 from operant.model.hashing import described
 from operant.model.importing import build_module, find_callable
 from operant.networks import load_weights
 from operant.profile import FittedConditions, fit_conditions
 from operant.retrain import OperationalFinetune, Retrainer
 from operant.rng import spawn
-from operant.types import Labeller, Move
+from operant.types import Labeller, Move, StoredLabels
+
+CONDITIONS, ESTIMATED = "conditions", "estimated"  # folder and name of the estimated conditions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,6 +47,8 @@ class CampaignJob:
         field: all field inputs that have arrived by a round.
         classes: the name of each label; empty if labels have only numbers.
         notes: choices that were made for the user.
+        findings: reasons to doubt the estimated conditions.
+        stopwatch: of the session.
     """
 
     campaign: Campaign
@@ -56,6 +61,8 @@ class CampaignJob:
     folder: Path
     seed: int
     notes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    stopwatch: Stopwatch
 
     def run(self, *, on_event: EventHandler = ignore) -> CampaignResult:
         """Run the campaign, or resume it."""
@@ -68,27 +75,33 @@ class CampaignJob:
             classes=self.classes,
             folder=self.folder,
             seed=self.seed,
+            notes=self.notes,
             on_event=on_event,
+            stopwatch=self.stopwatch,
         )
 
 
-def build(config: Config, *, workers: int | None = None) -> CampaignJob:
+def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | None = None) -> CampaignJob:
     """Read and check everything that the configuration names; errors name the key.
 
     Args:
         config: the contents of ``operant.toml``.
         workers: number of processes, in place of the configuration's.
+        stopwatch: of a session that began earlier (default: it begins now).
     """
+    stopwatch = Stopwatch() if stopwatch is None else stopwatch
     notes: list[str] = []
+    findings: list[Finding] = []
     model = build_model(config, notes)
     train, clean, arrived = read_data(config, model, notes)
     folder = config.path(config.run.folder)
     with _naming_key("run", "folder"):
         make_folder(folder)
+    stopwatch.write_to(folder / TIMING)
     with _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names)
-    with _naming_key("conditions"):
-        recipe = find_recipe(config, model, train, arrived, folder, notes)
+    with _naming_key("conditions"), stopwatch.timed("conditions"):
+        recipe = find_recipe(config, model, train, arrived, folder, notes, findings)
     campaign = Campaign(
         requirement=config.requirement.pmi,
         confidence=config.requirement.confidence,
@@ -112,6 +125,8 @@ def build(config: Config, *, workers: int | None = None) -> CampaignJob:
         folder=folder,
         seed=config.run.seed,
         notes=tuple(notes),
+        findings=tuple(findings),
+        stopwatch=stopwatch,
     )
 
 
@@ -280,20 +295,32 @@ def build_labeller(config: Config, model: Classifier, train: Samples, pictures: 
         )  # fmt: skip
     if table.callable is not None:
         function = find_callable(table.callable, root=config.path("."))
-        return partial(_ask, "callable", labels_from_function(function, name=table.callable, classes=classes))
+        return _NamingKey("callable", labels_from_function(function, name=table.callable, classes=classes))
     assert table.file is not None
     path = _existing(config.path(table.file))
     if path.suffix == ".npz":
-        return partial(_ask, "file", labels_from_npz(path, classes=classes))
+        return _NamingKey("file", labels_from_npz(path, classes=classes))
     if path.suffix != ".csv":
         raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
     table_labels = labels_from_table(path, classes=classes, pictures=pictures, root=config.path("."))
-    return partial(_ask, "file", table_labels)
+    return _NamingKey("file", table_labels)
 
 
-def _ask(key: str, labeller: Labeller, asked: Samples) -> Tensor:
-    with _naming_key("labels", key):
-        return labeller(asked)
+@dataclass(frozen=True)
+class _NamingKey:
+    """A labeller whose errors name the key of [labels]."""
+
+    key: str
+    labeller: Labeller
+
+    def __call__(self, asked: Samples) -> Tensor:
+        with _naming_key("labels", self.key):
+            return self.labeller(asked)
+
+    def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
+        """Labels of a file; those of a callable are not stored."""
+        with _naming_key("labels", self.key):
+            return self.labeller.stored(ids) if isinstance(self.labeller, StoredLabels) else {}
 
 
 # Conditions
@@ -306,6 +333,7 @@ def find_recipe(
     arrived: Callable[[int], Samples],
     folder: Path,
     notes: list[str],
+    findings: list[Finding],
 ) -> Recipe | None:
     """The conditions of [conditions], as declared, or as estimated from the field inputs of the profile."""
     table = config.conditions
@@ -317,8 +345,9 @@ def find_recipe(
     declared = Recipe(severities=severities, bounds=model.bounds, padding=table.padding)
     if not table.estimate:
         return declared
-    found = _estimate(declared, train, arrived, folder / "conditions", config.run.seed)
-    notes.append(str(found))
+    found = _estimate(declared, train, arrived, folder / CONDITIONS, config.run.seed)
+    notes.append(str(replace(found, findings=())))
+    findings.extend(found.findings)
     kept = {name: s for name, s in found.recipe.severities.items() if s.low < 0 or s.high > 0}
     return replace(found.recipe, severities=kept) if kept else None
 
@@ -334,7 +363,7 @@ def _estimate(
 
     signature = {"estimated within": described(widest), "train": described(train), "seed": str(seed)}
     with RunFolder(folder, signature=signature) as run:
-        return run.step("estimated", FittedConditions, fit)
+        return run.step(ESTIMATED, FittedConditions, fit)
 
 
 # Errors

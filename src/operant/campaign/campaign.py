@@ -21,6 +21,7 @@ from operant.execution.events import EventHandler, ignore
 from operant.execution.round_state import RoundState
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
+from operant.execution.timing import Stopwatch
 from operant.generate import default_moves
 from operant.model import Classifier
 from operant.retrain import OperationalFinetune, Retrainer, without_bar
@@ -119,7 +120,9 @@ class Campaign:
         folder: str | Path,
         seed: int = 0,
         classes: Sequence[str] = (),
+        notes: Sequence[str] = (),
         on_event: EventHandler = ignore,
+        stopwatch: Stopwatch | None = None,
     ) -> CampaignResult:
         """Run the campaign, or resume it.
 
@@ -133,15 +136,18 @@ class Campaign:
             folder: where everything is kept.
             seed: random seed.
             classes: the name of each label, for the report (default: its number).
+            notes: choices that were made before, for the report.
             on_event: called with every progress event.
+            stopwatch: of a session that began earlier (default: it begins now).
         """
+        stopwatch = Stopwatch() if stopwatch is None else stopwatch
         _check_data(model, train, clean)
         moves = dict(default_moves(train) if self.moves is None else self.moves)
-        parts = {"seed": seed, "model": model, "train": train, "clean": clean}
+        parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
         signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
-        with RunFolder(Path(folder), signature=signature) as run:
+        with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
             describe = partial(describe_campaign, self._requirement, model, train, clean)
-            run.step("info", CampaignInfo, partial(describe, names=classes, feedback=self.feedback))
+            run.step("info", CampaignInfo, partial(describe, names=classes, feedback=self.feedback, notes=notes))
             field_state = FieldState(
                 field if callable(field) else lambda number: field,
                 model,

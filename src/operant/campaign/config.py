@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from operant.campaign.observers import OBSERVERS
 from operant.conditions import CONDITIONS, Severity, fixed, half_normal, normal, uniform
 
+MAX_RATIO = 1e6  # of std to the width of the bounds, and the other way round
 Share = Annotated[float, Field(gt=0, lt=1)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -25,6 +36,14 @@ class Table(BaseModel):
     """A table of the file: strict types, no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _check_path(value: str | list[str] | None) -> str | list[str] | None:
+    """Reject an empty path, which would mean the folder of the file."""
+    paths = [value] if isinstance(value, str) else value
+    if paths is not None and (not paths or any(not path.strip() or "\0" in path for path in paths)):
+        raise ValueError(f"must name a file or folder, got {value!r}; fill it in, or leave the key out")
+    return value
 
 
 class ModelTable(Table):
@@ -43,6 +62,25 @@ class ModelTable(Table):
     batch_size: Count = 256
     """rows computed at once"""
 
+    _paths = field_validator("weights")(_check_path)
+
+    @field_validator("mean", "std")
+    @classmethod
+    def _normalisation(cls, value: float | list[float] | None, info: ValidationInfo) -> float | list[float] | None:
+        """Values far from the bounds would make all inputs equal to the model, or infinite."""
+        low, high = info.data.get("bounds", (0.0, 1.0))
+        width = high - low
+        if value is None or not 0 < width < math.inf:  # unlimited inputs may need any value
+            return value
+        smallest = width / MAX_RATIO if info.field_name == "std" else low - width * MAX_RATIO
+        largest = width * MAX_RATIO if info.field_name == "std" else high + width * MAX_RATIO
+        if not all(smallest <= v <= largest for v in (value if isinstance(value, list) else [value])):
+            raise ValueError(
+                f"must fit the bounds, [{low:g}, {high:g}], and lie between {smallest:.3g} and {largest:.3g}, got "
+                f"{value}; give it in the unit of the inputs"
+            )
+        return value
+
 
 class DataTable(Table):
     """Files: npz with x and y, or folders of images, one folder per class; field data may have no labels."""
@@ -60,6 +98,8 @@ class DataTable(Table):
     classes: list[str] | None = None
     """the name of each label, in order, for the report"""
 
+    _paths = field_validator("train", "clean", "field")(_check_path)
+
 
 class LabelsTable(Table):
     """Where the true labels of field inputs come from: exactly one of the three."""
@@ -70,6 +110,8 @@ class LabelsTable(Table):
     """function from Samples to a tensor of labels, as "module:function" or "file.py:function" names it"""
     folder: str | None = None
     """folder where inputs are written for people to label; run again when they are labelled"""
+
+    _paths = field_validator("file", "folder")(_check_path)
 
     @model_validator(mode="after")
     def _one(self) -> LabelsTable:
@@ -253,6 +295,8 @@ class RunTable(Table):
     """whether to "update" the profile or to "stop" when new field inputs differ from earlier ones"""
     observers: list[str] = [observer.name for observer in OBSERVERS]
     """sections that the report adds, each at some cost; [] for none"""
+
+    _paths = field_validator("folder")(_check_path)
 
 
 class Config(Table):

@@ -15,7 +15,7 @@ from operant.campaign.records import Round
 from operant.campaign.stopping import MAX_IDLE_ROUNDS, idle_rounds
 from operant.data import Samples
 from operant.execution.round_state import LabelBatch, RoundState
-from operant.types import Labeller
+from operant.types import Labeller, StoredLabels
 
 if TYPE_CHECKING:
     from operant.campaign.campaign import Campaign
@@ -39,6 +39,24 @@ class FieldLabels:
         self.options, self.labeller, self.field, self.state = options, labeller, field, state
         self.labelled = state.clean[:0]
         self.bought = torch.empty(0, dtype=torch.int64)
+
+    def check_answers(self) -> None:
+        """Raise a ValueError if labels that this run already has are different in their source now.
+
+        Only stored labels are read again. People and functions are not asked twice, since each label costs.
+        """
+        if not isinstance(self.labeller, StoredLabels):
+            return
+        answers = self.state.answers()
+        now = self.labeller.stored(answers.ids)
+        before = dict(zip(answers.ids.tolist(), answers.labels.tolist(), strict=True))
+        if changed := [i for i in before if i in now and now[i][1] != before[i]]:
+            name, label = now[changed[0]]
+            raise ValueError(
+                f"{len(changed)} of {len(before)} labels that {self.state.folder.path} already has are different now, "
+                f"for instance that of {name}, which was {before[changed[0]]} and is {label} now; restore the labels, "
+                "or start a new folder"
+            )
 
     def drop_labelled(self) -> None:
         """Drop the labelled inputs: the field has changed."""

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.records import CampaignResult, Round
 from operant.execution.events import Event, EventHandler, ignore
+from operant.execution.timing import OTHER, START
 from operant.formatting import duration
 
 STEPS = {
@@ -31,15 +32,30 @@ COUNTS = {
     "retrain": "{done} of at most {total} epochs",
     "assess": "{done} of at most {total} labels",
 }
-STEP_OF_FILE = {
-    "profile": "profile",
-    "naturalness": "profile",
+SHOWN_SECONDS = 0.5  # of a part; shorter ones are left out
+PARTS = {
+    START: "starting",
+    "conditions": "estimating conditions",
+    "profile": STEPS["profile"],
+    "naturalness": "learning naturalness",
+    **STEPS,
+    "observers": "gathering facts for the report",
+    "report": "writing the report",
+    OTHER: "other work",
+}  # of the time of a run
+PART_OF_FILE = {
+    "info": START,
+    "field": "profile",
     "drift": "profile",
+    "seeds": "generate",
+    "shares": "generate",
     "suite": "generate",
+    "cases": "generate",
     "retraining": "retrain",
+    "budget": "assess",
     "labels": "assess",
     "predictions": "assess",
-}  # which step the time of a file belongs to
+}  # which part the time of a file belongs to, if it is not called like the part
 
 
 @contextmanager
@@ -166,23 +182,29 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True)
 
 
-def seconds_by_step(times: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each step over all rounds, from `RunFolder.times`.
+def seconds_by_part(times: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of each of `PARTS` over all rounds, from `RunFolder.times`, and their sum as ``total``.
 
-    >>> seconds_by_step({"round-001/suite": 9.5, "round-002/suite": 0.5, "round-000/labels-000.json": 3.0})
-    {'generate': 10.0, 'assess': 3.0}
+    >>> seconds_by_part({"round-001/suite": 9.5, "round-002/suite": 0.5, "conditions": 3.0})
+    {'conditions': 3.0, 'generate': 10.0, 'total': 13.0}
     """
-    total: dict[str, float] = {}
+    found: dict[str, float] = {}
     for name, seconds in times.items():
         file = re.split(r"[.-]", name.rpartition("/")[2])[0]
-        if step := STEP_OF_FILE.get(file):
-            total[step] = total.get(step, 0.0) + seconds
-    return total
+        part = PART_OF_FILE.get(file, file if file in PARTS else OTHER)
+        found[part] = found.get(part, 0.0) + seconds
+    ordered = {part: found[part] for part in PARTS if part in found}
+    return ordered | ({"total": sum(found.values())} if found else {})
 
 
 def describe_times(seconds: Mapping[str, float]) -> str:
-    """The same in words."""
-    return ", ".join(f"{STEPS[step]} {duration(s)}" for step, s in seconds.items())
+    """The same in words; parts below half a second are left out.
+
+    >>> describe_times({"conditions": 300.0, "generate": 600.0, "other": 0.1, "total": 900.1})
+    '15 min: estimating conditions 5 min, searching for failures 10 min'
+    """
+    parts = [f"{PARTS[part]} {duration(s)}" for part, s in seconds.items() if part in PARTS and s >= SHOWN_SECONDS]
+    return f"{duration(seconds['total'])}{': ' if parts else ''}{', '.join(parts)}"
 
 
 # For programs

@@ -51,6 +51,7 @@ class CampaignInfo:
         feedback: whether rounds learn from each other where to search.
         findings: of the doctor, about the initial model.
         versions: of the packages in use.
+        notes: choices that were made for the user before the campaign began.
     """
 
     requirement: Requirement
@@ -61,6 +62,7 @@ class CampaignInfo:
     feedback: bool
     findings: tuple[Finding, ...]
     versions: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +246,7 @@ def describe_campaign(
     *,
     names: Sequence[str] = (),
     feedback: bool = True,
+    notes: Sequence[str] = (),
 ) -> CampaignInfo:
     """What is known of a campaign before it begins; classes without names are numbered."""
     classes = model.classes(train.x[:1])
@@ -259,6 +262,7 @@ def describe_campaign(
         feedback=feedback,
         findings=model.doctor(clean),
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        notes=tuple(notes),
     )
 
 

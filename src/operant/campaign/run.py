@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +51,14 @@ class CampaignRun:
 
     def run(self) -> CampaignResult:
         """The loop."""
+        self.labels.check_answers()
+        self.state.folder.stopwatch.start_is_over()
         number, stop = 0, None
         while stop is None or self.state.has_round(number):  # a smaller budget does not undo finished rounds
             self.state.begin(number)
-            with nullcontext() if self.state.has_round(number) else self.state.folder.timed(f"{self.state.name}/total"):
-                before = self.state.model
-                record = self._round(number)
+            before = self.state.model
+            record = self._round(number)
+            with self.state.timed("observers"):
                 self._observe(before, record)
             self.rounds.append(record)
             self._report("round", record=record, assessment=latest_assessment(self.rounds))
@@ -72,7 +73,8 @@ class CampaignRun:
         self.state.folder.drop("stop")  # the campaign continues after an earlier end
         if number == 0 or self.field.drift:  # a new field: first assess the model in it
             return self._finish_round(assessment=self._assess_in_new_field())
-        seeds, shares = self._choose_seeds()  # step 2
+        with self.state.timed("seeds"):
+            seeds, shares = self._choose_seeds()  # step 2
         failures, operational = self._generate(seeds, shares)  # step 3
         chosen, retraining = self._retrain(operational)  # step 4
         assessment = self._assess(retraining)  # step 5

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from operant.campaign.assessing import SequentialAssessment, what_it_takes
 from operant.campaign.records import Round, StopReason, StopRecord
+from operant.execution.round_state import weights_after
+from operant.execution.run_folder import MODEL
 from operant.formatting import at_most
+from operant.retrain import FinetuneRecord
 
 if TYPE_CHECKING:
     from operant.campaign.campaign import Campaign
 
 MAX_IDLE_ROUNDS = 2  # stop after this many rounds without a change
+ROUNDING = 1e-6  # of accuracies
 
 
 def stop_reason(
@@ -92,7 +97,7 @@ def _advice(options: Campaign, reason: StopReason, rounds: Sequence[Round], clea
 
 
 def _better_before(rounds: Sequence[Round]) -> str:
-    """Names an earlier model of the present field if its bound is smaller."""
+    """Names an earlier model of the present field, and its file, if its bound is smaller."""
     last = latest_assessment(rounds)
     drifts = [r.number for r in rounds if r.drift]
     since = [r for r in rounds if r.assessment and r.number >= (drifts[-1] if drifts else 0)]
@@ -100,15 +105,44 @@ def _better_before(rounds: Sequence[Round]) -> str:
     changed_later = any(r.changed for r in rounds[best.number + 1 :])
     if best.assessment is None or best.assessment.upper >= last.upper or not changed_later:
         return ""
-    return f"The model after round {best.number} has the smallest bound, {at_most(best.assessment.upper)}."
+    where = weights_after(rounds[: best.number + 1])
+    return (
+        f"The model after round {best.number} has the smallest bound, {at_most(best.assessment.upper)}: {where}. "
+        f"{MODEL}.safetensors has those after the last round."
+    )
 
 
 def _obstacle(options: Campaign, rounds: Sequence[Round], clean: int) -> str:
     """Why the last round left the model unchanged, and what could be done about it."""
-    if idle_rounds(rounds) == 0:
+    last = rounds[-1]
+    if not last.idle:
         return ""
-    if (record := rounds[-1].retraining) is None:
-        return "The last round found no operational failure: declare wider conditions, or larger radii."
-    allowed = options.max_drop * clean
-    few = f" Of {clean} clean samples {allowed:.0f} may be lost: add more, or raise max_drop." if allowed < 5 else ""
-    return f"The last retraining was not kept: {record.reason}.{few}"
+    if last.retraining is None and last.operational:
+        return f"The last round chose none of its {last.operational} operational failures to learn from."
+    if last.retraining is None:
+        return "The last round found no operational failure: declare wider conditions or larger radii in a new folder."
+    left = max(options.max_drop - (rounds[0].clean - last.retraining.accuracy_before), 0.0)
+    advice = _what_limits(last.retraining, left, clean)
+    return " ".join([f"The last retraining was not kept: {last.retraining.reason}.", *advice])
+
+
+def _what_limits(record: FinetuneRecord, left: float, clean: int) -> list[str]:
+    """What to do about the limits, clean accuracy and the monitor, that no epoch met."""
+    if record.diverged or any(epoch.kept for epoch in record.history):
+        return []
+    before = math.inf if record.monitor_before is None else record.monitor_before
+    accurate = [epoch.accuracy >= record.accuracy_before - left - ROUNDING for epoch in record.history]
+    better = [epoch.monitor < before for epoch in record.history]
+    neither = not any(accurate) and not any(better)
+    advice = []
+    if neither or any(b and not a for a, b in zip(accurate, better, strict=True)):
+        advice.append(
+            f"Clean accuracy stood in the way: of {clean} clean samples, {left * clean:.0f} more may be lost. Give "
+            "more clean samples, or a larger max_drop, in a new folder."
+        )
+    if neither or any(a and not b for a, b in zip(accurate, better, strict=True)):
+        advice.append(
+            "The monitor stood in the way: on the labelled field inputs the model did not improve. Raise the number of "
+            "labels, so that the monitor sees more, or declare conditions closer to the field in a new folder."
+        )
+    return advice

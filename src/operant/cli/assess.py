@@ -20,7 +20,7 @@ from operant.cli.options import (
     config_here,
     load_classifier,
 )
-from operant.cli.output import CANNOT_RUN, MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.cli.output import CANNOT_RUN, NOT_MET, exit_on_error, print_line
 from operant.formatting import percent
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def assess(
     Exit code 0: the requirement is met with confidence; 1: it is not; 2: undecided, since labels are missing or too
     few, or it could not run.
     """
-    with exit_on_error(also=MODULE_ERRORS):
+    with exit_on_error():
         from operant import results
         from operant.assess import assess_reliability
         from operant.profile import fit_profile
@@ -112,11 +112,11 @@ def assess(
         )
         results.save(assessment, out / "assessment.json")
         results.write_atomically(out / "history.json", json.dumps(history).encode() + b"\n")
-    print_line(
-        f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with "
-        f"{percent(confidence, 4)} confidence."
-    )
-    raise typer.Exit(_print_verdict(assessment, requirement))
+        print_line(
+            f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with "
+            f"{percent(confidence, 4)} confidence."
+        )
+        raise typer.Exit(_print_verdict(assessment, requirement))
 
 
 def _read(
@@ -137,8 +137,8 @@ def _read(
         inputs = model.match_dtype(read_samples(field, size=size))
         if inputs.y is not None:
             return inputs, labels_of(inputs), used
-        options = {"classes": model.classes(inputs.x), "bounds": model.bounds, "examples": trained}
-        return inputs, LabelFolder(folder=to_label, **options), used
+        classes = model.classes(inputs.x)
+        return inputs, LabelFolder(folder=to_label, classes=classes, bounds=model.bounds, examples=trained), used
     if config is None:
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
     train, _, arrived = read_data(config, model, [])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.options import CONFIG, Bounds, Mean, ModelOrConfig, Size, Std, Weights, config_here, load_classifier
-from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.cli.output import NOT_MET, exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.campaign.config import Config
@@ -42,12 +42,12 @@ def doctor(
 
     Exit code 0: no errors, though there may be warnings; 1: errors were found; 2: the checks could not run.
     """
-    with exit_on_error(also=MODULE_ERRORS):
+    with exit_on_error():
         config = config_here() if model is None or data is None else None
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
         samples = classifier.match_dtype(_read(data, size, config))
         findings = classifier.doctor(samples, expect=expect)
-    print_findings(classifier, samples, findings)
+        print_findings(classifier, samples, findings)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(NOT_MET)
 

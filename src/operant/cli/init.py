@@ -22,7 +22,7 @@ def init(
         from operant.campaign.init import write_example
 
         path, found = write_example(folder)
-    print_line(f"wrote {path}\n{_next_steps(path, found)}")
+        print_line(f"wrote {path}\n{_next_steps(path, found)}")
 
 
 def _next_steps(path: Path, found: FolderContents) -> str:

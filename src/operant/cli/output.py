@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -11,8 +13,6 @@ import typer
 
 NOT_MET = 1  # the requirement is not met, or the doctor found errors
 CANNOT_RUN = 2  # or labels are missing
-STOPPED = 130  # with Ctrl-C
-MODULE_ERRORS = (TypeError, RuntimeError, MemoryError)  # what a user's module may raise besides ValueError and OSError
 
 
 def print_line(text: str, *, label: str = "", colour: str = "", stderr: bool = False) -> None:
@@ -55,46 +55,103 @@ class Output:
 
     def end(self, what: str, why: str, code: int) -> NoReturn:
         """Print why there is no result and exit."""
-        if self.as_json:
-            self.json(error={"what": what, "why": why, "exit_code": code})
-        else:
-            print_line(why, label=what, colour="bold red" if what == "cannot run" else "yellow", stderr=True)
+        with suppress(OSError):  # the terminal may be gone
+            if self.as_json:
+                self.json(error={"what": what, "why": why, "exit_code": code})
+            else:
+                print_line(why, label=what, colour="bold red" if what == "cannot run" else "yellow", stderr=True)
         raise typer.Exit(code)
 
 
 @contextmanager
-def exit_on_error(
-    output: Output | None = None, *, also: tuple[type[Exception], ...] = (), resume: str = ""
-) -> Iterator[None]:
-    """End the command with one sentence instead of a traceback.
+def exit_on_error(output: Output | None = None, *, resume: str = "") -> Iterator[None]:
+    """End the command with one sentence instead of a traceback, with exit code 2, or 128 + n after signal n.
+
+    SIGTERM and SIGHUP are handled like Ctrl-C.
 
     Args:
         output: where to print the sentence.
-        also: errors that get a sentence besides ValueError and OSError.
         resume: the command that continues after Ctrl-C or missing labels, if there is one.
     """
+    from operant.signals import TERMINATION, handling, raise_stopped
+
     output = output or Output()
-    to_resume = f". To resume: {resume}" if resume else ""
-    try:
-        yield
-    except typer.Exit:  # is a RuntimeError
-        raise
-    except KeyboardInterrupt as stop:
-        from operant.execution.interrupt import Interrupted
-
-        kept = "finished work is kept" if resume else "interrupted with Ctrl-C"
-        output.end("stopped", (stop.done if isinstance(stop, Interrupted) else kept) + to_resume, STOPPED)
-    except Exception as error:
-        from operant.data import LabelsMissing
-
-        if isinstance(error, LabelsMissing):
-            output.end("labels needed", str(error) + to_resume, CANNOT_RUN)
-        if not isinstance(error, (ValueError, OSError, *also)):
+    with handling(raise_stopped, *TERMINATION):
+        try:
+            _import_torch(output)
+            yield
+        except typer.Exit:  # is a RuntimeError
             raise
-        output.end("cannot run", _reason(error), CANNOT_RUN)
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            _end(output, error, f". To resume: {resume}" if resume else "")
 
 
-def _reason(error: Exception) -> str:
+def _import_torch(output: Output) -> None:
+    """Import torch. It takes seconds and cannot be interrupted cleanly: a signal takes effect afterwards."""
+    from operant.signals import deferred, raise_stopped
+
+    try:
+        with deferred() as arrived:
+            import torch  # noqa: F401
+    except (ImportError, OSError) as error:
+        output.end("cannot run", f"torch cannot be imported ({error}); install it again", CANNOT_RUN)
+    if arrived:
+        raise_stopped(arrived[0])
+
+
+def _end(output: Output, error: BaseException, to_resume: str) -> NoReturn:
+    """Print why the command ends, and end it."""
+    from operant.signals import exit_code
+
+    if (stop := _stop_behind(error)) is not None:
+        kept = "finished work is kept" if to_resume else f"interrupted with {_signal_name(stop)}"
+        output.end("stopped", f"{getattr(stop, 'done', kept)}{to_resume}", exit_code(stop))
+    from operant.data import LabelsMissing  # needs torch
+
+    if isinstance(error, LabelsMissing):
+        output.end("labels needed", f"{error}{to_resume}", CANNOT_RUN)
+    output.end("cannot run", sentence_of(error), CANNOT_RUN)
+
+
+def _stop_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The signal that an error came from: closing a terminal that is gone, or half an import, can fail after it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
+
+
+def _signal_name(stop: KeyboardInterrupt) -> str:
+    return str(stop) if hasattr(stop, "number") else "Ctrl-C"
+
+
+def sentence_of(error: BaseException) -> str:
+    """An error in one sentence; the traceback of one that nobody expected is written to a file, which is named."""
+    from operant.execution.engines import WorkerDied
+    from operant.execution.memory import is_out_of_memory, memory_message
+
+    cause: BaseException | None = error
+    while cause is not None and not is_out_of_memory(cause):
+        cause = cause.__cause__
+    if cause is not None:
+        return memory_message(cause)
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"there is no {error.filename}"
-    return str(error) or type(error).__name__
+    if isinstance(error, (ValueError, OSError, WorkerDied)):
+        return str(error) or type(error).__name__
+    if isinstance(error, SystemExit):
+        return f"the program was ended from within, with exit code {error.code}; remove sys.exit from your code"
+    what = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return f"{what}. This is a fault of your code or of Operant; {_write_traceback(error)}"
+
+
+def _write_traceback(error: BaseException) -> str:
+    """Where the traceback is; the traceback itself if it cannot be written."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="operant-traceback-", suffix=".txt", delete=False, encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(text)
+    except OSError:
+        return f"here is the traceback:\n{text}"
+    return f"the traceback is in {file.name}"

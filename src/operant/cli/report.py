@@ -33,4 +33,4 @@ def report(
 
         page = write_report(folder or run_folder(), out, limit=limit, valid=valid)
         verdict = load_evidence(page.with_suffix(".json")).verdict
-    print_line(f"{verdict}\nreport: {page}")
+        print_line(f"{verdict}\nreport: {page}")

@@ -9,7 +9,7 @@ import typer
 
 from operant.cli.doctor import print_findings
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
-from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.cli.output import NOT_MET, exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.data import Samples
@@ -44,9 +44,9 @@ def robot(
     """Retrain a model with failures that FOL-Fuzz finds until it is robust enough.
 
     A tenth of the training data is used to choose the epoch. Exit code 0: the requirement is met; 1: it is not; 2: it
-    could not run; 130: stopped with Ctrl-C. The same command resumes.
+    could not run; 130, 143 or 129: stopped with Ctrl-C, SIGTERM or SIGHUP. The same command resumes.
     """
-    with exit_on_error(also=MODULE_ERRORS, resume=f"run the same command again (folder {out})"):
+    with exit_on_error(resume=f"run the same command again (folder {out})"):
         from rich.console import Console
 
         from operant.generate import FGSM, PGD, FOLFuzz
@@ -78,7 +78,7 @@ def robot(
             console=Console(highlight=False),
         )
         save_weights(result.model.unwrap(), out / "model.safetensors")
-    print_line(f"{result}\nweights: {out / 'model.safetensors'}")
+        print_line(f"{result}\nweights: {out / 'model.safetensors'}")
     if not result.met:
         raise typer.Exit(NOT_MET)
 

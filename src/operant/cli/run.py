@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, print_line
+from operant.cli.output import NOT_MET, Output, exit_on_error, print_line, sentence_of
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob
@@ -29,20 +31,23 @@ def run(
 ) -> None:
     """Find operational failures, retrain and assess until the requirement is met. Resumes a campaign that was stopped.
 
-    Exit code 0: the requirement is met with confidence; 1: it is not; 2: labels are missing, or it could not run; 130:
-    stopped with Ctrl-C. The same command resumes.
+    Exit code 0: the requirement is met with confidence; 1: it is not; 2: labels are missing, or it could not run; 130,
+    143 or 129: stopped with Ctrl-C, SIGTERM or SIGHUP. The same command resumes.
     """
-    output = Output(quiet=quiet, as_json=as_json)
-    with exit_on_error(output, also=MODULE_ERRORS, resume=f"operant run {config}"):
+    started, output = time.monotonic(), Output(quiet=quiet, as_json=as_json)
+    with exit_on_error(output, resume=f"operant run {config}"):
         from operant.campaign.build import build
         from operant.campaign.config import load_config
+        from operant.execution.timing import Stopwatch
 
-        job = build(load_config(config), workers=workers)
+        job = build(load_config(config), workers=workers, stopwatch=Stopwatch(started=started))
         for note in job.notes:
             output.note(note)
+        for finding in job.findings:
+            output.warn(str(finding))
         _check_model(job, output)
         result = _run_campaign(job, output)
-        _print_result(result, job.folder, output)
+        _print_result(result, job, output)
     if not result.met:
         raise typer.Exit(NOT_MET)
 
@@ -68,7 +73,11 @@ def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
 
         def on_event(event: Event) -> None:
             last[:] = [event]
-            show(event)
+            try:
+                show(event)
+            except OSError as error:  # the terminal is gone; SIGHUP ends the command, unless nohup ignores it
+                if error.errno != errno.EIO:
+                    raise
 
         try:
             return job.run(on_event=on_event)
@@ -81,13 +90,14 @@ def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
             ) from None
 
 
-def _print_result(result: CampaignResult, folder: Path, output: Output) -> None:
+def _print_result(result: CampaignResult, job: CampaignJob, output: Output) -> None:
     """Print what the campaign achieved, where its files are, and how long it took."""
-    from operant.campaign.progress import describe_times, result_json, seconds_by_step
+    from operant.campaign.progress import describe_times, result_json, seconds_by_part
     from operant.execution.run_folder import RunFolder
 
-    paths = _output_paths(folder, output)
-    seconds = seconds_by_step(RunFolder(folder).times())
+    with job.stopwatch.timed("report"):
+        paths = _output_paths(job.folder, output)
+    seconds = seconds_by_part(RunFolder(job.folder).times())
     if output.as_json:
         output.json(**result_json(result, **{name: str(path) for name, path in paths.items()}, seconds=seconds))
         return
@@ -107,6 +117,6 @@ def _output_paths(folder: Path, output: Output) -> dict[str, Path]:
     paths = {"model": folder / "model.safetensors", "suite": folder / "cases"}
     try:
         paths["report"] = write_report(folder)
-    except (ValueError, OSError) as error:
-        output.warn(f"the report could not be written: {error}. To try again: operant report {folder}")
+    except Exception as error:
+        output.warn(f"the report could not be written: {sentence_of(error)}. To try again: operant report {folder}")
     return {name: path for name, path in paths.items() if path.exists()}

@@ -41,13 +41,11 @@ def study(
         print("\n".join(studies))
         return
     folder = out or Path(f"operant-study-{name}-{scale}")
-    with exit_on_error():
-        run_study = _load(name, studies)
-        options = _accepted_options(name, studies, {"rivals": rivals, "kuk": kuk, "weights": weights})
-        from operant.execution.engines import WorkerDied
-    with exit_on_error(also=(WorkerDied,), resume=f"run the same command again (folder {folder})"):
+    with exit_on_error(resume=f"run the same command again (folder {folder})"):
         from rich.console import Console
 
+        run_study = _load(name, studies)
+        options = _accepted_options(name, studies, {"rivals": rivals, "kuk": kuk, "weights": weights})
         page = run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **options)
     print(page)
 

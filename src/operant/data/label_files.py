@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, name_of
+from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, name_of, stored_in
 from operant.data.reading import read_samples
 from operant.data.samples import Samples
-from operant.types import Labeller
+from operant.types import Labeller, StoredLabels
 
 
-def labels_from_npz(path: str | Path, *, classes: int) -> Labeller:
+def labels_from_npz(path: str | Path, *, classes: int) -> StoredLabels:
     """A labeller that finds inputs in an npz file with x and y, read at every request: more may have been added.
 
     ``classes`` is the number of classes of the model; other labels raise a ValueError.
     """
-    return partial(_from_npz, Path(path), classes)
+    return _NpzLabels(Path(path), classes)
 
 
 def labels_from_table(
     path: str | Path, *, classes: int, pictures: Mapping[int, Path] | None = None, root: str | Path = "."
-) -> Labeller:
+) -> StoredLabels:
     """A labeller that reads a csv table with name,label, as `LabelFolder` writes it.
 
     A name is that of an input, or of its image file: its path from ``root``, or as many of its last parts as no other
@@ -39,7 +40,7 @@ def labels_from_table(
         pictures: image files of the inputs, by id.
         root: folder that the paths of image files start from.
     """
-    return partial(_from_table, Path(path), classes, {} if pictures is None else pictures, Path(root))
+    return _TableLabels(Path(path), classes, {} if pictures is None else pictures, Path(root))
 
 
 def labels_from_function(function: Callable[[Samples], Any], *, name: str, classes: int) -> Labeller:
@@ -68,30 +69,59 @@ def _from_function(function: Callable[[Samples], Any], name: str, classes: int, 
     return labels.long()
 
 
-def _from_npz(path: Path, classes: int, asked: Samples) -> Tensor:
-    labelled = read_samples(path, part="field")
-    if labelled.y is None:
-        raise ValueError(f"{path} has no labels; save y beside x")
-    if labelled.shape != asked.shape:
-        shapes = f"{tuple(asked.shape)}, got {tuple(labelled.shape)}"
-        raise ValueError(f"{path} must contain inputs of the field data's shape {shapes}")
-    if (largest := int(labelled.labels.max())) >= classes:
-        raise ValueError(f"{path} must contain labels from 0 to {classes - 1}, the model's classes, got {largest}")
-    if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
-        advice = "add them to its x and their classes to its y, and run this again"
-        raise LabelsMissing(f"{unknown} of {len(asked)} inputs are not in {path}; {advice}")
-    return labels_of(labelled)(asked)
+@dataclass(frozen=True)
+class _NpzLabels:
+    path: Path
+    classes: int
+
+    def __call__(self, asked: Samples) -> Tensor:
+        labelled = self._read()
+        if labelled.shape != asked.shape:
+            shapes = f"{tuple(asked.shape)}, got {tuple(labelled.shape)}"
+            raise ValueError(f"{self.path} must contain inputs of the field data's shape {shapes}")
+        if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
+            advice = "add them to its x and their classes to its y, and run this again"
+            raise LabelsMissing(f"{unknown} of {len(asked)} inputs are not in {self.path}; {advice}")
+        return labels_of(labelled)(asked)
+
+    def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
+        return stored_in(self._read(), ids)
+
+    def _read(self) -> Samples:
+        labelled = read_samples(self.path, part="field")
+        if labelled.y is None:
+            raise ValueError(f"{self.path} has no labels; save y beside x")
+        if (largest := int(labelled.labels.max())) >= self.classes:
+            highest = self.classes - 1
+            raise ValueError(f"{self.path} must contain labels from 0 to {highest}, the model's classes, got {largest}")
+        return labelled
 
 
-def _from_table(path: Path, classes: int, pictures: Mapping[int, Path], root: Path, asked: Samples) -> Tensor:
-    known = LabelFolder(folder=path.parent, classes=classes, table=path.name).read()
-    files = _short_names(pictures, root)
-    names = [[name_of(i), *files.get(i, ())] for i in asked.ids.tolist()]
-    found = [[y for name in each if (y := known.get(_table_key(name))) is not None] for each in names]
-    if missing := [each[-1] for each, labels in zip(names, found, strict=True) if not labels]:
-        advice = f"add rows such as {missing[0]},3, and run this again"
-        raise LabelsMissing(f"{len(missing)} of {len(asked)} inputs have no label in {path}; {advice}")
-    return torch.tensor([labels[0] for labels in found], dtype=torch.int64)
+@dataclass(frozen=True)
+class _TableLabels:
+    path: Path
+    classes: int
+    pictures: Mapping[int, Path]
+    root: Path
+
+    def __call__(self, asked: Samples) -> Tensor:
+        ids = asked.ids.tolist()
+        found = self.stored(asked.ids)
+        if missing := [i for i in ids if i not in found]:
+            name = [name_of(missing[0]), *_short_names(self.pictures, self.root).get(missing[0], ())][-1]
+            advice = f"add rows such as {name},3, and run this again"
+            raise LabelsMissing(f"{len(missing)} of {len(asked)} inputs have no label in {self.path}; {advice}")
+        return torch.tensor([found[i][1] for i in ids], dtype=torch.int64)
+
+    def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
+        known = LabelFolder(folder=self.path.parent, classes=self.classes, table=self.path.name).read()
+        files = _short_names(self.pictures, self.root)
+        found: dict[int, tuple[str, int]] = {}
+        for i in ids.tolist():
+            names = [name_of(i), *files.get(i, ())]
+            labels = [(name, y) for name in names if (y := known.get(_table_key(name))) is not None]
+            found |= {i: labels[0]} if labels else {}
+        return found
 
 
 def _short_names(pictures: Mapping[int, Path], root: Path) -> dict[int, list[str]]:

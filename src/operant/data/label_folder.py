@@ -35,15 +35,28 @@ def labels_of(labelled: Samples) -> Labeller:
     """A labeller for inputs whose labels are known, found by id."""
     if len(labelled) == 0:
         raise ValueError("there are no labelled inputs to take labels from")
-    y = labelled.labels.cpu()
+    return _LabelsOf(labelled)
 
-    def look_up(asked: Samples) -> Tensor:
-        rows = labelled.rows_of(asked.ids)
+
+@dataclass(frozen=True, eq=False)
+class _LabelsOf:
+    labelled: Samples
+
+    def __call__(self, asked: Samples) -> Tensor:
+        rows = self.labelled.rows_of(asked.ids)
         if unknown := int((rows < 0).sum()):
             raise ValueError(f"{unknown} of {len(asked)} inputs are not among the labelled ones; label them first")
-        return y[rows]
+        return self.labelled.labels.cpu()[rows]
 
-    return look_up
+    def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
+        return stored_in(self.labelled, ids)
+
+
+def stored_in(labelled: Samples, ids: Tensor) -> dict[int, tuple[str, int]]:
+    """By id, the names and labels of inputs; see `StoredLabels`."""
+    rows = labelled.rows_of(ids)
+    known, labels = ids[rows >= 0].tolist(), labelled.labels.cpu()[rows[rows >= 0]].tolist()
+    return {i: (name_of(i), label) for i, label in zip(known, labels, strict=True)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +98,11 @@ class LabelFolder:
                 f"the page that `operant triage {self.folder}` opens), and run this again"
             )
         return torch.tensor([known[name] for name in names], dtype=torch.int64)
+
+    def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
+        """The labels so far, by id; nothing is written. See `StoredLabels`."""
+        known, names = self.read(), {i: name_of(i) for i in ids.tolist()}
+        return {i: (name, label) for i, name in names.items() if (label := known.get(name)) is not None}
 
     def read(self) -> dict[str, int | None]:
         """The labels so far, by name; None where the table has none.

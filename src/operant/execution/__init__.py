@@ -4,6 +4,7 @@ from operant.execution.engines import Engine, WorkerDied, pool, serial
 from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted
 from operant.execution.run_folder import Damaged, DiskFull, RunFolder
+from operant.execution.timing import Stopwatch
 
 __all__ = [
     "Damaged",
@@ -13,6 +14,7 @@ __all__ = [
     "EventHandler",
     "Interrupted",
     "RunFolder",
+    "Stopwatch",
     "WorkerDied",
     "pool",
     "serial",

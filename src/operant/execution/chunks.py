@@ -59,13 +59,13 @@ def run_chunks(
         report()
         items = ((i, staged[i], rows) for i in todo if not interrupted())  # evaluated lazily, to notice Ctrl-C
         with closing_results(engine(_Chunk(work), items)) as finished:
-            for number, needed in finished:
-                i = todo[number]
+            for item, needed in finished:
+                i = todo[item]
                 done[i] = run.commit(names[i], staged[i])
                 report(**({"batch_size": needed} if needed < rows else {}))
                 rows = min(rows, needed)
-    if interrupted():
-        raise Interrupted(f"{len(done)} of {n_chunks} chunks of {name} are finished and saved in {run.path}")
+    if number := interrupted():
+        raise Interrupted(f"{len(done)} of {n_chunks} chunks of {name} are finished and saved in {run.path}", number)
     return Suite.concat([done[i] for i in range(n_chunks)])
 
 

@@ -14,9 +14,12 @@ from functools import partial
 from itertools import islice
 from multiprocessing import connection, resource_tracker
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
+
+from operant.signals import ENDING
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -152,6 +155,7 @@ class _Worker:
         self.process = context.Process(target=_worker_main, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
+        Finalize(self, _kill, args=[self.process], exitpriority=1)  # it ignores the signal that would end it at exit
 
     def send(self, kind: bytes, message: bytes) -> None:
         with suppress(OSError):  # the process has died; `receive` will raise
@@ -173,6 +177,11 @@ class _Worker:
         self.process.kill()
         self.process.join()
         self.connection.close()
+
+
+def _kill(process: multiprocessing.process.BaseProcess) -> None:
+    with suppress(OSError, ValueError):  # it is dead, or closed
+        process.kill()
 
 
 def _exit_message(code: int | None) -> str:
@@ -206,11 +215,11 @@ def _pack(value: object) -> bytes:
 
 @contextmanager
 def _worker_environment() -> Iterator[None]:
-    """Processes started inside compute on one thread each and ignore Ctrl-C, which only their parent handles."""
+    """Processes started inside compute on one thread each and ignore Ctrl-C and the like: their parent handles them."""
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     resource_tracker.ensure_running()  # started later, it would receive Ctrl-C
     masked = hasattr(signal, "pthread_sigmask")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if masked else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING) if masked else None
     os.environ.update(ONE_THREAD)
     try:
         yield
@@ -223,7 +232,8 @@ def _worker_environment() -> Iterator[None]:
 
 def _worker_main(pipe: connection.Connection) -> None:
     """Worker main loop: receive work, then one item at a time, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     work: Callable[[Any], Any] = partial(_raise, RuntimeError("no work was received"))

@@ -1,45 +1,39 @@
-"""Ctrl-C without losing work: the first one lets the work in progress finish, the second stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP without losing work: after the first, work in progress is finished; a second stops it."""
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from operant.signals import ENDING, handling, raise_stopped
+
 
 class Interrupted(KeyboardInterrupt):
-    """The user pressed Ctrl-C; the work in progress was finished and saved, as ``done`` describes."""
+    """A signal arrived; the work in progress was finished and saved, as ``done`` describes."""
 
-    def __init__(self, done: str) -> None:
+    def __init__(self, done: str, number: int = signal.SIGINT) -> None:
         super().__init__(f"interrupted: {done}. Run again with the same folder to resume")
-        self.done = done
+        self.done, self.number = done, number
 
 
 @contextmanager
-def defer_interrupt() -> Iterator[Callable[[], bool]]:
-    """Defer the first Ctrl-C; yields a function that returns whether it was pressed.
+def defer_interrupt() -> Iterator[Callable[[], int]]:
+    """Defer the first signal; yields a function that returns its number, 0 if there was none.
 
-    A second Ctrl-C raises KeyboardInterrupt at once. Outside the main thread, or where Ctrl-C is ignored, nothing
+    A second one raises KeyboardInterrupt at once. Outside the main thread, or where a signal is ignored, nothing
     changes.
     """
-    pressed: list[int] = []
+    arrived: list[int] = []
 
     def on_signal(number: int, _frame: object) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(number)
+        if arrived:
+            raise_stopped(number)
+        arrived.append(number)
+        again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
         with suppress(OSError):
-            os.write(2, b"\nStopping when the chunks in progress are finished; press Ctrl-C again to stop at once.\n")
+            os.write(2, f"\nStopping when the chunks in progress are finished{again}.\n".encode())
 
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if main else None
-    if before is None or before is signal.SIG_IGN:
-        yield lambda: False
-        return
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with handling(on_signal, *ENDING):
+        yield lambda: arrived[0] if arrived else 0

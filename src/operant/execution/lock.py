@@ -66,19 +66,24 @@ def _check_holder_is_dead(folder: Path, file: Path) -> None:
     started = _start_time(holder.pid)
     if started == "" or (started is not None and holder.started in (started, "")):
         who = "this process" if holder.pid == os.getpid() else f"process {holder.pid}"
-        raise ValueError(f"{folder} is in use by {who}; wait until that run ends, stop it, or choose another folder")
+        raise ValueError(
+            f"{folder} is in use by {who}; wait until that run ends, stop it, or choose another folder. If that "
+            f"process does not run Operant, delete {file}"
+        )
 
 
 def _read_holder(file: Path) -> Holder:
     try:
         page = json.loads(file.read_bytes())
         return Holder(pid=int(page["pid"]), host=str(page["host"]), started=str(page["started"]))
-    except (TypeError, KeyError, RecursionError) as error:
+    except (TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(f"{file} names no process ({error})") from None
 
 
 def _start_time(pid: int) -> str | None:
     """When a process of this machine started; None if it is dead, empty if the system does not say."""
+    if pid < 1:
+        return None  # no process has such an id; to `os.kill` it means a group of processes
     if os.name != "posix":
         return ""
     try:

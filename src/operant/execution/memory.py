@@ -9,6 +9,8 @@ from typing import TypeVar
 from operant.model import MIN_ROWS, Classifier
 
 R = TypeVar("R")
+NO_MEMORY = "there is not enough memory"
+ADVICE = "use fewer workers, close other programs, or use a machine with more memory"
 OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
@@ -29,12 +31,11 @@ def with_smaller_batches(work: Callable[[int], R], batch_size: int, *, floor: in
         try:
             return work(batch_size), batch_size
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if batch_size <= floor:
                 raise MemoryError(
-                    f"there is not enough memory even for batches of {batch_size} rows ({_first_line(error)}); use "
-                    "fewer workers, close other programs, or use a machine with more memory"
+                    f"{NO_MEMORY} even for batches of {batch_size} rows ({_first_line(error)}); {ADVICE}"
                 ) from error
         batch_size = max(batch_size // 2, floor)  # outside the except block, where the error no longer holds memory
 
@@ -46,11 +47,19 @@ def in_batches(model: Classifier, batch_size: int) -> Classifier:
     return same
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def memory_message(error: BaseException) -> str:
+    """What to tell the user when memory ran out."""
+    text = str(error)
+    smaller = "use a smaller batch_size or less data"
+    return text if text.startswith(NO_MEMORY) else f"{NO_MEMORY} ({_first_line(error)}); {smaller}, {ADVICE}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
     """torch raises a plain RuntimeError when the CPU allocator fails, so its text is all there is to go by."""
     text = str(error).lower()
-    return isinstance(error, MemoryError) or any(part in text for part in OUT_OF_MEMORY_TEXTS)
+    raised_by_torch = isinstance(error, RuntimeError) and any(part in text for part in OUT_OF_MEMORY_TEXTS)
+    return isinstance(error, MemoryError) or raised_by_torch
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)

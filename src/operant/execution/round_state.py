@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn, Protocol, TypeVar
@@ -16,7 +17,7 @@ from operant.execution.chunks import chunk_name, run_chunks
 from operant.execution.engines import Engine, closing_results
 from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted, defer_interrupt
-from operant.execution.run_folder import RunFolder, require_existing
+from operant.execution.run_folder import RunFolder, finished, require_existing
 from operant.model import Classifier
 from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer
 from operant.rng import spawn
@@ -36,6 +37,7 @@ class RoundRecord(Protocol):
         """Whether the round changed the model."""
 
 
+WEIGHTS = "weights.safetensors"  # of a round that changed the model
 R = TypeVar("R", bound=RoundRecord)
 V = TypeVar("V")
 
@@ -54,6 +56,12 @@ class PredictionBatch:
 
     ids: Tensor
     predictions: Tensor
+
+
+def weights_after(rounds: Sequence[RoundRecord]) -> str:
+    """Where the weights of the model after the last of these rounds are, in words."""
+    changed = [number for number, done in enumerate(rounds) if done.changed]
+    return f"its weights are in round-{changed[-1]:03d}/{WEIGHTS}" if changed else "it is the initial model"
 
 
 class RoundState:
@@ -124,12 +132,17 @@ class RoundState:
         """A result of the current round that must be on disk."""
         return self.folder.step(f"{self.name}/{name}", kind, self._missing)
 
+    def timed(self, name: str) -> AbstractContextManager[None]:
+        """Record how long a part of the current round takes."""
+        return self.folder.timed(f"{self.name}/{name}")
+
     def spawn(self, *path: int | str) -> torch.Generator:
         """A random generator for a part of the current round."""
         return spawn(self.seed, self.name, *path)
 
     def report(self, step: str, done: int, total: int, **details: object) -> None:
-        """Send a progress event."""
+        """Send a progress event, and record the time until now."""
+        self.folder.stopwatch.lap()
         self.on_event(Event(step=step, round=self.number, done=done, total=total, details=details))
 
     # Cases
@@ -232,8 +245,8 @@ class RoundState:
                     i = todo[number]
                     work = partial(PredictionBatch, ids=parts[i].ids.cpu(), predictions=labels)
                     self.step(names[i], PredictionBatch, work)
-        if interrupted():
-            raise Interrupted(f"finished predictions of {self.name} are saved in {self.folder.path}")
+        if signal := interrupted():
+            raise Interrupted(f"finished predictions of {self.name} are saved in {self.folder.path}", signal)
         found = [torch.empty(0, dtype=torch.int64)]
         for name, part in zip(names, parts, strict=True):
             batch = self.existing(name, PredictionBatch)
@@ -246,6 +259,15 @@ class RoundState:
         batch = self.step(name, LabelBatch, ask)
         self._check_ids(name, batch.ids, inputs)
         return batch.labels
+
+    def answers(self) -> LabelBatch:
+        """All labels in the folder, also those of later and unfinished rounds."""
+        files = sorted(file for file in self.folder.path.glob("round-*/labels-*.json") if finished(file))
+        names = [file.relative_to(self.folder.path).with_suffix("").as_posix() for file in files]
+        batches = [self.folder.step(name, LabelBatch, self._missing) for name in names]
+        none = torch.empty(0, dtype=torch.int64)
+        ids, labels = ([none, *(getattr(batch, part) for batch in batches)] for part in ("ids", "labels"))
+        return LabelBatch(ids=torch.cat(ids), labels=torch.cat(labels).long())
 
     def _check_ids(self, name: str, ids: Tensor, inputs: Samples) -> None:
         if not torch.equal(ids, inputs.ids.cpu()):

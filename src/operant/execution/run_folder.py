@@ -7,11 +7,10 @@ import json
 import os
 import re
 import shutil
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -19,6 +18,7 @@ from typing import NoReturn, TypeVar
 from operant import results
 from operant.execution.lock import LOCK, Holder, release_lock, take_lock
 from operant.execution.signature import difference
+from operant.execution.timing import TIMING, Stopwatch, read_times
 from operant.model import Classifier
 from operant.model.hashing import fingerprint, hash_of
 from operant.networks import load_weights, save_weights
@@ -26,7 +26,7 @@ from operant.results import LOCK_FILE, TEMPORARY, write_atomically
 from operant.suite import Suite
 from operant.suite.verdicts import COLUMNS as VERDICT_COLUMNS
 
-RUN, TIMING = "run.json", "timing.jsonl"
+RUN = "run.json"
 MODEL, CASES = "model", "cases"  # the final model and the cases it learned from
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -53,10 +53,14 @@ class RunFolder:
         path: the folder; created if it does not exist.
         signature: settings of the run, by name, as text; see `signature_of`. Without it an existing run is opened
             whatever its settings.
+        stopwatch: of the session, if it began before the folder is opened.
     """
 
-    def __init__(self, path: str | Path, *, signature: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, *, signature: Mapping[str, str] | None = None, stopwatch: Stopwatch | None = None
+    ) -> None:
         self.path, self.signature = Path(path), None if signature is None else dict(signature)
+        self.stopwatch = Stopwatch() if stopwatch is None else stopwatch
         self._holder: Holder | None = None
 
     def __enter__(self) -> RunFolder:
@@ -69,6 +73,7 @@ class RunFolder:
             with self.writing(RUN):
                 self._key = hash_of(json.dumps(self._check_signature(), sort_keys=True).encode())
             self._remove_leftovers()
+            self.stopwatch.write_to(self.path / TIMING)
         except BaseException:
             self.__exit__()
             raise
@@ -76,6 +81,7 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         if self._holder is not None:
+            self.stopwatch.lap()
             self._remove_leftovers()
             release_lock(self.path, self._holder)
             self._holder = None
@@ -173,26 +179,13 @@ class RunFolder:
         if suite is not None:
             self.suite(CASES, lambda: suite)
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Record how long the block takes; not part of the digest, and never an error."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            if seconds := round(time.monotonic() - start, 2):
-                with suppress(OSError), open(self.path / TIMING, "a", encoding="utf-8") as file:
-                    file.write(json.dumps({name: seconds}) + "\n")
+    def timed(self, name: str) -> AbstractContextManager[None]:
+        """Record how long a block takes; see `Stopwatch`."""
+        return self.stopwatch.timed(name)
 
     def times(self) -> dict[str, float]:
-        """Total seconds by name, as recorded by `timed`."""
-        total: dict[str, float] = {}
-        with suppress(OSError):
-            for line in (self.path / TIMING).read_text(encoding="utf-8", errors="replace").splitlines():
-                with suppress(ValueError, TypeError, AttributeError):  # a line cut off by a kill
-                    for name, seconds in json.loads(line).items():
-                        total[name] = total.get(name, 0.0) + float(seconds)
-        return total
+        """Seconds by part, over all sessions."""
+        return read_times(self.path / TIMING)
 
     def digest(self) -> str:
         """A hash of everything except timing, lock, reports and verdicts: equal digests mean bit-identical runs."""

@@ -50,7 +50,8 @@ class Evidence:
         rounds: those that are finished.
         under_way: what is finished of the current round; empty if there is none.
         labels: bought so far, also in unfinished rounds.
-        seconds: per step, by its name in `operant.campaign.progress.STEPS`, and in ``total``.
+        seconds: wall-clock time of all sessions until this report, by part, as `operant.campaign.progress.PARTS` names
+            them, and in ``total``.
         stop: how the campaign ended; None while it is under way.
         priors: of each class; empty before there are labels.
         gallery: of operational failures.

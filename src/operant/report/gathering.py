@@ -14,14 +14,15 @@ from torch import Tensor
 
 from operant import results
 from operant.assess import clopper_pearson_interval
+from operant.campaign.build import CONDITIONS, ESTIMATED
 from operant.campaign.observers import OBSERVERS, Observer, Section
-from operant.campaign.progress import seconds_by_step
+from operant.campaign.progress import seconds_by_part
 from operant.campaign.records import CampaignInfo, FieldIds, Round, StopRecord
 from operant.execution.round_state import LabelBatch
 from operant.execution.run_folder import CASES, MODEL, RUN, RunFolder, finished
 from operant.model import Finding
 from operant.model.hashing import bytes_of, fingerprint, hash_of
-from operant.profile import load_profile
+from operant.profile import FittedConditions, load_profile
 from operant.report.evidence import INITIAL_MODEL, Evidence, Prior
 from operant.report.failures import LIMIT, Gallery, RoundFailures, gallery_of
 from operant.suite import Suite
@@ -50,6 +51,7 @@ def gather(
     findings: Findings = [("model", finding) for finding in (info.findings if info else ())]
     found = _failures(folder, info, rounds, findings)
     findings += [("profile", finding) for finding in _profile_findings(folder)]
+    findings += [("conditions", finding) for finding in _conditions_findings(folder)]
     triage = _triage(folder, findings)
     if valid:
         _check_judged(folder, triage, findings)
@@ -134,9 +136,7 @@ def _under_way(folder: Path) -> str:
 
 
 def _seconds(folder: Path) -> dict[str, float]:
-    times = RunFolder(folder).times()
-    total = sum(seconds for name, seconds in times.items() if name.endswith("/total"))
-    return seconds_by_step(times) | ({"total": total} if total else {})
+    return seconds_by_part(RunFolder(folder).times())
 
 
 def _stop(folder: Path, rounds: Sequence[Round]) -> StopRecord | None:
@@ -313,6 +313,12 @@ def _profile_findings(folder: Path) -> tuple[Finding, ...]:
         return load_profile(files[-1]).findings
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}. Delete {files[-1]} and resume the campaign") from None
+
+
+def _conditions_findings(folder: Path) -> tuple[Finding, ...]:
+    """Reasons to doubt the estimated conditions, if some were estimated."""
+    file = folder / CONDITIONS / f"{ESTIMATED}.json"
+    return _read(file, FittedConditions).findings if finished(file) else ()
 
 
 # Hashes

@@ -24,6 +24,7 @@ def markdown(evidence: Evidence) -> str:
         plain(str(evidence.triage)) if evidence.triage else "",
         "\n".join(f"Round {done.number}: {plain(done.drift.summary)}" for done in evidence.rounds if done.drift),
         "\n".join(f"- **{plain(f.name)}** ({f.severity}): {plain(f.problem)}" for _, f in evidence.findings),
+        "\n".join(f"- {plain(note)}" for note in (evidence.info.notes if evidence.info else ())),
         _settings(evidence),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from operant.campaign.observers import OBSERVERS, Observer
-from operant.campaign.progress import STEPS
+from operant.campaign.progress import PARTS, SHOWN_SECONDS
 from operant.campaign.records import Decision, describe_shares
 from operant.formatting import at_most, duration, percent
 from operant.report import charts
@@ -39,7 +39,7 @@ def render_page(evidence: Evidence, observers: Sequence[Observer] = OBSERVERS) -
         pictured=is_picture(evidence.gallery.shape),
         page_size=PAGE_SIZE,
         place=shlex.quote(evidence.folder or evidence.name),
-        steps=STEPS,
+        parts={name: text for name, text in PARTS.items() if evidence.seconds.get(name, 0.0) >= SHOWN_SECONDS},
         small=max(evidence.gallery.shape, default=0) <= MAX_SMALL,
         **_choices(evidence),
     )

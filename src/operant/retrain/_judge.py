@@ -65,13 +65,22 @@ class EpochJudge:
         within = f"clean validation accuracy at most {self.max_drop:.4g} below the original {self.accuracy_before:.4f}"
         if best is not None:
             return f"epoch {best.epoch} had the lowest monitor ({best.monitor:.4g}) of the {len(good)} with a {within}"
-        if good:
-            return (
-                f"no epoch brought the monitor below the original's {self.monitor_before:.4g} (the lowest was "
-                f"{min(e.monitor for e in good):.4g}), so the original weights were kept"
-            )
-        highest = max(e.accuracy for e in history)
-        return f"no epoch had a {within} (the highest was {highest:.4f}), so the original weights were kept"
+        kept = "so the original weights were kept"
+        if not good:
+            highest = max(e.accuracy for e in history)
+            return f"no epoch had a {within} (the highest was {highest:.4f}), {kept}"
+        below = f"below the original's {self.monitor_before:.4g}"
+        lowest = f"the lowest was {min(e.monitor for e in good):.4g}"
+        if len(good) == len(history):
+            return f"no epoch brought the monitor {below} ({lowest}), {kept}"
+        return f"no epoch with a {within} brought the monitor {below} ({lowest}), {kept}"
+
+    def reason_to_stop(self, history: Sequence[FinetuneEpoch]) -> str:
+        """Why `impatient` ended the training, in half a sentence."""
+        best, last = best_of(history), f"stopped after epoch {len(history)} (patience {self.patience})"
+        if best is None:
+            return f"{last}, since no epoch was acceptable until then"
+        return f"{last}, since no later epoch was acceptable with a lower monitor than epoch {best.epoch}"
 
 
 def best_of(history: Sequence[FinetuneEpoch]) -> FinetuneEpoch | None:

@@ -137,7 +137,7 @@ def _record(
     rows: EpochRows, judge: EpochJudge, history: Sequence[FinetuneEpoch], problem: str, *, epochs: int
 ) -> FinetuneRecord:
     best, stopped = best_of(history), not problem and len(history) < epochs
-    early = f"; stopped after epoch {len(history)}, when the monitor no longer fell" if stopped else ""
+    early = f"; {judge.reason_to_stop(history)}" if stopped else ""
     return FinetuneRecord(
         best_epoch=best.epoch if best and not problem else 0,
         reason=problem or judge.reason(history) + early,
@@ -150,6 +150,7 @@ def _record(
         case_rows=rows.counts[1],
         effective_cases=rows.effective_cases,
         stopped_early=stopped,
+        diverged=bool(problem),
     )
 
 

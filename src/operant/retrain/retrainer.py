@@ -45,7 +45,8 @@ class FinetuneRecord:
         accuracy_before, monitor_before: values for the original model; None if the monitor's was not needed.
         train_rows, case_rows: rows of each kind per epoch.
         effective_cases: number of equally likely cases that would be as varied as those drawn, 1 / Σ p².
-        stopped_early: whether the last epochs were skipped because the monitor no longer fell.
+        stopped_early: whether the last epochs were skipped because none was acceptable and better for some time.
+        diverged: whether the loss or the outputs became infinite or NaN; the original weights are kept then.
     """
 
     best_epoch: int
@@ -59,6 +60,7 @@ class FinetuneRecord:
     case_rows: int
     effective_cases: float
     stopped_early: bool
+    diverged: bool = False
 
     @property
     def changed(self) -> bool:

@@ -16,6 +16,7 @@ from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any
 
 from operant.extras import install_command
+from operant.signals import Stopped
 from operant.triage.access import AccessControl, App
 from operant.triage.connections import TIMEOUT, server_config
 from operant.triage.desk import NotFound, RequestFields
@@ -74,7 +75,7 @@ def serve(
 
     ``on_start`` is called with the address, which contains a token that works once. The browser gets a token of its
     own. A connection on which a client neither completes a request nor reads the response is closed after one to two
-    times ``timeout`` seconds.
+    times ``timeout`` seconds. `Stopped` is raised after other signals than Ctrl-C.
     """
     check_positive(timeout=timeout)
     try:
@@ -91,6 +92,8 @@ def serve(
             threading.Thread(target=webbrowser.open, args=[file], daemon=True).start()
         try:
             uvicorn.Server(server_config(app, timeout=timeout)).run(sockets=[listening])
+        except Stopped:  # by another signal
+            raise
         except KeyboardInterrupt:  # the normal way to stop
             return
 
