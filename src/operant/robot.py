@@ -74,14 +74,14 @@ class RobotResult:
         for r in self.rounds:
             static = r.robustness.static
             rates = f"{_interval(r.robustness.adaptive[-1]):<23}  {_interval(static[-1]) if static else '-'}"
-            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {r.robustness.clean.value:6.1%}  {rates}")
+            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {percent(r.robustness.clean.value):>6}  {rates}")
         if self.rounds[0].robustness.static is None:
             lines.append("Static robustness is not measured: no attack succeeds on the initial model.")
         return "\n".join(lines)
 
 
 def _interval(rate: Rate) -> str:
-    return f"{rate.value:6.1%} [{rate.lower:5.1%}, {rate.upper:5.1%}]"
+    return f"{percent(rate.value):>6} [{percent(rate.lower):>6}, {percent(rate.upper):>6}]"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,8 +67,8 @@ class Robustness:
             f"Empirical robustness {percent(self.value)} ({self.mode}), with {percent(self.confidence, 2)} intervals:"
         ]
         lines += [
-            f"  {kind:<8}  {'' if kind == 'clean' else rate.name:<{width}}  {rate.value:6.1%}"
-            f"  [{rate.lower:6.1%}, {rate.upper:6.1%}]  {rate.k} of {rate.n}"
+            f"  {kind:<8}  {'' if kind == 'clean' else rate.name:<{width}}  {percent(rate.value):>6}"
+            f"  [{percent(rate.lower):>6}, {percent(rate.upper):>6}]  {rate.k} of {rate.n}"
             for kind, rate in rows
         ]
         lines.append("Adaptive: attacks on this model; static: cases generated once against a reference model.")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from operant.campaign.assessing import SequentialAssessment
 from operant.data import Samples
-from operant.formatting import percent
+from operant.formatting import at_most, percent
 from operant.model import Classifier, Finding
 from operant.profile import Drift
 from operant.retrain import FinetuneRecord
@@ -232,9 +232,9 @@ class CampaignResult:
         lines = [self.reason, "round  operational  chosen   clean      pmi  at most  labels"]
         for r in self.rounds:
             a = r.assessment
-            pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.bought:6d}" if a else " " * 24
+            pmi = f"{percent(a.pmi):>7}  {at_most(a.upper):>7}  {a.bought:6d}" if a else " " * 24
             mark = "  field changed" if r.drift else "  unchanged" if r.idle else ""
-            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {r.clean:6.2%}  {pmi}{mark}")
+            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {percent(r.clean):>6}  {pmi}{mark}")
         return "\n".join(lines)
 
 

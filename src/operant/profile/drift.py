@@ -98,7 +98,8 @@ class Drift:
         ]
         rows = sorted(range(len(self.distances)), key=lambda c: -self.distances[c])
         for c in rows[:MAX_SHOWN]:
-            shares = f"{self.reference_shares[c]:9.1%}  {self.current_shares[c]:7.1%}  {self.moved[c]:+6.1%}"
+            before, now, points = self.reference_shares[c], self.current_shares[c], 100 * self.moved[c]
+            shares = f"{percent(before):>9}  {percent(now):>7}  {points:+6.1f}"
             lines.append(f"  {c:>5}  {shares}  {self.distances[c]:8.3f}")
         if len(rows) > MAX_SHOWN:
             lines.append(f"  ... and {len(rows) - MAX_SHOWN} classes that moved less")

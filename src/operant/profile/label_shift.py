@@ -52,7 +52,9 @@ class Priors:
         lines = [f"Class priors in the field ({self.method}, {percent(self.confidence, 2)} intervals):"]
         rows = zip(self.values, self.lower, self.upper, self.labelled, strict=True)
         for c, (v, low, high, s) in enumerate(rows):
-            lines.append(f"  {c:>3}  {v:6.1%}  [{low:5.1%}, {high:5.1%}]   labelled {s:6.1%}")
+            lines.append(
+                f"  {c:>3}  {percent(v):>6}  [{percent(low):>6}, {percent(high):>6}]   labelled {percent(s):>6}"
+            )
         return "\n".join([*lines, *(str(finding) for finding in self.findings)])
 
 
