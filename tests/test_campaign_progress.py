@@ -37,7 +37,7 @@ EVENTS = [
     Event(step="round", round=1, done=1, total=5, details={"record": "round 1: clean [98%]", "assessment": ASSESSMENT}),
 ]
 ROUND_0 = f"round 0: clean accuracy 99 %, {PMI}"
-MOVES = "moves: [fog] 60%, blur 40% (without feedback [fog] 50%, blur 50%), because fog finds more"
+MOVES = "moves: [fog] 60 %, blur 40 % (without feedback [fog] 50 %, blur 50 %), because fog finds more"
 
 
 def lines_of(events: list[Event]) -> list[str]:
