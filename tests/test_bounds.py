@@ -339,7 +339,7 @@ def test_clopper_pearson_is_true_at_least_as_often_as_it_says(truth):
 
 def test_a_bound_prints_and_comes_back_from_disk(tmp_path):
     bound = clopper_pearson(5, 1000)
-    assert str(bound) == "at most 0.0105 with 0.95 confidence, from 5 failures in 1000 trials (Clopper-Pearson)"
+    assert str(bound) == "at most 1.05 % with 95 % confidence, from 5 failures in 1000 trials (Clopper-Pearson)"
     save(bound, tmp_path / "bound.json")
     assert load(tmp_path / "bound.json", Bound) == bound
     named = conservative_bayes(0, 10, prior=PartialPrior(within=0.1, belief=0.5, lowest=0.01)).method

@@ -19,7 +19,7 @@ from operant.campaign.records import Decision, Round
 from operant.execution.events import Event
 
 ASSESSMENT = SequentialAssessment(labels=50, failures=2, upper=0.13, confidence=0.975, reason="")
-PMI = "pmi 4.00% on 50 labels, at most 13.00%"
+PMI = "pmi 4 % on 50 labels, at most 13 %"
 ZERO = Round(number=0, arrived=40, clean=0.99, assessment=ASSESSMENT)
 DECISION = Decision(what="move", names=("[fog]", "blur"), before=(0.5, 0.5), after=(0.6, 0.4), why="fog finds more")
 EVENTS = [
@@ -36,8 +36,8 @@ EVENTS = [
     Event(step="retrain", round=1, done=1, total=1, details={"record": "2 epochs"}),
     Event(step="round", round=1, done=1, total=5, details={"record": "round 1: clean [98%]", "assessment": ASSESSMENT}),
 ]
-ROUND_0 = f"round 0: clean accuracy 99.00%, {PMI} (97.50% confidence)"
-MOVES = "moves: [fog] 60%, blur 40% (without feedback [fog] 50%, blur 50%), because fog finds more"
+ROUND_0 = f"round 0: clean accuracy 99 %, {PMI}"
+MOVES = "moves: [fog] 60 %, blur 40 % (without feedback [fog] 50 %, blur 50 %), because fog finds more"
 
 
 def lines_of(events: list[Event]) -> list[str]:
@@ -81,7 +81,7 @@ def test_a_resumed_campaign_shows_the_last_assessment():
     generate = Event(step="generate", round=2, done=2, total=4, details={"cases": 10, "failures": 7})
     assert lines_of([EVENTS[4], idle, generate]) == [
         ROUND_0,
-        "round 1: clean accuracy 99.00%",
+        "round 1: clean accuracy 99 %",
         "round 2, searching for failures: chunk 2 of 4, 7 failures so far",
     ]
     state = ProgressState()

@@ -155,8 +155,14 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("users_code --data data.npz", "must be given as package.module:callable, got 'users_code'"),
-        ("users_code: --data data.npz", "must be given as package.module:callable, got 'users_code:'"),
+        (
+            "users_code --data data.npz",
+            "package.module:callable or file.py:callable, got 'users_code'",
+        ),
+        (
+            "users_code: --data data.npz",
+            "package.module:callable or file.py:callable, got 'users_code:'",
+        ),
         ("nowhere.at_all:Net --data data.npz", "there is no module nowhere.at_all; run this from the folder"),
         ("users_code.deeper:Net --data data.npz", "there is no module users_code.deeper"),
         ("importing_nothing:Net --data data.npz", "importing importing_nothing failed: ModuleNotFoundError"),
@@ -582,3 +588,95 @@ def test_without_studies_the_command_says_how_to_install_them(
     code, output = study(*arguments)
     assert code == 2
     assert "no studies are installed; run `pip install -e studies` in a clone" in output
+
+
+# Models by file name, and what operant.toml already says
+
+
+TOML = """
+[model]
+module = "users_code.py:Net"
+weights = "net.safetensors"
+mean = 0.1
+std = 0.9
+[data]
+train = "data.npz"
+clean = "data.npz"
+field = "field.npz"
+[labels]
+file = "labelled.npz"
+[requirement]
+pmi = 0.2
+confidence = 0.9
+[run]
+folder = "my-run"
+"""
+
+
+@pytest.fixture
+def configured(folder: Path) -> Path:
+    """The user's folder with an operant.toml and 300 field inputs that the model gets right."""
+    (folder / "operant.toml").write_text(TOML)
+    x = torch.rand(300, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        y = built()((x - 0.1) / 0.9).argmax(1)
+    np.savez(folder / "field.npz", x=x.numpy())
+    np.savez(folder / "labelled.npz", x=x.numpy(), y=y.numpy())
+    return folder
+
+
+def test_a_model_is_named_by_module_or_by_file(run: Callable[..., Result], folder: Path) -> None:
+    by_module = run(*HEALTHY)
+    for name in ("users_code.py:Net", "./users_code.py:Net", str(folder / "users_code.py:Net")):
+        by_file = run(name, *HEALTHY[1:])
+        assert (by_file.exit_code, by_file.output) == (0, by_module.output)
+    missing = run("user_code.py:Net", *HEALTHY[1:])
+    assert missing.exit_code == 2
+    assert "user_code.py; beside it are importing_nothing.py, raising.py, users_code.py" in missing.stderr
+
+
+def test_the_doctor_reads_operant_toml(run: Callable[..., Result], configured: Path) -> None:
+    explicit = run(*HEALTHY)
+    assert run().output == explicit.output
+    assert run("--data", "data.npz").output == explicit.output
+    assert "normalisation" in run("--mean", "0.9", "--std", "0.1").output  # options replace what the file says
+
+
+def test_without_operant_toml_what_is_missing_is_named(run: Callable[..., Result]) -> None:
+    assert "there is no model: name one, or run this in a folder with operant.toml" in run().stderr
+    assert "there are no data: give --data" in run("users_code:Net").stderr
+    for command, what in {"assess": "there is no requirement", "triage": "name a folder to open"}.items():
+        result = CliRunner().invoke(app, [command])
+        assert result.exit_code == 2
+        assert what in result.stderr
+
+
+def test_assess_reads_operant_toml(configured: Path) -> None:
+    result = CliRunner().invoke(app, ["assess", "--labels", "60"])
+    assert result.exit_code == 0, result.output
+    assert "at most 0.2 is required" in result.output
+    assert "hold with 0.9 confidence" in result.output
+    flags = ["--field", "labelled.npz", "--requirement", "0.2", "--confidence", "0.9", "--trained-on", "data.npz"]
+    model = [part for part in HEALTHY if part not in ("--data", "data.npz")]
+    explicit = CliRunner().invoke(app, ["assess", *model, *flags, "--labels", "60", "--out", "other"])
+    numbers = [results.load(configured / out / "assessment.json", Assessment) for out in ("operant-assess", "other")]
+    assert explicit.exit_code == 0
+    assert numbers[0] == numbers[1]
+
+
+def test_report_and_triage_find_the_campaigns_folder(configured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("report", "triage"):
+        result = CliRunner().invoke(app, [command])
+        assert result.exit_code == 2
+        assert "my-run" in result.stderr
+    opened: list[Path] = []
+    monkeypatch.setattr("operant.triage.open_desk", lambda folder, **_: opened.append(folder) or 1 / 0)
+    (configured / "to_label").mkdir()
+    (configured / "to_label" / "labels.csv").write_text("name,label\n")
+    text = TOML.replace('file = "labelled.npz"', 'folder = "to_label"')
+    (configured / "operant.toml").write_text(text)
+    CliRunner().invoke(app, ["triage"])
+    (configured / "my-run" / "cases").mkdir(parents=True)
+    (configured / "my-run" / "cases" / "manifest.json").write_text("{}")
+    CliRunner().invoke(app, ["triage"])
+    assert [folder.name for folder in opened] == ["to_label", "my-run"]

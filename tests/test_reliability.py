@@ -105,7 +105,7 @@ def test_it_prints_for_people_and_round_trips(weak, profile, field, tmp_path) ->
     found = assess(weak, profile, field)
     text = str(found)
     assert text.startswith("The model misclassifies an estimated ")
-    assert "With 0.95 confidence it is at most " in text
+    assert "With 95 % confidence it is at most " in text
     assert "300 of 1028 inputs were labelled" in text
     results.save(found, tmp_path / "assessment.json")
     assert results.load(tmp_path / "assessment.json", Assessment) == found

@@ -22,10 +22,19 @@ def at_most(share: float, digits: int = 3) -> str:
     >>> at_most(0.0200001), at_most(0.02), at_most(1.0)
     ('2.01 %', '2 %', '100 %')
     """
-    if not share > 1e-300:  # digits of smaller numbers cannot be represented
-        return percent(share)
-    unit = 10.0 ** (math.floor(math.log10(share)) - digits + 1)
-    return percent(unit * math.ceil(round(share / unit, 6)), digits + 1)
+    return percent(rounded_up(share, digits), digits + 1)
+
+
+def rounded_up(value: float, digits: int = 3) -> float:
+    """The value rounded up to this many significant digits.
+
+    >>> rounded_up(0.0123401), rounded_up(1.91e-8, 2)
+    (0.0124, 2e-08)
+    """
+    if not value > 1e-300:  # digits of smaller numbers cannot be represented
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return float(f"{unit * math.ceil(round(value / unit, 6)):.{digits + 1}g}")
 
 
 def first_few(words: Sequence[object], most: int = 8) -> str:

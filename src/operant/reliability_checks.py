@@ -67,9 +67,9 @@ class Check:
 
     def __str__(self) -> str:
         result = (
-            f"{self.status}: pmi must be at most {percent(self.required, 4)} with {self.confidence:.10g} confidence. "
-            f"The estimate is {percent(self.estimate)}, the bound {at_most(self.upper)}: {self.failures} of "
-            f"{self.labels} labelled field inputs are misclassified."
+            f"{self.status}: pmi must be at most {percent(self.required, 4)} with {percent(self.confidence, 4)} "
+            f"confidence. The estimate is {percent(self.estimate)}, the bound {at_most(self.upper)}: {self.failures} "
+            f"of {self.labels} labelled field inputs are misclassified."
         )
         where = ", ".join(f"{name} ({k} of {n})" for name, k, n in self.worst[:MAX_CLASSES_NAMED])
         return " ".join(part for part in (result, self.advice, where and f"Worst classes: {where}.") if part)

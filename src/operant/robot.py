@@ -20,6 +20,7 @@ from operant.execution.events import ignore
 from operant.execution.round_state import RoundState, weights_after
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
+from operant.formatting import percent
 from operant.model import Classifier
 from operant.retrain import Finetune, FinetuneRecord, Retrainer
 from operant.rng import spawn
@@ -73,14 +74,14 @@ class RobotResult:
         for r in self.rounds:
             static = r.robustness.static
             rates = f"{_interval(r.robustness.adaptive[-1]):<23}  {_interval(static[-1]) if static else '-'}"
-            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {r.robustness.clean.value:6.1%}  {rates}")
+            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {percent(r.robustness.clean.value):>6}  {rates}")
         if self.rounds[0].robustness.static is None:
             lines.append("Static robustness is not measured: no attack succeeds on the initial model.")
         return "\n".join(lines)
 
 
 def _interval(rate: Rate) -> str:
-    return f"{rate.value:6.1%} [{rate.lower:5.1%}, {rate.upper:5.1%}]"
+    return f"{percent(rate.value):>6} [{percent(rate.lower):>6}, {percent(rate.upper):>6}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +197,8 @@ class _RobotRun:
 
     def _result(self, rounds: list[RobotRound], *, met: bool, reason: str) -> RobotResult:
         value, wanted = rounds[-1].robustness.value, self.options.requirement
-        reached = f"{reason}: {self.options.mode} robustness {value:.1%}, required {wanted:.1%}{_better_before(rounds)}"
+        robustness = f"robustness {percent(value)}, required {percent(wanted)}"
+        reached = f"{reason}: {self.options.mode} {robustness}{_better_before(rounds)}"
         return RobotResult(model=self.state.model, met=met, reason=reached, rounds=tuple(rounds))
 
     def _round(self, number: int) -> RobotRound:
@@ -259,8 +261,8 @@ class _RobotRun:
         rate, wanted = done.robustness.value, self.options.requirement
         work = f"{done.found} failures from {done.attempted} seeds, {done.chosen} chosen, " if done.number else ""
         self.console.print(
-            f"round {done.number}: {work}clean accuracy {done.robustness.clean.value:.1%}, {self.options.mode} "
-            f"robustness {rate:.1%} of {wanted:.1%} required",
+            f"round {done.number}: {work}clean accuracy {percent(done.robustness.clean.value)}, {self.options.mode} "
+            f"robustness {percent(rate)} of {percent(wanted)} required",
             highlight=False,
             soft_wrap=True,
         )
@@ -274,7 +276,7 @@ def _better_before(rounds: list[RobotRound]) -> str:
     if best.robustness.value <= rounds[-1].robustness.value:
         return ""
     where = weights_after(rounds[: best.number + 1])
-    return f". The model after round {best.number} was the most robust, {best.robustness.value:.1%}: {where}"
+    return f". The model after round {best.number} was the most robust, {percent(best.robustness.value)}: {where}"
 
 
 class _RobustnessJudge:

@@ -34,6 +34,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from operant.assess.bounds import STRATIFIED, check_confidence, clopper_pearson, stratified_bound
+from operant.formatting import at_most, percent
 from operant.model.doctor import Finding
 from operant.seeds.designs import Draw, normalised, one_per_input
 from operant.validation import check_finite, check_not_empty, check_one_of
@@ -73,11 +74,15 @@ class Estimate:
     findings: tuple[Finding, ...] = field(default=())
 
     def __str__(self) -> str:
-        error = "" if self.standard_error is None else f" ± {self.standard_error:.2g}"
-        upper = "no bound" if self.upper is None else f"at most {self.upper:.3g} with {self.confidence:.4g} confidence"
+        error = "" if self.standard_error is None else f" ± {percent(self.standard_error, 2)}"
+        upper = (
+            "no bound"
+            if self.upper is None
+            else f"at most {at_most(self.upper)} with {percent(self.confidence, 4)} confidence"
+        )
         lines = [
-            f"Probability of misclassification {self.estimate:.3g}{error}, {upper}; {self.failures} failures among "
-            f"{self.labels} labels ({self.method}, bound: {self.bound})."
+            f"Probability of misclassification {percent(self.estimate)}{error}, {upper}; {self.failures} failures "
+            f"among {self.labels} labels ({self.method}, bound: {self.bound})."
         ]
         return "\n".join([*lines, *(f"  {finding}" for finding in self.findings)])
 
@@ -357,7 +362,8 @@ def _why_not_normal(y: Tensor, terms: _EstimateTerms) -> Finding | None:
     if effective < MIN_FAILURES:
         why = f"the drawn failures are worth only {effective:.3g} of equal weight, and {MIN_FAILURES:g} are needed"
     elif largest > MAX_SHARE * total:
-        why = f"one drawn input counts for {largest / total:.0%} of the estimate; at most {MAX_SHARE:.0%} is allowed"
+        allowed = f"at most {percent(MAX_SHARE, 2)} is allowed"
+        why = f"one drawn input counts for {percent(largest / total, 2)} of the estimate; {allowed}"
     elif terms.error is None:
         why = "a stratum has a single label, which gives no variance"
     else:

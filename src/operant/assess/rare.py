@@ -23,6 +23,7 @@ from torch import Tensor
 
 from operant.assess.bounds import check_confidence
 from operant.data import Samples
+from operant.formatting import percent, rounded_up
 from operant.generate.engine import Goal, check_ball, column
 from operant.model import Classifier
 from operant.model.doctor import Finding
@@ -86,13 +87,13 @@ class RareFailures:
 
     def __str__(self) -> str:
         shown = [
-            f"{p:.2g} [{low:.2g}, {high:.2g}]" if known else f"at most {high:.2g}"
+            f"{p:.2g} [{low:.2g}, {high:.2g}]" if known else f"at most {rounded_up(float(high), 2):.2g}"
             for p, low, high, known in zip(self.p, self.lower, self.upper, self.reached, strict=True)
         ]
         cells = ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
         text = (
             f"Failure probability within {self.radius:g} of {len(self)} seeds by {self.method}: {cells}; "
-            f"{self.confidence:.4g} confidence, {self.assumption}. Each from {self.runs.shape[1]} runs of "
+            f"{percent(self.confidence, 4)} confidence, {self.assumption}. Each from {self.runs.shape[1]} runs of "
             f"{self.particles} particles, {self.moves} moves per level; {int(self.evaluations.sum())} model rows."
         )
         return "\n".join((text, *map(str, self.findings)))
@@ -401,7 +402,9 @@ def _findings(
             advice="draw plain samples there, or use more particles and moves",
         )
     if n := int((acceptance < MIN_ACCEPTANCE).sum()):
-        problem = f"in {n} of {len(acceptance)} cells fewer than {MIN_ACCEPTANCE:.0%} of the moves were accepted"
+        problem = (
+            f"in {n} of {len(acceptance)} cells fewer than {percent(MIN_ACCEPTANCE, 2)} of the moves were accepted"
+        )
         yield Finding(name="few moves accepted", problem=problem, advice="use more moves")
     if n := int((travel < MIN_TRAVEL).sum()):
         near = f"at {float(travel.min()):.2g} of the squared distance between particles"

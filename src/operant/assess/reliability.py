@@ -12,6 +12,7 @@ from torch import Tensor
 from operant.assess.bounds import check_confidence, clopper_pearson
 from operant.assess.estimators import TERMS, estimate
 from operant.data import Samples, content_ids
+from operant.formatting import at_most, percent
 from operant.model import Classifier
 from operant.model.doctor import Finding
 from operant.profile import Profile
@@ -93,11 +94,11 @@ class Assessment:
 
     def __str__(self) -> str:
         where = sorted(self.by_class, key=lambda part: -part.pmi)[:3]
-        most = ", ".join(f"{part.name} ({part.pmi / self.pmi:.0%})" for part in where if part.pmi > 0)
+        most = ", ".join(f"{part.name} ({percent(part.pmi / self.pmi, 2)})" for part in where if part.pmi > 0)
         lines = [
-            f"The model misclassifies an estimated {self.pmi:.2%} of field inputs.",
+            f"The model misclassifies an estimated {percent(self.pmi)} of field inputs.",
             "No upper bound can be given yet." if self.claim is None else
-            f"With {self.confidence:.10g} confidence it is at most {self.claim:.2%}.",
+            f"With {percent(self.confidence, 4)} confidence it is at most {at_most(self.claim)}.",
             f"{self.labels} of {self.pool} inputs were labelled, and {self.failures} of them were misclassified "
             f"(drawn by the design {self.design}, estimated by {self.method}, bound: {self.bound}).",
         ]  # fmt: skip
@@ -247,13 +248,13 @@ class LabelPlan:
 
     def __str__(self) -> str:
         text = (
-            f"To claim a pmi of at most {self.target:.3g} with {self.confidence:.4g} confidence takes at least "
-            f"{self.fewest} labels of inputs drawn from the field, if none of them fails."
+            f"To claim a pmi of at most {percent(self.target)} with {percent(self.confidence, 4)} confidence takes at "
+            f"least {self.fewest} labels of inputs drawn from the field, if none of them fails."
         )
-        if self.labels is None:
+        if self.labels is None or self.expected is None:
             return text
         enough = f"{self.labels} labels are enough with probability {self.power:.2g}"
-        return f"{text} If pmi is {self.expected:.3g}, {enough}."
+        return f"{text} If pmi is {percent(self.expected)}, {enough}."
 
 
 def plan(target: float, *, confidence: float = 0.95, expected: float | None = None, power: float = 0.8) -> LabelPlan:
@@ -308,8 +309,8 @@ def _checked_outside(profile: Profile, codes: Tensor) -> float:
     outside = float((profile.quantile_of_codes(codes) < OUTSIDE_QUANTILE).double().mean())
     if outside > MAX_OUTSIDE:
         raise ValueError(
-            f"the profile has no mass on this pool: {outside:.0%} of its inputs are less likely than 99 % of field "
-            "inputs; give inputs from the field, or fit the profile to data like these"
+            f"the profile has no mass on this pool: {percent(outside, 2)} of its inputs are less likely than 99 % of "
+            "field inputs; give inputs from the field, or fit the profile to data like these"
         )
     return outside
 
@@ -317,7 +318,7 @@ def _checked_outside(profile: Profile, codes: Tensor) -> float:
 def _warnings(outside: float, mass: Tensor, labels: int) -> tuple[Finding, ...]:
     unlike = Finding(
         name="pool unlike field",
-        problem=f"{outside:.0%} of the pool's inputs are less likely than 99 % of the profile's field inputs",
+        problem=f"{percent(outside, 2)} of the pool's inputs are less likely than 99 % of the profile's field inputs",
         advice="Check whether the field has changed with drift(), and update the profile with update_profile",
     )
     effective = 1 / float(mass.square().sum())

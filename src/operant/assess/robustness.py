@@ -9,6 +9,7 @@ from torch import Tensor
 
 from operant.assess.bounds import clopper_pearson_interval
 from operant.data import Samples
+from operant.formatting import percent
 from operant.model import Classifier
 from operant.rng import spawn
 from operant.suite import Suite
@@ -62,10 +63,12 @@ class Robustness:
         rows = [("clean", self.clean), *(("adaptive", rate) for rate in self.adaptive)]
         rows += [("static", rate) for rate in self.static or ()]
         width = max(len(rate.name) for _, rate in rows)
-        lines = [f"Empirical robustness {self.value:.1%} ({self.mode}), with {self.confidence:.0%} intervals:"]
+        lines = [
+            f"Empirical robustness {percent(self.value)} ({self.mode}), with {percent(self.confidence, 2)} intervals:"
+        ]
         lines += [
-            f"  {kind:<8}  {'' if kind == 'clean' else rate.name:<{width}}  {rate.value:6.1%}"
-            f"  [{rate.lower:6.1%}, {rate.upper:6.1%}]  {rate.k} of {rate.n}"
+            f"  {kind:<8}  {'' if kind == 'clean' else rate.name:<{width}}  {percent(rate.value):>6}"
+            f"  [{percent(rate.lower):>6}, {percent(rate.upper):>6}]  {rate.k} of {rate.n}"
             for kind, rate in rows
         ]
         lines.append("Adaptive: attacks on this model; static: cases generated once against a reference model.")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from operant.assess import clopper_pearson_interval, confidence_sequence
 from operant.data import Samples
+from operant.formatting import at_most, percent
 
 ROUND_SHARE = 2 / 3  # share of the remaining labels that a round may use, unless it is the last
 MIN_LABELS = 50  # labels that a changed model is assessed with, if the budget allows
@@ -49,11 +50,7 @@ class SequentialAssessment:
         return self.labels - self.before
 
     def __str__(self) -> str:
-        return f"{self.short} ({self.confidence:.2%} confidence)"
-
-    @property
-    def short(self) -> str:
-        return f"pmi {self.pmi:.2%} on {self.labels} labels, at most {self.upper:.2%}"
+        return f"pmi {percent(self.pmi)} on {self.labels} labels, at most {at_most(self.upper)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +146,7 @@ def _enough(labels: int, failures: int, bound: float, requirement: float, confid
     if bound <= requirement:
         return "the requirement is met"
     if failures and clopper_pearson_interval(failures, labels, confidence=2 * FUTILE - 1).lower > requirement:
-        return f"pmi exceeds the requirement with {FUTILE:.0%} confidence"
+        return f"pmi exceeds the requirement with {percent(FUTILE, 2)} confidence"
     if confidence_sequence(failures, most, confidence=confidence).upper > requirement:
         return "even labels without a failure could not show that the requirement is met"
     return ""
@@ -161,17 +158,18 @@ def what_it_takes(assessed: SequentialAssessment, requirement: float) -> str:
         return "field inputs to assess with, and their labels; there were none"
     least = clopper_pearson_interval(assessed.failures, assessed.labels, confidence=2 * FUTILE - 1).lower
     if least > requirement:
-        return f"pmi is estimated at {assessed.pmi:.2%} and must fall below {requirement:.2%} first"
+        return f"pmi is estimated at {percent(assessed.pmi)} and must fall below {percent(requirement)} first"
     if assessed.pmi >= requirement:
         return (
-            f"pmi is estimated at {assessed.pmi:.2%} on {assessed.labels} labels, too few to decide whether it is "
-            f"below {requirement:.2%}; buy more labels, or improve the model"
+            f"pmi is estimated at {percent(assessed.pmi)} on {assessed.labels} labels, too few to decide whether it is "
+            f"below {percent(requirement)}; buy more labels, or improve the model"
         )
     needed = labels_needed(assessed.pmi, requirement, assessed.confidence)
     if needed > LABELS_WORTH_BUYING * assessed.labels:
-        return f"pmi is estimated at {assessed.pmi:.2%}, too close to {requirement:.2%} to be shown; it must fall"
+        too_close = f"too close to {percent(requirement)} to be shown; it must fall"
+        return f"pmi is estimated at {percent(assessed.pmi)}, {too_close}"
     many = f"about {needed}" if needed < 1_000_000 else "more than a million"
-    return f"if pmi is {assessed.pmi:.2%}, {many} labels in one round would show it"
+    return f"if pmi is {percent(assessed.pmi)}, {many} labels in one round would show it"
 
 
 def labels_needed(pmi: float, requirement: float, confidence: float, *, power: float = 0.8) -> int:

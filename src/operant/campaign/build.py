@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -152,7 +151,7 @@ def build_model(config: Config, notes: list[str]) -> Classifier:
     """The classifier of [model]."""
     table = config.model
     with _naming_key("model", "module"):
-        module = build_module(importable(config, table.module))
+        module = build_module(table.module, root=config.path("."))
     if table.weights is None:
         notes.append("[model] weights is not given: the module keeps the weights that its callable gives it")
     else:
@@ -162,36 +161,11 @@ def build_model(config: Config, notes: list[str]) -> Classifier:
         return Classifier(module, **table.model_dump(include={"bounds", "mean", "std", "batch_size"}))
 
 
-def importable(config: Config, target: str) -> str:
-    """``module:callable`` for a callable named in the file, with its folder added to the import path.
-
-    Worker processes import it again, so a file is imported by its name, from its own folder.
-    """
-    source, colon, name = target.rpartition(":")
-    if not (source and colon and name):
-        raise ValueError(f'must be "package.module:callable" or "file.py:callable", got {target!r}')
-    if not source.endswith(".py"):
-        _add_to_import_path(config.path("."))
-        return target
-    file = _existing(config.path(source)).resolve()
-    _add_to_import_path(file.parent)
-    find_callable(f"{file.stem}:{name}")
-    found = getattr(sys.modules[file.stem], "__file__", None)
-    if found is None or Path(found).resolve() != file:
-        raise ValueError(f"{file.name} has the same name as another module, {found or file.stem}; rename the file")
-    return f"{file.stem}:{name}"
-
-
-def _add_to_import_path(folder: Path) -> None:
-    if (place := str(folder.resolve())) not in sys.path:
-        sys.path.insert(0, place)
-
-
 def build_retrainer(config: Config) -> Retrainer:
     """The retrainer of [retrain]: the user's own, or `OperationalFinetune` with its options."""
     if config.retrain.method is not None:
         with _naming_key("retrain", "method"):
-            return find_callable(importable(config, config.retrain.method))
+            return find_callable(config.retrain.method, root=config.path("."))
     with _naming_key("retrain"):
         return OperationalFinetune(**config.retrain.model_dump(exclude={"method"}), progress=False)
 
@@ -202,7 +176,7 @@ def build_moves(
     """The moves of [generate]: conditions, one gradient search per radius, further searches, the user's own."""
     table = config.generate
     with _naming_key("generate", "moves"):
-        own: dict[str, Move] = {name: find_callable(importable(config, t)) for name, t in table.moves.items()}
+        own: dict[str, Move] = {n: find_callable(t, root=config.path(".")) for n, t in table.moves.items()}
     with _naming_key("generate", "radii"):
         radii = default_radii(train, norm=table.norm) if table.radii is None else table.radii
     if table.radii is None:
@@ -320,7 +294,7 @@ def build_labeller(config: Config, model: Classifier, train: Samples, pictures: 
             files=pictures,
         )  # fmt: skip
     if table.callable is not None:
-        function = find_callable(importable(config, table.callable))
+        function = find_callable(table.callable, root=config.path("."))
         return _NamingKey("callable", labels_from_function(function, name=table.callable, classes=classes))
     assert table.file is not None
     path = _existing(config.path(table.file))

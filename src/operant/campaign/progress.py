@@ -105,7 +105,7 @@ class ProgressState:
         count = COUNTS.get(event.step, "").format(done=event.done, total=event.total)
         failures = f"{details['failures']} failures so far" if "failures" in details else ""
         smaller = f"little memory, batches of {details['batch_size']} rows" if "batch_size" in details else ""
-        known = self.assessment.short if assessment and self.assessment else ""
+        known = str(self.assessment) if assessment and self.assessment else ""
         return ", ".join(part for part in (count, failures, smaller, self.time_left(event), known) if part)
 
     def time_left(self, event: Event) -> str:

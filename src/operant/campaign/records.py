@@ -13,6 +13,7 @@ from torch import Tensor
 
 from operant.campaign.assessing import SequentialAssessment
 from operant.data import Samples
+from operant.formatting import at_most, percent
 from operant.model import Classifier, Finding
 from operant.profile import Drift
 from operant.retrain import FinetuneRecord
@@ -108,7 +109,7 @@ def describe_shares(shares: Sequence[float], names: Sequence[str]) -> str:
     """The largest shares, by name."""
     order = sorted(range(len(shares)), key=lambda i: -shares[i])[:TOP_SHARES]
     more = "" if len(names) <= TOP_SHARES else ", …"
-    return ", ".join(f"{names[i]} {shares[i]:.0%}" for i in order) + more
+    return ", ".join(f"{names[i]} {percent(shares[i], 2)}" for i in order) + more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ class Round:
         parts = [f"the field has changed ({self.drift.summary})"] if self.drift else []
         if self.attempted:
             parts.append(f"{self.operational} operational failures from {self.attempted} seeds, {self.chosen} chosen")
-        parts.append(f"clean accuracy {self.clean:.2%}")
+        parts.append(f"clean accuracy {percent(self.clean)}")
         if self.attempted and not self.changed:
             parts.append(f"model unchanged{f' ({self.retraining.reason})' if self.retraining else ''}")
         if self.assessment:
@@ -231,9 +232,9 @@ class CampaignResult:
         lines = [self.reason, "round  operational  chosen   clean      pmi  at most  labels"]
         for r in self.rounds:
             a = r.assessment
-            pmi = f"{a.pmi:7.2%}  {a.upper:7.2%}  {a.bought:6d}" if a else " " * 24
+            pmi = f"{percent(a.pmi):>7}  {at_most(a.upper):>7}  {a.bought:6d}" if a else " " * 24
             mark = "  field changed" if r.drift else "  unchanged" if r.idle else ""
-            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {r.clean:6.2%}  {pmi}{mark}")
+            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {percent(r.clean):>6}  {pmi}{mark}")
         return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from operant.campaign.records import CampaignResult, Round, SearchShares, StopRe
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
 from operant.data import Samples
 from operant.execution.round_state import RoundState
+from operant.formatting import percent
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
 from operant.retrain import FinetuneRecord, brier_monitor
@@ -232,6 +233,10 @@ class CampaignRun:
         used = {"labels": len(self.labels.bought), "cases": len(self.state.learned)}
         return stop_reason(self.options, self.rounds, **used, unlabelled=not self.labels.all_bought)
 
+    def _claim(self) -> str:
+        confidence, requirement = self.options.confidence, self.options.requirement
+        return f"with {percent(confidence, 4)} confidence over all rounds; required {percent(requirement)}"
+
     def _result(self, reason: StopReason) -> CampaignResult:
         stop = stop_record(self.options, reason, self.rounds, clean=len(self.state.clean))
         last = latest_assessment(self.rounds)
@@ -239,7 +244,7 @@ class CampaignRun:
         return CampaignResult(
             model=self.state.model,
             met=stop.met,
-            reason=f"{stop.sentence}: {last}; required {self.options.requirement:.2%}. {stop.advice}".strip(),
+            reason=f"{stop.sentence}: {last}, {self._claim()}. {stop.advice}".strip(),
             assessment=last,
             suite=Suite.concat(self.state.suites) if self.state.suites else None,
             rounds=tuple(self.rounds),

@@ -10,6 +10,7 @@ from operant.campaign.assessing import SequentialAssessment, what_it_takes
 from operant.campaign.records import Round, StopReason, StopRecord
 from operant.execution.round_state import weights_after
 from operant.execution.run_folder import MODEL
+from operant.formatting import at_most
 from operant.retrain import FinetuneRecord
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _better_before(rounds: Sequence[Round]) -> str:
         return ""
     where = weights_after(rounds[: best.number + 1])
     return (
-        f"The model after round {best.number} has the smallest bound, {best.assessment.upper:.2%}: {where}. "
+        f"The model after round {best.number} has the smallest bound, {at_most(best.assessment.upper)}: {where}. "
         f"{MODEL}.safetensors has those after the last round."
     )
 

@@ -8,29 +8,64 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
+from operant.cli.options import (
+    CONFIG,
+    Bounds,
+    Mean,
+    ModelOrConfig,
+    Seed,
+    Size,
+    Std,
+    Weights,
+    config_here,
+    load_classifier,
+)
 from operant.cli.output import CANNOT_RUN, NOT_MET, exit_on_error, print_line
+from operant.formatting import percent
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from operant.assess import Assessment
+    from operant.campaign.config import Config
+    from operant.data import Samples
+    from operant.model import Classifier
+    from operant.types import Labeller
 
 LEFT_AFTER_EACH = 0.25  # share of the remaining error probability that an assessment leaves for later ones
 
 
 def assess(
-    model: Model,
+    model: ModelOrConfig = None,
     field: Annotated[
-        Path, typer.Option(help="Field data: an npz file, or a folder of pictures; with or without labels.")
-    ],
-    requirement: Annotated[float, typer.Option(help="Share of inputs that may be misclassified, such as 0.01.")],
+        Path | None,
+        typer.Option(
+            help="Field data: an npz file, or a folder of pictures; with or without labels.",
+            show_default="[data] field and [labels] of operant.toml",
+        ),
+    ] = None,
+    requirement: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of inputs that may be misclassified, such as 0.01.",
+            show_default="[requirement] pmi of operant.toml",
+        ),
+    ] = None,
     labels: Annotated[int, typer.Option(help="Number of labels to use.")] = 300,
-    confidence: Annotated[float, typer.Option(help="Confidence of the bound.")] = 0.95,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Confidence of the bound.", show_default="[requirement] confidence of operant.toml, or 0.95"),
+    ] = None,
     trained_on: Annotated[
-        Path | None, typer.Option(help="Training data of the model; field inputs among them are rejected.")
+        Path | None,
+        typer.Option(
+            help="Training data of the model; field inputs among them are rejected.",
+            show_default="[data] train of operant.toml",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result and for inputs to label.")] = Path("operant-assess"),
     weights: Weights = None,
-    bounds: Bounds = (0.0, 1.0),
+    bounds: Bounds = None,
     mean: Mean = None,
     std: Std = None,
     size: Size = None,
@@ -40,7 +75,8 @@ def assess(
 
     A quarter of the field inputs is used to fit the profile; labels are requested for the others. Inputs that have no
     label are written to a folder. The assessment can be repeated with more labels: all assessments in one folder share
-    the allowed error probability.
+    the allowed error probability. What is not given is taken from the operant.toml of the current folder, if there is
+    one.
 
     Exit code 0: the requirement is met with confidence; 1: it is not; 2: undecided, since labels are missing or too
     few, or it could not run.
@@ -48,16 +84,14 @@ def assess(
     with exit_on_error():
         from operant import results
         from operant.assess import assess_reliability
-        from operant.data import LabelFolder, content_ids, labels_of, read_samples
         from operant.profile import fit_profile
         from operant.rng import spawn
 
-        _check_shares(requirement, confidence)
+        config = config_here() if None in (model, field, requirement) else None
+        requirement, confidence = _claim(requirement, confidence, config)
         out.mkdir(parents=True, exist_ok=True)
-        classifier = load_classifier(model, weights, bounds, mean, std)
-        inputs = classifier.match_dtype(read_samples(field, size=size))
-        trained = None if trained_on is None else read_samples(trained_on, size=size, part="train")
-        used = None if trained is None else content_ids(trained.x)
+        classifier = load_classifier(model, weights, bounds, mean, std, config=config)
+        inputs, labeller, used = _read(classifier, field, trained_on, size, out / "to_label", config)
         parts = inputs.split(profile=0.25, assessment=0.75)
         pool = parts["assessment"]
         if labels > len(pool):
@@ -66,12 +100,10 @@ def assess(
                 f"must be at most {len(pool)}, got {labels}"
             )
         number, history = _read_history(out, labels, seed)
-        classes = classifier.classes(pool.x)
-        folder = LabelFolder(folder=out / "to_label", classes=classes, bounds=bounds, examples=trained)
         assessment = assess_reliability(
             classifier,
             fit_profile(parts["profile"], generator=spawn(seed, "profile")),
-            folder if pool.y is None else labels_of(pool),
+            labeller,
             pool=pool,
             labels=labels,
             confidence=1 - (1 - confidence) * LEFT_AFTER_EACH**number * (1 - LEFT_AFTER_EACH),
@@ -81,10 +113,52 @@ def assess(
         results.save(assessment, out / "assessment.json")
         results.write_atomically(out / "history.json", json.dumps(history).encode() + b"\n")
         print_line(
-            f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with {confidence:.10g} "
-            "confidence."
+            f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with "
+            f"{percent(confidence, 4)} confidence."
         )
         raise typer.Exit(_print_verdict(assessment, requirement))
+
+
+def _read(
+    model: Classifier,
+    field: Path | None,
+    trained_on: Path | None,
+    size: tuple[int, int] | None,
+    to_label: Path,
+    config: Config | None,
+) -> tuple[Samples, Labeller, Tensor | None]:
+    """Field inputs, who labels them, and ids of inputs that the model was trained on."""
+    from operant.campaign.build import build_labeller, read_data
+    from operant.data import LabelFolder, content_ids, labels_of, read_samples
+
+    trained = None if trained_on is None else read_samples(trained_on, size=size, part="train")
+    used = None if trained is None else content_ids(trained.x)
+    if field is not None:
+        inputs = model.match_dtype(read_samples(field, size=size))
+        if inputs.y is not None:
+            return inputs, labels_of(inputs), used
+        classes = model.classes(inputs.x)
+        return inputs, LabelFolder(folder=to_label, classes=classes, bounds=model.bounds, examples=trained), used
+    if config is None:
+        raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
+    train, _, arrived = read_data(config, model, [])
+    return (
+        arrived(0),
+        build_labeller(config, model, train, arrived.names),
+        content_ids(train.x) if used is None else used,
+    )
+
+
+def _claim(requirement: float | None, confidence: float | None, config: Config | None) -> tuple[float, float]:
+    """The share of misclassified inputs that is accepted, and the confidence: given, or the configuration's."""
+    if config is not None:
+        requirement = config.requirement.pmi if requirement is None else requirement
+        confidence = config.requirement.confidence if confidence is None else confidence
+    if requirement is None:
+        raise ValueError(f"there is no requirement: give --requirement, or run this in a folder with {CONFIG}")
+    confidence = 0.95 if confidence is None else confidence
+    _check_shares(requirement, confidence)
+    return requirement, confidence
 
 
 def _check_shares(requirement: float, confidence: float) -> None:
@@ -105,7 +179,7 @@ def _read_history(out: Path, labels: int, seed: int) -> tuple[int, list[list[int
 
 def _print_verdict(assessment: Assessment, requirement: float) -> int:
     """Print whether the requirement is met; the exit code."""
-    required = f"at most {requirement:.3g} is required"
+    required = f"at most {percent(requirement)} is required"
     met = assessment.meets(requirement)
     if met is None:
         print_line(f"{required}; {_advice(assessment, requirement)}", label="undecided", colour="yellow")

@@ -8,39 +8,61 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.options import Bounds, Mean, Model, Size, Std, Weights, load_classifier
+from operant.cli.options import CONFIG, Bounds, Mean, ModelOrConfig, Size, Std, Weights, config_here, load_classifier
 from operant.cli.output import NOT_MET, exit_on_error, print_line
 
 if TYPE_CHECKING:
+    from operant.campaign.config import Config
     from operant.data import Samples
     from operant.model import Classifier
     from operant.model.doctor import Finding
 
 
 def doctor(
-    model: Model,
+    model: ModelOrConfig = None,
     data: Annotated[
-        Path, typer.Option(help="An npz file with x and y, or a folder of pictures with one folder per class.")
-    ],
+        Path | None,
+        typer.Option(
+            help="An npz file with x and y, or a folder of pictures with one folder per class.",
+            show_default="[data] clean or train of operant.toml",
+        ),
+    ] = None,
     weights: Weights = None,
-    bounds: Bounds = (0.0, 1.0),
+    bounds: Bounds = None,
     mean: Mean = None,
     std: Std = None,
     size: Size = None,
+    expect: Annotated[
+        float | None, typer.Option(help="Fail if the accuracy on all these data is below this share, such as 0.9.")
+    ] = None,
 ) -> None:
     """Check a model and its data for mistakes that make test results meaningless.
+
+    What is not given is taken from the operant.toml of the current folder, if there is one.
 
     Exit code 0: no errors, though there may be warnings; 1: errors were found; 2: the checks could not run.
     """
     with exit_on_error():
-        from operant.data import read_samples
-
-        classifier = load_classifier(model, weights, bounds, mean, std)
-        samples = classifier.match_dtype(read_samples(data, size=size))
-        findings = classifier.doctor(samples)
+        config = config_here() if model is None or data is None else None
+        classifier = load_classifier(model, weights, bounds, mean, std, config=config)
+        samples = classifier.match_dtype(_read(data, size, config))
+        findings = classifier.doctor(samples, expect=expect)
         print_findings(classifier, samples, findings)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(NOT_MET)
+
+
+def _read(data: Path | None, size: tuple[int, int] | None, config: Config | None) -> Samples:
+    """The samples to check: the given ones, or the configuration's clean or training data."""
+    from operant.data import read_samples
+
+    if data is not None:
+        return read_samples(data, size=size)
+    if config is None:
+        raise ValueError(f"there are no data: give --data, or run this in a folder with {CONFIG}")
+    table = config.data
+    part = "train" if table.clean is None else "test"
+    return read_samples(config.path(table.clean or table.train), size=size or table.size, part=part)
 
 
 def print_findings(model: Classifier, samples: Samples, findings: Sequence[Finding]) -> None:
@@ -48,10 +70,14 @@ def print_findings(model: Classifier, samples: Samples, findings: Sequence[Findi
     from rich.console import Console
     from rich.markup import escape
 
+    from operant.model.doctor import measured_accuracy
+
     console = Console(highlight=False)
     print_line(f"{model} on {samples}")
     for note in model.notes:
         console.print(f"  {escape(note)}", style="dim", soft_wrap=True)
+    if accuracy := measured_accuracy(model, samples):
+        print_line(f"  accuracy {accuracy}")
     for finding in findings:
         colour = "red" if finding.severity == "error" else "yellow"
         console.print(f"[bold {colour}]{finding.severity}[/] [bold]{escape(finding.name)}[/]", soft_wrap=True)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from operant.campaign.config import Config
     from operant.model import Classifier
 
-Model = Annotated[
-    str, typer.Argument(help="package.module:callable that builds the PyTorch module when called without arguments.")
+CONFIG = Path("operant.toml")
+
+_MODEL_HELP = "package.module:callable or file.py:callable that builds the PyTorch module when called without arguments"
+Model = Annotated[str, typer.Argument(help=f"{_MODEL_HELP}.")]
+ModelOrConfig = Annotated[
+    str | None, typer.Argument(help=f"{_MODEL_HELP}.", show_default="[model] of operant.toml in this folder")
 ]
 Weights = Annotated[Path | None, typer.Option(help="Safetensors file with the weights of the module.")]
-Bounds = Annotated[tuple[float, float], typer.Option(help="Smallest and largest value of an input.")]
+Bounds = Annotated[
+    tuple[float, float] | None, typer.Option(help="Smallest and largest value of an input.", show_default="0 1")
+]
 Mean = Annotated[
     str | None,
     typer.Option(help="Mean that the module expects to be subtracted: 0.5, or one per channel: 0.49,0.48,0.45."),
@@ -28,17 +35,45 @@ Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 
 def load_classifier(
-    model: str, weights: Path | None, bounds: tuple[float, float], mean: str | None, std: str | None
+    model: str | None,
+    weights: Path | None,
+    bounds: tuple[float, float] | None,
+    mean: str | None,
+    std: str | None,
+    *,
+    config: Config | None = None,
 ) -> Classifier:
-    """The classifier that the shared options describe."""
+    """The classifier that the shared options describe; without a model, the configuration's, with options replaced."""
+    from operant.campaign.build import build_model
     from operant.model import Classifier
     from operant.model.importing import build_module
     from operant.networks import load_weights
 
+    numbers = {"bounds": bounds, "mean": parse_numbers(mean, "mean"), "std": parse_numbers(std, "std")}
+    given: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+    if model is None:
+        if config is None:
+            raise ValueError(f"there is no model: name one, or run this in a folder with {CONFIG}")
+        if weights is not None:
+            given["weights"] = str(weights.resolve())
+        return build_model(config.model_copy(update={"model": config.model.model_copy(update=given)}), [])
     module = build_module(model)
     if weights is not None:
         load_weights(module, weights)
-    return Classifier(module, bounds=bounds, mean=parse_numbers(mean, "mean"), std=parse_numbers(std, "std"))
+    return Classifier(module, **given)
+
+
+def config_here() -> Config | None:
+    """The ``operant.toml`` of the current folder, if there is one."""
+    from operant.campaign.config import load_config
+
+    return load_config(CONFIG) if CONFIG.is_file() else None
+
+
+def run_folder() -> Path:
+    """The folder of the campaign that ``operant run`` would run here."""
+    config = config_here()
+    return Path("operant-run") if config is None else config.path(config.run.folder)
 
 
 def parse_numbers(text: str | None, option: str) -> float | list[float] | None:

@@ -7,13 +7,18 @@ from typing import Annotated
 
 import typer
 
+from operant.cli.options import run_folder
 from operant.cli.output import exit_on_error, print_line
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder of a campaign, finished or in progress.")] = Path(
-        "operant-run"
-    ),
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Folder of a campaign, finished or in progress.",
+            show_default="[run] folder of operant.toml, or operant-run",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="the campaign's folder")] = None,
     limit: Annotated[int, typer.Option(help="Maximum number of failures to show.", min=1)] = 1000,
     valid: Annotated[bool, typer.Option(help="Show only failures that were judged valid in triage.")] = False,
@@ -26,6 +31,6 @@ def report(
         from operant.report.evidence import load_evidence
         from operant.report.writing import write_report
 
-        page = write_report(folder, out, limit=limit, valid=valid)
+        page = write_report(folder or run_folder(), out, limit=limit, valid=valid)
         verdict = load_evidence(page.with_suffix(".json")).verdict
         print_line(f"{verdict}\nreport: {page}")

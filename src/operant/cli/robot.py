@@ -26,7 +26,7 @@ def robot(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the run; an existing run is resumed.")] = Path("operant-robot"),
     weights: Weights = None,
-    bounds: Bounds = (0.0, 1.0),
+    bounds: Bounds = None,
     mean: Mean = None,
     std: Std = None,
     size: Size = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from operant.cli.options import CONFIG, config_here
 from operant.cli.output import exit_on_error, print_line
 
 if TYPE_CHECKING:
@@ -15,7 +16,13 @@ if TYPE_CHECKING:
 
 
 def triage(
-    folder: Annotated[Path, typer.Argument(help="A suite, the folder of a campaign, or a folder of inputs to label.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A suite, the folder of a campaign, or a folder of inputs to label.",
+            show_default="what the campaign of operant.toml waits for, or its cases",
+        ),
+    ] = None,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -65,6 +72,7 @@ def triage(
         from operant.triage import open_desk, serve
         from operant.triage.label_desk import LabelDesk
 
+        folder = folder or _folder_here()
         if csv is not None or pictures is not None:
             _export(folder, csv, pictures, _class_names(classes), bounds)
             return
@@ -80,6 +88,18 @@ def triage(
         serve(desk, port=port, open_browser=browser, on_start=_print_address)
         if not isinstance(desk, LabelDesk):
             _print_summary(desk.path)
+
+
+def _folder_here() -> Path:
+    """The cases of the campaign here; while it runs, the inputs that it waits to have labelled, if any."""
+    from operant.triage.opening import labels_in
+
+    config = config_here()
+    if config is None:
+        raise ValueError(f"name a folder to open, or run this in a folder with {CONFIG}")
+    run = config.path(config.run.folder)
+    waiting = config.labels.folder and labels_in(config.path(config.labels.folder))
+    return waiting if waiting and not (run / "cases" / "manifest.json").is_file() else run
 
 
 def _print_address(address: str) -> None:

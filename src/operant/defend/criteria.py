@@ -8,6 +8,7 @@ from scipy.stats import norm
 
 from operant.data import Samples
 from operant.defend.evaluate import Corrector, Success, evaluate_defences
+from operant.formatting import percent
 from operant.model import Classifier
 from operant.suite import Suite
 from operant.validation import check_between
@@ -26,7 +27,7 @@ class TransferCalibration:
 
     def __str__(self) -> str:
         each = ", ".join(f"{rate.defence} {rate} of {rate.n}" for rate in self.rates)
-        return f"transfer calibration rate {self.mean:.1%}, the mean of {each}"
+        return f"transfer calibration rate {percent(self.mean)}, the mean of {each}"
 
 
 def transfer_calibration_rate(model: Corrector, suite: Suite, *, confidence: float = 0.95) -> TransferCalibration:
@@ -71,7 +72,7 @@ class AccuracyChange:
 
     def __str__(self) -> str:
         return (
-            f"accuracy {self.before:.2%} -> {self.after:.2%}, change {100 * self.change:+.2f} points "
+            f"accuracy {percent(self.before)} -> {percent(self.after)}, change {100 * self.change:+.2f} points "
             f"({100 * self.lower:+.2f} to {100 * self.upper:+.2f}); of {self.n} {self.gained} gained, {self.lost} lost"
         )
 

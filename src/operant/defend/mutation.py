@@ -11,6 +11,7 @@ from operant.data import Samples
 from operant.defend._common import check_predictions, check_shape, split_benign
 from operant.defend.mutants import Weights, mutate
 from operant.defend.sequential import ADVERSARIAL, GRID, OPEN, SequentialTest, critical_thresholds, on_grid
+from operant.formatting import percent
 from operant.measure.conformal import check_level, fit_conformal
 from operant.model import MIN_ROWS, Classifier, freeze
 from operant.retrain.training import laid_out, with_layout
@@ -153,7 +154,7 @@ def fit_mutation_detector(
             break
     else:
         few = f"only {len(numbers)} of {MAX_TRIES * mutants} mutants agree with the network on at least"
-        share = f"{min_accuracy:.0%} of the benign inputs, {mutants} are needed"
+        share = f"{percent(min_accuracy, 2)} of the benign inputs, {mutants} are needed"
         raise InaccurateMutants(f"{few} {share}; lower the rate ({rate}) or min_accuracy")
     chosen = (_mutant(network, operator, rate, seed, number) for number in numbers)
     changed = _changes(network, laid_out(model, held.x), chosen, model.batch_size).cpu()

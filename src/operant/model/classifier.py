@@ -260,11 +260,14 @@ class Classifier:
         self.check(samples)
         return float((self.predict(samples.x) == samples.labels).double().mean())
 
-    def doctor(self, samples: Samples) -> tuple[Finding, ...]:
-        """Find mistakes that make test results meaningless; see `operant.model.doctor`."""
+    def doctor(self, samples: Samples, *, expect: float | None = None) -> tuple[Finding, ...]:
+        """Find mistakes that make test results meaningless, and an accuracy below ``expect``.
+
+        See `operant.model.doctor`.
+        """
         from operant.model.doctor import examine
 
-        return examine(self, samples)
+        return examine(self, samples, expect=expect)
 
     # Implementation
 

@@ -8,6 +8,7 @@ twice.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,14 +18,19 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
+from operant.formatting import percent
 from operant.model.classifier import MIN_ROWS, Classifier, slack_of
 from operant.model.errors import ModuleFails, NotLogits, WrongChannels
+from operant.model.remedies import Accuracy, accuracy_of, find_remedy
 from operant.rng import normal_like, spawn, uniform_like
+from operant.validation import check_share
 
 MAX_ROWS = 256  # rows used to check accuracy and outputs
 MAX_ROWS_REPEATED = 32  # rows used by checks that need several passes
 CHANCE_LEVEL, SKILL_LEVEL = 0.05, 0.01  # significance levels of the tests against chance and against skill
 MIN_BAD_SHARE = 0.1  # share of rows with zero or vanishing gradients from which on they are reported
+LOW_ACCURACY = 0.9  # below it, other normalisations and class orders are tried
+MIN_ERROR_GAIN = 0.1  # a change that raises accuracy by this much makes present results meaningless
 VANISHED = 1e-20  # gradient of cross-entropy relative to that of the logits; trained networks reach 1e-14
 TOLERANCE = 1e-4  # relative difference below which two logits count as equal
 
@@ -45,14 +51,33 @@ class Finding:
 Findings = list[Finding]
 
 
-def examine(model: Classifier, samples: Samples) -> tuple[Finding, ...]:
+def examine(model: Classifier, samples: Samples, *, expect: float | None = None) -> tuple[Finding, ...]:
     """All findings on at most a few hundred rows, errors first.
 
     Never raises because of the samples or the module, and restores the global random state.
+
+    Args:
+        expect: an accuracy on these samples, all of them, below which there is an error.
     """
+    check_share(expect=0.0 if expect is None else expect)
     with torch.random.fork_rng(devices=[]):
         found = _examine(model, samples)
+        if expect is not None:
+            found += below_expectation(measured_accuracy(model, samples, rows=len(samples)), expect)
     return tuple(sorted(found, key=lambda finding: finding.severity != "error"))
+
+
+def measured_accuracy(model: Classifier, samples: Samples, *, rows: int = MAX_ROWS) -> Accuracy | None:
+    """The accuracy on at most this many evenly spaced rows; None without labels or if the module does not run."""
+    x, y = _finite_rows(samples)
+    if y is None or x.numel() == 0:
+        return None
+    chosen = _evenly(len(x), rows)
+    try:
+        y = torch.where(y < model.classes(x[chosen]), y, -1)[chosen]
+        return accuracy_of(_all_logits(model, x[chosen]).argmax(1).cpu(), y.cpu())
+    except Exception:  # the user's code may raise anything; `examine` reports it
+        return None
 
 
 def _examine(model: Classifier, samples: Samples) -> Findings:
@@ -64,7 +89,8 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
     rows = _evenly(len(x), MAX_ROWS)
     try:
         classes = model.classes(x[rows])
-        x, logits, chance = _best_scaling(model, x[rows], None if y is None else _in_classes(y, classes)[rows])
+        known = None if y is None else _in_classes(y, classes)[rows]
+        x, logits, chance = _best_scaling(model, x[rows], known)
     except Exception as error:  # the user's code may raise anything
         return found + does_not_run(error, x)
     labels = [] if y is None else foreign_labels(y, classes)
@@ -72,6 +98,8 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
     sound = logits.isfinite().all(1)
     if bool(sound.any()):
         found += _behaviour(model, x[sound.to(x.device)], logits[sound])
+    if known is not None and not labels:
+        chance += low_accuracy(model, x, known, logits, samples.classes)
     return found + labels + chance
 
 
@@ -196,13 +224,54 @@ def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
     right = int((predictions == y).sum())
     return _error(
         "accuracy at chance",
-        f"{right} of {n} predictions are right ({right / n:.1%}); predictions that ignore the inputs would reach "
-        f"{chance:.1%}. The most frequent prediction, class {int(shares[0].argmax())}, is given for "
-        f"{float(shares[0].amax()):.0%} of the inputs",
+        f"{right} of {n} predictions are right ({percent(right / n)}); predictions that ignore the inputs would reach "
+        f"{percent(chance)}. The most frequent prediction, class {int(shares[0].argmax())}, is given for "
+        f"{percent(float(shares[0].amax()), 2)} of the inputs",
         "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
         "model outputs number the classes alike",
         when=_guessed(right, n, chance),
     )
+
+
+def low_accuracy(model: Classifier, x: Tensor, y: Tensor, logits: Tensor, names: Sequence[str]) -> Findings:
+    """A low accuracy that another normalisation, channel order or class order would raise, or may be caused by one."""
+    accuracy = accuracy_of(logits.argmax(1).cpu(), y.cpu())
+    if accuracy is None or accuracy.share >= LOW_ACCURACY:
+        return []
+    try:
+        remedy = find_remedy(model, x, y, partial(_all_logits, model), names=names)
+    except Exception:  # the user's code may raise anything, for instance on inputs in another range
+        remedy = None
+    if remedy is None:
+        return unsure_order(accuracy, names, logits.shape[1])
+    problem = f"the accuracy is {remedy.before}, and would be {remedy.after} with another {remedy.kind}: {remedy.name}"
+    severity = "error" if remedy.gain >= MIN_ERROR_GAIN else "warning"
+    return _error(f"{remedy.kind} may be wrong", problem, remedy.advice, severity=severity)
+
+
+def unsure_order(accuracy: Accuracy, names: Sequence[str], classes: int) -> Findings:
+    """Class names whose order may differ from that of the model's outputs, where the accuracy is low."""
+    advice = "Check in which order the model was trained to number the classes, and give them in that order"
+    if names and len(names) != classes:
+        problem = f"{len(names)} class folders are numbered from 0, and the model has {classes} outputs"
+    elif sorted(names) != list(names):
+        problem = "the class names sort differently as numbers and as text"
+    else:
+        return []
+    problem += f", so labels and outputs may not agree; the accuracy is {accuracy}"
+    return _warning("class order may be wrong", problem, advice)
+
+
+def below_expectation(accuracy: Accuracy | None, expect: float) -> Findings:
+    """An accuracy below the expected one, or none that could be measured."""
+    advice = "Look at the other findings; if there are none, the model is not as good on these data as expected"
+    if accuracy is None:
+        advice = "Give labelled inputs that the module can run"
+        return _error(
+            "accuracy unknown", f"an accuracy of {percent(expect)} is expected, and none was measured", advice
+        )
+    problem = f"{percent(expect)} is expected, got {accuracy}"
+    return _error("accuracy below expectation", problem, advice, when=accuracy.share < expect)
 
 
 def foreign_labels(y: Tensor, classes: int) -> Findings:

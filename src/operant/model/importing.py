@@ -1,4 +1,4 @@
-"""Import the user's code by name: ``package.module:callable``."""
+"""Import the user's code by name: ``package.module:callable`` or ``file.py:callable``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 from torch import nn
 
 
-def build_module(target: str) -> nn.Module:
-    """The module that ``package.module:callable`` returns when called without arguments.
+def build_module(target: str, *, root: Path | None = None) -> nn.Module:
+    """The module that ``package.module:callable`` or ``file.py:callable`` returns when called without arguments.
 
-    Imports also search the current folder. Every problem is raised as a ValueError with a one-sentence message.
+    Every problem is raised as a ValueError with a one-sentence message.
+
+    Args:
+        root: the folder that imports also search, and that relative paths of files start from (default: the current).
     """
-    build = find_callable(target)
+    build = find_callable(target, root=root)
     try:
         module = build()
     except Exception as error:  # the user's code may raise anything
@@ -26,13 +29,42 @@ def build_module(target: str) -> nn.Module:
     return module
 
 
-def find_callable(target: str) -> Callable[..., Any]:
-    """What ``package.module:callable`` names."""
-    module_name, colon, path = target.partition(":")
-    if not (module_name and colon and path):
-        raise ValueError(f"the model must be given as package.module:callable, got {target!r}")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+def find_callable(target: str, *, root: Path | None = None) -> Callable[..., Any]:
+    """What ``package.module:callable`` or ``file.py:callable`` names.
+
+    Worker processes import it again, so a file is imported by its name, from its own folder.
+    """
+    source, colon, path = target.rpartition(":")
+    if not (source and colon and path):
+        raise ValueError(f"a callable must be given as package.module:callable or file.py:callable, got {target!r}")
+    root = Path.cwd() if root is None else root
+    if not source.endswith(".py"):
+        _add_to_import_path(root)
+        return _find(source, path)
+    file = (root / Path(source).expanduser()).resolve()
+    if not file.is_file():
+        raise ValueError(f"there is no {file}{_beside(file)}")
+    _add_to_import_path(file.parent)
+    found = _find(file.stem, path)
+    imported = getattr(sys.modules[file.stem], "__file__", None)
+    if imported is None or Path(imported).resolve() != file:
+        raise ValueError(f"{file.name} has the same name as another module, {imported or file.stem}; rename the file")
+    return found
+
+
+def _add_to_import_path(folder: Path) -> None:
+    if (place := str(folder.resolve())) not in sys.path:
+        sys.path.insert(0, place)
+
+
+def _beside(file: Path) -> str:
+    near = sorted(p.name for p in file.parent.glob(f"*{file.suffix}")) if file.parent.is_dir() else []
+    return f"; beside it are {', '.join(near[:5])}" if near else ""
+
+
+def _find(module_name: str, path: str) -> Callable[..., Any]:
+    """The callable at a dotted path in a module."""
+    target = f"{module_name}:{path}"
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:  # the user's code may raise anything

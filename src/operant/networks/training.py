@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from operant.data import Samples
+from operant.formatting import percent
 from operant.model import Classifier
 from operant.rng import global_streams, shuffled
 from operant.validation import check_at_least, check_between, check_positive
@@ -203,7 +204,7 @@ def training_bar(shown: bool, *, epochs: int, steps: int) -> Iterator[Callable[[
         task = bar.add_task("training", total=epochs * steps)
 
         def show(accuracies: Sequence[float], loss: float, steps: int) -> None:
-            accuracy = f"  validation {accuracies[-1]:.1%}" if accuracies else ""
+            accuracy = f"  validation {percent(accuracies[-1])}" if accuracies else ""
             text = f"epoch {min(len(accuracies) + 1, epochs)}/{epochs}  loss {loss:.3f}{accuracy}"
             bar.update(task, advance=steps, description=text)
 

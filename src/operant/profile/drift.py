@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from operant.data import Samples
+from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, check_same_shape, warning
 from operant.rng import shuffled
@@ -97,7 +98,8 @@ class Drift:
         ]
         rows = sorted(range(len(self.distances)), key=lambda c: -self.distances[c])
         for c in rows[:MAX_SHOWN]:
-            shares = f"{self.reference_shares[c]:9.1%}  {self.current_shares[c]:7.1%}  {self.moved[c]:+6.1%}"
+            before, now, points = self.reference_shares[c], self.current_shares[c], 100 * self.moved[c]
+            shares = f"{percent(before):>9}  {percent(now):>7}  {points:+6.1f}"
             lines.append(f"  {c:>5}  {shares}  {self.distances[c]:8.3f}")
         if len(rows) > MAX_SHOWN:
             lines.append(f"  ... and {len(rows) - MAX_SHOWN} classes that moved less")
@@ -286,7 +288,7 @@ def _causes(d: Drift) -> tuple[Finding, ...]:
         return ()
     c = d.most_moved
     before, now = d.reference_shares[c], d.current_shares[c]
-    most = f"the output for class {c} moved most, its predicted share from {before:.1%} to {now:.1%}"
+    most = f"the output for class {c} moved most, its predicted share from {percent(before)} to {percent(now)}"
     shares = d.shares <= d.level
     if d.within is not None and d.within <= d.level / TESTS:
         name, problem = "inputs moved", f"inputs differ from the reference even within predicted classes; {most}"

@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from operant.conditions import Recipe
 from operant.data import Samples
+from operant.formatting import percent
 from operant.model import Finding
 from operant.profile._appearance import MIN_SIDE, Array
 from operant.profile._checks import check_bounds, check_same_shape, warning
@@ -67,8 +68,8 @@ class FittedConditions:
 
     def __str__(self) -> str:
         first = (
-            f"Conditions in the field ({self.confidence:.0%} intervals). Distance of field data from clean images "
-            f"{self.before:.2f}, under these conditions {self.after:.2f}; between halves of the field data "
+            f"Conditions in the field ({percent(self.confidence, 2)} intervals). Distance of field data from clean "
+            f"images {self.before:.2f}, under these conditions {self.after:.2f}; between halves of the field data "
             f"{self.floor:.2f}:"
         )
         return "\n".join([first, *(f"  {p}" for p in self.parameters), *(str(f) for f in self.findings)])

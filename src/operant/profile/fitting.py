@@ -13,6 +13,7 @@ from torch import Tensor
 from operant import results
 from operant.data import Samples
 from operant.density import KDE, Flow, Mixture, fit_kde
+from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.networks import PCA, VAE, Flat, fit_pca
 from operant.profile._cells import box_mass, nearest_mass
@@ -257,8 +258,8 @@ class ProfileUpdate:
     def __str__(self) -> str:
         return (
             f"The mean of new field inputs lies {self.moved:.2f} standard deviations from that of the old; "
-            f"{self.strange:.0%} of them are stranger than 95 % of the old ones; the updated profile rates them "
-            f"{self.divergence:+.2f} nats relative to the old."
+            f"{percent(self.strange, 2)} of them are stranger than 95 % of the old ones; the updated profile rates "
+            f"them {self.divergence:+.2f} nats relative to the old."
         )
 
 

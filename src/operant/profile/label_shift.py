@@ -13,6 +13,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from operant.data import Samples
+from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, warning
 from operant.validation import check_at_least, check_between, check_one_of
@@ -48,10 +49,12 @@ class Priors:
         return tuple(v / s for v, s in zip(self.values, self.labelled, strict=True))
 
     def __str__(self) -> str:
-        lines = [f"Class priors in the field ({self.method}, {self.confidence:.0%} intervals):"]
+        lines = [f"Class priors in the field ({self.method}, {percent(self.confidence, 2)} intervals):"]
         rows = zip(self.values, self.lower, self.upper, self.labelled, strict=True)
         for c, (v, low, high, s) in enumerate(rows):
-            lines.append(f"  {c:>3}  {v:6.1%}  [{low:5.1%}, {high:5.1%}]   labelled {s:6.1%}")
+            lines.append(
+                f"  {c:>3}  {percent(v):>6}  [{percent(low):>6}, {percent(high):>6}]   labelled {percent(s):>6}"
+            )
         return "\n".join([*lines, *(str(finding) for finding in self.findings)])
 
 
@@ -258,7 +261,7 @@ def _disagreement(method: str, other: str, difference: Array, resampled: Array) 
         return ()
     worst = int(np.abs(difference).argmax())
     problem = (
-        f"{method} and {other} disagree on the prior of class {worst} by {abs(difference[worst]):.1%}, "
+        f"{method} and {other} disagree on the prior of class {worst} by {percent(abs(difference[worst]))}, "
         f"more than chance allows (so for {len(far)} classes)"
     )
     advice = (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.formatting import percent
 from operant.model import Classifier
 
 MIN_CONSISTENCY = 0.9  # as a share of the judge's accuracy on real images
@@ -43,21 +44,21 @@ class Quality:
     def problems(self) -> tuple[str, ...]:
         """Reasons not to test with this source; empty if its quality suffices."""
         reasons = {
-            f"the judge sees the requested class in only {self.consistency:.1%} of its images (in {self.accuracy:.1%} "
-            "of real ones)": self.consistency < MIN_CONSISTENCY * self.accuracy,
+            f"the judge sees the requested class in only {percent(self.consistency)} of its images (in "
+            f"{percent(self.accuracy)} of real ones)": self.consistency < MIN_CONSISTENCY * self.accuracy,
             f"its images are {self.distance:.2f} variances from real ones (at most {MAX_DISTANCE} is allowed)": (
                 self.distance > MAX_DISTANCE
             ),
-            f"its images of a class have only {self.variety:.1%} of the variance of real ones (at least "
-            f"{MIN_VARIETY:.0%} is required)": self.variety < MIN_VARIETY,
+            f"its images of a class have only {percent(self.variety)} of the variance of real ones (at least "
+            f"{percent(MIN_VARIETY, 2)} is required)": self.variety < MIN_VARIETY,
         }
         return tuple(reason for reason, applies in reasons.items() if applies)
 
     def __str__(self) -> str:
         return (
-            f"{self.consistency:.1%} of {self.images} images show the requested class (judge on real images: "
-            f"{self.accuracy:.1%}); Fréchet distance {self.frechet:.3g}, {self.distance:.2f} of the real variance; "
-            f"variety within classes {self.variety:.2f} of that of real images"
+            f"{percent(self.consistency)} of {self.images} images show the requested class (judge on real images: "
+            f"{percent(self.accuracy)}); Fréchet distance {self.frechet:.3g}, {self.distance:.2f} of the real "
+            f"variance; variety within classes {self.variety:.2f} of that of real images"
         )
 
 

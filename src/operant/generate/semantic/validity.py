@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.formatting import percent
 from operant.generate.engine import Goal
 from operant.model import Classifier
 from operant.networks.cvae import normal_kl
@@ -144,7 +145,7 @@ class Tally:
     seeds_valid_failing: int
 
     def __str__(self) -> str:
-        share = f"{self.seeds_valid_failing / self.seeds:.1%}" if self.seeds else "none"
+        share = f"{percent(self.seeds_valid_failing / self.seeds)}" if self.seeds else "none"
         return (
             f"{self.tests} tests from {self.seeds} seeds: {self.failing} fail; {self.valid} are valid, and "
             f"{self.valid_failing} of those fail ({share} of the seeds have one)"
