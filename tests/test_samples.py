@@ -3,16 +3,13 @@
 from collections import defaultdict
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
-from operant import Samples, read_samples, spawn
+from operant import Samples, spawn
 from operant.data import content_ids, samples
-from operant.data.samples import name_of
 
 FROZEN = [[1, 3, 5, 6, 7, 8, 10, 12], [0, 2, 4, 9, 11, 16, 21, 22]]  # ids of the two roles, before there were groups
 KINDS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
@@ -135,9 +132,9 @@ def test_ids_are_those_of_one_pass(monkeypatch):
     assert whole.tolist() == [int(content_ids(row[None])) for row in x]
 
 
-def test_repr_tells_groups_and_names():
+def test_repr_tells_the_number_of_groups():
     pool = pool_of([0, 1, 2, 3])
-    assert str(pool) == "Samples(4 x (2,), 4 classes, 4 groups, named)"
+    assert str(pool) == "Samples(4 x (2,), 4 classes, 4 groups)"
     assert str(Samples(pool.x)) == "Samples(4 x (2,), no labels)"
 
 

@@ -13,7 +13,7 @@ from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_ca
 from operant.campaign.field import Arrivals, FieldState
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
-from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign
+from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, class_names, describe_campaign
 from operant.campaign.run import CampaignRun
 from operant.data import Samples
 from operant.execution.engines import Engine, serial
@@ -134,16 +134,17 @@ class Campaign:
             labeller: gives the true labels of field inputs.
             folder: where everything is kept.
             seed: random seed.
-            classes: the name of each label, for the report (default: its number).
+            classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             on_event: called with every progress event.
         """
         _check_data(model, train, clean)
+        train = replace(train, classes=class_names(model, train, classes))
         moves = dict(default_moves(train) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean}
         signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature) as run:
             describe = partial(describe_campaign, self._requirement, model, train, clean)
-            run.step("info", CampaignInfo, partial(describe, names=classes, feedback=self.feedback))
+            run.step("info", CampaignInfo, partial(describe, feedback=self.feedback))
             field_state = FieldState(
                 field if callable(field) else lambda number: field,
                 model,

@@ -12,7 +12,11 @@ from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, l
 from operant.cli.output import CANNOT_RUN, MODULE_ERRORS, NOT_MET, exit_on_error, print_line
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from operant.assess import Assessment
+    from operant.data import Samples
+    from operant.model import Classifier
 
 LEFT_AFTER_EACH = 0.25  # share of the remaining error probability that an assessment leaves for later ones
 
@@ -27,6 +31,10 @@ def assess(
     confidence: Annotated[float, typer.Option(help="Confidence of the bound.")] = 0.95,
     trained_on: Annotated[
         Path | None, typer.Option(help="Training data of the model; field inputs among them are rejected.")
+    ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(help="Table (csv) with file,group for all field inputs; inputs of a group stay together."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result and for inputs to label.")] = Path("operant-assess"),
     weights: Weights = None,
@@ -48,15 +56,14 @@ def assess(
     with exit_on_error(also=MODULE_ERRORS):
         from operant import results
         from operant.assess import assess_reliability
-        from operant.data import LabelFolder, content_ids, labels_of, read_samples
+        from operant.data import LabelFolder, labels_of
         from operant.profile import fit_profile
         from operant.rng import spawn
 
         _check_shares(requirement, confidence)
         out.mkdir(parents=True, exist_ok=True)
         classifier = load_classifier(model, weights, bounds, mean, std)
-        inputs = classifier.match_dtype(read_samples(field, size=size))
-        used = None if trained_on is None else content_ids(read_samples(trained_on, size=size, part="train").x)
+        inputs, used = _read_data(classifier, field, trained_on, size, groups)
         parts = inputs.split(profile=0.25, assessment=0.75)
         pool = parts["assessment"]
         if labels > len(pool):
@@ -65,7 +72,9 @@ def assess(
                 f"must be at most {len(pool)}, got {labels}"
             )
         number, history = _read_history(out, labels, seed)
-        folder = LabelFolder(folder=out / "to_label", classes=classifier.classes(pool.x), bounds=bounds)
+        folder = LabelFolder(
+            folder=out / "to_label", classes=classifier.classes(pool.x), bounds=bounds, names=pool.classes
+        )
         assessment = assess_reliability(
             classifier,
             fit_profile(parts["profile"], generator=spawn(seed, "profile")),
@@ -83,6 +92,25 @@ def assess(
         "confidence."
     )
     raise typer.Exit(_print_verdict(assessment, requirement))
+
+
+def _read_data(
+    model: Classifier, field: Path, trained_on: Path | None, size: tuple[int, int] | None, groups: Path | None
+) -> tuple[Samples, Tensor | None]:
+    """Field inputs, with the class names of the folders if there are any, and the ids of the training data."""
+    from operant.data import content_ids, read_samples
+
+    inputs = model.match_dtype(read_samples(field, size=size, groups=groups))
+    train = None if trained_on is None else read_samples(trained_on, size=size, part="train")
+    if train is not None and train.classes:
+        inputs = inputs.in_classes(train.classes)
+    if inputs.classes and len(inputs.classes) != (n := model.classes(inputs.x)):
+        raise ValueError(
+            f"{trained_on if train is not None and train.classes else field} must have one folder for each of the "
+            f"model's {n} classes, got {len(inputs.classes)}; give all of them, with --trained-on if field inputs do "
+            "not show every class"
+        )
+    return inputs, None if train is None else content_ids(train.x)
 
 
 def _check_shares(requirement: float, confidence: float) -> None:

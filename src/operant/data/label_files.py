@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, name_of
+from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of
 from operant.data.reading import read_samples
-from operant.data.samples import Samples
+from operant.data.samples import Samples, name_of
+from operant.data.tables import table_key, unambiguous_endings
 from operant.types import Labeller
 
 
@@ -27,19 +26,18 @@ def labels_from_npz(path: str | Path, *, classes: int) -> Labeller:
 
 
 def labels_from_table(
-    path: str | Path, *, classes: int, pictures: Mapping[int, Path] | None = None, root: str | Path = "."
+    path: str | Path, *, classes: int, names: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
 ) -> Labeller:
     """A labeller that reads a csv table with name,label, as `LabelFolder` writes it.
 
-    A name is that of an input, or of its image file: its path from ``root``, or as many of its last parts as no other
-    image shares.
+    A name is the text of an id, or the name of an input: all of it, or as many of its last parts as no other shares.
 
     Args:
         path, classes: the table, and the number of classes of the model.
-        pictures: image files of the inputs, by id.
-        root: folder that the paths of image files start from.
+        names: id of each input that may be asked for, by name.
+        class_names: names that labels may have in place of numbers.
     """
-    return partial(_from_table, Path(path), classes, {} if pictures is None else pictures, Path(root))
+    return partial(_from_table, Path(path), classes, {} if names is None else names, class_names)
 
 
 def labels_from_function(function: Callable[[Samples], Any], *, name: str, classes: int) -> Labeller:
@@ -51,7 +49,7 @@ def labels_from_function(function: Callable[[Samples], Any], *, name: str, class
 
 
 def _from_function(function: Callable[[Samples], Any], name: str, classes: int, asked: Samples) -> Tensor:
-    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, the first is {name_of(int(asked.ids[0]))}"
+    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, the first is {asked.titles[0]}"
     try:
         labels = torch.as_tensor(function(asked))
     except LabelsMissing:
@@ -78,30 +76,23 @@ def _from_npz(path: Path, classes: int, asked: Samples) -> Tensor:
     if (largest := int(labelled.labels.max())) >= classes:
         raise ValueError(f"{path} must contain labels from 0 to {classes - 1}, the model's classes, got {largest}")
     if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
+        first = asked[~torch.isin(asked.ids, labelled.ids)].titles[0]
         advice = "add them to its x and their classes to its y, and run this again"
-        raise LabelsMissing(f"{unknown} of {len(asked)} inputs are not in {path}; {advice}")
+        raise LabelsMissing(f"{unknown} of {len(asked)} inputs are not in {path}, such as {first}; {advice}")
     return labels_of(labelled)(asked)
 
 
-def _from_table(path: Path, classes: int, pictures: Mapping[int, Path], root: Path, asked: Samples) -> Tensor:
-    known = LabelFolder(folder=path.parent, classes=classes, table=path.name).read()
-    files = _short_names(pictures, root)
-    names = [[name_of(i), *files.get(i, ())] for i in asked.ids.tolist()]
-    found = [[y for name in each if (y := known.get(_table_key(name))) is not None] for each in names]
-    if missing := [each[-1] for each, labels in zip(names, found, strict=True) if not labels]:
+def _from_table(
+    path: Path, classes: int, names: Mapping[str, int], class_names: tuple[str, ...], asked: Samples
+) -> Tensor:
+    table = LabelFolder(folder=path.parent, classes=classes, table=path.name, names=class_names)
+    known = table.read() | table.read_by_id()
+    called: dict[int, list[str]] = {i: [name_of(i)] for i in asked.ids.tolist()}
+    for i, endings in zip(names.values(), unambiguous_endings(list(names)), strict=True):
+        if i in called:
+            called[i] += endings
+    found = {i: [y for name in each if (y := known.get(table_key(name))) is not None] for i, each in called.items()}
+    if missing := [called[i][-1] for i in asked.ids.tolist() if not found[i]]:
         advice = f"add rows such as {missing[0]},3, and run this again"
         raise LabelsMissing(f"{len(missing)} of {len(asked)} inputs have no label in {path}; {advice}")
-    return torch.tensor([labels[0] for labels in found], dtype=torch.int64)
-
-
-def _short_names(pictures: Mapping[int, Path], root: Path) -> dict[int, list[str]]:
-    """By id, the names of an image in a table: its whole path and every unambiguous ending of it."""
-    paths = {i: Path(os.path.relpath(file, root)).parts for i, file in pictures.items()}
-    names = {i: ["/".join(parts[-n:]) for n in range(len(parts), 0, -1)] for i, parts in paths.items()}
-    times = Counter(_table_key(name) for each in names.values() for name in each)
-    return {i: [name for name in each if times[_table_key(name)] == 1] for i, each in names.items()}
-
-
-def _table_key(name: str) -> str:
-    """A name as `LabelFolder.read` returns it."""
-    return name.lower().removesuffix(".png").removesuffix(".npz")
+    return torch.tensor([found[i][0] for i in asked.ids.tolist()], dtype=torch.int64)

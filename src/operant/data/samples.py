@@ -27,7 +27,7 @@ class Samples:
         names: where each input comes from, such as ``"cat/0001.png"`` or ``"field.npz[17]"``; ``""`` if unknown.
         groups: inputs that depend on each other (scene, session, device) have the same group and are never separated;
             ``""`` for an input that is alone.
-        occurrence: int64 ``(N,)``, tells apart inputs of one id (default: 0 for the first, 1 for the second, and so on).
+        occurrence: int64 ``(N,)``, tells apart inputs of one id (default: 0 for the first, 1 for the second, ...).
         classes: the name of each label; empty if labels have only numbers.
 
     >>> pool = Samples(torch.rand(100, 4), torch.arange(100) % 3)
@@ -83,7 +83,7 @@ class Samples:
     def __repr__(self) -> str:
         labels = "no labels" if self.y is None else f"{len(self.y.unique())} classes"
         groups = "" if self.groups is None else f", {len(self.units.unique())} groups"
-        return f"Samples({len(self)} x {tuple(self.shape)}, {labels}{groups}{'' if self.names is None else ', named'})"
+        return f"Samples({len(self)} x {tuple(self.shape)}, {labels}{groups})"
 
     @property
     def shape(self) -> torch.Size:
@@ -104,6 +104,20 @@ class Samples:
     def with_labels(self, y: Tensor | None) -> Samples:
         """The same samples with other labels, or with none."""
         return replace(self, y=y)
+
+    def in_classes(self, classes: Sequence[str]) -> Samples:
+        """The same samples with labels that number these classes; samples without class names keep their labels.
+
+        >>> Samples(torch.rand(2, 3), [0, 1], classes=("cat", "dog")).in_classes(("bird", "dog", "cat")).y
+        tensor([2, 1])
+        """
+        if unknown := [name for name in self.classes if name not in classes]:
+            some = ", ".join(classes[:10]) + ", …" * (len(classes) > 10)
+            raise ValueError(f"there is no class {unknown[0]} among {some}; rename it, or leave it out")
+        if self.y is None or not self.classes:
+            return replace(self, classes=tuple(classes))
+        places = torch.tensor([classes.index(name) for name in self.classes], device=self.y.device)
+        return replace(self, y=places[self.y], classes=tuple(classes))
 
     @property
     def units(self) -> Tensor:

@@ -164,7 +164,8 @@ def _mean(distances: Tensor) -> str:
 
 def _facts(shown: Suite) -> list[tuple[tuple[str, str], ...]]:
     """Distances and columns of each case."""
-    columns = {"L∞": shown.distances("linf"), "L2": shown.distances("l2"), **shown.columns}
+    seeds = {} if shown.pool.names is None else {"seed": np.array(shown.seed_names)}
+    columns = {**seeds, "L∞": shown.distances("linf"), "L2": shown.distances("l2"), **shown.columns}
     values = [
         [_number(v) for v in column.tolist()] if isinstance(column, Tensor) else [str(v) for v in column]
         for column in columns.values()

@@ -42,13 +42,14 @@ class SeedPool:
     rows: LazyRows
     label: Tensor
     ids: Tensor
+    names: tuple[str, ...] | None = None
 
     @staticmethod
-    def of(rows: LazyRows, label: Tensor, ids: Tensor) -> SeedPool:
+    def of(rows: LazyRows, label: Tensor, ids: Tensor, names: tuple[str, ...] | None = None) -> SeedPool:
         """The first occurrence of each seed; raises a ValueError if two different inputs have one id."""
         once, inverse = ids.unique(return_inverse=True)
         if torch.equal(once, ids):
-            return SeedPool(rows, label, ids)
+            return SeedPool(rows, label, ids, names)
         first = torch.full_like(once, len(ids)).scatter_reduce(0, inverse, torch.arange(len(ids)), "amin")
         again = (first[inverse] != torch.arange(len(ids))).nonzero().flatten()
         for some in again.split(ROWS_PER_SHARD):
@@ -56,12 +57,14 @@ class SeedPool:
             differ = ~torch.isclose(here, there, rtol=0, atol=0, equal_nan=True).flatten(1).all(1)
             if bool(differ.any()):
                 raise ValueError(f"two different seeds have the id {int(ids[some][differ][0])}; give each its own id")
-        return SeedPool(rows.choose(first), label[first], once)
+        return SeedPool(rows.choose(first), label[first], once, _chosen(names, first))
 
     @staticmethod
     def concat(pools: Sequence[SeedPool]) -> SeedPool:
         labels, ids = torch.cat([p.label for p in pools]), torch.cat([p.ids for p in pools])
-        return SeedPool.of(LazyRows.join([p.rows for p in pools]), labels, ids)
+        names = [name for p in pools for name in p.names or ("",) * len(p.ids)]
+        known = tuple(names) if any(p.names is not None for p in pools) else None
+        return SeedPool.of(LazyRows.join([p.rows for p in pools]), labels, ids, known)
 
     def take(self, ids: Tensor) -> Tensor:
         """The input with each of these ids."""
@@ -70,7 +73,11 @@ class SeedPool:
     def only(self, ids: Tensor) -> SeedPool:
         """The seeds with these ids."""
         kept = torch.isin(self.ids, ids).nonzero().flatten()
-        return SeedPool(LazyRows([self.rows.take(kept)]), self.label[kept], self.ids[kept])
+        return SeedPool(LazyRows([self.rows.take(kept)]), self.label[kept], self.ids[kept], _chosen(self.names, kept))
+
+
+def _chosen(names: tuple[str, ...] | None, rows: Tensor) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names[row] for row in rows.tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -141,7 +148,9 @@ class Suite:
             seed=ids[origin],
             prediction=prediction.cpu().long(),
             method=methods,
-            pool=SeedPool.of(LazyRows([seeds.x.detach().cpu()[used]]), label[used], ids[used]),
+            pool=SeedPool.of(
+                LazyRows([seeds.x.detach().cpu()[used]]), label[used], ids[used], _chosen(seeds.names, used)
+            ),
             columns=_checked(columns or {}, n),
             attempted=len(seeds) - skipped,
             skipped=skipped,
@@ -186,7 +195,14 @@ class Suite:
     @property
     def seeds(self) -> Samples:
         """The seeds, each once, sorted by id."""
-        return Samples(self.pool.rows.all(), self.pool.label, self.pool.ids)
+        return Samples(self.pool.rows.all(), self.pool.label, self.pool.ids, names=self.pool.names)
+
+    @property
+    def seed_names(self) -> list[str]:
+        """Where the seed of each case comes from, such as ``"cat/0001.png"``; empty if that is not known."""
+        if self.pool.names is None:
+            return [""] * len(self)
+        return [self.pool.names[place] for place in torch.searchsorted(self.pool.ids, self.seed).tolist()]
 
     def failures(self) -> Suite:
         """The cases that the model misclassified."""
@@ -302,6 +318,8 @@ class Suite:
         tensors |= {"seeds.x": self.pool.rows.all(), "seeds.y": self.pool.label, "seeds.ids": self.pool.ids}
         columns, vocabulary = pack({"method": self.method, **self.columns})
         words = {"vocabulary": vocabulary, "attempted": self.attempted, "skipped": self.skipped}
+        if self.pool.names is not None:
+            words["seeds.names"] = list(self.pool.names)
         return tensors | columns, words
 
 
@@ -379,11 +397,16 @@ def _unpacked(tensors: dict[str, Tensor], words: dict[str, Any]) -> Suite:
         seed=tensors["seed"],
         prediction=tensors["prediction"],
         method=np.asarray(columns.pop("method")),
-        pool=SeedPool(LazyRows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"]),
+        pool=SeedPool(LazyRows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"], _names_in(words)),
         columns=columns,
         attempted=words["attempted"],
         skipped=words["skipped"],
     )
+
+
+def _names_in(words: dict[str, Any]) -> tuple[str, ...] | None:
+    """Where the seeds of a shard come from; shards do not need to know it."""
+    return tuple(map(str, words["seeds.names"])) if "seeds.names" in words else None
 
 
 def _with_sidecars(path: Path, shards: list[_Shard], rejected: list[str]) -> list[_Shard]:

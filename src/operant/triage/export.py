@@ -38,9 +38,11 @@ def csv_of(suite: Suite, judgements: Sequence[Judgement], classes: Sequence[str]
     for judgement in judgements:
         if judgement.verdict:
             each[judgement.by][judgement.row] = judgement.verdict
+    files = {} if suite.pool.names is None else {"seed file": [_safe(name) for name in suite.seed_names]}
     columns: dict[str, Sequence[Any]] = {
         "row": range(len(suite)),
         "seed": suite.seed.tolist(),
+        **files,
         "label": [_name(classes, label) for label in suite.label.tolist()],
         "prediction": [_name(classes, label) for label in suite.prediction.tolist()],
         "method": [_safe(str(method)) for method in suite.method],

@@ -32,7 +32,7 @@ class LabelDesk:
     def __init__(self, folder: str | Path, *, classes: Sequence[str] = (), by: str = "me") -> None:
         self.folder, self.by = Path(folder), by
         self.classes = tuple(classes) or class_names(self.folder)
-        self._table = LabelFolder(folder=self.folder, classes=len(self.classes))
+        self._table = LabelFolder(folder=self.folder, classes=len(self.classes), names=self.classes)
         self._names: list[str] = []  # the order never changes: pages refer to inputs by place
         self._steps: list[tuple[str, int | None]] = []
         self._lists, self._lock = RowLists(), Lock()
@@ -41,7 +41,7 @@ class LabelDesk:
 
     def _read(self) -> dict[str, int | None]:
         """The labels so far; appends new inputs to the names."""
-        table = self._table.read()
+        table, self._files = self._table.read(), self._table.files()
         known = set(self._names)
         self._names += [name for name in table if name not in known]
         return table
@@ -85,7 +85,7 @@ class LabelDesk:
             "given": label,
             "verdict": "" if label is None else self.classes[label],
             "values": self._values(name),
-            "facts": [("name", name)],
+            "facts": [("name", name), *([("file", self._files[name])] if name in self._files else [])],
             "tags": [],
             "others": [],
         }

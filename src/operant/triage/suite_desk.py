@@ -63,6 +63,7 @@ class SuiteDesk:
         self.plan = plan_from_log(self.verdicts.plan)
         self._version = token_hex(4)  # so that browsers do not reuse another desk's pictures
         self._label, self._prediction = self.suite.label.numpy(), self.suite.prediction.numpy()
+        self._seed_names = self.suite.seed_names
         self._orders: dict[str, Rows] = {}
         self._lists, self._lock = RowLists(), Lock()
 
@@ -182,7 +183,11 @@ class SuiteDesk:
         change = (case.double() - seed.double()).flatten()
         distances = {"L∞": float(change.abs().max()), "L2": float(change.norm())} if len(change) else {}
         first = [(name, self._cell(name, row)) for name in LEADING_COLUMNS if name in self.suite.columns]
-        facts = [*first, *((name, _number(value)) for name, value in distances.items())]
+        facts = [
+            *first,
+            *((name, _number(value)) for name, value in distances.items()),
+            ("seed", self._seed_names[row]),
+        ]
         if not blind:
             rest = [name for name in self.suite.columns if name not in (*LEADING_COLUMNS, *VERDICT_COLUMNS)]
             facts += [("method", str(self.suite.method[row])), *((name, self._cell(name, row)) for name in rest)]
