@@ -23,7 +23,6 @@ from operant.__main__ import main
 from operant.assess import Assessment
 from operant.campaign.init import NAME
 from operant.cli import app
-from operant.data.label_folder import name_of
 from operant.networks import fit, save_weights
 from operant.report.failures import LIMIT
 
@@ -311,7 +310,7 @@ def test_assess_requests_labels_and_resumes(digits: Path) -> None:
     waiting = CliRunner().invoke(app, command)
     assert waiting.exit_code == 2, waiting.output
     assert "60 of 60 inputs have no label yet" in waiting.output
-    labels = {name_of(i): int(y) for i, y in zip(data.ids.tolist(), data.labels, strict=True)}
+    labels = {f"blind.npz[{i}].png": y for i, y in enumerate(data.labels.tolist())}
     table = Path("out/to_label/labels.csv")
     names = [line.split(",")[0] for line in table.read_text().splitlines()[1:]]
     table.write_text("name,label\n" + "".join(f"{name},{labels[name]}\n" for name in names))

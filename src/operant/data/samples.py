@@ -277,11 +277,11 @@ def _distinct(ids: Tensor, occurrence: Tensor) -> Tensor:
 
 
 def _checked_strings(values: Any, n: int, what: str) -> tuple[str, ...]:
-    values = values if isinstance(values, str) else tuple(values)
-    if isinstance(values, str) or len(values) != n or not all(isinstance(value, str) for value in values):
-        got = repr(values) if isinstance(values, str) else f"{len(values)} values, such as {values[:1]}"
+    strings = () if isinstance(values, str) else tuple(values)
+    if isinstance(values, str) or len(strings) != n or not all(isinstance(value, str) for value in strings):
+        got = repr(values) if isinstance(values, str) else f"{len(strings)} values, such as {strings[:1]}"
         raise ValueError(f"{what} must be {n} strings, one per input, got {got:.80}; convert them")
-    return values
+    return strings
 
 
 def _checked_classes(classes: Any, y: Tensor | None) -> tuple[str, ...]:
