@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
@@ -330,7 +330,7 @@ def test_people_label_files_by_name(tmp_path):
 
 def test_a_name_that_is_taken_in_every_form_gives_way_to_the_id(tmp_path):
     ask = LabelFolder(folder=tmp_path, classes=2)
-    asked = named(["a/x.png", "a_x.png", "A/X.png", "=cmd.png", "../../secret.png", "..", ".npz"])
+    asked = named(["a/x.png", "a_x.png", "A/X.png", "=cmd.png", "../../secret.png", "..", "."])
     ask_for(ask, asked)
     rows = fill(ask, lambda row: 1)
     assert rows == [
@@ -354,6 +354,7 @@ def test_rows_that_are_not_pictures_are_named_too(tmp_path):
     assert np.load(tmp_path / "rows.npz[1].npz")["x"].tolist() == asked.x[1].tolist()
 
 
+@settings(max_examples=30)
 @given(st.lists(st.text("aA/._ []1é=", max_size=6), max_size=8))
 def test_every_input_gets_its_own_label_whatever_its_name(tmp_path_factory, names):
     ask = LabelFolder(folder=tmp_path_factory.mktemp("labels"), classes=10)
@@ -487,9 +488,7 @@ def test_groups_of_field_files_come_from_a_table(photos):
     field = photos.build(start=start).field(0)
     assert field.groups == tuple(row.split(",")[1] for row in rows)
     (photos.path / "groups.csv").write_text("\n".join(["file,group", *rows[1:]]))
-    with pytest.raises(
-        ValueError, match=r"\[data\] groups: .* 1 of 12 are missing; add rows such as north/0.png,scene"
-    ):
+    with pytest.raises(ValueError, match=r"\[data\] groups: .* 1 of 12 are missing; add rows such as north/0.png"):
         photos.build(start=start)
 
 
@@ -542,12 +541,12 @@ def test_a_campaign_needs_groups_for_both_halves(tmp_path):
         small_campaign(tmp_path, field, labels_of(load_digits().train))
 
 
-def test_assessments_name_the_classes(photos):
-    labelled = replace(load_digits().train, classes=[f"class {c}" for c in range(10)])
+def test_assessments_name_the_classes():
+    labelled = replace(load_digits().train, classes=[f"digit {c}" for c in range(10)])
     model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     profile = fit_profile(labelled[:300], generator=spawn(0))
     found = assess_reliability(
         model, profile, labels_of(labelled), pool=labelled[300:], labels=50, generator=spawn(0, "assess")
     )
     assert [part.name for part in found.by_class] == list(labelled.classes)
-    assert "Most of it comes from class class " in str(found)
+    assert "Most of it comes from class digit " in str(found)
