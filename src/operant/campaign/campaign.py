@@ -138,7 +138,9 @@ class Campaign:
             on_event: called with every progress event.
         """
         _check_data(model, train, clean)
-        train = replace(train, classes=class_names(model, train, classes))
+        names = class_names(model, train, classes)
+        clean = clean.in_classes(train.classes) if train.classes and clean.classes else clean
+        train, clean = replace(train, classes=names), replace(clean, classes=names)
         moves = dict(default_moves(train) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean}
         signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)

@@ -305,7 +305,7 @@ def _common_classes(parts: Sequence[Samples], *, labelled: bool) -> tuple[str, .
     known = list(dict.fromkeys(part.classes for part in parts if part.classes))
     if len(known) > 1 and labelled:
         some = " and ".join(", ".join(names[:5]) for names in known[:2])
-        raise ValueError(f"samples to join must have the same classes, got {some}; read them with the same classes")
+        raise ValueError(f"samples to join must have the same classes, got {some}; see in_classes")
     return known[0] if len(known) == 1 else ()
 
 

@@ -95,6 +95,7 @@ class Suite:
         columns: further columns by name.
         attempted: number of seeds that the fuzzer tried; selecting rows does not change it.
         skipped: number of seeds that it did not try (a targeted attack skips seeds of the target class).
+        classes: the name of each label, from the seeds; empty if labels have only numbers.
         rejected: one message per damaged file that `open` left out.
     """
 
@@ -107,6 +108,7 @@ class Suite:
     columns: Mapping[str, Column] = field(default_factory=dict)
     attempted: int = 0
     skipped: int = 0
+    classes: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
 
     @staticmethod
@@ -154,6 +156,7 @@ class Suite:
             columns=_checked(columns or {}, n),
             attempted=len(seeds) - skipped,
             skipped=skipped,
+            classes=seeds.classes,
         )
 
     def __len__(self) -> int:
@@ -195,7 +198,9 @@ class Suite:
     @property
     def seeds(self) -> Samples:
         """The seeds, each once, sorted by id."""
-        return Samples(self.pool.rows.all(), self.pool.label, self.pool.ids, names=self.pool.names)
+        return Samples(
+            self.pool.rows.all(), self.pool.label, self.pool.ids, names=self.pool.names, classes=self.classes
+        )
 
     @property
     def seed_names(self) -> list[str]:
@@ -237,7 +242,7 @@ class Suite:
 
     def samples(self) -> Samples:
         """The cases as labelled samples, for retraining."""
-        return Samples(self.x, self.label)
+        return Samples(self.x, self.label, classes=self.classes)
 
     def distances(self, norm: str) -> Tensor:
         """Distance of each case from its seed, in the norm ``"linf"`` or ``"l2"``."""
@@ -253,7 +258,7 @@ class Suite:
     def concat(suites: Sequence[Suite]) -> Suite:
         """All rows in order. Columns that some suite lacks are filled with NaN, or with the empty string.
 
-        The columns of empty suites are dropped, unless all suites are empty.
+        The columns of empty suites are dropped, unless all suites are empty; so are class names that differ.
         """
         if not suites:
             raise ValueError("nothing to join: concat needs at least one suite")
@@ -261,6 +266,7 @@ class Suite:
             raise ValueError(f"suites must share one input shape, got {[tuple(s.rows.shape) for s in suites]}")
         filled = [s for s in suites if len(s)] or suites
         names = dict.fromkeys(name for s in filled for name in s.columns)
+        classes = list(dict.fromkeys(s.classes for s in suites if s.classes))
         return Suite(
             rows=LazyRows.join([s.rows for s in suites]),
             label=torch.cat([s.label for s in suites]),
@@ -271,6 +277,7 @@ class Suite:
             columns={name: _joined(name, filled) for name in names},
             attempted=sum(s.attempted for s in suites),
             skipped=sum(s.skipped for s in suites),
+            classes=classes[0] if len(classes) == 1 else (),
             rejected=tuple(message for s in suites for message in s.rejected),
         )
 
@@ -320,6 +327,8 @@ class Suite:
         words = {"vocabulary": vocabulary, "attempted": self.attempted, "skipped": self.skipped}
         if self.pool.names is not None:
             words["seeds.names"] = list(self.pool.names)
+        if self.classes:
+            words["classes"] = list(self.classes)
         return tensors | columns, words
 
 
@@ -401,6 +410,7 @@ def _unpacked(tensors: dict[str, Tensor], words: dict[str, Any]) -> Suite:
         columns=columns,
         attempted=words["attempted"],
         skipped=words["skipped"],
+        classes=tuple(map(str, words.get("classes", ()))),
     )
 
 

@@ -29,7 +29,7 @@ def open_desk(
 
     Args:
         plan: the sample of a suite to be judged (default: the plan in its log, or ``SamplePlan()``).
-        classes: the name of each label (default: those of the campaign or of ``to_label``).
+        classes: the name of each label (default: those of the campaign, of the suite or of ``to_label``).
         bounds: smallest and largest value of a pixel.
         by: initial name of the person.
         blind: whether the model's predictions are hidden at first.

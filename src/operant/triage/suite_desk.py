@@ -55,7 +55,7 @@ class SuiteDesk:
     ) -> None:
         self.path, self.blind = Path(path), blind
         self.suite, known = open_with_index(self.path)
-        self.by, self.classes = checked_name(by, "name"), classes
+        self.by, self.classes = checked_name(by, "name"), tuple(classes) or self.suite.classes
         self.pictured = is_picture(tuple(self.suite.rows.shape))
         self.bounds = range_of(self.suite, bounds)
         stored = None if plan is None else asdict(plan)
