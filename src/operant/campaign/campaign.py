@@ -33,13 +33,13 @@ MAY_CHANGE = ("rounds", "cases", "labels", "engine", "observers")  # options tha
 class Campaign:
     """Find operational failures, retrain with them and assess, until the model is shown to be reliable enough.
 
-    Field data are split by id: one half is for the profile and naturalness, the other half is labelled in batches to
-    assess. Every assessed model gets its own bound, from inputs that nothing was learned from; that of the r-th model
-    may be wrong with probability α / (r (r + 1)), where α = 1 - confidence. So whichever round the campaign ends with,
-    its bound holds with the campaign's confidence, provided that field inputs are independent and hardly ever repeat.
-    In later rounds these labels decide which epoch of a retraining is kept (`brier_monitor`) and show where failures
-    come from; the model never learns from them. If they reject a retraining, the round buys some more, since few labels
-    may be wrong.
+    Field data are split by group or id: one half is for the profile and naturalness, the other half is labelled in
+    batches to assess. Every assessed model gets its own bound, from inputs that nothing was learned from; that of the
+    r-th model may be wrong with probability α / (r (r + 1)), where α = 1 - confidence. So whichever round the campaign
+    ends with, its bound holds with the campaign's confidence, provided that field inputs are independent and hardly
+    ever repeat. In later rounds these labels decide which epoch of a retraining is kept (`brier_monitor`) and show
+    where failures come from; the model never learns from them. If they reject a retraining, the round buys some more,
+    since few labels may be wrong.
 
     With ``feedback``, seeds and moves of the next round are allocated in proportion to the failures they contributed;
     30 % of the search is spread as without feedback (`allocate`).

@@ -242,7 +242,7 @@ class Suite:
 
     def samples(self) -> Samples:
         """The cases as labelled samples, for retraining."""
-        return Samples(self.x, self.label, classes=self.classes)
+        return Samples(self.x, self.label)
 
     def distances(self, norm: str) -> Tensor:
         """Distance of each case from its seed, in the norm ``"linf"`` or ``"l2"``."""
