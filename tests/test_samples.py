@@ -154,6 +154,12 @@ def test_ids_are_those_of_one_pass(monkeypatch):
     assert whole.tolist() == [int(content_ids(row[None])) for row in x]
 
 
+def test_ids_are_those_of_earlier_versions():
+    assert content_ids(torch.arange(6.0).view(2, 3)).tolist() == [8204057186725376796, -8103257086094223464]
+    images = -torch.arange(8.0, dtype=torch.float64).view(2, 1, 2, 2)
+    assert content_ids(images).tolist() == [-5613932703977374884, -2442834874979766382]
+
+
 def test_repr_tells_the_number_of_groups():
     pool = pool_of([0, 1, 2, 3])
     assert str(pool) == "Samples(4 x (2,), 4 classes, 4 groups)"
@@ -262,6 +268,7 @@ def days(tmp_path):
         "file,group\nmon/1.png,a\n2.PNG,b\ntue/1.png,a\n3.png,\n",
         "\ufefffile;group\nmon/1;a\nmon/2.png;b\ntue/1;a\ntue/3;\n",
         "label,group,name\n0,a,mon/1.png\n,b,2\n,a,tue/1.png\n1,,3.png\n",
+        "file,group\nmon/1.png,a\n2.png,b\nmon/2.png,b\n\ntue/1.png,a\n3.png,\n",
     ],
 )
 def test_groups_of_pictures_come_from_a_table(days, table):
@@ -279,6 +286,7 @@ def test_groups_of_pictures_come_from_a_table(days, table):
         ("1.png,a\nmon/2,b\ntue/1,c\n3,d", "but 1 of 4 are missing; add rows such as mon/1.png,scene 1"),
         ("mon/1,a\nmon/2,b\ntue/1,c\n3,d\n4.png,e", "but 1 of its 5 are not, such as 4; correct or remove those rows"),
         ("mon/1,a\nmon/2,b\ntue/1,c\n3,d\nmon/1.png,b", "line 6 of .*: mon/1.png has two groups"),
+        ("mon/1,a\nmon/2,b\ntue/1,c\n3,d\n2.png,c", "groups.csv: mon/2.png has the groups b and c; leave one"),
     ],
 )
 def test_tables_of_groups_must_fit_the_files(days, table, sentence):

@@ -25,19 +25,24 @@ def with_groups(samples: Samples, path: str | Path) -> Samples:
     keys = [
         [table_key(name) for name in (*each, name_of(i))] for each, i in zip(endings, samples.ids.tolist(), strict=True)
     ]
-    found = [next((key for key in each if key in known), None) for each in keys]
-    if missing := [row for row, key in enumerate(found) if key is None]:
-        example = (endings[missing[0]] or [name_of(int(samples.ids[missing[0]]))])[-1]
+    found = [{known[key] for key in each if key in known} for each in keys]
+    if missing := [row for row, groups in enumerate(found) if not groups]:
+        example = "".join(endings[missing[0]][-1:]) or name_of(int(samples.ids[missing[0]]))
         raise ValueError(
             f"{path} must give the group of every input, but {len(missing)} of {len(samples)} are missing; add rows "
             f"such as {example},scene 1"
         )
-    if unknown := [key for key in known if key not in set(found)]:
+    if double := [row for row, groups in enumerate(found) if len(groups) > 1]:
+        raise ValueError(
+            f"{path}: {names[double[0]]} has the groups {' and '.join(sorted(found[double[0]]))}; leave one"
+        )
+    used = {key for each in keys for key in each}
+    if unknown := [key for key in known if key not in used]:
         raise ValueError(
             f"{path} must name only files that are there, but {len(unknown)} of its {len(known)} are not, such as "
             f"{unknown[0]}; correct or remove those rows"
         )
-    return replace(samples, groups=tuple(known[key] for key in found if key is not None))
+    return replace(samples, groups=tuple(group for groups in found for group in groups))
 
 
 def _groups(path: Path) -> dict[str, str]:
