@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from operant.report.gallery import LARGEST_CHANGES, _factor, _pictures
-from operant.suite import Suite
+from operant.suite import SeedPool, Suite
 from operant.suite.drawing import is_picture
 from operant.suite.shards import LazyRows
 
@@ -163,7 +163,8 @@ def _shrunk(suite: Suite) -> Suite:
     def smaller(x: Tensor) -> LazyRows:
         return LazyRows([interpolate(x.float(), size=size, mode="area")])
 
-    return replace(suite, rows=smaller(suite.x), pool=replace(suite.pool, rows=smaller(suite.pool.rows.all())))
+    pool = SeedPool(smaller(suite.pool.rows.all()), suite.pool.label, suite.pool.ids, suite.pool.names)
+    return replace(suite, rows=smaller(suite.x), pool=pool)
 
 
 def _bounds(suite: Suite, bounds: tuple[float, float] | None) -> tuple[float, float]:
