@@ -384,6 +384,12 @@ def test_labels_may_be_given_by_class_name_but_only_by_a_known_one(tmp_path):
         ask(asked)
 
 
+def test_inputs_may_bring_the_class_names(tmp_path):
+    asked = replace(named(["1.png", "2.png"]), classes=("cat", "dog"))
+    assert "class (0 cat, 1 dog)" in ask_for(LabelFolder(folder=tmp_path, classes=2), asked)
+    assert "class (0 to 2)" in ask_for(LabelFolder(folder=tmp_path, classes=3), asked)
+
+
 def test_a_damaged_list_of_inputs_is_reported(tmp_path):
     ask = LabelFolder(folder=tmp_path, classes=2)
     ask_for(ask, named(["1.png"]))
@@ -522,7 +528,7 @@ def small_campaign(tmp_path, field, labeller, **options):
 def test_provenance_survives_a_campaign(tmp_path):
     labelled = load_digits().train[400:1000]
     names, groups = [f"digit {i}.png" for i in range(600)], [f"page {i // 3}" for i in range(600)]
-    field = replace(labelled.with_labels(None), names=names, groups=groups)
+    field = replace(labelled, y=None, names=names, groups=groups, classes=("monday", "tuesday"))  # folders by day
     batches = []
 
     def label(asked):
@@ -535,6 +541,7 @@ def test_provenance_survives_a_campaign(tmp_path):
     assert len(asked) >= 10
     assert asked.ids.equal(field.ids[rows])
     assert asked.groups == tuple(field.groups[row] for row in rows)
+    assert asked.classes == tuple(f"class {c}" for c in range(10))
     profile = field.split(profile=0.5, assessment=0.5)["profile"]
     assert not set(asked.groups) & set(profile.groups)
     decisions = [decision for done in result.rounds for decision in done.decisions if decision.what == "class"]

@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +62,8 @@ class LabelFolder:
         classes: number of classes; labels outside them raise a ValueError.
         bounds: smallest and largest value of an input, black and white in a picture.
         table: file name of the table.
-        names: class names to show, in the order of the labels (default: numbers).
+        names: class names to show, in the order of the labels (default: those of the inputs, or
+            numbers).
     """
 
     folder: Path
@@ -72,6 +73,8 @@ class LabelFolder:
     names: tuple[str, ...] = ()
 
     def __call__(self, asked: Samples) -> Tensor:
+        if not self.names and len(asked.classes) == self.classes:
+            return replace(self, names=asked.classes)(asked)
         ids = [name_of(i) for i in asked.ids.tolist()]
         known = self.read_by_id()
         if new := [row for row, i in enumerate(ids) if i not in known]:
