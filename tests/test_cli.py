@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +19,11 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 import operant
-from operant import load_digits, results, spawn
+from operant import Samples, load_digits, read_samples, results, spawn
 from operant.__main__ import main
 from operant.assess import Assessment
 from operant.campaign.init import NAME
 from operant.cli import app
-from operant.data.label_folder import name_of
 from operant.networks import fit, save_weights
 from operant.report.failures import LIMIT
 
@@ -149,6 +148,7 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
             picture.save(folder / "pictures" / label / f"{i}.png")
     result = run(*HEALTHY[:3], "--data", "pictures", "--size", "8", "8")
     assert "Samples(9 x (1, 8, 8), 3 classes)" in result.stdout
+    assert "classes: 0 cat, 1 dog, 2 eel" in result.stdout
     assert result.exit_code == 0, result.output
 
 
@@ -391,7 +391,7 @@ def test_assess_requests_labels_and_resumes(digits: Path) -> None:
     waiting = CliRunner().invoke(app, command)
     assert waiting.exit_code == 2, waiting.output
     assert "60 of 60 inputs have no label yet" in waiting.output
-    labels = {name_of(i): int(y) for i, y in zip(data.ids.tolist(), data.labels, strict=True)}
+    labels = {f"blind.npz[{i}].png": y for i, y in enumerate(data.labels.tolist())}
     table = Path("out/to_label/labels.csv")
     names = [line.split(",")[0] for line in table.read_text().splitlines()[1:]]
     table.write_text("name,label\n" + "".join(f"{name},{labels[name]}\n" for name in names))
@@ -399,6 +399,48 @@ def test_assess_requests_labels_and_resumes(digits: Path) -> None:
     assert done.exit_code == 0, done.output
     known = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
     assert known.output == done.output, "labels from people and from a file give the same result"
+
+
+def write_pictures(folder: Path, data: Samples, names: Sequence[str]) -> None:
+    """One folder per class, with these names."""
+    for i, (x, y) in enumerate(zip(data.x, data.labels.tolist(), strict=True)):
+        (folder / names[y]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray((x[0] * 255).round().to(torch.uint8).numpy()).save(folder / names[y] / f"{i:03}.png")
+
+
+def test_assess_names_classes_by_the_folders_of_the_training_data(digits: Path) -> None:
+    names = ["a zero", "b one", "c two", "d three", "e four", "f five", "g six", "h seven", "i eight", "j nine"]
+    train = load_digits().train
+    write_pictures(Path("train"), train[:200], names)
+    some = train[400:900][train[400:900].labels != 3]  # no folder for three: the others keep their labels
+    write_pictures(Path("field"), some, names)
+    command = f"{ASSESS} --field field --requirement 0.5".split()
+    alone = CliRunner().invoke(app, command)
+    assert alone.exit_code == 2
+    assert "field must have one folder for each of the model's 10 classes, got 9" in " ".join(alone.output.split())
+    named = CliRunner().invoke(app, [*command, "--trained-on", "train"])
+    assert named.exit_code == 0, named.output
+    assessment = results.load(digits / "out" / "assessment.json", Assessment)
+    assert [part.name for part in assessment.by_class] == names
+    assert assessment.by_class[3].labels == 0
+    assert assessment.pmi < 0.2
+
+
+def test_assess_keeps_groups_together(digits: Path) -> None:
+    data = load_digits().train[400:]
+    rows = [f"blind.npz[{i}],{'first' if i < 300 else i}" for i in range(len(data))]
+    np.savez("blind.npz", x=data.x)
+    Path("groups.csv").write_text("\n".join(["file,group", *rows]))
+    command = f"{ASSESS} --field blind.npz --requirement 0.5 --groups groups.csv"
+    assert CliRunner().invoke(app, command.split()).exit_code == 2
+    asked = [line.split(",")[0] for line in Path("out/to_label/labels.csv").read_text().splitlines()[1:]]
+    assert len(asked) == 60
+    parts = read_samples("blind.npz", groups="groups.csv").split(profile=0.25, assessment=0.75)
+    assert len({"first"} & {*parts["profile"].groups}) + len({"first"} & {*parts["assessment"].groups}) == 1
+    assert {name.removesuffix(".png") for name in asked} <= {*parts["assessment"].names}
+    Path("groups.csv").write_text("\n".join(["file,group", *rows[1:]]))
+    missing = CliRunner().invoke(app, command.split())
+    assert f"but 1 of {len(data)} are missing" in " ".join(missing.output.split()), missing.output
 
 
 def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:

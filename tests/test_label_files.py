@@ -8,7 +8,7 @@ from PIL import Image
 from operant import Samples, spawn
 from operant.campaign.build import CampaignJob
 from operant.data import LabelFolder, LabelsMissing
-from operant.data.label_folder import name_of
+from operant.data.samples import name_of
 
 
 @pytest.mark.parametrize("how", ["file = 'field.npz'", "file = 'known.csv'", "callable = 'net.py:label'"])

@@ -110,6 +110,12 @@ def test_the_worst_classes_come_first():
     assert sum(k for _, k, _ in found[0].worst) == found[0].failures
 
 
+def test_classes_have_the_names_of_the_field_data():
+    names = [f"kind {c}" for c in range(MODEL.classes(RIGHT.x))]
+    with pytest.raises(AssertionError, match="Worst classes: kind "):
+        assert_reliable(MODEL, replace(wrong(30), classes=names), pmi=0.01)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -11,7 +11,7 @@ from scipy.stats import binom
 from operant import Classifier, Samples, load_digits, results, spawn
 from operant.assess import Assessment, assess_reliability, clopper_pearson, plan
 from operant.data import LabelFolder, LabelsMissing, content_ids, labels_of
-from operant.data.label_folder import name_of
+from operant.data.samples import name_of
 from operant.networks import LeNet5, fit, initialise
 from operant.profile import Profile, fit_profile
 

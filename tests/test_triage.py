@@ -1063,25 +1063,22 @@ def test_inputs_are_called_by_their_files_if_these_are_known(to_label, tmp_path)
         key = desk.arrange(RequestFields({}))["key"]
         rows = desk.rows(RequestFields({"key": key}))["rows"]
         assert [row["facts"] for row in rows] == [
-            [] if row["title"] == row["name"] else [("id", row["name"])] for row in rows
+            [] if row["title"] == row["name"] else [("name", row["name"])] for row in rows
         ]
         return [row["title"] for row in rows]
 
     assert titles(open_desk(ask.folder)) == names
-    assert titles(open_desk(ask.folder, names={identities[1]: "b.png"})) == [names[0], "b.png", *names[2:]]
-    files = {i: Path("somewhere") / f"=é,{k}.png" for k, i in enumerate(identities[:4])}
-    known = replace(ask, folder=tmp_path / "known", files=files)
-    for part in (asked[:3], asked):  # in two requests
+    files = tuple(f"somewhere/=é,{k}.png" for k in range(len(asked)))
+    known, named = replace(ask, folder=tmp_path / "known"), replace(asked, names=files)
+    for part in (named[:3], named):  # in two requests
         with pytest.raises(LabelsMissing):
             known(part)
     desk = open_desk(known.folder)
     desk.mark(RequestFields({"row": 2, "label": 1}))  # writes the table again
-    assert titles(desk) == [f"=é,{k}.png" for k in range(4)] + names[4:]
-    assert titles(open_desk(known.folder, names={identities[0]: "mine"}))[0] == "mine"
-    later = replace(ask, files=files)  # a table without the column stays as it is
-    with pytest.raises(LabelsMissing):
-        later(Samples(torch.rand(2, 1, 8, 8, generator=spawn(2, "asked"))))
-    assert (ask.folder / "labels.csv").read_text().startswith("name,label\n")
+    assert titles(desk) == list(files)
+    with pytest.raises(LabelsMissing):  # inputs with and without names in one folder
+        ask(Samples(torch.rand(2, 1, 8, 8, generator=spawn(2, "asked")), names=("a.png", "b.png")))
+    assert titles(open_desk(ask.folder)) == [*names, "a.png", "b.png"]
 
 
 def test_one_label_is_written_without_touching_the_others(to_label) -> None:

@@ -473,12 +473,9 @@ def class_names(n: int) -> tuple[str, ...]:
 def to_label(folder: Path, n: int, *, examples: bool = True) -> LabelFolder:
     """A folder of pictures to label, with an example of each class but the last one."""
     g = spawn(0, "classes", n)
-    asked = Samples(torch.rand(12, 3, 8, 8, generator=g))
+    asked = Samples(torch.rand(12, 3, 8, 8, generator=g), names=tuple(f"IMG_{i:03d}.jpg" for i in range(12)))
     known = Samples(torch.rand(3 * n, 3, 8, 8, generator=g), (torch.arange(3 * n) % (n - 1)))
-    files = {identity: Path(f"in/IMG_{i:03d}.jpg") for i, identity in enumerate(asked.ids.tolist())}
-    ask = LabelFolder(
-        folder=folder, classes=n, names=class_names(n), examples=known if examples else None, files=files
-    )  # fmt: skip
+    ask = LabelFolder(folder=folder, classes=n, names=class_names(n), examples=known if examples else None)
     with pytest.raises(LabelsMissing):
         ask(asked)
     return ask
@@ -615,7 +612,7 @@ def test_labels_are_undone_and_skipped_by_keys_and_stay_when_the_page_is_loaded_
         page.locator("#classes li").nth(9).click()
         settled(page)
         assert labels_in(ask)[2] == 9
-    assert ask.read_files() == dict(zip(ask.read(), [f"IMG_{i:03d}.jpg" for i in range(12)], strict=True))
+    assert ask.files() == dict(zip(ask.read(), [f"IMG_{i:03d}.jpg" for i in range(12)], strict=True))
 
 
 def found_label(text: str, n: int) -> int:

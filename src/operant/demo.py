@@ -210,7 +210,8 @@ def _photographed(images: Samples, n: int, *, generator: torch.Generator) -> Sam
     """n pictures of these digits by the camera, with the class frequencies of meters."""
     chances = (meter_priors() / torch.bincount(images.labels, minlength=10))[images.labels]
     rows = torch.multinomial(chances, n, replacement=True, generator=generator)
-    return Samples(apply(images.x[rows], CAMERA.draw(n, generator=generator)), images.labels[rows])
+    x = apply(images.x[rows], CAMERA.draw(n, generator=generator))
+    return Samples(x, images.labels[rows], classes=images.classes)
 
 
 def meter_priors() -> torch.Tensor:
@@ -298,7 +299,7 @@ def _harden(
 
 
 def _unlabelled(samples: Samples) -> Samples:
-    return Samples(samples.x, ids=samples.ids)
+    return samples.with_labels(None)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

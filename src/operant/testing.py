@@ -54,7 +54,7 @@ def assert_reliable(
             them. For other sampling designs, use `operant.assess.assess_reliability`.
         pmi: the largest share that may be misclassified.
         confidence: of the bound.
-        classes: class names for the message, in the order of the labels.
+        classes: class names for the message, in the order of the labels (default: those of ``field``).
         used: `content_ids` of all inputs that were learned from; raises a ValueError if any field input is among them.
 
     Returns:
@@ -64,7 +64,8 @@ def assert_reliable(
     __tracebackhide__ = True
     try:
         _check_request(model, field, pmi, classes, used)
-        check = _check(model, field, pmi, confidence, classes)
+        named = len(field.classes) == model.classes(field.x)
+        check = _check(model, field, pmi, confidence, field.classes if classes is None and named else classes)
     except Exception as error:
         publish(InvalidCheck(reason=str(error) or type(error).__name__))
         raise

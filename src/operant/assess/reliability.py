@@ -1,6 +1,7 @@
 """The probability that the next input is misclassified, with a bound that can be signed off."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -133,7 +134,7 @@ def assess_reliability(
         profile: fitted to field data; defines the cells and checks that the pool resembles the field.
         labeller: called once, with the drawn inputs.
         pool: inputs that were drawn from the field, or inputs weighted like it (then give ``mass``). Its labels, if
-            any, are ignored.
+            any, are ignored; its classes, if there are as many as the model's, name those in the result.
         design: of `operant.seeds.draw`; ``"pps"`` draws by mass alone, with an exact bound.
         risk: score that estimates which inputs fail.
         mass: of each input of the pool, such as `Profile.weights` (default: equal, for a pool drawn from the field).
@@ -146,10 +147,10 @@ def assess_reliability(
     p = normalised(torch.ones(len(pool)) if mass is None else mass, len(pool), "mass")
     weights = p
     if design != "pps":
-        weights = combine(p, risk_of(model, Samples(pool.x, ids=pool.ids), risk), risk_power=0.5, defensive=DEFENSIVE)
+        weights = combine(p, risk_of(model, pool.with_labels(None), risk), risk_power=0.5, defensive=DEFENSIVE)
     drawn = draw(pool, weights, labels, design=design, strata=STRATA, mass=p, generator=generator)
     drawn.chances  # noqa: B018  # raises before any label is bought if the design has none
-    chosen = drawn.samples(Samples(pool.x, ids=pool.ids))
+    chosen = drawn.samples(pool.with_labels(None))
     y = _labels_of(chosen, labeller, model)
     failed = (model.predict(chosen.x).cpu() != y).double()
     estimated = estimate(drawn, failed, confidence=confidence)
@@ -167,8 +168,8 @@ def assess_reliability(
         pool=len(pool),
         labels=len(drawn),
         failures=int(failed.sum()),
-        by_class=_contributions(y, failed, shares, _class_masses(drawn, y, model.classes(pool.x))),
-        by_cell=_contributions(cells[drawn.indices], failed, shares, _sums(cells, p, len(centres)), centres),
+        by_class=_contributions(y, failed, shares, _class_masses(drawn, y, model.classes(pool.x)), names=pool.classes),
+        by_cell=_contributions(cells[drawn.indices], failed, shares, _sums(cells, p, len(centres)), centres=centres),
         ids=tuple(chosen.ids.tolist()),
         findings=estimated.findings + profile.findings + _warnings(outside, p, labels),
     )
@@ -201,13 +202,19 @@ def centres_of(profile: Profile, *, generator: torch.Generator) -> Tensor:
 
 
 def _contributions(
-    of: Tensor, failed: Tensor, shares: Tensor, masses: Tensor, centres: Tensor | None = None
+    of: Tensor,
+    failed: Tensor,
+    shares: Tensor,
+    masses: Tensor,
+    *,
+    centres: Tensor | None = None,
+    names: Sequence[str] = (),
 ) -> tuple[Contribution, ...]:
     n = len(masses)
     pmi, labels, failures = (_sums(of, values, n) for values in (shares, torch.ones_like(shares), failed))
     return tuple(
         Contribution(
-            name=str(i),
+            name=names[i] if len(names) == n else str(i),
             mass=float(masses[i]),
             pmi=float(pmi[i]),
             labels=int(labels[i]),

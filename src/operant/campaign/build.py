@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,8 @@ from operant.campaign.observers import OBSERVERS, Observer
 from operant.campaign.records import CampaignResult
 from operant.conditions import Recipe
 from operant.data import LabelFolder, Samples, read_samples
+from operant.data.groups import with_groups
 from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table
-from operant.data.reading import picture_files
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
 from operant.execution.run_folder import RunFolder, make_folder
@@ -98,8 +99,9 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
     with _naming_key("run", "folder"):
         make_folder(folder)
     stopwatch.write_to(folder / TIMING)
+    classes = class_names(config, model, train)
     with _naming_key("labels"):
-        labeller = build_labeller(config, model, train, arrived.names)
+        labeller = build_labeller(config, model, train, arrived.names, classes)
     with _naming_key("conditions"), stopwatch.timed("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes, findings)
     campaign = Campaign(
@@ -121,7 +123,7 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
         clean=clean,
         field=arrived,
         labeller=labeller,
-        classes=_class_names(config, model, train),
+        classes=classes,
         folder=folder,
         seed=config.run.seed,
         notes=tuple(notes),
@@ -130,11 +132,17 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
     )
 
 
-def _class_names(config: Config, model: Classifier, train: Samples) -> tuple[str, ...]:
-    names, classes = tuple(config.data.classes or ()), model.classes(train.x[:1])
-    if names and len(names) != classes:
-        raise ValueError(f"[data] classes must name each of the model's {classes} classes, got {len(names)} names")
-    return names
+def class_names(config: Config, model: Classifier, train: Samples) -> tuple[str, ...]:
+    """The name of each label: those of [data] classes, or of the folders of the training data; empty if unknown."""
+    given, classes = tuple(config.data.classes or ()), model.classes(train.x[:1])
+    if given and len(given) != classes:
+        raise ValueError(f"[data] classes must name each of the model's {classes} classes, got {len(given)} names")
+    if not given and train.classes and len(train.classes) != classes:
+        raise ValueError(
+            f"[data] train must have a folder for each of the model's {classes} classes, got {len(train.classes)} "
+            "folders; add the missing ones, or name all classes in [data] classes"
+        )
+    return given or train.classes
 
 
 def _observers(config: Config) -> list[Observer]:
@@ -198,16 +206,27 @@ def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samp
     table, read = config.data, partial(read_samples, size=config.data.size)
     with _naming_key("data", "train"):
         train = _labelled(model.match_dtype(read(_existing(config.path(table.train)), part="train")))
+        if train.classes and table.classes and set(train.classes) <= set(table.classes):
+            train = train.in_classes(table.classes)  # otherwise they are other names for the folders, in their order
         model.check(train)
     with _naming_key("data", "clean"):
         if table.clean is None:
             train, clean = _hold_out(train, table.clean_share, notes)
         else:
             clean = _labelled(model.match_dtype(read(_existing(config.path(table.clean)))))
+            clean = clean.in_classes(train.classes) if train.classes else clean
         _check_shape(clean, train)
         model.check(clean)
     patterns = tuple(str(config.path(p)) for p in ([table.field] if isinstance(table.field, str) else table.field))
-    arrived = FieldFiles(patterns=patterns, size=table.size, model=model, train=train, clean=clean)
+    arrived = FieldFiles(
+        patterns=patterns,
+        size=table.size,
+        model=model,
+        train=train,
+        clean=clean,
+        root=config.path("."),
+        groups=None if table.groups is None else config.path(table.groups),
+    )
     if (n := len(arrived(0))) < 2 * MIN_PROFILE_INPUTS:
         notes.append(
             f"[data] field contains only {n} inputs: one half is for the profile, which needs {MIN_PROFILE_INPUTS}, "
@@ -232,7 +251,9 @@ class FieldFiles:
     """All field inputs that have arrived: every file that matches the patterns, read again at every call.
 
     Attributes:
-        names: image files read so far, by id.
+        root: folder that the names of inputs start from.
+        groups: table with the group of each input.
+        names: ids of the inputs read so far, by name.
     """
 
     patterns: tuple[str, ...]
@@ -240,21 +261,32 @@ class FieldFiles:
     model: Classifier
     train: Samples
     clean: Samples
-    names: dict[int, Path] = field(default_factory=dict)
+    root: Path
+    groups: Path | None = None
+    names: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, number: int) -> Samples:
         with _naming_key("data", "field"):
             files = self.files()
-            parts = [self.model.match_dtype(read_samples(p, size=self.size, part="field")) for p in files]
-            for file, part in zip(files, parts, strict=True):
+            parts = [self._read(file) for file in files]
+            for part in parts:
                 _check_shape(part, self.train)
-                if file.is_dir():
-                    self.names.update(zip(part.ids.tolist(), picture_files(file), strict=True))
-            everything = Samples.concat([Samples(part.x, ids=part.ids) for part in parts])  # labels come from [labels]
+            everything = Samples.concat(parts)
             self.model.check_inputs(everything.x)
             if bool(torch.isin(everything.ids, torch.cat([self.train.ids, self.clean.ids])).all()):
                 raise ValueError("must contain inputs that are not in train or clean, got none")
-        return everything
+        self.names.update(zip(everything.names or (), everything.ids.tolist(), strict=True))
+        if self.groups is None:
+            return everything
+        with _naming_key("data", "groups"):
+            return with_groups(everything, _existing(self.groups))
+
+    def _read(self, file: Path) -> Samples:
+        """The inputs of a file or folder without labels, which come from [labels]; names start from the root."""
+        part = self.model.match_dtype(read_samples(file, size=self.size, part="field"))
+        folder = os.path.relpath(file if file.is_dir() else file.parent, self.root)
+        place = "" if folder == "." else f"{Path(folder).as_posix()}/"
+        return replace(part, y=None, classes=(), names=tuple(f"{place}{name}" for name in part.names or ()))
 
     def files(self) -> list[Path]:
         """Files and folders that match the patterns, by name; a folder of npz files stands for those files."""
@@ -284,15 +316,14 @@ def _check_shape(samples: Samples, train: Samples) -> None:
 # Labels
 
 
-def build_labeller(config: Config, model: Classifier, train: Samples, pictures: dict[int, Path]) -> Labeller:
-    """The labeller of [labels]."""
+def build_labeller(
+    config: Config, model: Classifier, train: Samples, names: dict[str, int], class_names: tuple[str, ...]
+) -> Labeller:
+    """The labeller of [labels]; ``names`` are those of the field inputs, ``class_names`` those of the labels."""
     table, classes = config.labels, model.classes(train.x)
     if table.folder is not None:
-        names = tuple(config.data.classes or ())
-        return LabelFolder(
-            folder=config.path(table.folder), classes=classes, bounds=model.bounds, names=names, examples=train,
-            files=pictures,
-        )  # fmt: skip
+        where = config.path(table.folder)
+        return LabelFolder(folder=where, classes=classes, bounds=model.bounds, names=class_names, examples=train)
     if table.callable is not None:
         function = find_callable(table.callable, root=config.path("."))
         return _NamingKey("callable", labels_from_function(function, name=table.callable, classes=classes))
@@ -302,7 +333,7 @@ def build_labeller(config: Config, model: Classifier, train: Samples, pictures: 
         return _NamingKey("file", labels_from_npz(path, classes=classes))
     if path.suffix != ".csv":
         raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
-    table_labels = labels_from_table(path, classes=classes, pictures=pictures, root=config.path("."))
+    table_labels = labels_from_table(path, classes=classes, names=names, class_names=class_names)
     return _NamingKey("file", table_labels)
 
 

@@ -13,7 +13,7 @@ from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_ca
 from operant.campaign.field import Arrivals, FieldState
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
-from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign
+from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, class_names, describe_campaign
 from operant.campaign.run import CampaignRun
 from operant.data import Samples
 from operant.execution.engines import Engine, serial
@@ -35,13 +35,13 @@ MAY_CHANGE = ("rounds", "cases", "labels", "engine", "observers")  # options tha
 class Campaign:
     """Find operational failures, retrain with them and assess, until the model is shown to be reliable enough.
 
-    Field data are split by id: one half is for the profile and naturalness, the other half is labelled in batches to
-    assess. Every assessed model gets its own bound, from inputs that nothing was learned from; that of the r-th model
-    may be wrong with probability α / (r (r + 1)), where α = 1 - confidence. So whichever round the campaign ends with,
-    its bound holds with the campaign's confidence, provided that field inputs are independent and hardly ever repeat.
-    In later rounds these labels decide which epoch of a retraining is kept (`brier_monitor`) and show where failures
-    come from; the model never learns from them. If they reject a retraining, the round buys some more, since few labels
-    may be wrong.
+    Field data are split by group or id: one half is for the profile and naturalness, the other half is labelled in
+    batches to assess. Every assessed model gets its own bound, from inputs that nothing was learned from; that of the
+    r-th model may be wrong with probability α / (r (r + 1)), where α = 1 - confidence. So whichever round the campaign
+    ends with, its bound holds with the campaign's confidence, provided that field inputs are independent and hardly
+    ever repeat. In later rounds these labels decide which epoch of a retraining is kept (`brier_monitor`) and show
+    where failures come from; the model never learns from them. If they reject a retraining, the round buys some more,
+    since few labels may be wrong.
 
     With ``feedback``, seeds and moves of the next round are allocated in proportion to the failures they contributed;
     30 % of the search is spread as without feedback (`allocate`).
@@ -135,19 +135,22 @@ class Campaign:
             labeller: gives the true labels of field inputs.
             folder: where everything is kept.
             seed: random seed.
-            classes: the name of each label, for the report (default: its number).
+            classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             notes: choices that were made before, for the report.
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """
         stopwatch = Stopwatch() if stopwatch is None else stopwatch
         _check_data(model, train, clean)
+        names = class_names(model, train, classes)
+        clean = clean.in_classes(train.classes) if train.classes and clean.classes else clean
+        train, clean = replace(train, classes=names), replace(clean, classes=names)
         moves = dict(default_moves(train) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
         signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
             describe = partial(describe_campaign, self._requirement, model, train, clean)
-            run.step("info", CampaignInfo, partial(describe, names=classes, feedback=self.feedback, notes=notes))
+            run.step("info", CampaignInfo, partial(describe, feedback=self.feedback, notes=notes))
             field_state = FieldState(
                 field if callable(field) else lambda number: field,
                 model,

@@ -96,7 +96,9 @@ class DataTable(Table):
     size: Size | None = None
     """height and width that images are resized to"""
     classes: list[str] | None = None
-    """the name of each label, in order, for the report"""
+    """the name of each label, in order (default: the names of train's folders)"""
+    groups: str | None = None
+    """csv file with file,group for all field inputs; a group (scene, session, device) is never separated"""
 
     _paths = field_validator("train", "clean", "field")(_check_path)
 

@@ -51,7 +51,10 @@ def search_shares(
         yields = torch.tensor([_yield(name, rounds) for name in moves])
         by_move = allocate(yields, equal)
         why = f"{len(failing)} of {len(labelled)} labelled field inputs fail"
-        decisions = [_decision("class", by_class, classes, why), _decision("cell", by_cell, cells, why)]
+        decisions = [
+            _decision("class", by_class, classes, why, train.classes),
+            _decision("cell", by_cell, cells, why),
+        ]
         if bool(yields.any()):
             found = ", ".join(f"{n} {y:.0f}" for n, y in zip(moves, yields.tolist(), strict=True))
             why = f"per 100 seeds that a move was tried on first, it found operational failures on: {found}"

@@ -15,6 +15,7 @@ from operant.data import Samples
 from operant.execution.run_folder import RunFolder
 from operant.measure import Naturalness, fit_naturalness, load_naturalness
 from operant.model import Classifier
+from operant.model.hashing import bytes_of, hash_of
 from operant.networks import fit_pca
 from operant.profile import Drift, Profile, drift, fit_profile, load_profile, update_profile
 from operant.rng import spawn
@@ -96,10 +97,11 @@ class FieldState:
         parts = new.split(profile=0.5, assessment=0.5)
         fresh = parts["assessment"]
         fresh = fresh[~torch.isin(fresh.ids, self.used)]
-        if number == 0 and len(parts["profile"]) < MIN_PROFILE_INPUTS:
+        if number == 0 and (len(parts["profile"]) < MIN_PROFILE_INPUTS or not len(parts["assessment"])):
+            groups = "" if new.groups is None else f" in {len(new.units.unique())} groups, which are never separated"
             raise ValueError(
                 f"a campaign needs about {2 * MIN_PROFILE_INPUTS} field inputs, half of them to learn the profile and "
-                f"half to assess, got {len(new)}; collect more"
+                f"half to assess, got {len(new)}{groups}; collect more"
             )
         self.drift = self._compare(name, number, parts["profile"]) if number else None
         if number == 0 or (self.drift and self.follow):  # earlier inputs are not, or no longer, the field
@@ -118,12 +120,19 @@ class FieldState:
                 f"{copies} of {len(everything)} field inputs are copies of others, but the bound holds for different "
                 "inputs only; remove the copies, or give each use its own id"
             )
-        now = partial(FieldIds, ids=everything.ids.sort().values)
-        known = self.run.step(f"round-{number:03d}/field", FieldIds, now).ids
+        ids = everything.ids.sort().values
+        now = partial(FieldIds, ids=ids, groups=_groups_hash(everything, ids))
+        began = self.run.step(f"round-{number:03d}/field", FieldIds, now)
+        known = began.ids
         if missing := int((~torch.isin(known, everything.ids)).sum()):
             raise ValueError(
                 f"{missing} of {len(known)} field inputs that round {number} began with are missing; restore them, or "
                 "start a new folder"
+            )
+        if began.groups != _groups_hash(everything, known):
+            raise ValueError(
+                f"the groups of field inputs have changed since round {number} began, so their roles would change too; "
+                "restore the groups, or start a new folder"
             )
         inputs = everything[everything.rows_of(known)]  # always in the same order
         self.model.check_inputs(inputs.x)
@@ -165,3 +174,8 @@ class FieldState:
         )
         self.centres = centres_of(self.profile, generator=spawn(self.seed, name, "cells"))
         self.profile_is_new = True
+
+
+def _groups_hash(inputs: Samples, ids: Tensor) -> str:
+    """A hash of the groups of the inputs with these ids; empty if the inputs have no groups."""
+    return "" if inputs.groups is None else hash_of(bytes_of(inputs.units[inputs.rows_of(ids)]))

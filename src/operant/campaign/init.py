@@ -46,6 +46,7 @@ EXAMPLES = {
     ("data", "field"): "field/*.npz",
     ("data", "size"): [28, 28],
     ("data", "classes"): ["cat", "dog"],
+    ("data", "groups"): "groups.csv",
     ("labels", "file"): "labels.npz",
     ("labels", "callable"): "labels.py:label",
     ("labels", "folder"): "to_label",

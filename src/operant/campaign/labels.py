@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,7 @@ class FieldLabels:
         self.state.report("assess", i * self.options.label_batch, most)
 
         def ask() -> LabelBatch:
-            labels = self.labeller(Samples(inputs.x, ids=inputs.ids)).cpu()
+            labels = self.labeller(replace(inputs, y=None, classes=self.state.clean.classes)).cpu()
             _check_labels(labels, len(inputs), self.state.model.classes(inputs.x[:1]))
             return LabelBatch(ids=inputs.ids, labels=labels)
 
@@ -132,8 +133,8 @@ class FieldLabels:
         """Add the labels bought in the current round: they may now be used, and are not drawn again."""
         for i in range(-(-labels // self.options.label_batch)):
             batch = self.state.existing(f"labels-{i:03d}", LabelBatch)
-            rows = self.field.pool.rows_of(batch.ids)
-            some = Samples(self.field.pool.x[rows], batch.labels, batch.ids)
+            some = self.field.pool[self.field.pool.rows_of(batch.ids)]
+            some = replace(some, y=batch.labels, classes=self.state.clean.classes)
             self.labelled = Samples.concat([self.labelled, some]) if len(self.labelled) else some
             self.bought = torch.cat([self.bought, batch.ids])
 

@@ -67,9 +67,15 @@ class CampaignInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldIds:
-    """Ids of the field inputs that had arrived when a round began; ``field.json`` of a round."""
+    """Ids of the field inputs that had arrived when a round began; ``field.json`` of a round.
+
+    Attributes:
+        ids: sorted.
+        groups: a hash of their groups, which decide their roles; empty if they have none.
+    """
 
     ids: Tensor
+    groups: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,13 +255,11 @@ def describe_campaign(
     notes: Sequence[str] = (),
 ) -> CampaignInfo:
     """What is known of a campaign before it begins; classes without names are numbered."""
-    classes = model.classes(train.x[:1])
-    if names and len(names) != classes:
-        raise ValueError(f"there must be a name for each of the model's {classes} classes, got {len(names)}")
+    classes, names = model.classes(train.x[:1]), class_names(model, train, names)
     counts = torch.bincount(train.labels.cpu(), minlength=classes)
     return CampaignInfo(
         requirement=requirement,
-        classes=tuple(names) or tuple(str(c) for c in range(classes)),
+        classes=names or tuple(str(c) for c in range(classes)),
         bounds=model.bounds,
         train=tuple(counts.tolist()),
         clean=len(clean),
@@ -264,6 +268,15 @@ def describe_campaign(
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         notes=tuple(notes),
     )
+
+
+def class_names(model: Classifier, train: Samples, given: Sequence[str] = ()) -> tuple[str, ...]:
+    """The given class names, or those of the training data; empty if there are none."""
+    names, classes = tuple(given) or train.classes, model.classes(train.x[:1])
+    if names and len(names) != classes:
+        whose = "" if given else " in the training data; pass classes=... to name them all"
+        raise ValueError(f"there must be a name for each of the model's {classes} classes, got {len(names)}{whose}")
+    return names
 
 
 def _version(package: str) -> str:

@@ -63,6 +63,10 @@ def assess(
             show_default="[data] train of operant.toml",
         ),
     ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(help="Table (csv) with file,group for all field inputs; inputs of a group stay together."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result and for inputs to label.")] = Path("operant-assess"),
     weights: Weights = None,
     bounds: Bounds = None,
@@ -91,7 +95,7 @@ def assess(
         requirement, confidence = _claim(requirement, confidence, config)
         out.mkdir(parents=True, exist_ok=True)
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
-        inputs, labeller, used = _read(classifier, field, trained_on, size, out / "to_label", config)
+        inputs, labeller, used = _read(classifier, field, trained_on, size, groups, out / "to_label", config)
         parts = inputs.split(profile=0.25, assessment=0.75)
         pool = parts["assessment"]
         if labels > len(pool):
@@ -124,29 +128,43 @@ def _read(
     field: Path | None,
     trained_on: Path | None,
     size: tuple[int, int] | None,
+    groups: Path | None,
     to_label: Path,
     config: Config | None,
 ) -> tuple[Samples, Labeller, Tensor | None]:
     """Field inputs, who labels them, and ids of inputs that the model was trained on."""
-    from operant.campaign.build import build_labeller, read_data
+    from operant.campaign.build import build_labeller, class_names, read_data
     from operant.data import LabelFolder, content_ids, labels_of, read_samples
 
-    trained = None if trained_on is None else read_samples(trained_on, size=size, part="train")
-    used = None if trained is None else content_ids(trained.x)
+    train = None if trained_on is None else read_samples(trained_on, size=size, part="train")
+    used = None if train is None else content_ids(train.x)
     if field is not None:
-        inputs = model.match_dtype(read_samples(field, size=size))
+        inputs = _in_classes(model, read_samples(field, size=size, groups=groups), train)
         if inputs.y is not None:
             return inputs, labels_of(inputs), used
-        classes = model.classes(inputs.x)
-        return inputs, LabelFolder(folder=to_label, classes=classes, bounds=model.bounds, examples=trained), used
+        n, names = model.classes(inputs.x), inputs.classes
+        folder = LabelFolder(folder=to_label, classes=n, bounds=model.bounds, names=names, examples=train)
+        return inputs, folder, used
     if config is None:
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
     train, _, arrived = read_data(config, model, [])
-    return (
-        arrived(0),
-        build_labeller(config, model, train, arrived.names),
-        content_ids(train.x) if used is None else used,
-    )
+    inputs = arrived(0)  # first: it finds the names that a table of labels may use
+    labeller = build_labeller(config, model, train, arrived.names, class_names(config, model, train))
+    return inputs, labeller, content_ids(train.x) if used is None else used
+
+
+def _in_classes(model: Classifier, inputs: Samples, train: Samples | None) -> Samples:
+    """The inputs in the type of the module, labels numbered by the class names of the training data, if it has any."""
+    inputs = model.match_dtype(inputs)
+    if train is not None and train.classes:
+        inputs = inputs.in_classes(train.classes)
+    if inputs.classes and len(inputs.classes) != (n := model.classes(inputs.x)):
+        source = "training data" if train is not None and train.classes else "field"
+        raise ValueError(
+            f"{source} must have one folder for each of the model's {n} classes, got {len(inputs.classes)}; give all "
+            "of them, with --trained-on if field inputs do not show every class"
+        )
+    return inputs
 
 
 def _claim(requirement: float | None, confidence: float | None, config: Config | None) -> tuple[float, float]:

@@ -32,11 +32,13 @@ class Images:
         x: ``(N, C, H, W)``, uint8 in 0..255 or float32 in [0, 1].
         y: int64 ``(N,)``.
         classes: the name of each label, if the format has names.
+        names: the file of each image, if it has its own.
     """
 
     x: Array
     y: Array
     classes: tuple[str, ...] = ()
+    names: tuple[str, ...] | None = None
 
 
 @contextmanager
@@ -366,32 +368,38 @@ def read_svhn(path: str | Path) -> Images:
 def read_image_folder(path: str | Path, *, size: tuple[int, int] | None = None) -> Images:
     """Pictures in one folder per class, ``path/<class name>/<picture>``, both in alphabetical order.
 
+    If all class names are whole numbers, classes are in the order of these numbers: 2 comes before 10.
+
     Args:
         path: the folder that holds the class folders. Hidden files and files that are not pictures are ignored.
         size: ``(height, width)`` to resize every picture to (default: all must have one size).
     """
     path = Path(path)
-    folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
+    folders = class_folders(path)
     if not folders:
         advice = f"put the pictures into {path}/<class name>/, or, without labels, into {path}"
         raise ValueError(f"{path} must hold one folder per class, got none; {advice}")
-    files = [pictures_in(folder) for folder in folders]
-    x = _stacked([file for group in files for file in group], size, path)
-    y = np.repeat(np.arange(len(folders)), [len(group) for group in files])
-    return Images(x, y, tuple(folder.name for folder in folders))
+    by_class = [pictures_in(folder) for folder in folders]
+    files = [file for some in by_class for file in some]
+    y = np.repeat(np.arange(len(folders)), [len(some) for some in by_class])
+    names = tuple(f"{file.parent.name}/{file.name}" for file in files)
+    return Images(read_pictures(files, size=size), y, tuple(folder.name for folder in folders), names)
 
 
-def read_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> Array:
-    """Unlabelled pictures of one folder in alphabetical order: uint8 ``(N, C, H, W)``; see `read_image_folder`."""
-    return _stacked(pictures_in(Path(path)), size, Path(path))
+def class_folders(path: Path) -> list[Path]:
+    """The folders of classes in the order of their labels: by number if all names are numbers, otherwise by name."""
+    folders = sorted(f for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
+    numbers = all(folder.name.isascii() and folder.name.isdecimal() for folder in folders)
+    return sorted(folders, key=lambda folder: int(folder.name)) if numbers else folders
 
 
-def _stacked(files: Sequence[Path], size: tuple[int, int] | None, path: Path) -> Array:
+def read_pictures(files: Sequence[Path], *, size: tuple[int, int] | None = None) -> Array:
+    """The pictures in these files: uint8 ``(N, C, H, W)``; see `read_image_folder`."""
     pictures = [_read_picture(file, size) for file in files]
     _check_sizes(files, pictures)
     if any(p.ndim == 3 for p in pictures):  # if one picture is in colour, all become colour
         pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]
-    return as_images(np.stack(pictures), str(path))
+    return as_images(np.stack(pictures), str(files[0].parent))
 
 
 def pictures_in(folder: Path) -> list[Path]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, name_of, stored_in
+from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, stored_in
 from operant.data.reading import read_samples
-from operant.data.samples import Samples
+from operant.data.samples import Samples, name_of
+from operant.data.tables import table_key, unambiguous_endings
 from operant.types import Labeller, StoredLabels
 
 
@@ -28,19 +27,18 @@ def labels_from_npz(path: str | Path, *, classes: int) -> StoredLabels:
 
 
 def labels_from_table(
-    path: str | Path, *, classes: int, pictures: Mapping[int, Path] | None = None, root: str | Path = "."
+    path: str | Path, *, classes: int, names: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
 ) -> StoredLabels:
     """A labeller that reads a csv table with name,label, as `LabelFolder` writes it.
 
-    A name is that of an input, or of its image file: its path from ``root``, or as many of its last parts as no other
-    image shares.
+    A name is the text of an id, or the name of an input: all of it, or as many of its last parts as no other shares.
 
     Args:
         path, classes: the table, and the number of classes of the model.
-        pictures: image files of the inputs, by id.
-        root: folder that the paths of image files start from.
+        names: id of each input that may be asked for, by name.
+        class_names: names that labels may have in place of numbers.
     """
-    return _TableLabels(Path(path), classes, {} if pictures is None else pictures, Path(root))
+    return _TableLabels(Path(path), classes, {} if names is None else names, class_names)
 
 
 def labels_from_function(function: Callable[[Samples], Any], *, name: str, classes: int) -> Labeller:
@@ -52,7 +50,7 @@ def labels_from_function(function: Callable[[Samples], Any], *, name: str, class
 
 
 def _from_function(function: Callable[[Samples], Any], name: str, classes: int, asked: Samples) -> Tensor:
-    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, the first is {name_of(int(asked.ids[0]))}"
+    inputs = f"{len(asked)} inputs of shape {tuple(asked.shape)}, the first is {asked.titles[0]}"
     try:
         labels = torch.as_tensor(function(asked))
     except LabelsMissing:
@@ -80,8 +78,9 @@ class _NpzLabels:
             shapes = f"{tuple(asked.shape)}, got {tuple(labelled.shape)}"
             raise ValueError(f"{self.path} must contain inputs of the field data's shape {shapes}")
         if unknown := int((~torch.isin(asked.ids, labelled.ids)).sum()):
+            first = asked[~torch.isin(asked.ids, labelled.ids)].titles[0]
             advice = "add them to its x and their classes to its y, and run this again"
-            raise LabelsMissing(f"{unknown} of {len(asked)} inputs are not in {self.path}; {advice}")
+            raise LabelsMissing(f"{unknown} of {len(asked)} inputs are not in {self.path}, such as {first}; {advice}")
         return labels_of(labelled)(asked)
 
     def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
@@ -101,37 +100,32 @@ class _NpzLabels:
 class _TableLabels:
     path: Path
     classes: int
-    pictures: Mapping[int, Path]
-    root: Path
+    names: Mapping[str, int]
+    class_names: tuple[str, ...]
 
     def __call__(self, asked: Samples) -> Tensor:
         ids = asked.ids.tolist()
         found = self.stored(asked.ids)
         if missing := [i for i in ids if i not in found]:
-            name = [name_of(missing[0]), *_short_names(self.pictures, self.root).get(missing[0], ())][-1]
+            name = self._called(missing[:1])[missing[0]][-1]
             advice = f"add rows such as {name},3, and run this again"
             raise LabelsMissing(f"{len(missing)} of {len(asked)} inputs have no label in {self.path}; {advice}")
         return torch.tensor([found[i][1] for i in ids], dtype=torch.int64)
 
     def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
-        known = LabelFolder(folder=self.path.parent, classes=self.classes, table=self.path.name).read()
-        files = _short_names(self.pictures, self.root)
+        folder, table = self.path.parent, self.path.name
+        labels = LabelFolder(folder=folder, classes=self.classes, table=table, names=self.class_names)
+        known = labels.read() | labels.read_by_id()
         found: dict[int, tuple[str, int]] = {}
-        for i in ids.tolist():
-            names = [name_of(i), *files.get(i, ())]
-            labels = [(name, y) for name in names if (y := known.get(_table_key(name))) is not None]
-            found |= {i: labels[0]} if labels else {}
+        for i, names in self._called(ids.tolist()).items():
+            given = [(name, y) for name in names if (y := known.get(table_key(name))) is not None]
+            found |= {i: given[0]} if given else {}
         return found
 
-
-def _short_names(pictures: Mapping[int, Path], root: Path) -> dict[int, list[str]]:
-    """By id, the names of an image in a table: its whole path and every unambiguous ending of it."""
-    paths = {i: Path(os.path.relpath(file, root)).parts for i, file in pictures.items()}
-    names = {i: ["/".join(parts[-n:]) for n in range(len(parts), 0, -1)] for i, parts in paths.items()}
-    times = Counter(_table_key(name) for each in names.values() for name in each)
-    return {i: [name for name in each if times[_table_key(name)] == 1] for i, each in names.items()}
-
-
-def _table_key(name: str) -> str:
-    """A name as `LabelFolder.read` returns it."""
-    return name.lower().removesuffix(".png").removesuffix(".npz")
+    def _called(self, ids: list[int]) -> dict[int, list[str]]:
+        """What each input may be called in the table: its id, and every unambiguous ending of its name."""
+        called = {i: [name_of(i)] for i in ids}
+        for i, endings in zip(self.names.values(), unambiguous_endings(list(self.names)), strict=True):
+            if i in called:
+                called[i] += endings
+        return called

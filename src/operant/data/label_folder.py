@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from operant import results
-from operant.data.samples import Samples
+from operant.data.formats import PICTURES
+from operant.data.samples import Samples, name_of
+from operant.data.tables import CsvTable, read_csv, table_key
 from operant.types import Labeller
 
 TABLE = "labels.csv"
-MARK = "\ufeff"  # byte-order mark, by which spreadsheets recognise UTF-8
+INPUTS = "inputs.json"
+MAX_NAME = 100  # characters of a file name
 CLASSES = "classes.json"
 EXAMPLES = "examples"
 PRIVATE = 0o600  # permissions of a new table; later ones are preserved
@@ -63,18 +67,19 @@ def stored_in(labelled: Samples, ids: Tensor) -> dict[int, tuple[str, int]]:
 class LabelFolder:
     """A labeller for people: writes inputs into a folder, and reads the labels that people write there.
 
-    Each input becomes a picture (or an npz file, if it is not an image), named by its id, with a row in a table. A call
-    for labels that are not filled in adds the missing rows and raises `LabelsMissing`; call again once they are filled
-    in. Labels are kept for later calls. ``operant triage`` opens a page for entering them.
+    Each input becomes a picture (or an npz file, if it is not an image) with a row in a table. It is called by its name
+    (``field/0001.png`` becomes ``0001.png``, or ``field_0001.png`` if that is taken), or by its id if it has no name;
+    ``inputs.json`` has the id and the whole name of each. A call for labels that are not filled in adds the missing
+    rows and raises `LabelsMissing`; call again once they are filled in. Labels are kept for later calls. A label is a
+    class's number or its name. ``operant triage`` opens a page for entering them.
 
     Args:
         folder: created if it does not exist.
         classes: number of classes; labels outside them raise a ValueError.
         bounds: smallest and largest value of an input, black and white in a picture.
         table: file name of the table.
-        names: class names to show, in the order of the labels.
+        names: class names to show, in the order of the labels (default: those of the inputs, or numbers).
         examples: labelled inputs; the first one of each class is shown beside the class name.
-        files: files of inputs by id, whose names help people to recognise them; written into a column of a new table.
     """
 
     folder: Path
@@ -83,26 +88,42 @@ class LabelFolder:
     table: str = TABLE
     names: tuple[str, ...] = ()
     examples: Samples | None = field(default=None, repr=False)
-    files: Mapping[int, Path] = field(default_factory=dict, repr=False)
 
     def __call__(self, asked: Samples) -> Tensor:
-        names = [name_of(i) for i in asked.ids.tolist()]
-        known = self.read()
-        if new := [row for row, name in enumerate(names) if name not in known]:
+        if not self.names and len(asked.classes) == self.classes:
+            return replace(self, names=asked.classes)(asked)
+        ids = [name_of(i) for i in asked.ids.tolist()]
+        known = self.read_by_id()
+        if new := [row for row, i in enumerate(ids) if i not in known]:
             self._write(asked[new])
-            known = self.read()
-        if missing := [name for name in dict.fromkeys(names) if known.get(name) is None]:
+            known = self.read_by_id()
+        missing = [(i, title) for i, title in dict(zip(ids, asked.titles, strict=True)).items() if known.get(i) is None]
+        if missing:
             raise LabelsMissing(
-                f"{len(missing)} of {len(set(names))} inputs have no label yet: view the files in {self.folder}, "
-                f"write each one's class (0 to {self.classes - 1}) into {self.folder / self.table} (or enter them on "
-                f"the page that `operant triage {self.folder}` opens), and run this again"
+                f"{len(missing)} of {len(set(ids))} inputs have no label yet, such as {missing[0][1]}: view the files "
+                f"in {self.folder}, write each one's class ({self._meaning()}) into {self.folder / self.table} (or "
+                f"enter them on the page that `operant triage {self.folder}` opens), and run this again"
             )
-        return torch.tensor([known[name] for name in names], dtype=torch.int64)
+        return torch.tensor([known[i] for i in ids], dtype=torch.int64)
+
+    @property
+    def _named(self) -> bool:
+        """Whether classes have names that are more than their numbers."""
+        return list(self.names) != [str(i) for i in range(len(self.names))]
+
+    def _meaning(self) -> str:
+        """The labels that may be given, with their names."""
+        if not self._named:
+            return f"0 to {self.classes - 1}"
+        shown = [f"{i} {name}" for i, name in enumerate(self.names)][:10]
+        return ", ".join(shown) + (", …" if len(self.names) > len(shown) else "")
 
     def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
         """The labels so far, by id; nothing is written. See `StoredLabels`."""
-        known, names = self.read(), {i: name_of(i) for i in ids.tolist()}
-        return {i: (name, label) for i, name in names.items() if (label := known.get(name)) is not None}
+        known, inputs = self.read_by_id(), self._inputs()
+        names = {i: name_of(i) for i in ids.tolist()}
+        shown = {name: inputs[name]["file"] if name in inputs else name for name in names.values()}
+        return {i: (shown[name], label) for i, name in names.items() if (label := known.get(name)) is not None}
 
     def read(self) -> dict[str, int | None]:
         """The labels so far, by name; None where the table has none.
@@ -112,10 +133,23 @@ class LabelFolder:
         """
         return self._labels(_Table(self.folder / self.table))
 
-    def read_files(self) -> dict[str, str]:
-        """The file names in the table, by name of the input."""
-        table = _Table(self.folder / self.table)
-        return {table.key(row): file for row in table.rows if (file := table.file(row))}
+    def read_by_id(self) -> dict[str, int | None]:
+        """The labels so far, by the text of the input's id; rows without an id are known by their name."""
+        ids = {one["name"]: i for i, one in self._inputs().items()}
+        return {ids.get(name, name): label for name, label in self.read().items()}
+
+    def files(self) -> dict[str, str]:
+        """Where each input in the table comes from, by name; inputs that have no name of their own are left out."""
+        return {one["name"]: one["file"] for one in self._inputs().values()}
+
+    def _inputs(self) -> dict[str, dict[str, str]]:
+        """For each id, as text, the name of the input in this folder, and where it comes from."""
+        file = self.folder / INPUTS
+        try:
+            page = json.loads(file.read_bytes()) if file.exists() else {}
+            return {str(i): {"name": str(one["name"]), "file": str(one["file"])} for i, one in page.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ValueError(f"{file} is damaged; restore it, or label in another folder") from None
 
     def _labels(self, table: _Table) -> dict[str, int | None]:
         known: dict[str, int | None] = {}
@@ -129,29 +163,31 @@ class LabelFolder:
         text = text.strip().removesuffix(".0")
         if not text:
             return None
+        classes = [name.strip().lower() for name in self.names]
+        if not text.isdecimal() and text.lower() in classes:
+            return classes.index(text.lower())
         if not text.isdecimal() or int(text) >= self.classes:
-            highest = self.classes - 1
-            raise ValueError(f"line {line} of {path}: a label must be a class from 0 to {highest}, got {text!r}")
+            allowed = f"({self._meaning()})" if self._named else f"from {self._meaning()}"
+            raise ValueError(f"line {line} of {path}: a label must be a class {allowed}, got {text!r}")
         return int(text)
 
     def _write(self, new: Samples) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        names = [name_of(i) for i in new.ids.tolist()]
-        for x, name in zip(new.x.cpu(), names, strict=True):
-            _write_input(self.folder / name, x, self.bounds)
         self._write_examples()
         about = {"classes": self.classes, "names": list(self.names)}
         results.write_atomically(self.folder / CLASSES, json.dumps(about).encode() + b"\n")
-        files = {
-            name: self.files[i].name if i in self.files else "" for i, name in zip(new.ids.tolist(), names, strict=True)
-        }
         with results.locked(self.folder):
-            # Read under the lock: another process may have added rows.
-            table = _Table(self.folder / self.table, files=any(files.values()))
-            known = self._labels(table)
-            for name, file in files.items():
+            table = _Table(self.folder / self.table)  # read under the lock: another process may have added rows
+            known, inputs = set(self._labels(table)), self._inputs()
+            for x, i, file in zip(new.x.cpu(), new.ids.tolist(), new.names or ("",) * len(new), strict=True):
+                name = _name_for(name_of(i), file, inputs, known)
                 if name not in known:
-                    table.add(name, file)
+                    known.add(name)
+                    suffix, content = _written(x, self.bounds)
+                    results.write_atomically(self.folder / f"{name}{suffix}", content)
+                    table.add(name if name == name_of(i) else f"{name}{suffix}")  # spreadsheets read 0001 as a number
+            if inputs:
+                results.write_atomically(self.folder / INPUTS, json.dumps(inputs, indent=1).encode() + b"\n")
             table.write()
 
     def _write_examples(self) -> None:
@@ -173,41 +209,24 @@ class LabelFolder:
 
 
 class _Table:
-    """The table of labels; columns that people added, and their separator, are preserved.
+    """The table of labels; columns that people added, and their separator, are preserved."""
 
-    Args:
-        files: whether a new table has a column of file names.
-    """
-
-    def __init__(self, path: Path, *, files: bool = False) -> None:
-        try:
-            new = "name,label,file\n" if files else "name,label\n"
-            text = path.read_text(encoding="utf-8") if path.exists() else new
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not text in UTF-8; save it as CSV (UTF-8) again") from None
-        self.path, self.mark = path, MARK if text.startswith(MARK) else ""
-        text = text.removeprefix(MARK)
-        first = text.partition("\n")[0]
-        self.separator = ";" if ";" in first else ","
-        lines = list(csv.reader(io.StringIO(text), delimiter=self.separator)) or [[]]
-        self.header, self.rows = lines[0], lines[1:]
+    def __init__(self, path: Path) -> None:
+        text = read_csv(path) if path.exists() else CsvTable(header=["name", "label"], rows=[])
+        self.path, self.mark, self.separator = path, text.mark, text.separator
+        self.header, self.rows = text.header, text.rows
         names = [cell.strip().lower() for cell in self.header]
         if not {"name", "label"} <= set(names):
-            raise ValueError(f"the first line of {path} must be name,label, got {first.strip()!r}; put it there")
+            first = self.separator.join(self.header).strip()
+            raise ValueError(f"the first line of {path} must be name,label, got {first!r}; put it there")
         self._name, self._label = names.index("name"), names.index("label")
-        self._file = names.index("file") if "file" in names else None
 
     def key(self, row: list[str]) -> str:
         """The name of the input in a row; empty if there is none."""
-        name = row[self._name] if len(row) > self._name else ""
-        return name.strip().lower().removesuffix(".png").removesuffix(".npz")
+        return table_key(row[self._name]) if len(row) > self._name else ""
 
     def label(self, row: list[str]) -> str:
         return row[self._label] if len(row) > self._label else ""
-
-    def file(self, row: list[str]) -> str:
-        """The file name of the input in a row; empty if there is none."""
-        return row[self._file] if self._file is not None and len(row) > self._file else ""
 
     def set_label(self, name: str, label: str) -> None:
         """Put a label into every row of an input."""
@@ -216,9 +235,8 @@ class _Table:
                 row += [""] * (1 + self._label - len(row))
                 row[self._label] = label
 
-    def add(self, name: str, file: str) -> None:
-        cells = {self._name: name, self._file: file}
-        self.rows.append([cells.get(i, "") for i in range(len(self.header))])
+    def add(self, name: str) -> None:
+        self.rows.append([name if i == self._name else "" for i in range(len(self.header))])
 
     def write(self) -> None:
         text = io.StringIO()
@@ -227,9 +245,15 @@ class _Table:
         results.write_atomically(self.path, (self.mark + text.getvalue()).encode(), mode=mode)
 
 
-def name_of(identity: int) -> str:
-    """The name of the input with this id; it starts with a letter, so that spreadsheets do not read it as a number."""
-    return f"i{identity & (2**64 - 1):016x}"
+def _name_for(identity: str, file: str, inputs: dict[str, dict[str, str]], known: set[str]) -> str:
+    """The name of an input in the folder; a new one is added to ``inputs``, unless it is the id."""
+    if identity in inputs:
+        return inputs[identity]["name"]
+    taken = known | {one["name"] for one in inputs.values()}
+    if identity in taken or (name := next((n for n in _short_names(file) if n not in taken), None)) is None:
+        return identity
+    inputs[identity] = {"name": name, "file": file}
+    return name
 
 
 def example_file(folder: Path, label: int) -> Path:
@@ -263,10 +287,26 @@ def picture_of(x: Tensor, bounds: tuple[float, float]) -> bytes | None:
     return content.getvalue()
 
 
-def _write_input(path: Path, x: Tensor, bounds: tuple[float, float]) -> None:
+def _short_names(file: str) -> Iterator[str]:
+    """Names for an input of this file, the shortest first; they are valid file names on every system, and table keys.
+
+    >>> list(_short_names("field/Monday/0001.jpg"))
+    ['0001', 'monday_0001', 'field_monday_0001']
+    """
+    suffix = Path(file).suffix.lower()
+    parts = file[: -len(suffix)].split("/") if suffix in PICTURES else file.split("/")
+    for n in range(1, 1 + len(parts)):
+        name = re.sub(r"[^\w.()\[\] -]", "_", "_".join(parts[-n:]).lower()).strip(" .-")
+        while name != table_key(name):
+            name = table_key(name).strip(" .-")
+        if 0 < len(name) <= MAX_NAME:
+            yield name
+
+
+def _written(x: Tensor, bounds: tuple[float, float]) -> tuple[str, bytes]:
+    """Suffix and content of an input's file: a picture, or an npz file if it is not an image."""
     if (picture := picture_of(x, bounds)) is not None:
-        results.write_atomically(path.with_suffix(".png"), picture)
-        return
+        return ".png", picture
     content = io.BytesIO()
     np.savez(content, x=x.numpy())
-    results.write_atomically(path.with_suffix(".npz"), content.getvalue())
+    return ".npz", content.getvalue()

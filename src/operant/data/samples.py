@@ -27,7 +27,7 @@ class Samples:
         names: where each input comes from, such as ``"cat/0001.png"`` or ``"field.npz[17]"``; ``""`` if unknown.
         groups: inputs that depend on each other (scene, session, device) have the same group and are never separated;
             ``""`` for an input that is alone.
-        occurrence: int64 ``(N,)``, tells apart inputs of one id (default: 0 for the first, 1 for the second, and so on).
+        occurrence: int64 ``(N,)``, tells apart inputs of one id (default: 0 for the first, 1 for the second, ...).
         classes: the name of each label; empty if labels have only numbers.
 
     >>> pool = Samples(torch.rand(100, 4), torch.arange(100) % 3)
@@ -83,7 +83,7 @@ class Samples:
     def __repr__(self) -> str:
         labels = "no labels" if self.y is None else f"{len(self.y.unique())} classes"
         groups = "" if self.groups is None else f", {len(self.units.unique())} groups"
-        return f"Samples({len(self)} x {tuple(self.shape)}, {labels}{groups}{'' if self.names is None else ', named'})"
+        return f"Samples({len(self)} x {tuple(self.shape)}, {labels}{groups})"
 
     @property
     def shape(self) -> torch.Size:
@@ -104,6 +104,20 @@ class Samples:
     def with_labels(self, y: Tensor | None) -> Samples:
         """The same samples with other labels, or with none."""
         return replace(self, y=y)
+
+    def in_classes(self, classes: Sequence[str]) -> Samples:
+        """The same samples with labels that number these classes; samples without class names keep their labels.
+
+        >>> Samples(torch.rand(2, 3), [0, 1], classes=("cat", "dog")).in_classes(("bird", "dog", "cat")).y
+        tensor([2, 1])
+        """
+        if unknown := [name for name in self.classes if name not in classes]:
+            some = ", ".join(classes[:10]) + ", …" * (len(classes) > 10)
+            raise ValueError(f"there is no class {unknown[0]} among {some}; rename it, or leave it out")
+        if self.y is None or not self.classes:
+            return replace(self, classes=tuple(classes))
+        places = torch.tensor([classes.index(name) for name in self.classes], device=self.y.device)
+        return replace(self, y=places[self.y], classes=tuple(classes))
 
     @property
     def units(self) -> Tensor:
@@ -263,11 +277,11 @@ def _distinct(ids: Tensor, occurrence: Tensor) -> Tensor:
 
 
 def _checked_strings(values: Any, n: int, what: str) -> tuple[str, ...]:
-    values = values if isinstance(values, str) else tuple(values)
-    if isinstance(values, str) or len(values) != n or not all(isinstance(value, str) for value in values):
-        got = repr(values) if isinstance(values, str) else f"{len(values)} values, such as {values[:1]}"
+    strings = () if isinstance(values, str) else tuple(values)
+    if isinstance(values, str) or len(strings) != n or not all(isinstance(value, str) for value in strings):
+        got = repr(values) if isinstance(values, str) else f"{len(strings)} values, such as {strings[:1]}"
         raise ValueError(f"{what} must be {n} strings, one per input, got {got:.80}; convert them")
-    return values
+    return strings
 
 
 def _checked_classes(classes: Any, y: Tensor | None) -> tuple[str, ...]:
@@ -291,7 +305,7 @@ def _common_classes(parts: Sequence[Samples], *, labelled: bool) -> tuple[str, .
     known = list(dict.fromkeys(part.classes for part in parts if part.classes))
     if len(known) > 1 and labelled:
         some = " and ".join(", ".join(names[:5]) for names in known[:2])
-        raise ValueError(f"samples to join must have the same classes, got {some}; read them with the same classes")
+        raise ValueError(f"samples to join must have the same classes, got {some}; see in_classes")
     return known[0] if len(known) == 1 else ()
 
 

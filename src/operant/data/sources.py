@@ -12,10 +12,12 @@ import torch
 from torch.nn.functional import interpolate
 
 from operant.data.formats import (
+    Array,
     Images,
     as_images,
     as_labels,
     images_from_arrays,
+    pictures_in,
     read_cifar_binary,
     read_cifar_python,
     read_idx,
@@ -81,21 +83,26 @@ def load_digits(*, size: int = 8) -> Dataset:
     check_at_least(8, advice="the original size of the digits", size=size)
     page = datasets.load_digits()
     x = torch.from_numpy(page.images).float().unsqueeze(1) / 16
-    parts = Samples(x, torch.from_numpy(page.target)).split(train=0.8, test=0.2)
+    parts = Samples(x, torch.from_numpy(page.target), classes=DIGITS).split(train=0.8, test=0.2)
     if size > 8:
         enlarge = partial(interpolate, size=(size, size), mode="bilinear", align_corners=False)
-        parts = {role: Samples(enlarge(part.x).clamp(0, 1), part.y) for role, part in parts.items()}
+        parts = {r: Samples(enlarge(part.x).clamp(0, 1), part.y, classes=DIGITS) for r, part in parts.items()}
     return Dataset(train=parts["train"], test=parts["test"], classes=DIGITS)
 
 
 def samples_from_folder(path: str | Path, *, size: tuple[int, int] | None = None) -> Samples:
-    """Images in one folder per class (see `operant.data.formats.read_image_folder`), ``(N, C, H, W)`` in [0, 1]."""
-    return _samples(read_image_folder(path, size=size))
+    """Images in one folder per class (see `operant.data.formats.read_image_folder`), ``(N, C, H, W)`` in [0, 1].
+
+    The folders give the names of the classes; an input is named by its file in that folder, ``cat/0001.png``.
+    """
+    images = read_image_folder(path, size=size)
+    return _samples(images, images.classes)
 
 
 def samples_from_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> Samples:
-    """Unlabelled pictures in one folder (see `operant.data.formats.read_pictures`)."""
-    return Samples(torch.from_numpy(scaled(read_pictures(path, size=size))))
+    """Unlabelled pictures in one folder, in alphabetical order, ``(N, C, H, W)`` in [0, 1]; named by their files."""
+    files = pictures_in(Path(path))
+    return Samples(torch.from_numpy(scaled(read_pictures(files, size=size))), names=tuple(file.name for file in files))
 
 
 def samples_from_npz(path: str | Path, *, part: str = "test") -> Samples:
@@ -104,7 +111,8 @@ def samples_from_npz(path: str | Path, *, part: str = "test") -> Samples:
     With ``part="train"``, ``x_train`` and ``y_train`` are read instead of ``x_test`` and ``y_test``.
 
     uint8 images ``(N, H, W)`` or ``(N, H, W, 3)`` become ``(N, C, H, W)`` in [0, 1]; floating-point inputs
-    ``(N, *shape)`` keep their values, as float32.
+    ``(N, *shape)`` keep their values, as float32. Row 17 is named ``field.npz[17]``, or ``data.npz[x_test][17]`` if the
+    inputs are called ``x_test``. ``groups`` (``groups_test``) may hold the group of each row, as text or number.
     """
     arrays = read_npz(path)
     name = "x" if "x" in arrays else f"x_{part}"
@@ -113,11 +121,25 @@ def samples_from_npz(path: str | Path, *, part: str = "test") -> Samples:
         raise ValueError(f"{path} must hold x (N, *shape), and y if labels are known, got {found}; save it so")
     x, label = arrays[name], name.replace("x", "y", 1)
     y = torch.from_numpy(as_labels(arrays[label], len(x), f"{label} of {path}")) if label in arrays else None
+    source = Path(path).name if name == "x" else f"{Path(path).name}[{name}]"
+    names, groups = tuple(f"{source}[{i}]" for i in range(len(x))), _npz_groups(arrays, name, path)
     if x.dtype.kind == "f":
-        return Samples(torch.from_numpy(x.astype(np.float32)), y)
+        return Samples(torch.from_numpy(x.astype(np.float32)), y, names=names, groups=groups)
     if x.dtype != np.uint8:
         raise ValueError(f"{name} of {path} must be uint8 images or floats (N, *shape), got {x.dtype}; convert it")
-    return Samples(torch.from_numpy(scaled(as_images(x, f"{name} of {path}"))), y)
+    return Samples(torch.from_numpy(scaled(as_images(x, f"{name} of {path}"))), y, names=names, groups=groups)
+
+
+def _npz_groups(arrays: dict[str, Array], x: str, path: str | Path) -> tuple[str, ...] | None:
+    """The group of each row, if the file has them."""
+    name = x.replace("x", "groups", 1)
+    if name not in arrays:
+        return None
+    groups, n = arrays[name], len(arrays[x])
+    if groups.shape != (n,) or groups.dtype.kind not in "Uiu":
+        got = f"{groups.dtype} of shape {groups.shape}"
+        raise ValueError(f"{name} of {path} must be {n} strings or integers, one per input, got {got}; convert them")
+    return tuple(map(str, groups.tolist()))
 
 
 def load(name: str, root: str | Path) -> Dataset:
@@ -230,8 +252,9 @@ def _dataset(name: str, place: _Place) -> Dataset:
     for other, labels in FIRST_LABELS.items():
         if other != name and train.y[: len(labels)].tolist() == labels:
             raise ValueError(f"{place} holds {other}, not {name}; keep each set in a folder of its own name")
-    return Dataset(train=_samples(train), test=_samples(test), classes=classes)
+    return Dataset(train=_samples(train, classes), test=_samples(test, classes), classes=classes)
 
 
-def _samples(images: Images) -> Samples:
-    return Samples(torch.from_numpy(scaled(images.x)), torch.from_numpy(images.y))
+def _samples(images: Images, classes: tuple[str, ...]) -> Samples:
+    x, y = torch.from_numpy(scaled(images.x)), torch.from_numpy(images.y)
+    return Samples(x, y, names=images.names, classes=classes)

@@ -47,7 +47,8 @@ def _contents(value: object) -> list[bytes] | None:
     if isinstance(value, nn.Module):
         return _module_content(value)
     if isinstance(value, Samples):
-        return [bytes_of(part) for part in (value.x, value.ids, value.y) if part is not None]
+        parts = (value.x, value.ids, value.y, None if value.groups is None else value.units)
+        return [bytes_of(part) for part in parts if part is not None]
     if isinstance(value, Tensor):
         return [f"{value.dtype} {tuple(value.shape)}".encode(), bytes_of(value)]
     if isinstance(value, np.ndarray):

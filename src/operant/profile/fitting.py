@@ -191,7 +191,7 @@ def fit_profile(
     if features is None:
         fitting, held = parts["fitting"], parts["held"]
     else:
-        fitting, held = (Samples(_featured(features, part.x), ids=part.ids) for part in parts.values())
+        fitting, held = (replace(part, x=_featured(features, part.x), y=None) for part in parts.values())
     learned = encoder(fitting, generator=generator)
     codes, held_codes = (_checked_codes(learned(part.x), len(part)) for part in (fitting, held))
     _check_spread(codes)

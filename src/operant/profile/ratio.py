@@ -80,9 +80,9 @@ def fit_ratio(
 ) -> Ratio:
     """Learn to separate field inputs from a pool's, and from that the weight of each input of the pool.
 
-    Logistic regression on principal components, with squares and products of the first 16, in five folds chosen by id;
-    the out-of-fold logits are used for calibration (Platt). Ratios are clipped at ``clip`` times the mean, so that a
-    few inputs that happen to look like the field do not dominate.
+    Logistic regression on principal components, with squares and products of the first 16, in five folds chosen by
+    group or id; the out-of-fold logits are used for calibration (Platt). Ratios are clipped at ``clip`` times the mean,
+    so that a few inputs that happen to look like the field do not dominate.
 
     Args:
         pool: inputs to weight, such as training data.
@@ -104,7 +104,7 @@ def fit_ratio(
     scale, centre = torch.std_mean(terms, 0)
     scale = torch.where(scale > 0, scale, 1.0)
     z, y = ((terms - centre) / scale).cpu().numpy(), np.repeat([0, 1], [len(pool), len(field)])
-    folds = (mix(both.ids) * FOLDS).long().clamp_max(FOLDS - 1).numpy()
+    folds = (mix(torch.cat([pool.units, field.units])) * FOLDS).long().clamp_max(FOLDS - 1).numpy()
     coefficients, logits = _cross_fitted(z, y, folds)
     platt = LogisticRegression(C=1e4, max_iter=2000).fit(logits[:, None], y)
     calibration = float(platt.coef_[0, 0]), float(platt.intercept_[0])

@@ -27,6 +27,7 @@ class Failure:
         move: that made it.
         label, prediction: its true class, and the model's.
         seed: id of its seed, as text, since it has more digits than JSON readers keep.
+        file: where its seed comes from; empty if that is not known.
         naturalness: a p-value; small means unlike field data.
         mass: share of the field around it.
         linf, l2: distance from its seed.
@@ -40,6 +41,7 @@ class Failure:
     label: int
     prediction: int
     seed: str
+    file: str = ""
     naturalness: float
     mass: float
     linf: float
@@ -125,17 +127,17 @@ def _failures(
     moves = suite.columns.get("move", suite.method)
     numbers = [suite["naturalness"], suite["mass"], suite.distances("linf"), suite.distances("l2")]
     rows = zip(
-        rounds.tolist(), moves, suite.label.tolist(), suite.prediction.tolist(), suite.seed.tolist(),
+        rounds.tolist(), moves, suite.label.tolist(), suite.prediction.tolist(), suite.seed.tolist(), suite.seed_names,
         *(torch.as_tensor(column).tolist() for column in numbers), learned.tolist(),
         strict=True,
     )  # fmt: skip
     return tuple(
         Failure(
-            round=number, move=str(move), label=label, prediction=prediction, seed=str(seed),
+            round=number, move=str(move), label=label, prediction=prediction, seed=str(seed), file=file,
             naturalness=natural, mass=mass, linf=linf, l2=l2, learned=used,
             pictures=pictures[i] if pictures else (), changes=changes[i] if changes else (),
         )
-        for i, (number, move, label, prediction, seed, natural, mass, linf, l2, used) in enumerate(rows)
+        for i, (number, move, label, prediction, seed, file, natural, mass, linf, l2, used) in enumerate(rows)
     )  # fmt: skip
 
 
@@ -153,7 +155,7 @@ def _shrunk(suite: Suite) -> Suite:
     def smaller(x: Tensor) -> LazyRows:
         return LazyRows([interpolate(x.float(), size=size, mode="area")])
 
-    pool = SeedPool(smaller(suite.pool.rows.all()), suite.pool.label, suite.pool.ids)
+    pool = SeedPool(smaller(suite.pool.rows.all()), suite.pool.label, suite.pool.ids, suite.pool.names)
     return replace(suite, rows=smaller(suite.x), pool=pool)
 
 

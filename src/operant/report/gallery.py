@@ -69,7 +69,7 @@ def write_gallery(
         intro: a paragraph below the title.
         about: a short description by method.
         bounds: smallest and largest value of a pixel, the model's `bounds`.
-        classes: the name of each label (default: its number).
+        classes: the name of each label (default: the suite's, or its number).
         limit: maximum number of cases shown per method.
     """
     if limit < 1:
@@ -101,7 +101,7 @@ def _names(suite: Suite, classes: Sequence[str] | None) -> Sequence[str]:
     """The name of every label."""
     most = int(torch.cat([suite.label, suite.prediction]).max()) if len(suite) else -1
     if classes is None:
-        return [str(label) for label in range(most + 1)]
+        return suite.classes if len(suite.classes) > most else [str(label) for label in range(most + 1)]
     if len(classes) <= most:
         raise ValueError(f"classes must name every label up to {most}, got {len(classes)} names; add the missing ones")
     return classes
@@ -159,7 +159,8 @@ def _mean(distances: Tensor) -> str:
 
 def _facts(shown: Suite) -> list[tuple[tuple[str, str], ...]]:
     """Distances and columns of each case."""
-    columns = {"L∞": shown.distances("linf"), "L2": shown.distances("l2"), **shown.columns}
+    seeds = {} if shown.pool.names is None else {"seed": np.array(shown.seed_names)}
+    columns = {**seeds, "L∞": shown.distances("linf"), "L2": shown.distances("l2"), **shown.columns}
     values = [
         [_number(v) for v in column.tolist()] if isinstance(column, Tensor) else [str(v) for v in column]
         for column in columns.values()

@@ -42,13 +42,14 @@ class SeedPool:
     rows: LazyRows
     label: Tensor
     ids: Tensor
+    names: tuple[str, ...] | None = None
 
     @staticmethod
-    def of(rows: LazyRows, label: Tensor, ids: Tensor) -> SeedPool:
+    def of(rows: LazyRows, label: Tensor, ids: Tensor, names: tuple[str, ...] | None = None) -> SeedPool:
         """The first occurrence of each seed; raises a ValueError if two different inputs have one id."""
         once, inverse = ids.unique(return_inverse=True)
         if torch.equal(once, ids):
-            return SeedPool(rows, label, ids)
+            return SeedPool(rows, label, ids, names)
         first = torch.full_like(once, len(ids)).scatter_reduce(0, inverse, torch.arange(len(ids)), "amin")
         again = (first[inverse] != torch.arange(len(ids))).nonzero().flatten()
         for some in again.split(ROWS_PER_SHARD):
@@ -56,12 +57,14 @@ class SeedPool:
             differ = ~torch.isclose(here, there, rtol=0, atol=0, equal_nan=True).flatten(1).all(1)
             if bool(differ.any()):
                 raise ValueError(f"two different seeds have the id {int(ids[some][differ][0])}; give each its own id")
-        return SeedPool(rows.choose(first), label[first], once)
+        return SeedPool(rows.choose(first), label[first], once, _chosen(names, first))
 
     @staticmethod
     def concat(pools: Sequence[SeedPool]) -> SeedPool:
         labels, ids = torch.cat([p.label for p in pools]), torch.cat([p.ids for p in pools])
-        return SeedPool.of(LazyRows.join([p.rows for p in pools]), labels, ids)
+        names = [name for p in pools for name in p.names or ("",) * len(p.ids)]
+        known = tuple(names) if any(p.names is not None for p in pools) else None
+        return SeedPool.of(LazyRows.join([p.rows for p in pools]), labels, ids, known)
 
     def take(self, ids: Tensor) -> Tensor:
         """The input with each of these ids."""
@@ -70,7 +73,11 @@ class SeedPool:
     def only(self, ids: Tensor) -> SeedPool:
         """The seeds with these ids."""
         kept = torch.isin(self.ids, ids).nonzero().flatten()
-        return SeedPool(LazyRows([self.rows.take(kept)]), self.label[kept], self.ids[kept])
+        return SeedPool(LazyRows([self.rows.take(kept)]), self.label[kept], self.ids[kept], _chosen(self.names, kept))
+
+
+def _chosen(names: tuple[str, ...] | None, rows: Tensor) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names[row] for row in rows.tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -88,6 +95,7 @@ class Suite:
         columns: further columns by name.
         attempted: number of seeds that the fuzzer tried; selecting rows does not change it.
         skipped: number of seeds that it did not try (a targeted attack skips seeds of the target class).
+        classes: the name of each label, from the seeds; empty if labels have only numbers.
         rejected: one message per damaged file that `open` left out.
     """
 
@@ -100,6 +108,7 @@ class Suite:
     columns: Mapping[str, Column] = field(default_factory=dict)
     attempted: int = 0
     skipped: int = 0
+    classes: tuple[str, ...] = ()
     rejected: tuple[str, ...] = ()
 
     @staticmethod
@@ -141,10 +150,13 @@ class Suite:
             seed=ids[origin],
             prediction=prediction.cpu().long(),
             method=methods,
-            pool=SeedPool.of(LazyRows([seeds.x.detach().cpu()[used]]), label[used], ids[used]),
+            pool=SeedPool.of(
+                LazyRows([seeds.x.detach().cpu()[used]]), label[used], ids[used], _chosen(seeds.names, used)
+            ),
             columns=_checked(columns or {}, n),
             attempted=len(seeds) - skipped,
             skipped=skipped,
+            classes=seeds.classes,
         )
 
     def __len__(self) -> int:
@@ -186,7 +198,16 @@ class Suite:
     @property
     def seeds(self) -> Samples:
         """The seeds, each once, sorted by id."""
-        return Samples(self.pool.rows.all(), self.pool.label, self.pool.ids)
+        return Samples(
+            self.pool.rows.all(), self.pool.label, self.pool.ids, names=self.pool.names, classes=self.classes
+        )
+
+    @property
+    def seed_names(self) -> list[str]:
+        """Where the seed of each case comes from, such as ``"cat/0001.png"``; empty if that is not known."""
+        if self.pool.names is None:
+            return [""] * len(self)
+        return [self.pool.names[place] for place in torch.searchsorted(self.pool.ids, self.seed).tolist()]
 
     def failures(self) -> Suite:
         """The cases that the model misclassified."""
@@ -237,7 +258,7 @@ class Suite:
     def concat(suites: Sequence[Suite]) -> Suite:
         """All rows in order. Columns that some suite lacks are filled with NaN, or with the empty string.
 
-        The columns of empty suites are dropped, unless all suites are empty.
+        The columns of empty suites are dropped, unless all suites are empty; so are class names that differ.
         """
         if not suites:
             raise ValueError("nothing to join: concat needs at least one suite")
@@ -245,6 +266,7 @@ class Suite:
             raise ValueError(f"suites must share one input shape, got {[tuple(s.rows.shape) for s in suites]}")
         filled = [s for s in suites if len(s)] or suites
         names = dict.fromkeys(name for s in filled for name in s.columns)
+        classes = list(dict.fromkeys(s.classes for s in suites if s.classes))
         return Suite(
             rows=LazyRows.join([s.rows for s in suites]),
             label=torch.cat([s.label for s in suites]),
@@ -255,6 +277,7 @@ class Suite:
             columns={name: _joined(name, filled) for name in names},
             attempted=sum(s.attempted for s in suites),
             skipped=sum(s.skipped for s in suites),
+            classes=classes[0] if len(classes) == 1 else (),
             rejected=tuple(message for s in suites for message in s.rejected),
         )
 
@@ -302,6 +325,10 @@ class Suite:
         tensors |= {"seeds.x": self.pool.rows.all(), "seeds.y": self.pool.label, "seeds.ids": self.pool.ids}
         columns, vocabulary = pack({"method": self.method, **self.columns})
         words = {"vocabulary": vocabulary, "attempted": self.attempted, "skipped": self.skipped}
+        if self.pool.names is not None:
+            words["seeds.names"] = list(self.pool.names)
+        if self.classes:
+            words["classes"] = list(self.classes)
         return tensors | columns, words
 
 
@@ -379,11 +406,17 @@ def _unpacked(tensors: dict[str, Tensor], words: dict[str, Any]) -> Suite:
         seed=tensors["seed"],
         prediction=tensors["prediction"],
         method=np.asarray(columns.pop("method")),
-        pool=SeedPool(LazyRows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"]),
+        pool=SeedPool(LazyRows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"], _names_in(words)),
         columns=columns,
         attempted=words["attempted"],
         skipped=words["skipped"],
+        classes=tuple(map(str, words.get("classes", ()))),
     )
+
+
+def _names_in(words: dict[str, Any]) -> tuple[str, ...] | None:
+    """Where the seeds of a shard come from; shards do not need to know it."""
+    return tuple(map(str, words["seeds.names"])) if "seeds.names" in words else None
 
 
 def _with_sidecars(path: Path, shards: list[_Shard], rejected: list[str]) -> list[_Shard]:

@@ -23,7 +23,10 @@ FORMULA = re.compile(r"^[=+\-@\t\r]")  # spreadsheets run cells that start like 
 
 
 def export_csv(path: str | Path, file: str | Path, *, classes: Sequence[str] = ()) -> Path:
-    """Write a table of a suite's cases, their columns and each person's verdict; ``classes`` names the labels."""
+    """Write a table of a suite's cases, their columns and each person's verdict.
+
+    ``classes`` is the name of each label (default: the suite's).
+    """
     place = Path(file)
     place.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(place, csv_of(Suite.open(path), read_verdicts(path), classes).encode())
@@ -38,9 +41,12 @@ def csv_of(suite: Suite, judgements: Sequence[Judgement], classes: Sequence[str]
     for judgement in judgements:
         if judgement.verdict:
             each[judgement.by][judgement.row] = judgement.verdict
+    classes = classes or suite.classes
+    files = {} if suite.pool.names is None else {"seed file": [_safe(name) for name in suite.seed_names]}
     columns: dict[str, Sequence[Any]] = {
         "row": range(len(suite)),
         "seed": suite.seed.tolist(),
+        **files,
         "label": [_name(classes, label) for label in suite.label.tolist()],
         "prediction": [_name(classes, label) for label in suite.prediction.tolist()],
         "method": [_safe(str(method)) for method in suite.method],
@@ -67,7 +73,7 @@ def export_pictures(
 
     Args:
         verdict: ``"valid"``, ``"invalid"``, ``"unsure"`` or ``"disputed"``.
-        classes: the name of each label, which becomes part of the folder's.
+        classes: the name of each label, which becomes part of the folder's (default: the suite's).
         bounds: smallest and largest value of a pixel (default: those of the cases).
     """
     suite, place = Suite.open(path), Path(folder)
@@ -79,6 +85,7 @@ def export_pictures(
     if "verdict" not in suite.columns:
         raise ValueError(f"nobody has judged the cases of {path}; `operant triage {path}` opens a page to do so")
     chosen = (suite["verdict"] == verdict).nonzero()[0].tolist()
+    classes = classes or suite.classes
     limits, folders = range_of(suite, bounds), _folder_names(suite, classes)
     written: list[tuple[str, int, str]] = []
     for row in chosen:

@@ -19,7 +19,6 @@ from operant.data.label_folder import (
     LabelFolder,
     example_file,
     first_of_each_class,
-    name_of,
     picture_of,
 )
 from operant.data.samples import Samples
@@ -38,8 +37,6 @@ class LabelDesk:
     Args:
         classes: names of the classes (default: those in the folder).
         examples: labelled inputs; the first one of each class is shown beside its name (default: those in the folder).
-        names: what each input is called, by its id, such as its file name (default: the file names in the table, else
-            the text of the id).
         bounds: smallest and largest value of an example, black and white in a picture.
     """
 
@@ -50,14 +47,12 @@ class LabelDesk:
         classes: Sequence[str] = (),
         by: str = "me",
         examples: Samples | None = None,
-        names: Mapping[int, str] | None = None,
         bounds: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         self.folder, self.by = Path(folder), by
         self.classes = tuple(classes) or class_names(self.folder)
-        self._titles = {name_of(identity): title for identity, title in (names or {}).items()}
         self._examples = {label: picture_of(x, bounds) for label, x in first_of_each_class(examples).items()}
-        self._table = LabelFolder(folder=self.folder, classes=len(self.classes))
+        self._table = LabelFolder(folder=self.folder, classes=len(self.classes), names=self.classes)
         self._names: list[str] = []  # the order never changes: pages refer to inputs by place
         self._steps: list[tuple[str, int | None]] = []
         self._lists, self._lock = RowLists(), Lock()
@@ -66,7 +61,7 @@ class LabelDesk:
 
     def _read(self) -> dict[str, int | None]:
         """The labels so far; appends new inputs to the names."""
-        table = self._table.read()
+        table, self._files = self._table.read(), self._table.files()
         known = set(self._names)
         self._names += [name for name in table if name not in known]
         return table
@@ -100,14 +95,14 @@ class LabelDesk:
         start, rows = self._lists.rows(fields)
         with self._lock:
             table = self._read()
-        titles = self._table.read_files() | self._titles
+        titles = self._table.files()
         return {"start": start, "rows": [{**self._row(row, table), **self._title(row, titles)} for row in rows]}
 
     def _title(self, row: int, titles: Mapping[str, str]) -> dict[str, Any]:
         """How an input is called."""
         name = self._names[row]
         title = titles.get(name, name)
-        return {"title": title, "facts": [("id", name)] if title != name else []}
+        return {"title": title, "facts": [("name", name)] if title != name else []}
 
     def _row(self, row: int, table: dict[str, int | None]) -> dict[str, Any]:
         name = self._names[row]

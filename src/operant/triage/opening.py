@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from operant import results
@@ -26,24 +26,20 @@ def open_desk(
     by: str = "me",
     blind: bool = False,
     examples: Samples | None = None,
-    names: Mapping[int, str] | None = None,
 ) -> Desk:
     """The desk for a folder: a suite, a campaign (its cases), or ``to_label`` of a campaign or an assessment.
 
     Args:
         plan: the sample of a suite to be judged (default: the plan in its log, or ``SamplePlan()``).
-        classes: the name of each label (default: those of the campaign or of ``to_label``).
+        classes: the name of each label (default: those of the campaign, of the suite or of ``to_label``).
         bounds: smallest and largest value of a pixel.
         by: initial name of the person.
         blind: whether the model's predictions are hidden at first.
         examples: labelled inputs; the first one of each class is shown to people who label.
-        names: what each input to label is called, by its id, such as its file name.
     """
     place = Path(path)
     if (labels := labels_in(place)) is not None:
-        return LabelDesk(
-            labels.resolve(), classes=classes, by=by, examples=examples, names=names, bounds=bounds or (0.0, 1.0)
-        )
+        return LabelDesk(labels.resolve(), classes=classes, by=by, examples=examples, bounds=bounds or (0.0, 1.0))
     suite = suite_in(place).resolve()
     about = about_of(suite)
     return SuiteDesk(

@@ -55,7 +55,7 @@ class SuiteDesk:
     ) -> None:
         self.path, self.blind = Path(path), blind
         self.suite, known = open_with_index(self.path)
-        self.by, self.classes = checked_name(by, "name"), classes
+        self.by, self.classes = checked_name(by, "name"), tuple(classes) or self.suite.classes
         self.pictured = is_picture(tuple(self.suite.rows.shape))
         self.bounds = range_of(self.suite, bounds)
         stored = None if plan is None else asdict(plan)
@@ -63,6 +63,7 @@ class SuiteDesk:
         self.plan = plan_from_log(self.verdicts.plan)
         self._version = token_hex(4)  # so that browsers do not reuse another desk's pictures
         self._label, self._prediction = self.suite.label.numpy(), self.suite.prediction.numpy()
+        self._seed_names = self.suite.seed_names
         self._orders: dict[str, Rows] = {}
         self._lists, self._lock = RowLists(), Lock()
 
@@ -182,7 +183,11 @@ class SuiteDesk:
         change = (case.double() - seed.double()).flatten()
         distances = {"L∞": float(change.abs().max()), "L2": float(change.norm())} if len(change) else {}
         first = [(name, self._cell(name, row)) for name in LEADING_COLUMNS if name in self.suite.columns]
-        facts = [*first, *((name, _number(value)) for name, value in distances.items())]
+        facts = [
+            *first,
+            *((name, _number(value)) for name, value in distances.items()),
+            ("seed", self._seed_names[row]),
+        ]
         if not blind:
             rest = [name for name in self.suite.columns if name not in (*LEADING_COLUMNS, *VERDICT_COLUMNS)]
             facts += [("method", str(self.suite.method[row])), *((name, self._cell(name, row)) for name in rest)]

@@ -99,7 +99,7 @@ class LoopUnit:
             field.model,
             train=field.train,
             clean=field.clean,
-            field=Samples(sent.x, ids=sent.ids),
+            field=sent.with_labels(None),
             labeller=labels_of(sent),
             folder=folder,
             seed=field.seed,
