@@ -38,7 +38,9 @@ def max_bytes() -> int:
     if not given:
         return MAX_BYTES
     if not (given.isdecimal() and len(given) < 20 and int(given) > 0):
-        raise ValueError(f"the environment variable {VARIABLE} must be a number of bytes such as {2**33}, got {given!r}")
+        raise ValueError(
+            f"the environment variable {VARIABLE} must be a number of bytes such as {2**33}, got {given!r}"
+        )
     return int(given)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
 from operant.cli.output import CANNOT_RUN, MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.files import read_regular
 
 if TYPE_CHECKING:
     from operant.assess import Assessment
@@ -95,7 +96,12 @@ def _check_shares(requirement: float, confidence: float) -> None:
 def _read_history(out: Path, labels: int, seed: int) -> tuple[int, list[list[int]]]:
     """The number of this assessment in its folder, from 0, and all up to now; repeating one does not count."""
     path = out / "history.json"
-    history: list[list[int]] = json.loads(path.read_bytes()) if path.exists() else []
+    try:
+        history: list[list[int]] = json.loads(read_regular(path)) if path.exists() else []
+        if not isinstance(history, list):
+            raise ValueError("it must be a list")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); choose a new folder for this assessment") from None
     if [labels, seed] not in history:
         history.append([labels, seed])
     return history.index([labels, seed]), history

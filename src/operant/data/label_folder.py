@@ -15,11 +15,13 @@ from torch import Tensor
 
 from operant import results
 from operant.data.samples import Samples
+from operant.files import check_regular
 from operant.types import Labeller
 
 TABLE = "labels.csv"
 MARK = "\ufeff"  # byte-order mark, by which spreadsheets recognise UTF-8
 CLASSES = "classes.json"
+MAX_DIGITS = 18  # of a label; longer ones are no classes
 READABLE_SIDE = 224  # pixels; smaller pictures are enlarged by whole factors up to this
 
 
@@ -98,9 +100,9 @@ class LabelFolder:
         text = text.strip().removesuffix(".0")
         if not text:
             return None
-        if not text.isdecimal() or int(text) >= self.classes:
+        if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) >= self.classes:
             highest = self.classes - 1
-            raise ValueError(f"line {line} of {path}: a label must be a class from 0 to {highest}, got {text!r}")
+            raise ValueError(f"line {line} of {path}: a label must be a class from 0 to {highest}, got {text!r:.80}")
         return int(text)
 
     def _write(self, new: Samples) -> None:
@@ -134,6 +136,8 @@ class _Table:
     """The table of labels; columns that people added, and their separator, are preserved."""
 
     def __init__(self, path: Path) -> None:
+        if path.exists():
+            check_regular(path)
         try:
             text = path.read_text(encoding="utf-8") if path.exists() else "name,label\n"
         except UnicodeDecodeError:
@@ -142,7 +146,10 @@ class _Table:
         text = text.removeprefix(MARK)
         first = text.partition("\n")[0]
         self.separator = ";" if ";" in first else ","
-        lines = list(csv.reader(io.StringIO(text), delimiter=self.separator)) or [[]]
+        try:
+            lines = list(csv.reader(io.StringIO(text), delimiter=self.separator)) or [[]]
+        except csv.Error as error:
+            raise ValueError(f"{path} is not a readable table ({error}); save it as CSV (UTF-8) again") from None
         self.header, self.rows = lines[0], lines[1:]
         names = [cell.strip().lower() for cell in self.header]
         if not {"name", "label"} <= set(names):

@@ -19,6 +19,7 @@ from typing import NoReturn, TypeVar
 from operant import results
 from operant.execution.lock import LOCK, Holder, release_lock, take_lock
 from operant.execution.signature import difference
+from operant.files import read_regular
 from operant.model import Classifier
 from operant.model.hashing import fingerprint, hash_of
 from operant.networks import load_weights, save_weights
@@ -188,8 +189,10 @@ class RunFolder:
         """Total seconds by name, as recorded by `timed`."""
         total: dict[str, float] = {}
         with suppress(OSError):
-            for line in (self.path / TIMING).read_text(encoding="utf-8", errors="replace").splitlines():
-                with suppress(ValueError, TypeError, AttributeError):  # a line cut off by a kill
+            for line in read_regular(self.path / TIMING).decode("utf-8", errors="replace").splitlines():
+                with suppress(
+                    ValueError, TypeError, AttributeError, OverflowError, RecursionError
+                ):  # cut off by a kill
                     for name, seconds in json.loads(line).items():
                         total[name] = total.get(name, 0.0) + float(seconds)
         return total
@@ -241,7 +244,7 @@ class RunFolder:
             write_atomically(file, json.dumps(self.signature, indent=2).encode() + b"\n")
             return self.signature
         try:
-            old = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
+            old = {str(name): str(text) for name, text in json.loads(read_regular(file)).items()}
         except (OSError, ValueError, AttributeError, RecursionError):
             raise Damaged(f"{file} is damaged; delete it and run again with the same settings to resume") from None
         new = old if self.signature is None else self.signature
@@ -270,9 +273,11 @@ class RunFolder:
     def _check_seal(self, main: Path) -> None:
         again = "to compute it again"
         try:
-            page = json.loads(_seal_of(main).read_bytes())
-            run, files = str(page["run"]), dict(page["files"])
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            page = json.loads(read_regular(_seal_of(main)))
+            run, files = str(page["run"]), page["files"]
+            if not isinstance(files, dict):
+                raise ValueError
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
             raise Damaged(f"{_seal_of(main)}, the seal of {main}, is damaged; delete it {again}") from None
         if run != self._key:
             raise Damaged(f"{main} was made with other settings; delete it {again}, or choose a new folder")

@@ -21,6 +21,7 @@ from operant.campaign.progress import seconds_by_step
 from operant.campaign.records import CampaignInfo, FieldIds, Round, StopRecord
 from operant.execution.round_state import LabelBatch
 from operant.execution.run_folder import CASES, MODEL, RUN, RunFolder, finished
+from operant.files import read_regular
 from operant.model import Finding
 from operant.model.hashing import bytes_of, fingerprint, hash_of
 from operant.profile import load_profile
@@ -88,7 +89,7 @@ def _settings(folder: Path) -> dict[str, str]:
             "(default: operant-run)"
         )
     try:
-        settings = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
+        settings = {str(name): str(text) for name, text in json.loads(read_regular(file)).items()}
     except (OSError, ValueError, AttributeError, RecursionError):
         raise ValueError(f"{file} is damaged; run the campaign again with this folder to see what to do") from None
     if "requirement" not in settings:
