@@ -305,9 +305,7 @@ def load_config(path: str | Path) -> Config:
     except RecursionError:
         raise ValueError(f"{path} is not readable TOML: {TOO_DEEP}") from None
     except ValueError as error:
-        advice = (
-            "save it as UTF-8" if "\0" in text else _advice(text)
-        )  # UTF-16 without a mark has a zero at each letter
+        advice = "save it as UTF-8" if "\0" in text else _advice(text)  # in UTF-16, every other byte is zero
         raise ValueError(f"{path} is not readable TOML: {error}; {advice}") from None
     try:
         config = Config.model_validate(page)

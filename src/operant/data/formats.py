@@ -65,11 +65,11 @@ def _reading(path: Path, kind: str, advice: str) -> Iterator[None]:
 def read_npz(path: str | Path) -> dict[str, Array]:
     """All arrays of an npz file by name; Python objects, NaN and infinity raise a ValueError."""
     path = Path(path)
-    with _reading(path, "npz file", "write it again with numpy.savez, arrays of numbers only"):
-        with zipfile.ZipFile(path) as archive:
-            parts = archive.infolist()
-            check_unpacked(sum(part.file_size for part in parts), path.stat().st_size)
-            content = {part.filename.removesuffix(".npy"): _read_part(archive, part) for part in parts}
+    advice = "write it again with numpy.savez, arrays of numbers only"
+    with _reading(path, "npz file", advice), zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+        check_unpacked(sum(part.file_size for part in parts), path.stat().st_size)
+        content = {part.filename.removesuffix(".npy"): _read_part(archive, part) for part in parts}
     for name, array in content.items():
         if array.dtype.kind in "fc" and not _all_finite(array):
             raise ValueError(f"{path} holds NaN or infinity in {name}; remove or repair those rows and write it again")

@@ -190,9 +190,7 @@ class RunFolder:
         total: dict[str, float] = {}
         with suppress(OSError):
             for line in read_regular(self.path / TIMING).decode("utf-8", errors="replace").splitlines():
-                with suppress(
-                    ValueError, TypeError, AttributeError, OverflowError, RecursionError
-                ):  # cut off by a kill
+                with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # a damaged line
                     for name, seconds in json.loads(line).items():
                         total[name] = total.get(name, 0.0) + float(seconds)
         return total

@@ -51,7 +51,7 @@ def load_weights(module: M, path: str | Path) -> M:
         )
     if broken := [name for name, values in found.items() if not _are_numbers(values, wanted[name])]:
         raise ValueError(
-            f"{path} has NaN or infinity in {first_few(broken, most=6)}; train the network again, or use an earlier file"
+            f"{path} has NaN or infinity in {first_few(broken, most=6)}; train it again, or use an earlier file"
         )
     module.load_state_dict(wanted | found)
     return module

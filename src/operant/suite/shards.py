@@ -115,8 +115,8 @@ def write_next(folder: Path, word: str, tensors: dict[str, Tensor], words: dict[
 
 def read_file(file: Path, word: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """Tensors, metadata and digest that `write_next` wrote; damaged or foreign files raise a ValueError."""
-    check_regular(file)
     try:
+        check_regular(file)
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -163,10 +163,9 @@ def unpack(tensors: dict[str, Tensor], vocabulary: Any) -> dict[str, Column]:
     """The columns that were given to `pack`; anything else raises a ValueError."""
     if not isinstance(vocabulary, dict):
         raise ValueError(f"the vocabulary must be a JSON object, got {vocabulary!r:.80}")
-    named = {
-        key.removeprefix("column."): values for key, values in sorted(tensors.items()) if key.startswith("column.")
-    }
-    return {name: _unpacked(name, values, vocabulary.get(name)) for name, values in named.items()}
+    keys = sorted(key for key in tensors if key.startswith("column."))
+    names = [key.removeprefix("column.") for key in keys]
+    return {name: _unpacked(name, tensors[key], vocabulary.get(name)) for name, key in zip(names, keys, strict=True)}
 
 
 def _unpacked(name: str, values: Tensor, words: Any) -> Column:
