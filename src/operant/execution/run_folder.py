@@ -188,7 +188,7 @@ class RunFolder:
     def times(self) -> dict[str, float]:
         """Total seconds by name, as recorded by `timed`."""
         total: dict[str, float] = {}
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             for line in read_regular(self.path / TIMING).decode("utf-8", errors="replace").splitlines():
                 with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # a damaged line
                     for name, seconds in json.loads(line).items():
