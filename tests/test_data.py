@@ -792,15 +792,15 @@ def test_any_changed_byte_of_a_matlab_header_gives_an_image_or_a_sentence(tmp_pa
 
 # Files that take more than they should -------------------------------------------------------------------------------
 
-SMALL_LIMIT = 2**25  # 32 MB, so that the files below are quick to write
-UNPACKED = 2**28  # what they unpack to
+SMALL_LIMIT = 2**24  # 16 MB, so that the files below are quick to write
+UNPACKED = 2**27  # what they unpack to
 CHILD = """
 import resource, sys
 from pathlib import Path
 from operant.data import formats
 import PIL.Image, gzip, numpy.lib.format, zipfile
 pages = int(Path("/proc/self/statm").read_text().split()[0])
-limit = pages * resource.getpagesize() + 2**27
+limit = pages * resource.getpagesize() + 2**26
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for read, file in zip(sys.argv[1::2], sys.argv[2::2]):
     try:
@@ -833,15 +833,15 @@ def write_mat_of_zeros(file):
 
 
 def write_wide_picture(file):
-    Image.new("L", (2**14, 2**13)).save(file / "a.png")
+    Image.new("L", (2**13, 2**13)).save(file / "a.png")
 
 
 def write_wide_tiff(file):
-    Image.new("1", (2**14, 2**13)).save(file / "a.tif", compression="group4")
+    Image.new("1", (2**13, 2**13)).save(file / "a.tif", compression="group4")
 
 
 def write_many_pictures(file):
-    for i in range(16):
+    for i in range(8):
         Image.new("RGB", (2**10, 2**10), (i, 0, 0)).save(file / f"{i:02d}.png")
 
 
@@ -874,7 +874,7 @@ BOMBS = {
 
 
 def test_small_files_take_little_memory(tmp_path):
-    """A process that may use 128 MB more than it has refuses files that unpack to 256 MB or more."""
+    """A process that may use 64 MB more than it has refuses files that unpack to 128 MB or more."""
     arguments = []
     for name, (write, read, _) in BOMBS.items():
         file = tmp_path / name / ("" if read == "read_pictures" else "file")

@@ -177,7 +177,7 @@ def _decode(hint: Any, value: Any, tensors: dict[str, Tensor]) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         hints = _fields(hint)
         if unknown := [k for k in value if k not in hints]:
-            raise ValueError(f"{hint.__name__} has no field {unknown[0]!r:.80}")
+            raise ValueError(f"a {getattr(hint, '__name__', hint)} has no field {unknown[0]!r:.80}")
         return hint(**{k: _decode(hints[k], v, tensors) for k, v in value.items()})  # type: ignore[operator]
     if hint is Tensor and isinstance(value, dict):
         if (name := value.get("tensor")) not in tensors:

@@ -17,6 +17,7 @@ from operant.model import Classifier, Finding
 from operant.profile import Drift
 from operant.retrain import FinetuneRecord
 from operant.suite import Suite
+from operant.validation import check_ascending, check_between, check_from_below
 
 PACKAGES = ("operant", "torch", "numpy", "scipy", "scikit-learn")
 TOP_SHARES = 4  # shares that a decision prints
@@ -35,6 +36,10 @@ class Requirement:
     max_drop: float
     level: float
     mass_quantile: float
+
+    def __post_init__(self) -> None:
+        check_between(0, 1, level=self.level)
+        check_from_below(0, 1, mass_quantile=self.mass_quantile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,9 @@ class CampaignInfo:
     feedback: bool
     findings: tuple[Finding, ...]
     versions: dict[str, str]
+
+    def __post_init__(self) -> None:
+        check_ascending(bounds=self.bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
