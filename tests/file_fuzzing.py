@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import random
 import re
@@ -59,7 +60,6 @@ from operant.model.hashing import fingerprint
 from operant.networks import load_weights, save_weights
 from operant.profile import load_profile
 from operant.report import gather, load_evidence
-from operant.report.evidence import save_evidence
 from operant.suite import Suite, add_columns, open_with_index, shards
 from operant.suite.verdicts import _checksum
 from operant.triage.label_desk import class_names
@@ -495,7 +495,7 @@ def report_file(file: str, change: Change) -> Reader:
 
 def write_evidence(folder: Path) -> None:
     write_run(folder)
-    save_evidence(gather(folder / "run"), folder / "report.json")
+    results.save(gather(folder / "run"), folder / "report.json")
 
 
 def write_profile(folder: Path) -> None:
@@ -699,6 +699,17 @@ def fuzz(reader: Reader, folder: Path, original: dict[Path, bytes], r: Random) -
     return found
 
 
+def pipe(reader: Reader, folder: Path, original: dict[Path, bytes]) -> str:
+    """Replace the file by a pipe without a writer, from which a read would never return."""
+    path = folder / reader.file
+    path.unlink()
+    os.mkfifo(path)
+    found = problem(reader, folder)
+    path.unlink(missing_ok=True)
+    restore(folder, original)
+    return found
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
@@ -731,6 +742,8 @@ def main(place: str, names: str, first: int, count: int) -> None:
         assert (found := problem(reader, folder)) == "", f"the valid file of {name} is refused: {found}"
         restore(folder, original)
         limit_memory()
+        signal.alarm(MAX_WAIT)
+        print(f"{name}, a pipe: {pipe(reader, folder, original) or 'ok'}", flush=True)
         for seed in range(first, first + count):
             print(f"{name}, seed {seed}:", end=" ", flush=True)
             signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)

@@ -16,10 +16,10 @@ SLOW = 20_000  # changed files in all
 def problems(folder: Path, names: list[str], count: int, first: int = 0) -> list[str]:
     """What is wrong with how changed files are read, in a process of its own, which a reader may crash."""
     command = [sys.executable, file_fuzzing.__file__, str(folder), ",".join(names), str(first), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=None)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     found = [] if all(line.endswith(": ok") for line in lines) else [done.stdout.replace(": ok\n", "\r")[-3000:]]
-    if done.returncode or len(lines) != len(names) * count:
+    if done.returncode or len(lines) != len(names) * (count + 1):  # and a pipe in place of each file
         last = lines[-1] if lines else "the valid file"
         found.append(f"the process ended with {done.returncode} at {last}\n{done.stderr[-2000:]}")
     return found
