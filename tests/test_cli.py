@@ -508,3 +508,12 @@ def test_without_studies_the_command_says_how_to_install_them(
     code, output = study(*arguments)
     assert code == 2
     assert "no studies are installed; run `pip install -e studies` in a clone" in output
+
+
+@pytest.mark.parametrize("content", ["", "{", "7", '{"a": 1}', "[" * 100_000])
+def test_a_damaged_history_of_assessments_is_named(tmp_path: Path, content: str) -> None:
+    from operant.cli.assess import _read_history
+
+    (tmp_path / "history.json").write_text(content)
+    with pytest.raises(ValueError, match=r"history.json is damaged .*; choose a new folder"):
+        _read_history(tmp_path, labels=10, seed=0)

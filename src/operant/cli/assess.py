@@ -10,7 +10,6 @@ import typer
 
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
 from operant.cli.output import CANNOT_RUN, MODULE_ERRORS, NOT_MET, exit_on_error, print_line
-from operant.files import read_regular
 
 if TYPE_CHECKING:
     from operant.assess import Assessment
@@ -95,6 +94,8 @@ def _check_shares(requirement: float, confidence: float) -> None:
 
 def _read_history(out: Path, labels: int, seed: int) -> tuple[int, list[list[int]]]:
     """The number of this assessment in its folder, from 0, and all up to now; repeating one does not count."""
+    from operant.files import read_regular
+
     path = out / "history.json"
     try:
         history: list[list[int]] = json.loads(read_regular(path)) if path.exists() else []
