@@ -51,3 +51,24 @@ def test_a_problem_is_found_and_named(tmp_path):
     assert "KeyError" in fails(KeyError("x"))
     assert "names the file" in fails(ValueError("must be a valid file"))
     assert "more than" in fails(ValueError(f"{tmp_path} cannot be read: Unable to allocate 5 GiB"))
+
+
+CRAFTED = [
+    ("label table", b'name,label\n"' + b"a" * 200_000),  # longer than the csv module reads
+    ("label table", b"name,label\na," + b"9" * 5000),
+    ("label classes", b'{"classes": 1e999, "names": []}'),
+    ("label classes", b'{"classes": 1000000000000, "names": []}'),
+    ("run lock", b'{"pid": Infinity, "host": "a", "started": "b"}'),
+    ("run lock", b'{"pid": -1, "host": "a", "started": "b"}'),
+    ("run seal", b'{"run": "a", "files": [[1, 2], ["a", 3]]}'),
+    ("run timing", b"[" * 100_000),
+    ("run timing", b'{"a": 1' + b"0" * 400 + b"}"),
+    ("weights", (lambda h: len(h).to_bytes(8, "little") + h)(b'{"a":{"dtype":"F32","shape":[],"data_offsets":[0,0]}}')),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), CRAFTED)
+def test_a_crafted_file_is_read_or_refused_with_a_sentence(tmp_path, name, content):
+    READERS[name].write(tmp_path)
+    (tmp_path / READERS[name].file).write_bytes(content)
+    assert file_fuzzing.problem(READERS[name], tmp_path) == ""
