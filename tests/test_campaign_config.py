@@ -136,3 +136,24 @@ gaussian_noise = {half_normal = 0.1, high = 0.2}
         "c/fog": fixed(2),
     }
     assert move.keywords["recipe"] == Recipe(severities=severities, padding="zeros")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_are_named(tmp_path, encoding):
+    (tmp_path / "operant.toml").write_bytes('[model]\nmodule = "net.py:build"\n'.encode(encoding))
+    with pytest.raises(ValueError, match=r"operant.toml is not readable TOML: .*; save it as UTF-8"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [200, 400, 2_000, 100_000])
+@pytest.mark.parametrize(("before", "after"), [("[", "]"), ("{a = ", "}")])
+def test_deeply_nested_values_are_rejected_by_name(tmp_path, depth, before, after):
+    (tmp_path / "operant.toml").write_text(f"[model]\nmean = {before * depth}1{after * depth}\n")
+    with pytest.raises(ValueError, match=r"operant.toml"):
+        load_config(tmp_path)
+
+
+def test_numbers_that_are_too_long_are_rejected_by_name(tmp_path):
+    (tmp_path / "operant.toml").write_text(f"[run]\nseed = {'9' * 5000}\n")
+    with pytest.raises(ValueError, match=r"operant.toml is not readable TOML"):
+        load_config(tmp_path)

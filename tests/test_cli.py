@@ -696,8 +696,8 @@ def test_without_operant_toml_what_is_missing_is_named(run: Callable[..., Result
 def test_assess_reads_operant_toml(configured: Path) -> None:
     result = CliRunner().invoke(app, ["assess", "--labels", "60"])
     assert result.exit_code == 0, result.output
-    assert "at most 0.2 is required" in result.output
-    assert "hold with 0.9 confidence" in result.output
+    assert "at most 20 % is required" in result.output
+    assert "hold with 90 % confidence" in result.output
     flags = ["--field", "labelled.npz", "--requirement", "0.2", "--confidence", "0.9", "--trained-on", "data.npz"]
     model = [part for part in HEALTHY if part not in ("--data", "data.npz")]
     explicit = CliRunner().invoke(app, ["assess", *model, *flags, "--labels", "60", "--out", "other"])
@@ -722,3 +722,12 @@ def test_report_and_triage_find_the_campaigns_folder(configured: Path, monkeypat
     (configured / "my-run" / "cases" / "manifest.json").write_text("{}")
     CliRunner().invoke(app, ["triage"])
     assert [folder.name for folder in opened] == ["to_label", "my-run"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "7", '{"a": 1}', "[" * 100_000])
+def test_a_damaged_history_of_assessments_is_named(tmp_path: Path, content: str) -> None:
+    from operant.cli.assess import _read_history
+
+    (tmp_path / "history.json").write_text(content)
+    with pytest.raises(ValueError, match=r"history.json is damaged .*; choose a new folder"):
+        _read_history(tmp_path, labels=10, seed=0)

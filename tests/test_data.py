@@ -1,10 +1,17 @@
 """Samples and their laws; every file format written here and read back; damaged files rejected by name."""
 
 import gzip
+import io
 import os
 import pickle
+import pickletools
+import signal
 import struct
+import subprocess
+import sys
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
 from operant.data import (
     Samples,
@@ -26,6 +33,8 @@ from operant.data import (
     sources,
 )
 from operant.data.formats import read_cifar_binary, read_cifar_python, read_idx, read_image_folder, read_npz, read_svhn
+from operant.data.matlab import numeric_arrays
+from operant.files import MAX_BYTES, VARIABLE, check_picture_bytes, check_unpacked
 
 SHAPES = [(5,), (1, 8, 8), (3, 4, 4)]
 quick = settings(max_examples=25)
@@ -708,7 +717,272 @@ def test_folders_without_classes_or_pictures_are_rejected(tmp_path):
     assert str(tmp_path / "train") in rejection(read_image_folder, tmp_path)
 
 
-# What load says -------------------------------------------------------------------------------------------------------
+# MATLAB files --------------------------------------------------------------------------------------------------------
+
+MAT_TYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8"]
+
+
+def mat_bytes(arrays, **options):
+    file = io.BytesIO()
+    savemat(file, arrays, **options)
+    return file.getvalue()
+
+
+def assert_equal_to_scipy(content, names):
+    ours, theirs = numeric_arrays(content, names), loadmat(io.BytesIO(content))
+    assert ours.keys() == set(names)
+    for name in names:
+        assert ours[name].dtype == theirs[name].dtype.newbyteorder("=")
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_matlab_arrays_equal_those_of_scipy(compressed):
+    shapes = [(1, 1), (2, 1), (3, 5), (2, 3, 4), (4, 3, 2, 5), (0, 3), (1, 7, 1, 1)]
+    arrays = {
+        f"a_{code}_{i}": RNG.integers(0, 100, shape).astype(code)
+        for code in MAT_TYPES
+        for i, shape in enumerate(shapes)
+    }
+    others = {"text": "words", "cell": np.array([1, "a"], dtype=object), "struct": {"a": 1}, "z": np.array([[1 + 2j]])}
+    content = mat_bytes({**others, **arrays}, do_compression=compressed)
+    assert_equal_to_scipy(content, list(arrays))
+    assert numeric_arrays(content, ["missing"]) == {}
+    for name in others:
+        with pytest.raises(ValueError, match=f"{name} must be an array of real numbers"):
+            numeric_arrays(content, [name])
+
+
+def big_endian_mat(values, kind):
+    """A file of a big-endian machine with one array a; the name is a small element."""
+
+    def element(kind, content):
+        return struct.pack(">II", kind, len(content)) + content + bytes(-len(content) % 8)
+
+    sizes = struct.pack(f">{values.ndim}i", *values.shape)
+    head = element(6, struct.pack(">II", 13, 0)) + element(5, sizes) + struct.pack(">HH", 1, 1) + b"a\0\0\0"
+    matrix = element(14, head + element(kind, values.tobytes(order="F")))
+    return b"MATLAB".ljust(116) + bytes(8) + b"\x01\x00MI" + matrix
+
+
+@pytest.mark.parametrize(("code", "kind"), [(">u4", 6), (">i2", 3), (">f8", 9)])
+def test_big_endian_matlab_arrays_equal_those_of_scipy(code, kind):
+    assert_equal_to_scipy(big_endian_mat(np.arange(12).reshape(4, 3).astype(code), kind), ["a"])
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_any_changed_byte_of_a_matlab_header_gives_an_image_or_a_sentence(tmp_path, compressed):
+    """With scipy's reader, one changed type tag of y ended the interpreter."""
+    file = tmp_path / "train_32x32.mat"
+    write_svhn(file, COLOUR[0], BATCH_LABELS[0])
+    content = file.read_bytes()
+    starts = [content.index(b"X\0"), content.index(b"y\0")]
+    for place in sorted({p for start in starts for p in range(start - 48, start + 24)}):
+        for value in (0, 1, 2, 5, 14, 15, 127, 255):
+            changed = content[:place] + bytes([value]) + content[place + 1 :]
+            if compressed:
+                packed = zlib.compress(changed[128:], 1)
+                changed = changed[:128] + struct.pack("<II", 15, len(packed)) + packed
+            file.write_bytes(changed)
+            try:
+                read_svhn(file)
+            except ValueError as error:
+                assert str(file) in str(error)  # noqa: PT017
+
+
+# Files that take more than they should -------------------------------------------------------------------------------
+
+SMALL_LIMIT = 2**24  # 16 MB, so that the files below are quick to write
+UNPACKED = 2**27  # what they unpack to
+CHILD = """
+import resource, sys
+from pathlib import Path
+from operant.data import formats
+import PIL.Image, gzip, numpy.lib.format, zipfile
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + 2**26
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for read, file in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        pictures = read == "read_pictures"
+        getattr(formats, read)(formats.pictures_in(Path(file)) if pictures else Path(file))
+        print("was read")
+    except ValueError as error:
+        print(error)
+"""
+
+
+def write_gzip_beyond_its_header(file):
+    with gzip.open(file, "wb", compresslevel=1) as opened:
+        opened.write(idx_bytes(np.zeros(10, dtype=np.uint8)))
+        for _ in range(UNPACKED // 2**20):
+            opened.write(bytes(2**20))
+
+
+def write_gzip_of_zeros(file):
+    with gzip.open(file, "wb", compresslevel=1) as opened:
+        opened.write(bytes([0, 0, 8, 1]) + struct.pack(">I", UNPACKED) + bytes(UNPACKED))
+
+
+def write_npz_of_zeros(file, kind=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(file, "w", kind, compresslevel=1) as archive, archive.open("x.npy", "w") as part:
+        np.save(part, np.zeros(UNPACKED // 8))
+
+
+def write_mat_of_zeros(file):
+    file.write_bytes(mat_bytes({"X": np.zeros((UNPACKED, 1), dtype=np.uint8)}, do_compression=True))
+
+
+def write_wide_picture(file):
+    Image.new("L", (2**13, 2**13)).save(file / "a.png")
+
+
+def write_wide_tiff(file):
+    Image.new("1", (2**13, 2**13)).save(file / "a.tif", compression="group4")
+
+
+def write_many_pictures(file):
+    for i in range(8):
+        Image.new("RGB", (2**10, 2**10), (i, 0, 0)).save(file / f"{i:02d}.png")
+
+
+def write_strings_that_multiply(file):
+    text = b"X" + struct.pack("<I", 2**20) + b"a" * 2**20
+    call = b"X\x06\0\0\0latin1\x86q\x02" + b"h\x01h\x02R" * 1000
+    file.write_bytes(b"\x80\x02(c_codecs\nencode\nq\x01" + text + call + b"t.")
+
+
+def write_shape_that_multiplies(file):
+    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNtb"
+    start = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    file.write_bytes(start + b"(K\x01J\0\0\0\x7fK\x01\x85\x86" + dtype + b"\x89U\x01atb.")
+
+
+BOMBS = {
+    "gzip beyond its header": (write_gzip_beyond_its_header, "read_idx", "it has 19 or more"),
+    "gzip of zeros": (write_gzip_of_zeros, "read_idx", VARIABLE),
+    "npz of zeros": (write_npz_of_zeros, "read_npz", VARIABLE),
+    "npz in bzip2": (
+        lambda file: write_npz_of_zeros(file, zipfile.ZIP_BZIP2), "read_npz", VARIABLE
+    ),
+    "mat of zeros": (write_mat_of_zeros, "read_svhn", VARIABLE),
+    "wide picture": (write_wide_picture, "read_pictures", VARIABLE),
+    "wide TIFF": (write_wide_tiff, "read_pictures", VARIABLE),
+    "many pictures": (write_many_pictures, "read_pictures", VARIABLE),
+    "strings": (write_strings_that_multiply, "read_cifar_python", "many times"),
+    "shape": (write_shape_that_multiplies, "read_cifar_python", "do not fit its shape"),
+}  # fmt: skip
+
+
+def test_small_files_take_little_memory(tmp_path):
+    """A process that may use 64 MB more than it has refuses files that unpack to 128 MB or more."""
+    arguments = []
+    for name, (write, read, _) in BOMBS.items():
+        file = tmp_path / name / ("" if read == "read_pictures" else "file")
+        (tmp_path / name).mkdir()
+        write(file)
+        arguments += [read, str(file)]
+    env = os.environ | {VARIABLE: str(SMALL_LIMIT), "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", CHILD, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    for file, said, (_, _, sentence) in zip(arguments[1::2], done.stdout.splitlines(), BOMBS.values(), strict=True):
+        assert file in said
+        assert sentence in said
+        assert "allocate" not in said
+
+
+def test_bzip2_is_refused_whatever_size_it_announces(tmp_path):
+    """zipfile unpacks a whole block of bzip2 at once, whatever size the archive announces."""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_BZIP2) as archive, archive.open("x.npy", "w") as part:
+        np.save(part, np.zeros(3))
+    assert "compressed in a way that numpy does not use" in rejection(read_npz, tmp_path / "a.npz")
+
+
+def test_the_limit_in_a_refusal_is_enough_to_read_the_file(tmp_path, monkeypatch):
+    def read_folder(folder):
+        return formats.read_pictures(formats.pictures_in(folder))
+
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((100, 1000)))
+    Image.new("RGB", (300, 200)).save(tmp_path / "a.png")
+    for read, file, needed in ((read_npz, tmp_path / "a.npz", 800_128), (read_folder, tmp_path, 960_000)):
+        monkeypatch.setenv(VARIABLE, "1000")
+        with pytest.raises(ValueError, match=f"set {VARIABLE}={needed} to read it anyway"):
+            read(file)
+        monkeypatch.setenv(VARIABLE, str(needed))
+        read(file)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1e9", "1 GB", "9" * 5000])
+def test_a_limit_that_is_no_number_of_bytes_is_rejected(tmp_path, monkeypatch, text):
+    np.savez(tmp_path / "a.npz", x=GREY["test"])
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(ValueError, match=f"{VARIABLE} must be a number of bytes"):
+        read_npz(tmp_path / "a.npz")
+
+
+def test_ordinary_data_is_within_the_limits(tmp_path):
+    check_unpacked(4 * 60_000 * 3072, size=10**6)  # CIFAR-10 as float32, however well it is compressed
+    check_unpacked(8 * 60_000 * 3072, size=170 * 10**6)  # as float64, as small as its own bytes
+    check_unpacked(531_131 * 3072, size=1_329_278_602)  # the extra images of SVHN
+    check_unpacked(50 * 10**9, size=50 * 10**9)  # what is not compressed
+    check_picture_bytes(4 * 11_648 * 8_736, size=60 * 10**6)  # a photo of 100 megapixels
+    assert MAX_BYTES == 2**30
+    Image.effect_noise((4000, 3000), 50).save(tmp_path / "a.jpg", quality=30)
+    assert formats.read_pictures(formats.pictures_in(tmp_path)).shape == (1, 1, 3000, 4000)
+
+
+def test_completing_an_array_does_not_search_the_memory_of_a_pickle():
+    """It did, once per array, which made reading quadratic."""
+
+    class Memory(dict):
+        def items(self):
+            raise AssertionError("the whole memory was read")
+
+    arrays = [np.arange(i, dtype=np.uint8) for i in range(1, 20)]
+    content = pickle.dumps([arrays, arrays], 2)
+    machine = formats._Machine(encodable=len(content), memory=Memory())
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name != "STOP":
+            machine.step(opcode.name, argument)
+    ((first, second),) = machine.stack
+    assert all(np.array_equal(a, b) for a, b in zip(first, arrays, strict=True))
+    assert second is first
+
+
+@pytest.fixture
+def no_blocking():
+    """A read that blocks fails after 20 seconds."""
+
+    def fail(*_):
+        raise AssertionError("it blocks")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("no_blocking")
+def test_pipes_are_rejected(tmp_path):
+    for name, read in (
+        ("a.npz", read_npz), ("idx", read_idx), ("batch", read_cifar_python), ("batch.bin", read_cifar_binary),
+        ("train.mat", read_svhn), ("pictures/x/a.png", read_picture),
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(tmp_path / name)
+        assert "must be a regular file" in rejection(read, tmp_path / name)
+
+
+def test_only_the_formats_of_pictures_are_decoded(tmp_path):
+    """Pillow knows formats that start other programs, such as EPS, whatever the name of the file."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.eps")
+    (tmp_path / "a.eps").rename(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="a.png is not a readable picture: cannot identify"):
+        formats.read_pictures(formats.pictures_in(tmp_path))
+
+
+# What load says ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

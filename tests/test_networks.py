@@ -484,3 +484,37 @@ def test_fit_rejects_samples_it_cannot_learn_from(digits, generator):
     ]:
         with pytest.raises(ValueError, match=sentence):
             fit(small(), samples, epochs=1, generator=generator)
+
+
+def small_network() -> nn.Module:
+    """With a buffer that holds infinity on purpose, as masks for attention do."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    network.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    return network
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["0.weight", "1.running_var", "mask"])
+def test_weights_that_are_no_numbers_are_rejected_by_name(tmp_path, name, bad):
+    path, network = tmp_path / "net.safetensors", small_network()
+    state = {n: values.clone() for n, values in network.state_dict().items()}
+    state[name].flatten()[0] = bad
+    state[name][..., 0] = bad
+    save_file(state, path)
+    with pytest.raises(ValueError, match=f"net.safetensors has NaN or infinity in {name};"):
+        load_weights(network, path)
+
+
+def test_complex_weights_are_rejected_by_name(tmp_path):
+    path, network = tmp_path / "net.safetensors", small_network()
+    save_file({n: v.to(torch.complex64) if n == "0.bias" else v for n, v in network.state_dict().items()}, path)
+    with pytest.raises(ValueError, match=r"net.safetensors .* has complex numbers in 0.bias;"):
+        load_weights(network, path)
+
+
+def test_a_networks_own_infinity_and_half_precision_are_read(tmp_path):
+    path, network = tmp_path / "net.safetensors", small_network()
+    save_file({n: v.half() if v.is_floating_point() else v for n, v in network.state_dict().items()}, path)
+    read = load_weights(small_network(), path)
+    assert torch.equal(read.mask, network.mask)
+    assert torch.allclose(read[0].weight, network[0].weight, atol=1e-3)

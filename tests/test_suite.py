@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from torch import Tensor
 from operant import results
 from operant.data import Samples
 from operant.rng import spawn
-from operant.suite import Suite, add_columns, shards
+from operant.suite import Suite, add_columns, shards, verdicts
 from operant.suite import suite as suite_module
 from operant.suite.shards import LazyRows, read_file
 
@@ -580,6 +581,115 @@ def test_one_damaged_shard_is_named_and_the_others_open(three: tuple[Path, list[
     FOREIGN[how](file, file.read_bytes())
     others = Suite.concat([one for i, one in enumerate(made) if i != which])
     assert open_damaged(path, file).digest() == others.digest()
+
+
+CRAFTED: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], object]] = {
+    "no x": lambda tensors, _: tensors.pop("x"),
+    "no seeds": lambda tensors, _: tensors.pop("seeds.x"),
+    "no method": lambda tensors, _: tensors.pop("column.method"),
+    "no vocabulary": lambda _, words: words.pop("vocabulary"),
+    "a list as vocabulary": lambda _, words: words.update(vocabulary=[1]),
+    "a number as word": lambda _, words: words["vocabulary"].update(method=[1, 2]),
+    "method of numbers": lambda tensors, _: tensors.update({"column.method": torch.rand(len(tensors["x"]))}),
+    "method without words": lambda _, words: words["vocabulary"].pop("method"),
+    "words beyond the vocabulary": lambda tensors, _: tensors["column.method"].fill_(7),
+    "negative words": lambda tensors, _: tensors["column.method"].fill_(-9),
+    "no attempted": lambda _, words: words.pop("attempted"),
+    "endless attempted": lambda _, words: words.update(attempted=float("inf")),
+    "negative skipped": lambda _, words: words.update(skipped=-1),
+    "floating labels": lambda tensors, _: tensors.update(label=tensors["label"].float()),
+    "short predictions": lambda tensors, _: tensors.update(prediction=tensors["prediction"][:1]),
+    "a number as x": lambda tensors, _: tensors.update(x=torch.tensor(1.0)),
+    "complex x": lambda tensors, _: tensors.update(x=tensors["x"].to(torch.complex64)),
+    "unknown seeds": lambda tensors, _: tensors["seed"].add_(1),
+    "seeds twice": lambda tensors, _: tensors.update({n: torch.cat([tensors[n]] * 2) for n in tensors if "seeds" in n}),
+    "seeds of another shape": lambda tensors, _: tensors.update({"seeds.x": tensors["seeds.x"].flatten(1)}),
+    "a short column": lambda tensors, _: tensors.update({"column.a": torch.rand(1)}),
+    "a wide column": lambda tensors, _: tensors.update({"column.a": torch.rand(2, 2)}),
+    "a column of bfloat16": lambda tensors, _: tensors.update({"column.a": tensors["column.a"].bfloat16()}),
+}  # fmt: skip
+
+
+def rewrite(file: Path, tensors: dict[str, Tensor], text: str) -> None:
+    """A file of a suite with the checksum that belongs to its content."""
+    word = file.name.partition("-")[0]
+    metadata = {"operant": f"suite {word}", "format": "1", "words": text, "digest": shards.digest(tensors, text)}
+    save_file(tensors, file, metadata)
+
+
+@pytest.mark.parametrize("how", CRAFTED)
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_wrong_shard_with_a_correct_checksum_is_named_and_the_others_open(
+    three: tuple[Path, list[Suite]], how: str, which: int
+) -> None:
+    path, made = three
+    file = shard_files(path)[which]
+    tensors, words, _ = read_file(file, "shard")
+    tensors = {name: values.clone() for name, values in tensors.items()}
+    CRAFTED[how](tensors, words)
+    rewrite(file, {name: values.clone() for name, values in tensors.items()}, json.dumps(words))
+    others = Suite.concat([one for i, one in enumerate(made) if i != which])
+    assert open_damaged(path, file).digest() == others.digest()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", "[" * 100_000])
+def test_metadata_that_is_no_object_is_named(three: tuple[Path, list[Suite]], text: str) -> None:
+    path, _ = three
+    file = shard_files(path)[0]
+    tensors, _, _ = read_file(file, "shard")
+    rewrite(file, {name: values.clone() for name, values in tensors.items()}, text)
+    assert len(open_damaged(path, file)) == 6
+
+
+@pytest.mark.parametrize(
+    "shards_named", [None, 7, [7], [["a", "b"]], [["a", "b", float("inf")]], [["a", "b", -1]], [[[], {}, 1]], "abc"]
+)
+def test_columns_that_name_no_shards_are_left_out(three: tuple[Path, list[Suite]], shards_named: Any) -> None:
+    path, made = three
+    add_columns(path, c=torch.arange(9))
+    file = path / "columns-000000.safetensors"
+    tensors, words, _ = read_file(file, "columns")
+    rewrite(
+        file, {name: values.clone() for name, values in tensors.items()}, json.dumps({**words, "shards": shards_named})
+    )
+    assert open_damaged(path, file).digest() == Suite.concat(made).digest()
+
+
+SHAPES_OF_NOTHING = (
+    "[]", "[-1]", "[Infinity]", "[1e999]", "[NaN]", "[9223372036854775807, 2]", "[true]", '["2"]', "7", "null", "[1.5]",
+    "[" * 100_000, '{"0": 1}', f"[{10**400}]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_NOTHING)
+def test_crafted_manifests_are_rejected_by_name(tmp_path: Path, shape: str) -> None:
+    (tmp_path / "manifest.json").write_text(f'{{"suite": 1, "shape": {shape}}}')
+    with pytest.raises(ValueError, match=r"manifest.json is not the manifest of a format-1 suite; move"):
+        Suite.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{2: float("inf")}, {2: 1.5}, {2: "0"}, {0: 10**400}, {0: float("nan")}, {5: 7}, {2: None}, {4: []}]
+)
+def test_crafted_verdicts_are_left_out(three: tuple[Path, list[Suite]], change: dict[int, Any]) -> None:
+    path, _ = three
+    known = [(f.name, read_file(f, "shard")[2], len(read_file(f, "shard")[0]["x"])) for f in shard_files(path)]
+    good = [1e9, "Ada", 1, "key", "valid", [], 0]
+    bad = [change.get(i, value) for i, value in enumerate(good)]
+    header = verdicts.header_of(known, {})
+    (path / "verdicts-000000.jsonl").write_bytes(b"".join(map(verdicts.line_of, (header, good, bad))))
+    with pytest.warns(UserWarning, match="line 3 of .*verdicts-000000.jsonl is not a verdict"):
+        suite = Suite.open(path)
+    assert suite["verdict"].tolist() == ["", "valid", *[""] * 7]
+
+
+def test_a_log_that_announces_more_rows_than_its_shard_judges_none_of_them(three: tuple[Path, list[Suite]]) -> None:
+    """The rows were computed from the announced numbers, and did not exist."""
+    path, made = three
+    known = [(f.name, read_file(f, "shard")[2], 10**9) for f in shard_files(path)]
+    lines = (verdicts.header_of(known, {}), [1e9, "Ada", 10**8, "key", "valid", [], 0])
+    (path / "verdicts-000000.jsonl").write_bytes(b"".join(map(verdicts.line_of, lines)))
+    assert Suite.open(path).digest() == Suite.concat(made).digest()
 
 
 @quick

@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
+
+from operant.files import read_regular
 
 FORMAT = 1
 TEMPORARY = ".operant-tmp"  # suffix of files that are still being written
@@ -101,7 +102,7 @@ def load(path: str | Path, kind: type[T]) -> T:
     path = Path(path)
     wrong = f"{path} is not a format-{FORMAT} {kind.__name__}"
     try:
-        page = json.loads(path.read_bytes())
+        page = json.loads(read_regular(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{wrong}: it is not readable JSON ({error}); write it again") from None
     if not isinstance(page, dict) or page.get("format") != FORMAT or page.get("type") != kind.__name__:
@@ -110,8 +111,9 @@ def load(path: str | Path, kind: type[T]) -> T:
     try:
         tensors = _read_tensors(path.with_name(page["tensors"])) if "tensors" in page else {}
         result: T = _decode(kind, page["value"], tensors)
-    except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
-        raise ValueError(f"{wrong}: {error}; run the step that made it again") from None
+    except Exception as error:  # values of the right types may still contradict each other
+        reason = str(error).strip() or type(error).__name__
+        raise ValueError(f"{wrong}: {reason}; run the step that made it again") from None
     return result
 
 
@@ -140,7 +142,7 @@ def _hash(content: bytes) -> str:
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
-    content = file.read_bytes()
+    content = read_regular(file)
     if not file.name.endswith(f".{_hash(content)}.safetensors"):
         raise ValueError(f"{file.name} has changed since it was written")
     return load_tensors(content)
@@ -178,9 +180,13 @@ def _decode(hint: Any, value: Any, tensors: dict[str, Tensor]) -> Any:
         return None if value is None else _decode(_member(hint), value, tensors)
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         hints = _fields(hint)
+        if unknown := [k for k in value if k not in hints]:
+            raise ValueError(f"a {getattr(hint, '__name__', hint)} has no field {unknown[0]!r:.80}")
         return hint(**{k: _decode(hints[k], v, tensors) for k, v in value.items()})  # type: ignore[operator]
     if hint is Tensor and isinstance(value, dict):
-        return tensors[value["tensor"]]
+        if (name := value.get("tensor")) not in tensors:
+            raise ValueError(f"there is no tensor {name!r:.80}")
+        return tensors[name]
     if _is_list(hint) and isinstance(value, list):
         items = [_decode(h, v, tensors) for h, v in _items(hint, value)]
         return items if typing.get_origin(hint) is list else tuple(items)

@@ -333,6 +333,9 @@ TABLES: dict[str, type[Table]] = {
 }
 
 
+TOO_DEEP = "its lists or tables are nested too deeply; no key needs more than two levels"
+
+
 def load_config(path: str | Path) -> Config:
     """Read ``operant.toml``; all problems are reported together, one line per key."""
     path = Path(path)
@@ -345,14 +348,19 @@ def load_config(path: str | Path) -> Config:
         page = tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not readable TOML: {error}; save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not readable TOML: {error}; {_advice(text)}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not readable TOML: {TOO_DEEP}") from None
+    except ValueError as error:
+        advice = "save it as UTF-8" if "\0" in text else _advice(text)  # in UTF-16, every other byte is zero
+        raise ValueError(f"{path} is not readable TOML: {error}; {advice}") from None
     try:
         config = Config.model_validate(page)
     except ValidationError as error:
         problems = _problems(error)
         one = len(problems) == 1
         raise ValueError(f"{path}: {problems[0]}" if one else "\n  ".join([f"{path}:", *problems])) from None
+    except RecursionError:
+        raise ValueError(f"{path} is not a configuration: {TOO_DEEP}") from None
     config._place = path.parent.resolve()
     return config
 

@@ -154,7 +154,8 @@ def _walk(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder):
         here = Path(root).relative_to(folder)
         folders[:] = sorted(f for f in folders if not IGNORED.match(f)) if len(here.parts) < MAX_DEPTH else []
-        for name in sorted([*folders, *files]):
+        regular = [name for name in files if os.path.isfile(os.path.join(root, name))]  # a pipe would block
+        for name in sorted([*folders, *regular]):
             if not IGNORED.match(name):
                 yield here / name
                 seen += 1
@@ -280,7 +281,7 @@ def _builders(path: Path) -> list[str]:
         return []
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError, OSError, ValueError):
+    except (SyntaxError, UnicodeDecodeError, OSError, ValueError, RecursionError, MemoryError):
         return []
     modules: list[str] = []
     for node in tree.body:

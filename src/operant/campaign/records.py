@@ -18,6 +18,7 @@ from operant.model import Classifier, Finding
 from operant.profile import Drift
 from operant.retrain import FinetuneRecord
 from operant.suite import Suite
+from operant.validation import check_ascending, check_between, check_from_below
 
 PACKAGES = ("operant", "torch", "numpy", "scipy", "scikit-learn")
 TOP_SHARES = 4  # shares that a decision prints
@@ -36,6 +37,10 @@ class Requirement:
     max_drop: float
     level: float
     mass_quantile: float
+
+    def __post_init__(self) -> None:
+        check_between(0, 1, level=self.level)
+        check_from_below(0, 1, mass_quantile=self.mass_quantile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +68,9 @@ class CampaignInfo:
     findings: tuple[Finding, ...]
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_ascending(bounds=self.bounds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,8 +188,15 @@ def _check_shares(requirement: float, confidence: float) -> None:
 
 def _read_history(out: Path, labels: int, seed: int) -> tuple[int, list[list[int]]]:
     """The number of this assessment in its folder, from 0, and all up to now; repeating one does not count."""
+    from operant.files import read_regular
+
     path = out / "history.json"
-    history: list[list[int]] = json.loads(path.read_bytes()) if path.exists() else []
+    try:
+        history: list[list[int]] = json.loads(read_regular(path)) if path.exists() else []
+        if not isinstance(history, list):
+            raise ValueError("it must be a list")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); choose a new folder for this assessment") from None
     if [labels, seed] not in history:
         history.append([labels, seed])
     return history.index([labels, seed]), history

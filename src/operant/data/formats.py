@@ -1,4 +1,7 @@
-"""Readers of image file formats; a file that cannot be read raises a ValueError that names it."""
+"""Readers of image file formats; a file that cannot be read raises a ValueError that names it.
+
+No reader unpacks a small file to gigabytes; see `operant.files`.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from operant.data.matlab import numeric_arrays
+from operant.files import check_picture_bytes, check_regular, check_unpacked
 
 Array = NDArray[Any]
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 PICTURES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+PILLOW_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow's others start programs, or have no limits
 CIFAR_SHAPE = (3, 32, 32)
 
 
@@ -44,6 +51,7 @@ class Images:
 @contextmanager
 def _reading(path: Path, kind: str, advice: str) -> Iterator[None]:
     """Turn any error while a file is read into a ValueError that names the file."""
+    check_regular(path)
     try:
         yield
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
@@ -59,19 +67,37 @@ def _reading(path: Path, kind: str, advice: str) -> Iterator[None]:
 def read_npz(path: str | Path) -> dict[str, Array]:
     """All arrays of an npz file by name; Python objects, NaN and infinity raise a ValueError."""
     path = Path(path)
-    with _reading(path, "npz file", "write it again with numpy.savez, arrays of numbers only"):
-        with zipfile.ZipFile(path) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"its part {damaged} fails the checksum")
-        with np.load(path, allow_pickle=False) as arrays:
-            content = {name: arrays[name] for name in arrays.files}
-        for name, array in content.items():
-            if not isinstance(array, np.ndarray):
-                raise ValueError(f"its part {name} is not an array")
+    advice = "write it again with numpy.savez, arrays of numbers only"
+    with _reading(path, "npz file", advice), zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+        check_unpacked(sum(part.file_size for part in parts), path.stat().st_size)
+        content = {part.filename.removesuffix(".npy"): _read_part(archive, part) for part in parts}
     for name, array in content.items():
-        if array.dtype.kind in "fc" and not (np.abs(array) <= np.finfo(np.float32).max).all():
+        if array.dtype.kind in "fc" and not _all_finite(array):
             raise ValueError(f"{path} holds NaN or infinity in {name}; remove or repair those rows and write it again")
     return content
+
+
+def _read_part(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> Array:
+    """One array of an npz file; its size was checked, and zipfile reads no more than that."""
+    if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others are unpacked without a limit
+        raise ValueError(f"its part {part.filename} is compressed in a way that numpy does not use")
+    with archive.open(part) as file:
+        try:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+            rest = file.read(1)  # compares the checksum
+        except zipfile.BadZipFile:
+            raise ValueError(f"its part {part.filename} fails the checksum") from None
+    if rest:
+        raise ValueError(f"its part {part.filename} has more bytes than its array")
+    return array
+
+
+def _all_finite(array: Array) -> bool:
+    """Whether all numbers fit into float32, without a copy of the array."""
+    most = np.finfo(np.float32).max
+    parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
+    return array.size == 0 or all(-most <= part.min() and part.max() <= most for part in parts)  # false for NaN
 
 
 def images_from_arrays(arrays: dict[str, Array], x: str, y: str, path: Path) -> Images:
@@ -125,19 +151,32 @@ def read_idx(path: str | Path) -> Array:
     """The array of an IDX file, the format of MNIST."""
     path = Path(path)
     with _reading(path, "IDX file", "download it again"):
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_TYPES:
-            raise ValueError(f"it starts with {content[:4]!r}, not with two zeros and an IDX type")
-        dtype, rank = np.dtype(IDX_TYPES[content[2]]), content[3]
-        start = 4 + 4 * rank
-        shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
-        expected = start + math.prod(shape) * dtype.itemsize
-        if len(content) != expected:
-            raise ValueError(f"its header announces {expected} bytes, it has {len(content)}")
-        array = np.frombuffer(content, dtype, offset=start).reshape(shape)
-        if dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError("it holds NaN or infinity")
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as opened:
+            array = _read_idx(cast(BinaryIO, opened), path.stat().st_size)
+    return array
+
+
+def _read_idx(file: BinaryIO, size: int) -> Array:
+    """The array that an IDX file of ``size`` bytes announces; no byte after it is kept."""
+    start = file.read(4)
+    if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in IDX_TYPES:
+        raise ValueError(f"it starts with {start!r}, not with two zeros and an IDX type")
+    dtype, rank = np.dtype(IDX_TYPES[start[2]]), start[3]
+    sizes = file.read(4 * rank)
+    if len(sizes) < 4 * rank:
+        raise ValueError(f"it ends within its header of {4 + 4 * rank} bytes")
+    shape = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, 4 * rank, 4))
+    expected = math.prod(shape) * dtype.itemsize
+    check_unpacked(expected, size)
+    content = file.read(expected + 1)  # one more than announced, which also compares the checksum of gzip
+    if len(content) != expected:
+        found = f"{4 + 4 * rank + len(content)}{' or more' * (len(content) > expected)}"
+        raise ValueError(f"its header announces {4 + 4 * rank + expected} bytes, it has {found}")
+    array = np.frombuffer(content, dtype).reshape(shape)
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("it holds NaN or infinity")
     return array.astype(dtype.newbyteorder("="))
 
 
@@ -205,18 +244,20 @@ class _Name:
 
 @dataclass(eq=False)
 class _Unfinished:
-    """An array, or a dtype if one is given, that a later BUILD opcode completes."""
+    """An array, or a dtype if one is given, that a later BUILD opcode completes; then ``done`` is its value."""
 
     dtype: str | None = None
+    done: Any = None
 
 
 def _unpickled(content: bytes) -> Any:
     """The value of a pickle made of numpy arrays, strings, bytes, numbers, lists, tuples and dicts.
 
     This interpreter executes the opcodes (protocols 2 to 4) without Python's unpickler. Opcodes and names outside the
-    short list above raise a ValueError, so a pickle cannot import or call anything.
+    short list above raise a ValueError, so a pickle cannot import or call anything. Its time and memory are linear in
+    the size of the pickle.
     """
-    machine = _Machine()
+    machine = _Machine(encodable=len(content))
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name == "STOP":
             break
@@ -228,8 +269,13 @@ def _unpickled(content: bytes) -> Any:
 
 @dataclass
 class _Machine:
-    """The stack and memory of a pickle; `outer` holds the stacks below each open mark."""
+    """The stack and memory of a pickle; `outer` holds the stacks below each open mark.
 
+    ``encodable`` is how many more bytes may be made from strings. A pickle has every string once, so its own size is
+    enough.
+    """
+
+    encodable: int
     stack: list[Any] = field(default_factory=list)
     outer: list[list[Any]] = field(default_factory=list)
     memory: dict[int, Any] = field(default_factory=dict)
@@ -250,11 +296,15 @@ class _Machine:
         elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
             self.memory[len(self.memory) if argument is None else argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(self.memory[argument])
+            value = self.memory[argument]
+            stack.append(value.done if isinstance(value, _Unfinished) and value.done is not None else value)
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             stack.append(_Name(argument if name == "GLOBAL" else " ".join(self.take(2))))
         elif name == "REDUCE":
-            stack.append(_reduced(*self.take(2)))
+            stack.append(value := _reduced(*self.take(2)))
+            self.encodable -= len(value) if isinstance(value, bytes) else 0
+            if self.encodable < 0:
+                raise ValueError("it turns one string into bytes many times")
         elif name == "BUILD":
             self.build(stack.pop())
         else:
@@ -295,11 +345,10 @@ class _Machine:
         return values
 
     def build(self, state: Any) -> None:
-        """Complete the array or dtype on top of the stack, and its copies in memory."""
+        """Complete the array or dtype on top of the stack; `step` replaces its copies in memory when they are used."""
         started = _expect(self.stack[-1], _Unfinished)
-        done = _array(state) if started.dtype is None else _dtype(started.dtype, state)
-        self.stack[-1] = done
-        self.memory = {key: done if value is started else value for key, value in self.memory.items()}
+        started.done = _array(state) if started.dtype is None else _dtype(started.dtype, state)
+        self.stack[-1] = started.done
 
 
 def _reduced(function: Any, arguments: Any) -> Any:
@@ -326,8 +375,8 @@ def _array(state: Any) -> Array:
     """An array from its state: version, shape, dtype, column-major order or not, values."""
     _, shape, dtype, fortran, values = _expect(state, tuple)
     flat = np.frombuffer(_expect(values, bytes), _expect(dtype, np.dtype))
-    if math.prod(_expect(shape, tuple)) != flat.size:
-        raise ValueError(f"an array in it has {flat.size} values for the shape {shape}")
+    if not all(type(size) is int and size >= 0 for size in _expect(shape, tuple)) or math.prod(shape) != flat.size:
+        raise ValueError(f"an array in it has {flat.size} values, which do not fit its shape")
     return flat.reshape(shape, order="F" if fortran else "C")
 
 
@@ -346,11 +395,9 @@ def _text(value: Any) -> str:
 
 def read_svhn(path: str | Path) -> Images:
     """SVHN's cropped digits: a MATLAB file with ``X`` (32, 32, 3, N) and ``y`` 1..10, where 10 is the digit 0."""
-    from scipy.io import loadmat
-
     path = Path(path)
-    with _reading(path, "SVHN file of cropped digits", "download it again"), path.open("rb") as file:
-        page = loadmat(file, variable_names=["X", "y"])
+    with _reading(path, "SVHN file of cropped digits", "download it again"):
+        page = numeric_arrays(path.read_bytes(), ("X", "y"))
         if "X" not in page or "y" not in page:
             raise ValueError("it must hold X and y")
         x, y = page["X"], page["y"]
@@ -395,7 +442,12 @@ def class_folders(path: Path) -> list[Path]:
 
 def read_pictures(files: Sequence[Path], *, size: tuple[int, int] | None = None) -> Array:
     """The pictures in these files: uint8 ``(N, C, H, W)``; see `read_image_folder`."""
-    pictures = [_read_picture(file, size) for file in files]
+    pictures, bytes_read, unpacked = [], 0, 0
+    for file in files:
+        pictures.append(_read_picture(file, size))
+        bytes_read += file.stat().st_size
+        unpacked += pictures[-1].nbytes
+        check_unpacked(unpacked, bytes_read, f"{file.parent}, up to {file.name},")
     _check_sizes(files, pictures)
     if any(p.ndim == 3 for p in pictures):  # if one picture is in colour, all become colour
         pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]
@@ -414,16 +466,29 @@ def _read_picture(path: Path, size: tuple[int, int] | None) -> Array:
     """One picture as uint8: ``(H, W)`` if it is grey, else ``(H, W, 3)``."""
     from PIL import Image
 
-    with _reading(path, "picture", "replace or remove it"):
-        with Image.open(path) as picture:
+    with _reading(path, "picture", "replace or remove it"), _own_limit():
+        with Image.open(path, formats=PILLOW_FORMATS) as picture:
+            check_picture_bytes(4 * picture.width * picture.height, path.stat().st_size)
             picture.verify()  # checksums; the file has to be opened again afterwards
-        with Image.open(path) as picture:
+        with Image.open(path, formats=PILLOW_FORMATS) as picture:
             if picture.mode[0] in "IF":
                 raise ValueError(f"its pixels have mode {picture.mode}, not 8 bits each")
             if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getextrema()[0] != 255:
                 raise ValueError("parts of it are transparent, so its colours depend on the background")
             plain = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
         return np.array(plain if size is None else plain.resize((size[1], size[0]), Image.Resampling.BILINEAR))
+
+
+@contextmanager
+def _own_limit() -> Iterator[None]:
+    """Switch off Pillow's limit of pixels, which only warns below twice its value; ours raises an error before it."""
+    from PIL import Image
+
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
 def _check_sizes(files: Sequence[Path], pictures: Sequence[Array]) -> None:

@@ -28,6 +28,7 @@ MAX_NAME = 100  # characters of a file name
 CLASSES = "classes.json"
 EXAMPLES = "examples"
 PRIVATE = 0o600  # permissions of a new table; later ones are preserved
+MAX_DIGITS = 18  # of a label; longer ones are no classes
 READABLE_SIDE = 224  # pixels; smaller pictures are enlarged by whole factors up to this
 
 
@@ -166,9 +167,9 @@ class LabelFolder:
         classes = [name.strip().lower() for name in self.names]
         if not text.isdecimal() and text.lower() in classes:
             return classes.index(text.lower())
-        if not text.isdecimal() or int(text) >= self.classes:
+        if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) >= self.classes:
             allowed = f"({self._meaning()})" if self._named else f"from {self._meaning()}"
-            raise ValueError(f"line {line} of {path}: a label must be a class {allowed}, got {text!r}")
+            raise ValueError(f"line {line} of {path}: a label must be a class {allowed}, got {text!r:.80}")
         return int(text)
 
     def _write(self, new: Samples) -> None:

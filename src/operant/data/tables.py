@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from operant.files import check_regular
+
 MARK = "\ufeff"  # byte-order mark, by which spreadsheets recognise UTF-8
 
 
@@ -29,6 +31,7 @@ class CsvTable:
 
 def read_csv(path: Path) -> CsvTable:
     """Read what spreadsheets write: commas or semicolons, with or without a byte-order mark."""
+    check_regular(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -36,7 +39,10 @@ def read_csv(path: Path) -> CsvTable:
     mark = MARK if text.startswith(MARK) else ""
     text = text.removeprefix(MARK)
     separator = ";" if ";" in text.partition("\n")[0] else ","
-    lines = list(csv.reader(io.StringIO(text), delimiter=separator)) or [[]]
+    try:
+        lines = list(csv.reader(io.StringIO(text), delimiter=separator)) or [[]]
+    except csv.Error as error:
+        raise ValueError(f"{path} is not a readable table ({error}); save it as CSV (UTF-8) again") from None
     return CsvTable(header=lines[0], rows=lines[1:], separator=separator, mark=mark)
 
 

@@ -19,6 +19,7 @@ from operant import results
 from operant.execution.lock import LOCK, Holder, release_lock, take_lock
 from operant.execution.signature import difference
 from operant.execution.timing import TIMING, Stopwatch, read_times
+from operant.files import read_regular
 from operant.model import Classifier
 from operant.model.hashing import fingerprint, hash_of
 from operant.networks import load_weights, save_weights
@@ -234,7 +235,7 @@ class RunFolder:
             write_atomically(file, json.dumps(self.signature, indent=2).encode() + b"\n")
             return self.signature
         try:
-            old = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
+            old = {str(name): str(text) for name, text in json.loads(read_regular(file)).items()}
         except (OSError, ValueError, AttributeError, RecursionError):
             raise Damaged(f"{file} is damaged; delete it and run again with the same settings to resume") from None
         new = old if self.signature is None else self.signature
@@ -263,9 +264,11 @@ class RunFolder:
     def _check_seal(self, main: Path) -> None:
         again = "to compute it again"
         try:
-            page = json.loads(_seal_of(main).read_bytes())
-            run, files = str(page["run"]), dict(page["files"])
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            page = json.loads(read_regular(_seal_of(main)))
+            run, files = str(page["run"]), page["files"]
+            if not isinstance(files, dict):
+                raise ValueError
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
             raise Damaged(f"{_seal_of(main)}, the seal of {main}, is damaged; delete it {again}") from None
         if run != self._key:
             raise Damaged(f"{main} was made with other settings; delete it {again}, or choose a new folder")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from operant.files import read_regular
+
 TIMING = "timing.jsonl"
 START, OTHER = "start", "other"  # the parts of everything before the first step, and of whatever is in no other part
 
@@ -65,9 +67,9 @@ class Stopwatch:
 def read_times(file: Path) -> dict[str, float]:
     """Seconds by part, over all sessions; their sum is the wall-clock time of the run."""
     total: dict[str, float] = {}
-    with suppress(OSError):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError, TypeError, AttributeError):  # a line cut off by a kill
+    with suppress(OSError, ValueError):
+        for line in read_regular(file).decode("utf-8", errors="replace").splitlines():
+            with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # cut off by a kill
                 for name, seconds in json.loads(line).items():
                     total[name] = total.get(name, 0.0) + float(seconds)
     return total

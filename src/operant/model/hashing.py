@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.data import Samples
+from operant.files import check_regular
 from operant.model.classifier import Classifier
 
 
@@ -97,6 +98,7 @@ def hash_of(*parts: bytes) -> str:
 
 def fingerprint(file: Path) -> str:
     """A hash of a file's content; the header keys of a safetensors file are sorted first, since their order varies."""
+    check_regular(file)
     total = hashlib.blake2b(digest_size=16)
     with open(file, "rb") as opened:
         if file.suffix == ".safetensors":

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from operant.files import read_regular
 from operant.formatting import first_few
 from operant.results import write_atomically
 
@@ -24,8 +24,8 @@ def save_weights(module: nn.Module, path: str | Path) -> None:
 def load_weights(module: M, path: str | Path) -> M:
     """Load the weights of a safetensors file into ``module`` and return it.
 
-    Names and shapes must agree; otherwise a ValueError is raised and the module stays unchanged. Only batch norm's
-    counters may be missing.
+    Names and shapes must agree, and all weights must be finite real numbers; otherwise a ValueError is raised and the
+    module stays unchanged. Only batch norm's counters may be missing.
     """
     wanted = module.state_dict()
     found = _read(Path(path))
@@ -36,15 +36,33 @@ def load_weights(module: M, path: str | Path) -> M:
         for name, values in wanted.items()
         if name in found and found[name].shape != values.shape
     ]
-    problems = [("is missing", missing), ("has unexpected", unexpected), ("has other shapes:", reshaped)]
+    complex_ = [n for n, values in found.items() if n in wanted and values.is_complex() and not wanted[n].is_complex()]
+    problems = [
+        ("is missing", missing),
+        ("has unexpected", unexpected),
+        ("has other shapes:", reshaped),
+        ("has complex numbers in", complex_),
+    ]
     if any(names for _, names in problems):
         what = "; it ".join(f"{verb} {first_few(names, most=6)}" for verb, names in problems if names)
         raise ValueError(
             f"{path} does not hold the weights of this {type(module).__name__}: it {what}; build the network with the "
             "options it was saved with (channels, classes, size), or rename the file's tensors"
         )
+    if broken := [name for name, values in found.items() if not _are_numbers(values, wanted[name])]:
+        raise ValueError(
+            f"{path} has NaN or infinity in {first_few(broken, most=6)}; train it again, or use an earlier file"
+        )
     module.load_state_dict(wanted | found)
     return module
+
+
+def _are_numbers(values: Tensor, old: Tensor) -> bool:
+    """Whether all values are finite; a network's own infinity, as in a mask for attention, may stay where it is."""
+    if not (values.is_floating_point() or values.is_complex()):
+        return True
+    values = values if values.is_complex() else values.double()
+    return bool((values.isfinite() | (values == old.to(values))).all())
 
 
 def conversion(path: str | Path) -> str:
@@ -64,7 +82,7 @@ def conversion(path: str | Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    content = path.read_bytes()
+    content = read_regular(path)
     if path.suffix in PICKLED or b"/data.pkl" in content[:256]:  # the first entry of torch.save's archive
         raise ValueError(
             f"{path} is a file of torch.save, which may run code when it is read. Convert it to safetensors once, "
@@ -72,6 +90,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         )
     try:
         tensors: dict[str, Tensor] = load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file ({error}); download or save it again") from None
+    except Exception as error:  # safetensors has checks of its own, and torch others after them
+        reason = str(error).strip() or type(error).__name__
+        raise ValueError(f"{path} is not a readable safetensors file ({reason}); download or save it again") from None
     return tensors

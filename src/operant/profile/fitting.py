@@ -336,8 +336,10 @@ def load_profile(path: str | Path, *, features: Features | None = None) -> Profi
     if stored.has_features != (features is not None):
         need = "of features: give the function for them" if stored.has_features else "of inputs: give no features"
         raise ValueError(f"the profile in {path} is {need}")
-    encoder = next(e for e in (stored.flat, stored.pca, stored.vae) if e is not None)
-    density = next(d for d in (stored.kde, stored.mixture, stored.flow) if d is not None)
+    encoder = next((e for e in (stored.flat, stored.pca, stored.vae) if e is not None), None)
+    density = next((d for d in (stored.kde, stored.mixture, stored.flow) if d is not None), None)
+    if encoder is None or density is None:
+        raise ValueError(f"{path} has no {'encoder' if encoder is None else 'density'}; fit the profile again")
     plain = {name: getattr(stored, name) for name in STORED}
     profile = Profile(**plain, encoder=encoder, density=density, features=features)
     if features is not None:

@@ -10,6 +10,7 @@ from operant import results
 from operant.campaign.assessing import SequentialAssessment, what_it_takes
 from operant.campaign.observers import Section
 from operant.campaign.records import CampaignInfo, Round, StopRecord
+from operant.files import read_regular
 from operant.formatting import at_most, percent
 from operant.model import Finding
 from operant.report.failures import Gallery
@@ -191,7 +192,7 @@ def load_evidence(path: str | Path) -> Evidence:
     """Read ``report.json``; other formats are rejected."""
     path = Path(path)
     try:
-        page = json.loads(path.read_bytes())
+        page = json.loads(read_regular(path))
         found = page["value"].get("version") if page["type"] == Evidence.__name__ else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         found = None

@@ -20,6 +20,7 @@ from operant.campaign.progress import seconds_by_part
 from operant.campaign.records import CampaignInfo, FieldIds, Round, StopRecord
 from operant.execution.round_state import LabelBatch
 from operant.execution.run_folder import CASES, MODEL, RUN, RunFolder, finished
+from operant.files import read_regular
 from operant.model import Finding
 from operant.model.hashing import bytes_of, fingerprint, hash_of
 from operant.profile import FittedConditions, load_profile
@@ -84,7 +85,7 @@ def _settings(folder: Path) -> dict[str, str]:
             "(default: operant-run)"
         )
     try:
-        settings = {str(name): str(text) for name, text in json.loads(file.read_bytes()).items()}
+        settings = {str(name): str(text) for name, text in json.loads(read_regular(file)).items()}
         for name in ("requirement", "confidence", "max_drop", "level", "mass_quantile"):
             float(settings[name])
     except KeyError as error:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from operant.files import check_regular
 from operant.model import Classifier, copy_module
 from operant.model.hashing import described, tensors_of
 from operant.results import write_atomically
@@ -82,6 +83,12 @@ class Checkpoint:
             other = [name for name in names if state["identity"].get(name) != self._identity.get(name)]
             differs = f"{path} holds the state of another retraining, which differs in {', '.join(other)}"
             raise ValueError(f"{differs}; call with the same arguments to resume it, or delete it to start again")
+        try:
+            self._restore_all(tensors, state)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{path} does not fit this retraining ({error}); delete it to restart") from None
+
+    def _restore_all(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         self.history += [FinetuneEpoch(**e) for e in state["history"]]
         _restore(self.trainable.module, _below("trainable", tensors))
         if self.average is not None:
@@ -121,17 +128,23 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the state of a file; raises ValueError if they are not what was written."""
     restart = "delete it to restart the retraining"
+    check_regular(path)
     try:
         with safe_open(path, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, LookupError, RuntimeError, TypeError) as error:
         raise ValueError(f"{path} is damaged or not the state of a retraining ({error}); {restart}") from None
     if metadata.get("kind") != KIND:
         raise ValueError(f'{path} is not the state of a retraining: its kind is not "{KIND}"; move it, or {restart}')
     if _digest(tensors, metadata.get("state", "")) != metadata.get("digest"):
         raise ValueError(f"{path} has changed since it was written (its checksum differs); {restart}")
-    state: dict[str, Any] = json.loads(metadata["state"])
+    try:
+        state: dict[str, Any] = json.loads(metadata["state"])
+        if not isinstance(state["identity"], dict) or not isinstance(state["history"], list):
+            raise ValueError("it has no identity or no history")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is not the state of a retraining ({error}); {restart}") from None
     return tensors, state
 
 

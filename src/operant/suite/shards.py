@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from operant.files import check_regular
 from operant.results import write_atomically
 
 FORMAT = 1
@@ -115,17 +116,24 @@ def write_next(folder: Path, word: str, tensors: dict[str, Tensor], words: dict[
 def read_file(file: Path, word: str) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     """Tensors, metadata and digest that `write_next` wrote; damaged or foreign files raise a ValueError."""
     try:
+        check_regular(file)
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, LookupError, RuntimeError, TypeError) as error:
         raise ValueError(f"{file} is no complete safetensors file ({error}); {DELETE}") from None
     if metadata.get("operant") != f"suite {word}" or metadata.get("format") != str(FORMAT):
         raise ValueError(f"{file} is not the {word} file of a format-{FORMAT} suite; move it elsewhere")
     text = metadata.get("words", "")
     if digest(tensors, text) != metadata.get("digest"):
         raise ValueError(f"{file} has changed since it was written (its checksum differs); {DELETE}")
-    return tensors, json.loads(text), metadata["digest"]
+    try:
+        words = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the metadata of {file} is not readable JSON ({error}); {DELETE}") from None
+    if not isinstance(words, dict):
+        raise ValueError(f"the metadata of {file} must be a JSON object, got a {type(words).__name__}; {DELETE}")
+    return tensors, words, metadata["digest"]
 
 
 def digest(tensors: dict[str, Tensor], text: str) -> str:
@@ -134,7 +142,7 @@ def digest(tensors: dict[str, Tensor], text: str) -> str:
     for name, values in sorted(tensors.items()):
         total.update(json.dumps([name, str(values.dtype), list(values.shape)]).encode())
         if values.numel():
-            total.update(values.contiguous().view(torch.uint8).numpy().data)
+            total.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -151,12 +159,23 @@ def pack(columns: dict[str, Column]) -> tuple[dict[str, Tensor], dict[str, list[
     return tensors, vocabulary
 
 
-def unpack(tensors: dict[str, Tensor], vocabulary: dict[str, list[str]]) -> dict[str, Column]:
-    """The columns that were given to `pack`."""
-    columns: dict[str, Column] = {}
-    for key, values in sorted(tensors.items()):
-        if key.startswith("column."):
-            name = key.removeprefix("column.")
-            words = np.array(vocabulary.get(name, ()), dtype=np.str_)
-            columns[name] = words[values.numpy()] if name in vocabulary else values
-    return columns
+def unpack(tensors: dict[str, Tensor], vocabulary: Any) -> dict[str, Column]:
+    """The columns that were given to `pack`; anything else raises a ValueError."""
+    if not isinstance(vocabulary, dict):
+        raise ValueError(f"the vocabulary must be a JSON object, got {vocabulary!r:.80}")
+    keys = sorted(key for key in tensors if key.startswith("column."))
+    names = [key.removeprefix("column.") for key in keys]
+    return {name: _unpacked(name, tensors[key], vocabulary.get(name)) for name, key in zip(names, keys, strict=True)}
+
+
+def _unpacked(name: str, values: Tensor, words: Any) -> Column:
+    if values.ndim != 1 or (words is None and values.dtype not in (torch.float32, torch.float64)):
+        raise ValueError(f"column {name} must hold one number per row, got {values.dtype} of {tuple(values.shape)}")
+    if words is None:
+        return values
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"the vocabulary of column {name} must be a list of strings, got {words!r:.80}")
+    if values.dtype != torch.int32 or bool(((values < 0) | (values >= len(words))).any()):
+        raise ValueError(f"column {name} must hold int32 indices into its {len(words)} words")
+    strings: Strings = np.array(words, dtype=np.str_)[values.numpy()]
+    return strings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples, row_index
+from operant.files import read_regular
 from operant.results import write_atomically
 from operant.suite.shards import (
     FORMAT,
@@ -27,11 +29,13 @@ from operant.suite.shards import (
     unpack,
     write_next,
 )
-from operant.suite.verdicts import CaseIndex, Part, VerdictReader, columns_of, key_lookup, newest
+from operant.suite.verdicts import CaseIndex, Part, VerdictReader, columns_of, is_part, key_lookup, newest
 from operant.validation import check_between, check_from_below, check_one_of
 
 ROWS_PER_SHARD = 4096
 """`Suite.save` writes longer suites as several shards."""
+MAX_VALUES = 2**40  # of one case; a manifest that announces more is damaged
+INPUT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
 
 
@@ -389,17 +393,31 @@ def _shards(path: Path, shape: list[int], rejected: list[str]) -> list[_Shard]:
     for file in numbered(path, "shard").values():
         try:
             tensors, words, checksum = read_file(file, "shard")
-            if list(tensors["x"].shape[1:]) != shape:
-                raise ValueError(f"{file} does not hold cases of shape {tuple(shape)}; move it elsewhere")
+            suite = _unpacked(file, tensors, words, shape)
         except ValueError as error:
             rejected.append(str(error))
         else:
-            shards.append(_Shard(file=file, digest=checksum, suite=_unpacked(tensors, words)))
+            shards.append(_Shard(file=file, digest=checksum, suite=suite))
     return shards
 
 
-def _unpacked(tensors: dict[str, Tensor], words: dict[str, Any]) -> Suite:
-    columns = unpack(tensors, words["vocabulary"])
+def _unpacked(file: Path, tensors: dict[str, Tensor], words: dict[str, Any], shape: list[int]) -> Suite:
+    """The suite in a shard; a correct checksum does not make its content right, so everything is checked."""
+    try:
+        _check_rows("x", tensors, ("label", "seed", "prediction"))
+        _check_rows("seeds.x", tensors, ("seeds.y", "seeds.ids"))
+        columns = unpack(tensors, words.get("vocabulary"))
+        _check_columns(columns, len(tensors["x"]))
+        ids = tensors["seeds.ids"]
+        if not bool((ids[1:] > ids[:-1]).all()) or not bool(torch.isin(tensors["seed"], ids).all()):
+            raise ValueError("its seeds must be sorted by id, and every case's seed must be among them")
+        for name in ("attempted", "skipped"):
+            if type(words.get(name)) is not int or words[name] < 0:
+                raise ValueError(f"{name} must be a whole number, got {words.get(name)!r:.80}")
+    except ValueError as error:
+        raise ValueError(f"{file} is not a shard of a format-{FORMAT} suite: {error}; move it elsewhere") from None
+    if any(list(tensors[name].shape[1:]) != shape for name in ("x", "seeds.x")):
+        raise ValueError(f"{file} does not hold cases of shape {tuple(shape)}; move it elsewhere")
     return Suite(
         rows=LazyRows([tensors["x"]]),
         label=tensors["label"],
@@ -419,22 +437,60 @@ def _names_in(words: dict[str, Any]) -> tuple[str, ...] | None:
     return tuple(map(str, words["seeds.names"])) if "seeds.names" in words else None
 
 
+def _check_rows(inputs: str, tensors: dict[str, Tensor], names: Sequence[str]) -> None:
+    """Floating-point inputs, and one whole number for each of them under every name."""
+    if missing := [name for name in (inputs, *names) if name not in tensors]:
+        raise ValueError(f"it must hold {', '.join(missing)}")
+    x = tensors[inputs]
+    if x.ndim < 2 or x.dtype not in INPUT_TYPES:
+        raise ValueError(f"{inputs} must be floating-point (N, *shape), got {x.dtype} of shape {tuple(x.shape)}")
+    for name in names:
+        values = tensors[name]
+        if values.dtype != torch.int64 or values.shape != x.shape[:1]:
+            got = f"{values.dtype} of shape {tuple(values.shape)}"
+            raise ValueError(f"{name} must be int64, one for each of {len(x)} rows, got {got}")
+
+
+def _check_columns(columns: Mapping[str, Column], n: int) -> None:
+    if "method" not in columns or isinstance(columns["method"], Tensor):
+        raise ValueError("it must hold a column of strings named method")
+    for name, values in columns.items():
+        if len(values) != n:
+            raise ValueError(f"column {name} must have {n} rows, got {len(values)}")
+
+
 def _with_sidecars(path: Path, shards: list[_Shard], rejected: list[str]) -> list[_Shard]:
     """The shards with the columns that `add_columns` wrote, oldest first; damaged files are skipped."""
     known = {(shard.file.name, shard.digest): shard for shard in shards}
     for file in numbered(path, "columns").values():
         try:
-            tensors, words, _ = read_file(file, "columns")
+            known |= _with_columns(file, known)
         except ValueError as error:
             rejected.append(str(error))
-            continue
-        columns, start = unpack(tensors, words["vocabulary"]), 0
-        for name, of, n in words["shards"]:
+    return list(known.values())
+
+
+def _with_columns(file: Path, known: Mapping[tuple[str, str], _Shard]) -> dict[tuple[str, str], _Shard]:
+    """The shards, by name and digest, that a file of `add_columns` adds columns to."""
+    tensors, words, _ = read_file(file, "columns")
+    changed = {}
+    try:
+        columns, start = unpack(tensors, words.get("vocabulary")), 0
+        for name, of, n in _covered(words.get("shards")):
             if shard := known.get((name, of)):
                 part = {column: values[start : start + n] for column, values in columns.items()}
-                known[name, of] = replace(shard, suite=shard.suite.with_columns(**part))
+                changed[name, of] = replace(shard, suite=shard.suite.with_columns(**part))
             start += n
-    return list(known.values())
+    except ValueError as error:
+        raise ValueError(f"{file} does not fit the shards it names ({error}); move it elsewhere") from None
+    return changed
+
+
+def _covered(parts: Any) -> list[Part]:
+    """The shards that a file of columns names, checked."""
+    if not isinstance(parts, list) or not all(is_part(part) for part in parts):
+        raise ValueError(f"its shards must be a list of name, checksum and number of rows, got {parts!r:.80}")
+    return [(name, of, n) for name, of, n in parts]
 
 
 def _joined_shards(shards: list[_Shard], rejected: list[str]) -> tuple[list[_Shard], Suite]:
@@ -464,12 +520,15 @@ def _manifest(path: Path) -> list[int]:
     if not file.exists():
         raise ValueError(f"{path} is not a suite: it has no manifest.json; give the folder that Suite.save wrote")
     try:
-        page = json.loads(file.read_bytes())
-        if page["suite"] != FORMAT:
+        page = json.loads(read_regular(file))
+        shape = page["shape"]
+        if page["suite"] != FORMAT or not isinstance(shape, list) or not shape:
             raise ValueError
-        return [int(size) for size in page["shape"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        if not all(type(size) is int and size >= 0 for size in shape) or math.prod(map(float, shape)) > MAX_VALUES:
+            raise ValueError
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
         raise ValueError(f"{file} is not the manifest of a format-{FORMAT} suite; move the folder elsewhere") from None
+    return shape
 
 
 def _part(values: Column, rows: Tensor) -> Column:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from operant.files import check_regular
 from operant.suite.shards import LazyRows, Strings
 
 COLUMNS = ("verdict", "verdict_by", "verdict_at", "tags")
@@ -74,7 +75,7 @@ def beside(suite: Path) -> Path:
 
 def key_of(seed: int, x: Tensor) -> str:
     """Identifies a case in any suite: a hash of its seed's id and its content."""
-    content = x.detach().cpu().contiguous().numpy().tobytes()
+    content = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.blake2b(seed.to_bytes(8, "little", signed=True) + content, digest_size=8).hexdigest()
 
 
@@ -165,11 +166,11 @@ class _VerdictLog:
                 continue
             try:
                 at, by, row, key, verdict, tags, undo = value
-                if not 0 < at < MAX_TIME or verdict not in ("", *VERDICTS):
+                if not 0 < at < MAX_TIME or verdict not in ("", *VERDICTS) or type(row) is not int:
                     raise ValueError
                 fields = {"by": str(by), "at": float(at), "verdict": verdict, "tags": tuple(map(str, tags))}
-                rows = self._rows(int(row), str(key), index)
-            except (TypeError, ValueError):
+                rows = self._rows(row, str(key), index)
+            except (TypeError, ValueError, ArithmeticError):
                 rejected.append(f"line {self._line} of {self.file} is not a verdict; it is left out")
                 continue
             for place in rows:
@@ -179,6 +180,7 @@ class _VerdictLog:
         """The values of the complete lines that were added since the last call."""
         if self.ignored:
             return
+        check_regular(self.file)
         with open(self.file, "rb") as file:
             file.seek(self._place)
             content = file.read()
@@ -204,8 +206,10 @@ class _VerdictLog:
         try:
             if (header["operant"], header["format"]) != ("suite verdicts", FORMAT):
                 raise ValueError
-            self._row_map = _RowMap([(str(name), str(of), int(n)) for name, of, n in header["shards"]], index.parts)
-            self.plan = dict(header["plan"])
+            parts = [(name, of, n) for name, of, n in header["shards"]]
+            if not all(map(is_part, parts)) or not isinstance(header["plan"], dict):
+                raise ValueError
+            self._row_map, self.plan = _RowMap(parts, index.parts), header["plan"]
         except (TypeError, KeyError, ValueError):
             rejected.append(f"{self.file} is not a format-{FORMAT} log of verdicts; move it elsewhere")
             self.ignored = True
@@ -221,9 +225,9 @@ class _RowMap:
     """Maps row numbers of a log's shards to row numbers of a suite."""
 
     def __init__(self, parts: Sequence[Part], now: Sequence[Part]) -> None:
-        starts = dict(zip(((name, digest) for name, digest, _ in now), _starts(now), strict=True))
+        starts = dict(zip(now, _starts(now), strict=True))
         self._first, self._end = _starts(parts), sum(n for _, _, n in parts)
-        self._now = [starts.get((name, digest)) for name, digest, _ in parts]
+        self._now = [starts.get(part) for part in parts]
 
     def place(self, row: int) -> int | None:
         if not 0 <= row < self._end:
@@ -231,6 +235,13 @@ class _RowMap:
         part = bisect_right(self._first, row) - 1
         start = self._now[part]
         return None if start is None else start + row - self._first[part]
+
+
+def is_part(value: Any) -> bool:
+    """Whether a value read from a file is a `Part`."""
+    if not isinstance(value, list | tuple) or [type(item) for item in value] != [str, str, int]:
+        return False
+    return bool(value[2] >= 0)
 
 
 def _starts(parts: Sequence[Part]) -> list[int]:

@@ -25,6 +25,7 @@ from operant.data.samples import Samples
 from operant.triage.desk import NotFound, RequestFields, RowLists
 from operant.validation import check_one_of
 
+MAX_CLASSES = 10**6  # a folder that announces more is damaged
 MAX_VALUES = 40  # shown of an input that is not a picture
 FILTERS = ("all", "todo", "done")
 
@@ -175,7 +176,7 @@ class LabelDesk:
             return []
         try:
             x = np.asarray(read_npz(file)["x"], dtype=np.float64).ravel()[:MAX_VALUES]
-        except (ValueError, KeyError, OSError):
+        except (ValueError, TypeError, KeyError, OSError):
             return [("file", "cannot be read")]
         return [(f"value {i}", f"{value:.4g}") for i, value in enumerate(x.tolist())]
 
@@ -187,7 +188,9 @@ def class_names(folder: Path) -> tuple[str, ...]:
         raise ValueError(f"{folder} has no {CLASSES}; name the classes with --classes, such as 10 or cat,dog")
     try:
         page = json.loads(file.read_bytes())
-        n, names = int(page["classes"]), [str(name) for name in page["names"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        n, names = page["classes"], [str(name) for name in page["names"]]
+        if type(n) is not int or not 1 <= n <= MAX_CLASSES:
+            raise ValueError
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise ValueError(f"{file} is damaged; name the classes with --classes, such as 10 or cat,dog") from None
     return tuple(names) if len(names) == n else tuple(map(str, range(n)))

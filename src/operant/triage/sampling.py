@@ -148,7 +148,8 @@ def latest_plan(path: str | Path) -> SamplePlan:
 def plan_from_log(stored: dict[str, Any] | None) -> SamplePlan:
     """The plan as a log stores it, or ``SamplePlan()`` if it is missing or damaged."""
     try:
-        return SamplePlan(**(stored or {}))
+        plan = SamplePlan(**(stored or {}))
+        return plan if type(plan.n) is type(plan.seed) is int else SamplePlan()
     except (TypeError, ValueError):
         return SamplePlan()
 

@@ -1,0 +1,74 @@
+"""Safe reading of files from others: regular files only, and no small file that unpacks to gigabytes.
+
+An ordinary data set passes both limits below. Set the environment variable ``OPERANT_MAX_BYTES`` to raise them all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+VARIABLE = "OPERANT_MAX_BYTES"
+MAX_BYTES = 2**30  # what any file may unpack to, unless the environment variable says otherwise
+MAX_RATIO = 20  # larger content is accepted up to this multiple of the file's size
+PICTURES_PER_LIMIT = 4  # a picture may take a quarter: decoding needs several copies of its pixels
+
+
+def check_regular(path: Path) -> None:
+    """Raise a ValueError if a path is neither a file nor a folder: reading a pipe or a device may never end."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError(f"{path} must be a regular file, but is a pipe, a socket or a device; remove it")
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file; see `check_regular`."""
+    check_regular(path)
+    return path.read_bytes()
+
+
+def max_bytes() -> int:
+    """What any file may unpack to: the environment variable ``OPERANT_MAX_BYTES``, or 1 GiB.
+
+    >>> max_bytes() == 2**30
+    True
+    """
+    given = os.environ.get(VARIABLE, "").strip()
+    if not given:
+        return MAX_BYTES
+    if not (given.isdecimal() and len(given) < 20 and int(given) > 0):
+        raise ValueError(
+            f"the environment variable {VARIABLE} must be a number of bytes such as {2**33}, got {given!r}"
+        )
+    return int(given)
+
+
+def limit_for(size: int) -> int:
+    """How many bytes a file of ``size`` bytes may unpack to."""
+    return max(max_bytes(), MAX_RATIO * size)
+
+
+def check_unpacked(unpacked: int, size: int, what: str = "it") -> None:
+    """Raise a ValueError if a file of ``size`` bytes would unpack to more than `limit_for` allows.
+
+    >>> check_unpacked(3 * 10**9, size=10**9)
+    >>> check_unpacked(3 * 10**9, size=10**6)
+    Traceback (most recent call last):
+    ValueError: it unpacks to 3 GB, more than the limit of 1.07 GB (set OPERANT_MAX_BYTES=3000000000 to read it anyway)
+    """
+    _check(unpacked, limit_for(size), unpacked, what)
+
+
+def check_picture_bytes(unpacked: int, size: int) -> None:
+    """The same for one picture, with a quarter of the limit, or `MAX_RATIO` times the file's size."""
+    limit = max(max_bytes() // PICTURES_PER_LIMIT, MAX_RATIO * size)
+    _check(unpacked, limit, PICTURES_PER_LIMIT * unpacked, "it")
+
+
+def _check(unpacked: int, limit: int, needed: int, what: str) -> None:
+    if unpacked > limit:
+        raise ValueError(
+            f"{what} unpacks to {unpacked / 1e9:.3g} GB, more than the limit of {limit / 1e9:.3g} GB "
+            f"(set {VARIABLE}={needed} to read it anyway)"
+        )
