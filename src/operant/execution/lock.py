@@ -76,9 +76,7 @@ def _check_holder_is_dead(folder: Path, file: Path) -> None:
 def _read_holder(file: Path) -> Holder:
     try:
         page = json.loads(read_regular(file))
-        if type(page["pid"]) is not int:
-            raise TypeError(f"its process id is {page['pid']!r:.80}")
-        return Holder(pid=page["pid"], host=str(page["host"]), started=str(page["started"]))
+        return Holder(pid=int(page["pid"]), host=str(page["host"]), started=str(page["started"]))
     except (TypeError, LookupError, OverflowError, RecursionError) as error:
         raise ValueError(f"{file} names no process ({error})") from None
 
