@@ -313,7 +313,7 @@ def test_a_damaged_lock_is_an_error(tmp_path, content) -> None:
 
 
 @pytest.mark.parametrize(
-    "pid", [0, -1, pytest.param(-os.getpid(), id="own group"), 2**22 + 1, 2**31, 2**40, 10**30, "-7", 5e6]
+    "pid", [0, -1, pytest.param(-os.getpid(), id="own"), 2**22 + 1, 2**31, 2**40, 10**30, "-7", 5e6]
 )
 @pytest.mark.parametrize("started", ["", "whenever"])
 def test_the_lock_of_an_impossible_process_is_taken_over(tmp_path, pid, started) -> None:
