@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "operant"
 
 # What may import what: a module imports from its own line and from the lines above it.
 ORDER = [
-    "types rng results formatting checks validation",
+    "types rng results formatting activity checks validation",
     "data model suite",
     "networks density conditions measure",
     "profile",

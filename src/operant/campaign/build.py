@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from operant.activity import Activity, activity
 from operant.campaign.campaign import Campaign
 from operant.campaign.config import Config
 from operant.campaign.field import MIN_PROFILE_INPUTS
@@ -86,7 +87,7 @@ def build(config: Config, *, workers: int | None = None) -> CampaignJob:
     folder = config.path(config.run.folder)
     with _naming_key("run", "folder"):
         make_folder(folder)
-    with _naming_key("labels"):
+    with activity("preparing the labeller"), _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names)
     with _naming_key("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes)
@@ -136,12 +137,12 @@ def _observers(config: Config) -> list[Observer]:
 def build_model(config: Config, notes: list[str]) -> Classifier:
     """The classifier of [model]."""
     table = config.model
-    with _naming_key("model", "module"):
+    with activity(f"building the model {table.module}"), _naming_key("model", "module"):
         module = build_module(importable(config, table.module))
     if table.weights is None:
         notes.append("[model] weights is not given: the module keeps the weights that its callable gives it")
     else:
-        with _naming_key("model", "weights"):
+        with activity(f"reading {table.weights}"), _naming_key("model", "weights"):
             load_weights(module, _existing(config.path(table.weights)))
     with _naming_key("model"):
         return Classifier(module, **table.model_dump(include={"bounds", "mean", "std", "batch_size"}))
@@ -188,7 +189,7 @@ def build_moves(
     table = config.generate
     with _naming_key("generate", "moves"):
         own: dict[str, Move] = {name: find_callable(importable(config, t)) for name, t in table.moves.items()}
-    with _naming_key("generate", "radii"):
+    with _naming_key("generate", "radii"), activity("choosing radii"):
         radii = default_radii(train, norm=table.norm) if table.radii is None else table.radii
     if table.radii is None:
         notes.append(f"[generate] radii is not given: {radii} in {table.norm}, which fit the training inputs")
@@ -206,10 +207,10 @@ def build_moves(
 def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samples, Samples, FieldFiles]:
     """Training and clean samples, and the function that returns field inputs; all checked against the model."""
     table, read = config.data, partial(read_samples, size=config.data.size)
-    with _naming_key("data", "train"):
+    with activity("reading training data"), _naming_key("data", "train"):
         train = _labelled(model.match_dtype(read(_existing(config.path(table.train)), part="train")))
         model.check(train)
-    with _naming_key("data", "clean"):
+    with activity("reading clean data"), _naming_key("data", "clean"):
         if table.clean is None:
             train, clean = _hold_out(train, table.clean_share, notes)
         else:
@@ -255,7 +256,8 @@ class FieldFiles:
     def __call__(self, number: int) -> Samples:
         with _naming_key("data", "field"):
             files = self.files()
-            parts = [self.model.match_dtype(read_samples(p, size=self.size, part="field")) for p in files]
+            with activity("reading field data", len(files), unit="files or folders") as work:
+                parts = [self._read(file, work) for file in files]
             for file, part in zip(files, parts, strict=True):
                 _check_shape(part, self.train)
                 if file.is_dir():
@@ -265,6 +267,11 @@ class FieldFiles:
             if bool(torch.isin(everything.ids, torch.cat([self.train.ids, self.clean.ids])).all()):
                 raise ValueError("must contain inputs that are not in train or clean, got none")
         return everything
+
+    def _read(self, file: Path, work: Activity) -> Samples:
+        samples = self.model.match_dtype(read_samples(file, size=self.size, part="field"))
+        work.advance()
+        return samples
 
     def files(self) -> list[Path]:
         """Files and folders that match the patterns, by name; a folder of npz files stands for those files."""

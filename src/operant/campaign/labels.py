@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from operant.activity import activity
 from operant.campaign.assessing import LabelBudget, SequentialAssessment, assess_model, confidence_of, label_budget
 from operant.campaign.field import FieldState
 from operant.campaign.records import Round
@@ -104,7 +105,8 @@ class FieldLabels:
         self.state.report("assess", i * self.options.label_batch, most)
 
         def ask() -> LabelBatch:
-            labels = self.labeller(Samples(inputs.x, ids=inputs.ids)).cpu()
+            with activity(f"waiting for {len(inputs)} labels"):
+                labels = self.labeller(Samples(inputs.x, ids=inputs.ids)).cpu()
             _check_labels(labels, len(inputs), self.state.model.classes(inputs.x[:1]))
             return LabelBatch(ids=inputs.ids, labels=labels)
 

@@ -7,7 +7,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from operant.activity import STATUS_AFTER, Activity, Lines, describe, is_shown, showing, showing_on
+from operant.activity import as_json as activity_json
 from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.records import CampaignResult, Round
-from operant.execution.events import Event, EventHandler, ignore
+from operant.execution.events import STEADY, Event, EventHandler, StepActivity, ignore
 from operant.formatting import duration
 
 STEPS = {
@@ -44,22 +46,40 @@ STEP_OF_FILE = {
 
 @contextmanager
 def show_progress(console: Console, *, quiet: bool = False, as_json: bool = False) -> Iterator[EventHandler]:
-    """An ``on_event`` for a campaign, to use while it runs.
+    """An ``on_event`` for a campaign, to use while it runs; activities between its events are shown too.
 
     Args:
         console: where to print.
         quiet: print nothing.
         as_json: print one JSON object per line, for programs.
     """
-    if as_json:
-        yield lambda event: print_json(console, event_json(event))
-    elif quiet:
-        yield ignore
-    elif console.is_terminal:
-        with _progress(console) as progress:
-            yield ProgressBar(progress=progress)
+    if quiet and not as_json:
+        with showing(None):
+            yield ignore
+    elif console.is_terminal and not as_json:
+        with _progress(console) as progress, showing(bar := ProgressBar(progress=progress)):
+            yield bar
     else:
-        yield ProgressLines(console=console)
+        with _showing_steps(console, as_json=as_json) as announce:
+            lines = ProgressLines(console=console)
+
+            def show(event: Event) -> None:
+                print_json(console, event_json(event)) if as_json else lines(event)
+                announce(event)
+
+            yield show
+
+
+@contextmanager
+def _showing_steps(console: Console, *, as_json: bool) -> Iterator[EventHandler]:
+    """Further lines about a step that lasts, by time."""
+    display = Lines(lambda running, now: print_json(console, activity_json(running, now)))
+    with nullcontext() if is_shown() else showing(display) if as_json else showing_on(console):
+        announce = StepActivity(lambda e: step_title(e) if e.step in STEPS else "", _count)
+        try:
+            yield announce
+        finally:
+            announce.close()
 
 
 # For people
@@ -86,16 +106,15 @@ class ProgressState:
     def text(self, event: Event, *, assessment: bool = True) -> str:
         """How much is done, and what to print beside it, with the last assessment if wanted."""
         details = event.details
-        count = COUNTS.get(event.step, "").format(done=event.done, total=event.total)
         failures = f"{details['failures']} failures so far" if "failures" in details else ""
         smaller = f"little memory, batches of {details['batch_size']} rows" if "batch_size" in details else ""
         known = self.assessment.short if assessment and self.assessment else ""
-        return ", ".join(part for part in (count, failures, smaller, self.time_left(event), known) if part)
+        return ", ".join(part for part in (_count(event), failures, smaller, self.time_left(event), known) if part)
 
     def time_left(self, event: Event) -> str:
         """How long the rest of the step will take at the present speed."""
         gained, missing = event.done - self.first, event.total - event.done
-        if gained <= 0 or missing <= 0 or event.step not in ("generate", "retrain"):
+        if gained <= 0 or missing <= 0 or event.step not in STEADY:
             return ""
         return f"about {duration((self.clock() - self.began) / gained * missing)} left"
 
@@ -130,6 +149,10 @@ class ProgressBar:
     progress: Progress
     state: ProgressState = field(default_factory=ProgressState)
     task: TaskID | None = None
+    activity: TaskID = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.activity = self.progress.add_task("", total=None, visible=False, text="")
 
     def __call__(self, event: Event) -> None:
         if self.state.update(event):
@@ -143,6 +166,15 @@ class ProgressBar:
             total = event.total if event.step in COUNTS else None  # other steps do not know how far they are
             text = escape(self.state.text(event))
             self.progress.update(self.task, completed=event.done if total else 0, total=total, text=text)
+
+    def update(self, running: tuple[Activity, ...], now: float) -> None:
+        """Show what is done within the step, below the bar."""
+        if any(now - work.began >= STATUS_AFTER for work in running):
+            self.progress.update(self.activity, visible=True, text=escape(describe(running, now)))
+
+    def clear(self) -> None:
+        """Show only the step."""
+        self.progress.update(self.activity, visible=False)
 
 
 def permanent_lines(event: Event) -> list[str]:
@@ -159,6 +191,10 @@ def step_title(event: Event) -> str:
     'round 2, searching for failures'
     """
     return f"round {event.round}, {STEPS.get(event.step, event.step)}"
+
+
+def _count(event: Event) -> str:
+    return COUNTS.get(event.step, "").format(done=event.done, total=event.total)
 
 
 def _progress(console: Console) -> Progress:

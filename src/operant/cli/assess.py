@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
-from operant.cli.output import CANNOT_RUN, MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.cli.output import CANNOT_RUN, MODULE_ERRORS, NOT_MET, exit_on_error, loading, print_line
 
 if TYPE_CHECKING:
     from operant.assess import Assessment
@@ -46,11 +46,12 @@ def assess(
     few, or it could not run.
     """
     with exit_on_error(also=MODULE_ERRORS):
-        from operant import results
-        from operant.assess import assess_reliability
-        from operant.data import LabelFolder, content_ids, labels_of, read_samples
-        from operant.profile import fit_profile
-        from operant.rng import spawn
+        with loading("operant assess"):
+            from operant import results
+            from operant.assess import assess_reliability
+            from operant.data import LabelFolder, content_ids, labels_of, read_samples
+            from operant.profile import fit_profile
+            from operant.rng import spawn
 
         _check_shares(requirement, confidence)
         out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from operant.cli.options import Seed
-from operant.cli.output import exit_on_error
+from operant.cli.output import exit_on_error, loading
 
 
 def demo(
@@ -19,6 +19,7 @@ def demo(
 ) -> None:
     """Harden a small network for camera images of digits and write a report, in about a minute of CPU time."""
     with exit_on_error():
-        from operant.demo import run_demo
+        with loading("operant demo"):
+            from operant.demo import run_demo
 
         run_demo(out, seed=seed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.options import Bounds, Mean, Model, Size, Std, Weights, load_classifier
-from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, loading, print_line
 
 if TYPE_CHECKING:
     from operant.data import Samples
@@ -33,7 +33,8 @@ def doctor(
     Exit code 0: no errors, though there may be warnings; 1: errors were found; 2: the checks could not run.
     """
     with exit_on_error(also=MODULE_ERRORS):
-        from operant.data import read_samples
+        with loading("operant doctor"):
+            from operant.data import read_samples
 
         classifier = load_classifier(model, weights, bounds, mean, std)
         samples = classifier.match_dtype(read_samples(data, size=size))

@@ -31,14 +31,17 @@ def load_classifier(
     model: str, weights: Path | None, bounds: tuple[float, float], mean: str | None, std: str | None
 ) -> Classifier:
     """The classifier that the shared options describe."""
-    from operant.model import Classifier
-    from operant.model.importing import build_module
-    from operant.networks import load_weights
+    from operant.activity import activity
 
-    module = build_module(model)
-    if weights is not None:
-        load_weights(module, weights)
-    return Classifier(module, bounds=bounds, mean=parse_numbers(mean, "mean"), std=parse_numbers(std, "std"))
+    with activity(f"building the model {model}"):
+        from operant.model import Classifier
+        from operant.model.importing import build_module
+        from operant.networks import load_weights
+
+        module = build_module(model)
+        if weights is not None:
+            load_weights(module, weights)
+        return Classifier(module, bounds=bounds, mean=parse_numbers(mean, "mean"), std=parse_numbers(std, "std"))
 
 
 def parse_numbers(text: str | None, option: str) -> float | list[float] | None:

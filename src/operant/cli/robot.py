@@ -9,7 +9,7 @@ import typer
 
 from operant.cli.doctor import print_findings
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
-from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, print_line
+from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, loading, print_line
 
 if TYPE_CHECKING:
     from operant.data import Samples
@@ -47,12 +47,13 @@ def robot(
     could not run; 130: stopped with Ctrl-C. The same command resumes.
     """
     with exit_on_error(also=MODULE_ERRORS, resume=f"run the same command again (folder {out})"):
-        from rich.console import Console
+        with loading("operant robot"):
+            from rich.console import Console
 
-        from operant.generate import FGSM, PGD, FOLFuzz
-        from operant.networks import save_weights
-        from operant.retrain import Finetune
-        from operant.robot import RobOT
+            from operant.generate import FGSM, PGD, FOLFuzz
+            from operant.networks import save_weights
+            from operant.retrain import Finetune
+            from operant.robot import RobOT
 
         classifier = load_classifier(model, weights, bounds, mean, std)
         parts = _read_parts(classifier, train, test, size)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, print_line
+from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, loading, print_line
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob
@@ -34,8 +34,9 @@ def run(
     """
     output = Output(quiet=quiet, as_json=as_json)
     with exit_on_error(output, also=MODULE_ERRORS, resume=f"operant run {config}"):
-        from operant.campaign.build import build
-        from operant.campaign.config import load_config
+        with loading(f"operant run {config}"):
+            from operant.campaign.build import build
+            from operant.campaign.config import load_config
 
         job = build(load_config(config), workers=workers)
         for note in job.notes:

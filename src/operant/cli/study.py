@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from operant.cli.output import exit_on_error
+from operant.cli.output import exit_on_error, loading
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -41,7 +41,7 @@ def study(
         print("\n".join(studies))
         return
     folder = out or Path(f"operant-study-{name}-{scale}")
-    with exit_on_error():
+    with exit_on_error(), loading("operant study"):
         run_study = _load(name, studies)
         options = _accepted_options(name, studies, {"rivals": rivals, "kuk": kuk, "weights": weights})
         from operant.execution.engines import WorkerDied

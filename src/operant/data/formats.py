@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from operant.activity import activity
+
 Array = NDArray[Any]
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -387,7 +389,11 @@ def read_pictures(path: str | Path, *, size: tuple[int, int] | None = None) -> A
 
 
 def _stacked(files: Sequence[Path], size: tuple[int, int] | None, path: Path) -> Array:
-    pictures = [_read_picture(file, size) for file in files]
+    pictures = []
+    with activity("reading pictures", len(files)) as work:
+        for file in files:
+            pictures.append(_read_picture(file, size))
+            work.advance()
     _check_sizes(files, pictures)
     if any(p.ndim == 3 for p in pictures):  # if one picture is in colour, all become colour
         pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]

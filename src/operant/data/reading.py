@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from operant.activity import activity
 from operant.data.formats import PICTURES, pictures_in, read_npz
 from operant.data.samples import Samples
 from operant.data.sources import samples_from_folder, samples_from_npz, samples_from_pictures
@@ -19,6 +20,11 @@ def read_samples(path: str | Path, *, size: tuple[int, int] | None = None, part:
             x_field, x_test is read for ``"field"``.
     """
     path = Path(path)
+    with activity(f"reading {path}"):
+        return _read(path, size, part)
+
+
+def _read(path: Path, size: tuple[int, int] | None, part: str) -> Samples:
     if not path.is_dir():
         if path.suffix != ".npz":
             raise ValueError(f"{path} must be an npz file, or a folder of pictures; write it with numpy.savez")

@@ -16,6 +16,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.model.classifier import MIN_ROWS, Classifier, NotLogits, WrongChannels, slack_of
 from operant.rng import normal_like, spawn, uniform_like
@@ -49,7 +50,7 @@ def examine(model: Classifier, samples: Samples) -> tuple[Finding, ...]:
 
     Never raises because of the samples or the module, and restores the global random state.
     """
-    with torch.random.fork_rng(devices=[]):
+    with activity("the doctor examines the model"), torch.random.fork_rng(devices=[]):
         found = _examine(model, samples)
     return tuple(sorted(found, key=lambda finding: finding.severity != "error"))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, relu
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.networks.gan import (
     DEFAULT_STEPS,
@@ -22,7 +23,6 @@ from operant.networks.gan import (
 from operant.networks.training import (
     OneCycle,
     check_options,
-    epochs_with_bar,
     finite_loss,
     shuffled_batches,
     validation_split,
@@ -113,7 +113,7 @@ def fit_cvae(
         batch_size, learning_rate: of Adam.
         bounds: smallest and largest value of an image.
         generator: draws initial weights, batches and codes; the same one gives bit-identical weights.
-        progress: show a progress bar on a terminal.
+        progress: show progress on stderr.
     """
     classes = check_images(labelled, bounds)
     check_options(learning_rate, latent=latent, epochs=epochs, batch_size=batch_size)
@@ -127,13 +127,15 @@ def fit_cvae(
     epochs = max(1, round(DEFAULT_STEPS / steps)) if epochs is None else epochs
     descend = OneCycle.of(pair.parameters(), learning_rate, steps=epochs * steps)
     history, kept = list[float](), dict[str, Tensor]()
-    for _ in epochs_with_bar(epochs, progress, what="training the conditional VAE"):
-        for x, y in shuffled_batches(part, steps, generator=generator):
-            descend(pair.loss(x, y, generator=generator)[0])
-        with torch.no_grad():
-            history.append(finite_loss(float(pair.loss(held.x, held.labels, generator=None)[0])))
-        if history[-1] == min(history):
-            kept = _copied(pair)
+    with activity("training the conditional VAE", epochs, unit="epochs", show=progress) as work:
+        for _ in range(epochs):
+            for x, y in shuffled_batches(part, steps, generator=generator):
+                descend(pair.loss(x, y, generator=generator)[0])
+            with torch.no_grad():
+                history.append(finite_loss(float(pair.loss(held.x, held.labels, generator=None)[0])))
+            if history[-1] == min(history):
+                kept = _copied(pair)
+            work.advance()
     pair.load_state_dict(kept)
     with torch.no_grad():
         noise = float(pair.loss(held.x, held.labels, generator=None)[1])

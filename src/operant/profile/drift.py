@@ -13,6 +13,7 @@ from scipy.stats import chi2_contingency, ks_2samp
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, check_same_shape, warning
@@ -113,6 +114,7 @@ class Drift:
         return f"{self.summary}\n{self.details}"
 
 
+@activity("testing for drift")
 def drift(
     reference: Samples,
     current: Samples,

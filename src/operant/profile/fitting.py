@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from operant import results
+from operant.activity import activity
 from operant.data import Samples
 from operant.density import KDE, Flow, Mixture, fit_kde
 from operant.model import Classifier, Finding
@@ -156,6 +157,7 @@ class Profile:
         return (self.shares @ (self.codes.double() - mean).square()).sqrt()
 
 
+@activity("fitting the profile")
 def fit_profile(
     field: Samples,
     *,
@@ -260,6 +262,7 @@ class ProfileUpdate:
         )
 
 
+@activity("updating the profile")
 def update_profile(
     profile: Profile,
     new: Samples,

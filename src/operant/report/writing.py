@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from operant.activity import activity
 from operant.campaign.observers import OBSERVERS, Observer
 from operant.report.evidence import save_evidence
 from operant.report.failures import LIMIT
@@ -15,6 +16,7 @@ from operant.report.page import render_page
 from operant.results import write_atomically
 
 
+@activity("writing the report")
 def write_report(
     folder: str | Path,
     out: str | Path | None = None,
