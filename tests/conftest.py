@@ -20,7 +20,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from operant import Classifier, Samples, load_digits, spawn
+from operant import Classifier, Samples, activity, load_digits, spawn
 from operant.networks import LeNet5, fit, initialise, save_weights
 
 if TYPE_CHECKING:
@@ -60,6 +60,12 @@ def skips_fail_in_ci(report):
 def _same_first_weights() -> None:
     """Layers that a test builds draw their weights from torch's global stream."""
     torch.random.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests compare what is printed, and on a busy machine anything may take longer than two seconds."""
+    monkeypatch.setattr(activity, "FIRST_LINES", (1e9,))
 
 
 @pytest.fixture

@@ -219,9 +219,11 @@ class Watcher:
         self.running: tuple[Activity, ...] = ()
         self.display: Display | None = None
         self._lock, self._ended = threading.Lock(), threading.Event()
+        self._clerk = threading.Thread(target=self._watch, name="operant activities", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._watch, name="operant activities", daemon=True).start()
+        """Start the thread."""
+        self._clerk.start()
 
     def _watch(self) -> None:
         with suppress(OSError, ValueError):  # the stream was closed
@@ -261,6 +263,7 @@ class Watcher:
         """Show nothing any more."""
         self._ended.set()
         self.swap(None)
+        self._clerk.join(timeout=1)  # it ends at once, unless its stream is blocked
 
 
 _watcher: Watcher | None = None
