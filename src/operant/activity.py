@@ -11,6 +11,7 @@ functions with a ``progress`` option. This module imports nothing heavy, because
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 FIRST_LINES = (2.0, 10.0, 30.0)  # seconds after which a line is printed about an activity that still lasts
 LINE_EVERY = 60.0  # seconds between later lines
+GAP = 1.5  # fewest seconds between two lines; less than the first mark, so that every activity is named in time
 STATUS_AFTER = 0.3  # seconds until a terminal shows an activity; shorter ones would only flicker
 TICK = 0.2  # seconds between two looks at the clock
 
@@ -70,7 +72,9 @@ class Activity:
     def _count(self) -> str:
         if self.total is None and not self.done:
             return ""
-        return f"{self.done}{'' if self.total is None else f' of {self.total}'} {self.unit}".rstrip()
+        if self.total is None:
+            return f"{self.done} {self.unit.removesuffix('s') if self.done == 1 else self.unit}".rstrip()
+        return f"{self.done} of {self.total} {self.unit}".rstrip()
 
     def _time_left(self, spent: float) -> str:
         gained, missing = self.done - self.first, (self.total or 0) - self.done
@@ -132,14 +136,18 @@ class Display(Protocol):
         """Called when there are none, and at the end."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Lines:
     """Calls ``write`` when an activity has lasted 2, 10 and 30 seconds, and then every minute."""
 
     write: Callable[[tuple[Activity, ...], float], None]
+    last: float = -math.inf
 
     def update(self, running: tuple[Activity, ...], now: float) -> None:
+        if now - self.last < GAP:  # the last line named all activities that are due by now
+            return
         if any(now - work.began >= work.due for work in running):
+            self.last = now
             for work in running:
                 work.due = next_line(now - work.began)
             self.write(running, now)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from rich.console import Console
@@ -149,17 +150,17 @@ class ProgressBar:
     progress: Progress
     state: ProgressState = field(default_factory=ProgressState)
     task: TaskID | None = None
-    activity: TaskID = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.activity = self.progress.add_task("", total=None, visible=False, text="")
+    lock: Lock = field(default_factory=Lock, repr=False)  # activities are shown by another thread
 
     def __call__(self, event: Event) -> None:
+        with self.lock:
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         if self.state.update(event):
             if self.task is not None:
                 self.progress.remove_task(self.task)
-            working = event.step in STEPS
-            self.task = self.progress.add_task(step_title(event), total=None, text="") if working else None
+            self.task = self._add_task(step_title(event)) if event.step in STEPS else None
         for line in permanent_lines(event):
             self.progress.console.print(escape(line), soft_wrap=True)
         if self.task is not None:
@@ -168,13 +169,21 @@ class ProgressBar:
             self.progress.update(self.task, completed=event.done if total else 0, total=total, text=text)
 
     def update(self, running: tuple[Activity, ...], now: float) -> None:
-        """Show what is done within the step, below the bar."""
+        """Show what is done within the step, or before the first one."""
         if any(now - work.began >= STATUS_AFTER for work in running):
-            self.progress.update(self.activity, visible=True, text=escape(describe(running, now)))
+            with self.lock:
+                if self.task is None:
+                    self.task = self._add_task("")
+                self.progress.update(self.task, activity=escape(describe(running, now)))
 
     def clear(self) -> None:
-        """Show only the step."""
-        self.progress.update(self.activity, visible=False)
+        """Show the step alone."""
+        with self.lock:
+            if self.task is not None:
+                self.progress.update(self.task, activity="")
+
+    def _add_task(self, title: str) -> TaskID:
+        return self.progress.add_task(title, total=None, text="", activity="")
 
 
 def permanent_lines(event: Event) -> list[str]:
@@ -199,7 +208,8 @@ def _count(event: Event) -> str:
 
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True)
+    texts = (TextColumn("{task.fields[text]}"), TextColumn("[dim]{task.fields[activity]}[/]"))
+    return Progress(*columns, *texts, console=console, transient=True)
 
 
 def seconds_by_step(times: Mapping[str, float]) -> dict[str, float]:
