@@ -107,7 +107,7 @@ def run_step(name: str, run: int) -> str:
 def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, console: Console) -> None:
     """Run named pieces of work, each one-threaded: in this process, or in several if there is more than one worker."""
     start = time.monotonic()
-    with showing_on(console), activity("running the study", len(units), unit="pieces of work") as progress:
+    with showing_on(console), activity("pieces of work", len(units)) as progress:
         for count, (number, _) in enumerate(pool(workers)(_do, [work for _, work in units]), 1):
             spent = (time.monotonic() - start) / 60
             progress.advance()

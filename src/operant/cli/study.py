@@ -48,7 +48,10 @@ def study(
     with exit_on_error(also=(WorkerDied,), resume=f"run the same command again (folder {folder})"):
         from rich.console import Console
 
-        page = run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **options)
+        from operant.activity import activity
+
+        with activity(f"study {name}"):
+            page = run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **options)
     print(page)
 
 
