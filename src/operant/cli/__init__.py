@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from operant.cli import assess, demo, doctor, init, report, robot, run, study, triage
-from operant.cli.output import showing_activities
+from operant.cli.activities import showing_activities
 
 __all__ = ["app"]
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.options import Seed
-from operant.cli.output import exit_on_error, loading
+from operant.cli.output import exit_on_error
 
 
 def demo(

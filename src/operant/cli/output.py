@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import NoReturn
 
 import typer
-
-if TYPE_CHECKING:
-    from operant.activity import Activity, Display
 
 NOT_MET = 1  # the requirement is not met, or the doctor found errors
 CANNOT_RUN = 2  # or labels are missing
@@ -98,50 +92,6 @@ def exit_on_error(
         if not isinstance(error, (ValueError, OSError, *also)):
             raise
         output.end("cannot run", _reason(error), CANNOT_RUN)
-
-
-def showing_activities(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command; while it runs, everything that takes more than two seconds is shown."""
-
-    @wraps(command)
-    def run(**options: Any) -> None:
-        from operant.activity import showing
-
-        quiet, json_lines = options.get("quiet", False), options.get("as_json", False)
-        stream = sys.stderr if command.__name__ == "study" else sys.stdout  # a study prints the path of its page
-        with showing(None if quiet else _display(stream, json_lines=json_lines)):
-            command(**options)
-
-    return run
-
-
-def loading(what: str) -> AbstractContextManager[Activity]:
-    """Announce imports. A first import of torch is shown at once: until it is finished, no other thread may run."""
-    from operant.activity import activity
-
-    return activity(f"{what}: loading", at_once="torch" not in sys.modules)
-
-
-def _display(stream: TextIO, *, json_lines: bool) -> Display:
-    from operant.activity import Lines, Status, as_json, describe
-
-    if json_lines:
-        return Lines(partial(_write, stream, lambda *now: json.dumps(as_json(*now), ensure_ascii=False)))
-    if not stream.isatty():
-        return Lines(partial(_write, stream, describe))
-    from rich.console import Console
-
-    return Status(Console(file=stream, highlight=False))
-
-
-def _write(
-    stream: TextIO,
-    text: Callable[[tuple[Activity, ...], float], str],
-    running: tuple[Activity, ...],
-    now: float,
-) -> None:
-    stream.write(f"{text(running, now)}\n")  # in one piece, so that no other line gets between
-    stream.flush()
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from operant.cli.output import exit_on_error, loading, print_line
+from operant.cli.activities import loading
+from operant.cli.output import exit_on_error, print_line
 
 
 def report(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.doctor import print_findings
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
-from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, loading, print_line
+from operant.cli.output import MODULE_ERRORS, NOT_MET, exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.data import Samples

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, loading, print_line
+from operant.cli.activities import loading
+from operant.cli.output import MODULE_ERRORS, NOT_MET, Output, exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from operant.cli.output import exit_on_error, loading
+from operant.cli.activities import loading
+from operant.cli.output import exit_on_error
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

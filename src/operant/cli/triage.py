@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from operant.cli.output import exit_on_error, loading, print_line
+from operant.cli.activities import loading
+from operant.cli.output import exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.triage import SamplePlan
