@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from operant import Classifier, Samples, load_digits, spawn
+from operant import Classifier, Samples, activity, load_digits, spawn
 from operant.networks import LeNet5, fit, initialise, save_weights
 
 if TYPE_CHECKING:
@@ -60,6 +60,33 @@ def skips_fail_in_ci(report):
 def _same_first_weights() -> None:
     """Layers that a test builds draw their weights from torch's global stream."""
     torch.random.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_progress_lines() -> Iterator[None]:
+    """Tests compare what is printed, and on a busy machine anything may take longer than two seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(activity, "TICK", 1e6)
+        yield
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Makes rich see a terminal, or none; a terminal shows every step of an activity, however short."""
+    advance = activity.Activity.advance
+
+    def advance_and_show(work: activity.Activity, n: int = 1) -> None:
+        advance(work, n)
+        if activity._watcher is not None:
+            activity._watcher.tick()
+
+    def choose(terminal: bool) -> None:
+        for name, value in {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TERM": "xterm", "COLUMNS": "120"}.items():
+            monkeypatch.setenv(name, value) if terminal else monkeypatch.delenv(name, raising=False)
+
+    monkeypatch.setattr(activity, "STATUS_AFTER", 0.0)
+    monkeypatch.setattr(activity.Activity, "advance", advance_and_show)
+    return choose
 
 
 @pytest.fixture

@@ -1,14 +1,11 @@
 """Fitting field conditions: hidden recipes come out, absent conditions stay out, what is not explained is reported."""
 
-import io
 import math
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from operant import Samples, load_digits, results, spawn
 from operant.conditions import Recipe, Severity, apply, fixed, half_normal, normal, uniform
@@ -183,17 +180,14 @@ def test_appearances_are_finite_for_any_shape_and_rows_do_not_see_each_other(sha
     assert descriptor(x[2:4]) == pytest.approx(phi[2:4], abs=2e-3)
 
 
-def test_a_bar_is_shown_on_a_terminal_only(monkeypatch) -> None:
-    module = import_module("operant.profile.fit_conditions")
-    for terminal in (True, False):
-        page = io.StringIO()
-        monkeypatch.setattr(
-            module,
-            "Console",
-            lambda page=page, terminal=terminal, **_: Console(file=page, force_terminal=terminal, width=80),
-        )
-        fit_conditions(small(0), small(1), widest=WIDEST, simulated=60, resamples=20, progress=True, generator=spawn(2))
-        assert ("fitting conditions" in page.getvalue()) == terminal
+def test_quick_progress_is_shown_on_a_terminal_only(on_terminal, capsys) -> None:
+    options = {"widest": WIDEST, "simulated": 60, "resamples": 20}
+    for terminal, progress in ((True, True), (True, False), (False, True)):
+        on_terminal(terminal)
+        fit_conditions(small(0), small(1), **options, progress=progress, generator=spawn(2))
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert ("estimating conditions (2 simulations" in shown.err) == (terminal and progress)
 
 
 # Rejected input

@@ -435,20 +435,18 @@ def test_batch_norm_never_meets_a_batch_of_one_row(generator):
     assert int(fitted.module[1].num_batches_tracked) == 2 * fitted.best_epoch
 
 
-def test_progress_is_shown_on_a_terminal_only(digits, generator, monkeypatch, capsys):
+def test_quick_progress_is_shown_on_a_terminal_only(digits, generator, on_terminal, capsys):
     train = digits[0][:100]
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
+    on_terminal(False)
     fit(small(), train, epochs=2, generator=generator)
     assert capsys.readouterr() == ("", "")
-    for name, value in {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TERM": "xterm", "COLUMNS": "120"}.items():
-        monkeypatch.setenv(name, value)
+    on_terminal(True)
     fit(small(), train, epochs=2, generator=generator, progress=False)
     assert capsys.readouterr() == ("", "")
     fit(small(), train, epochs=2, generator=generator)
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert all(word in shown.err for word in ("epoch 2/2", "loss", "validation"))
+    assert all(word in shown.err for word in ("epoch 2 of 2", "loss", "validation"))
 
 
 @pytest.mark.parametrize(

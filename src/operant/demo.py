@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from operant.activity import activity, showing_on
 from operant.campaign import Campaign, CampaignResult, SequentialAssessment
 from operant.campaign.progress import show_progress
 from operant.conditions import Recipe, apply, half_normal, normal, uniform
@@ -134,11 +135,17 @@ def run_demo(
         size: sizes of data and budgets.
         console: where progress is printed (default: standard output).
     """
-    out, started, stopwatch = Path(out), time.process_time(), Stopwatch()
     console = Console(highlight=False) if console is None else console
+    with showing_on(console):
+        return _run(Path(out), seed, requirement, size, console)
+
+
+def _run(out: Path, seed: int, requirement: float, size: DemoSize, console: Console) -> DemoResult:
+    started, stopwatch = time.process_time(), Stopwatch()
     _claim(out)
     with _one_thread():
-        data = make_data(seed, size)
+        with activity("photographing digits"):
+            data = make_data(seed, size)
         model = _train(console, data, seed=seed, epochs=size.epochs)
         with stopwatch.timed("conditions"):
             recipe = _estimate(console, data, seed=seed, simulated=size.simulated)
@@ -155,7 +162,8 @@ def run_demo(
             size=size,
             stopwatch=stopwatch,
         )
-        true_before, true_after = (1 - m.accuracy(data.truth) for m in (model, done.model))
+        with activity("measuring the true error rates"):
+            true_before, true_after = (1 - m.accuracy(data.truth) for m in (model, done.model))
     first = done.rounds[0].assessment
     assert first is not None
     result = DemoResult(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
@@ -11,12 +12,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from operant.activity import activity, showing_on
 from operant.assess import Rate, Robustness, attack_cases, empirical_robustness
 from operant.assess.robustness import MODES
 from operant.data import Samples
 from operant.execution.chunked_fuzzing import ChunkedFuzzer, ChunkedFuzzing, InMemory
 from operant.execution.engines import Engine, serial
-from operant.execution.events import ignore
+from operant.execution.events import Event, StepActivity
 from operant.execution.round_state import RoundState, weights_after
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
@@ -29,6 +31,7 @@ from operant.suite import Suite
 from operant.types import Fuzzer
 from operant.validation import check_at_least, check_share
 
+UNITS = {"generate": "chunks", "retrain": "epochs"}  # of the steps that report events
 MAY_CHANGE = ("rounds", "requirement", "engine")  # options that may differ when a run is resumed
 
 
@@ -156,18 +159,36 @@ class RobOT:
             folder: where rounds are kept.
             console: where to print progress (default: nowhere).
         """
-        parts = {"train": train, "validation": validation, "test": test}
+        with nullcontext() if console is None else showing_on(console):
+            parts = {"train": train, "validation": validation, "test": test}
+            return self._run(model, parts, folder, seed, console or Console(quiet=True))
+
+    def _run(
+        self, model: Classifier, parts: dict[str, Samples], folder: str | Path, seed: int, console: Console
+    ) -> RobotResult:
         _check_apart(**parts)
-        signature = signature_of(self, free=MAY_CHANGE, seed=seed, model=model, **parts)
-        judged_on = {"validation": validation, "test": test}
-        for role, samples in judged_on.items():  # before the folder is created
-            _check_some_correct(model, role, samples)
-        with RunFolder(folder, signature=signature) as run:
+        judged_on = {role: parts[role] for role in ("validation", "test")}
+        with activity("checking model and data"):
+            signature = signature_of(self, free=MAY_CHANGE, seed=seed, model=model, **parts)
+            for role, samples in judged_on.items():  # before the folder is created
+                _check_some_correct(model, role, samples)
+        announce = StepActivity(_title, lambda event: f"{event.done} of {event.total} {UNITS[event.step]}")
+        with RunFolder(folder, signature=signature) as run, closing(announce):
             state = RoundState(
-                run, model, clean=validation, max_drop=self.max_drop, seed=seed, engine=self.engine, on_event=ignore
+                run,
+                model,
+                clean=parts["validation"],
+                max_drop=self.max_drop,
+                seed=seed,
+                engine=self.engine,
+                on_event=announce,
             )
             judge = _RobustnessJudge(self, state, judged_on)
-            return _RobotRun(self, judge, state, train, console or Console(quiet=True)).run()
+            return _RobotRun(self, judge, state, parts["train"], console).run()
+
+
+def _title(event: Event) -> str:
+    return f"round {event.round}, {'retraining' if event.step == 'retrain' else 'searching for failures'}"
 
 
 class _RobotRun:
@@ -286,6 +307,7 @@ class _RobustnessJudge:
         self.options, self.state, self.roles = options, state, roles
         self.static = {role: self._static_cases(role) for role in roles}
 
+    @activity("measuring robustness on test samples")
     def current(self) -> Robustness:
         """Robustness of the current model on the test samples; chunks stay on disk until all are finished."""
         state = self.state
@@ -296,6 +318,7 @@ class _RobustnessJudge:
             state.folder.clear(f"{state.name}/judged-{i}")
         return robustness
 
+    @activity("measuring robustness on validation samples")
     def monitor(self, model: Classifier) -> float:
         """Share of the validation samples on which a model is not robust."""
         run = InMemory(self.state.engine)
@@ -312,6 +335,7 @@ class _RobustnessJudge:
             generator=spawn(self.state.seed, "judge", role),  # the same in every round, so that chance does not add up
         )
 
+    @activity("attacking the initial model")
     def _static_cases(self, role: str) -> Suite | None:
         """Cases against the initial model; None if no attack succeeds."""
         cases = attack_cases(

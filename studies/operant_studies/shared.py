@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from scipy.stats import t as student
 
 from operant import results
+from operant.activity import activity, showing_on
 from operant.execution.engines import pool
 
 T = TypeVar("T")
@@ -106,9 +107,11 @@ def run_step(name: str, run: int) -> str:
 def run_units(units: Sequence[tuple[str, Callable[[], None]]], *, workers: int, console: Console) -> None:
     """Run named pieces of work, each one-threaded: in this process, or in several if there is more than one worker."""
     start = time.monotonic()
-    for count, (number, _) in enumerate(pool(workers)(_do, [work for _, work in units]), 1):
-        spent = (time.monotonic() - start) / 60
-        console.print(f"[{count}/{len(units)}] {units[number][0]}, {spent:.1f} min", highlight=False)
+    with showing_on(console), activity("pieces of work", len(units)) as progress:
+        for count, (number, _) in enumerate(pool(workers)(_do, [work for _, work in units]), 1):
+            spent = (time.monotonic() - start) / 60
+            progress.advance()
+            console.print(f"[{count}/{len(units)}] {units[number][0]}, {spent:.1f} min", highlight=False)
 
 
 def _do(work: Callable[[], None]) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from operant import results
+from operant.activity import activity
 from operant.data import Samples
 from operant.model import Classifier
 from operant.model.hashing import described
@@ -158,10 +159,11 @@ def train_nin(
     if page.exists() and out.exists():
         return _finished(page, belongs["set of training images"], recipe)
     state = _State(recipe, train, belongs, path=out.with_suffix(".checkpoint.safetensors"))
-    with _in_parallel(recipe.parts) as compute:
+    with activity("training NIN", unit="epochs") as work, _in_parallel(recipe.parts) as compute:
         while sum(e.seconds for e in state.history) < 60 * recipe.minutes:
             state.history.append(_epoch(state, compute, train, recipe, clock))
             state.write()
+            work.advance()
             console.print(escape(_progress(state.history, recipe)), soft_wrap=True, highlight=False)
     save_weights(state.learner, out)
     trained = TrainedNIN(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from operant.activity import showing_on
 from operant.cli.options import Seed
 from operant.cli.output import exit_on_error, print_line
 from operant.data import load
@@ -32,9 +33,9 @@ def train_nin_command(
 
     Exit code 0: the files are written; 2: it could not run; 130: stopped with Ctrl-C. The same command resumes.
     """
-    with exit_on_error(resume="run the same command again"):
+    console = Console(stderr=True, highlight=False)
+    with exit_on_error(resume="run the same command again"), showing_on(console):
         images = load("cifar10", data)
         recipe = NINRecipe(minutes=minutes, width=width, bfloat16=bfloat16, seed=seed)
-        console = Console(stderr=True, highlight=False)
         trained = train_nin(images.train, images.test, out, recipe=recipe, console=console)
     print_line(f"{trained}\nweights: {out}")

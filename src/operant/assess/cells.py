@@ -6,10 +6,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
+from operant.activity import activity
 from operant.assess.bounds import check_confidence
 from operant.conditions import Recipe, apply
 from operant.data import Samples
@@ -156,13 +155,15 @@ def local_failures(
     Args:
         local: distribution of inputs in a cell: `Ball`, `UnderConditions`, or your own function.
         samples: inputs drawn per cell.
+        progress: show progress on stderr.
     """
     check_at_least(1, samples=samples)
     model.check(seeds)
-    y, console = seeds.labels, Console(stderr=True)
-    shown = progress and console.is_terminal
-    parts = track(torch.arange(len(seeds)).split(CELLS_PER_BATCH), "cells", console=console, disable=not shown)
-    failures = [_failures(model, seeds.x[part], y[part], local, samples, generator) for part in parts]
+    y, failures = seeds.labels, []
+    with activity("sampling cells", len(seeds), unit="cells", show=progress) as work:
+        for part in torch.arange(len(seeds)).split(CELLS_PER_BATCH):
+            failures.append(_failures(model, seeds.x[part], y[part], local, samples, generator))
+            work.advance(len(part))
     missed = (model.predict(seeds.x) != y).cpu()
     return CellRates(failures=torch.cat(failures), samples=samples, missed=missed, ids=seeds.ids.clone())
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, binom
 from torch import Tensor
 
+from operant.activity import activity
 from operant.assess.bounds import check_confidence, clopper_pearson
 from operant.assess.estimators import TERMS, estimate
 from operant.data import Samples, content_ids
@@ -108,6 +109,7 @@ class Assessment:
         return "\n".join([" ".join(lines), *map(str, self.findings)])
 
 
+@activity("assessing")
 def assess_reliability(
     model: Classifier,
     profile: Profile,

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from operant.activity import Activity, activity
 from operant.campaign.campaign import Campaign
 from operant.campaign.config import Config
 from operant.campaign.field import MIN_PROFILE_INPUTS
@@ -100,7 +101,7 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
         make_folder(folder)
     stopwatch.write_to(folder / TIMING)
     classes = class_names(config, model, train)
-    with _naming_key("labels"):
+    with activity("preparing the labeller"), _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names, classes)
     with _naming_key("conditions"), stopwatch.timed("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes, findings)
@@ -158,12 +159,12 @@ def _observers(config: Config) -> list[Observer]:
 def build_model(config: Config, notes: list[str]) -> Classifier:
     """The classifier of [model]."""
     table = config.model
-    with _naming_key("model", "module"):
+    with activity(f"building the model {table.module}"), _naming_key("model", "module"):
         module = build_module(table.module, root=config.path("."))
     if table.weights is None:
         notes.append("[model] weights is not given: the module keeps the weights that its callable gives it")
     else:
-        with _naming_key("model", "weights"):
+        with activity(f"reading {table.weights}"), _naming_key("model", "weights"):
             load_weights(module, _existing(config.path(table.weights)))
     with _naming_key("model"):
         return Classifier(module, **table.model_dump(include={"bounds", "mean", "std", "batch_size"}))
@@ -185,7 +186,7 @@ def build_moves(
     table = config.generate
     with _naming_key("generate", "moves"):
         own: dict[str, Move] = {n: find_callable(t, root=config.path(".")) for n, t in table.moves.items()}
-    with _naming_key("generate", "radii"):
+    with _naming_key("generate", "radii"), activity("choosing radii"):
         radii = default_radii(train, norm=table.norm) if table.radii is None else table.radii
     if table.radii is None:
         what = "range of the training inputs" if len(train.shape) == 3 else "spread of a column (interquartile range)"
@@ -204,12 +205,12 @@ def build_moves(
 def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samples, Samples, FieldFiles]:
     """Training and clean samples, and the function that returns field inputs; all checked against the model."""
     table, read = config.data, partial(read_samples, size=config.data.size)
-    with _naming_key("data", "train"):
+    with activity("reading training data"), _naming_key("data", "train"):
         train = _labelled(model.match_dtype(read(_existing(config.path(table.train)), part="train")))
         if train.classes and table.classes and set(train.classes) <= set(table.classes):
             train = train.in_classes(table.classes)  # otherwise they are other names for the folders, in their order
         model.check(train)
-    with _naming_key("data", "clean"):
+    with activity("reading clean data"), _naming_key("data", "clean"):
         if table.clean is None:
             train, clean = _hold_out(train, table.clean_share, notes)
         else:
@@ -268,7 +269,8 @@ class FieldFiles:
     def __call__(self, number: int) -> Samples:
         with _naming_key("data", "field"):
             files = self.files()
-            parts = [self._read(file) for file in files]
+            with activity("reading field data", len(files), unit="files or folders") as work:
+                parts = [self._read(file, work) for file in files]
             for part in parts:
                 _check_shape(part, self.train)
             everything = Samples.concat(parts)
@@ -281,11 +283,12 @@ class FieldFiles:
         with _naming_key("data", "groups"):
             return with_groups(everything, _existing(self.groups))
 
-    def _read(self, file: Path) -> Samples:
+    def _read(self, file: Path, work: Activity) -> Samples:
         """The inputs of a file or folder without labels, which come from [labels]; names start from the root."""
         part = self.model.match_dtype(read_samples(file, size=self.size, part="field"))
         folder = os.path.relpath(file if file.is_dir() else file.parent, self.root)
         place = "" if folder == "." else f"{Path(folder).as_posix()}/"
+        work.advance()
         return replace(part, y=None, classes=(), names=tuple(f"{place}{name}" for name in part.names or ()))
 
     def files(self) -> list[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from operant.activity import activity
 from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
 from operant.campaign.field import Arrivals, FieldState
 from operant.campaign.labels import FieldLabels
@@ -147,7 +148,8 @@ class Campaign:
         train, clean = replace(train, classes=names), replace(clean, classes=names)
         moves = dict(default_moves(train) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
-        signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
+        with activity("checking model and data"):
+            signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
             describe = partial(describe_campaign, self._requirement, model, train, clean)
             run.step("info", CampaignInfo, partial(describe, feedback=self.feedback, notes=notes))
@@ -160,13 +162,15 @@ class Campaign:
                 dimensions=self.dimensions,
                 follow=self.when_drifted == "update",
             )
-            state = RoundState(
-                run, model, clean=clean, max_drop=self.max_drop, seed=seed, engine=self.engine, on_event=on_event
-            )
+            with activity("measuring clean accuracy"):
+                state = RoundState(
+                    run, model, clean=clean, max_drop=self.max_drop, seed=seed, engine=self.engine, on_event=on_event
+                )
             options = replace(self, retrainer=without_bar(self.retrainer))  # progress is shown by on_event
             labels = FieldLabels(options, labeller, field_state, state)
             result = CampaignRun(options, moves, train, field=field_state, state=state, labels=labels).run()
-            run.deliver(result.model, result.suite)
+            with activity("writing the final model and all cases"):
+                run.deliver(result.model, result.suite)
             return result
 
     @property

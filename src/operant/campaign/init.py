@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from operant.activity import activity
 from operant.campaign.config import TABLES, Table
 from operant.conditions import CONDITIONS
 from operant.data.formats import PICTURES, read_npz
@@ -112,7 +113,8 @@ def write_example(folder: str | Path) -> tuple[Path, FolderContents]:
     taken = f"{path} exists already and was not changed; edit it, or move it away and run this again"
     if path.exists():
         raise ValueError(taken)
-    found = search_folder(folder)
+    with activity(f"searching {folder} for a model and data"):
+        found = search_folder(folder)
     try:
         write_atomically(path, example(found).encode(), overwrite=False)
     except FileExistsError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from operant.activity import activity
 from operant.campaign.assessing import LabelBudget, SequentialAssessment, assess_model, confidence_of, label_budget
 from operant.campaign.field import FieldState
 from operant.campaign.records import Round
@@ -123,7 +124,8 @@ class FieldLabels:
         self.state.report("assess", i * self.options.label_batch, most)
 
         def ask() -> LabelBatch:
-            labels = self.labeller(replace(inputs, y=None, classes=self.state.clean.classes)).cpu()
+            with activity(f"waiting for {len(inputs)} labels"):
+                labels = self.labeller(replace(inputs, y=None, classes=self.state.clean.classes)).cpu()
             _check_labels(labels, len(inputs), self.state.model.classes(inputs.x[:1]))
             return LabelBatch(ids=inputs.ids, labels=labels)
 

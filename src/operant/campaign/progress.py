@@ -7,17 +7,20 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from operant.activity import STATUS_AFTER, Activity, Lines, describe, is_shown, showing, showing_on
+from operant.activity import as_json as activity_json
 from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.records import CampaignResult, Round
-from operant.execution.events import Event, EventHandler, ignore
+from operant.execution.events import STEADY, Event, EventHandler, StepActivity, ignore
 from operant.execution.timing import OTHER, START
 from operant.formatting import duration
 
@@ -60,22 +63,40 @@ PART_OF_FILE = {
 
 @contextmanager
 def show_progress(console: Console, *, quiet: bool = False, as_json: bool = False) -> Iterator[EventHandler]:
-    """An ``on_event`` for a campaign, to use while it runs.
+    """An ``on_event`` for a campaign, to use while it runs; activities between its events are shown too.
 
     Args:
         console: where to print.
         quiet: print nothing.
         as_json: print one JSON object per line, for programs.
     """
-    if as_json:
-        yield lambda event: print_json(console, event_json(event))
-    elif quiet:
-        yield ignore
-    elif console.is_terminal:
-        with _progress(console) as progress:
-            yield ProgressBar(progress=progress)
+    if quiet and not as_json:
+        with showing(None):
+            yield ignore
+    elif console.is_terminal and not as_json:
+        with _progress(console) as progress, showing(bar := ProgressBar(progress=progress)):
+            yield bar
     else:
-        yield ProgressLines(console=console)
+        with _showing_steps(console, as_json=as_json) as announce:
+            lines = ProgressLines(console=console)
+
+            def show(event: Event) -> None:
+                print_json(console, event_json(event)) if as_json else lines(event)
+                announce(event)
+
+            yield show
+
+
+@contextmanager
+def _showing_steps(console: Console, *, as_json: bool) -> Iterator[EventHandler]:
+    """Further lines about a step that lasts, by time."""
+    display = Lines(lambda running, now: print_json(console, activity_json(running, now)))
+    with nullcontext() if is_shown() else showing(display) if as_json else showing_on(console):
+        announce = StepActivity(lambda e: step_title(e) if e.step in STEPS else "", _count)
+        try:
+            yield announce
+        finally:
+            announce.close()
 
 
 # For people
@@ -102,16 +123,15 @@ class ProgressState:
     def text(self, event: Event, *, assessment: bool = True) -> str:
         """How much is done, and what to print beside it, with the last assessment if wanted."""
         details = event.details
-        count = COUNTS.get(event.step, "").format(done=event.done, total=event.total)
         failures = f"{details['failures']} failures so far" if "failures" in details else ""
         smaller = f"little memory, batches of {details['batch_size']} rows" if "batch_size" in details else ""
         known = str(self.assessment) if assessment and self.assessment else ""
-        return ", ".join(part for part in (count, failures, smaller, self.time_left(event), known) if part)
+        return ", ".join(part for part in (_count(event), failures, smaller, self.time_left(event), known) if part)
 
     def time_left(self, event: Event) -> str:
         """How long the rest of the step will take at the present speed."""
         gained, missing = event.done - self.first, event.total - event.done
-        if gained <= 0 or missing <= 0 or event.step not in ("generate", "retrain"):
+        if gained <= 0 or missing <= 0 or event.step not in STEADY:
             return ""
         return f"about {duration((self.clock() - self.began) / gained * missing)} left"
 
@@ -146,19 +166,40 @@ class ProgressBar:
     progress: Progress
     state: ProgressState = field(default_factory=ProgressState)
     task: TaskID | None = None
+    lock: Lock = field(default_factory=Lock, repr=False)  # activities are shown by another thread
 
     def __call__(self, event: Event) -> None:
+        with self.lock:
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         if self.state.update(event):
             if self.task is not None:
                 self.progress.remove_task(self.task)
-            working = event.step in STEPS
-            self.task = self.progress.add_task(step_title(event), total=None, text="") if working else None
+            self.task = self._add_task(step_title(event)) if event.step in STEPS else None
         for line in permanent_lines(event):
             self.progress.console.print(escape(line), soft_wrap=True)
         if self.task is not None:
             total = event.total if event.step in COUNTS else None  # other steps do not know how far they are
             text = escape(self.state.text(event))
             self.progress.update(self.task, completed=event.done if total else 0, total=total, text=text)
+
+    def update(self, running: tuple[Activity, ...], now: float) -> None:
+        """Show what is done within the step, or before the first one."""
+        if any(now - work.began >= STATUS_AFTER for work in running):
+            with self.lock:
+                if self.task is None:
+                    self.task = self._add_task("")
+                self.progress.update(self.task, activity=escape(describe(running, now)))
+
+    def clear(self) -> None:
+        """Show the step alone."""
+        with self.lock:
+            if self.task is not None:
+                self.progress.update(self.task, activity="")
+
+    def _add_task(self, title: str) -> TaskID:
+        return self.progress.add_task(title, total=None, text="", activity="")
 
 
 def permanent_lines(event: Event) -> list[str]:
@@ -177,9 +218,14 @@ def step_title(event: Event) -> str:
     return f"round {event.round}, {STEPS.get(event.step, event.step)}"
 
 
+def _count(event: Event) -> str:
+    return COUNTS.get(event.step, "").format(done=event.done, total=event.total)
+
+
 def _progress(console: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True)
+    texts = (TextColumn("{task.fields[text]}"), TextColumn("[dim]{task.fields[activity]}[/]"))
+    return Progress(*columns, *texts, console=console, transient=True)
 
 
 def seconds_by_part(times: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from operant.activity import activity
 from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.feedback import count_by_move, count_first_moves, search_shares
 from operant.campaign.field import FieldState
@@ -91,6 +92,7 @@ class CampaignRun:
             assessment=assessment,
         )
 
+    @activity("finishing the round")
     def _finish_round(self, **values: Any) -> Round:
         state = self.state
         record = Round(
@@ -118,6 +120,7 @@ class CampaignRun:
 
     # Step 2: seeds
 
+    @activity("choosing seeds")
     def _choose_seeds(self) -> tuple[Samples, SearchShares]:
         """Training inputs to search from, which the model classifies correctly, and how the search is spread."""
         state, choose = self.state, self.options.seed_chooser
@@ -172,6 +175,7 @@ class CampaignRun:
         generator = self.state.spawn("retrain")
         return chosen, self.state.retrain(self.options.retrainer, self.train, monitor=monitor, generator=generator)
 
+    @activity("choosing cases to learn from")
     def _choose_cases(self, failures: Suite) -> Suite:
         state, profile = self.state, self.field.profile
         n = min(len(failures), self.options.cases_per_round, self.options.cases - len(state.learned))

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from operant.cli import assess, demo, doctor, init, report, robot, run, study, triage
+from operant.cli.activities import showing_activities
 
 __all__ = ["app"]
 
@@ -34,7 +35,7 @@ def _add_commands() -> None:
         for command in commands:
             paragraphs = (command.__doc__ or "").split("\n\n")
             text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # Typer keeps line breaks
-            app.command(help=text, rich_help_panel=panel)(command)
+            app.command(help=text, rich_help_panel=panel)(showing_activities(command))
 
 
 def _print_version(asked: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.options import (
     CONFIG,
     Bounds,
@@ -86,10 +87,11 @@ def assess(
     few, or it could not run.
     """
     with exit_on_error():
-        from operant import results
-        from operant.assess import assess_reliability
-        from operant.profile import fit_profile
-        from operant.rng import spawn
+        with loading("operant assess"):
+            from operant import results
+            from operant.assess import assess_reliability
+            from operant.profile import fit_profile
+            from operant.rng import spawn
 
         config = config_here() if None in (model, field, requirement) else None
         requirement, confidence = _claim(requirement, confidence, config)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.options import Seed
 from operant.cli.output import exit_on_error
 
@@ -19,6 +20,7 @@ def demo(
 ) -> None:
     """Harden a small network for camera images of digits and write a report, in about a minute of CPU time."""
     with exit_on_error():
-        from operant.demo import run_demo
+        with loading("operant demo"):
+            from operant.demo import run_demo
 
         run_demo(out, seed=seed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.output import exit_on_error, print_line
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ def init(
 ) -> None:
     """Write an operant.toml that fits the files of a folder; an existing one is kept."""
     with exit_on_error():
-        from operant.campaign.init import write_example
+        with loading("operant init"):
+            from operant.campaign.init import write_example
 
         path, found = write_example(folder)
         print_line(f"wrote {path}\n{_next_steps(path, found)}")

@@ -44,6 +44,7 @@ def load_classifier(
     config: Config | None = None,
 ) -> Classifier:
     """The classifier that the shared options describe; without a model, the configuration's, with options replaced."""
+    from operant.activity import activity
     from operant.campaign.build import build_model
     from operant.model import Classifier
     from operant.model.importing import build_module
@@ -57,10 +58,11 @@ def load_classifier(
         if weights is not None:
             given["weights"] = str(weights.resolve())
         return build_model(config.model_copy(update={"model": config.model.model_copy(update=given)}), [])
-    module = build_module(model)
-    if weights is not None:
-        load_weights(module, weights)
-    return Classifier(module, **given)
+    with activity(f"building the model {model}"):
+        module = build_module(model)
+        if weights is not None:
+            load_weights(module, weights)
+        return Classifier(module, **given)
 
 
 def config_here() -> Config | None:

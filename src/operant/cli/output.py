@@ -88,10 +88,11 @@ def exit_on_error(output: Output | None = None, *, resume: str = "") -> Iterator
 
 def _import_torch(output: Output) -> None:
     """Import torch. It takes seconds and cannot be interrupted cleanly: a signal takes effect afterwards."""
+    from operant.cli.activities import loading
     from operant.signals import deferred, raise_stopped
 
     try:
-        with deferred() as arrived:
+        with loading("operant"), deferred() as arrived:
             import torch  # noqa: F401
     except (ImportError, OSError) as error:
         output.end("cannot run", f"torch cannot be imported ({error}); install it again", CANNOT_RUN)

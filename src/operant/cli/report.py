@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.options import run_folder
 from operant.cli.output import exit_on_error, print_line
 
@@ -28,8 +29,9 @@ def report(
     Exit code 0: the files are written, whatever the result; 2: they could not be written.
     """
     with exit_on_error():
-        from operant.report.evidence import load_evidence
-        from operant.report.writing import write_report
+        with loading("operant report"):
+            from operant.report.evidence import load_evidence
+            from operant.report.writing import write_report
 
         page = write_report(folder or run_folder(), out, limit=limit, valid=valid)
         verdict = load_evidence(page.with_suffix(".json")).verdict

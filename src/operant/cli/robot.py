@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.doctor import print_findings
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
 from operant.cli.output import NOT_MET, exit_on_error, print_line
@@ -47,12 +48,13 @@ def robot(
     could not run; 130, 143 or 129: stopped with Ctrl-C, SIGTERM or SIGHUP. The same command resumes.
     """
     with exit_on_error(resume=f"run the same command again (folder {out})"):
-        from rich.console import Console
+        with loading("operant robot"):
+            from rich.console import Console
 
-        from operant.generate import FGSM, PGD, FOLFuzz
-        from operant.networks import save_weights
-        from operant.retrain import Finetune
-        from operant.robot import RobOT
+            from operant.generate import FGSM, PGD, FOLFuzz
+            from operant.networks import save_weights
+            from operant.retrain import Finetune
+            from operant.robot import RobOT
 
         classifier = load_classifier(model, weights, bounds, mean, std)
         parts = _read_parts(classifier, train, test, size)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.output import NOT_MET, Output, exit_on_error, print_line, sentence_of
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ def run(
     """
     started, output = time.monotonic(), Output(quiet=quiet, as_json=as_json)
     with exit_on_error(output, resume=f"operant run {config}"):
-        from operant.campaign.build import build
-        from operant.campaign.config import load_config
-        from operant.execution.timing import Stopwatch
+        with loading(f"operant run {config}"):
+            from operant.campaign.build import build
+            from operant.campaign.config import load_config
+            from operant.execution.timing import Stopwatch
 
         job = build(load_config(config), workers=workers, stopwatch=Stopwatch(started=started))
         for note in job.notes:

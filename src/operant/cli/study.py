@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.output import exit_on_error
 
 if TYPE_CHECKING:
@@ -42,11 +43,15 @@ def study(
         return
     folder = out or Path(f"operant-study-{name}-{scale}")
     with exit_on_error(resume=f"run the same command again (folder {folder})"):
-        from rich.console import Console
+        with loading("operant study"):
+            from rich.console import Console
 
-        run_study = _load(name, studies)
-        options = _accepted_options(name, studies, {"rivals": rivals, "kuk": kuk, "weights": weights})
-        page = run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **options)
+            from operant.activity import activity
+
+            run_study = _load(name, studies)
+            options = _accepted_options(name, studies, {"rivals": rivals, "kuk": kuk, "weights": weights})
+        with activity(f"study {name}"):
+            page = run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **options)
     print(page)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from operant.cli.activities import loading
 from operant.cli.options import CONFIG, config_here
 from operant.cli.output import exit_on_error, print_line
 
@@ -68,23 +69,26 @@ def triage(
     Only this machine can reach the page. Exit code 0: ended with Ctrl-C; 2: it could not run.
     """
     with exit_on_error():
-        from operant.data import read_samples
-        from operant.triage import open_desk, serve
-        from operant.triage.label_desk import LabelDesk
+        with loading("operant triage"):
+            from operant.activity import activity
+            from operant.data import read_samples
+            from operant.triage import open_desk, serve
+            from operant.triage.label_desk import LabelDesk
 
         folder = folder or _folder_here()
         if csv is not None or pictures is not None:
             _export(folder, csv, pictures, _class_names(classes), bounds)
             return
-        desk = open_desk(
-            folder,
-            plan=_sampling_plan(folder, sample, of, seed),
-            classes=_class_names(classes),
-            bounds=bounds,
-            by=by or _user(),
-            blind=blind,
-            examples=None if examples is None else read_samples(examples, part="train"),
-        )
+        with activity(f"opening {folder}"):
+            desk = open_desk(
+                folder,
+                plan=_sampling_plan(folder, sample, of, seed),
+                classes=_class_names(classes),
+                bounds=bounds,
+                by=by or _user(),
+                blind=blind,
+                examples=None if examples is None else read_samples(examples, part="train"),
+            )
         serve(desk, port=port, open_browser=browser, on_start=_print_address)
         if not isinstance(desk, LabelDesk):
             _print_summary(desk.path)
@@ -108,10 +112,12 @@ def _print_address(address: str) -> None:
 
 
 def _print_summary(suite: Path) -> None:
+    from operant.activity import activity
     from operant.triage import agreement, valid_share
 
-    share = valid_share(suite)
-    for result in (*([share] if share else []), *agreement(suite)):
+    with activity("summarising the verdicts"):
+        share, agreed = valid_share(suite), agreement(suite)
+    for result in (*([share] if share else []), *agreed):
         print_line(str(result))
 
 
@@ -122,6 +128,7 @@ def _export(
     classes: tuple[str, ...],
     bounds: tuple[float, float] | None,
 ) -> None:
+    from operant.activity import activity
     from operant.triage import export_csv, export_pictures
     from operant.triage.opening import about_of, suite_in
 
@@ -129,9 +136,12 @@ def _export(
     about = about_of(suite)
     classes = classes or (about.classes if about else ())
     if csv is not None:
-        print_line(f"verdicts: {export_csv(suite, csv, classes=classes)}")
+        with activity(f"writing {csv}"):
+            written = export_csv(suite, csv, classes=classes)
+        print_line(f"verdicts: {written}")
     if pictures is not None:
-        n = export_pictures(suite, pictures, classes=classes, bounds=bounds or (about.bounds if about else None))
+        with activity(f"writing pictures to {pictures}"):
+            n = export_pictures(suite, pictures, classes=classes, bounds=bounds or (about.bounds if about else None))
         print_line(f"valid cases: {n} pictures in {pictures}")
 
 

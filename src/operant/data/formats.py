@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from operant.activity import activity
 from operant.data.matlab import numeric_arrays
 from operant.files import check_picture_bytes, check_regular, check_unpacked
 
@@ -443,11 +444,13 @@ def class_folders(path: Path) -> list[Path]:
 def read_pictures(files: Sequence[Path], *, size: tuple[int, int] | None = None) -> Array:
     """The pictures in these files: uint8 ``(N, C, H, W)``; see `read_image_folder`."""
     pictures, bytes_read, unpacked = [], 0, 0
-    for file in files:
-        pictures.append(_read_picture(file, size))
-        bytes_read += file.stat().st_size
-        unpacked += pictures[-1].nbytes
-        check_unpacked(unpacked, bytes_read, f"{file.parent}, up to {file.name},")
+    with activity("reading pictures", len(files)) as work:
+        for file in files:
+            pictures.append(_read_picture(file, size))
+            bytes_read += file.stat().st_size
+            unpacked += pictures[-1].nbytes
+            check_unpacked(unpacked, bytes_read, f"{file.parent}, up to {file.name},")
+            work.advance()
     _check_sizes(files, pictures)
     if any(p.ndim == 3 for p in pictures):  # if one picture is in colour, all become colour
         pictures = [p if p.ndim == 3 else np.repeat(p[:, :, None], 3, axis=2) for p in pictures]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from operant.activity import activity
 from operant.data.formats import PICTURES, read_npz
 from operant.data.groups import with_groups
 from operant.data.samples import Samples
@@ -25,8 +26,10 @@ def read_samples(
         groups: csv table with file,group: inputs of one group (scene, session, device) are never separated (default:
             the array groups of an npz file, if it has one). Every input must be in it.
     """
-    samples = _read(Path(path), size, part)
-    return samples if groups is None else with_groups(samples, groups)
+    path = Path(path)
+    with activity(f"reading {path}"):
+        samples = _read(path, size, part)
+        return samples if groups is None else with_groups(samples, groups)
 
 
 def _read(path: Path, size: tuple[int, int] | None, part: str) -> Samples:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from operant.activity import activity
 from operant.data.formats import (
     Array,
     Images,
@@ -239,7 +240,8 @@ def _each(read: Callable[[Path], Images]) -> Callable[[tuple[Path, ...]], tuple[
 
 def _dataset(name: str, place: _Place) -> Dataset:
     """Read a data set, check that it is the requested one, and rescale it to [0, 1]."""
-    train, test = place.read(place.files)
+    with activity(f"reading {name} from {place.files[0].parent}"):
+        train, test = place.read(place.files)
     if name == "svhn":  # its digit 0 is often labelled 10
         train, test = (Images(part.x, np.where(part.y == 10, 0, part.y)) for part in (train, test))
     highest, classes = max(train.y.max(), test.y.max()), CLASSES[name]

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from operant.activity import activity
 from operant.density.kde import check_data, check_rows, check_weights
 from operant.extras import install_command
-from operant.networks.training import epochs_with_bar, step
+from operant.networks.training import step
 from operant.rng import global_streams, normal_like, shuffled
 from operant.validation import check_at_least
 
@@ -89,7 +90,7 @@ def fit_flow(
         transforms, width: size of the flow.
         epochs, batch_size, learning_rate: of Adam, whose rate falls to 0 along half a cosine.
         generator: draws initial weights, held-back rows and batches.
-        progress: show a progress bar on a terminal.
+        progress: show progress on stderr.
     """
     check_data(x)
     if len(x) < MIN_ROWS:
@@ -109,16 +110,20 @@ def fit_flow(
     optimizer = torch.optim.Adam(network.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
     history, best = list[float](), dict[str, Tensor]()
-    for _ in epochs_with_bar(epochs, progress, what="training the flow"):
-        for rows in part[torch.randperm(len(part), generator=generator).to(part.device)].tensor_split(steps):
-            step(optimizer, -(v[rows] @ network().log_prob(a[rows])) / v[rows].sum().clamp_min(1e-12))
-            schedule.step()
-        with torch.no_grad():
-            history.append(float(v[held] @ network().log_prob(a[held]) / v[held].sum().clamp_min(1e-12)))
-        if not math.isfinite(history[-1]):
-            raise ValueError(f"training was stopped because the likelihood became {history[-1]}; lower learning_rate")
-        if history[-1] == max(history):
-            best = {name: w.detach().clone() for name, w in network.state_dict().items()}
+    with activity("training the flow", epochs, unit="epochs", show=progress) as work:
+        for _ in range(epochs):
+            for rows in part[torch.randperm(len(part), generator=generator).to(part.device)].tensor_split(steps):
+                step(optimizer, -(v[rows] @ network().log_prob(a[rows])) / v[rows].sum().clamp_min(1e-12))
+                schedule.step()
+            with torch.no_grad():
+                history.append(float(v[held] @ network().log_prob(a[held]) / v[held].sum().clamp_min(1e-12)))
+            if not math.isfinite(history[-1]):
+                raise ValueError(
+                    f"training was stopped because the likelihood became {history[-1]}; lower learning_rate"
+                )
+            if history[-1] == max(history):
+                best = {name: w.detach().clone() for name, w in network.state_dict().items()}
+            work.advance()
     return Flow(centre=centre, scale=scale, transforms=transforms, width=width, state=best, history=tuple(history))
 
 

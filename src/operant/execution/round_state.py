@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.execution.chunked_fuzzing import ChunkedFuzzing, ChunkPrediction
 from operant.execution.chunks import chunk_name, run_chunks
@@ -239,13 +240,15 @@ class RoundState:
         parts = [inputs[start : start + chunk] for start in range(0, len(inputs), chunk)]
         names = [f"predictions-{i:03d}" for i in range(len(parts))]
         todo = [i for i, name in enumerate(names) if not self.folder.has(f"{self.name}/{name}")]
-        with defer_interrupt() as interrupted, self.folder.timed(f"{self.name}/predictions"):
+        announced = activity("predicting field inputs", len(todo), unit="chunks")
+        with announced as progress, defer_interrupt() as interrupted, self.folder.timed(f"{self.name}/predictions"):
             items = (parts[i].x for i in todo if not interrupted())
             with closing_results(self.engine(ChunkPrediction(self.model), items)) as finished:
                 for number, labels in finished:
                     i = todo[number]
                     work = partial(PredictionBatch, ids=parts[i].ids.cpu(), predictions=labels)
                     self.step(names[i], PredictionBatch, work)
+                    progress.advance()
         if signal := interrupted():
             raise Interrupted(f"finished predictions of {self.name} are saved in {self.folder.path}", signal)
         found = [torch.empty(0, dtype=torch.int64)]

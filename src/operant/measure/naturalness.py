@@ -12,6 +12,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from operant import results
+from operant.activity import activity
 from operant.data import Samples
 from operant.density import KDE, fit_kde
 from operant.measure._texture import is_image, texture
@@ -202,8 +203,9 @@ def fit_naturalness(
         bounds: smallest and largest value of an input.
         calibration: share of the field data used for calibration.
         k: the distance to the k-th nearest neighbour is a score.
-        latent, epochs, progress: of the VAE, see `fit_vae`.
+        latent, epochs: of the VAE, see `fit_vae`.
         references: maximum number of field inputs kept as neighbours.
+        progress: show progress on stderr.
 
     References:
         | Detecting Operational Adversarial Examples for Reliable Deep Learning (Zhao et al., 2021), RQ3
@@ -216,29 +218,30 @@ def fit_naturalness(
     needed = min_calibration_size(LEVEL, tests=len(SCORES) - (not is_image(tuple(field.x.shape[1:]))))
     check_field(field, bounds, at_least=MIN_FITTED + needed)
     fitted, held = _split(field, calibration, needed)
-    with torch.no_grad():
-        features = _features(fitted.x, model, layer)
-        whitening = _fit_whitening(features)
-    vae = fit_vae(fitted, latent=latent, epochs=epochs, bounds=bounds, generator=generator, progress=progress)
-    kept = shuffled(len(fitted), generator)[:references].to(fitted.x.device)
-    with torch.no_grad():
-        means = in_chunks(lambda part: _above_levels(vae, part), fitted.x)
-        draft = Naturalness(
-            vae=vae,
-            noise=_noise(vae, fitted.x),
-            whitening=whitening,
-            references=in_chunks(whitening, features[kept]),
-            k=k,
-            codes=_code_density(vae, fitted.x),
-            intensities=_fit_whitening(means, shrinkage=LEVEL_SHRINKAGE, floor=MIN_LEVEL_VARIANCE),
-            texture=_fit_texture(fitted.x, kept, bounds) if is_image(vae.shape) else None,
-            calibration={},
-            probes=fitted.x[kept[:PROBES]].clone(),
-            layer=layer,
-            model=model,
-        )
-        scores = draft.scores(held.x)
-    return replace(draft, calibration={name: fit_conformal(score) for name, score in scores.items()})
+    with activity("fitting naturalness", show=progress):
+        with torch.no_grad():
+            features = _features(fitted.x, model, layer)
+            whitening = _fit_whitening(features)
+        vae = fit_vae(fitted, latent=latent, epochs=epochs, bounds=bounds, generator=generator, progress=progress)
+        kept = shuffled(len(fitted), generator)[:references].to(fitted.x.device)
+        with torch.no_grad():
+            means = in_chunks(lambda part: _above_levels(vae, part), fitted.x)
+            draft = Naturalness(
+                vae=vae,
+                noise=_noise(vae, fitted.x),
+                whitening=whitening,
+                references=in_chunks(whitening, features[kept]),
+                k=k,
+                codes=_code_density(vae, fitted.x),
+                intensities=_fit_whitening(means, shrinkage=LEVEL_SHRINKAGE, floor=MIN_LEVEL_VARIANCE),
+                texture=_fit_texture(fitted.x, kept, bounds) if is_image(vae.shape) else None,
+                calibration={},
+                probes=fitted.x[kept[:PROBES]].clone(),
+                layer=layer,
+                model=model,
+            )
+            scores = draft.scores(held.x)
+        return replace(draft, calibration={name: fit_conformal(score) for name, score in scores.items()})
 
 
 def load_naturalness(path: str | Path, *, model: Classifier | None = None) -> Naturalness:

@@ -17,6 +17,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.formatting import percent
 from operant.model.classifier import MIN_ROWS, Classifier, slack_of
@@ -60,7 +61,7 @@ def examine(model: Classifier, samples: Samples, *, expect: float | None = None)
         expect: an accuracy on these samples, all of them, below which there is an error.
     """
     check_share(expect=0.0 if expect is None else expect)
-    with torch.random.fork_rng(devices=[]):
+    with activity("the doctor examines the model"), torch.random.fork_rng(devices=[]):
         found = _examine(model, samples)
         if expect is not None:
             found += below_expectation(measured_accuracy(model, samples, rows=len(samples)), expect)

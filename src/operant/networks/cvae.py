@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, relu
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.networks.gan import (
     DEFAULT_STEPS,
@@ -20,7 +21,6 @@ from operant.networks.gan import (
 from operant.networks.training import (
     OneCycle,
     check_options,
-    epochs_with_bar,
     finite_loss,
     shuffled_batches,
     validation_split,
@@ -123,13 +123,15 @@ def fit_cvae(
     epochs = max(1, round(DEFAULT_STEPS / steps)) if epochs is None else epochs
     descend = OneCycle.of(pair.parameters(), learning_rate, steps=epochs * steps)
     history, kept = list[float](), dict[str, Tensor]()
-    for _ in epochs_with_bar(epochs, progress, what="training the conditional VAE"):
-        for x, y in shuffled_batches(part, steps, generator=generator):
-            descend(pair.loss(x, y, generator=generator)[0])
-        with torch.no_grad():
-            history.append(finite_loss(float(pair.loss(held.x, held.labels, generator=None)[0])))
-        if history[-1] == min(history):
-            kept = _copied(pair)
+    with activity("training the conditional VAE", epochs, unit="epochs", show=progress) as work:
+        for _ in range(epochs):
+            for x, y in shuffled_batches(part, steps, generator=generator):
+                descend(pair.loss(x, y, generator=generator)[0])
+            with torch.no_grad():
+                history.append(finite_loss(float(pair.loss(held.x, held.labels, generator=None)[0])))
+            if history[-1] == min(history):
+                kept = _copied(pair)
+            work.advance()
     pair.load_state_dict(kept)
     with torch.no_grad():
         noise = float(pair.loss(held.x, held.labels, generator=None)[1])

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, leaky_relu, one_hot, relu
 from torch.nn.utils.parametrizations import spectral_norm
 
+from operant.activity import activity
 from operant.data import Samples
-from operant.networks.training import check_options, epochs_with_bar, finite_loss, shuffled_batches, step
+from operant.networks.training import check_options, finite_loss, shuffled_batches, step
 from operant.networks.vae import check_field
 from operant.rng import global_streams
 from operant.validation import check_ascending, check_at_least
@@ -154,7 +155,7 @@ def fit_gan(
         batch_size, learning_rate: of Adam; the discriminator's learning rate is half of this.
         bounds: smallest and largest value of an image.
         generator: draws initial weights, batches and latents; the same one gives bit-identical weights.
-        progress: show a progress bar on a terminal.
+        progress: show progress on stderr.
 
     References:
         | Exposing Previously Undetectable Faults in Deep Neural Networks (Dunn et al., 2021), section 2
@@ -174,11 +175,13 @@ def fit_gan(
         maker = untrained_generator(tuple(labelled.shape), bounds=bounds, **options).to(labelled.x.device)
         critic = _Critic(labelled.shape[0], classes, labelled.shape[1], width).to(labelled.x.device)
         duel = _Duel(maker, critic, learning_rate=learning_rate)
-        for _ in epochs_with_bar(epochs, progress, what="training the GAN"):
-            batches = shuffled_batches(labelled, steps, generator=generator)
-            losses = [duel.step(x, y, generator) for x, y in batches]
-            means = torch.tensor(losses).mean(0).tolist()
-            history.append((finite_loss(means[0]), finite_loss(means[1])))
+        with activity("training the GAN", epochs, unit="epochs", show=progress) as work:
+            for _ in range(epochs):
+                batches = shuffled_batches(labelled, steps, generator=generator)
+                losses = [duel.step(x, y, generator) for x, y in batches]
+                means = torch.tensor(losses).mean(0).tolist()
+                history.append((finite_loss(means[0]), finite_loss(means[1])))
+                work.advance()
     weights = {name: values.detach().cpu() for name, values in duel.mean.state_dict().items()}
     return GAN(shape=image_shape(labelled), bounds=bounds, weights=weights, history=tuple(history), **options)
 

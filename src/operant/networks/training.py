@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, track
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.formatting import percent
 from operant.model import Classifier
@@ -19,6 +18,7 @@ from operant.rng import global_streams, shuffled
 from operant.validation import check_at_least, check_between, check_positive
 
 M = TypeVar("M", bound=nn.Module)
+ShowStep = Callable[[Sequence[float], float, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def fit(
         validation: share of the inputs held back to choose the epoch.
         mean, std: normalisation, as in `Classifier`.
         generator: shuffles the batches and seeds dropout.
-        progress: show a progress bar on a terminal.
+        progress: show progress on stderr.
     """
     check_options(learning_rate, epochs=epochs, batch_size=batch_size)
     check_between(0, 1, advice="0.1 holds back a tenth", validation=validation)
@@ -97,7 +97,7 @@ def fit(
     history: list[Epoch] = []
     weights: dict[str, Tensor] = {}
     steps = math.ceil(len(part) / batch_size)
-    with global_streams(generator), training_bar(progress, epochs=epochs, steps=steps) as show:
+    with global_streams(generator), announced_training(progress, epochs=epochs, steps=steps) as show:
         for number in range(1, epochs + 1):
             learner.train()
             total = 0.0
@@ -193,25 +193,16 @@ def _best(history: Sequence[Epoch]) -> Epoch:
 
 
 @contextmanager
-def training_bar(shown: bool, *, epochs: int, steps: int) -> Iterator[Callable[[Sequence[float], float, int], None]]:
-    """A progress bar on stderr; yields the function that updates it.
+def announced_training(shown: bool, *, epochs: int, steps: int) -> Iterator[ShowStep]:
+    """Announce a training, on stderr if ``shown``; yields the function that updates it.
 
     That function takes the validation accuracy of each epoch so far, the latest loss, and the number of new steps.
     """
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
-        task = bar.add_task("training", total=epochs * steps)
+    with activity("training", epochs * steps, show=shown) as work:
 
         def show(accuracies: Sequence[float], loss: float, steps: int) -> None:
-            accuracy = f"  validation {percent(accuracies[-1])}" if accuracies else ""
-            text = f"epoch {min(len(accuracies) + 1, epochs)}/{epochs}  loss {loss:.3f}{accuracy}"
-            bar.update(task, advance=steps, description=text)
+            accuracy = f", validation {percent(accuracies[-1])}" if accuracies else ""
+            work.note = f"epoch {min(len(accuracies) + 1, epochs)} of {epochs}, loss {loss:.3f}{accuracy}"
+            work.advance(steps)
 
         yield show
-
-
-def epochs_with_bar(epochs: int, progress: bool, *, what: str) -> Iterator[int]:
-    """The numbers of the epochs, with a progress bar on stderr if it is a terminal."""
-    console = Console(stderr=True)
-    yield from track(range(epochs), description=what, console=console, disable=not (progress and console.is_terminal))

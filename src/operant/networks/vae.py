@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.model import MIN_ROWS, slack_of
-from operant.networks.training import OneCycle, check_options, epochs_with_bar, finite_loss, validation_split
+from operant.networks.training import OneCycle, check_options, finite_loss, validation_split
 from operant.rng import global_streams, normal_like, shuffled
 from operant.validation import check_ascending, check_at_least, check_finite, check_row_shape, check_within
 
@@ -142,7 +143,7 @@ def fit_vae(
         batch_size, learning_rate: of Adam.
         bounds: smallest and largest value of an input; ``(-math.inf, math.inf)`` for features of any scale.
         generator: draws initial weights, batches and codes; the same one gives bit-identical weights.
-        progress: show a progress bar on a terminal.
+        progress: show progress on stderr.
 
     References:
         | Auto-Encoding Variational Bayes (Kingma and Welling, 2014), https://arxiv.org/abs/1312.6114
@@ -163,13 +164,15 @@ def fit_vae(
     descend = OneCycle.of(weights, learning_rate, steps=epochs * steps)
     check = _flat_with_noise(vae, held.x, generator=generator)
     best, history = vae, list[float]()
-    for _ in epochs_with_bar(epochs, progress, what="training the VAE"):
-        for rows in shuffled(len(part), generator).to(part.x.device).tensor_split(steps):
-            descend(_loss(vae, *_flat_with_noise(vae, part.x[rows], generator=generator)))
-        with torch.no_grad():
-            history.append(finite_loss(float(_loss(vae, *check))))
-        if history[-1] == min(history):
-            best = _copied(vae)
+    with activity("training the VAE", epochs, unit="epochs", show=progress) as work:
+        for _ in range(epochs):
+            for rows in shuffled(len(part), generator).to(part.x.device).tensor_split(steps):
+                descend(_loss(vae, *_flat_with_noise(vae, part.x[rows], generator=generator)))
+            with torch.no_grad():
+                history.append(finite_loss(float(_loss(vae, *check))))
+            if history[-1] == min(history):
+                best = _copied(vae)
+            work.advance()
     return replace(best, history=tuple(history))
 
 

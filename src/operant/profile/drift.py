@@ -11,6 +11,7 @@ from scipy.stats import chi2_contingency, ks_2samp
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from operant.activity import activity
 from operant.data import Samples
 from operant.formatting import percent
 from operant.model import Classifier, Finding
@@ -114,6 +115,7 @@ class Drift:
         return f"{self.summary}\n{self.details}"
 
 
+@activity("testing for drift")
 def drift(
     reference: Samples,
     current: Samples,

@@ -1,15 +1,13 @@
 """Estimates field conditions: the severities under which clean images look most like field data."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
+from operant.activity import activity
 from operant.conditions import Recipe
 from operant.data import Samples
 from operant.formatting import percent
@@ -119,7 +117,7 @@ def fit_conditions(
         simulated: images per simulation.
         resamples, confidence: of the intervals.
         generator: draws images, severities, splits and resamples; the same one gives the same fit.
-        progress: show a progress bar if there is a terminal.
+        progress: show progress on stderr.
 
     References:
         | A Method of Simulated Moments for Estimation of Discrete Response Models Without Numerical Integration
@@ -132,11 +130,11 @@ def fit_conditions(
     check_at_least(MIN_IMAGES, simulated=simulated)
     check_at_least(20, resamples=resamples, advice="200 is usual")
     check_between(0, 1, confidence=confidence, advice="0.95 is usual")
-    with _progress_bar(progress) as tick:
-        matcher = make_matcher(field, clean, widest, priors, simulated, generator, tick)
+    with activity("estimating conditions", unit="simulations", show=progress) as work:
+        matcher = make_matcher(field, clean, widest, priors, simulated, generator, work.advance)
         t, root = best_match(matcher)
-    lower, upper = _intervals(matcher, t, root, resamples, confidence, generator)
-    before, after, floor, floor_high = _distances(matcher, t, root, generator)
+        lower, upper = _intervals(matcher, t, root, resamples, confidence, generator)
+        before, after, floor, floor_high = _distances(matcher, t, root, generator)
     return FittedConditions(
         recipe=matcher.recipe(t),
         parameters=tuple(_parameter(p, *v) for p, *v in zip(matcher.parameters, t, lower, upper, strict=True)),
@@ -236,15 +234,6 @@ def _at_the_end(parameters: Sequence[FreeParameter], t: Array) -> tuple[Finding,
     problem = f"the best value is at the end of the range searched: {', '.join(far)}"
     advice = "Declare a wider recipe, if stronger conditions are possible"
     return (warning("parameter at the end of its range", problem, advice),)
-
-
-@contextmanager
-def _progress_bar(progress: bool) -> Iterator[Callable[[], None]]:
-    """A bar on the terminal's error stream, and the function to call at each simulation."""
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not (progress and console.is_terminal), transient=True) as bar:
-        task = bar.add_task("fitting conditions", total=None)
-        yield lambda: bar.advance(task)
 
 
 def _check(field: Samples, clean: Samples, widest: Recipe, priors: Sequence[float] | None) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from operant import results
+from operant.activity import activity
 from operant.data import Samples
 from operant.density import KDE, Flow, Mixture, fit_kde
 from operant.formatting import percent
@@ -155,6 +156,7 @@ class Profile:
         return (self.shares @ (self.codes.double() - mean).square()).sqrt()
 
 
+@activity("fitting the profile")
 def fit_profile(
     field: Samples,
     *,
@@ -263,6 +265,7 @@ class ProfileUpdate:
         )
 
 
+@activity("updating the profile")
 def update_profile(
     profile: Profile,
     new: Samples,

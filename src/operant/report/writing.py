@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from operant.activity import activity
 from operant.campaign.observers import OBSERVERS, Observer
 from operant.report.failures import LIMIT
 from operant.report.gathering import gather
@@ -12,6 +13,7 @@ from operant.report.page import render_page
 from operant.results import save, write_atomically
 
 
+@activity("writing the report")
 def write_report(
     folder: str | Path,
     out: str | Path | None = None,

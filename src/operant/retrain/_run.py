@@ -10,7 +10,7 @@ import torch
 
 from operant.data import Samples
 from operant.model import Classifier, copy_module
-from operant.networks.training import training_bar
+from operant.networks.training import announced_training
 from operant.retrain._checkpoint import Checkpoint
 from operant.retrain._judge import EpochJudge, best_of, monitor_value
 from operant.retrain._sampling import EpochRows
@@ -104,7 +104,8 @@ class TrainingRun:
         """
         epochs, shown = self.options.epochs, 0
         steps = math.ceil(sum(rows.counts) / self.options.batch_size)
-        with global_streams(saved.generator), training_bar(self.options.progress, epochs=epochs, steps=steps) as show:
+        announced = announced_training(self.options.progress, epochs=epochs, steps=steps)
+        with global_streams(saved.generator), announced as show:
             saved.resume_streams()
             for epoch in range(len(saved.history) + 1, epochs + 1):
                 saved.trainable.module.train()

@@ -126,7 +126,7 @@ class Retrainer(Protocol):
 
 
 def without_bar(retrainer: Retrainer) -> Retrainer:
-    """The same retrainer without a progress bar, if it has one."""
+    """The same retrainer, which shows no progress of its own."""
     if "progress" not in getattr(retrainer, "__dataclass_fields__", {}):
         return retrainer
     options: Any = retrainer

@@ -20,7 +20,7 @@ class TrainingOptions:
         batch_size: rows per step, at most.
         optimiser: ``"adam"``, or ``"sgd"`` with momentum 0.9.
         max_drop: largest loss of clean validation accuracy allowed.
-        progress: show a progress bar on a terminal.
+        progress: show progress on stderr.
     """
 
     epochs: int = 10

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from operant.activity import activity
 from operant.campaign.field import FieldState
 from operant.campaign.records import Round
 from operant.data import Samples
@@ -123,7 +124,8 @@ def observe_round(seen: ObservedRound, observers: Sequence[Observer], state: Rou
         if state.folder.has(f"{state.name}/{observer.name}"):
             continue
         try:
-            value, _ = with_smaller_batches(partial(_observe, observer, seen), seen.before.batch_size)
+            with activity(f"recording {observer.name.replace('_', ' ')} for the report"):
+                value, _ = with_smaller_batches(partial(_observe, observer, seen), seen.before.batch_size)
         except Exception as error:  # a user's observer may raise anything
             what = f"the observer {observer.name} failed in {state.name} ({type(error).__name__}: {error})"
             warnings.warn(f"{what}; the report will lack its record", stacklevel=2)
