@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C, and tests press it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and tests send it
 
 # The same examples and first weights in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 settings.register_profile("same", derandomize=True, print_blob=True, deadline=None)  # a busy machine is slow

@@ -44,6 +44,7 @@ from operant.campaign.init import search_folder
 from operant.campaign.records import CampaignInfo, Round
 from operant.data import load, read_samples
 from operant.data.formats import (
+    pictures_in,
     read_cifar_binary,
     read_cifar_python,
     read_idx,
@@ -373,7 +374,7 @@ def pictures(kind: str, change: Change = any_bytes, **options: Any) -> Reader:
     write = partial(write_pictures, name, picture(kind, **options))
 
     def read(folder: Path) -> None:
-        read_pictures(folder / "cat")
+        read_pictures(pictures_in(folder / "cat"))
         read_image_folder(folder, size=(4, 4))
 
     return Reader(write=write, file=f"cat/{name}", read=read, change=change)

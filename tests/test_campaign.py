@@ -58,6 +58,7 @@ from operant.data.label_folder import name_of
 from operant.execution import Damaged, Engine, Event, RunFolder, chunked_fuzzing, pool
 from operant.execution.round_state import LabelBatch, RoundState
 from operant.execution.timing import Stopwatch
+from operant.formatting import at_most
 from operant.generate import GradientMove, UncertaintyFuzz, unguided
 from operant.measure import Naturalness, with_dropout
 from operant.model import copy_module
@@ -307,7 +308,7 @@ def test_a_requirement_out_of_reach_ends_with_a_reason_and_advice(tmp_path, chan
     assert not done.met
     assert done.reason.startswith(reason)
     assert "To meet it: pmi is estimated at" in done.reason
-    assert "must fall below 0.10% first" in done.reason
+    assert "must fall below 0.1 % first" in done.reason
     assert len(done.rounds) == rounds
     assert done.labels <= changes.get("labels", TINY.labels)
     assert done.rounds[-1].cases <= changes.get("cases", TINY.cases)
@@ -346,7 +347,7 @@ def test_an_earlier_smaller_bound_is_named(undisturbed: tuple[Path, CampaignResu
     done = undisturbed[1]
     bounds = {r.number: r.assessment.upper for r in done.rounds if r.assessment}
     best = min(bounds, key=bounds.__getitem__)
-    named = f"The model after round {best} has the smallest bound, {bounds[best]:.2%}:"
+    named = f"The model after round {best} has the smallest bound, {at_most(bounds[best])}:"
     later = any(r.changed for r in done.rounds[best + 1 :])
     assert (named in done.reason) == (bounds[best] < done.assessment.upper and later)
 
@@ -397,9 +398,9 @@ def changing(number: int, upper: float, *, changed: bool = True) -> Round:
 @pytest.mark.parametrize(
     ("uppers", "changed", "file"),
     [
-        ((0.3, 0.1, 0.2), (True, True, True), "round 1 has the smallest bound, 10.00%: its weights are in round-001/"),
+        ((0.3, 0.1, 0.2), (True, True, True), "round 1 has the smallest bound, 10 %: its weights are in round-001/"),
         ((0.3, 0.2, 0.1, 0.2), (True, True, False, True), "round 2 .* weights are in round-001/weights.safetensors"),
-        ((0.1, 0.3), (True, True), "round 0 has the smallest bound, 10.00%: it is the initial model"),
+        ((0.1, 0.3), (True, True), "round 0 has the smallest bound, 10 %: it is the initial model"),
     ],
 )
 def test_the_file_of_an_earlier_better_model_is_named(uppers, changed, file) -> None:
@@ -485,9 +486,9 @@ def test_advice_counts_labels_of_the_bound_in_use() -> None:
     needed = labels_needed(0.02, 0.05, 0.975)
     assert f"about {needed} labels" in what_it_takes(few, 0.05)
     assert assessing.confidence_sequence(round(0.02 * needed), needed, confidence=0.975).upper <= 0.05
-    assert "too close to 2.00% to be shown" in what_it_takes(few, 0.020001)
-    assert "too few to decide whether it is below 2.00%" in what_it_takes(few, 0.02)
-    assert "must fall below 0.50% first" in what_it_takes(few, 0.005)
+    assert "too close to 2 % to be shown" in what_it_takes(few, 0.020001)
+    assert "too few to decide whether it is below 2 %" in what_it_takes(few, 0.02)
+    assert "must fall below 0.5 % first" in what_it_takes(few, 0.005)
     assert "there were none" in what_it_takes(replace(few, labels=0, failures=0), 0.05)
 
 
@@ -1203,7 +1204,7 @@ class Moments:
             (RunFolder, "deliver", "delivery"),
             (writing, "gather", "report"),
             (writing, "render_page", "report"),
-            (writing, "save_evidence", "report"),
+            (writing, "save", "report"),
             (writing, "write_atomically", "report"),
         ):
             setattr(owner, name, self.around(getattr(owner, name), phase))

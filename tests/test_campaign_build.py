@@ -185,13 +185,17 @@ def test_a_module_in_double_precision_gets_data_in_double_precision(user):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("net.py:Net", "net", '[model] module: must be "package.module:callable" or "file.py:callable", got'),
+        (
+            "net.py:Net",
+            "net",
+            "[model] module: a callable must be given as package.module:callable",
+        ),
         ("net.py:Net", "nothere.py:Net", "[model] module: there is no .*nothere.py; beside it are net.py, net_"),
         ("net.py:Net", "nothere:Net", "[model] module: there is no module nothere"),
         ("net.py:Net", "net_broken.py:Net", "[model] module: importing net_broken failed: RuntimeError: not today"),
         ("net.py:Net", "net.py:Nit", "[model] module: net has no Nit; it has Net, label"),
-        ("net.py:Net", "net.py:number", "[model] module: net:number() must return a torch.nn.Module, got int"),
-        ("net.py:Net", "net.py:label", "[model] module: net:label() must build the model without arguments"),
+        ("net.py:Net", "net.py:number", "[model] module: net.py:number() must return a torch.nn.Module, got int"),
+        ("net.py:Net", "net.py:label", "[model] module: net.py:label() must build the model without arguments"),
         ("net.py:Net", "json.py:Net", "[model] module: there is no .*json.py"),
         ("net.safetensors", "nothere.safetensors", "[model] weights: there is no .*; beside it are net.safetensors"),
         ("net.safetensors", "train.npz", "[model] weights: .*train.npz is not a readable safetensors file"),
@@ -409,7 +413,7 @@ def test_a_move_of_the_user_may_be_the_only_one(small):
     [
         ('fog = "my_moves.py:smog"', r"\[generate\] moves: my_moves has no smog; it has .*fog"),
         ('fog = "nothere.py:fog"', r"\[generate\] moves: there is no .*nothere.py; beside it are my_moves.py"),
-        ('fog = "fog"', r"\[generate\] moves: must be .*file.py:callable\", got 'fog'"),
+        ('fog = "fog"', r"\[generate\] moves: .* package.module:callable or file.py:callable, got 'fog'"),
         ("fog = 3", r"\[generate\] moves must be a string in quotes, got 3"),
         ('"gradient-0.3" = "my_moves.py:fog"', r"\[generate\]: own moves must have names of their own, got gradient-0"),
     ],

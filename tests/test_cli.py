@@ -251,7 +251,7 @@ def test_a_signal_while_torch_is_imported_gives_one_line(tmp_path: Path, command
         check=False,
     )
     assert ended.returncode == code
-    assert ended.stdout == "torch is imported\n"
+    assert ended.stdout == "operant: loading\ntorch is imported\n"
     assert ended.stderr.startswith("stopped: ")
     assert ended.stderr.count("\n") == 1
 

@@ -206,7 +206,7 @@ def test_the_transfer_calibration_rate_is_the_mean_over_methods(tmp_path):
     found = transfer_calibration_rate(Retrained(), suite)
     assert [(r.defence, r.k, r.n) for r in found.rates] == [("a", 2, 4), ("b", 4, 8)]
     assert found.mean == pytest.approx(0.5)
-    assert str(found).startswith("transfer calibration rate 50.0%, the mean of a 50% (7-93) of 4, b 50% (16-84) of 8")
+    assert str(found).startswith("transfer calibration rate 50 %, the mean of a 50% (7-93) of 4, b 50% (16-84) of 8")
     save(found, tmp_path / "rate.json")
     assert load(tmp_path / "rate.json", TransferCalibration) == found
     with pytest.raises(ValueError, match="none of the 36 cases was misclassified by the original model"):
@@ -244,7 +244,7 @@ def test_the_change_of_accuracy_is_that_of_pairs(tmp_path):
     assert found.upper == pytest.approx((b - c) / n + 1.959964 * spread, abs=1e-6)
     assert found.lower > 0
     assert pair(100, 5, 4).lower < 0 < pair(100, 5, 4).upper
-    assert str(found).startswith("accuracy 88.00% -> 96.00%, change +8.00 points (+")
+    assert str(found).startswith("accuracy 88 % -> 96 %, change +8.00 points (+")
     save(found, tmp_path / "change.json")
     assert load(tmp_path / "change.json", AccuracyChange) == found
 

@@ -265,7 +265,7 @@ def test_modules_that_work_in_place_do_not_change_the_inputs(digits28):
     ("options", "sentence"),
     [
         ({"mutants": 0}, "mutants must be at least 1, got 0"),
-        ({"rate": 0.9, "mutants": 3}, "of 15 mutants agree with the network on at least 90% of the benign inputs"),
+        ({"rate": 0.9, "mutants": 3}, "of 15 mutants agree with the network on at least 90 % of the benign inputs"),
         ({"operator": "YY"}, "operator must be one of"),
         ({"calibration": 0.01}, "benign inputs is empty"),
     ],

@@ -323,8 +323,8 @@ def test_a_constant_answer_is_at_chance_however_common_the_class() -> None:
     y = (torch.arange(400) % 10 == 0).long()  # nine in ten are class 0
     logits = torch.tensor([[1.0, 0.0]]).repeat(400, 1)
     (finding,) = at_chance(logits, y)
-    assert "360 of 400 predictions are right (90.0%)" in finding.problem
-    assert "class 0, is given for 100%" in finding.problem
+    assert "360 of 400 predictions are right (90 %)" in finding.problem
+    assert "class 0, is given for 100 %" in finding.problem
 
 
 def test_a_weak_model_is_not_called_chance() -> None:

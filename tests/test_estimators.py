@@ -370,7 +370,7 @@ def test_an_estimate_prints_and_comes_back_from_disk(tmp_path):
     assert "no bound" in text
     assert "use the design" in text
     d = drawn_by("stratified", 300)
-    assert "with 0.95 confidence" in str(estimate(d, Y[d.indices]))
+    assert "with 95 % confidence" in str(estimate(d, Y[d.indices]))
 
 
 # Invalid arguments ----------------------------------------------------------------------------------------------------

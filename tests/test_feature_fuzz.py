@@ -462,7 +462,7 @@ class Dim(Painter):
     ("module", "sentence"),
     [
         (Deaf(), "sees the requested class in only"),
-        (Stubborn(), "have only 0.0% of the variance"),
+        (Stubborn(), "have only 0 % of the variance"),
         (Dim(), "variances from real ones"),
     ],
     ids=["deaf", "stubborn", "dim"],
@@ -503,7 +503,7 @@ def test_counts_are_given_for_all_and_for_valid_tests():
     assert found.seeds_valid_failing == 3
     assert tally(suite, margin=4.0).failing == 1
     assert str(found) == (
-        "10 tests from 10 seeds: 5 fail; 5 are valid, and 3 of those fail (30.0% of the seeds have one)"
+        "10 tests from 10 seeds: 5 fail; 5 are valid, and 3 of those fail (30 % of the seeds have one)"
     )
 
 

@@ -62,7 +62,7 @@ def test_the_message_holds_estimate_bound_and_labels_needed():
     shown = str(caught.value)
     needed = plan(0.02, expected=0.01).labels
     assert "not shown" in shown
-    assert "at most 2 % with 0.95 confidence" in shown
+    assert "at most 2 % with 95 % confidence" in shown
     assert "The estimate is 1 %, the bound 2.57 %: 3 of 300" in shown
     assert f"about {needed} labels would prove the requirement: {needed - 300} more" in shown
     names = {["cat", "dog", "owl", "emu"][c] for c in wrong(3).labels[:3].tolist()}

@@ -464,8 +464,8 @@ def test_names_with_markup_are_text(tmp_path):
 def test_classes_of_decisions_have_their_names(tmp_path):
     names = ("cat", "dog", "cow", "hen")
     text = page_of(campaign_folder(tmp_path, names=names)).text
-    assert "without feedback: cat 25%, dog 25%, cow 25%, hen 25%" in text
-    assert "cow 40%, hen 25%, dog 20%, cat 15%" in text
+    assert "without feedback: cat 25 %, dog 25 %, cow 25 %, hen 25 %" in text
+    assert "cow 40 %, hen 25 %, dog 20 %, cat 15 %" in text
 
 
 @given(most=st.floats(1e-6, 1.0))

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from operant import Classifier, Samples, Suite, spawn
 from operant.assess import Rate, Robustness
 from operant.execution import RunFolder, pool
+from operant.formatting import percent
 from operant.generate import FGSM, PGD, FOLFuzz
 from operant.generate.engine import judge
 from operant.model import NoGradients
@@ -124,7 +125,7 @@ def test_a_model_that_meets_the_requirement_is_left_alone(tmp_path):
     assert hardened.rounds[0].robustness.value == 1.0
     assert hardened.rounds[0].retraining is None
     assert hardened.model is model
-    assert str(hardened).startswith("The requirement was met after round 0: adaptive robustness 100.0%, required 90.0%")
+    assert str(hardened).startswith("The requirement was met after round 0: adaptive robustness 100 %, required 90 %")
 
 
 @pytest.mark.parametrize("mode", ["adaptive", "static"])
@@ -165,9 +166,9 @@ def robust(number: int, k: int, *, changed: bool = True) -> RobotRound:
 @pytest.mark.parametrize(
     ("ks", "changed", "named"),
     [
-        ((1, 5, 3), (True, True, True), ". The model after round 1 was the most robust, 50.0%: its weights are in "),
-        ((1, 4, 5, 3), (True, True, False, True), "round 2 was the most robust, 50.0%: its weights are in round-001/w"),
-        ((5, 1), (True, True), "round 0 was the most robust, 50.0%: it is the initial model"),
+        ((1, 5, 3), (True, True, True), ". The model after round 1 was the most robust, 50 %: its weights are in "),
+        ((1, 4, 5, 3), (True, True, False, True), "round 2 was the most robust, 50 %: its weights are in round-001/w"),
+        ((5, 1), (True, True), "round 0 was the most robust, 50 %: it is the initial model"),
         ((1, 3, 5), (True, True, True), ""),
     ],
 )
@@ -187,8 +188,8 @@ def test_both_kinds_of_robustness_are_recorded_in_every_round(undisturbed):
     assert len(lines) == 2 + len(undisturbed.rounds)
     for line, r in zip(lines[2:], undisturbed.rounds, strict=True):
         rate = r.robustness.static[-1]
-        assert line.endswith(f"{rate.value:.1%} [{rate.lower:5.1%}, {rate.upper:5.1%}]")
-        assert f"{r.robustness.adaptive[-1].value:6.1%} [" in line
+        assert line.endswith(f"{percent(rate.value)} [{percent(rate.lower):>6}, {percent(rate.upper):>6}]")
+        assert f"{percent(r.robustness.adaptive[-1].value):>6} [" in line
 
 
 def test_every_round_is_printed(tmp_path, undisturbed):

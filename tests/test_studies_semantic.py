@@ -339,7 +339,7 @@ def test_the_summary_follows_from_the_numbers() -> None:
 def test_sources_that_fail_are_listed_with_numbers() -> None:
     text = plain_tables.sources([outcome_of((1,), (1,))], [rated_of(0.3)])
     assert "no source of a few minutes passes" in text
-    assert "in only 30.0% of its images" in text
+    assert "in only 30 % of its images" in text
     assert row_with(text, "CIFAR-10 |", "gan").endswith("| no |")
     assert "was not tried" in plain_tables.sources([outcome_of((1,), (1,))], [])
 

@@ -22,7 +22,6 @@ from operant.cli.options import (
     load_classifier,
 )
 from operant.cli.output import CANNOT_RUN, NOT_MET, exit_on_error, print_line
-from operant.formatting import percent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,6 +89,7 @@ def assess(
         with loading("operant assess"):
             from operant import results
             from operant.assess import assess_reliability
+            from operant.formatting import percent
             from operant.profile import fit_profile
             from operant.rng import spawn
 
@@ -206,6 +206,8 @@ def _read_history(out: Path, labels: int, seed: int) -> tuple[int, list[list[int
 
 def _print_verdict(assessment: Assessment, requirement: float) -> int:
     """Print whether the requirement is met; the exit code."""
+    from operant.formatting import percent
+
     required = f"at most {percent(requirement)} is required"
     met = assessment.meets(requirement)
     if met is None:
