@@ -436,3 +436,16 @@ def test_nothing_computed_changes(quick: None, digits28) -> None:
 def test_times_are_finite() -> None:
     text = Activity(what="work", total=5, done=5, began=0.0).describe(math.nextafter(2.0, 3.0))
     assert text == "work (5 of 5, 2 s)"
+
+
+def test_a_full_disk_does_not_stop_the_work() -> None:
+    class Full:
+        def update(self, running: object, now: float) -> None:
+            raise OSError(28, "No space left on device")
+
+        def clear(self) -> None:
+            raise AssertionError("a display that failed is not used again")
+
+    with showing(Full()), activity("first", at_once=True), activity("second", at_once=True):
+        done = True
+    assert done

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -227,22 +227,24 @@ class Watcher:
         self.running: tuple[Activity, ...] = ()
         self.display: Display | None = None
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._clerk = threading.Thread(target=self._watch, name="operant activities", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="operant activities", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
-        self._clerk.start()
+        self._thread.start()
 
     def _watch(self) -> None:
-        with suppress(OSError, ValueError):  # the stream was closed
-            while not self._ended.wait(TICK):
-                self.tick()
+        while not self._ended.wait(TICK):
+            self.tick()
 
     def tick(self) -> None:
         """Show the activities as they are now."""
         with self._lock:
             if self.running and self.display and not self._ended.is_set():
-                self.display.update(self.running, self.clock())
+                try:
+                    self.display.update(self.running, self.clock())
+                except (OSError, ValueError):  # the stream is closed, or its disk is full
+                    self.display = None
 
     def add(self, work: Activity) -> None:
         """Begin an activity."""
@@ -271,7 +273,7 @@ class Watcher:
         """Show nothing any more."""
         self._ended.set()
         self.swap(None)
-        self._clerk.join(timeout=1)  # it ends at once, unless its stream is blocked
+        self._thread.join(timeout=1)  # it ends at once, unless its stream is blocked
 
 
 _watcher: Watcher | None = None

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 def percent(share: float, digits: int = 3) -> str:
     """A share as a percentage with this many significant digits.
 
-    >>> percent(0.1234), percent(0.06), percent(0.00123), percent(float("nan"))
-    ('12.3 %', '6 %', '0.123 %', '–')
+    >>> percent(0.1234), percent(0.06), percent(0.00123), percent(1.0, 2), percent(float("nan"))
+    ('12.3 %', '6 %', '0.123 %', '100 %', '–')
     """
-    return "\u2013" if math.isnan(share) else f"{100 * share:.{digits}g} %"
+    if math.isnan(share):
+        return "\u2013"
+    text = f"{100 * share:.{digits}g}"
+    return f"{100 * share:.0f} %" if "e+" in text else f"{text} %"
 
 
 def at_most(share: float, digits: int = 3) -> str:
@@ -23,6 +26,16 @@ def at_most(share: float, digits: int = 3) -> str:
     ('2.01 %', '2 %', '100 %')
     """
     return percent(rounded_up(share, digits), digits + 1)
+
+
+def at_least(share: float, digits: int = 4) -> str:
+    """A confidence as a percentage, rounded down.
+
+    >>> at_least(0.95), at_least(0.9917), at_least(0.999996), at_least(1.0)
+    ('95 %', '99.17 %', '99.99 %', '100 %')
+    """
+    unit = 10.0**-digits  # for shares from a tenth on, as confidences are
+    return percent(unit * math.floor(round(share / unit, 6)), digits + 1)
 
 
 def rounded_up(value: float, digits: int = 3) -> float:

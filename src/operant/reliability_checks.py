@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from operant.formatting import at_most, percent
+from operant.formatting import at_least, at_most, percent
 
 MAX_CLASSES_NAMED = 3
 
@@ -67,7 +67,7 @@ class Check:
 
     def __str__(self) -> str:
         result = (
-            f"{self.status}: pmi must be at most {percent(self.required, 4)} with {percent(self.confidence, 4)} "
+            f"{self.status}: pmi must be at most {percent(self.required, 4)} with {at_least(self.confidence)} "
             f"confidence. The estimate is {percent(self.estimate)}, the bound {at_most(self.upper)}: {self.failures} "
             f"of {self.labels} labelled field inputs are misclassified."
         )

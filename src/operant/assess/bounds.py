@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.special import betainc, betaln, xlog1py, xlogy
 from scipy.stats import beta, norm
 
-from operant.formatting import at_most, percent
+from operant.formatting import at_least, at_most
 from operant.validation import check_above_to, check_at_least, check_between, check_from_to, check_one_of
 
 Array = NDArray[np.float64]
@@ -45,7 +45,7 @@ class Bound:
 
     def __str__(self) -> str:
         return (
-            f"at most {at_most(self.upper)} with {percent(self.confidence, 4)} confidence, from {self.failures} "
+            f"at most {at_most(self.upper)} with {at_least(self.confidence)} confidence, from {self.failures} "
             f"failures in {self.trials} trials ({self.method})"
         )
 

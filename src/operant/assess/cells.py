@@ -13,7 +13,7 @@ from operant.assess.bounds import check_confidence
 from operant.conditions import Recipe, apply
 from operant.data import Samples
 from operant.density import KDE
-from operant.formatting import at_most, percent
+from operant.formatting import at_least, at_most, percent
 from operant.model import Classifier
 from operant.validation import check_at_least, check_finite, check_one_of, check_positive, check_within
 
@@ -202,7 +202,7 @@ class CellEstimate:
     def __str__(self) -> str:
         return (
             f"Probability of misclassification {percent(self.estimate)} ± {percent(self.standard_error, 2)}, at most "
-            f"{at_most(self.upper)} with {percent(self.confidence, 4)} confidence, from {self.cells} cells with "
+            f"{at_most(self.upper)} with {at_least(self.confidence)} confidence, from {self.cells} cells with "
             f"{self.samples} inputs each, assuming that field inputs are distributed like the local profiles around "
             "these seeds."
         )

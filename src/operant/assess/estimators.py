@@ -34,7 +34,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from operant.assess.bounds import STRATIFIED, check_confidence, clopper_pearson, stratified_bound
-from operant.formatting import at_most, percent
+from operant.formatting import at_least, at_most, percent
 from operant.model.doctor import Finding
 from operant.seeds.designs import Draw, normalised, one_per_input
 from operant.validation import check_finite, check_not_empty, check_one_of
@@ -78,7 +78,7 @@ class Estimate:
         upper = (
             "no bound"
             if self.upper is None
-            else f"at most {at_most(self.upper)} with {percent(self.confidence, 4)} confidence"
+            else f"at most {at_most(self.upper)} with {at_least(self.confidence)} confidence"
         )
         lines = [
             f"Probability of misclassification {percent(self.estimate)}{error}, {upper}; {self.failures} failures "

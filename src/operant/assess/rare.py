@@ -23,7 +23,7 @@ from torch import Tensor
 
 from operant.assess.bounds import check_confidence
 from operant.data import Samples
-from operant.formatting import percent, rounded_up
+from operant.formatting import at_least, percent, rounded_up
 from operant.generate.engine import Goal, check_ball, column
 from operant.model import Classifier
 from operant.model.doctor import Finding
@@ -93,7 +93,7 @@ class RareFailures:
         cells = ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
         text = (
             f"Failure probability within {self.radius:g} of {len(self)} seeds by {self.method}: {cells}; "
-            f"{percent(self.confidence, 4)} confidence, {self.assumption}. Each from {self.runs.shape[1]} runs of "
+            f"{at_least(self.confidence)} confidence, {self.assumption}. Each from {self.runs.shape[1]} runs of "
             f"{self.particles} particles, {self.moves} moves per level; {int(self.evaluations.sum())} model rows."
         )
         return "\n".join((text, *map(str, self.findings)))

@@ -14,7 +14,7 @@ from operant.activity import activity
 from operant.assess.bounds import check_confidence, clopper_pearson
 from operant.assess.estimators import TERMS, estimate
 from operant.data import Samples, content_ids
-from operant.formatting import at_most, percent
+from operant.formatting import at_least, at_most, percent
 from operant.model import Classifier
 from operant.model.doctor import Finding
 from operant.profile import Profile
@@ -100,7 +100,7 @@ class Assessment:
         lines = [
             f"The model misclassifies an estimated {percent(self.pmi)} of field inputs.",
             "No upper bound can be given yet." if self.claim is None else
-            f"With {percent(self.confidence, 4)} confidence it is at most {at_most(self.claim)}.",
+            f"With {at_least(self.confidence)} confidence it is at most {at_most(self.claim)}.",
             f"{self.labels} of {self.pool} inputs were labelled, and {self.failures} of them were misclassified "
             f"(drawn by the design {self.design}, estimated by {self.method}, bound: {self.bound}).",
         ]  # fmt: skip
@@ -257,7 +257,7 @@ class LabelPlan:
 
     def __str__(self) -> str:
         text = (
-            f"To claim a pmi of at most {percent(self.target)} with {percent(self.confidence, 4)} confidence takes at "
+            f"To claim a pmi of at most {percent(self.target)} with {at_least(self.confidence)} confidence takes at "
             f"least {self.fewest} labels of inputs drawn from the field, if none of them fails."
         )
         if self.labels is None or self.expected is None:

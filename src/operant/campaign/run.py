@@ -15,7 +15,7 @@ from operant.campaign.records import CampaignResult, Round, SearchShares, StopRe
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
 from operant.data import Samples
 from operant.execution.round_state import RoundState
-from operant.formatting import percent
+from operant.formatting import at_least, percent
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
 from operant.retrain import FinetuneRecord, brier_monitor
@@ -239,7 +239,7 @@ class CampaignRun:
 
     def _claim(self) -> str:
         confidence, requirement = self.options.confidence, self.options.requirement
-        return f"with {percent(confidence, 4)} confidence over all rounds; required {percent(requirement)}"
+        return f"with {at_least(confidence)} confidence over all rounds; required {percent(requirement)}"
 
     def _result(self, reason: StopReason) -> CampaignResult:
         stop = stop_record(self.options, reason, self.rounds, clean=len(self.state.clean))

@@ -89,7 +89,7 @@ def assess(
         with loading("operant assess"):
             from operant import results
             from operant.assess import assess_reliability
-            from operant.formatting import percent
+            from operant.formatting import at_least
             from operant.profile import fit_profile
             from operant.rng import spawn
 
@@ -120,7 +120,7 @@ def assess(
         results.write_atomically(out / "history.json", json.dumps(history).encode() + b"\n")
         print_line(
             f"{assessment}\nThis is assessment {number + 1} in {out}; all of them together hold with "
-            f"{percent(confidence, 4)} confidence."
+            f"{at_least(confidence)} confidence."
         )
         raise typer.Exit(_print_verdict(assessment, requirement))
 

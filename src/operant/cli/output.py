@@ -91,11 +91,11 @@ def _import_torch(output: Output) -> None:
     from operant.cli.activities import loading
     from operant.signals import deferred, raise_stopped
 
-    try:
-        with loading("operant"), deferred() as arrived:
+    with loading("operant"), deferred() as arrived:
+        try:
             import torch  # noqa: F401
-    except (ImportError, OSError) as error:
-        output.end("cannot run", f"torch cannot be imported ({error}); install it again", CANNOT_RUN)
+        except (ImportError, OSError) as error:
+            output.end("cannot run", f"torch cannot be imported ({error}); install it again", CANNOT_RUN)
     if arrived:
         raise_stopped(arrived[0])
 
