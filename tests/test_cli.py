@@ -251,9 +251,10 @@ def test_a_signal_while_torch_is_imported_gives_one_line(tmp_path: Path, command
         check=False,
     )
     assert ended.returncode == code
-    assert ended.stdout == "operant: loading\ntorch is imported\n"
-    assert ended.stderr.startswith("stopped: ")
-    assert ended.stderr.count("\n") == 1
+    lines = (ended.stdout + ended.stderr).splitlines()  # a study shows progress on standard error
+    assert sorted(lines)[:2] == ["operant: loading", next(line for line in lines if line.startswith("stopped: "))]
+    assert len(lines) == 3
+    assert "torch is imported" in ended.stdout
 
 
 COMMANDS = {
