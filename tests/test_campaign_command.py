@@ -355,6 +355,16 @@ def test_a_run_with_other_settings_is_rejected(user):
     )
 
 
+def test_a_refused_session_adds_no_time(user):
+    folder = user.path / "operant-run"
+    with RunFolder(folder, signature={}) as run:
+        run.stopwatch.lap()
+        before = run.times()
+        assert "is in use by this process" in error_of(user)
+        assert run.times() == before
+    assert run.times().keys() == {"start"}
+
+
 def test_a_damaged_file_is_reported_with_how_to_resume(user):
     error_of(user)
     run = user.path / "operant-run"

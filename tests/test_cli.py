@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 import typer.main
+from hypothesis import example, given
+from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner, Result
 
 import operant
-from operant import Samples, load_digits, read_samples, results, spawn
+from operant import Classifier, Samples, load_digits, read_samples, results, spawn
 from operant.__main__ import main
 from operant.assess import Assessment
 from operant.campaign.init import NAME
@@ -263,7 +265,7 @@ COMMANDS = {
     "run": ("run", "operant.campaign.config.load_config"),
     "report": ("report", "operant.report.writing.write_report"),
     "triage": ("triage x", "operant.triage.open_desk"),
-    "doctor": (f"doctor {' '.join(HEALTHY)}", "operant.data.read_samples"),
+    "doctor": (f"doctor {' '.join(HEALTHY)}", "operant.campaign.build.read_samples"),
     "assess": ("assess a:b --field x --requirement 0.1", "operant.model.importing.build_module"),
     "robot": (
         "robot a:b --train x --test x --radius 0.1 --requirement 0.5",
@@ -705,6 +707,196 @@ def test_assess_reads_operant_toml(configured: Path) -> None:
     numbers = [results.load(configured / out / "assessment.json", Assessment) for out in ("operant-assess", "other")]
     assert explicit.exit_code == 0
     assert numbers[0] == numbers[1]
+
+
+def test_a_named_model_takes_nothing_from_the_configured_one(run: Callable[..., Result], configured: Path) -> None:
+    named = ["users_code:Net", "--weights", "net.safetensors"]  # without mean and std
+    here = run(*named, "--data", "data.npz").output
+    field = ["--field", "labelled.npz", "--requirement", "0.2", "--labels", "60"]
+    CliRunner().invoke(app, ["assess", *named, *field, "--out", "here"])
+    (configured / "operant.toml").unlink()
+    assert run(*named, "--data", "data.npz").output == here
+    CliRunner().invoke(app, ["assess", *named, *field, "--confidence", "0.9", "--out", "there"])
+    found = [results.load(configured / out / "assessment.json", Assessment) for out in ("here", "there")]
+    assert found[0] == found[1]
+    assert found[0].pmi > 0
+
+
+# Folders of pictures in operant.toml
+
+COLOUR_NET = """
+import torch
+from torch import nn
+
+def red_green_blue():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    with torch.no_grad():
+        module[1].weight.copy_(torch.eye(3).repeat_interleave(64, 1) / 64)
+        module[1].bias.zero_()
+    return module
+
+def alphabetical():
+    module = red_green_blue()
+    with torch.no_grad():
+        module[1].weight.copy_(module[1].weight.flip(0))
+    return module
+"""
+COLOUR_LABELS = """
+def red_green_blue(asked):
+    return asked.x.mean((2, 3)).argmax(1)
+
+def alphabetical(asked):
+    return 2 - red_green_blue(asked)
+"""
+COLOURS = """
+[model]
+module = "colour_net.py:red_green_blue"
+[data]
+train = "train"
+clean = "clean"
+field = "field"
+classes = ["red", "green", "blue"]
+size = [8, 8]
+[labels]
+callable = "colour_labels.py:red_green_blue"
+[requirement]
+pmi = 0.3
+confidence = 0.9
+"""
+
+
+@pytest.fixture
+def colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A perfect model for pictures whose largest channel is their class; in clean and field there is no blue."""
+    names, kinds = ("red", "green", "blue"), {"train": (160, 3), "clean": (40, 2), "field": (240, 2)}
+    for part, (n, classes) in kinds.items():
+        x = torch.rand(n, 3, 16, 16, generator=spawn(0, part)) / 2
+        for i, picture in enumerate(x):
+            picture[i % classes] += 0.5
+            (tmp_path / part / names[i % classes]).mkdir(parents=True, exist_ok=True)
+            pixels = (picture * 255).to(torch.uint8).permute(1, 2, 0).numpy()
+            Image.fromarray(pixels).save(tmp_path / part / names[i % classes] / f"{i:03}.png")
+    (tmp_path / "colour_net.py").write_text(COLOUR_NET)
+    (tmp_path / "colour_labels.py").write_text(COLOUR_LABELS)
+    (tmp_path / "operant.toml").write_text(COLOURS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for name in ("colour_net", "colour_labels"):
+        sys.modules.pop(name, None)
+
+
+NO_CLASSES = {'classes = ["red", "green", "blue"]\n': "", "red_green_blue": "alphabetical"}
+OTHER_NAMES = {'["red", "green", "blue"]': '["B", "G", "R"]', "red_green_blue": "alphabetical"}
+
+
+def change_toml(changes: dict[str, str]) -> None:
+    for old, new in changes.items():
+        assert old in Path("operant.toml").read_text()
+        Path("operant.toml").write_text(Path("operant.toml").read_text().replace(old, new))
+
+
+@pytest.mark.usefixtures("colours")
+@pytest.mark.parametrize("options", ["", "--data clean", "--data train", "colour_net.py:red_green_blue --data clean"])
+@pytest.mark.parametrize("changes", [{}, {'clean = "clean"\n': ""}, NO_CLASSES, OTHER_NAMES])
+def test_the_doctor_numbers_folders_as_the_campaign_does(options: str, changes: dict[str, str]) -> None:
+    change_toml(changes)
+    if "alphabetical" in changes.values():
+        options = options.replace("red_green_blue", "alphabetical")
+    result = CliRunner().invoke(app, ["doctor", *options.split()])
+    assert result.exit_code == 0, result.output
+    assert "accuracy 100 %" in result.output
+
+
+@pytest.mark.usefixtures("colours")
+@pytest.mark.parametrize("model", ["", "colour_net.py:MODEL"])
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [({}, ["red", "green", "blue"]), (NO_CLASSES, ["blue", "green", "red"]), (OTHER_NAMES, ["B", "G", "R"])],
+)
+def test_assess_numbers_folders_as_the_campaign_does(model: str, changes: dict[str, str], names: list[str]) -> None:
+    change_toml(changes)
+    model = model.replace("MODEL", changes.get("red_green_blue", "red_green_blue"))
+    for field in ([], ["--field", "field"]):
+        out = "_".join(["out", *field])
+        options = [*model.split(), *field, "--requirement", "0.3", "--labels", "60", "--out", out]
+        result = CliRunner().invoke(app, ["assess", *options])
+        assert result.exit_code == 0, result.output
+        assert "hold with 90 % confidence" in result.output
+        assessment = results.load(Path(out) / "assessment.json", Assessment)
+        assert (assessment.pmi, [part.name for part in assessment.by_class]) == (0, names)
+        assert [part.labels > 0 for part in assessment.by_class] == [name not in ("blue", "B") for name in names]
+
+
+@pytest.mark.usefixtures("colours")
+@pytest.mark.parametrize("changes", [{}, {'clean = "clean"\n': ""}])  # without clean, some of train is held out
+def test_assess_rejects_the_training_data_of_the_configuration(changes: dict[str, str]) -> None:
+    change_toml({**changes, 'field = "field"': 'field = ["field", "train"]'})
+    for options in (["--field", "train", "--labels", "30"], ["--labels", "60"]):
+        result = CliRunner().invoke(app, ["assess", *options])
+        assert result.exit_code == 2, result.output
+        train = read_samples("train", size=(8, 8))
+        pool = train.split(profile=0.25, assessment=0.75)["assessment"]
+        assert f"{len(pool)} of the pool's" in " ".join(result.output.split())
+
+
+@pytest.mark.usefixtures("colours")
+@pytest.mark.parametrize("field", [[], ["--field", "field"]])
+def test_size_and_groups_come_from_the_options_or_from_the_configuration(field: list[str]) -> None:
+    files = sorted(f"{file.parent.name}/{file.name}" for file in Path("field").glob("*/*.png"))
+    Path("few.csv").write_text("\n".join(["file,group", *(f"{file},a" for file in files[2:])]))
+    assess = ["assess", *field, "--labels", "60"]
+    given = CliRunner().invoke(app, [*assess, "--groups", "few.csv"])
+    change_toml({'"field"': '"field"\ngroups = "few.csv"'})
+    configured = CliRunner().invoke(app, assess)
+    for result in (given, configured):
+        assert "few.csv must give the group of every input, but 2 of 240" in " ".join(result.output.split())
+    change_toml({'groups = "few.csv"\n': "", "size = [8, 8]\n": ""})
+    assert CliRunner().invoke(app, assess).exit_code == 2
+    sized = CliRunner().invoke(app, [*assess, "--size", "8", "8"])
+    assert sized.exit_code == 0, sized.output
+
+
+@pytest.mark.usefixtures("colours")
+def test_the_groups_of_the_configuration_are_for_its_field() -> None:
+    change_toml({'"field"': '"field"\ngroups = "groups.csv"'})
+    Path("field").rename("other")
+    result = CliRunner().invoke(app, ["assess", "--field", "other", "--labels", "60"])
+    assert result.exit_code == 0, result.output
+
+
+def test_robot_numbers_test_folders_by_the_training_folders(colours: Path) -> None:
+    from operant.cli.robot import _read_parts
+
+    model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
+    parts = _read_parts(model, Path("train"), Path("clean"), (8, 8))
+    for part in parts.values():
+        assert part.classes == ("blue", "green", "red")
+        assert [part.classes[y] for y in part.labels] == [name.split("/")[0] for name in part.names or ()]
+    assert set(parts["test"].labels.tolist()) == {1, 2}
+
+
+@given(
+    labels=st.integers(1, 400),
+    pool=st.integers(400, 3000),
+    pmi=st.floats(0, 0.3),
+    above=st.floats(0.001, 0.5),
+    confidence=st.floats(0.9, 0.999),
+)
+@example(labels=100, pool=2000, pmi=0.01, above=0.09, confidence=0.9625)
+def test_advice_never_names_fewer_labels_than_were_too_few(
+    labels: int, pool: int, pmi: float, above: float, confidence: float
+) -> None:
+    from operant.cli.assess import _advice
+
+    undecided = Assessment(
+        pmi=pmi, upper=None, field_upper=None, confidence=confidence, design="stratified", method="", bound="",
+        pool=pool, labels=labels, failures=0, by_class=(), by_cell=(), ids=(),
+    )  # fmt: skip
+    advice = _advice(undecided, pmi + above)
+    for needed in re.findall(r"about (\d+) suffice", advice):
+        assert labels < int(needed) <= pool
+    assert ("cannot be told" in advice) + ("suffice (" in advice) + ("collect more field inputs" in advice) == 1
 
 
 def test_report_and_triage_find_the_campaigns_folder(configured: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,10 +22,11 @@ from operant.conditions import Recipe
 from operant.data import LabelFolder, Samples, read_samples
 from operant.data.groups import with_groups
 from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table
+from operant.data.reading import folder_classes
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
 from operant.execution.run_folder import RunFolder, make_folder
-from operant.execution.timing import TIMING, Stopwatch
+from operant.execution.timing import Stopwatch
 from operant.generate import default_moves, default_radii
 from operant.measure import mc_dropout
 from operant.model import Classifier, Finding
@@ -99,26 +99,13 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
     folder = config.path(config.run.folder)
     with _naming_key("run", "folder"):
         make_folder(folder)
-    stopwatch.write_to(folder / TIMING)
     classes = class_names(config, model, train)
     with activity("preparing the labeller"), _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names, classes)
     with _naming_key("conditions"), stopwatch.timed("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes, findings)
-    campaign = Campaign(
-        requirement=config.requirement.pmi,
-        confidence=config.requirement.confidence,
-        max_drop=config.requirement.max_drop,
-        moves=build_moves(config, model, train, recipe, notes),
-        **config.budget.model_dump(),
-        **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
-        **config.run.model_dump(include={"feedback", "when_drifted"}),
-        retrainer=build_retrainer(config),
-        observers=_observers(config),
-        engine=pool(workers or config.run.workers),
-    )
     return CampaignJob(
-        campaign=campaign,
+        campaign=_campaign(config, build_moves(config, model, train, recipe, notes), workers),
         model=model,
         train=train,
         clean=clean,
@@ -130,6 +117,21 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
         notes=tuple(notes),
         findings=tuple(findings),
         stopwatch=stopwatch,
+    )
+
+
+def _campaign(config: Config, moves: dict[str, Move], workers: int | None) -> Campaign:
+    return Campaign(
+        requirement=config.requirement.pmi,
+        confidence=config.requirement.confidence,
+        max_drop=config.requirement.max_drop,
+        moves=moves,
+        **config.budget.model_dump(),
+        **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
+        **config.run.model_dump(include={"feedback", "when_drifted"}),
+        retrainer=build_retrainer(config),
+        observers=_observers(config),
+        engine=pool(workers or config.run.workers),
     )
 
 
@@ -202,31 +204,73 @@ def build_moves(
 # Data
 
 
-def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samples, Samples, FieldFiles]:
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """How to read files: what a command was given, or else what [data] says; made by `data_options`.
+
+    Attributes:
+        train: training data; its folders name the classes.
+        size: height and width that images are resized to.
+        groups: table with the group of each field input.
+        classes: the name of each label, if given.
+    """
+
+    train: Path | None
+    size: tuple[int, int] | None
+    groups: Path | None
+    classes: tuple[str, ...]
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of classes in the order of their labels, which ``classes`` decides if it contains those of train."""
+        known = () if self.train is None else folder_classes(self.train)
+        return self.classes if set(known) <= set(self.classes) else known  # or other names for them, in their order
+
+    def read(self, path: Path, *, part: str = "test", groups: Path | None = None) -> Samples:
+        """Samples of a file or folder; the same folder has the same label in every part."""
+        samples = read_samples(path, size=self.size, part=part, groups=groups)
+        return samples.in_classes(self.folders) if samples.classes and self.folders else samples
+
+
+def data_options(
+    config: Config | None,
+    *,
+    train: Path | None = None,
+    size: tuple[int, int] | None = None,
+    groups: Path | None = None,
+    field: Path | None = None,
+) -> DataOptions:
+    """The given options, and those of [data] for the others; its groups only for its own field."""
+    if config is None:
+        return DataOptions(train=train, size=size, groups=groups, classes=())
+    table = config.data
+    own = field is None or (isinstance(table.field, str) and config.path(table.field).resolve() == field.resolve())
+    if groups is None and own and table.groups is not None:
+        groups = config.path(table.groups)
+    return DataOptions(
+        train=train or config.path(table.train),
+        size=size or table.size,
+        groups=groups,
+        classes=tuple(table.classes or ()),
+    )
+
+
+def read_data(
+    config: Config, model: Classifier, notes: list[str], options: DataOptions | None = None
+) -> tuple[Samples, Samples, FieldFiles]:
     """Training and clean samples, and the function that returns field inputs; all checked against the model."""
-    table, read = config.data, partial(read_samples, size=config.data.size)
-    with activity("reading training data"), _naming_key("data", "train"):
-        train = _labelled(model.match_dtype(read(_existing(config.path(table.train)), part="train")))
-        if train.classes and table.classes and set(train.classes) <= set(table.classes):
-            train = train.in_classes(table.classes)  # otherwise they are other names for the folders, in their order
-        model.check(train)
-    with activity("reading clean data"), _naming_key("data", "clean"):
-        if table.clean is None:
-            train, clean = _hold_out(train, table.clean_share, notes)
-        else:
-            clean = _labelled(model.match_dtype(read(_existing(config.path(table.clean)))))
-            clean = clean.in_classes(train.classes) if train.classes else clean
-        _check_shape(clean, train)
-        model.check(clean)
-    patterns = tuple(str(config.path(p)) for p in ([table.field] if isinstance(table.field, str) else table.field))
+    options = data_options(config) if options is None else options
+    train = _read_train(model, options)
+    train, clean = _read_clean(config, model, train, options, notes)
+    fields = config.data.field
     arrived = FieldFiles(
-        patterns=patterns,
-        size=table.size,
+        patterns=tuple(str(config.path(p)) for p in ([fields] if isinstance(fields, str) else fields)),
+        size=options.size,
         model=model,
         train=train,
         clean=clean,
         root=config.path("."),
-        groups=None if table.groups is None else config.path(table.groups),
+        groups=options.groups,
     )
     if (n := len(arrived(0))) < 2 * MIN_PROFILE_INPUTS:
         notes.append(
@@ -234,6 +278,31 @@ def read_data(config: Config, model: Classifier, notes: list[str]) -> tuple[Samp
             "and the other half is labelled"
         )
     return train, clean, arrived
+
+
+def _read_train(model: Classifier, options: DataOptions) -> Samples:
+    """The training samples, with labels and checked against the model."""
+    assert options.train is not None
+    with activity("reading training data"), _naming_key("data", "train"):
+        train = _labelled(model.match_dtype(options.read(_existing(options.train), part="train")))
+        model.check(train)
+    return train
+
+
+def _read_clean(
+    config: Config, model: Classifier, train: Samples, options: DataOptions, notes: list[str]
+) -> tuple[Samples, Samples]:
+    """Training and clean samples; without [data] clean, a part of the training samples is held out."""
+    table = config.data
+    with activity("reading clean data"), _naming_key("data", "clean"):
+        if table.clean is None:
+            train, clean = _hold_out(train, table.clean_share, notes)
+        else:
+            clean = _labelled(model.match_dtype(options.read(_existing(config.path(table.clean)))))
+            clean = clean.in_classes(train.classes) if train.classes else clean
+        _check_shape(clean, train)
+        model.check(clean)
+    return train, clean
 
 
 def _hold_out(train: Samples, share: float, notes: list[str]) -> tuple[Samples, Samples]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from operant.assess import Assessment
+    from operant.campaign.build import DataOptions
     from operant.campaign.config import Config
     from operant.data import Samples
     from operant.model import Classifier
@@ -65,7 +67,10 @@ def assess(
     ] = None,
     groups: Annotated[
         Path | None,
-        typer.Option(help="Table (csv) with file,group for all field inputs; inputs of a group stay together."),
+        typer.Option(
+            help="Table (csv) with file,group for all field inputs; inputs of a group stay together.",
+            show_default="[data] groups of operant.toml, for its field",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result and for inputs to label.")] = Path("operant-assess"),
     weights: Weights = None,
@@ -88,34 +93,21 @@ def assess(
     with exit_on_error():
         with loading("operant assess"):
             from operant import results
-            from operant.assess import assess_reliability
+            from operant.campaign.build import data_options
             from operant.formatting import at_least
-            from operant.profile import fit_profile
-            from operant.rng import spawn
 
-        config = config_here() if None in (model, field, requirement) else None
+        config = config_here()
         requirement, confidence = _claim(requirement, confidence, config)
         out.mkdir(parents=True, exist_ok=True)
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
-        inputs, labeller, used = _read(classifier, field, trained_on, size, groups, out / "to_label", config)
-        parts = inputs.split(profile=0.25, assessment=0.75)
-        pool = parts["assessment"]
-        if labels > len(pool):
-            raise ValueError(
-                f"of {len(inputs)} field inputs, a quarter is used to fit the profile and {len(pool)} remain: --labels "
-                f"must be at most {len(pool)}, got {labels}"
-            )
+        options = data_options(config, train=trained_on, size=size, groups=groups, field=field)
+        if field is None:
+            source = _read_configured(classifier, config, options)
+        else:
+            source = _read_files(classifier, field, options, out / "to_label")
         number, history = _read_history(out, labels, seed)
-        assessment = assess_reliability(
-            classifier,
-            fit_profile(parts["profile"], generator=spawn(seed, "profile")),
-            labeller,
-            pool=pool,
-            labels=labels,
-            confidence=1 - (1 - confidence) * LEFT_AFTER_EACH**number * (1 - LEFT_AFTER_EACH),
-            used=used,
-            generator=spawn(seed, "assessment"),
-        )
+        level = 1 - (1 - confidence) * LEFT_AFTER_EACH**number * (1 - LEFT_AFTER_EACH)
+        assessment = _assess(classifier, *source, labels=labels, confidence=level, seed=seed)
         results.save(assessment, out / "assessment.json")
         results.write_atomically(out / "history.json", json.dumps(history).encode() + b"\n")
         print_line(
@@ -125,48 +117,86 @@ def assess(
         raise typer.Exit(_print_verdict(assessment, requirement))
 
 
-def _read(
+def _assess(
     model: Classifier,
-    field: Path | None,
-    trained_on: Path | None,
-    size: tuple[int, int] | None,
-    groups: Path | None,
-    to_label: Path,
-    config: Config | None,
-) -> tuple[Samples, Labeller, Tensor | None]:
-    """Field inputs, who labels them, and ids of inputs that the model was trained on."""
-    from operant.campaign.build import build_labeller, class_names, read_data
-    from operant.data import LabelFolder, content_ids, labels_of, read_samples
+    inputs: Samples,
+    labeller: Labeller,
+    used: Tensor | None,
+    *,
+    labels: int,
+    confidence: float,
+    seed: int,
+) -> Assessment:
+    """Fit the profile to a quarter of the inputs, and assess with labels of the others."""
+    from operant.assess import assess_reliability
+    from operant.profile import fit_profile
+    from operant.rng import spawn
 
-    train = None if trained_on is None else read_samples(trained_on, size=size, part="train")
+    parts = inputs.split(profile=0.25, assessment=0.75)
+    pool = parts["assessment"]
+    if labels > len(pool):
+        raise ValueError(
+            f"of {len(inputs)} field inputs, a quarter is used to fit the profile and {len(pool)} remain: --labels "
+            f"must be at most {len(pool)}, got {labels}"
+        )
+    return assess_reliability(
+        model,
+        fit_profile(parts["profile"], generator=spawn(seed, "profile")),
+        labeller,
+        pool=pool,
+        labels=labels,
+        confidence=confidence,
+        used=used,
+        generator=spawn(seed, "assessment"),
+    )
+
+
+def _read_files(
+    model: Classifier, field: Path, options: DataOptions, to_label: Path
+) -> tuple[Samples, Labeller, Tensor | None]:
+    """Given field inputs, who labels them, and ids of inputs that the model was trained on."""
+    from operant.data import LabelFolder, content_ids, labels_of
+
+    train = None if options.train is None else options.read(options.train, part="train")
     used = None if train is None else content_ids(train.x)
-    if field is not None:
-        inputs = _in_classes(model, read_samples(field, size=size, groups=groups), train)
-        if inputs.y is not None:
-            return inputs, labels_of(inputs), used
-        n, names = model.classes(inputs.x), inputs.classes
-        folder = LabelFolder(folder=to_label, classes=n, bounds=model.bounds, names=names, examples=train)
-        return inputs, folder, used
+    inputs = _named(model, options.read(field, groups=options.groups), options)
+    if inputs.y is not None:
+        return inputs, labels_of(inputs), used
+    n, names = model.classes(inputs.x), inputs.classes
+    return inputs, LabelFolder(folder=to_label, classes=n, bounds=model.bounds, names=names, examples=train), used
+
+
+def _read_configured(
+    model: Classifier, config: Config | None, options: DataOptions
+) -> tuple[Samples, Labeller, Tensor | None]:
+    """The same for the field inputs and labels of the configuration."""
+    import torch
+
+    from operant.campaign.build import build_labeller, class_names, read_data
+    from operant.data import content_ids
+
     if config is None:
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
-    train, _, arrived = read_data(config, model, [])
+    train, clean, arrived = read_data(config, model, [], options)
     inputs = arrived(0)  # first: it finds the names that a table of labels may use
-    labeller = build_labeller(config, model, train, arrived.names, class_names(config, model, train))
-    return inputs, labeller, content_ids(train.x) if used is None else used
+    names = class_names(config, model, train)
+    labeller = build_labeller(config, model, train, arrived.names, names)
+    learned = [train.x] if config.data.clean else [train.x, clean.x]  # without clean, a part of train was held out
+    return replace(inputs, classes=names), labeller, torch.cat([content_ids(x) for x in learned])
 
 
-def _in_classes(model: Classifier, inputs: Samples, train: Samples | None) -> Samples:
-    """The inputs in the type of the module, labels numbered by the class names of the training data, if it has any."""
+def _named(model: Classifier, inputs: Samples, options: DataOptions) -> Samples:
+    """The inputs in the type of the module, with a name for each of its classes, if they are known."""
     inputs = model.match_dtype(inputs)
-    if train is not None and train.classes:
-        inputs = inputs.in_classes(train.classes)
-    if inputs.classes and len(inputs.classes) != (n := model.classes(inputs.x)):
-        source = "training data" if train is not None and train.classes else "field"
+    names = options.classes or options.folders or inputs.classes
+    if names and len(names) != (n := model.classes(inputs.x)):
+        if options.classes:
+            raise ValueError(f"[data] classes must name each of the model's {n} classes, got {len(names)} names")
         raise ValueError(
-            f"{source} must have one folder for each of the model's {n} classes, got {len(inputs.classes)}; give all "
-            "of them, with --trained-on if field inputs do not show every class"
+            f"{'training data' if options.folders else 'field'} must have one folder for each of the model's {n} "
+            f"classes, got {len(names)}; give all of them, with --trained-on if field inputs do not show every class"
         )
-    return inputs
+    return replace(inputs, classes=names)
 
 
 def _claim(requirement: float | None, confidence: float | None, config: Config | None) -> tuple[float, float]:
@@ -221,10 +251,13 @@ def _advice(assessment: Assessment, requirement: float) -> str:
     """What would decide it: a better model, more field inputs or more labels."""
     from operant.assess import field_bound, plan
 
-    pmi, pool, confidence = assessment.pmi, assessment.pool, assessment.confidence
+    pmi, pool, labels = assessment.pmi, assessment.pool, assessment.labels
+    confidence = 1 - (1 - assessment.confidence) * LEFT_AFTER_EACH  # of the next assessment
     if pmi >= requirement * (1 - 1e-9):
         return "the estimate is at least as large: improve the model"
-    if assessment.labels >= pool or field_bound(pmi, pool, confidence) > requirement:
+    if labels >= pool or field_bound(pmi, pool, confidence) > requirement:
         return f"{pool} inputs are too few for that claim, even if all are labelled: collect more field inputs"
     needed = min(plan(requirement, confidence=confidence, expected=pmi).labels or pool, pool)
-    return f"{assessment.labels} labels are too few; if the estimate is right, about {needed} suffice (--labels)"
+    if needed <= labels:  # the plan is for the exact bound of simple sampling, and the bound in use was larger
+        return f"{labels} labels are too few; how many suffice cannot be told: give more, at most {pool} (--labels)"
+    return f"{labels} labels are too few; if the estimate is right, about {needed} suffice (--labels)"

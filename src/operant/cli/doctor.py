@@ -43,7 +43,7 @@ def doctor(
     Exit code 0: no errors, though there may be warnings; 1: errors were found; 2: the checks could not run.
     """
     with exit_on_error():
-        config = config_here() if model is None or data is None else None
+        config = config_here()
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
         samples = classifier.match_dtype(_read(data, size, config))
         findings = classifier.doctor(samples, expect=expect)
@@ -53,16 +53,16 @@ def doctor(
 
 
 def _read(data: Path | None, size: tuple[int, int] | None, config: Config | None) -> Samples:
-    """The samples to check: the given ones, or the configuration's clean or training data."""
-    from operant.data import read_samples
+    """The samples to check, as the configuration reads them: the given ones, or its clean or training data."""
+    from operant.campaign.build import data_options
 
+    options = data_options(config, size=size)
     if data is not None:
-        return read_samples(data, size=size)
+        return options.read(data)
     if config is None:
         raise ValueError(f"there are no data: give --data, or run this in a folder with {CONFIG}")
     table = config.data
-    part = "train" if table.clean is None else "test"
-    return read_samples(config.path(table.clean or table.train), size=size or table.size, part=part)
+    return options.read(config.path(table.clean or table.train), part="train" if table.clean is None else "test")
 
 
 def print_findings(model: Classifier, samples: Samples, findings: Sequence[Finding]) -> None:

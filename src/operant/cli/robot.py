@@ -94,6 +94,8 @@ def _read_parts(model: Classifier, train: Path, test: Path, size: tuple[int, int
         read[part] = model.match_dtype(read_samples(path, size=size, part=part))
         if read[part].y is None:
             raise ValueError(f"{path} holds no labels, and --{part} needs them; save y beside x")
+    if read["train"].classes:  # a test folder that lacks a class would number the others differently
+        read["test"] = read["test"].in_classes(read["train"].classes)
     parts = read["train"].split(train=0.9, validation=0.1)
     if not all(map(len, parts.values())):
         raise ValueError(f"{train} holds only {len(read['train'])} inputs; a tenth must remain to choose the epoch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from operant.activity import activity
-from operant.data.formats import PICTURES, read_npz
+from operant.data.formats import PICTURES, class_folders, read_npz
 from operant.data.groups import with_groups
 from operant.data.samples import Samples
 from operant.data.sources import samples_from_folder, samples_from_npz, samples_from_pictures
@@ -30,6 +30,12 @@ def read_samples(
     with activity(f"reading {path}"):
         samples = _read(path, size, part)
         return samples if groups is None else with_groups(samples, groups)
+
+
+def folder_classes(path: str | Path) -> tuple[str, ...]:
+    """The classes that `read_samples` would find, without reading any picture; empty unless classes have folders."""
+    path = Path(path)
+    return tuple(f.name for f in class_folders(path)) if path.is_dir() and not _holds_pictures(path) else ()
 
 
 def _read(path: Path, size: tuple[int, int] | None, part: str) -> Samples:
