@@ -24,13 +24,9 @@ def existing(path: Path) -> Path:
         return path
     beside = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
     meant = get_close_matches(path.stem, [Path(name).stem for name in beside], n=1)
-    hint = (
-        f"; did you mean {meant[0]}{path.suffix}?"
-        if meant
-        else f"; beside it are {first_few(beside, 5)}"
-        if beside
-        else ""
-    )
+    hint = f"; beside it are {first_few(beside, 5)}" if beside else ""
+    if meant:
+        hint = f"; did you mean {meant[0]}{path.suffix}?"
     raise ValueError(f"there is no {path}{hint}")
 
 
