@@ -677,7 +677,7 @@ def test_a_model_is_named_by_module_or_by_file(run: Callable[..., Result], folde
         assert (by_file.exit_code, by_file.output) == (0, by_module.output)
     missing = run("user_code.py:Net", *HEALTHY[1:])
     assert missing.exit_code == 2
-    assert "user_code.py; beside it are importing_nothing.py, raising.py, users_code.py" in missing.stderr
+    assert "user_code.py; did you mean users_code.py?" in missing.stderr
 
 
 def test_the_doctor_reads_operant_toml(run: Callable[..., Result], configured: Path) -> None:

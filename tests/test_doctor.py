@@ -16,6 +16,7 @@ from operant.data import Samples
 from operant.generate import PGD, DeepFool
 from operant.model import Classifier
 from operant.model.doctor import Finding, at_chance, examine, foreign_labels, measured_accuracy
+from operant.model.remedies import Accuracy, Remedy, with_ties
 
 CLASSES = 4
 
@@ -658,3 +659,16 @@ def test_an_accuracy_below_the_expected_one_is_an_error() -> None:
     assert names(model.doctor(Samples(data.x), expect=0.95)) == ["accuracy unknown"]
     with pytest.raises(ValueError, match="expect must be a share from 0 to 1, got 90"):
         model.doctor(data, expect=90)
+
+
+def test_normalisations_that_fit_about_as_well_are_named() -> None:
+    def remedy(name: str, right: int, kind: str = "normalisation") -> Remedy:
+        before, after = Accuracy(right=100, n=256), Accuracy(right=right, n=256)
+        return Remedy(kind=kind, name=name, advice=f"Give {name}", before=before, after=after)
+
+    best = remedy("CIFAR-10's", 239)
+    others = [best, remedy("ImageNet's", 233), remedy("MNIST's", 150), remedy("reversed", 239, "class order")]
+    assert (
+        with_ties(best, others).advice == "Give CIFAR-10's, or those of training: about as well fit ImageNet's (91 %)"
+    )
+    assert with_ties(best, [best]) is best

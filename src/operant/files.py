@@ -7,12 +7,27 @@ from __future__ import annotations
 
 import os
 import stat
+from difflib import get_close_matches
 from pathlib import Path
+
+from operant.formatting import first_few
 
 VARIABLE = "OPERANT_MAX_BYTES"
 MAX_BYTES = 2**30  # what any file may unpack to, unless the environment variable says otherwise
 MAX_RATIO = 20  # larger content is accepted up to this multiple of the file's size
 PICTURES_PER_LIMIT = 4  # a picture may take a quarter: decoding needs several copies of its pixels
+
+
+def existing(path: Path) -> Path:
+    """The path itself; a ValueError that names what is beside it, most similar first, if it does not exist."""
+    if path.exists():
+        return path
+    beside = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+    meant = get_close_matches(path.stem, [Path(name).stem for name in beside], n=1)
+    hint = f"; beside it are {first_few(beside, 5)}" if beside else ""
+    if meant:
+        hint = f"; did you mean {meant[0]}{path.suffix}?"
+    raise ValueError(f"there is no {path}{hint}")
 
 
 def check_regular(path: Path) -> None:

@@ -27,6 +27,7 @@ from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
 from operant.execution.run_folder import RunFolder, make_folder
 from operant.execution.timing import Stopwatch
+from operant.files import existing
 from operant.generate import default_moves, default_radii
 from operant.measure import mc_dropout
 from operant.model import Classifier, Finding
@@ -167,7 +168,7 @@ def build_model(config: Config, notes: list[str]) -> Classifier:
         notes.append("[model] weights is not given: the module keeps the weights that its callable gives it")
     else:
         with activity(f"reading {table.weights}"), _naming_key("model", "weights"):
-            load_weights(module, _existing(config.path(table.weights)))
+            load_weights(module, existing(config.path(table.weights)))
     with _naming_key("model"):
         return Classifier(module, **table.model_dump(include={"bounds", "mean", "std", "batch_size"}))
 
@@ -284,7 +285,7 @@ def _read_train(model: Classifier, options: DataOptions) -> Samples:
     """The training samples, with labels and checked against the model."""
     assert options.train is not None
     with activity("reading training data"), _naming_key("data", "train"):
-        train = _labelled(model.match_dtype(options.read(_existing(options.train), part="train")))
+        train = _labelled(model.match_dtype(options.read(existing(options.train), part="train")))
         model.check(train)
     return train
 
@@ -298,7 +299,7 @@ def _read_clean(
         if table.clean is None:
             train, clean = _hold_out(train, table.clean_share, notes)
         else:
-            clean = _labelled(model.match_dtype(options.read(_existing(config.path(table.clean)))))
+            clean = _labelled(model.match_dtype(options.read(existing(config.path(table.clean)))))
             clean = clean.in_classes(train.classes) if train.classes else clean
         _check_shape(clean, train)
         model.check(clean)
@@ -350,7 +351,7 @@ class FieldFiles:
         if self.groups is None:
             return everything
         with _naming_key("data", "groups"):
-            return with_groups(everything, _existing(self.groups))
+            return with_groups(everything, existing(self.groups))
 
     def _read(self, file: Path, work: Activity) -> Samples:
         """The inputs of a file or folder without labels, which come from [labels]; names start from the root."""
@@ -400,7 +401,7 @@ def build_labeller(
         function = find_callable(table.callable, root=config.path("."))
         return _NamingKey("callable", labels_from_function(function, name=table.callable, classes=classes))
     assert table.file is not None
-    path = _existing(config.path(table.file))
+    path = existing(config.path(table.file))
     if path.suffix == ".npz":
         return _NamingKey("file", labels_from_npz(path, classes=classes))
     if path.suffix != ".csv":
@@ -482,10 +483,3 @@ def _naming_key(table: str, key: str = "") -> Iterator[None]:
         raise ValueError(f"{name}: there is no {error.filename or error}") from error
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        near = sorted(p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
-        raise ValueError(f"there is no {path}" + (f"; beside it are {', '.join(near[:5])}" if near else ""))
-    return path

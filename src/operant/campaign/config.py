@@ -38,11 +38,13 @@ class Table(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-def _check_path(value: str | list[str] | None) -> str | list[str] | None:
+def _check_path(cls: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
     """Reject an empty path, which would mean the folder of the file."""
     paths = [value] if isinstance(value, str) else value
     if paths is not None and (not paths or any(not path.strip() or "\0" in path for path in paths)):
-        raise ValueError(f"must name a file or folder, got {value!r}; fill it in, or leave the key out")
+        needed = cls.model_fields[info.field_name or ""].is_required()
+        advice = "fill it in" if needed else "fill it in, or leave the key out"
+        raise ValueError(f"must name a file or folder, got {value!r}; {advice}")
     return value
 
 

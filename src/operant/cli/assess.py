@@ -22,7 +22,7 @@ from operant.cli.options import (
     config_here,
     load_classifier,
 )
-from operant.cli.output import CANNOT_RUN, NOT_MET, exit_on_error, print_line
+from operant.cli.output import CANNOT_RUN, NOT_MET, Output, check_model, exit_on_error, print_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,6 +159,8 @@ def _read_files(
 
     train = None if options.train is None else options.read(options.train, part="train")
     used = None if train is None else content_ids(train.x)
+    if train is not None and train.y is not None:
+        check_model(model, model.match_dtype(train), Output())
     inputs = _named(model, options.read(field, groups=options.groups), options)
     if inputs.y is not None:
         return inputs, labels_of(inputs), used
@@ -178,6 +180,7 @@ def _read_configured(
     if config is None:
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
     train, clean, arrived = read_data(config, model, [], options)
+    check_model(model, clean, Output())
     inputs = arrived(0)  # first: it finds the names that a table of labels may use
     names = class_names(config, model, train)
     labeller = build_labeller(config, model, train, arrived.names, names)

@@ -38,4 +38,5 @@ def _next_steps(path: Path, found: FolderContents) -> str:
         lines.append(f"  [model] weights: found {found.pickled[0]}; convert it, with your network as module:")
         lines.append(textwrap.indent(conversion(found.pickled[0]), "    "))
     lines.append(f"Check {path}, above all [requirement] pmi, which is yours to decide. Then:")
-    return "\n".join([*lines, f"  operant run {path}"])
+    check = "  operant doctor" + "  # above all: are mean, std and bounds those of training?"
+    return "\n".join([*lines, check, f"  operant run {path}"])

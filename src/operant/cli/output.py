@@ -7,9 +7,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from operant.data import Samples
+    from operant.model import Classifier
 
 NOT_MET = 1  # the requirement is not met, or the doctor found errors
 CANNOT_RUN = 2  # or labels are missing
@@ -61,6 +65,15 @@ class Output:
             else:
                 print_line(why, label=what, colour="bold red" if what == "cannot run" else "yellow", stderr=True)
         raise typer.Exit(code)
+
+
+def check_model(model: Classifier, labelled: Samples, output: Output) -> None:
+    """Print what the doctor finds, and raise an error if it would make every result meaningless."""
+    findings = model.doctor(labelled)
+    for finding in findings:
+        output.warn(str(finding))
+    if any(finding.severity == "error" for finding in findings):
+        raise ValueError("the doctor found errors that would make every result meaningless; fix them first")
 
 
 @contextmanager

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.activities import loading
-from operant.cli.doctor import print_findings
 from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
-from operant.cli.output import NOT_MET, exit_on_error, print_line
+from operant.cli.output import NOT_MET, Output, check_model, exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.data import Samples
@@ -58,7 +57,7 @@ def robot(
 
         classifier = load_classifier(model, weights, bounds, mean, std)
         parts = _read_parts(classifier, train, test, size)
-        _check_model(classifier, parts["test"])
+        check_model(classifier, parts["test"], Output())
         loop = RobOT(
             fuzz=FOLFuzz(radius=radius),
             attacks={"fgsm": FGSM(radius=radius), "pgd": PGD(radius=radius)},
@@ -100,10 +99,3 @@ def _read_parts(model: Classifier, train: Path, test: Path, size: tuple[int, int
     if not all(map(len, parts.values())):
         raise ValueError(f"{train} holds only {len(read['train'])} inputs; a tenth must remain to choose the epoch")
     return {**parts, "test": read["test"]}
-
-
-def _check_model(model: Classifier, test: Samples) -> None:
-    findings = model.doctor(test)
-    if any(finding.severity == "error" for finding in findings):
-        print_findings(model, test, findings)
-        raise ValueError("the doctor found errors that would make every result meaningless")

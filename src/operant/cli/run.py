@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.activities import loading
-from operant.cli.output import NOT_MET, Output, exit_on_error, print_line, sentence_of
+from operant.cli.output import NOT_MET, Output, check_model, exit_on_error, print_line, sentence_of
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob
@@ -47,20 +47,11 @@ def run(
             output.note(note)
         for finding in job.findings:
             output.warn(str(finding))
-        _check_model(job, output)
+        check_model(job.model, job.clean, output)
         result = _run_campaign(job, output)
         _print_result(result, job, output)
     if not result.met:
         raise typer.Exit(NOT_MET)
-
-
-def _check_model(job: CampaignJob, output: Output) -> None:
-    """Print what the doctor finds, and raise an error if it would make every result meaningless."""
-    findings = job.model.doctor(job.clean)
-    for finding in findings:
-        output.warn(str(finding))
-    if any(finding.severity == "error" for finding in findings):
-        raise ValueError("the doctor found errors that would make every result meaningless; fix them first")
 
 
 def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:

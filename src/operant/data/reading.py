@@ -9,6 +9,7 @@ from operant.data.formats import PICTURES, class_folders, read_npz
 from operant.data.groups import with_groups
 from operant.data.samples import Samples
 from operant.data.sources import samples_from_folder, samples_from_npz, samples_from_pictures
+from operant.files import existing
 
 
 def read_samples(
@@ -26,7 +27,7 @@ def read_samples(
         groups: csv table with file,group: inputs of one group (scene, session, device) are never separated (default:
             the array groups of an npz file, if it has one). Every input must be in it.
     """
-    path = Path(path)
+    path = existing(Path(path))
     with activity(f"reading {path}"):
         samples = _read(path, size, part)
         return samples if groups is None else with_groups(samples, groups)

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from operant.files import existing
+
 
 def build_module(target: str, *, root: Path | None = None) -> nn.Module:
     """The module that ``package.module:callable`` or ``file.py:callable`` returns when called without arguments.
@@ -41,9 +43,7 @@ def find_callable(target: str, *, root: Path | None = None) -> Callable[..., Any
     if not source.endswith(".py"):
         _add_to_import_path(root)
         return _find(source, path)
-    file = (root / Path(source).expanduser()).resolve()
-    if not file.is_file():
-        raise ValueError(f"there is no {file}{_beside(file)}")
+    file = existing((root / Path(source).expanduser()).resolve())
     _add_to_import_path(file.parent)
     found = _find(file.stem, path)
     imported = getattr(sys.modules[file.stem], "__file__", None)
@@ -55,11 +55,6 @@ def find_callable(target: str, *, root: Path | None = None) -> Callable[..., Any
 def _add_to_import_path(folder: Path) -> None:
     if (place := str(folder.resolve())) not in sys.path:
         sys.path.insert(0, place)
-
-
-def _beside(file: Path) -> str:
-    near = sorted(p.name for p in file.parent.glob(f"*{file.suffix}")) if file.parent.is_dir() else []
-    return f"; beside it are {', '.join(near[:5])}" if near else ""
 
 
 def _find(module_name: str, path: str) -> Callable[..., Any]:

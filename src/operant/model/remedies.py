@@ -7,7 +7,7 @@ one of the two is right (McNemar's test). The candidate that gains most is named
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -100,7 +100,19 @@ def find_remedy(
     named = [_compared(*trial, before=predicted == y, level=LEVEL / len(trials)) for trial in trials]
     best = max((r for r in named if r), key=lambda r: r.gain, default=None)
     other = _renumbered(predicted, y, present.shape[1])
-    return other if other and other.gain > (best.gain + MUCH_BETTER if best else 0) else best
+    if other and other.gain > (best.gain + MUCH_BETTER if best else 0):
+        return other
+    return best and with_ties(best, [r for r in named if r])
+
+
+def with_ties(best: Remedy, others: Sequence[Remedy]) -> Remedy:
+    """The best remedy; its advice names other normalisations that fit about as well."""
+    least = best.after.interval[0]
+    ties = [r for r in others if r is not best and r.kind == best.kind == "normalisation" and r.after.share >= least]
+    if not ties:
+        return best
+    named = first_few([f"{r.name} ({percent(r.after.share)})" for r in ties])
+    return replace(best, advice=f"{best.advice}, or those of training: about as well fit {named}")
 
 
 # Inputs ---------------------------------------------------------------------------------------------------------------
