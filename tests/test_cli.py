@@ -924,3 +924,10 @@ def test_a_damaged_history_of_assessments_is_named(tmp_path: Path, content: str)
     (tmp_path / "history.json").write_text(content)
     with pytest.raises(ValueError, match=r"history.json is damaged .*; choose a new folder"):
         _read_history(tmp_path, labels=10, seed=0)
+
+
+def test_assess_checks_the_model_first(configured: Path) -> None:
+    wrong = CliRunner().invoke(app, ["assess", "--labels", "60", "--mean", "0.9", "--std", "0.1"])
+    assert wrong.exit_code == 2
+    assert "normalisation may be wrong" in wrong.stderr
+    assert "the doctor found errors that would make every result meaningless" in wrong.stderr
