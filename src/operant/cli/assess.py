@@ -135,7 +135,7 @@ def _read(
     config: Config | None,
 ) -> tuple[Samples, Labeller, Tensor | None]:
     """Field inputs, who labels them, and ids of inputs that the model was trained on."""
-    from operant.campaign.build import build_labeller, class_names, read_data
+    from operant.campaign.build import build_labeller, configured_classes, read_data
     from operant.data import LabelFolder, content_ids, labels_of, read_samples
 
     train = None if trained_on is None else read_samples(trained_on, size=size, part="train")
@@ -151,7 +151,7 @@ def _read(
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
     train, _, arrived = read_data(config, model, [])
     inputs = arrived(0)  # first: it finds the names that a table of labels may use
-    labeller = build_labeller(config, model, train, arrived.names, class_names(config, model, train))
+    labeller = build_labeller(config, model, train, arrived.names, configured_classes(config, model, train))
     return inputs, labeller, content_ids(train.x) if used is None else used
 
 
