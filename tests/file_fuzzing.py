@@ -390,8 +390,9 @@ def write_labels(folder: Path) -> None:
 def read_labels(folder: Path) -> None:
     """A request for labels, through every reader of the table."""
     request(LabelFolder(folder=folder, classes=3))
-    pictures = {7: folder / "a" / "x.png"}
-    request(labels_from_table(folder / "labels.csv", classes=3, pictures=pictures, root=folder))
+    names = {f"a/{row}.png": i for row, i in enumerate(FIELD.ids.tolist())}
+    for class_names in ((), ("a", "b", "c"), ("1", "2", "3")):
+        request(labels_from_table(folder / "labels.csv", classes=3, names=names, class_names=class_names))
 
 
 def request(labeller: Callable[[Samples], object]) -> None:
