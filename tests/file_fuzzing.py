@@ -54,7 +54,7 @@ from operant.data.formats import (
     read_svhn,
 )
 from operant.data.label_files import labels_from_npz, labels_from_table
-from operant.data.label_folder import LabelFolder, LabelsMissing
+from operant.data.label_folder import LabelFolder, LabelsMissing, classes_in
 from operant.execution.round_state import LabelBatch
 from operant.execution.run_folder import RunFolder
 from operant.model.hashing import fingerprint
@@ -63,7 +63,6 @@ from operant.profile import load_profile
 from operant.report import gather, load_evidence
 from operant.suite import Suite, add_columns, open_with_index, shards
 from operant.suite.verdicts import _checksum
-from operant.triage.label_desk import class_names
 from operant.triage.sampling import valid_share
 from operant.triage.verdicts import VerdictStore
 from report_folder import SETTINGS, campaign_folder, classifier, failures
@@ -391,8 +390,9 @@ def write_labels(folder: Path) -> None:
 def read_labels(folder: Path) -> None:
     """A request for labels, through every reader of the table."""
     request(LabelFolder(folder=folder, classes=3))
-    pictures = {7: folder / "a" / "x.png"}
-    request(labels_from_table(folder / "labels.csv", classes=3, pictures=pictures, root=folder))
+    names = {f"a/{row}.png": i for row, i in enumerate(FIELD.ids.tolist())}
+    for class_names in ((), ("a", "b", "c"), ("1", "2", "3")):
+        request(labels_from_table(folder / "labels.csv", classes=3, names=names, class_names=class_names))
 
 
 def request(labeller: Callable[[Samples], object]) -> None:
@@ -624,7 +624,7 @@ READERS: dict[str, Reader] = {
         read=lambda folder: request(labels_from_npz(folder / "a.npz", classes=3)), change=any_of(any_bytes, inside_zip),
     ),
     "label classes": Reader(
-        write=write_labels, file="classes.json", read=class_names, change=any_of(any_bytes, change_json)
+        write=write_labels, file="classes.json", read=classes_in, change=any_of(any_bytes, change_json)
     ),
     "suite manifest": suite_file("manifest.json", change_json, change_json),
     "suite shard": suite_file("shard-000001.safetensors", change_header, inside_shard, inside_shard, inside_shard),

@@ -326,6 +326,11 @@ def test_a_constant_answer_is_at_chance_however_common_the_class() -> None:
     (finding,) = at_chance(logits, y)
     assert "360 of 400 predictions are right (90 %)" in finding.problem
     assert "class 0, is given for 100 %" in finding.problem
+    (finding,) = at_chance(logits, y, ("cat", "dog"))
+    assert "class cat, is given for 100 %" in finding.problem
+    model = Classifier(Module(lambda x: 0 * x[:, :2] + logits[: len(x)]), bounds=(0, 1))
+    found = examine(model, Samples(torch.rand(400, 2), y, classes=("cat", "dog")))
+    assert any("class cat, is given for 100 %" in finding.problem for finding in found)
 
 
 def test_a_weak_model_is_not_called_chance() -> None:

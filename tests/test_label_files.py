@@ -1,14 +1,23 @@
 """Labels from a file, a table, a function or a folder."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from operant import Samples, spawn
 from operant.campaign.build import CampaignJob
-from operant.data import LabelFolder, LabelsMissing
+from operant.data import LabelFolder, LabelsMissing, label_folder
+from operant.data.groups import with_groups
+from operant.data.label_files import labels_from_table
 from operant.data.samples import name_of
+from operant.data.tables import read_csv, table_key, unambiguous_endings
+from operant.triage.desk import RequestFields
+from operant.triage.label_desk import LabelDesk
 
 
 @pytest.mark.parametrize("how", ["file = 'field.npz'", "file = 'known.csv'", "callable = 'net.py:label'"])
@@ -52,7 +61,7 @@ def test_a_table_may_name_images_by_their_files(pictures):
 def test_images_without_a_label_are_requested_by_their_files(pictures):
     job = pictures("Img_1.png,1", "mon/Img_2.png,", "mon/Img_3.png,2")  # two files are named Img_1
     for row, name in ((0, "mon/Img_1.png"), (1, "mon/Img_2.png"), (3, "only in mon.bmp")):
-        with pytest.raises(LabelsMissing, match=f"1 of 2 inputs have no label .* rows such as {name},3"):
+        with pytest.raises(LabelsMissing, match=f"1 of 2 inputs have no label .* rows such as {name},2"):
             job.labeller(job.field(0)[[row, 2]])
 
 
@@ -136,3 +145,204 @@ def test_small_images_are_enlarged_for_people(tmp_path, shape, size):
             small = picture.resize((shape[2], shape[1]), Image.Resampling.NEAREST)
             pixels = torch.from_numpy(np.asarray(small).copy()).reshape(*shape[1:], shape[0]).permute(2, 0, 1)
             assert torch.equal(pixels, (x * 255).round().to(torch.uint8))
+
+
+# Classes that are called by numbers -----------------------------------------------------------------------------------
+
+ONE_TO_THREE = ("1", "2", "3")
+
+
+def named(n, classes=()):
+    return Samples(
+        torch.rand(n, 1, 4, 4, generator=spawn(0, "x")), names=[f"{i}.png" for i in range(n)], classes=classes
+    )
+
+
+def from_table(path, text, *, class_names=ONE_TO_THREE, asked=None):
+    asked = named(3) if asked is None else asked
+    (path / "known.csv").write_text(text)
+    names = dict(zip(asked.names, asked.ids.tolist(), strict=True))
+    return labels_from_table(path / "known.csv", classes=3, names=names, class_names=class_names)(asked).tolist()
+
+
+@pytest.mark.parametrize("labels", [(1, 2, 2), (1, 2, 3), (0, 1, 2), (0, 0, 0), (3, 3, 3)])
+@pytest.mark.parametrize("class_names", [ONE_TO_THREE, ("01", "02", "03"), ("1.0", "2.0", "3.0"), ("0", "2", "1")])
+def test_a_label_that_may_be_a_number_or_a_name_is_rejected(tmp_path, labels, class_names):
+    rows = "\n".join(f"{i}.png,{y}" for i, y in enumerate(labels))
+    with pytest.raises(
+        ValueError, match=r"line 2 of .*known.csv: '\d' may be the number of a class or its name \(0 is"
+    ):
+        from_table(tmp_path, f"name,label\n{rows}", class_names=class_names)
+    with pytest.raises(ValueError, match="rename the column label to class if it has names, or to number if it has"):
+        from_table(tmp_path, f"name,label\n{rows}", class_names=class_names)
+
+
+@pytest.mark.parametrize("class_names", [ONE_TO_THREE, ("01", "02", "03"), ("1.0", "2.0", "3.0")])
+def test_the_heading_says_whether_labels_are_names_or_numbers(tmp_path, class_names):
+    rows = "0.png,1\n1.png,2.0\n2.png,01\n"  # as spreadsheets change them
+    assert from_table(tmp_path, f"name,class\n{rows}", class_names=class_names) == [0, 1, 0]
+    assert from_table(tmp_path, f"name,number\n{rows}", class_names=class_names) == [1, 2, 1]
+    with pytest.raises(ValueError, match=r"line 4 of .*: a class must be the name of a class \(0?1.*3.*\), got '0'"):
+        from_table(tmp_path, "name,class\n0.png,3\n1.png,3\n2.png,0\n", class_names=class_names)
+    with pytest.raises(ValueError, match=r"line 3 of .*: a number must be a class \(0 for .*\), got '3'"):
+        from_table(tmp_path, "name,number\n0.png,0\n1.png,3\n2.png,0\n", class_names=class_names)
+    with pytest.raises(ValueError, match="one column of labels, got class and number"):
+        from_table(tmp_path, "name,class,number\n0.png,1,0\n", class_names=class_names)
+
+
+@pytest.mark.parametrize(
+    ("class_names", "labels"),
+    [
+        (("0", "1", "2"), ("2", "0.0", "01")),
+        (("00", "01", "02"), ("2", "0", "01")),
+        (("cat", "dog", "7"), ("7", "CAT", "1")),  # no number means two classes
+        (("v1", "v1.0", "cat"), ("cat", "v1", "v1.0")),
+    ],
+)
+def test_numbers_and_names_mix_if_no_number_means_two_classes(tmp_path, class_names, labels):
+    rows = "\n".join(f"{i}.png,{y}" for i, y in enumerate(labels))
+    assert from_table(tmp_path, f"name,label\n{rows}", class_names=class_names) == [2, 0, 1]
+
+
+def test_a_label_that_is_the_name_of_two_classes_is_rejected(tmp_path):
+    names = ("Cat", "cat", "dog")
+    with pytest.raises(ValueError, match="'CAT' may be Cat and cat; write numbers .0 for Cat, 1 for cat, 2 for dog"):
+        from_table(tmp_path, "name,label\n0.png,CAT\n", class_names=names)
+    assert from_table(tmp_path, "name,label\n0.png,1\n1.png,dog\n2.png,0\n", class_names=names) == [1, 2, 0]
+
+
+def test_a_column_of_class_names_needs_names(tmp_path):
+    with pytest.raises(ValueError, match="names of the 3 classes are unknown; name them all, or write their numbers"):
+        from_table(tmp_path, "name,class\n0.png,1\n1.png,2\n2.png,1\n", class_names=())
+
+
+@pytest.mark.parametrize(
+    ("class_names", "header"),
+    [
+        (ONE_TO_THREE, "name,class"),
+        (("0", "1", "2"), "name,label"),
+        (("cat", "dog", "7"), "name,label"),
+        (("1", "01", "cat"), "name,number"),  # a spreadsheet makes 1 of 01
+        (("1", "2", ""), "name,number"),
+    ],
+)
+@pytest.mark.parametrize("shown", [(), ("0", "1", "2"), ("2", "3", "1"), ("a", "b", "c")])
+def test_the_page_writes_what_is_read_back(tmp_path, class_names, header, shown):
+    """Also if the page shows other names than the folder has."""
+    asked = named(3, class_names)
+    ask = LabelFolder(folder=tmp_path, classes=3)  # the inputs bring the names
+    with pytest.raises(LabelsMissing, match="3 of 3"):
+        ask(asked)
+    assert (tmp_path / "labels.csv").read_text().splitlines()[0] == header
+    desk = LabelDesk(tmp_path, classes=shown)
+    assert [name for _, name in desk.about()["classes"]] == list(shown or class_names)
+    for row, label in enumerate((2, 0, 1)):
+        assert desk.mark(RequestFields({"row": row, "label": label}))["given"] == label
+    assert ask(asked).tolist() == [2, 0, 1]
+    assert [y for _, y in ask.stored(asked.ids).values()] == [2, 0, 1]
+    names = dict(zip(asked.names, asked.ids.tolist(), strict=True))
+    table = labels_from_table(tmp_path / "labels.csv", classes=3, names=names, class_names=class_names)
+    assert table(asked).tolist() == [2, 0, 1]
+
+
+def test_people_are_asked_for_names_if_classes_are_called_by_other_numbers(tmp_path):
+    asked = named(3, ONE_TO_THREE)
+    ask = LabelFolder(folder=tmp_path, classes=3, names=ONE_TO_THREE)
+    with pytest.raises(LabelsMissing, match=r"each one's class \(1, 2, 3\) into"):
+        ask(asked)
+    table = tmp_path / "labels.csv"
+    table.write_text("name,class\n0.png,1\n1.png,3\n2.png,\n")
+    with pytest.raises(LabelsMissing, match=r"1 of 3 inputs .* \(1, 2, 3\) into"):
+        ask(asked)
+    ask.set_label("2", 1)
+    assert ask(asked).tolist() == [0, 2, 1]
+    table.write_text("name,label\n0.png,\n1.png,\n2.png,\n")  # of an earlier version
+    with pytest.raises(ValueError, match="rename the column label to class"):
+        ask.set_label("2", 1)
+
+
+def test_a_page_must_name_every_class_of_the_folder(tmp_path):
+    with pytest.raises(LabelsMissing):
+        LabelFolder(folder=tmp_path, classes=3, names=ONE_TO_THREE)(named(3))
+    with pytest.raises(ValueError, match="a name for each of the 3 classes in .*, got 2"):
+        LabelDesk(tmp_path, classes=("a", "b"))
+
+
+# Rows that contradict each other --------------------------------------------------------------------------------------
+
+
+def test_two_rows_for_one_input_must_agree(pictures):
+    for rows, sentence in (
+        (("mon/Img_1.png,1", "field/mon/Img_1.png,2"), "in the rows field/mon/Img_1.png and mon/Img_1.png; leave one"),
+        (("mon/Img_1.png,1", "mon/img_1,2"), "mon/img_1 has two different labels, in line 2 of .* and in line 3 of"),
+    ):
+        job = pictures(*rows)
+        with pytest.raises(ValueError, match=sentence):
+            job.labeller(job.field(0)[:2])
+    job = pictures("mon/Img_1.png,1", "field/mon/Img_1.png,1", "mon/Img_1.png,", "mon/Img_2.png,", "mon/Img_2.png,2")
+    assert job.labeller(job.field(0)[:2]).tolist() == [1, 2]
+
+
+def test_rows_by_name_and_by_id_must_agree(tmp_path):
+    asked = named(3)
+    ask = LabelFolder(folder=tmp_path, classes=3)
+    with pytest.raises(LabelsMissing):
+        ask(asked)
+    identity = name_of(int(asked.ids[1]))
+    (tmp_path / "labels.csv").write_text(f"name,label\n0,0\n1,1\n2,2\n{identity},2\n")
+    with pytest.raises(ValueError, match=f"{identity} has two different labels, in the row 1 of .* the row {identity}"):
+        ask(asked)
+    (tmp_path / "labels.csv").write_text(f"name,label\n0,0\n1,1\n2,2\n{identity},\n")
+    assert ask(asked).tolist() == [0, 1, 2]
+
+
+def test_a_row_that_belongs_to_an_input_is_not_read_for_another_of_that_name(tmp_path):
+    """The first was called 0 in the folder; then its file was replaced by another of that name."""
+    first, second = named(1), Samples(torch.zeros(1, 1, 4, 4), names=["tue/0.png"])
+    ask = LabelFolder(folder=tmp_path, classes=3)
+    with pytest.raises(LabelsMissing):
+        ask(Samples.concat([first, second]))
+    (tmp_path / "labels.csv").write_text("name,label\n0.png,1\ntue_0.png,2\n")
+    ids = {"tue/0.png": int(second.ids[0])}
+    assert labels_from_table(tmp_path / "labels.csv", classes=3, names=ids)(second).tolist() == [2]
+
+
+def test_a_table_of_labels_is_parsed_once_per_request(tmp_path, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(label_folder, "read_csv", lambda path: parsed.append(path) or read_csv(path))
+    assert from_table(tmp_path, "name,label\n0.png,0\n1.png,2\n2.png,1\n", class_names=()) == [0, 2, 1]
+    assert len(parsed) == 1
+
+
+# Names of inputs ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "A.png"]), min_size=1, max_size=3), max_size=6))
+def test_whole_names_work_and_no_ending_fits_two_inputs(parts):
+    names = list(dict.fromkeys("/".join(each) for each in parts))
+    keys = [[table_key(ending) for ending in endings] for endings in unambiguous_endings(names)]
+    whole = [table_key(name) for name in names]
+    for name, each in zip(whole, keys, strict=True):
+        assert (name in each) == (whole.count(name) == 1)
+    every = [key for each in keys for key in each]
+    assert len(every) == len(set(every))
+
+
+def test_an_input_whose_name_is_the_end_of_another_can_be_labelled(tmp_path):
+    asked = Samples(torch.rand(2, 3, generator=spawn(0)), names=["1.png", "tue/1.png"])
+    assert from_table(tmp_path, "name,label\n1.png,0\ntue/1.png,2\n", class_names=(), asked=asked) == [0, 2]
+
+
+# Pipes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_in_place_of_a_file_is_an_error(tmp_path):
+    """Reading it would wait for ever."""
+    for name in ("inputs.json", "labels.csv", "groups.csv"):
+        (tmp_path / name).mkdir()
+        os.mkfifo(tmp_path / name / name)
+    for folder in ("inputs.json", "labels.csv"):
+        with pytest.raises(ValueError, match=f"{folder} must be a regular file"):
+            LabelFolder(folder=tmp_path / folder, classes=3)(named(2))
+    with pytest.raises(ValueError, match=r"groups.csv must be a regular file"):
+        with_groups(named(2), tmp_path / "groups.csv" / "groups.csv")

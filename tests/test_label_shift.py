@@ -172,6 +172,16 @@ def test_more_than_label_shift_is_detected(toy, what: str) -> None:
     assert "not pure label shift" in str(priors)
 
 
+def test_priors_and_findings_use_class_names(toy) -> None:
+    labelled = replace(blobs([1 / 3] * 3, 300, spawn(0)), classes=("cat", "a long name", "fish"))
+    field = Samples(torch.full((50, 1), 2.5))
+    priors = estimate_priors(toy, labelled, field, resamples=20, generator=spawn(2))
+    lines = str(priors).splitlines()
+    assert [line[2:13].strip() for line in lines[1:4]] == ["cat", "a long name", "fish"]
+    assert "the model predicts class fish for all" in str(priors)
+    assert [line[2:5] for line in str(replace(priors, classes=())).splitlines()[1:4]] == ["  0", "  1", "  2"]
+
+
 def test_same_generator_same_numbers_and_a_round_trip(toy, tmp_path) -> None:
     labelled, field = blobs([1 / 3] * 3, 300, spawn(0)), blobs([0.5, 0.3, 0.2], 300, spawn(1))
     first, second = (estimate_priors(toy, labelled, field, resamples=20, generator=spawn(2)) for _ in range(2))

@@ -106,6 +106,28 @@ def test_an_id_and_its_occurrence_name_one_use_after_any_operations(steps):
         assert len(pool.names) == len(pool.groups) == len(pool)
 
 
+def test_only_repeated_rows_are_numbered_again(monkeypatch):
+    """Sorting the rows at every selection made large pools slow."""
+    pool = pool_of([0, 1, 1, 2] * 3)
+    monkeypatch.setattr(samples, "_distinct", lambda ids, occurrence: pytest.fail("no row is repeated"))
+    for part in (pool[2:9], pool[pool.labels > 0], pool[[5, 3, 7]], pool[:0], pool.to("cpu")):
+        assert len(set(uses(part.with_labels(None)))) == len(part)
+
+
+def test_other_labels_are_checked():
+    pool = Samples(torch.rand(3, 2), torch.tensor([0, 1, 0]), classes=("cat", "dog"))
+    for y, sentence in (
+        ([0, 1], "shape"),
+        ([0, -1, 0], "0 or more"),
+        ([0.5] * 3, "integers"),
+        ([0, 2, 0], "name every"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            pool.with_labels(torch.tensor(y))
+    with pytest.raises(ValueError, match="name every"):
+        Samples.concat([Samples(torch.rand(1, 2), torch.tensor([2])), pool])
+
+
 def test_the_first_use_of_an_id_keeps_its_occurrence():
     pool = Samples(torch.zeros(4, 1))
     assert pool[[3, 1, 3, 0, 1]].occurrence.tolist() == [3, 1, 4, 0, 5]

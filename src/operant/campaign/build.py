@@ -100,7 +100,7 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
     folder = config.path(config.run.folder)
     with _naming_key("run", "folder"):
         make_folder(folder)
-    classes = class_names(config, model, train)
+    classes = configured_classes(config, model, train)
     with activity("preparing the labeller"), _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names, classes)
     with _naming_key("conditions"), stopwatch.timed("conditions"):
@@ -136,7 +136,7 @@ def _campaign(config: Config, moves: dict[str, Move], workers: int | None) -> Ca
     )
 
 
-def class_names(config: Config, model: Classifier, train: Samples) -> tuple[str, ...]:
+def configured_classes(config: Config, model: Classifier, train: Samples) -> tuple[str, ...]:
     """The name of each label: those of [data] classes, or of the folders of the training data; empty if unknown."""
     given, classes = tuple(config.data.classes or ()), model.classes(train.x[:1])
     if given and len(given) != classes:

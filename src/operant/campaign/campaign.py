@@ -14,7 +14,7 @@ from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_ca
 from operant.campaign.field import Arrivals, FieldState
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
-from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, class_names, describe_campaign
+from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign, known_classes
 from operant.campaign.run import CampaignRun
 from operant.data import Samples
 from operant.execution.engines import Engine, serial
@@ -143,7 +143,7 @@ class Campaign:
         """
         stopwatch = Stopwatch() if stopwatch is None else stopwatch
         _check_data(model, train, clean)
-        names = class_names(model, train, classes)
+        names = known_classes(model, train, classes)
         clean = clean.in_classes(train.classes) if train.classes and clean.classes else clean
         train, clean = replace(train, classes=names), replace(clean, classes=names)
         moves = dict(default_moves(train) if self.moves is None else self.moves)

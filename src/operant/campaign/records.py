@@ -263,7 +263,7 @@ def describe_campaign(
     notes: Sequence[str] = (),
 ) -> CampaignInfo:
     """What is known of a campaign before it begins; classes without names are numbered."""
-    classes, names = model.classes(train.x[:1]), class_names(model, train, names)
+    classes, names = model.classes(train.x[:1]), known_classes(model, train, names)
     counts = torch.bincount(train.labels.cpu(), minlength=classes)
     return CampaignInfo(
         requirement=requirement,
@@ -278,7 +278,7 @@ def describe_campaign(
     )
 
 
-def class_names(model: Classifier, train: Samples, given: Sequence[str] = ()) -> tuple[str, ...]:
+def known_classes(model: Classifier, train: Samples, given: Sequence[str] = ()) -> tuple[str, ...]:
     """The given class names, or those of the training data; empty if there are none."""
     names, classes = tuple(given) or train.classes, model.classes(train.x[:1])
     if names and len(names) != classes:

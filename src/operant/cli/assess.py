@@ -174,7 +174,7 @@ def _read_configured(
     """The same for the field inputs and labels of the configuration."""
     import torch
 
-    from operant.campaign.build import build_labeller, class_names, read_data
+    from operant.campaign.build import build_labeller, configured_classes, read_data
     from operant.data import content_ids
 
     if config is None:
@@ -182,7 +182,7 @@ def _read_configured(
     train, clean, arrived = read_data(config, model, [], options)
     check_model(model, clean, Output())
     inputs = arrived(0)  # first: it finds the names that a table of labels may use
-    names = class_names(config, model, train)
+    names = configured_classes(config, model, train)
     labeller = build_labeller(config, model, train, arrived.names, names)
     learned = [train.x] if config.data.clean else [train.x, clean.x]  # without clean, a part of train was held out
     return replace(inputs, classes=names), labeller, torch.cat([content_ids(x) for x in learned])

@@ -29,14 +29,14 @@ def labels_from_npz(path: str | Path, *, classes: int) -> StoredLabels:
 def labels_from_table(
     path: str | Path, *, classes: int, names: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
 ) -> StoredLabels:
-    """A labeller that reads a csv table with name,label, as `LabelFolder` writes it.
+    """A labeller that reads a csv table with name,label (or class, or number), as `LabelFolder` writes it.
 
     A name is the text of an id, or the name of an input: all of it, or as many of its last parts as no other shares.
 
     Args:
         path, classes: the table, and the number of classes of the model.
         names: id of each input that may be asked for, by name.
-        class_names: names that labels may have in place of numbers.
+        class_names: names that labels may have in place of numbers; see `LabelFolder`.
     """
     return _TableLabels(Path(path), classes, {} if names is None else names, class_names)
 
@@ -108,19 +108,28 @@ class _TableLabels:
         found = self.stored(asked.ids)
         if missing := [i for i in ids if i not in found]:
             name = self._called(missing[:1])[missing[0]][-1]
-            advice = f"add rows such as {name},3, and run this again"
+            advice = f"add rows such as {name},{self._folder.label_text(self.classes - 1)}, and run this again"
             raise LabelsMissing(f"{len(missing)} of {len(asked)} inputs have no label in {self.path}; {advice}")
         return torch.tensor([found[i][1] for i in ids], dtype=torch.int64)
 
     def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
-        folder, table = self.path.parent, self.path.name
-        labels = LabelFolder(folder=folder, classes=self.classes, table=table, names=self.class_names)
-        known = labels.read() | labels.read_by_id()
+        by_name = self._folder.read()
+        by_id = self._folder.by_id(by_name)  # here a row that belongs to an id has no other name
         found: dict[int, tuple[str, int]] = {}
         for i, names in self._called(ids.tolist()).items():
-            given = [(name, y) for name in names if (y := known.get(table_key(name))) is not None]
-            found |= {i: given[0]} if given else {}
+            if rows := _rows(names, by_id) or _rows(names, by_name):
+                found[i] = rows[0]
+                if other := next((row for row in rows if row[1] != rows[0][1]), None):
+                    raise ValueError(
+                        f"{self.path} has two different labels for one input, in the rows {rows[0][0]} and {other[0]}; "
+                        "leave one"
+                    )
         return found
+
+    @property
+    def _folder(self) -> LabelFolder:
+        path, names = self.path, self.class_names
+        return LabelFolder(folder=path.parent, classes=self.classes, table=path.name, names=names)
 
     def _called(self, ids: list[int]) -> dict[int, list[str]]:
         """What each input may be called in the table: its id, and every unambiguous ending of its name."""
@@ -129,3 +138,8 @@ class _TableLabels:
             if i in called:
                 called[i] += endings
         return called
+
+
+def _rows(names: list[str], labels: Mapping[str, int | None]) -> list[tuple[str, int]]:
+    """The rows of an input that has these names, with their labels."""
+    return [(name, label) for name in names if (label := labels.get(table_key(name))) is not None]

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from operant import results
+from operant.data.class_texts import COLUMNS, ClassTexts
 from operant.data.formats import PICTURES
 from operant.data.samples import Samples, name_of
 from operant.data.tables import CsvTable, read_csv, table_key
+from operant.files import read_regular
 from operant.types import Labeller
 
 TABLE = "labels.csv"
@@ -28,7 +30,7 @@ MAX_NAME = 100  # characters of a file name
 CLASSES = "classes.json"
 EXAMPLES = "examples"
 PRIVATE = 0o600  # permissions of a new table; later ones are preserved
-MAX_DIGITS = 18  # of a label; longer ones are no classes
+MAX_CLASSES = 10**6  # a folder that announces more is damaged
 READABLE_SIDE = 224  # pixels; smaller pictures are enlarged by whole factors up to this
 
 
@@ -72,14 +74,16 @@ class LabelFolder:
     (``field/0001.png`` becomes ``0001.png``, or ``field_0001.png`` if that is taken), or by its id if it has no name;
     ``inputs.json`` has the id and the whole name of each. A call for labels that are not filled in adds the missing
     rows and raises `LabelsMissing`; call again once they are filled in. Labels are kept for later calls. A label is a
-    class's number or its name. ``operant triage`` opens a page for entering them.
+    class's number or its name; if classes are called by other numbers than their own, the column is ``class`` and has
+    names (see `ClassTexts`). ``operant triage`` opens a page for entering them.
 
     Args:
         folder: created if it does not exist.
         classes: number of classes; labels outside them raise a ValueError.
         bounds: smallest and largest value of an input, black and white in a picture.
         table: file name of the table.
-        names: class names to show, in the order of the labels (default: those of the inputs, or numbers).
+        names: class names to show, in the order of the labels (default: those of the inputs or of the folder, or
+            numbers).
         examples: labelled inputs; the first one of each class is shown beside the class name.
     """
 
@@ -100,24 +104,33 @@ class LabelFolder:
             known = self.read_by_id()
         missing = [(i, title) for i, title in dict(zip(ids, asked.titles, strict=True)).items() if known.get(i) is None]
         if missing:
+            meaning = self._class_texts().meaning(self._table().column)
             raise LabelsMissing(
                 f"{len(missing)} of {len(set(ids))} inputs have no label yet, such as {missing[0][1]}: view the files "
-                f"in {self.folder}, write each one's class ({self._meaning()}) into {self.folder / self.table} (or "
+                f"in {self.folder}, write each one's class ({meaning}) into {self.folder / self.table} (or "
                 f"enter them on the page that `operant triage {self.folder}` opens), and run this again"
             )
         return torch.tensor([known[i] for i in ids], dtype=torch.int64)
 
-    @property
-    def _named(self) -> bool:
-        """Whether classes have names that are more than their numbers."""
-        return list(self.names) != [str(i) for i in range(len(self.names))]
+    def label_text(self, label: int) -> str:
+        """How a class is written in the table."""
+        return self._class_texts().text(label, self._table().column)
 
-    def _meaning(self) -> str:
-        """The labels that may be given, with their names."""
-        if not self._named:
-            return f"0 to {self.classes - 1}"
-        shown = [f"{i} {name}" for i, name in enumerate(self.names)][:10]
-        return ", ".join(shown) + (", …" if len(self.names) > len(shown) else "")
+    def _class_texts(self) -> ClassTexts:
+        names = self._names()
+        return ClassTexts(names if len(names) == self.classes else tuple(map(str, range(self.classes))))
+
+    def _names(self) -> tuple[str, ...]:
+        return self.names or classes_in(self.folder) or ()
+
+    def _table(self) -> _Table:
+        table = _Table(self.folder / self.table, new_column=self._class_texts().column)
+        if table.column == "class" and len(self._names()) != self.classes:
+            raise ValueError(
+                f"{table.path} has a column class, but the names of the {self.classes} classes are unknown; name them "
+                "all, or write their numbers, counted from 0, in a column number"
+            )
+        return table
 
     def stored(self, ids: Tensor) -> dict[int, tuple[str, int]]:
         """The labels so far, by id; nothing is written. See `StoredLabels`."""
@@ -132,12 +145,18 @@ class LabelFolder:
         Accepts what spreadsheets write: commas or semicolons, a byte-order mark, spaces, capitals, names with file
         suffix, and labels such as 3.0.
         """
-        return self._labels(_Table(self.folder / self.table))
+        return self._labels(self._table())
 
     def read_by_id(self) -> dict[str, int | None]:
         """The labels so far, by the text of the input's id; rows without an id are known by their name."""
-        ids = {one["name"]: i for i, one in self._inputs().items()}
-        return {ids.get(name, name): label for name, label in self.read().items()}
+        return self.by_id(self.read())
+
+    def by_id(self, labels: Mapping[str, int | None]) -> dict[str, int | None]:
+        """Labels by name, as `read` returns them, by the text of the input's id; see `read_by_id`."""
+        ids, known = {one["name"]: i for i, one in self._inputs().items()}, _Labels()
+        for name, label in labels.items():
+            known.add(ids.get(name, name), label, f"the row {name} of {self.folder / self.table}")
+        return known.labels
 
     def files(self) -> dict[str, str]:
         """Where each input in the table comes from, by name; inputs that have no name of their own are left out."""
@@ -146,31 +165,24 @@ class LabelFolder:
     def _inputs(self) -> dict[str, dict[str, str]]:
         """For each id, as text, the name of the input in this folder, and where it comes from."""
         file = self.folder / INPUTS
+        content = read_regular(file) if file.exists() else b"{}"
         try:
-            page = json.loads(file.read_bytes()) if file.exists() else {}
+            page = json.loads(content)
             return {str(i): {"name": str(one["name"]), "file": str(one["file"])} for i, one in page.items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{file} is damaged; restore it, or label in another folder") from None
 
     def _labels(self, table: _Table) -> dict[str, int | None]:
-        known: dict[str, int | None] = {}
+        known, texts = _Labels(), self._class_texts()
         for line, row in enumerate(table.rows, 2):
+            where = f"line {line} of {table.path}"
             if key := table.key(row):
-                label = self._label(table.label(row), line, table.path)
-                known[key] = known.get(key) if label is None else label
-        return known
-
-    def _label(self, text: str, line: int, path: Path) -> int | None:
-        text = text.strip().removesuffix(".0")
-        if not text:
-            return None
-        classes = [name.strip().lower() for name in self.names]
-        if not text.isdecimal() and text.lower() in classes:
-            return classes.index(text.lower())
-        if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) >= self.classes:
-            allowed = f"({self._meaning()})" if self._named else f"from {self._meaning()}"
-            raise ValueError(f"line {line} of {path}: a label must be a class {allowed}, got {text!r:.80}")
-        return int(text)
+                try:
+                    label = texts.place(table.label(row), table.column)
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from None
+                known.add(key, label, where)
+        return known.labels
 
     def _write(self, new: Samples) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +190,7 @@ class LabelFolder:
         about = {"classes": self.classes, "names": list(self.names)}
         results.write_atomically(self.folder / CLASSES, json.dumps(about).encode() + b"\n")
         with results.locked(self.folder):
-            table = _Table(self.folder / self.table)  # read under the lock: another process may have added rows
+            table = self._table()  # read under the lock: another process may have added rows
             known, inputs = set(self._labels(table)), self._inputs()
             for x, i, file in zip(new.x.cpu(), new.ids.tolist(), new.names or ("",) * len(new), strict=True):
                 name = _name_for(name_of(i), file, inputs, known)
@@ -202,25 +214,52 @@ class LabelFolder:
         if label is not None and not 0 <= label < self.classes:
             raise ValueError(f"a label must be a class from 0 to {self.classes - 1}, got {label}")
         with results.locked(self.folder):
-            table = _Table(self.folder / self.table)
+            table, texts = self._table(), self._class_texts()
             if name not in self._labels(table):
                 raise ValueError(f"{table.path} has no row for {name!r:.80}; request its label first")
-            table.set_label(name, "" if label is None else str(label))
+            text = "" if label is None else texts.text(label, table.column)
+            if texts.place(text, table.column) != label:
+                raise ValueError(f"{text!r:.80} is no unambiguous class in {table.path}; rename its column to number")
+            table.set_label(name, text)
             table.write()
 
 
-class _Table:
-    """The table of labels; columns that people added, and their separator, are preserved."""
+class _Labels:
+    """Labels by name; two different labels for one name are an error."""
 
-    def __init__(self, path: Path) -> None:
-        text = read_csv(path) if path.exists() else CsvTable(header=["name", "label"], rows=[])
+    def __init__(self) -> None:
+        self.labels: dict[str, int | None] = {}
+        self._where: dict[str, str] = {}
+
+    def add(self, name: str, label: int | None, where: str) -> None:
+        if label is None:
+            self.labels.setdefault(name, None)
+        elif self.labels.get(name) in (None, label):
+            self.labels[name] = label
+            self._where.setdefault(name, where)
+        else:
+            raise ValueError(f"{name} has two different labels, in {self._where[name]} and in {where}; leave one")
+
+
+class _Table:
+    """The table of labels; columns that people added, and their separator, are preserved.
+
+    Args:
+        new_column: heading of the labels if there is no table yet.
+    """
+
+    def __init__(self, path: Path, *, new_column: str) -> None:
+        text = read_csv(path) if path.exists() else CsvTable(header=["name", new_column], rows=[])
         self.path, self.mark, self.separator = path, text.mark, text.separator
         self.header, self.rows = text.header, text.rows
         names = [cell.strip().lower() for cell in self.header]
-        if not {"name", "label"} <= set(names):
+        self.column = next((column for column in COLUMNS if column in names), "")
+        if "name" not in names or not self.column:
             first = self.separator.join(self.header).strip()
-            raise ValueError(f"the first line of {path} must be name,label, got {first!r}; put it there")
-        self._name, self._label = names.index("name"), names.index("label")
+            raise ValueError(f"the first line of {path} must be name,{new_column}, got {first!r}; put it there")
+        if self.column == "class" and "number" in names:
+            raise ValueError(f"{path} must have one column of labels, got class and number; remove or rename one")
+        self._name, self._label = names.index("name"), names.index(self.column)
 
     def key(self, row: list[str]) -> str:
         """The name of the input in a row; empty if there is none."""
@@ -255,6 +294,21 @@ def _name_for(identity: str, file: str, inputs: dict[str, dict[str, str]], known
         return identity
     inputs[identity] = {"name": name, "file": file}
     return name
+
+
+def classes_in(folder: Path) -> tuple[str, ...] | None:
+    """The class names in a folder of inputs to label, numbers if they have none; None if it does not tell."""
+    file = folder / CLASSES
+    if not file.is_file():
+        return None
+    try:
+        page = json.loads(file.read_bytes())
+        n, names = page["classes"], [str(name) for name in page["names"]]
+        if type(n) is not int or not 1 <= n <= MAX_CLASSES:
+            raise ValueError
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ValueError(f"{file} is damaged; name the classes with --classes, such as 10 or cat,dog") from None
+    return tuple(names) if len(names) == n else tuple(map(str, range(n)))
 
 
 def example_file(folder: Path, label: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,16 +70,25 @@ class Samples:
         """
         rows = row_index(index, len(self))
         here = rows.to(self.ids.device)
-        ids, occurrence, places = self.ids[here], self.occurrence[here], rows.tolist()
-        return replace(
-            self,
+        ids, occurrence = self.ids[here], self.occurrence[here]
+        places = [] if self.names is None and self.groups is None else rows.tolist()
+        return self._derived(
             x=self.x[rows],
             y=None if self.y is None else self.y[rows],
             ids=ids,
-            occurrence=occurrence if len(set(places)) == len(places) else _distinct(ids, occurrence),
+            occurrence=_distinct(ids, occurrence) if _has_repeats(rows, len(self)) else occurrence,
             names=None if self.names is None else tuple(self.names[i] for i in places),
             groups=None if self.groups is None else tuple(self.groups[i] for i in places),
         )
+
+    def _derived(self, **changes: Any) -> Samples:
+        """The same samples with other values, which are correct because of how they were computed: nothing is checked.
+
+        Checking again that no two rows have the same id and occurrence would sort the rows at every selection.
+        """
+        new = copy(self)
+        new.__dict__.update(changes)
+        return new
 
     def __repr__(self) -> str:
         labels = "no labels" if self.y is None else f"{len(self.y.unique())} classes"
@@ -99,11 +109,12 @@ class Samples:
 
     def to(self, device: torch.device | str) -> Samples:
         """The same samples with inputs and labels on another device."""
-        return replace(self, x=self.x.to(device), y=None if self.y is None else self.y.to(device))
+        return self._derived(x=self.x.to(device), y=None if self.y is None else self.y.to(device))
 
     def with_labels(self, y: Tensor | None) -> Samples:
         """The same samples with other labels, or with none."""
-        return replace(self, y=y)
+        y = None if y is None else _checked_labels(y, len(self))
+        return self._derived(y=y, classes=_checked_classes(self.classes, y))
 
     def in_classes(self, classes: Sequence[str]) -> Samples:
         """The same samples with labels that number these classes; samples without class names keep their labels.
@@ -181,14 +192,15 @@ class Samples:
             raise ValueError(f"inputs to join must have one shape, got {shapes}; resize them first")
         y = None if any(p.y is None for p in parts) else torch.cat([p.labels for p in parts])
         ids = torch.cat([p.ids for p in parts])
-        return Samples(
-            torch.cat([p.x for p in parts]),
-            y,
-            ids,
+        classes = _common_classes(parts, labelled=y is not None)
+        return parts[0]._derived(
+            x=torch.cat([p.x for p in parts]),
+            y=y,
+            ids=ids,
             names=_joined([p.names for p in parts], [len(p) for p in parts]),
             groups=_joined([p.groups for p in parts], [len(p) for p in parts]),
             occurrence=_distinct(ids, torch.cat([p.occurrence for p in parts])),
-            classes=_common_classes(parts, labelled=y is not None),
+            classes=_checked_classes(classes, y),
         )
 
 
@@ -256,24 +268,36 @@ def _checked_occurrence(given: Any, ids: Tensor) -> Tensor:
     return occurrence
 
 
+def _has_repeats(rows: Tensor, n: int) -> bool:
+    """Whether one of ``n`` rows is chosen more than once."""
+    chosen = torch.zeros(n, dtype=torch.bool, device=rows.device)
+    chosen[rows] = True
+    return int(chosen.sum()) < len(rows)
+
+
 def _distinct(ids: Tensor, occurrence: Tensor) -> Tensor:
     """The occurrences with repeated uses of an id renumbered: they follow its highest, in the order of the rows."""
-    once, inverse, counts = ids.unique(return_inverse=True, return_counts=True)
-    if len(once) == len(ids):
+    by_id = ids.argsort(stable=True)
+    same = ids[by_id].diff() == 0  # the id of the row before
+    if not bool(same.any()):
         return occurrence
-    order = occurrence.argsort(stable=True)
-    order = order[inverse[order].argsort(stable=True)]  # by id, then by occurrence, then by row
+    order = by_id  # by id, then by occurrence, then by row
+    if bool(occurrence.any()):
+        order = occurrence.argsort(stable=True)
+        order = order[ids[order].argsort(stable=True)]
     repeated = torch.zeros_like(ids)
-    repeated[order[1:]] = ((inverse[order].diff() == 0) & (occurrence[order].diff() == 0)).long()
+    repeated[order[1:]] = (same & (occurrence[order].diff() == 0)).long()
     if not bool(repeated.any()):
         return occurrence
-    highest = torch.zeros_like(once).scatter_reduce(0, inverse, occurrence, "amax", include_self=False)
-    by_id = inverse.argsort(stable=True)
-    total, starts = repeated[by_id].cumsum(0), counts.cumsum(0) - counts
+    first = torch.cat([same.new_ones(1), ~same])  # of its id
+    starts, which = first.nonzero().flatten(), first.cumsum(0) - 1
+    highest = occurrence[order[torch.cat([starts[1:], starts.new_tensor([len(ids)])]) - 1]]
+    total = repeated[by_id].cumsum(0)
     before = (total - repeated[by_id])[starts]  # repeated rows of smaller ids
-    rank = torch.empty_like(ids)
-    rank[by_id] = total - before.repeat_interleave(counts)  # 1 for the first repeated row of an id, and so on
-    return torch.where(repeated > 0, highest[inverse] + rank, occurrence)
+    rank = total - before[which]  # 1 for the first repeated row of an id, and so on
+    following = torch.empty_like(ids)
+    following[by_id] = highest[which] + rank
+    return torch.where(repeated > 0, following, occurrence)
 
 
 def _checked_strings(values: Any, n: int, what: str) -> tuple[str, ...]:

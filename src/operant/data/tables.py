@@ -63,10 +63,19 @@ def table_key(name: str) -> str:
 def unambiguous_endings(names: Sequence[str]) -> list[list[str]]:
     """What each input may be called in a table: its whole name, and every ending of it that no other input shares.
 
+    Inputs with the same whole name cannot be told apart, and have none.
+
     >>> unambiguous_endings(["mon/1.png", "tue/1.png", "tue/2.png"])
     [['mon/1.png'], ['tue/1.png'], ['tue/2.png', '2.png']]
+    >>> unambiguous_endings(["1.png", "tue/1.png"])
+    [['1.png'], ['tue/1.png']]
     """
     parts = [name.split("/") for name in names]
-    endings = [["/".join(each[-n:]) for n in range(len(each), 0, -1)] for each in parts]
+    endings = [["/".join(each[-n:]) for n in range(len(each) - 1, 0, -1)] for each in parts]
+    whole = Counter(table_key(name) for name in names)
     times = Counter(key for each in endings for key in {table_key(ending) for ending in each})
-    return [[ending for ending in each if times[table_key(ending)] == 1] for each in endings]
+    return [
+        [name] * (whole[table_key(name)] == 1)
+        + [end for end in each if times[table_key(end)] == 1 and table_key(end) not in whole]
+        for name, each in zip(names, endings, strict=True)
+    ]

@@ -91,7 +91,7 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
     try:
         classes = model.classes(x[rows])
         known = None if y is None else _in_classes(y, classes)[rows]
-        x, logits, chance = _best_scaling(model, x[rows], known)
+        x, logits, chance = _best_scaling(model, x[rows], known, samples.classes)
     except Exception as error:  # the user's code may raise anything
         return found + does_not_run(error, x)
     labels = [] if y is None else foreign_labels(y, classes)
@@ -104,14 +104,16 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
     return found + labels + chance
 
 
-def _best_scaling(model: Classifier, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, Findings]:
+def _best_scaling(
+    model: Classifier, x: Tensor, y: Tensor | None, names: Sequence[str]
+) -> tuple[Tensor, Tensor, Findings]:
     """Inputs, their logits, and a finding if accuracy is at chance.
 
     If range and bounds contradict each other, the first scaling with accuracy above chance is used, so that a wrong
     range is not also reported as accuracy at chance.
     """
     first, *others = scalings(x, model.bounds)
-    best = first, (logits := _all_logits(model, first)), at_chance(logits, y)
+    best = first, (logits := _all_logits(model, first)), at_chance(logits, y, names)
     for other in others if best[2] else ():
         logits = _all_logits(model, other)
         if not at_chance(logits, y):
@@ -205,7 +207,7 @@ def already_probabilities(logits: Tensor) -> Findings:
     return _error("outputs are probabilities", problem, advice, when=within and sums_to_one)
 
 
-def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
+def at_chance(logits: Tensor, y: Tensor | None, names: Sequence[str] = ()) -> Findings:
     """Accuracy no better than that of predictions that ignore the inputs.
 
     Reported only if there are enough rows to detect a model half way between chance and perfection. Rows with infinite
@@ -223,10 +225,12 @@ def at_chance(logits: Tensor, y: Tensor | None) -> Findings:
     one_class = bool(shares[1].amax() == 1)  # then the class shares say nothing about independence
     chance = 1 / classes if one_class else float((shares[0] * shares[1]).sum())
     right = int((predictions == y).sum())
+    common = int(shares[0].argmax())
+    name = names[common] if len(names) == classes else common
     return _error(
         "accuracy at chance",
         f"{right} of {n} predictions are right ({percent(right / n)}); predictions that ignore the inputs would reach "
-        f"{percent(chance)}. The most frequent prediction, class {int(shares[0].argmax())}, is given for "
+        f"{percent(chance)}. The most frequent prediction, class {name}, is given for "
         f"{percent(float(shares[0].amax()), 2)} of the inputs",
         "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
         "model outputs number the classes alike",

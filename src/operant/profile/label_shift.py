@@ -32,6 +32,7 @@ class Priors:
         labelled: class frequencies in the labelled data.
         check: estimates of the other method (BBSE for MLLS, MLLS for the others).
         findings: reasons to doubt the estimates.
+        classes: the name of each class; empty if they have only numbers.
     """
 
     values: tuple[float, ...]
@@ -42,6 +43,7 @@ class Priors:
     labelled: tuple[float, ...]
     check: tuple[float, ...]
     findings: tuple[Finding, ...]
+    classes: tuple[str, ...] = ()
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -51,10 +53,11 @@ class Priors:
     def __str__(self) -> str:
         lines = [f"Class priors in the field ({self.method}, {percent(self.confidence, 2)} intervals):"]
         rows = zip(self.values, self.lower, self.upper, self.labelled, strict=True)
-        for c, (v, low, high, s) in enumerate(rows):
-            lines.append(
-                f"  {c:>3}  {percent(v):>6}  [{percent(low):>6}, {percent(high):>6}]   labelled {percent(s):>6}"
-            )
+        names = self.classes or tuple(map(str, range(len(self.values))))
+        width = max(3, *map(len, names))
+        for name, (v, low, high, s) in zip(names, rows, strict=True):
+            interval = f"[{percent(low):>6}, {percent(high):>6}]"
+            lines.append(f"  {name:>{width}}  {percent(v):>6}  {interval}   labelled {percent(s):>6}")
         return "\n".join([*lines, *(str(finding) for finding in self.findings)])
 
 
@@ -121,6 +124,8 @@ def estimate_priors(
     a, b = (np.stack(estimates) for estimates in draws.values())
     counts = np.minimum(outputs.frequencies * len(outputs.y), first * len(outputs.field))  # inputs behind each prior
     lower, upper = _percentiles(a, np.clip(counts, MIN_COUNT, None), confidence)
+    classes = labelled.classes if len(labelled.classes) == len(first) else ()
+    names = classes or tuple(map(str, range(len(first))))
     return Priors(
         values=tuple(first.tolist()),
         lower=tuple(np.minimum(lower, first).tolist()),
@@ -129,7 +134,8 @@ def estimate_priors(
         method=method,
         labelled=tuple(outputs.frequencies.tolist()),
         check=tuple(second.tolist()),
-        findings=_disagreement(method, other, first - second, a - b) + _one_class(outputs),
+        findings=_disagreement(method, other, first - second, a - b, names) + _one_class(outputs, names),
+        classes=classes,
     )
 
 
@@ -253,7 +259,9 @@ def _cleaned(priors: Array) -> Array:
     return cleaned
 
 
-def _disagreement(method: str, other: str, difference: Array, resampled: Array) -> tuple[Finding, ...]:
+def _disagreement(
+    method: str, other: str, difference: Array, resampled: Array, names: Sequence[str]
+) -> tuple[Finding, ...]:
     """Reports classes whose two estimates differ by more than chance, at 1 % over all classes together."""
     limit = float(normal.isf(0.01 / len(difference) / 2)) * resampled.std(0, ddof=1) + 0.01
     far = np.flatnonzero(np.abs(difference) > limit)
@@ -261,7 +269,7 @@ def _disagreement(method: str, other: str, difference: Array, resampled: Array) 
         return ()
     worst = int(np.abs(difference).argmax())
     problem = (
-        f"{method} and {other} disagree on the prior of class {worst} by {percent(abs(difference[worst]))}, "
+        f"{method} and {other} disagree on the prior of class {names[worst]} by {percent(abs(difference[worst]))}, "
         f"more than chance allows (so for {len(far)} classes)"
     )
     advice = (
@@ -271,11 +279,11 @@ def _disagreement(method: str, other: str, difference: Array, resampled: Array) 
     return (warning("not pure label shift", problem, advice),)
 
 
-def _one_class(outputs: _Outputs) -> tuple[Finding, ...]:
+def _one_class(outputs: _Outputs, names: Sequence[str]) -> tuple[Finding, ...]:
     predicted = np.unique(outputs.field.argmax(1))
     if len(predicted) > 1:
         return ()
-    problem = f"the model predicts class {predicted[0]} for all {len(outputs.field)} field inputs"
+    problem = f"the model predicts class {names[predicted[0]]} for all {len(outputs.field)} field inputs"
     advice = "If other classes occur in operation, collect field data again; if not, no classifier is needed"
     return (warning("one class", problem, advice),)
 

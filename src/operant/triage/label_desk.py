@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
@@ -17,6 +16,7 @@ from operant.data.label_folder import (
     EXAMPLES,
     TABLE,
     LabelFolder,
+    classes_in,
     example_file,
     first_of_each_class,
     picture_of,
@@ -25,7 +25,6 @@ from operant.data.samples import Samples
 from operant.triage.desk import NotFound, RequestFields, RowLists
 from operant.validation import check_one_of
 
-MAX_CLASSES = 10**6  # a folder that announces more is damaged
 MAX_VALUES = 40  # shown of an input that is not a picture
 FILTERS = ("all", "todo", "done")
 
@@ -51,9 +50,10 @@ class LabelDesk:
         bounds: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         self.folder, self.by = Path(folder), by
-        self.classes = tuple(classes) or class_names(self.folder)
+        written = _classes_of(self.folder, tuple(classes))
+        self.classes = tuple(classes) or written
         self._examples = {label: picture_of(x, bounds) for label, x in first_of_each_class(examples).items()}
-        self._table = LabelFolder(folder=self.folder, classes=len(self.classes), names=self.classes)
+        self._table = LabelFolder(folder=self.folder, classes=len(self.classes), names=written)
         self._names: list[str] = []  # the order never changes: pages refer to inputs by place
         self._steps: list[tuple[str, int | None]] = []
         self._lists, self._lock = RowLists(), Lock()
@@ -62,7 +62,7 @@ class LabelDesk:
 
     def _read(self) -> dict[str, int | None]:
         """The labels so far; appends new inputs to the names."""
-        table, self._files = self._table.read(), self._table.files()
+        table = self._table.read()
         known = set(self._names)
         self._names += [name for name in table if name not in known]
         return table
@@ -181,16 +181,16 @@ class LabelDesk:
         return [(f"value {i}", f"{value:.4g}") for i, value in enumerate(x.tolist())]
 
 
-def class_names(folder: Path) -> tuple[str, ...]:
-    """The class names in a folder of inputs to label."""
-    file = folder / CLASSES
-    if not file.is_file():
-        raise ValueError(f"{folder} has no {CLASSES}; name the classes with --classes, such as 10 or cat,dog")
+def _classes_of(folder: Path, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The class names that the table of a folder uses: its own, also if the page shows others, or the given ones."""
     try:
-        page = json.loads(file.read_bytes())
-        n, names = page["classes"], [str(name) for name in page["names"]]
-        if type(n) is not int or not 1 <= n <= MAX_CLASSES:
-            raise ValueError
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise ValueError(f"{file} is damaged; name the classes with --classes, such as 10 or cat,dog") from None
-    return tuple(names) if len(names) == n else tuple(map(str, range(n)))
+        own = classes_in(folder)
+    except ValueError:
+        if not given:
+            raise
+        own = None
+    if own is None and not given:
+        raise ValueError(f"{folder} has no {CLASSES}; name the classes with --classes, such as 10 or cat,dog")
+    if own is not None and given and len(own) != len(given):
+        raise ValueError(f"there must be a name for each of the {len(own)} classes in {folder}, got {len(given)}")
+    return own or given
