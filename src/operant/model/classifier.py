@@ -243,10 +243,10 @@ class Classifier:
             raise no_gradients(f"the gradients of its logits are zero or NaN at all {len(x)} of them")
 
     def has_gradients(self, x: Tensor) -> bool:
-        """Whether `check_gradients` passes."""
+        """Whether `check_gradients` passes; a module that fails gets its own error when it is used."""
         try:
             self.check_gradients(x)
-        except NoGradients:
+        except (NoGradients, ModuleFails):
             return False
         return True
 
