@@ -62,11 +62,16 @@ def rooted(x: Tensor) -> Tensor:
     return x + (x - x).square().sqrt()
 
 
+def through_numpy(x: Tensor) -> Tensor:
+    """Numpy refuses tensors that require gradients, so the forward pass itself fails where gradients are wanted."""
+    return torch.from_numpy(x.numpy().copy())
+
+
 def dimmed(x: Tensor) -> Tensor:
     return 0.9 * x
 
 
-BLIND = {"detached": detached, "rounded": rounded, "NaN": rooted}
+BLIND = {"detached": detached, "rounded": rounded, "NaN": rooted, "numpy": through_numpy}
 
 
 def seeds_of(model: Classifier, n: int = 20, dtype: torch.dtype = torch.float64) -> Samples:
@@ -146,6 +151,24 @@ def test_searches_without_gradients_take_them(kind, natural):
         DeepXplore(others=(Classifier(After(dimmed)),), direction="random", rows_per_seed=8),
     ):
         assert fuzz(model, seeds, generator=spawn(0)).attempted == 4
+        work = ChunkedFuzzing(fuzz=fuzz, model=model, seeds=seeds, size=2, path=(0,))
+        assert InMemory(serial)(work).attempted == 4
+
+
+@pytest.mark.parametrize("n", [4, 20])
+def test_noise_that_a_module_refuses_does_not_stop_searches_without_gradients(n):
+    """Few rows without gradients are examined with noise too, which need not be an input that the module takes."""
+
+    class Particular(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x > 0.5).any()):
+                raise KeyError("too bright")
+            return rounded(x).flatten(1)[:, :3]
+
+    model, x = Classifier(Particular()), seeds_of(toy_classifier(), n).x / 2
+    assert not model.has_gradients(x)
+    with pytest.raises(NoGradients if n == 20 else ModuleFails):
+        model.check_gradients(x)
 
 
 class Saturated(nn.Module):

@@ -59,6 +59,7 @@ def test_a_misspelt_key_is_rejected_and_the_right_one_suggested(user, table, key
                 "[data] train",
                 "[data] clean",
                 "[data] field",
+                "[data] groups",
                 "[labels] file",
                 "[labels] folder",
             )

@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import pickletools
+import re
 import signal
 import struct
 import subprocess
@@ -910,6 +911,47 @@ def test_the_limit_in_a_refusal_is_enough_to_read_the_file(tmp_path, monkeypatch
             read(file)
         monkeypatch.setenv(VARIABLE, str(needed))
         read(file)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mode", "size"),
+    [
+        ([(40, 40)] * 50, "RGB", None),
+        ([(40, 40)] * 50, "L", None),
+        ([(40, 40)] * 50, "RGB", (224, 224)),
+        ([(30, 30), (60, 60), (40, 90)] * 2, "P", (40, 40)),
+        ([(90, 90)], "RGB", None),
+    ],
+)
+def test_the_limit_in_a_refusal_is_enough_for_all_pictures(tmp_path, monkeypatch, sizes, mode, size):
+    """Whichever picture is refused first: one that is too large itself, or the one that all before it make too many."""
+    for i, shape in enumerate(sizes):
+        Image.new(mode, shape).save(tmp_path / f"{i:02d}.png")
+    files = formats.pictures_in(tmp_path)
+    refused = []
+    for limit in (1, 20_000, 40_000):
+        monkeypatch.setenv(VARIABLE, str(limit))
+        try:
+            formats.read_pictures(files, size=size)
+        except ValueError as error:
+            refused.append(limit)
+            monkeypatch.setenv(VARIABLE, re.search(rf"\(set {VARIABLE}=(\d+) to", str(error))[1])
+            assert len(formats.read_pictures(files, size=size)) == len(sizes)
+    assert 1 in refused
+
+
+def test_resizing_is_not_refused(tmp_path, monkeypatch):
+    """The limit is for what a file unpacks to; how large the pictures become is the user's choice."""
+    for i in range(6):
+        Image.new("RGB", (32, 32)).save(tmp_path / f"{i}.png")
+    files = formats.pictures_in(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(4 * 4 * 32 * 32))
+    with pytest.raises(ValueError, match=f"{tmp_path}, up to 5.png, unpacks to .*set {VARIABLE}={6 * 3 * 32 * 32} to"):
+        formats.read_pictures(files)
+    assert formats.read_pictures(files, size=(224, 224)).shape == (6, 3, 224, 224)
+    Image.new("RGB", (33, 33)).save(files[3])
+    with pytest.raises(ValueError, match=f"3.png is not a readable picture: .*set {VARIABLE}={4 * 4 * 33 * 33} to"):
+        formats.read_pictures(files, size=(2, 2))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1e9", "1 GB", "9" * 5000])

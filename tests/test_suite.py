@@ -349,6 +349,18 @@ def test_suites_that_cannot_be_joined_are_rejected() -> None:
         Suite.concat([ours, theirs])
 
 
+def test_class_names_are_kept_only_if_they_name_every_label() -> None:
+    def labelled(y: list[int], *classes: str) -> Suite:
+        seeds = Samples(torch.rand(len(y), 2, generator=spawn(*y)), torch.tensor(y), classes=classes)
+        return Suite.of(
+            seeds.x, seeds=seeds, origin=torch.arange(len(y)), prediction=torch.zeros(len(y)).long(), method=""
+        )
+
+    named, plain, more = labelled([0, 1, 1], "cat", "dog"), labelled([1, 0]), labelled([1, 2])
+    assert Suite.concat([named, plain]).seeds.classes == ("cat", "dog")
+    assert Suite.concat([named, more]).seeds.classes == ()
+
+
 def test_questions_without_an_answer_are_rejected() -> None:
     made = some_suite(4, a=[1, 2, 3, 4])
     with pytest.raises(KeyError, match="no column named b; this suite has a"):
@@ -604,6 +616,19 @@ CRAFTED: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], object]] = {
     "unknown seeds": lambda tensors, _: tensors["seed"].add_(1),
     "seeds twice": lambda tensors, _: tensors.update({n: torch.cat([tensors[n]] * 2) for n in tensors if "seeds" in n}),
     "seeds of another shape": lambda tensors, _: tensors.update({"seeds.x": tensors["seeds.x"].flatten(1)}),
+    "a number as names": lambda _, words: words.update({"seeds.names": 5}),
+    "no list of names": lambda _, words: words.update({"seeds.names": None}),
+    "a string as names": lambda tensors, words: words.update({"seeds.names": "n" * len(tensors["seeds.ids"])}),
+    "names of numbers": lambda tensors, words: words.update({"seeds.names": [1] * len(tensors["seeds.ids"])}),
+    "too few names": lambda tensors, words: words.update({"seeds.names": ["a"] * (len(tensors["seeds.ids"]) - 1)}),
+    "too many names": lambda tensors, words: words.update({"seeds.names": ["a"] * (len(tensors["seeds.ids"]) + 1)}),
+    "a number as classes": lambda _, words: words.update(classes=5),
+    "no list of classes": lambda _, words: words.update(classes=None),
+    "a string as classes": lambda _, words: words.update(classes="abcdefghij"),
+    "classes of numbers": lambda _, words: words.update(classes=list(range(10))),
+    "too few classes for seeds": lambda tensors, words: (tensors["seeds.y"].fill_(8), words.update(classes=["a"] * 8)),
+    "too few classes for cases": lambda tensors, words: (tensors["label"].fill_(8), words.update(classes=["a"] * 8)),
+    "negative labels": lambda tensors, _: tensors["seeds.y"].fill_(-1),
     "a short column": lambda tensors, _: tensors.update({"column.a": torch.rand(1)}),
     "a wide column": lambda tensors, _: tensors.update({"column.a": torch.rand(2, 2)}),
     "a column of bfloat16": lambda tensors, _: tensors.update({"column.a": tensors["column.a"].bfloat16()}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -64,26 +65,28 @@ def limit_for(size: int) -> int:
     return max(max_bytes(), MAX_RATIO * size)
 
 
-def check_unpacked(unpacked: int, size: int, what: str = "it") -> None:
+def check_unpacked(unpacked: int, size: int, what: str = "it", *, needed: Callable[[], int] = lambda: 0) -> None:
     """Raise a ValueError if a file of ``size`` bytes would unpack to more than `limit_for` allows.
+
+    The error names a limit that is enough for it; ``needed`` gives a higher one if other files need it.
 
     >>> check_unpacked(3 * 10**9, size=10**9)
     >>> check_unpacked(3 * 10**9, size=10**6)
     Traceback (most recent call last):
     ValueError: it unpacks to 3 GB, more than the limit of 1.07 GB (set OPERANT_MAX_BYTES=3000000000 to read it anyway)
     """
-    _check(unpacked, limit_for(size), unpacked, what)
+    if unpacked > (limit := limit_for(size)):
+        raise _too_large(unpacked, limit, max(unpacked, needed()), what)
 
 
-def check_picture_bytes(unpacked: int, size: int) -> None:
+def check_picture_bytes(unpacked: int, size: int, *, needed: Callable[[], int] = lambda: 0) -> None:
     """The same for one picture, with a quarter of the limit, or `MAX_RATIO` times the file's size."""
-    limit = max(max_bytes() // PICTURES_PER_LIMIT, MAX_RATIO * size)
-    _check(unpacked, limit, PICTURES_PER_LIMIT * unpacked, "it")
+    if unpacked > (limit := max(max_bytes() // PICTURES_PER_LIMIT, MAX_RATIO * size)):
+        raise _too_large(unpacked, limit, max(PICTURES_PER_LIMIT * unpacked, needed()), "it")
 
 
-def _check(unpacked: int, limit: int, needed: int, what: str) -> None:
-    if unpacked > limit:
-        raise ValueError(
-            f"{what} unpacks to {unpacked / 1e9:.3g} GB, more than the limit of {limit / 1e9:.3g} GB "
-            f"(set {VARIABLE}={needed} to read it anyway)"
-        )
+def _too_large(unpacked: int, limit: int, needed: int, what: str) -> ValueError:
+    return ValueError(
+        f"{what} unpacks to {unpacked / 1e9:.3g} GB, more than the limit of {limit / 1e9:.3g} GB "
+        f"(set {VARIABLE}={needed} to read it anyway)"
+    )

@@ -102,7 +102,7 @@ class DataTable(Table):
     groups: str | None = None
     """csv file with file,group for all field inputs; a group (scene, session, device) is never separated"""
 
-    _paths = field_validator("train", "clean", "field")(_check_path)
+    _paths = field_validator("train", "clean", "field", "groups")(_check_path)
 
 
 class LabelsTable(Table):

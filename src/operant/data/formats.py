@@ -11,9 +11,10 @@ import pickletools
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -22,13 +23,14 @@ from numpy.typing import NDArray
 
 from operant.activity import activity
 from operant.data.matlab import numeric_arrays
-from operant.files import check_picture_bytes, check_regular, check_unpacked
+from operant.files import PICTURES_PER_LIMIT, check_picture_bytes, check_regular, check_unpacked
 
 Array = NDArray[Any]
 
 IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 PICTURES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 PILLOW_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # Pillow's others start programs, or have no limits
+GREY_MODES = ("1", "L", "LA")  # of Pillow
 CIFAR_SHAPE = (3, 32, 32)
 
 
@@ -443,13 +445,15 @@ def class_folders(path: Path) -> list[Path]:
 
 def read_pictures(files: Sequence[Path], *, size: tuple[int, int] | None = None) -> Array:
     """The pictures in these files: uint8 ``(N, C, H, W)``; see `read_image_folder`."""
+    needed = partial(_needed_limit, files, size)
     pictures, bytes_read, unpacked = [], 0, 0
     with activity("reading pictures", len(files)) as work:
         for file in files:
-            pictures.append(_read_picture(file, size))
-            bytes_read += file.stat().st_size
-            unpacked += pictures[-1].nbytes
-            check_unpacked(unpacked, bytes_read, f"{file.parent}, up to {file.name},")
+            pictures.append(_read_picture(file, size, needed))
+            if size is None:  # otherwise the user decides how many bytes each picture takes
+                bytes_read += file.stat().st_size
+                unpacked += pictures[-1].nbytes
+                check_unpacked(unpacked, bytes_read, f"{file.parent}, up to {file.name},", needed=needed)
             work.advance()
     _check_sizes(files, pictures)
     if any(p.ndim == 3 for p in pictures):  # if one picture is in colour, all become colour
@@ -465,20 +469,34 @@ def pictures_in(folder: Path) -> list[Path]:
     return files
 
 
-def _read_picture(path: Path, size: tuple[int, int] | None) -> Array:
+def _needed_limit(files: Sequence[Path], size: tuple[int, int] | None) -> int:
+    """The limit that admits all of these pictures, from their headers; unreadable ones are refused for other reasons."""
+    from PIL import Image
+
+    largest = total = 0
+    for file in files:
+        with suppress(Exception), _own_limit():
+            check_regular(file)
+            with Image.open(file, formats=PILLOW_FORMATS) as picture:
+                pixels = picture.width * picture.height
+                largest, total = max(largest, 4 * pixels), total + pixels * (1 if picture.mode in GREY_MODES else 3)
+    return max(PICTURES_PER_LIMIT * largest, total if size is None else 0)
+
+
+def _read_picture(path: Path, size: tuple[int, int] | None, needed: Callable[[], int]) -> Array:
     """One picture as uint8: ``(H, W)`` if it is grey, else ``(H, W, 3)``."""
     from PIL import Image
 
     with _reading(path, "picture", "replace or remove it"), _own_limit():
         with Image.open(path, formats=PILLOW_FORMATS) as picture:
-            check_picture_bytes(4 * picture.width * picture.height, path.stat().st_size)
+            check_picture_bytes(4 * picture.width * picture.height, path.stat().st_size, needed=needed)
             picture.verify()  # checksums; the file has to be opened again afterwards
         with Image.open(path, formats=PILLOW_FORMATS) as picture:
             if picture.mode[0] in "IF":
                 raise ValueError(f"its pixels have mode {picture.mode}, not 8 bits each")
             if picture.has_transparency_data and picture.convert("RGBA").getchannel("A").getextrema()[0] != 255:
                 raise ValueError("parts of it are transparent, so its colours depend on the background")
-            plain = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
+            plain = picture.convert("L" if picture.mode in GREY_MODES else "RGB")
         return np.array(plain if size is None else plain.resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 

@@ -61,10 +61,8 @@ class Classifier:
             raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
         check_ascending(finite=False, bounds=bounds)
         check_at_least(1, batch_size=batch_size)
-        if mean is not None and not bool(torch.as_tensor(mean).isfinite().all()):
-            raise ValueError(f"mean must be finite, got {mean}")
-        if std is not None and not bool(((v := torch.as_tensor(std)).isfinite() & (v > 0)).all()):
-            raise ValueError(f"std must be positive, got {std}")
+        _check_normalisation("mean", mean)
+        _check_normalisation("std", std, positive=True)
         self.bounds = (float(bounds[0]), float(bounds[1]))
         self.batch_size = batch_size
         self.strict = strict
@@ -243,10 +241,10 @@ class Classifier:
             raise no_gradients(f"the gradients of its logits are zero or NaN at all {len(x)} of them")
 
     def has_gradients(self, x: Tensor) -> bool:
-        """Whether `check_gradients` passes."""
+        """Whether `check_gradients` passes; a module that fails gets its own error when it is used."""
         try:
             self.check_gradients(x)
-        except NoGradients:
+        except (NoGradients, ModuleFails):
             return False
         return True
 
@@ -360,6 +358,17 @@ def slack_of(bounds: tuple[float, float]) -> float:
     """How far rounding may push an input outside the bounds."""
     width = bounds[1] - bounds[0]
     return 1e-6 * width if math.isfinite(width) else 0.0
+
+
+def _check_normalisation(name: str, value: float | Sequence[float] | None, *, positive: bool = False) -> None:
+    """Finite numbers, also once they are rounded to the type of the inputs."""
+    if value is None:
+        return
+    what = "positive and finite" if positive else "finite"
+    for dtype, where in ((torch.float64, ""), (None, " in float32 too, from 1.4e-45 to 3.4e+38 in size")):
+        v = torch.as_tensor(value, dtype=dtype)
+        if not bool(v.isfinite().all()) or (positive and not bool((v > 0).all())):
+            raise ValueError(f"{name} must be {what}{where}, got {value}")
 
 
 def _one_per_row(name: str, output: Any, n: int) -> Tensor:

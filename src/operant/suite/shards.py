@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from functools import reduce
@@ -15,10 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from operant.files import check_regular
+from operant.files import check_regular, read_regular
 from operant.results import write_atomically
 
 FORMAT = 1
+MANIFEST = "manifest.json"
+MAX_VALUES = 2**40  # of one case; a manifest that announces more is damaged
+INPUT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DELETE = "delete it to continue without it"  # advice about a damaged file
 Strings = npt.NDArray[np.str_]
 Column = Tensor | Strings
@@ -92,6 +96,28 @@ class LazyRows:
         return LazyRows(parts, torch.cat(chosen))
 
 
+def write_manifest(folder: Path, shape: list[int]) -> None:
+    """Write the shape of one case, by which a folder is known to be a suite."""
+    write_atomically(folder / MANIFEST, json.dumps({"suite": FORMAT, "shape": shape}).encode() + b"\n")
+
+
+def read_manifest(folder: Path) -> list[int]:
+    """The shape of one case; anything but the manifest of a suite raises a ValueError."""
+    file = folder / MANIFEST
+    if not file.exists():
+        raise ValueError(f"{folder} is not a suite: it has no {MANIFEST}; give the folder that Suite.save wrote")
+    try:
+        page = json.loads(read_regular(file))
+        shape: list[int] = page["shape"]
+        if page["suite"] != FORMAT or not isinstance(shape, list) or not shape:
+            raise ValueError
+        if not all(type(size) is int and size >= 0 for size in shape) or math.prod(map(float, shape)) > MAX_VALUES:
+            raise ValueError
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+        raise ValueError(f"{file} is not the manifest of a format-{FORMAT} suite; move the folder elsewhere") from None
+    return shape
+
+
 def numbered(folder: Path, word: str) -> dict[int, Path]:
     """The files ``word-000000.safetensors``, ``word-000001.safetensors`` ... of a folder, in order."""
     matches = [(re.fullmatch(rf"{word}-(\d{{6,}})\.safetensors", file.name), file) for file in folder.iterdir()]
@@ -134,6 +160,59 @@ def read_file(file: Path, word: str) -> tuple[dict[str, Tensor], dict[str, Any],
     if not isinstance(words, dict):
         raise ValueError(f"the metadata of {file} must be a JSON object, got a {type(words).__name__}; {DELETE}")
     return tensors, words, metadata["digest"]
+
+
+def checked_columns(tensors: dict[str, Tensor], words: dict[str, Any]) -> dict[str, Column]:
+    """The columns of a shard; raises a ValueError if anything in the shard contradicts itself."""
+    _check_rows("x", tensors, ("label", "seed", "prediction"))
+    _check_rows("seeds.x", tensors, ("seeds.y", "seeds.ids"))
+    columns = unpack(tensors, words.get("vocabulary"))
+    _check_columns(columns, len(tensors["x"]))
+    ids = tensors["seeds.ids"]
+    if not bool((ids[1:] > ids[:-1]).all()) or not bool(torch.isin(tensors["seed"], ids).all()):
+        raise ValueError("its seeds must be sorted by id, and every case's seed must be among them")
+    for name in ("attempted", "skipped"):
+        if type(words.get(name)) is not int or words[name] < 0:
+            raise ValueError(f"{name} must be a whole number, got {words.get(name)!r:.80}")
+    if len(_strings("seeds.names", words, default=[""] * len(ids))) != len(ids):
+        raise ValueError(f"seeds.names must have one name for each of {len(ids)} seeds")
+    labels = torch.cat([tensors["label"], tensors["seeds.y"]])
+    if bool((labels < 0).any()):
+        raise ValueError(f"its labels must be 0 or more, got {int(labels.min())}")
+    classes = _strings("classes", words, default=[])
+    if classes and bool((labels >= len(classes)).any()):
+        raise ValueError(f"classes must name every label up to {int(labels.max())}, got {len(classes)} names")
+    return columns
+
+
+def _strings(name: str, words: dict[str, Any], *, default: list[str]) -> list[str]:
+    """A list of strings that a shard may lack."""
+    values = words.get(name, default)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{name} must be a list of strings, got {values!r:.80}")
+    return values
+
+
+def _check_rows(inputs: str, tensors: dict[str, Tensor], names: Sequence[str]) -> None:
+    """Floating-point inputs, and one whole number for each of them under every name."""
+    if missing := [name for name in (inputs, *names) if name not in tensors]:
+        raise ValueError(f"it must hold {', '.join(missing)}")
+    x = tensors[inputs]
+    if x.ndim < 2 or x.dtype not in INPUT_TYPES:
+        raise ValueError(f"{inputs} must be floating-point (N, *shape), got {x.dtype} of shape {tuple(x.shape)}")
+    for name in names:
+        values = tensors[name]
+        if values.dtype != torch.int64 or values.shape != x.shape[:1]:
+            got = f"{values.dtype} of shape {tuple(values.shape)}"
+            raise ValueError(f"{name} must be int64, one for each of {len(x)} rows, got {got}")
+
+
+def _check_columns(columns: dict[str, Column], n: int) -> None:
+    if "method" not in columns or isinstance(columns["method"], Tensor):
+        raise ValueError("it must hold a column of strings named method")
+    for name, values in columns.items():
+        if len(values) != n:
+            raise ValueError(f"column {name} must have {n} rows, got {len(values)}")
 
 
 def digest(tensors: dict[str, Tensor], text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,18 +14,19 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples, row_index
-from operant.files import read_regular
-from operant.results import write_atomically
 from operant.suite.shards import (
     FORMAT,
     Column,
     LazyRows,
     Strings,
+    checked_columns,
     digest,
     numbered,
     pack,
     read_file,
+    read_manifest,
     unpack,
+    write_manifest,
     write_next,
 )
 from operant.suite.verdicts import CaseIndex, Part, VerdictReader, columns_of, is_part, key_lookup, newest
@@ -34,8 +34,6 @@ from operant.validation import check_between, check_from_below, check_one_of
 
 ROWS_PER_SHARD = 4096
 """`Suite.save` writes longer suites as several shards."""
-MAX_VALUES = 2**40  # of one case; a manifest that announces more is damaged
-INPUT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
 
 
@@ -262,7 +260,8 @@ class Suite:
     def concat(suites: Sequence[Suite]) -> Suite:
         """All rows in order. Columns that some suite lacks are filled with NaN, or with the empty string.
 
-        The columns of empty suites are dropped, unless all suites are empty; so are class names that differ.
+        The columns of empty suites are dropped, unless all suites are empty; so are class names that differ, or that do
+        not name every label.
         """
         if not suites:
             raise ValueError("nothing to join: concat needs at least one suite")
@@ -271,17 +270,18 @@ class Suite:
         filled = [s for s in suites if len(s)] or suites
         names = dict.fromkeys(name for s in filled for name in s.columns)
         classes = list(dict.fromkeys(s.classes for s in suites if s.classes))
+        pool = SeedPool.concat([s.pool for s in suites])
         return Suite(
             rows=LazyRows.join([s.rows for s in suites]),
             label=torch.cat([s.label for s in suites]),
             seed=torch.cat([s.seed for s in suites]),
             prediction=torch.cat([s.prediction for s in suites]),
             method=np.concatenate([s.method for s in suites]),
-            pool=SeedPool.concat([s.pool for s in suites]),
+            pool=pool,
             columns={name: _joined(name, filled) for name in names},
             attempted=sum(s.attempted for s in suites),
             skipped=sum(s.skipped for s in suites),
-            classes=classes[0] if len(classes) == 1 else (),
+            classes=classes[0] if len(classes) == 1 and bool((pool.label < len(classes[0])).all()) else (),
             rejected=tuple(message for s in suites for message in s.rejected),
         )
 
@@ -306,8 +306,8 @@ class Suite:
         path.mkdir(parents=True, exist_ok=True)
         shape = list(self.rows.shape)
         if not (path / "manifest.json").exists():
-            write_atomically(path / "manifest.json", json.dumps({"suite": FORMAT, "shape": shape}).encode() + b"\n")
-        if (known := _manifest(path)) != shape:
+            write_manifest(path, shape)
+        if (known := read_manifest(path)) != shape:
             raise ValueError(f"{path} holds cases of shape {tuple(known)}, these have {tuple(shape)}")
         return write_next(path, "shard", *self._packed())
 
@@ -362,7 +362,7 @@ class _Shard:
 
 def _open(path: Path) -> tuple[list[_Shard], Suite]:
     """The readable shards of a folder, and the suite they make together."""
-    shape = _manifest(path)
+    shape = read_manifest(path)
     if not numbered(path, "shard"):
         return [], _empty(shape)
     rejected: list[str] = []
@@ -404,59 +404,24 @@ def _shards(path: Path, shape: list[int], rejected: list[str]) -> list[_Shard]:
 def _unpacked(file: Path, tensors: dict[str, Tensor], words: dict[str, Any], shape: list[int]) -> Suite:
     """The suite in a shard; a correct checksum does not make its content right, so everything is checked."""
     try:
-        _check_rows("x", tensors, ("label", "seed", "prediction"))
-        _check_rows("seeds.x", tensors, ("seeds.y", "seeds.ids"))
-        columns = unpack(tensors, words.get("vocabulary"))
-        _check_columns(columns, len(tensors["x"]))
-        ids = tensors["seeds.ids"]
-        if not bool((ids[1:] > ids[:-1]).all()) or not bool(torch.isin(tensors["seed"], ids).all()):
-            raise ValueError("its seeds must be sorted by id, and every case's seed must be among them")
-        for name in ("attempted", "skipped"):
-            if type(words.get(name)) is not int or words[name] < 0:
-                raise ValueError(f"{name} must be a whole number, got {words.get(name)!r:.80}")
+        columns = checked_columns(tensors, words)
     except ValueError as error:
         raise ValueError(f"{file} is not a shard of a format-{FORMAT} suite: {error}; move it elsewhere") from None
     if any(list(tensors[name].shape[1:]) != shape for name in ("x", "seeds.x")):
         raise ValueError(f"{file} does not hold cases of shape {tuple(shape)}; move it elsewhere")
+    names = tuple(words["seeds.names"]) if "seeds.names" in words else None
     return Suite(
         rows=LazyRows([tensors["x"]]),
         label=tensors["label"],
         seed=tensors["seed"],
         prediction=tensors["prediction"],
         method=np.asarray(columns.pop("method")),
-        pool=SeedPool(LazyRows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"], _names_in(words)),
+        pool=SeedPool(LazyRows([tensors["seeds.x"]]), tensors["seeds.y"], tensors["seeds.ids"], names),
         columns=columns,
         attempted=words["attempted"],
         skipped=words["skipped"],
-        classes=tuple(map(str, words.get("classes", ()))),
+        classes=tuple(words.get("classes", ())),
     )
-
-
-def _names_in(words: dict[str, Any]) -> tuple[str, ...] | None:
-    """Where the seeds of a shard come from; shards do not need to know it."""
-    return tuple(map(str, words["seeds.names"])) if "seeds.names" in words else None
-
-
-def _check_rows(inputs: str, tensors: dict[str, Tensor], names: Sequence[str]) -> None:
-    """Floating-point inputs, and one whole number for each of them under every name."""
-    if missing := [name for name in (inputs, *names) if name not in tensors]:
-        raise ValueError(f"it must hold {', '.join(missing)}")
-    x = tensors[inputs]
-    if x.ndim < 2 or x.dtype not in INPUT_TYPES:
-        raise ValueError(f"{inputs} must be floating-point (N, *shape), got {x.dtype} of shape {tuple(x.shape)}")
-    for name in names:
-        values = tensors[name]
-        if values.dtype != torch.int64 or values.shape != x.shape[:1]:
-            got = f"{values.dtype} of shape {tuple(values.shape)}"
-            raise ValueError(f"{name} must be int64, one for each of {len(x)} rows, got {got}")
-
-
-def _check_columns(columns: Mapping[str, Column], n: int) -> None:
-    if "method" not in columns or isinstance(columns["method"], Tensor):
-        raise ValueError("it must hold a column of strings named method")
-    for name, values in columns.items():
-        if len(values) != n:
-            raise ValueError(f"column {name} must have {n} rows, got {len(values)}")
 
 
 def _with_sidecars(path: Path, shards: list[_Shard], rejected: list[str]) -> list[_Shard]:
@@ -512,23 +477,6 @@ def _empty(shape: list[int]) -> Suite:
     x, none = LazyRows([torch.empty(0, *shape)]), torch.empty(0, dtype=torch.int64)
     method = np.array([], dtype=np.str_)
     return Suite(rows=x, label=none, seed=none, prediction=none, method=method, pool=SeedPool(x, none, none))
-
-
-def _manifest(path: Path) -> list[int]:
-    """The shape of one case, from the manifest."""
-    file = path / "manifest.json"
-    if not file.exists():
-        raise ValueError(f"{path} is not a suite: it has no manifest.json; give the folder that Suite.save wrote")
-    try:
-        page = json.loads(read_regular(file))
-        shape = page["shape"]
-        if page["suite"] != FORMAT or not isinstance(shape, list) or not shape:
-            raise ValueError
-        if not all(type(size) is int and size >= 0 for size in shape) or math.prod(map(float, shape)) > MAX_VALUES:
-            raise ValueError
-    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
-        raise ValueError(f"{file} is not the manifest of a format-{FORMAT} suite; move the folder elsewhere") from None
-    return shape
 
 
 def _part(values: Column, rows: Tensor) -> Column:
