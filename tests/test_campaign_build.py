@@ -289,6 +289,18 @@ def test_doubts_about_conditions_and_notes_are_in_the_report(user, monkeypatch):
         assert "field contains only 40 inputs" in text.replace("\\", "")
 
 
+def test_quick_checks_come_before_conditions_are_estimated(user, monkeypatch):
+    def rejected(model, clean):
+        raise ValueError(f"the model fails on {len(clean)} samples")
+
+    def never(*_arguments):
+        raise AssertionError("conditions were estimated")
+
+    monkeypatch.setattr("operant.campaign.build.find_recipe", never)
+    with pytest.raises(ValueError, match="the model fails on"):
+        build(load_config(user.path), check=rejected)
+
+
 def test_conditions_are_estimated_once(user, monkeypatch):
     asked = []
 

@@ -84,13 +84,20 @@ class CampaignJob:
         )
 
 
-def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | None = None) -> CampaignJob:
+def build(
+    config: Config,
+    *,
+    workers: int | None = None,
+    stopwatch: Stopwatch | None = None,
+    check: Callable[[Classifier, Samples], None] = lambda model, clean: None,
+) -> CampaignJob:
     """Read and check everything that the configuration names; errors name the key.
 
     Args:
         config: the contents of ``operant.toml``.
         workers: number of processes, in place of the configuration's.
         stopwatch: of a session that began earlier (default: it begins now).
+        check: called with the model and clean samples before anything that takes long.
     """
     stopwatch = Stopwatch() if stopwatch is None else stopwatch
     notes: list[str] = []
@@ -103,6 +110,9 @@ def build(config: Config, *, workers: int | None = None, stopwatch: Stopwatch | 
     classes = configured_classes(config, model, train)
     with activity("preparing the labeller"), _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names, classes)
+        if hasattr(labeller, "stored"):
+            labeller.stored(train.ids[:0])  # reads the labels, so that a damaged table is noticed now
+    check(model, clean)
     with _naming_key("conditions"), stopwatch.timed("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes, findings)
     return CampaignJob(

@@ -42,12 +42,16 @@ def run(
             from operant.campaign.config import load_config
             from operant.execution.timing import Stopwatch
 
-        job = build(load_config(config), workers=workers, stopwatch=Stopwatch(started=started))
+        job = build(
+            load_config(config),
+            workers=workers,
+            stopwatch=Stopwatch(started=started),
+            check=lambda model, clean: check_model(model, clean, output),
+        )
         for note in job.notes:
             output.note(note)
         for finding in job.findings:
             output.warn(str(finding))
-        check_model(job.model, job.clean, output)
         result = _run_campaign(job, output)
         _print_result(result, job, output)
     if not result.met:
