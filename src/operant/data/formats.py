@@ -470,7 +470,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def _needed_limit(files: Sequence[Path], size: tuple[int, int] | None) -> int:
-    """The limit that admits all of these pictures, from their headers; unreadable ones are refused for other reasons."""
+    """The limit that admits all of these pictures, from their headers; unreadable ones are refused in any case."""
     from PIL import Image
 
     largest = total = 0
