@@ -114,6 +114,15 @@ def test_the_evidence_is_what_the_folder_contains(evidence):
     assert ("model", "zero gradients") in [(where, finding.name) for where, finding in evidence.findings]
 
 
+def test_notes_keep_their_lines(evidence):
+    noted = replace(evidence, info=replace(INFO, notes=("Conditions:\n  blur high 1\n  gamma mean 2", "one line")))
+    assert "- Conditions:\n  - blur high 1\n  - gamma mean 2\n- one line" in markdown(noted)
+    (item,) = [item for item in re.findall(r"<li[^>]*>Conditions:[^<]*</li>", render_page(noted))]
+    assert item.startswith('<li class="lines">')
+    assert item.count("\n") == 2
+    assert ".lines { white-space: pre-line; }" in render_page(noted)
+
+
 def test_sections_without_records_are_left_out(tmp_path):
     evidence = gather(campaign_folder(tmp_path, observers=()))
     assert evidence.sections == ()
