@@ -132,6 +132,19 @@ def test_uncertainty_is_measured_on_evenly_spaced_failures_and_repeats_exactly()
     assert UncertaintyOfFailures().observe(observed(model, model, inputs(1, SHAPE, "labelled"))) is None
 
 
+def test_failures_that_a_later_round_finds_again_are_measured_once():
+    model, labelled = dropout_classifier(), inputs(1, SHAPE, "labelled")
+    some = failures(30)
+    parts = {1: some[:20], 2: some[10:], 3: some}
+    records = {
+        n: UncertaintyOfFailures().observe(observed(model, model, labelled, failing=s)) for n, s in parts.items()
+    }
+    values = UncertaintyOfFailures().section(records, rounds=(), classes=()).values
+    assert (values["failures"], values["measured"], sum(values["patterns"].values())) == (30, 30, 30)
+    every = UncertaintyOfFailures().section({3: records[3]}, rounds=(), classes=()).values
+    assert values["confident"] == every["confident"]
+
+
 def test_without_dropout_only_confidence_is_known(tmp_path):
     seen = observed(classifier(), classifier(), inputs(20, SHAPE, "labelled"), failing=failures(30))
     found = UncertaintyOfFailures().observe(seen)

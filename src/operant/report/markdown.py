@@ -13,7 +13,8 @@ SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
 
 def markdown(evidence: Evidence) -> str:
     """The verdict, the rounds, the summaries of all sections, the findings, and the settings folded away."""
-    cases = f"{evidence.cases} cases chosen, {evidence.learned} learned from"
+    repeated = f" ({evidence.different_cases} different)" if evidence.different_cases < evidence.cases else ""
+    cases = f"{evidence.cases} cases chosen{repeated}, {evidence.learned} learned from"
     name, weights = evidence.judged_model
     parts = [
         f"## {SIGN[evidence.status]} {plain(evidence.name)}: {evidence.status}",
