@@ -114,6 +114,26 @@ def test_the_evidence_is_what_the_folder_contains(evidence):
     assert ("model", "zero gradients") in [(where, finding.name) for where, finding in evidence.findings]
 
 
+def test_equal_weights_have_equal_hashes(tmp_path):
+    place = campaign_folder(tmp_path / "run")  # its weights after round 1 are the initial ones
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.deliver(classifier(), None)
+    evidence = gather(place)
+    hashes = dict(evidence.hashes)
+    assert hashes["initial model"] == hashes["weights after round 1"] == hashes["model.safetensors"]
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.deliver(classifier(seed=1), None)
+    assert dict(gather(place).hashes)["model.safetensors"] != hashes["initial model"]
+
+
+def test_the_retrainer_does_not_contradict_the_campaign(tmp_path):
+    signature = SETTINGS | {"retrainer": "Mine(max_drop=0.02, inner=Other(epochs=2, max_drop=0.03))"}
+    with RunFolder(tmp_path, signature=signature):
+        pass
+    evidence = gather(tmp_path)
+    assert evidence.settings == SETTINGS | {"retrainer": "Mine(inner=Other(epochs=2))"}
+
+
 def test_notes_keep_their_lines(evidence):
     noted = replace(evidence, info=replace(INFO, notes=("Conditions:\n  blur high 1\n  gamma mean 2", "one line")))
     assert "- Conditions:\n  - blur high 1\n  - gamma mean 2\n- one line" in markdown(noted)

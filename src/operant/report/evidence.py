@@ -18,6 +18,7 @@ from operant.triage.sampling import ValidShare
 
 VERSION = 6
 INITIAL_MODEL = "initial model"
+HASHED = ("model", "train", "clean")  # settings that are shown among the hashes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ def gather(
         triage=triage,
         compared=tuple(number_of(place) for place in _places(folder) if finished(place / "drift.json")),
         findings=tuple(findings),
-        hashes=_hashes(folder, settings, found),
+        hashes=_hashes(folder, settings, info.weights if info else "", found),
     )
 
 
@@ -96,7 +96,16 @@ def _settings(folder: Path) -> dict[str, str]:
         ) from None
     except (OSError, ValueError, AttributeError, RecursionError):
         raise ValueError(f"{file} is damaged; run the campaign again with this folder to see what to do") from None
-    return settings
+    return {name: _without_max_drop(text) if name == "retrainer" else text for name, text in settings.items()}
+
+
+def _without_max_drop(retrainer: str) -> str:
+    """A retrainer without its own max_drop: the campaign's applies.
+
+    >>> _without_max_drop("OperationalFinetune(epochs=2, max_drop=0.01, steps=None)")
+    'OperationalFinetune(epochs=2, steps=None)'
+    """
+    return re.sub(r", max_drop=[^,()]*|(?<=\()max_drop=[^,()]*(, )?", "", retrainer)
 
 
 def _places(folder: Path) -> list[Path]:
@@ -324,9 +333,12 @@ def _conditions_findings(folder: Path) -> tuple[Finding, ...]:
 # Hashes
 
 
-def _hashes(folder: Path, settings: dict[str, str], found: list[RoundFailures]) -> tuple[tuple[str, str], ...]:
-    named = {"model": INITIAL_MODEL, "train": "training data", "clean": "clean data"}
-    hashes = [(text, settings[name]) for name, text in named.items() if name in settings]
+def _hashes(
+    folder: Path, settings: dict[str, str], initial: str, found: list[RoundFailures]
+) -> tuple[tuple[str, str], ...]:
+    named = {"train": "training data", "clean": "clean data"}
+    hashes = [(INITIAL_MODEL, initial)] if initial else []  # as a file, like those below: equal weights, equal hashes
+    hashes += [(text, settings[name]) for name, text in named.items() if name in settings]
     for place in _places(folder):
         weights, seen = place / "weights.safetensors", place / "field.json"
         if number_of(place) == 0 and finished(seen):

@@ -5,7 +5,7 @@ import re
 from operant.campaign.observers import Section
 from operant.campaign.records import Round
 from operant.formatting import at_most, percent
-from operant.report.evidence import Evidence, describe_labels
+from operant.report.evidence import HASHED, Evidence, describe_labels
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@<>-])")
 SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
@@ -72,6 +72,7 @@ def _row(done: Round) -> str:
 
 
 def _settings(evidence: Evidence) -> str:
-    rows = [f"| {plain(name)} | {plain(value)} |" for name, value in [*evidence.settings.items(), *evidence.hashes]]
+    settings = [(name, value) for name, value in evidence.settings.items() if name not in HASHED]
+    rows = [f"| {plain(name)} | {plain(value)} |" for name, value in [*settings, *evidence.hashes]]
     table = "\n".join(["| setting or hash | |", "|---|---|", *rows])
     return f"<details><summary>Settings and hashes</summary>\n\n{table}\n\n</details>"
