@@ -24,7 +24,7 @@ from operant.cli import app
 from operant.execution.run_folder import RunFolder
 from operant.formatting import percent
 from operant.report import Evidence, gather, load_evidence, write_report
-from operant.report.charts import scale
+from operant.report.charts import epoch_chart, scale
 from operant.report.evidence import VERSION
 from operant.report.failures import MAX_SIDE, Gallery, RoundFailures, gallery_of
 from operant.report.junit import junit_xml
@@ -132,6 +132,12 @@ def test_the_retrainer_does_not_contradict_the_campaign(tmp_path):
         pass
     evidence = gather(tmp_path)
     assert evidence.settings == SETTINGS | {"retrainer": "Mine(inner=Other(epochs=2))"}
+
+
+def test_the_brier_score_is_a_plain_number(evidence):
+    chart = str(epoch_chart(evidence.rounds[-1]))
+    assert "before 0.3, epoch 1 0.2, epoch 2 0.1" in chart
+    assert "%" not in chart
 
 
 def test_notes_keep_their_lines(evidence):

@@ -40,13 +40,15 @@ def run(
         with loading(f"operant run {config}"):
             from operant.campaign.build import build
             from operant.campaign.config import load_config
+            from operant.execution.run_folder import finished
             from operant.execution.timing import Stopwatch
 
         job = build(load_config(config), workers=workers, stopwatch=Stopwatch(started=started))
-        for note in job.notes:
-            output.note(note)
-        for finding in job.findings:
-            output.warn(str(finding))
+        if not finished(job.folder / "info.json"):  # a campaign that has begun printed them; its report has them too
+            for note in job.notes:
+                output.note(note)
+            for finding in job.findings:
+                output.warn(str(finding))
         _check_model(job, output)
         result = _run_campaign(job, output)
         _print_result(result, job, output)
