@@ -21,7 +21,8 @@ from operant.execution.interrupt import Interrupted, defer_interrupt
 from operant.execution.run_folder import RunFolder, finished, require_existing
 from operant.formatting import percent
 from operant.model import Classifier
-from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer, finished_epochs
+from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer
+from operant.retrain._checkpoint import finished_epochs
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer, Monitor

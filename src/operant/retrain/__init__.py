@@ -1,6 +1,5 @@
 """Step 4: from a model and chosen cases to a better model."""
 
-from operant.retrain._checkpoint import finished_epochs
 from operant.retrain.distil import DefensiveDistillation, Distilled
 from operant.retrain.finetune import Finetune
 from operant.retrain.losses import CrossEntropy, LabelSmoothing, Loss, TrainingBatch
@@ -29,7 +28,6 @@ __all__ = [
     "TrainingBatch",
     "TrainingOptions",
     "brier_monitor",
-    "finished_epochs",
     "pmi_monitor",
     "without_bar",
 ]
