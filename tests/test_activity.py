@@ -156,9 +156,26 @@ def test_a_line_names_all_activities_and_counts(clock: Clock, listener: Listener
         clock.wait(7)
     assert listener.texts == [
         "estimating conditions (7 simulations, 2 s): reading pictures (100 of 400, 1 s, about 3 s left)",
-        "estimating conditions (7 simulations, 4 s): reading pictures (100 of 400, 3 s, about 8 s left)",
         "estimating conditions (7 simulations, 10 s)",
     ]
+
+
+def test_nested_activities_do_not_repeat_a_line(clock: Clock, listener: Listener) -> None:
+    with activity("outer"):
+        clock.wait(1)
+        with activity("inner"):
+            clock.wait(69)
+            with activity("new"):
+                clock.wait(3)
+    assert [round(now - 1000) for now, _ in listener.lines] == [2, 10, 30, 60, 72]
+    assert listener.texts[0] == "outer (2 s): inner (1 s)"
+    assert listener.texts[-1].endswith("new (2 s)")
+
+
+def test_work_that_is_shown_at_once_is_not_shown_again_after_two_seconds(clock: Clock, listener: Listener) -> None:
+    with activity("loading", at_once=True):
+        clock.wait(9)
+    assert listener.texts == ["loading"]
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from operant.execution.events import Event
 from operant.execution.interrupt import Interrupted
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
+from operant.model import Finding
 from operant.signals import Stopped
 
 runner = CliRunner()
@@ -93,6 +95,24 @@ def test_missing_labels_and_ctrl_c_are_reported_with_how_to_resume(ending):
         assert done.exit_code == 130
         assert f"stopped: {what}. To resume: operant run" in done.stderr
         assert done.stderr.lower().count("stopped") == done.stderr.lower().count("to resume") == 1
+
+
+def test_notes_and_warnings_about_conditions_are_printed_once(user, ending, monkeypatch):
+    make = building.build
+    finding = Finding(name="odd conditions", problem="odd", advice="look", severity="warning")
+
+    def noted(*arguments, **options):
+        return replace(make(*arguments, **options), notes=("Conditions: blur",), findings=(finding,))
+
+    monkeypatch.setattr(building, "build", noted)
+    first = ending(delivered(met=True))
+    assert "Conditions: blur" in first.stdout
+    assert "odd conditions" in first.stderr
+    for name in ("info.json", ".info.json.seal"):  # the campaign has begun
+        (user.path / "operant-run" / name).touch()
+    again = ending(KeyboardInterrupt())
+    assert "Conditions: blur" not in again.stdout
+    assert "odd conditions" not in again.stderr
 
 
 def test_missing_labels_are_reported_with_the_state_of_the_round(user, monkeypatch):

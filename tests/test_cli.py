@@ -261,6 +261,8 @@ def test_a_signal_while_torch_is_imported_gives_one_line(tmp_path: Path, command
     assert sorted(lines)[:2] == ["operant: loading", next(line for line in lines if line.startswith("stopped: "))]
     assert len(lines) == 3
     assert "torch is imported" in ended.stdout
+    if command == "run":
+        assert ended.stderr.startswith("stopped: before any work began. To resume: operant run")
 
 
 COMMANDS = {

@@ -32,7 +32,7 @@ from operant.execution.chunks import run_chunks
 from operant.execution.lock import Holder, take_lock
 from operant.execution.memory import in_batches
 from operant.execution.run_folder import Damaged, DiskFull, RunFolder
-from operant.execution.signature import signature_of
+from operant.execution.signature import difference, signature_of
 from operant.execution.timing import Stopwatch
 from operant.generate import PGD
 from operant.model.hashing import described, fingerprint, hash_of
@@ -679,6 +679,23 @@ def test_signatures_contain_what_counts_and_nothing_else(model) -> None:
     }.items():
         changed = signed(**{name: other})
         assert [n for n in same if changed[n] != same[n]] == [name]
+
+
+def test_the_part_of_a_model_that_changed_is_named() -> None:
+    module = nn.Linear(2, 2)
+    more = nn.Linear(2, 2)
+    more.load_state_dict({name: v + 1 for name, v in module.state_dict().items()})
+    old = Classifier(module, mean=(0.5, 0.25), bounds=(0, 1))
+    changes = {
+        r"mean=0.5 0.25 -> mean=0.5 0.125": Classifier(module, mean=(0.5, 0.125), bounds=(0, 1)),
+        r"std=None -> std=0.5": Classifier(module, mean=(0.5, 0.25), std=0.5, bounds=(0, 1)),
+        r"bounds=\S+ \S+ -> bounds=\S+ \S+": Classifier(module, mean=(0.5, 0.25), bounds=(0, 2)),
+        r"weights=\w+ -> weights=\w+": Classifier(more, mean=(0.5, 0.25), bounds=(0, 1)),
+    }
+    for what, new in changes.items():
+        assert re.fullmatch(rf"model \({what}\)", difference("model", described(old), described(new)))
+    wider = Classifier(nn.Sequential(module), mean=(0.5, 0.25), bounds=(0, 1))
+    assert "module=" in difference("model", described(old), described(wider))
 
 
 def top_level(naturalness: object) -> None:

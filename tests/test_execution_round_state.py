@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from operant import Classifier, Samples, spawn
+from operant.activity import showing
 from operant.execution.chunked_fuzzing import ChunkedFuzzer, ChunkedFuzzing, InMemory
 from operant.execution.engines import Engine, serial
-from operant.execution.events import ignore
+from operant.execution.events import Event, ignore
 from operant.execution.interrupt import Interrupted
 from operant.execution.round_state import RoundState
 from operant.execution.run_folder import RunFolder
 from operant.generate import PGD
+from operant.retrain import Finetune
 
 SOME = Samples(torch.rand(70, 3, generator=spawn(0, "some")), torch.arange(70) % 2)
 
@@ -51,6 +53,32 @@ def pressing(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple
 
 def state(run: RunFolder, engine: Engine) -> RoundState:
     return RoundState(run, model(), clean=SOME[:5], max_drop=1.0, seed=0, engine=engine, on_event=ignore)
+
+
+def test_a_resumed_retraining_reports_how_far_it_is_before_it_trains(tmp_path: Path) -> None:
+    seen: list[tuple[int, tuple[str, ...]]] = []
+
+    def retrain(stop: int) -> None:
+        def on_event(event: Event) -> None:
+            assert watcher is not None
+            seen.append((event.done, tuple(work.what for work in watcher.running)))
+            if event.done == stop:
+                raise KeyboardInterrupt
+
+        with showing(None) as watcher, RunFolder(tmp_path, signature={}) as run:
+            rounds = state(run, serial)
+            rounds.on_event, rounds.learned = on_event, SOME[5:10]
+            retrainer = Finetune(epochs=4, batch_size=16)
+            rounds.retrain(retrainer, SOME[10:], monitor=None, generator=rounds.spawn("retrain"))
+
+    with pytest.raises(KeyboardInterrupt):
+        retrain(stop=2)
+    assert [done for done, _ in seen] == [0, 1, 2]
+    seen.clear()
+    retrain(stop=-1)
+    assert [done for done, _ in seen] == [2, 3, 4, 4]
+    assert seen[0][1] == ()
+    assert "training" in seen[1][1]
 
 
 @pytest.mark.parametrize("engine", [serial, backwards])

@@ -18,7 +18,7 @@ from operant import Classifier, Samples, Suite, load_digits, results, spawn
 from operant.campaign import OBSERVERS, Campaign, CampaignResult, ObservedRound, Round, Section
 from operant.campaign.observers.base import MAX_POINTS, RESERVED
 from operant.campaign.observers.defences import LEVEL, MAX_TRIED, DefenceTrial, DefenceTrials, try_defences
-from operant.campaign.observers.error_sources import ErrorSources, matrix
+from operant.campaign.observers.error_sources import MAX_WRONG, ErrorSources, _summary, matrix
 from operant.campaign.observers.field_map import MapOfField
 from operant.campaign.observers.uncertainty import Uncertainty, UncertaintyOfFailures
 from operant.campaign.records import describe_campaign
@@ -30,7 +30,7 @@ from operant.measure import mc_dropout, pattern, prediction_confidence, variatio
 from operant.model.hashing import fingerprint
 from operant.networks import fit, initialise
 from operant.report import Evidence, gather, load_evidence, write_report
-from operant.report.markdown import markdown
+from operant.report.markdown import markdown, plain
 from operant.report.page import render_page
 from operant.retrain import OperationalFinetune
 from report_folder import (
@@ -72,6 +72,40 @@ def test_confusion_counts_the_predictions_of_both_models():
     assert ErrorSources().observe(observed(old, new, labelled[:0], clean=clean)) is None
 
 
+def test_misclassified_field_inputs_are_listed_by_name_and_class(tmp_path):
+    old, new = classifier(), classifier(seed=1)
+    labelled = inputs(120, SHAPE, "labelled")
+    labelled = replace(labelled, names=tuple(f"night/{i:03d}.png" for i in range(120)))
+    predicted = new.predict(labelled.x)
+    wrong = [i for i in range(120) if predicted[i] != labelled.labels[i]]
+    found = ErrorSources().observe(observed(old, new, labelled, number=0))
+    assert [(w.name, w.label, w.prediction) for w in found.wrong] == [
+        (f"night/{i:03d}.png", int(labelled.labels[i]), int(predicted[i])) for i in wrong
+    ]
+    place, names = campaign_folder(tmp_path, observers=()), ("cat", "dog", "frog", HOSTILE)
+    (place / "round-001" / "round.json").unlink()  # only round 0 is finished, and its model is the present one
+    with RunFolder(place, signature=SETTINGS) as run:
+        observe(run, observed(old, new, labelled, number=0), [ErrorSources()])
+    evidence = gather(place)
+    evidence = replace(evidence, sections=(ErrorSources().section({0: found}, rounds=evidence.rounds, classes=names),))
+    page, text = Page(render_page(evidence)), markdown(evidence)
+    assert len(wrong) > MAX_WRONG
+    for i in wrong[:MAX_WRONG]:
+        name, true, taken = f"night/{i:03d}.png", names[int(labelled.labels[i])], names[int(predicted[i])]
+        assert plain(f"{name}: {true} taken for {taken}") in text
+        assert name in page.text
+    assert f"And {len(wrong) - MAX_WRONG} more." in page.text
+    assert f"and {len(wrong) - MAX_WRONG} more" in text
+    assert f"night/{wrong[MAX_WRONG]:03d}.png" not in page.text + text
+
+
+def test_failures_in_further_classes_are_counted():
+    rows = [{"name": str(c), "failures": 7 - c, "labels": 10} for c in range(8)]
+    assert "; 3 more in 2 other classes." in _summary(rows, [0])
+    assert "; 1 more in 1 other class." in _summary(rows[:4] + rows[5:], [0])
+    assert "more" not in _summary(rows[:5], [0])
+
+
 def test_many_classes_get_the_pairs_that_are_most_confused():
     counts = torch.tensor([[50 if t == p else int(t == 7 and p == 9) * 4 for p in range(30)] for t in range(30)])
     shown = matrix(counts, (), "clean")
@@ -96,6 +130,19 @@ def test_uncertainty_is_measured_on_evenly_spaced_failures_and_repeats_exactly()
     other = mc_dropout(model, some, passes=400, generator=spawn(4)).probs
     assert float((found.vro - variation_ratio_original(other, model.predict(some))).abs().mean()) < 0.1
     assert UncertaintyOfFailures().observe(observed(model, model, inputs(1, SHAPE, "labelled"))) is None
+
+
+def test_failures_that_a_later_round_finds_again_are_measured_once():
+    model, labelled = dropout_classifier(), inputs(1, SHAPE, "labelled")
+    some = failures(30)
+    parts = {1: some[:20], 2: some[10:], 3: some}
+    records = {
+        n: UncertaintyOfFailures().observe(observed(model, model, labelled, failing=s)) for n, s in parts.items()
+    }
+    values = UncertaintyOfFailures().section(records, rounds=(), classes=()).values
+    assert (values["failures"], values["measured"], sum(values["patterns"].values())) == (30, 30, 30)
+    every = UncertaintyOfFailures().section({3: records[3]}, rounds=(), classes=()).values
+    assert values["confident"] == every["confident"]
 
 
 def test_without_dropout_only_confidence_is_known(tmp_path):

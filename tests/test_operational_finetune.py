@@ -432,7 +432,7 @@ def judged(accuracies: list[float], monitors: list[float], *, epochs: int = 3) -
     return _record(rows, judge, history, "", epochs=epochs)
 
 
-GUARD = "clean validation accuracy at most 0.01 below the original 0.9000"
+GUARD = "clean validation accuracy at most 1 point below the original 90 %"
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ GUARD = "clean validation accuracy at most 0.01 below the original 0.9000"
             [0.5, 0.8, 0.6],
             [0.5, 0.6, 0.7],
             3,
-            f"no epoch had a {GUARD} (the highest was 0.8000), so the original weights were kept",
+            f"no epoch had a {GUARD} (the highest was 80 %), so the original weights were kept",
         ),
         (
             [0.9, 0.5, 0.9, 0.9],
@@ -508,7 +508,7 @@ def test_the_guard_keeps_the_original_weights(model):
     assert (tuned.record.best_epoch, len(tuned.record.history)) == (0, 2)
     assert not any(e.kept for e in tuned.record.history)
     assert "is below the required" in tuned.record.history[-1].why
-    assert "no epoch had a clean validation accuracy at most 0.01 below the original" in tuned.record.reason
+    assert "no epoch had a clean validation accuracy at most 1 point below the original" in tuned.record.reason
     assert tune(model, **wrong, monitor=falling(), max_drop=1, generator=spawn(0)).record.best_epoch > 0
 
 

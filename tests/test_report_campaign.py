@@ -24,7 +24,7 @@ from operant.cli import app
 from operant.execution.run_folder import RunFolder
 from operant.formatting import percent
 from operant.report import Evidence, gather, load_evidence, write_report
-from operant.report.charts import scale
+from operant.report.charts import epoch_chart, scale
 from operant.report.evidence import VERSION
 from operant.report.failures import MAX_SIDE, Gallery, RoundFailures, gallery_of
 from operant.report.junit import junit_xml
@@ -112,6 +112,41 @@ def test_the_evidence_is_what_the_folder_contains(evidence):
     assert len(field_map["field"]) == len(profile(SHAPE).codes)
     assert {name for name, _ in evidence.hashes} >= {"initial model", "weights after round 1"}
     assert ("model", "zero gradients") in [(where, finding.name) for where, finding in evidence.findings]
+
+
+def test_equal_weights_have_equal_hashes(tmp_path):
+    place = campaign_folder(tmp_path / "run")  # its weights after round 1 are the initial ones
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.deliver(classifier(), None)
+    evidence = gather(place)
+    hashes = dict(evidence.hashes)
+    assert hashes["initial model"] == hashes["weights after round 1"] == hashes["model.safetensors"]
+    with RunFolder(place, signature=SETTINGS) as run:
+        run.deliver(classifier(seed=1), None)
+    assert dict(gather(place).hashes)["model.safetensors"] != hashes["initial model"]
+
+
+def test_the_retrainer_does_not_contradict_the_campaign(tmp_path):
+    signature = SETTINGS | {"retrainer": "Mine(max_drop=0.02, inner=Other(epochs=2, max_drop=0.03))"}
+    with RunFolder(tmp_path, signature=signature):
+        pass
+    evidence = gather(tmp_path)
+    assert evidence.settings == SETTINGS | {"retrainer": "Mine(inner=Other(epochs=2))"}
+
+
+def test_the_brier_score_is_a_plain_number(evidence):
+    chart = str(epoch_chart(evidence.rounds[-1]))
+    assert "before 0.3, epoch 1 0.2, epoch 2 0.1" in chart
+    assert "%" not in chart
+
+
+def test_notes_keep_their_lines(evidence):
+    noted = replace(evidence, info=replace(INFO, notes=("Conditions:\n  blur high 1\n  gamma mean 2", "one line")))
+    assert "- Conditions:\n  - blur high 1\n  - gamma mean 2\n- one line" in markdown(noted)
+    (item,) = re.findall(r"<li[^>]*>Conditions:[^<]*</li>", render_page(noted))
+    assert item.startswith('<li class="lines">')
+    assert item.count("\n") == 2
+    assert ".lines { white-space: pre-line; }" in render_page(noted)
 
 
 def test_sections_without_records_are_left_out(tmp_path):
@@ -266,6 +301,7 @@ def bare(**changes: Any) -> Evidence:
     """Evidence of an empty campaign, with changes."""
     empty = Evidence(
         name="run", settings=SETTINGS, info=INFO, rounds=(), under_way="", labels=0, seconds={}, priors=(),
+        different_cases=0,
         gallery=Gallery(), compared=(), findings=(), hashes=(),
     )  # fmt: skip
     return replace(empty, **changes)
@@ -319,11 +355,11 @@ def test_only_what_was_kept_is_learned_from(idle, folder, tmp_path):
     assert (idle.cases, idle.learned) == (12, 5)
     assert sum(f.learned for f in idle.gallery.failures) == 5
     text = Page(render_page(idle)).text
-    assert "Cases chosen 12 5 learned from" in text
+    assert "Cases chosen 12 7 different 5 learned from" in text
     assert "Cases tried, result not kept" in text
-    assert "12 cases chosen, 5 learned from" in markdown(idle)
+    assert "12 cases chosen (7 different), 5 learned from" in markdown(idle)
     kept = gather(add_unchanged_round(shutil.copytree(folder, tmp_path / "run"), best=1))
-    assert (kept.learned, sum(f.learned for f in kept.gallery.failures)) == (12, 12)
+    assert (kept.learned, sum(f.learned for f in kept.gallery.failures)) == (12, 7)  # 5 of the cases are the same
 
 
 def test_error_sources_use_all_labels_of_the_present_model(idle, evidence, folder, tmp_path):
@@ -486,7 +522,8 @@ def test_percentages_are_near_their_share(share):
 
 
 def found_in(suite: Suite, number: int = 1) -> RoundFailures:
-    return RoundFailures(round=number, suite=suite, learned=torch.arange(len(suite)) < 3)
+    first = torch.arange(len(suite)) < 3
+    return RoundFailures(round=number, suite=suite, chosen=first, learned=first)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 5), (1, 1, 12)])
@@ -525,6 +562,29 @@ def test_rounds_alternate_and_failures_that_do_not_fit_are_counted():
     size = sum(len(p) for f in shown.failures[:5] for p in f.pictures)
     assert gallery_of(both, None, limit=12, max_characters=size).failures == shown.failures[:5]
     assert len(gallery_of(both, None, max_characters=1).failures) == 1
+
+
+def test_failures_found_again_are_counted_and_shown_once(tmp_path):
+    place = campaign_folder(tmp_path / "run")
+    first = gather(place).gallery.failures
+    with RunFolder(place, signature=SETTINGS) as run:
+        found = failures(40)[:10]
+        again = Round(number=2, arrived=80, attempted=12, found=10, operational=10, chosen=7, cases=12, clean=0.895)
+        run.suite("round-002/suite/chunk-0000", lambda: found)
+        run.suite("round-002/cases", lambda: found[:7])
+        run.step("round-002/round", Round, lambda: again)
+    evidence = gather(place)
+    shown = evidence.gallery
+    assert (shown.total, shown.found) == (20, 30)
+    assert sorted(f.pictures for f in shown.failures) == sorted(f.pictures for f in first)
+    assert len({f.pictures for f in shown.failures}) == len(shown.failures) == 20
+    assert sum(f.learned for f in shown.failures) == 5
+    assert (evidence.cases, evidence.different_cases) == (12, 7)
+    text = Page(render_page(evidence)).text
+    assert "20 of 20 different failures (30 found, some in several rounds) are shown; 5" in text
+    assert "7 different" in text
+    assert "12 cases chosen (7 different), 5 learned from" in markdown(evidence)
+    assert "different" not in markdown(gather(campaign_folder(tmp_path / "other")))
 
 
 def test_the_page_says_how_many_are_shown(folder):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FIRST_LINES = (2.0, 10.0, 30.0)  # seconds after which a line is printed about an activity that still lasts
 LINE_EVERY = 60.0  # seconds between later lines
 GAP = 1.5  # fewest seconds between two lines; less than the first mark, so that every activity is named in time
+SAME_GAP = 7.0  # fewest seconds between two lines about the same activities; less than between two marks of one
 STATUS_AFTER = 0.3  # seconds until a terminal shows an activity; shorter ones would only flicker
 TICK = 0.2  # seconds between two looks at the clock
 
@@ -142,14 +143,17 @@ class Lines:
 
     write: Callable[[tuple[Activity, ...], float], None]
     last: float = -math.inf
+    named: tuple[Activity, ...] = ()
 
     def update(self, running: tuple[Activity, ...], now: float) -> None:
         if now - self.last < GAP:  # the last line named all activities that are due by now
             return
         if any(now - work.began >= work.due for work in running):
-            self.last = now
             for work in running:
                 work.due = next_line(now - work.began)
+            if now - self.last < SAME_GAP and running == self.named:  # it would repeat the last line
+                return
+            self.last, self.named = now, running
             self.write(running, now)
 
     def clear(self) -> None:

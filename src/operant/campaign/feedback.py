@@ -50,7 +50,7 @@ def search_shares(
         cells = allocate(torch.bincount(field.cells(failing.x), minlength=len(by_cell)), by_cell)
         yields = torch.tensor([_yield(name, rounds) for name in moves])
         by_move = allocate(yields, equal)
-        why = f"{len(failing)} of {len(labelled)} labelled field inputs fail"
+        why = f"the present model gets {len(failing)} of all {len(labelled)} field inputs labelled so far wrong"
         decisions = [
             _decision("class", by_class, classes, why, train.classes),
             _decision("cell", by_cell, cells, why),

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from io import BytesIO
 from typing import Literal
 
 import torch
@@ -15,6 +16,8 @@ from operant.campaign.assessing import SequentialAssessment
 from operant.data import Samples
 from operant.formatting import at_most, percent
 from operant.model import Classifier, Finding
+from operant.model.hashing import fingerprint_of
+from operant.networks.weights import weights_content
 from operant.profile import Drift
 from operant.retrain import FinetuneRecord
 from operant.suite import Suite
@@ -57,6 +60,7 @@ class CampaignInfo:
         findings: of the doctor, about the initial model.
         versions: of the packages in use.
         notes: choices that were made for the user before the campaign began.
+        weights: hash that the initial model's weights have as a file of this folder.
     """
 
     requirement: Requirement
@@ -68,6 +72,7 @@ class CampaignInfo:
     findings: tuple[Finding, ...]
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    weights: str = ""
 
     def __post_init__(self) -> None:
         check_ascending(bounds=self.bounds)
@@ -275,6 +280,7 @@ def describe_campaign(
         findings=model.doctor(clean),
         versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         notes=tuple(notes),
+        weights=fingerprint_of(BytesIO(weights_content(model.unwrap())), safetensors=True),
     )
 
 

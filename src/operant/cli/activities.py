@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -28,11 +28,18 @@ def showing_activities(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def loading(what: str) -> AbstractContextManager[Activity]:
-    """Announce imports. A first import of torch is shown at once: until it is finished, no other thread may run."""
-    from operant.activity import activity
+@contextmanager
+def loading(what: str) -> Iterator[Activity]:
+    """Announce imports. A first import of torch is shown at once: until it is finished, no other thread may run.
 
-    return activity(f"{what}: loading", at_once="torch" not in sys.modules)
+    Later imports are part of the same wait, so a log gets another line only if they take long.
+    """
+    from operant.activity import FIRST_LINES, activity
+
+    first = "torch" not in sys.modules
+    with activity(f"{what}: loading", at_once=first) as work:
+        work.due = work.due if first else FIRST_LINES[1]
+        yield work
 
 
 def _display(stream: TextIO, *, json_lines: bool) -> Display:

@@ -88,15 +88,16 @@ def exit_on_error(output: Output | None = None, *, resume: str = "") -> Iterator
     """
     from operant.signals import TERMINATION, handling, raise_stopped
 
-    output = output or Output()
+    output, begun = output or Output(), False
     with handling(raise_stopped, *TERMINATION):
         try:
             _import_torch(output)
+            begun = True
             yield
         except typer.Exit:  # is a RuntimeError
             raise
         except (Exception, KeyboardInterrupt, SystemExit) as error:
-            _end(output, error, f". To resume: {resume}" if resume else "")
+            _end(output, error, f". To resume: {resume}" if resume else "", begun=begun)
 
 
 def _import_torch(output: Output) -> None:
@@ -113,12 +114,13 @@ def _import_torch(output: Output) -> None:
         raise_stopped(arrived[0])
 
 
-def _end(output: Output, error: BaseException, to_resume: str) -> NoReturn:
+def _end(output: Output, error: BaseException, to_resume: str, *, begun: bool) -> NoReturn:
     """Print why the command ends, and end it."""
     from operant.signals import exit_code
 
     if (stop := _stop_behind(error)) is not None:
-        kept = "finished work is kept" if to_resume else f"interrupted with {_signal_name(stop)}"
+        kept = "finished work is kept" if begun else "before any work began"
+        kept = kept if to_resume else f"interrupted with {_signal_name(stop)}"
         output.end("stopped", f"{getattr(stop, 'done', kept)}{to_resume}", exit_code(stop))
     from operant.data import LabelsMissing  # needs torch
 

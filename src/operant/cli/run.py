@@ -40,6 +40,7 @@ def run(
         with loading(f"operant run {config}"):
             from operant.campaign.build import build
             from operant.campaign.config import load_config
+            from operant.execution.run_folder import finished
             from operant.execution.timing import Stopwatch
 
         job = build(
@@ -48,10 +49,11 @@ def run(
             stopwatch=Stopwatch(started=started),
             check=lambda model, clean: check_model(model, clean, output),
         )
-        for note in job.notes:
-            output.note(note)
-        for finding in job.findings:
-            output.warn(str(finding))
+        if not finished(job.folder / "info.json"):  # a campaign that has begun printed them; its report has them too
+            for note in job.notes:
+                output.note(note)
+            for finding in job.findings:
+                output.warn(str(finding))
         result = _run_campaign(job, output)
         _print_result(result, job, output)
     if not result.met:

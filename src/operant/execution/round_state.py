@@ -19,8 +19,10 @@ from operant.execution.engines import Engine, closing_results
 from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted, defer_interrupt
 from operant.execution.run_folder import RunFolder, finished, require_existing
+from operant.formatting import percent
 from operant.model import Classifier
 from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer
+from operant.retrain._checkpoint import finished_epochs
 from operant.rng import spawn
 from operant.suite import Suite
 from operant.types import Fuzzer, Monitor
@@ -216,8 +218,8 @@ class RoundState:
             self.folder.weights(f"{self.name}/weights", self.model, lambda: kept)
             return retrained.record
 
-        if not draft.exists():  # a resumed retraining reports from its next epoch on
-            self.report("retrain", 0, epochs, cases=len(self.learned))
+        done = finished_epochs(draft)  # more than 0 if the retraining is resumed
+        self.report("retrain", done, max(epochs, done), cases=len(self.learned))
         record = self.step("retraining", FinetuneRecord, work)
         self.model = self.folder.weights(f"{self.name}/weights", self.model, self._missing)
         self.report("retrain", epochs, epochs, record=record)
@@ -228,8 +230,8 @@ class RoundState:
         floor, accuracy = self.model.accuracy(self.clean) - left, model.accuracy(self.clean)
         if accuracy < floor - 1e-6:
             raise ValueError(
-                f"the retrainer returned a model with clean accuracy {accuracy:.4f}, but {floor:.4f} must be kept; "
-                "return the original model in this case, with best_epoch=0 in the record"
+                f"the retrainer returned a model with clean accuracy {percent(accuracy, 4)}, but {percent(floor, 4)} "
+                "must be kept; return the original model in this case, with best_epoch=0 in the record"
             )
 
     # Predictions and labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import chain
@@ -25,6 +25,8 @@ def described(value: object) -> str:
     """A value as text, or as its hash if it is large; `progress` options are left out."""
     if (parts := _contents(value)) is not None:
         return hash_of(*parts)
+    if isinstance(value, Classifier):
+        return _described_model(value)
     if is_dataclass(value) and not isinstance(value, type):
         inner = [f"{f.name}={described(getattr(value, f.name))}" for f in fields(value) if f.name != "progress"]
         return f"{type(value).__qualname__}({', '.join(inner)})"
@@ -41,12 +43,9 @@ def described(value: object) -> str:
 
 
 def _contents(value: object) -> list[bytes] | None:
-    """The content of a model, samples, tensor or array as bytes; None for anything else."""
-    if isinstance(value, Classifier):
-        settings = repr((value.bounds, value._mean, value._std, value.strict))
-        return [settings.encode(), *_module_content(value.unwrap())]
+    """The content of a module, samples, tensor or array as bytes; None for anything else."""
     if isinstance(value, nn.Module):
-        return _module_content(value)
+        return [*_structure(value), *_weights(value)]
     if isinstance(value, Samples):
         parts = (value.x, value.ids, value.y, None if value.groups is None else value.units)
         return [bytes_of(part) for part in parts if part is not None]
@@ -57,11 +56,34 @@ def _contents(value: object) -> list[bytes] | None:
     return None
 
 
-def _module_content(module: nn.Module) -> list[bytes]:
-    """Structure, weights and trainable parameters of a module."""
+def _described_model(model: Classifier) -> str:
+    """The parts of a model, so that two descriptions show which of them differ."""
+    module = model.unwrap()
+    parts = {
+        "module": hash_of(*_structure(module)),
+        "weights": hash_of(*_weights(module)),
+        "mean": _numbers(model._mean),
+        "std": _numbers(model._std),
+        "bounds": _numbers(model.bounds),
+        "strict": model.strict,
+    }
+    return f"Classifier({', '.join(f'{name}={part}' for name, part in parts.items())})"
+
+
+def _numbers(value: object) -> str:
+    """Numbers without commas, which separate the parts of a model."""
+    plain = value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
+    return " ".join(map(repr, plain)) if isinstance(plain, Iterable) else repr(plain)
+
+
+def _structure(module: nn.Module) -> list[bytes]:
+    """Structure and trainable parameters of a module."""
     learned = [name for name, p in module.named_parameters() if p.requires_grad]
-    weights = [part for name, v in tensors_of(module).items() for part in (name.encode(), bytes_of(v))]
-    return [repr(learned).encode(), without_addresses(repr(module)).encode(), *weights]
+    return [repr(learned).encode(), without_addresses(repr(module)).encode()]
+
+
+def _weights(module: nn.Module) -> list[bytes]:
+    return [part for name, v in tensors_of(module).items() for part in (name.encode(), bytes_of(v))]
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -99,12 +121,17 @@ def hash_of(*parts: bytes) -> str:
 def fingerprint(file: Path) -> str:
     """A hash of a file's content; the header keys of a safetensors file are sorted first, since their order varies."""
     check_regular(file)
-    total = hashlib.blake2b(digest_size=16)
     with open(file, "rb") as opened:
-        if file.suffix == ".safetensors":
-            total.update(_header(opened))
-        while block := opened.read(1 << 20):
-            total.update(block)
+        return fingerprint_of(opened, safetensors=file.suffix == ".safetensors")
+
+
+def fingerprint_of(opened: BinaryIO, *, safetensors: bool) -> str:
+    """The same for an open file, or for content that is only in memory."""
+    total = hashlib.blake2b(digest_size=16)
+    if safetensors:
+        total.update(_header(opened))
+    while block := opened.read(1 << 20):
+        total.update(block)
     return total.hexdigest()
 
 

@@ -18,7 +18,12 @@ def save_weights(module: nn.Module, path: str | Path) -> None:
     """Write all parameters and buffers by name, atomically."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save({name: v.cpu().contiguous().clone() for name, v in module.state_dict().items()}))
+    write_atomically(path, weights_content(module))
+
+
+def weights_content(module: nn.Module) -> bytes:
+    """What `save_weights` writes."""
+    return save({name: v.cpu().contiguous().clone() for name, v in module.state_dict().items()})
 
 
 def load_weights(module: M, path: str | Path) -> M:

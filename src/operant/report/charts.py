@@ -1,7 +1,7 @@
 """The charts of a report, as SVG that takes its colours from the page."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,11 +151,11 @@ def _paths(frame: Frame, rounds: Sequence[Round]) -> list[Markup]:
     return [polyline(part, "path") for part in parts] + hollow
 
 
-def _grid(frame: Frame, ticks: Sequence[float]) -> Markup:
+def _grid(frame: Frame, ticks: Sequence[float], number: Callable[[float], str] = percent) -> Markup:
     right = frame.left + frame.width
     rows = [
         line(frame.left, frame.down(t), right, frame.down(t), "axis" if t == 0 else "grid")
-        + text(frame.left - 10, frame.down(t) + 4, percent(t), "tick", "end")
+        + text(frame.left - 10, frame.down(t) + 4, number(t), "tick", "end")
         for t in ticks
     ]
     return joined(rows)
@@ -353,6 +353,10 @@ def plane_chart(
 # Retraining
 
 
+def _score(value: float) -> str:
+    return f"{value:.3g}"
+
+
 def epoch_chart(done: Round, *, width: float = 460, height: float = 190) -> Markup:
     """The monitor before the first epoch and after each; the epoch that was kept is marked."""
     record = done.retraining
@@ -371,10 +375,10 @@ def epoch_chart(done: Round, *, width: float = 460, height: float = 190) -> Mark
     names = [
         text(frame.across(e), height - 18, "before" if e == 0 else str(int(e)), "tick", "middle") for e, _ in values
     ]
-    described = ", ".join(f"{'before' if e == 0 else f'epoch {int(e)}'} {percent(v)}" for e, v in values)
+    described = ", ".join(f"{'before' if e == 0 else f'epoch {int(e)}'} {_score(v)}" for e, v in values)
     kept = f"epoch {record.best_epoch}" if record.best_epoch else "the weights from before"
     return drawing(
-        joined([_grid(frame, ticks), polyline(places, "path"), *marks, *names]),
+        joined([_grid(frame, ticks, _score), polyline(places, "path"), *marks, *names]),
         width=width,
         height=height,
         title=f"Retraining in round {done.number}",

@@ -16,8 +16,9 @@ from operant.model import Finding
 from operant.report.failures import Gallery
 from operant.triage.sampling import ValidShare
 
-VERSION = 5
+VERSION = 6
 INITIAL_MODEL = "initial model"
+HASHED = ("model", "train", "clean")  # settings that are shown among the hashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class Evidence:
             them, and in ``total``.
         stop: how the campaign ended; None while it is under way.
         priors: of each class; empty before there are labels.
+        different_cases: number of different cases among those chosen in finished rounds.
         gallery: of operational failures.
         valid: whether it shows only failures that people called valid.
         sections: of the observers.
@@ -75,6 +77,7 @@ class Evidence:
     seconds: dict[str, float]
     stop: StopRecord | None = None
     priors: tuple[Prior, ...]
+    different_cases: int
     gallery: Gallery
     valid: bool = False
     sections: tuple[Section, ...] = ()
@@ -151,7 +154,7 @@ class Evidence:
 
     @property
     def cases(self) -> int:
-        """Cases chosen to learn from."""
+        """Cases chosen to learn from; those chosen in several rounds are counted in each."""
         return self.rounds[-1].cases if self.rounds else 0
 
     @property

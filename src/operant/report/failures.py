@@ -1,5 +1,7 @@
 """Operational failures as a report shows them: with images, or with the values that changed."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -7,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from operant.data.samples import content_ids
 from operant.report.gallery import amplification, largest_changes, pictures_of
 from operant.suite import SeedPool, Suite
 from operant.suite.drawing import is_picture
@@ -16,6 +19,7 @@ LIMIT = 1000  # maximum number of failures shown
 MAX_CHARACTERS = 6_000_000  # of all images together
 MAX_SIDE = 96  # pixels of an image's longer side
 BATCH = 100  # failures drawn at a time
+Key = tuple[int, int]  # seed and content of a case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +60,15 @@ class Gallery:
     """The failures that a report shows.
 
     Attributes:
-        total: number of failures, shown or not.
+        total: number of different failures, shown or not.
+        found: number of failures that rounds found; a round after an unchanged one can find the same again.
         factor: differences are multiplied by it.
         shape: of one input.
         failures: shown ones, alternating between rounds, by naturalness times mass.
     """
 
     total: int = 0
+    found: int = 0
     factor: int = 1
     shape: tuple[int, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -70,11 +76,48 @@ class Gallery:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundFailures:
-    """The operational failures of a round, best first, and which of them were learned from."""
+    """The operational failures of a round, best first, and which of them were chosen, and learned from."""
 
     round: int
     suite: Suite
+    chosen: Tensor
     learned: Tensor
+
+    def __getitem__(self, kept: Tensor) -> RoundFailures:
+        return RoundFailures(
+            round=self.round, suite=self.suite[kept], chosen=self.chosen[kept], learned=self.learned[kept]
+        )
+
+
+def contents(suite: Suite) -> list[Key]:
+    """What identifies a case in another suite: its seed, and a hash of its content."""
+    return list(zip(suite.seed.tolist(), content_ids(suite.x).tolist(), strict=True))
+
+
+def different(found: Sequence[RoundFailures]) -> list[RoundFailures]:
+    """Each failure once, in the first round that found it; chosen or learned from if one of its copies was."""
+    keys = [contents(part.suite) for part in found]
+    chosen, learned = (_marked(keys, [getattr(part, name) for part in found]) for name in ("chosen", "learned"))
+    once, seen = list[RoundFailures](), set[Key]()
+    for part, names in zip(found, keys, strict=True):
+        first = {name: row for row, name in reversed(list(enumerate(names))) if name not in seen}
+        marked = replace(part, chosen=_among(names, chosen), learned=_among(names, learned))
+        once.append(marked[torch.tensor(sorted(first.values()), dtype=torch.int64)])
+        seen |= first.keys()
+    return once
+
+
+def _marked(keys: Sequence[Sequence[Key]], marks: Sequence[Tensor]) -> set[Key]:
+    return {
+        name
+        for names, mark in zip(keys, marks, strict=True)
+        for name, true in zip(names, mark.tolist(), strict=True)
+        if true
+    }
+
+
+def _among(names: Sequence[Key], some: set[Key]) -> Tensor:
+    return torch.tensor([name in some for name in names], dtype=torch.bool)
 
 
 def gallery_of(

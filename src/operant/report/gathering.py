@@ -25,7 +25,7 @@ from operant.model import Finding
 from operant.model.hashing import bytes_of, fingerprint, hash_of
 from operant.profile import FittedConditions, load_profile
 from operant.report.evidence import INITIAL_MODEL, Evidence, Prior
-from operant.report.failures import LIMIT, Gallery, RoundFailures, gallery_of
+from operant.report.failures import LIMIT, Gallery, RoundFailures, contents, different, gallery_of
 from operant.suite import Suite
 from operant.triage.sampling import ValidShare, valid_share
 from operant.triage.verdicts import verdicts_for
@@ -51,6 +51,7 @@ def gather(
     labels = _labels(folder)
     findings: Findings = [("model", finding) for finding in (info.findings if info else ())]
     found = _failures(folder, info, rounds, findings)
+    done = [part for part in found if part.round in {r.number for r in rounds}]
     findings += [("profile", finding) for finding in _profile_findings(folder)]
     findings += [("conditions", finding) for finding in _conditions_findings(folder)]
     triage = _triage(folder, findings)
@@ -67,13 +68,14 @@ def gather(
         seconds=_seconds(folder),
         stop=_stop(folder, rounds),
         priors=_priors(labels, rounds, info),
+        different_cases=sum(int(part.chosen.sum()) for part in different(done)),
         gallery=_gallery(folder, found, info.bounds if info else None, limit=limit, valid=valid),
         valid=valid,
         sections=tuple(_sections(folder, observers, rounds, info)),
         triage=triage,
         compared=tuple(number_of(place) for place in _places(folder) if finished(place / "drift.json")),
         findings=tuple(findings),
-        hashes=_hashes(folder, settings, found),
+        hashes=_hashes(folder, settings, info.weights if info else "", found),
     )
 
 
@@ -94,7 +96,16 @@ def _settings(folder: Path) -> dict[str, str]:
         ) from None
     except (OSError, ValueError, AttributeError, RecursionError):
         raise ValueError(f"{file} is damaged; run the campaign again with this folder to see what to do") from None
-    return settings
+    return {name: _without_max_drop(text) if name == "retrainer" else text for name, text in settings.items()}
+
+
+def _without_max_drop(retrainer: str) -> str:
+    """A retrainer without its own max_drop: the campaign's applies.
+
+    >>> _without_max_drop("OperationalFinetune(epochs=2, max_drop=0.01, steps=None)")
+    'OperationalFinetune(epochs=2, steps=None)'
+    """
+    return re.sub(r", max_drop=[^,()]*|(?<=\()max_drop=[^,()]*(, )?", "", retrainer)
 
 
 def _places(folder: Path) -> list[Path]:
@@ -233,9 +244,11 @@ def _check_judged(folder: Path, share: ValidShare | None, findings: Findings) ->
 def _gallery(
     folder: Path, found: list[RoundFailures], bounds: tuple[float, float] | None, *, limit: int, valid: bool
 ) -> Gallery:
-    """The failures to show, the best ones first, and the total number of failures."""
-    shown = [_valid(part, folder) for part in found] if valid else found
-    return replace(gallery_of(shown, bounds, limit=limit), total=sum(len(part.suite) for part in found))
+    """The failures to show, the best ones first, and the total number of failures; each is shown and counted once."""
+    once = different(found)
+    shown = [_valid(part, folder) for part in once] if valid else once
+    total, every = (sum(len(part.suite) for part in parts) for parts in (once, found))
+    return replace(gallery_of(shown, bounds, limit=limit), total=total, found=every)
 
 
 def _valid(part: RoundFailures, folder: Path) -> RoundFailures:
@@ -243,7 +256,7 @@ def _valid(part: RoundFailures, folder: Path) -> RoundFailures:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # damage is reported as a finding
         kept = torch.as_tensor(verdicts_for(part.suite, folder / CASES) == "valid")
-    return RoundFailures(round=part.round, suite=part.suite[kept], learned=part.learned[kept])
+    return part[kept]
 
 
 # Suites
@@ -265,10 +278,11 @@ def _failures(
         if suite is None or len(suite.failures()) == 0:
             continue
         good = suite.operational(info.requirement.level, info.requirement.mass_quantile)
-        cases = list(_suites([place / "cases"], findings)) if number_of(place) <= kept else []
-        known = set(_contents(cases[0])) if cases else set()
-        learned = torch.tensor([content in known for content in _contents(good)], dtype=torch.bool)
-        found.append(RoundFailures(round=number_of(place), suite=good, learned=learned))
+        cases = list(_suites([place / "cases"], findings))
+        known = set(contents(cases[0])) if cases else set()
+        chosen = torch.tensor([content in known for content in contents(good)], dtype=torch.bool)
+        learned = chosen & (number_of(place) <= kept)
+        found.append(RoundFailures(round=number_of(place), suite=good, chosen=chosen, learned=learned))
     return found
 
 
@@ -296,12 +310,6 @@ def _damaged(sentence: str) -> Finding:
     )
 
 
-def _contents(suite: Suite) -> Iterator[tuple[int, bytes]]:
-    """What identifies a case in another suite."""
-    for seed, x in zip(suite.seed.tolist(), suite.x, strict=True):
-        yield seed, bytes_of(x)
-
-
 # Profile
 
 
@@ -325,9 +333,12 @@ def _conditions_findings(folder: Path) -> tuple[Finding, ...]:
 # Hashes
 
 
-def _hashes(folder: Path, settings: dict[str, str], found: list[RoundFailures]) -> tuple[tuple[str, str], ...]:
-    named = {"model": INITIAL_MODEL, "train": "training data", "clean": "clean data"}
-    hashes = [(text, settings[name]) for name, text in named.items() if name in settings]
+def _hashes(
+    folder: Path, settings: dict[str, str], initial: str, found: list[RoundFailures]
+) -> tuple[tuple[str, str], ...]:
+    named = {"train": "training data", "clean": "clean data"}
+    hashes = [(INITIAL_MODEL, initial)] if initial else []  # as a file, like those below: equal weights, equal hashes
+    hashes += [(text, settings[name]) for name, text in named.items() if name in settings]
     for place in _places(folder):
         weights, seen = place / "weights.safetensors", place / "field.json"
         if number_of(place) == 0 and finished(seen):

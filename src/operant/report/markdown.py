@@ -2,9 +2,10 @@
 
 import re
 
+from operant.campaign.observers import Section
 from operant.campaign.records import Round
 from operant.formatting import at_most, percent
-from operant.report.evidence import Evidence, describe_labels
+from operant.report.evidence import HASHED, Evidence, describe_labels
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@<>-])")
 SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
@@ -12,7 +13,8 @@ SIGN = {"met": "✅", "not met": "❌", "not known": "❔"}
 
 def markdown(evidence: Evidence) -> str:
     """The verdict, the rounds, the summaries of all sections, the findings, and the settings folded away."""
-    cases = f"{evidence.cases} cases chosen, {evidence.learned} learned from"
+    repeated = f" ({evidence.different_cases} different)" if evidence.different_cases < evidence.cases else ""
+    cases = f"{evidence.cases} cases chosen{repeated}, {evidence.learned} learned from"
     name, weights = evidence.judged_model
     parts = [
         f"## {SIGN[evidence.status]} {plain(evidence.name)}: {evidence.status}",
@@ -20,11 +22,11 @@ def markdown(evidence: Evidence) -> str:
         _rounds(evidence),
         f"{evidence.labels} labels, {evidence.seeds} seeds, {cases}.",
         f"The verdict is about the {name}{f', hash `{weights}`' if weights else ''}." if evidence.rounds else "",
-        *(plain(section.summary) for section in evidence.sections),
+        *(part for section in evidence.sections for part in _section(section)),
         plain(str(evidence.triage)) if evidence.triage else "",
         "\n".join(f"Round {done.number}: {plain(done.drift.summary)}" for done in evidence.rounds if done.drift),
         "\n".join(f"- **{plain(f.name)}** ({f.severity}): {plain(f.problem)}" for _, f in evidence.findings),
-        "\n".join(f"- {plain(note)}" for note in (evidence.info.notes if evidence.info else ())),
+        "\n".join(_note(note) for note in (evidence.info.notes if evidence.info else ())),
         _settings(evidence),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -37,6 +39,19 @@ def plain(text: str) -> str:
     'a\\\\|b \\\\<i\\\\>\\\\*'
     """
     return SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def _section(section: Section) -> list[str]:
+    """The summary of a section, and its details folded away."""
+    details = "\n".join(f"- {plain(line)}" for line in section.lines)
+    folded = f"<details><summary>{plain(section.title)}: details</summary>\n\n{details}\n\n</details>"
+    return [plain(section.summary), folded * bool(details)]
+
+
+def _note(note: str) -> str:
+    """A list item; further lines of the note are items below it."""
+    first, *others = note.splitlines()
+    return "\n".join([f"- {plain(first)}", *(f"  - {plain(line)}" for line in others)])
 
 
 def _rounds(evidence: Evidence) -> str:
@@ -57,6 +72,7 @@ def _row(done: Round) -> str:
 
 
 def _settings(evidence: Evidence) -> str:
-    rows = [f"| {plain(name)} | {plain(value)} |" for name, value in [*evidence.settings.items(), *evidence.hashes]]
+    settings = [(name, value) for name, value in evidence.settings.items() if name not in HASHED]
+    rows = [f"| {plain(name)} | {plain(value)} |" for name, value in [*settings, *evidence.hashes]]
     table = "\n".join(["| setting or hash | |", "|---|---|", *rows])
     return f"<details><summary>Settings and hashes</summary>\n\n{table}\n\n</details>"

@@ -15,7 +15,7 @@ from operant.campaign.progress import PARTS, SHOWN_SECONDS
 from operant.campaign.records import Decision, describe_shares
 from operant.formatting import at_most, duration, percent
 from operant.report import charts
-from operant.report.evidence import Evidence, describe_labels
+from operant.report.evidence import HASHED, Evidence, describe_labels
 from operant.suite.drawing import MAX_SMALL, is_picture
 
 PAGE_SIZE = 48  # failures on the page at first, and per click on "more"; page.js uses it too
@@ -37,6 +37,7 @@ def render_page(evidence: Evidence, observers: Sequence[Observer] = OBSERVERS) -
         sections=_sections(evidence, environment, observers),
         decisions=[(r.number, [_decision(d, evidence) for d in r.decisions]) for r in evidence.rounds if r.decisions],
         pictured=is_picture(evidence.gallery.shape),
+        hashed=HASHED,
         page_size=PAGE_SIZE,
         place=shlex.quote(evidence.folder or evidence.name),
         parts={name: text for name, text in PARTS.items() if evidence.seconds.get(name, 0.0) >= SHOWN_SECONDS},

@@ -138,6 +138,15 @@ class Checkpoint:
                 self.trainable.optimizer.state[p][key] = value.to(p.device)
 
 
+def finished_epochs(path: str | Path) -> int:
+    """Number of epochs whose state a file holds; 0 if there is no such file, or it is of another kind."""
+    try:
+        with safe_open(path, "pt") as opened:
+            return len(json.loads((opened.metadata() or {})["state"])["history"])
+    except (OSError, SafetensorError, ValueError, LookupError, RuntimeError, TypeError, RecursionError):
+        return 0  # whoever resumes from it says what is wrong with it
+
+
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
     return digest({name: values.flatten() for name, values in tensors.items()}, text)
 

@@ -69,9 +69,10 @@ class Section:
     Attributes:
         name: of the observer, and of the section in links and in the navigation.
         title: its heading.
-        summary: its message in a sentence or two; the Markdown report shows only this.
+        summary: its message in a sentence or two; the Markdown report shows this.
         values: plain JSON values for the observer's template.
         after: the part of the page that it follows.
+        lines: details that the Markdown report lists below the summary, folded away.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Section:
     summary: str
     values: dict[str, Any]
     after: Literal["field", "failures"] = "failures"
+    lines: tuple[str, ...] = ()
 
 
 class Observer(Protocol):

@@ -15,6 +15,16 @@ from operant.campaign.records import Round
 MAX_MATRIX_CLASSES = 20  # with more classes, the most confused pairs are shown instead of a matrix
 MAX_PAIRS = 12
 MAX_SUMMARY_CLASSES = 5
+MAX_WRONG = 50  # misclassified field inputs that the report lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongInput:
+    """A labelled field input that a model misclassifies: its file or id, its true class and the predicted one."""
+
+    name: str
+    label: int
+    prediction: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +37,7 @@ class Confusion:
         fixed, broken: of these inputs, how many only the model after, or only the one before, classifies correctly.
         cell_mass: share of the field in each cell of the profile.
         cell_labels, cell_failures: labelled inputs in each cell, and how many of them the model after gets wrong.
+        wrong: field inputs labelled in this round that the model after it gets wrong.
     """
 
     clean: Tensor
@@ -37,6 +48,7 @@ class Confusion:
     cell_mass: Tensor
     cell_labels: Tensor
     cell_failures: Tensor
+    wrong: tuple[WrongInput, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class ErrorSources:
             cell_mass=torch.bincount(home, profile.shares.cpu().double(), minlength=n),
             cell_labels=torch.bincount(cell, minlength=n),
             cell_failures=torch.bincount(cell[new != y], minlength=n),
+            wrong=wrong_inputs(labelled.titles, y, new),
         )
 
     def section(
@@ -78,15 +91,20 @@ class ErrorSources:
             "present": present,
             "by_class": [],
             "by_region": [],
+            "wrong": [],
+            "more_wrong": 0,
             "changes": [self._change(number, records[number], rounds, classes) for number in sorted(records)],
         }
-        summary = "No labels were bought for the present model yet."
+        summary, lines = "No labels were bought for the present model yet.", tuple[str, ...]()
         if present:
             counts = torch.stack([records[number].after for number in present]).sum(0)
             values["by_class"] = _by_class(counts, classes)
             values["by_region"] = _by_region([records[number] for number in present])
-            summary = _summary(values["by_class"], present)
-        return Section(name=self.name, title="Where pmi comes from", summary=summary, values=values, after="field")
+            wrong = [_named(one, classes) for number in present for one in records[number].wrong]
+            values["wrong"], values["more_wrong"] = wrong[:MAX_WRONG], max(len(wrong) - MAX_WRONG, 0)
+            summary, lines = _summary(values["by_class"], present), _lines(values["wrong"], values["more_wrong"])
+        title = "Where pmi comes from"
+        return Section(name=self.name, title=title, summary=summary, values=values, after="field", lines=lines)
 
     def _change(self, number: int, record: Confusion, rounds: Sequence[Round], classes: Sequence[str]) -> Any:
         changed = any(r.changed for r in rounds if r.number == number)
@@ -115,6 +133,12 @@ def confusion(true: Tensor, predicted: Tensor, classes: int) -> Tensor:
     """Counts ``(classes, classes)``: rows are true classes, columns predicted ones."""
     counts = torch.bincount(true * classes + predicted, minlength=classes * classes)
     return counts.view(classes, classes).to(torch.int32)
+
+
+def wrong_inputs(names: Sequence[str], true: Tensor, predicted: Tensor) -> tuple[WrongInput, ...]:
+    """The inputs whose predicted class is not the true one, in order."""
+    rows = zip(names, true.tolist(), predicted.tolist(), strict=True)
+    return tuple(WrongInput(name=name, label=y, prediction=p) for name, y, p in rows if y != p)
 
 
 def matrix(counts: Tensor, classes: Sequence[str], name: str) -> dict[str, Any]:
@@ -157,7 +181,21 @@ def _summary(by_class: Sequence[Mapping[str, Any]], present: Sequence[int]) -> s
     worst = sorted((row for row in by_class if row["failures"]), key=lambda row: (-row["failures"], -row["labels"]))
     when = f"round {present[0]}" if len(present) == 1 else f"rounds {', '.join(map(str, present))}"
     names = ", ".join(f"{r['name']} ({r['failures']} of {r['labels']})" for r in worst[:MAX_SUMMARY_CLASSES])
-    return f"Failures by class in {when}: {names}." if names else f"No labelled input failed in {when}."
+    if not names:
+        return f"No labelled input failed in {when}."
+    others = worst[MAX_SUMMARY_CLASSES:]
+    more = f"; {sum(r['failures'] for r in others)} more in {len(others)} other class{'es' * (len(others) > 1)}"
+    return f"Failures by class in {when}: {names}{more * bool(others)}."
+
+
+def _named(wrong: WrongInput, classes: Sequence[str]) -> dict[str, str]:
+    label, prediction = (_class_name(c, classes) for c in (wrong.label, wrong.prediction))
+    return {"name": wrong.name, "label": label, "prediction": prediction}
+
+
+def _lines(wrong: Sequence[Mapping[str, str]], more: int) -> tuple[str, ...]:
+    lines = [f"{one['name']}: {one['label']} taken for {one['prediction']}" for one in wrong]
+    return (*lines, *[f"and {more} more"] * bool(more))
 
 
 def _class_name(label: int, classes: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from operant.campaign.observers.base import ObservedRound, Section, chart_points, evenly, read_template
 from operant.campaign.records import Round
+from operant.data.samples import content_ids
 from operant.measure import annotate, pattern, prediction_confidence
 from operant.measure.patterns import PATTERNS
 from operant.measure.uncertainty import DEFAULT_THRESHOLDS
@@ -27,6 +28,7 @@ class Uncertainty:
         vro: variation ratios of the same ones; empty if the model has no dropout.
         passes: passes with dropout that each variation ratio is computed from.
         reason: why there are no variation ratios; empty if there are.
+        cases: seed and content id of each measured failure, ``(n, 2)``; a later round can find the same ones again.
     """
 
     failures: int
@@ -34,6 +36,7 @@ class Uncertainty:
     vro: Tensor
     passes: int
     reason: str
+    cases: Tensor = field(default_factory=lambda: torch.empty((0, 2), dtype=torch.int64))
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,20 @@ class UncertaintyOfFailures:
             vro = torch.as_tensor(annotate(seen.before, some, passes=self.passes, generator=generator)["vro"])
         except ValueError as error:  # the model has no dropout, or none that masks can be given to
             reason = str(error)
-        return Uncertainty(failures=len(seen.failures), pcs=pcs.cpu(), vro=vro.cpu(), passes=self.passes, reason=reason)
+        return Uncertainty(
+            failures=len(seen.failures),
+            pcs=pcs.cpu(),
+            vro=vro.cpu(),
+            passes=self.passes,
+            reason=reason,
+            cases=torch.stack([some.seed.cpu(), content_ids(some.x)], 1),
+        )
 
     def section(
         self, records: Mapping[int, Uncertainty], *, rounds: Sequence[Round], classes: Sequence[str]
     ) -> Section | None:
-        """All rounds together; if some know variation ratios, only those."""
-        every = [records[number] for number in sorted(records)]
+        """All rounds together, each failure once; if some know variation ratios, only those."""
+        every = _once([records[number] for number in sorted(records)])
         used = [record for record in every if not record.reason] or every
         if not used:
             return None
@@ -88,6 +98,19 @@ class UncertaintyOfFailures:
         }
         title = "How certain the model was of its failures"
         return Section(name=self.name, title=title, summary=_summary(values), values=values)
+
+
+def _once(records: Sequence[Uncertainty]) -> list[Uncertainty]:
+    """The records without failures that an earlier round has measured."""
+    once, seen = list[Uncertainty](), set[tuple[int, ...]]()
+    for record in records:
+        cases = [tuple(row) for row in record.cases.tolist()]
+        new = torch.tensor([case not in seen for case in cases] or [True] * len(record.pcs), dtype=torch.bool)
+        vro = record.vro[new] if len(record.vro) else record.vro
+        failures = record.failures - int((~new).sum())
+        once.append(replace(record, failures=failures, pcs=record.pcs[new], vro=vro))
+        seen.update(cases)
+    return once
 
 
 def _summary(values: Mapping[str, Any]) -> str:
