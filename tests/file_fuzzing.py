@@ -25,7 +25,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,12 @@ from safetensors.torch import save as save_tensors
 from scipy.io import savemat
 from torch import Tensor, nn
 
-from operant import Samples, results
+from operant import Classifier, Samples, results, spawn
 from operant.campaign.config import load_config
 from operant.campaign.init import search_folder
 from operant.campaign.records import CampaignInfo, Round
+from operant.cli.assess import _read_history
+from operant.conditions import Recipe, normal, uniform
 from operant.data import load, read_samples
 from operant.data.formats import (
     pictures_in,
@@ -53,6 +55,7 @@ from operant.data.formats import (
     read_pictures,
     read_svhn,
 )
+from operant.data.groups import with_groups
 from operant.data.label_files import labels_from_npz, labels_from_table
 from operant.data.label_folder import LabelFolder, LabelsMissing, classes_in
 from operant.execution.round_state import LabelBatch
@@ -60,12 +63,15 @@ from operant.execution.run_folder import RunFolder
 from operant.model.hashing import fingerprint
 from operant.networks import load_weights, save_weights
 from operant.profile import load_profile
+from operant.profile.fit_conditions import FittedConditions, Parameter
 from operant.report import gather, load_evidence
+from operant.retrain import Finetune
+from operant.retrain._checkpoint import _digest as checkpoint_digest
 from operant.suite import Suite, add_columns, open_with_index, shards
 from operant.suite.verdicts import _checksum
 from operant.triage.sampling import valid_share
 from operant.triage.verdicts import VerdictStore
-from report_folder import SETTINGS, campaign_folder, classifier, failures
+from report_folder import FINDING, SETTINGS, campaign_folder, classifier, failures
 
 MAX_MEMORY = 2**30  # bytes above what the process needs before it reads
 MAX_SECONDS = 10  # of processor time; a busy machine is slow
@@ -77,6 +83,7 @@ RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (3, 8, 8), dtype=np.uint8)
 COLOUR = RNG.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
 FIELD = Samples(torch.from_numpy(GREY).float().unsqueeze(1) / 255, torch.tensor([0, 1, 2]))
+NAMED = replace(FIELD, names=("monday/0001.png", "monday/0002.png", "tuesday/0001.png"))
 
 
 # Changes to bytes ----------------------------------------------------------------------------------------------------
@@ -379,9 +386,9 @@ def pictures(kind: str, change: Change = any_bytes, **options: Any) -> Reader:
     return Reader(write=write, file=f"cat/{name}", read=read, change=change)
 
 
-def write_labels(folder: Path) -> None:
+def write_labels(folder: Path, inputs: Samples = FIELD) -> None:
     try:
-        LabelFolder(folder=folder, classes=3, names=("a", "b", "c"))(FIELD)
+        LabelFolder(folder=folder, classes=3, names=("a", "b", "c"))(inputs)
     except LabelsMissing:
         table = folder / "labels.csv"
         table.write_text(re.sub(",$", ",1", table.read_text(), flags=re.MULTILINE))
@@ -395,10 +402,19 @@ def read_labels(folder: Path) -> None:
         request(labels_from_table(folder / "labels.csv", classes=3, names=names, class_names=class_names))
 
 
-def request(labeller: Callable[[Samples], object]) -> None:
+def read_named_labels(folder: Path) -> None:
+    labels = LabelFolder(folder=folder, classes=3)
+    outside = set(folder.parent.rglob("*")) - set(folder.rglob("*"))
+    request(labels, NAMED)
+    labels.stored(NAMED.ids)
+    labels.files()
+    assert set(folder.parent.rglob("*")) - set(folder.rglob("*")) == outside, "it wrote outside its folder"
+
+
+def request(labeller: Callable[[Samples], object], inputs: Samples = FIELD) -> None:
     """That labels are missing is a correct answer."""
     with suppress(LabelsMissing):
-        labeller(FIELD)
+        labeller(inputs)
 
 
 def copies(write: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -418,9 +434,15 @@ def copies(write: Callable[[Path], None]) -> Callable[[Path], None]:
     return copy
 
 
+def with_names(suite: Suite) -> Suite:
+    """The suite with names of its seeds and classes."""
+    names = tuple(f"seeds/{i}.png" for i in range(len(suite.pool.ids)))
+    return replace(suite, pool=replace(suite.pool, names=names), classes=("ant", "bee", "cat", "dog"))
+
+
 @copies
 def write_suite(folder: Path) -> None:
-    made = failures(8)
+    made = with_names(failures(8))
     made[:5].save(folder / "suite")
     made[5:].append_to(folder / "suite")
     add_columns(folder / "suite", score=torch.arange(8), word=list("abcdefgh"))
@@ -437,6 +459,8 @@ def read_suite(folder: Path) -> None:
     repr(suite)
     suite.digest()
     suite.failures().samples()
+    assert len(suite.seeds) == len(suite.pool.ids)
+    assert len(suite.seed_names) == len(suite)
     valid_share(folder / "suite")
 
 
@@ -524,6 +548,85 @@ def write_profile_with_plain_name(folder: Path) -> None:
     write_profile(folder)
     file = next(folder.glob("profile.json.*.safetensors"))
     file.rename(folder / "profile.json.tensors.safetensors")
+
+
+@copies
+def write_conditions(folder: Path) -> None:
+    write_run(folder)
+    with RunFolder(folder / "run" / "conditions", signature=SETTINGS) as run:
+        run.step("estimated", FittedConditions, lambda: CONDITIONS)
+
+
+CONDITIONS = FittedConditions(
+    recipe=Recipe(severities={"rotation": normal(12), "blur": uniform(0, 1.5, absent=0.5)}),
+    parameters=(Parameter(condition="rotation", name="std", value=12.0, lower=9.5, upper=15.0, limits=(0.0, 45.0)),),
+    before=1.5, after=0.25, floor=0.125, floor_high=0.25, priors=(0.5, 0.5), confidence=0.95, findings=(FINDING,),
+)  # fmt: skip
+
+
+def read_conditions(folder: Path) -> None:
+    """As a resumed campaign reads them, and as the report does."""
+
+    def missing() -> FittedConditions:
+        raise ValueError(f"the conditions are missing in {folder}")
+
+    with RunFolder(folder / "run" / "conditions", signature=SETTINGS) as run:
+        found = run.step("estimated", FittedConditions, missing)
+    str(found)
+    found.recipe.draw(5, generator=spawn(0))
+    gather(folder / "run")
+
+
+def read_history(folder: Path) -> None:
+    number, history = _read_history(folder, 50, 1)
+    assert history[number] == [50, 1]
+    assert all(len(entry) == 2 and all(type(value) is int for value in entry) for entry in history)
+
+
+ROWS = Samples(torch.rand(30, 3, generator=spawn(0, "rows")), torch.arange(30) % 4)
+
+
+class Interrupted(Exception):
+    """A retraining that stops after its first epoch."""
+
+
+def retrain(folder: Path, on_epoch: Callable[[object], object] | None = None) -> None:
+    torch.random.manual_seed(0)
+    str(
+        Finetune(epochs=2, batch_size=8, learning_rate=0.01, progress=False)(
+            Classifier(network(), strict=True),
+            ROWS[:10],
+            ROWS[10:20],
+            validation=ROWS[20:],
+            max_drop=1.0,
+            generator=spawn(0, "retraining"),
+            checkpoint=folder / "state.safetensors",
+            on_epoch=on_epoch,
+        ).record
+    )
+
+
+@copies
+def write_checkpoint(folder: Path) -> None:
+    def stop(_: object) -> None:
+        raise Interrupted
+
+    with suppress(Interrupted):
+        retrain(folder, stop)
+
+
+def inside_checkpoint(content: bytes, r: Random) -> bytes:
+    """The state of a retraining with other tensors or another history, and the digest that belongs to them."""
+    size = int.from_bytes(content[:8], "little")
+    metadata, tensors = json.loads(content[8 : 8 + size])["__metadata__"], load_tensors(content)
+    if r.random() < 0.6:
+        change_tensors(tensors, r)
+    else:
+        state = json.loads(metadata["state"])
+        history = change_json(json.dumps(state["history"]).encode(), r)
+        metadata["state"] = json.dumps(state | {"history": "HISTORY"}).replace('"HISTORY"', history.decode())
+    apart = {name: values.clone() for name, values in tensors.items()}
+    return bytes(save_tensors(apart, metadata | {"digest": checkpoint_digest(apart, metadata["state"])}))
 
 
 def network() -> nn.Module:
@@ -625,6 +728,30 @@ READERS: dict[str, Reader] = {
     ),
     "label classes": Reader(
         write=write_labels, file="classes.json", read=classes_in, change=any_of(any_bytes, change_json)
+    ),
+    "label inputs": Reader(
+        write=partial(write_labels, inputs=NAMED), file="inputs.json", read=read_named_labels,
+        change=any_of(any_bytes, change_json, change_json),
+    ),
+    "groups": Reader(
+        write=put("groups.csv", b"file,group\nmonday/0001.png,a\n0002.png,a\ntuesday/0001.png,b\n"), file="groups.csv",
+        read=lambda folder: with_groups(NAMED, folder / "groups.csv").split(a=0.5, b=0.5),
+    ),
+    "samples in groups": Reader(
+        write=put("a.npz", npz(x=GREY, y=np.arange(3), groups=np.array(["a", "a", "b"]))), file="a.npz",
+        read=lambda folder: read_samples(folder / "a.npz").split(a=0.5, b=0.5), change=any_of(any_bytes, inside_zip),
+    ),
+    "assessments": Reader(
+        write=put("history.json", b"[[25, 0], [50, 0], [50, 1]]\n"), file="history.json",
+        read=read_history, change=any_of(any_bytes, change_json, change_json),
+    ),
+    "retraining": Reader(
+        write=write_checkpoint, file="state.safetensors", read=retrain,
+        change=any_of(any_bytes, change_header, inside_checkpoint, inside_checkpoint, inside_checkpoint),
+    ),
+    "conditions": Reader(
+        write=write_conditions, file="run/conditions/estimated.json", read=read_conditions,
+        after=partial(seal, "conditions/estimated.json"), change=any_of(any_bytes, change_json, change_json),
     ),
     "suite manifest": suite_file("manifest.json", change_json, change_json),
     "suite shard": suite_file("shard-000001.safetensors", change_header, inside_shard, inside_shard, inside_shard),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import file_fuzzing
-from file_fuzzing import READERS
+from file_fuzzing import NAMED, READERS
+from operant.data.samples import name_of
 
 QUICK = 8  # changed files per reader
 SLOW = 20_000  # changed files in all
@@ -53,11 +54,17 @@ def test_a_problem_is_found_and_named(tmp_path):
     assert "more than" in fails(ValueError(f"{tmp_path} cannot be read: Unable to allocate 5 GiB"))
 
 
+FIRST_NAMED = b'{"%s": {"name": "%%s", "file": "a.png"}}' % name_of(int(NAMED.ids[0])).encode()
 CRAFTED = [
     ("label table", b'name,label\n"' + b"a" * 200_000),  # longer than the csv module reads
     ("label table", b"name,label\na," + b"9" * 5000),
     ("label classes", b'{"classes": 1e999, "names": []}'),
     ("label classes", b'{"classes": 1000000000000, "names": []}'),
+    ("label inputs", FIRST_NAMED % b"../outside"),
+    ("label inputs", FIRST_NAMED % b"a/../../outside"),
+    ("label inputs", b'{"a": {"name": "one", "file": "a.png"}, "b": {"name": "one", "file": "b.png"}}'),
+    ("assessments", b"[[25, 0], 7]"),
+    ("assessments", b"[[25, 0], [true, 0]]"),
     ("run lock", b'{"pid": Infinity, "host": "a", "started": "b"}'),
     ("run lock", b'{"pid": -1, "host": "a", "started": "b"}'),
     ("run seal", b'{"run": "a", "files": [[1, 2], ["a", 3]]}'),
@@ -69,6 +76,8 @@ CRAFTED = [
 
 @pytest.mark.parametrize(("name", "content"), CRAFTED)
 def test_a_crafted_file_is_read_or_refused_with_a_sentence(tmp_path, name, content):
-    READERS[name].write(tmp_path)
-    (tmp_path / READERS[name].file).write_bytes(content)
-    assert file_fuzzing.problem(READERS[name], tmp_path) == ""
+    folder = tmp_path / "folder"  # a reader must write nothing beside it
+    folder.mkdir()
+    READERS[name].write(folder)
+    (folder / READERS[name].file).write_bytes(content)
+    assert file_fuzzing.problem(READERS[name], folder) == ""

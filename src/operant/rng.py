@@ -78,6 +78,8 @@ def restore_streams(states: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states[f"cuda{i}"], i)
     position, has_next, next_one = states["numpy rest"].tolist()
     key = states["numpy"].numpy().astype(np.uint32)
+    if not 0 <= position <= len(key) == 624:  # numpy would read beyond its state
+        raise ValueError(f"the state of numpy's generator must be 624 numbers and a position, got {position}")
     np.random.set_state(("MT19937", key, int(position), int(has_next), next_one))  # noqa: NPY002
 
 

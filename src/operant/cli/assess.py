@@ -228,13 +228,17 @@ def _read_history(out: Path, labels: int, seed: int) -> tuple[int, list[list[int
     path = out / "history.json"
     try:
         history: list[list[int]] = json.loads(read_regular(path)) if path.exists() else []
-        if not isinstance(history, list):
-            raise ValueError("it must be a list")
+        if not isinstance(history, list) or not all(_is_pair(entry) for entry in history):
+            raise ValueError("it must be a list of pairs, labels and seed")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); choose a new folder for this assessment") from None
     if [labels, seed] not in history:
         history.append([labels, seed])
     return history.index([labels, seed]), history
+
+
+def _is_pair(entry: object) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and all(type(value) is int for value in entry)
 
 
 def _print_verdict(assessment: Assessment, requirement: float) -> int:

@@ -27,6 +27,7 @@ from operant.types import Labeller
 TABLE = "labels.csv"
 INPUTS = "inputs.json"
 MAX_NAME = 100  # characters of a file name
+NOT_IN_NAMES = r"[^\w.()\[\] -]"  # characters that are replaced in file names
 CLASSES = "classes.json"
 EXAMPLES = "examples"
 PRIVATE = 0o600  # permissions of a new table; later ones are preserved
@@ -168,9 +169,12 @@ class LabelFolder:
         content = read_regular(file) if file.exists() else b"{}"
         try:
             page = json.loads(content)
-            return {str(i): {"name": str(one["name"]), "file": str(one["file"])} for i, one in page.items()}
+            inputs = {i: {"name": _checked_name(one["name"]), "file": str(one["file"])} for i, one in page.items()}
+            if len({one["name"] for one in inputs.values()}) < len(inputs):
+                raise ValueError("two inputs have one name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{file} is damaged; restore it, or label in another folder") from None
+        return inputs
 
     def _labels(self, table: _Table) -> dict[str, int | None]:
         known, texts = _Labels(), self._class_texts()
@@ -351,11 +355,23 @@ def _short_names(file: str) -> Iterator[str]:
     suffix = Path(file).suffix.lower()
     parts = file[: -len(suffix)].split("/") if suffix in PICTURES else file.split("/")
     for n in range(1, 1 + len(parts)):
-        name = re.sub(r"[^\w.()\[\] -]", "_", "_".join(parts[-n:]).lower()).strip(" .-")
+        name = re.sub(NOT_IN_NAMES, "_", "_".join(parts[-n:]).lower()).strip(" .-")
         while name != table_key(name):
             name = table_key(name).strip(" .-")
         if 0 < len(name) <= MAX_NAME:
             yield name
+
+
+def _checked_name(name: str) -> str:
+    """The name, if `_short_names` can give it: others could be files outside the folder."""
+    if (
+        re.search(NOT_IN_NAMES, name)
+        or name.strip(" .-") != name
+        or name != table_key(name)
+        or not 0 < len(name) <= MAX_NAME
+    ):
+        raise ValueError(f"it has the name {name!r:.80}")
+    return name
 
 
 def _written(x: Tensor, bounds: tuple[float, float]) -> tuple[str, bytes]:

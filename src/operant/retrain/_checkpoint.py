@@ -1,7 +1,8 @@
 """The state of a retraining in a file, so that an interrupted one resumes after its last finished epoch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from operant.rng import restore_streams, stream_states
 from operant.suite.shards import digest
 
 KIND = "operant retraining, format 1"
+STATE_KEYS = {torch.optim.SGD: ("momentum_buffer",), torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq")}
 
 
 class Checkpoint:
@@ -73,8 +75,9 @@ class Checkpoint:
     def resume_streams(self) -> None:
         """Restore the generator and the global random streams after the last finished epoch."""
         if self._streams:
-            self.generator.set_state(self._streams["generator"])
-            restore_streams(self._streams)
+            with self._fitting():
+                self.generator.set_state(self._streams["generator"])
+                restore_streams(self._streams)
 
     def _resume(self, path: Path) -> None:
         tensors, state = _read(path)
@@ -83,17 +86,26 @@ class Checkpoint:
             other = [name for name in names if state["identity"].get(name) != self._identity.get(name)]
             differs = f"{path} holds the state of another retraining, which differs in {', '.join(other)}"
             raise ValueError(f"{differs}; call with the same arguments to resume it, or delete it to start again")
-        try:
+        with self._fitting():
             self._restore_all(tensors, state)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path} does not fit this retraining ({error}); delete it to restart") from None
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Name the file in errors: a correct checksum does not make its content right."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+            raise ValueError(f"{self.path} does not fit this retraining ({error}); delete it to restart") from None
 
     def _restore_all(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        self.history += [FinetuneEpoch(**e) for e in state["history"]]
+        self.history += _epochs(state["history"])
         _restore(self.trainable.module, _below("trainable", tensors))
         if self.average is not None:
             _restore(self.average, _below("average", tensors))
-        if best := _below("kept", tensors):
+        best = _below("kept", tensors)
+        if bool(best) != any(epoch.kept for epoch in self.history):
+            raise ValueError("it must hold the best weights if, and only if, an epoch was kept")
+        if best:
             module = copy_module(self.trainable.module)
             _restore(module, best)
             self.kept = self.trainable.classifier(module)
@@ -113,12 +125,17 @@ class Checkpoint:
 
     def _restore_optimiser(self, tensors: Mapping[str, Tensor]) -> None:
         parameters = dict(self.trainable.module.named_parameters())
-        for name, value in tensors.items():
-            key, _, of = name.partition("/")
-            p = parameters[of]
-            if value.shape == p.shape:  # fused steps need the memory layout of the parameter
-                value = torch.empty_like(p, dtype=value.dtype, requires_grad=False).copy_(value)
-            self.trainable.optimizer.state[p][key] = value.to(p.device)
+        keys = STATE_KEYS[type(self.trainable.optimizer)]
+        for name in {name.partition("/")[2] for name in tensors}:
+            p = parameters[name]
+            for key in keys:
+                value = tensors[f"{key}/{name}"]
+                shape, dtype = ((), torch.float32) if key == "step" else (p.shape, p.dtype)
+                if value.shape != shape or value.dtype != dtype:
+                    raise ValueError(f"{key} of {name} must be {dtype} of shape {tuple(shape)}, got {_kind(value)}")
+                if key != "step":  # fused steps need the memory layout of the parameter
+                    value = torch.empty_like(p, requires_grad=False).copy_(value)
+                self.trainable.optimizer.state[p][key] = value.to(p.device)
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
@@ -151,7 +168,23 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 @torch.no_grad()
 def _restore(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name, old in tensors_of(module).items():
-        old.copy_(tensors[name])
+        new = tensors[name]
+        if new.shape != old.shape or new.dtype != old.dtype:
+            raise ValueError(f"{name} must be {_kind(old)}, got {_kind(new)}")
+        old.copy_(new)
+
+
+def _kind(values: Tensor) -> str:
+    return f"{values.dtype} of shape {tuple(values.shape)}"
+
+
+def _epochs(pages: list[Any]) -> list[FinetuneEpoch]:
+    """The finished epochs, with every value of its type."""
+    epochs = [FinetuneEpoch(**page) for page in pages]
+    for number, epoch in enumerate(epochs, 1):
+        if epoch.epoch != number or not all(type(getattr(epoch, f.name)) is f.type for f in fields(epoch)):
+            raise ValueError(f"its epoch {number} is {epoch!s:.80}")
+    return epochs
 
 
 def _prefixed(word: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
