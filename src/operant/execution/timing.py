@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from operant.files import read_regular
+from operant.files import check_regular, read_regular
 
 TIMING = "timing.jsonl"
 START, OTHER = "start", "other"  # the parts of everything before the first step, and of whatever is in no other part
@@ -33,6 +33,8 @@ class Stopwatch:
 
     def write_to(self, file: Path) -> None:
         """Write times to a file from now on, with those so far."""
+        if file.exists():
+            check_regular(file)  # opening a pipe would wait for its reader
         self._file = file
         self.lap()
 
