@@ -84,9 +84,8 @@ def test_a_table_may_name_images_by_their_ids(pictures):
 def test_a_file_with_wrong_labels_is_rejected(user, y, sentence):
     x = user.samples(40, "field").x.numpy()
     np.savez(user.path / "labels.npz", x=x, **({} if y is None else {"y": y.numpy()}))
-    job = user.build("[labels]\nfile = 'labels.npz'")
-    with pytest.raises(ValueError) as error:
-        job.labeller(job.field(0))
+    with pytest.raises(ValueError) as error:  # before anything that takes long
+        user.build("[labels]\nfile = 'labels.npz'")
     assert str(error.value).startswith("[labels] file: ")
     assert sentence in str(error.value)
 
@@ -276,9 +275,8 @@ def test_two_rows_for_one_input_must_agree(pictures):
         (("mon/Img_1.png,1", "field/mon/Img_1.png,2"), "in the rows field/mon/Img_1.png and mon/Img_1.png; leave one"),
         (("mon/Img_1.png,1", "mon/img_1,2"), "mon/img_1 has two different labels, in line 2 of .* and in line 3 of"),
     ):
-        job = pictures(*rows)
         with pytest.raises(ValueError, match=sentence):
-            job.labeller(job.field(0)[:2])
+            (job := pictures(*rows)).labeller(job.field(0)[:2])
     job = pictures("mon/Img_1.png,1", "field/mon/Img_1.png,1", "mon/Img_1.png,", "mon/Img_2.png,", "mon/Img_2.png,2")
     assert job.labeller(job.field(0)[:2]).tolist() == [1, 2]
 

@@ -110,8 +110,8 @@ def build(
     classes = configured_classes(config, model, train)
     with activity("preparing the labeller"), _naming_key("labels"):
         labeller = build_labeller(config, model, train, arrived.names, classes)
-        if hasattr(labeller, "stored"):
-            labeller.stored(train.ids[:0])  # reads the labels, so that a damaged table is noticed now
+    if hasattr(labeller, "stored"):
+        labeller.stored(train.ids[:0])  # reads the labels, so that a damaged table is noticed now
     check(model, clean)
     with _naming_key("conditions"), stopwatch.timed("conditions"):
         recipe = find_recipe(config, model, train, arrived, folder, notes, findings)
