@@ -76,7 +76,7 @@ def test_every_retrainer_has_the_same_signature_and_record(name: str, tmp_path: 
     assert record.case_rows == 20  # a quarter of all rows, or each case once
     assert record.effective_cases == pytest.approx(20)
     assert [e.epoch for e in record.history if e.kept][-1] == record.best_epoch
-    assert "at most 0.9 below the original" in record.reason
+    assert "at most 90 points below the original" in record.reason
     assert str(record).startswith("2 epochs, each with 60 training rows and 20 rows drawn from 20 cases")
     save(record, tmp_path / "record.json")
     assert load(tmp_path / "record.json", FinetuneRecord) == record

@@ -457,7 +457,8 @@ def test_reports_show_the_file_of_a_seed():
     suite = Suite.of(
         1 - pool.x, seeds=pool, origin=torch.arange(3), prediction=torch.tensor([1, 2, 0]), method="m", columns=columns
     )
-    shown = gallery_of([RoundFailures(round=1, suite=suite, learned=torch.ones(3, dtype=torch.bool))], (0.0, 1.0))
+    every = torch.ones(3, dtype=torch.bool)
+    shown = gallery_of([RoundFailures(round=1, suite=suite, chosen=every, learned=every)], (0.0, 1.0))
     assert [failure.file for failure in shown.failures] == ["a.png", "b.png", "c.png"]
 
 
