@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from operant.cli import app
+from operant.formatting import percent
 from operant.report import load_evidence
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorial" / "campaign.md"
@@ -45,7 +46,7 @@ def test_the_tutorial_ends_with_a_report_and_the_requirement_met(edited) -> None
     for line in (line for line in shown.splitlines() if line.startswith(("round", "model", "suite", "report"))):
         assert line.partition(":")[0] in ended.output  # the same table, and the same places
     evidence = load_evidence("operant-run/report.json")
-    assert f"required {evidence.requirement:.2%}" in shown
+    assert f"required {percent(evidence.requirement)}" in shown
     assert evidence.stop is not None
     assert evidence.met
     assert 2 <= len(evidence.rounds) <= 4  # the initial model is not good enough
