@@ -150,7 +150,7 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
             picture.save(folder / "pictures" / label / f"{i}.png")
     result = run(*HEALTHY[:3], "--data", "pictures", "--size", "8", "8")
     assert "Samples(9 x (1, 8, 8), 3 classes)" in result.stdout
-    assert "classes: 0 cat, 1 dog, 2 eel" in result.stdout
+    assert "classes: 0 is 'cat', 1 is 'dog', 2 is 'eel'" in result.stdout
     assert result.exit_code == 0, result.output
 
 

@@ -75,7 +75,7 @@ def print_findings(model: Classifier, samples: Samples, findings: Sequence[Findi
     console = Console(highlight=False)
     print_line(f"{model} on {samples}")
     if samples.classes:
-        shown = ", ".join(f"{i} {name}" for i, name in enumerate(samples.classes[:20]))
+        shown = ", ".join(f"{i} is {name!r}" for i, name in enumerate(samples.classes[:20]))
         print_line(f"  classes: {shown}{', …' if len(samples.classes) > 20 else ''}")
     for note in model.notes:
         console.print(f"  {escape(note)}", style="dim", soft_wrap=True)
