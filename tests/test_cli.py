@@ -902,7 +902,7 @@ def test_advice_never_names_fewer_labels_than_were_too_few(
     advice = _advice(undecided, pmi + above)
     for needed in re.findall(r"about (\d+) suffice", advice):
         assert labels < int(needed) <= pool
-    assert ("cannot be told" in advice) + ("suffice (" in advice) + ("collect more field inputs" in advice) == 1
+    assert ("cannot be estimated" in advice) + ("suffice (" in advice) + ("collect more field inputs" in advice) == 1
 
 
 def test_report_and_triage_find_the_campaigns_folder(configured: Path, monkeypatch: pytest.MonkeyPatch) -> None:

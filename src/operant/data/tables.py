@@ -63,7 +63,7 @@ def table_key(name: str) -> str:
 def unambiguous_endings(names: Sequence[str]) -> list[list[str]]:
     """What each input may be called in a table: its whole name, and every ending of it that no other input shares.
 
-    Inputs with the same whole name cannot be told apart, and have none.
+    Inputs with the same whole name cannot be distinguished, and have none.
 
     >>> unambiguous_endings(["mon/1.png", "tue/1.png", "tue/2.png"])
     [['mon/1.png'], ['tue/1.png'], ['tue/2.png', '2.png']]
