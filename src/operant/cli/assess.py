@@ -266,5 +266,7 @@ def _advice(assessment: Assessment, requirement: float) -> str:
         return f"{pool} inputs are too few for that claim, even if all are labelled: collect more field inputs"
     needed = min(plan(requirement, confidence=confidence, expected=pmi).labels or pool, pool)
     if needed <= labels:  # the plan is for the exact bound of simple sampling, and the bound in use was larger
-        return f"{labels} labels are too few; how many suffice cannot be estimated: give more, at most {pool} (--labels)"
+        return (
+            f"{labels} labels are too few; how many suffice cannot be estimated: give more, at most {pool} (--labels)"
+        )
     return f"{labels} labels are too few; if the estimate is right, about {needed} suffice (--labels)"
