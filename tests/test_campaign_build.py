@@ -235,13 +235,13 @@ def test_a_module_in_double_precision_gets_data_in_double_precision(user):
             "[generate]\nradii = []\n[requirement]",
             "[generate]: there must be a move to search with",
         ),
-        ("[requirement]", "[labels]\nfile = 'nothere.npz'\n[requirement]", "[labels]: there is no .*nothere.npz"),
+        ("[requirement]", "[labels]\nfile = 'nothere.npz'\n[requirement]", "[labels] file: there is no .*nothere.npz"),
         (
             "[requirement]",
             "[labels]\nfile = 'net.py'\n[requirement]",
-            "[labels]: file must be an npz file with x and y",
+            "[labels] file: must be an npz file with x and y",
         ),
-        ("[requirement]", "[labels]\ncallable = 'net.py:no'\n[requirement]", "[labels]: net has no no; it has"),
+        ("[requirement]", "[labels]\ncallable = 'net.py:no'\n[requirement]", "[labels] callable: net has no no"),
     ],
 )
 def test_bad_models_data_and_labels_are_rejected_with_their_key(user, old, new, sentence):

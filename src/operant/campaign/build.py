@@ -21,7 +21,7 @@ from operant.campaign.records import CampaignResult
 from operant.conditions import Recipe
 from operant.data import LabelFolder, Samples, read_samples
 from operant.data.groups import with_groups
-from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table
+from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table, note_on_unused_rows
 from operant.data.reading import folder_classes
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
@@ -108,8 +108,8 @@ def build(
     with _naming_key("run", "folder"):
         make_folder(folder)
     classes = configured_classes(config, model, train)
-    with activity("preparing the labeller"), _naming_key("labels"):
-        labeller = build_labeller(config, model, train, arrived.names, classes)
+    with activity("preparing the labeller"):
+        labeller = build_labeller(config, model, train, arrived.names, classes, notes)
     if hasattr(labeller, "stored"):
         labeller.stored(train.ids[:0])  # reads the labels, so that a damaged table is noticed now
     check(model, clean)
@@ -400,7 +400,12 @@ def _check_shape(samples: Samples, train: Samples) -> None:
 
 
 def build_labeller(
-    config: Config, model: Classifier, train: Samples, names: dict[str, int], class_names: tuple[str, ...]
+    config: Config,
+    model: Classifier,
+    train: Samples,
+    names: dict[str, int],
+    class_names: tuple[str, ...],
+    notes: list[str],
 ) -> Labeller:
     """The labeller of [labels]; ``names`` are those of the field inputs, ``class_names`` those of the labels."""
     table, classes = config.labels, model.classes(train.x)
@@ -408,16 +413,28 @@ def build_labeller(
         where = config.path(table.folder)
         return LabelFolder(folder=where, classes=classes, bounds=model.bounds, names=class_names, examples=train)
     if table.callable is not None:
-        function = find_callable(table.callable, root=config.path("."))
+        with _naming_key("labels", "callable"):
+            function = find_callable(table.callable, root=config.path("."))
         return _NamingKey("callable", labels_from_function(function, name=table.callable, classes=classes))
     assert table.file is not None
-    path = existing(config.path(table.file))
-    if path.suffix == ".npz":
-        return _NamingKey("file", labels_from_npz(path, classes=classes))
+    with _naming_key("labels", "file"):
+        labeller = labels_from_file(config.path(table.file), classes, names, class_names, notes)
+    return _NamingKey("file", labeller)
+
+
+def labels_from_file(
+    path: Path, classes: int, names: dict[str, int], class_names: tuple[str, ...], notes: list[str]
+) -> StoredLabels:
+    """A labeller that reads an npz file with x and y, or a csv table; see `build_labeller`."""
+    if existing(path).suffix == ".npz":
+        return labels_from_npz(path, classes=classes)
     if path.suffix != ".csv":
-        raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
-    table_labels = labels_from_table(path, classes=classes, names=names, class_names=class_names)
-    return _NamingKey("file", table_labels)
+        raise ValueError(f"must be an npz file with x and y, or a csv file with name,label, got {path.name}")
+    labeller = labels_from_table(path, classes=classes, names=names, class_names=class_names)
+    labeller.stored(torch.empty(0, dtype=torch.int64))  # reads the table, so that a damaged one is noticed first
+    if note := note_on_unused_rows(path, names):
+        notes.append(note)
+    return labeller
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,10 @@ def _read_configured(
     check_model(model, clean, Output())
     inputs = arrived(0)  # first: it finds the names that a table of labels may use
     names = configured_classes(config, model, train)
-    labeller = build_labeller(config, model, train, arrived.names, names)
+    notes: list[str] = []
+    labeller = build_labeller(config, model, train, arrived.names, names, notes)
+    for note in notes:
+        print_line(note)
     learned = [train.x] if config.data.clean else [train.x, clean.x]  # without clean, a part of train was held out
     return replace(inputs, classes=names), labeller, torch.cat([content_ids(x) for x in learned])
 
