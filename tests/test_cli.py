@@ -461,6 +461,60 @@ def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:
     assert "60 of 60 inputs have no label yet" in result.output
 
 
+def write_table(folder: Path, data: Samples, *, first: str = "name,label") -> None:
+    """Pictures in two folders that are no classes, and their labels in labels.csv."""
+    rows = [first]
+    for i, (x, y) in enumerate(zip(data.x, data.labels.tolist(), strict=True)):
+        day = folder / ("mon" if i % 2 else "tue")
+        day.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((x[0] * 255).round().to(torch.uint8).numpy()).save(day / f"{i:03}.png")
+        rows.append(f"{folder.name}/{day.name}/{i:03}.png,{y}" if i % 3 else f"{i:03}.png,{y}")
+    Path("labels.csv").write_text("\n".join([*rows, "gone.png,1"]))
+
+
+def test_assess_and_doctor_read_labels_from_a_table(digits: Path) -> None:
+    data = load_digits().train[400:900]
+    write_table(Path("field"), data)
+    command = f"{ASSESS} --field field --requirement 0.5 --labels-file labels.csv"
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    assert "labels.csv: 1 of 501 rows are ignored" in " ".join(done.output.split())
+    by_table = results.load(digits / "out" / "assessment.json", Assessment)
+    assert by_table.labels == 60
+    assert by_table.pmi < 0.2, "the labels belong to their inputs"
+    doctor = "doctor digit_net:net --weights net.safetensors --data field --labels-file labels.csv"
+    checked = CliRunner().invoke(app, doctor.split())
+    assert checked.exit_code == 0, checked.output
+    assert "on Samples(500 x (1, 8, 8)" in checked.output
+    Path("labels.csv").write_text("\n".join(Path("labels.csv").read_text().splitlines()[:101]))
+    some = CliRunner().invoke(app, doctor.split())
+    assert "labels.csv has labels of 100 of 500 inputs" in some.output
+    assert "on Samples(100 x" in some.output
+    few = CliRunner().invoke(app, command.split())
+    assert few.exit_code == 2
+    assert re.search(r"labels needed: \d+ of 60 inputs have no label in labels.csv", few.output)
+
+
+def test_a_table_of_labels_needs_data_and_rows_that_match(digits: Path) -> None:
+    write_table(Path("field"), load_digits().train[400:500])
+    alone = CliRunner().invoke(app, ["doctor", "digit_net:net", "--labels-file", "labels.csv"])
+    assert "--labels-file labels the inputs of --data: give --data too" in " ".join(alone.output.split())
+    Path("labels.csv").write_text("name,label\na.png,1\nb.png,2\n")
+    for command in (f"{ASSESS} --requirement 0.5 --field", "doctor digit_net:net --data"):
+        done = CliRunner().invoke(app, f"{command} field --labels-file labels.csv".split())
+        assert done.exit_code == 2
+        assert "none of its 2 rows names one (a.png, b.png)" in " ".join(done.output.split())
+
+
+def test_assess_reads_the_field_part_of_a_file_with_all_parts(digits: Path) -> None:
+    data = load_digits().train[400:]
+    np.savez("all.npz", x_field=data.x, y_field=data.y, x_test=data.x[:30], y_test=9 - data.labels[:30])
+    done = CliRunner().invoke(app, f"{ASSESS} --field all.npz --requirement 0.5".split())
+    assert done.exit_code == 0, done.output
+    whole = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
+    assert done.output == whole.output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -713,6 +767,11 @@ def test_assess_reads_operant_toml(configured: Path) -> None:
     numbers = [results.load(configured / out / "assessment.json", Assessment) for out in ("operant-assess", "other")]
     assert explicit.exit_code == 0
     assert numbers[0] == numbers[1]
+    Path("operant.toml").write_text(TOML.replace("labelled.npz", "nothing.npz"))
+    assert CliRunner().invoke(app, ["assess", "--labels", "60", "--out", "third"]).exit_code == 2
+    given = ["--labels", "60", "--out", "third", "--labels-file", "labelled.npz"]
+    assert CliRunner().invoke(app, ["assess", *given]).exit_code == 0
+    assert results.load(configured / "third" / "assessment.json", Assessment) == numbers[0]
 
 
 def test_a_named_model_takes_nothing_from_the_configured_one(run: Callable[..., Result], configured: Path) -> None:

@@ -366,10 +366,8 @@ class FieldFiles:
     def _read(self, file: Path, work: Activity) -> Samples:
         """The inputs of a file or folder without labels, which come from [labels]; names start from the root."""
         part = self.model.match_dtype(read_samples(file, size=self.size, part="field"))
-        folder = os.path.relpath(file if file.is_dir() else file.parent, self.root)
-        place = "" if folder == "." else f"{Path(folder).as_posix()}/"
         work.advance()
-        return replace(part, y=None, classes=(), names=tuple(f"{place}{name}" for name in part.names or ()))
+        return replace(part, y=None, classes=(), names=names_from(self.root, file, part))
 
     def files(self) -> list[Path]:
         """Files and folders that match the patterns, by name; a folder of npz files stands for those files."""
@@ -380,6 +378,13 @@ class FieldFiles:
                 raise ValueError(f"there is no {pattern}; put field inputs there, or name another place")
             found += [file for match in matches for file in (sorted(match.glob("*.npz")) or [match])]
         return list(dict.fromkeys(found))
+
+
+def names_from(root: Path, file: Path, samples: Samples) -> tuple[str, ...]:
+    """The names of the samples of a file or folder, with its place in a folder."""
+    folder = os.path.relpath(file if file.is_dir() else file.parent, root)
+    place = "" if folder == "." else f"{Path(folder).as_posix()}/"
+    return tuple(f"{place}{name}" for name in samples.names or ())
 
 
 def _labelled(samples: Samples) -> Samples:

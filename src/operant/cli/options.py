@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from operant.cli.output import print_line
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from operant.campaign.config import Config
     from operant.model import Classifier
+    from operant.types import StoredLabels
 
 CONFIG = Path("operant.toml")
 
@@ -31,6 +36,13 @@ Std = Annotated[
     typer.Option(help="Standard deviation that the module expects inputs to be divided by, written like --mean."),
 ]
 Size = Annotated[tuple[int, int] | None, typer.Option(help="Resize pictures to this height and width.")]
+LabelsFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Labels in a file of their own, as [labels] file names it: a table (csv) with name,label, or an npz file "
+        "with x and y."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 
@@ -63,6 +75,19 @@ def load_classifier(
         if weights is not None:
             load_weights(module, weights)
         return Classifier(module, **given)
+
+
+def read_labels_file(
+    path: Path, model: Classifier, x: Tensor, names: dict[str, int], class_names: tuple[str, ...]
+) -> StoredLabels:
+    """The labeller of ``--labels-file`` for inputs like ``x``, which have these names; prints a note on unused rows."""
+    from operant.campaign.build import labels_from_file
+
+    notes: list[str] = []
+    labeller = labels_from_file(path, model.classes(x[:1]), names, class_names, notes)
+    for note in notes:
+        print_line(note)
+    return labeller
 
 
 def config_here() -> Config | None:

@@ -60,12 +60,10 @@ def note_on_unused_rows(path: str | Path, names: Mapping[str, int]) -> str:
     if len(unused) == len(given):
         name = next(each[-1] for each in called.values())
         raise ValueError(
-            f"{path} must name field inputs, but none of its {len(given)} rows names one ({some}); write names such as "
-            f"{name}"
+            f"{path} must name inputs, but none of its {len(given)} rows names one ({some}); write names such as {name}"
         )
     return (
-        f"{path}: {len(unused)} of {len(given)} rows are ignored, since they name no field input, or more than one "
-        f"({some})"
+        f"{path}: {len(unused)} of {len(given)} rows are ignored, since they name no input, or more than one ({some})"
     )
 
 
