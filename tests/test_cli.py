@@ -610,7 +610,11 @@ def test_ctrl_c_says_how_to_resume(digits: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("operant.robot.RobOT.__call__", interrupted)
     done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
     assert done.exit_code == 130
-    assert "To resume: run the same command again (folder run)" in " ".join(done.output.split())
+    assert "nothing was finished yet. To start again: run the same command again (folder run)" in done.output
+    (digits / "run" / "round-000").mkdir(parents=True)
+    (digits / "run" / "round-000" / ".robustness.json.seal").touch()
+    done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
+    assert "finished work is kept. To resume: run the same command again (folder run)" in done.output
 
 
 # operant study
@@ -677,12 +681,18 @@ def test_options_that_no_study_accepts_are_rejected(own_studies: list[EntryPoint
     assert "--rivals is not an option of tiny; leave it out" in study("tiny", "--rivals")[1]
 
 
-def test_a_stopped_study_says_how_to_resume(own_studies: list[EntryPoint]) -> None:
-    code, output = study("tiny", "--scale", "stopped")
-    assert code == 130
-    assert output == (
-        "stopped: finished work is kept. To resume: run the same command again (folder operant-study-tiny-stopped)"
+def test_a_stopped_study_says_how_to_resume(
+    own_studies: list[EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "run the same command again (folder operant-study-tiny-stopped)"
+    assert study("tiny", "--scale", "stopped") == (
+        130,
+        f"stopped: nothing was finished yet. To start again: {command}",
     )
+    Path("operant-study-tiny-stopped").mkdir()
+    Path("operant-study-tiny-stopped/results.json").touch()
+    assert study("tiny", "--scale", "stopped") == (130, f"stopped: finished work is kept. To resume: {command}")
 
 
 @pytest.mark.parametrize("arguments", [[], ["robot"]])
@@ -934,11 +944,25 @@ def test_robot_numbers_test_folders_by_the_training_folders(colours: Path) -> No
     from operant.cli.robot import _read_parts
 
     model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
-    parts = _read_parts(model, Path("train"), Path("clean"), (8, 8))
+    parts = _read_parts(model, Path("train"), Path("clean"), (8, 8), None)
     for part in parts.values():
         assert part.classes == ("blue", "green", "red")
         assert [part.classes[y] for y in part.labels] == [name.split("/")[0] for name in part.names or ()]
     assert set(parts["test"].labels.tolist()) == {1, 2}
+
+
+def test_robot_reads_operant_toml(colours: Path) -> None:
+    text = "--radius 0.01 --requirement 0.5 --seed 3 --rounds 1 --epochs 1 --seeds-per-round 20"
+    options = text.split()
+    done = CliRunner().invoke(app, ["robot", *options, "--out", "from-toml"])
+    assert done.exit_code == 0, done.output
+    given = ["colour_net.py:red_green_blue", "--train", "train", "--test", "clean"]
+    explicit = CliRunner().invoke(app, ["robot", *given, *options, "--out", "given"])
+    assert explicit.output == done.output.replace("from-toml", "given"), "size and classes come from [data]"
+    change_toml({'clean = "clean"\n': ""})
+    missing = CliRunner().invoke(app, ["robot", *options, "--out", "third"])
+    assert missing.exit_code == 2
+    assert "there are no test data: give --test, or [data] clean in the operant.toml" in missing.output
 
 
 @given(

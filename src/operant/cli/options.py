@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 CONFIG = Path("operant.toml")
 
-_MODEL_HELP = "package.module:callable or file.py:callable that builds the PyTorch module when called without arguments"
-Model = Annotated[str, typer.Argument(help=f"{_MODEL_HELP}.")]
 ModelOrConfig = Annotated[
-    str | None, typer.Argument(help=f"{_MODEL_HELP}.", show_default="[model] of operant.toml in this folder")
+    str | None,
+    typer.Argument(
+        help="package.module:callable or file.py:callable that builds the PyTorch module when called without "
+        "arguments.",
+        show_default="[model] of operant.toml in this folder",
+    ),
 ]
 Weights = Annotated[Path | None, typer.Option(help="Safetensors file with the weights of the module.")]
 Bounds = Annotated[
