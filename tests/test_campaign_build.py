@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from operant import Samples, Suite, spawn
+from operant import Samples, Suite, files, spawn
 from operant.campaign import build as building
 from operant.campaign.build import build
 from operant.campaign.config import load_config
@@ -153,6 +153,22 @@ def test_one_file_may_hold_all_parts(user):
     assert job.train.ids.equal(parts["train"].ids)
     assert job.clean.ids.equal(parts["test"].ids)
     assert job.field(0).ids.equal(parts["field"].ids)
+
+
+def test_the_file_may_limit_what_files_unpack_to(user, monkeypatch):
+    monkeypatch.setattr(files, "_configured", None)  # restored afterwards
+    monkeypatch.setattr(files, "MAX_RATIO", 0)
+    size = user.toml.replace("[data]", "[data]\nmax_bytes = {}")
+    with pytest.raises(ValueError, match=r"\[data\] train: .*limit of 1e-06 GB .*or \[data\] max_bytes"):
+        user.build(start=size.format(1000))
+    assert len(user.build(start=size.format(10**8)).field(0)) == 40  # in every round
+    user.build()
+    assert files.max_bytes() == files.MAX_BYTES, "the limit is that of the file"
+    monkeypatch.setenv(files.VARIABLE, str(10**8))
+    user.build(start=size.format(1000))
+    monkeypatch.setenv(files.VARIABLE, "1000")
+    with pytest.raises(ValueError, match="limit of 1e-06 GB"):
+        user.build(start=size.format(10**8))
 
 
 def test_new_field_files_are_read_in_the_next_round(user):

@@ -757,6 +757,16 @@ def test_the_doctor_reads_operant_toml(run: Callable[..., Result], configured: P
     assert "normalisation" in run("--mean", "0.9", "--std", "0.1").output  # options replace what the file says
 
 
+def test_commands_read_files_with_the_limit_of_operant_toml(
+    run: Callable[..., Result], configured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operant.files._configured", None)  # restored afterwards
+    monkeypatch.setattr("operant.files.MAX_RATIO", 0)
+    (configured / "operant.toml").write_text(TOML.replace("[data]", "[data]\nmax_bytes = 1000"))
+    assert "more than the limit of 1e-06 GB" in run().stderr
+    assert "more than the limit of 1e-06 GB" in CliRunner().invoke(app, ["assess"]).stderr
+
+
 def test_without_operant_toml_what_is_missing_is_named(run: Callable[..., Result]) -> None:
     assert "there is no model: name one, or run this in a folder with operant.toml" in run().stderr
     assert "there are no data: give --data" in run("users_code:Net").stderr

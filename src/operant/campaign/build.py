@@ -27,7 +27,7 @@ from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
 from operant.execution.run_folder import RunFolder, make_folder
 from operant.execution.timing import Stopwatch
-from operant.files import existing
+from operant.files import existing, set_max_bytes
 from operant.generate import default_moves, default_radii
 from operant.measure import mc_dropout
 from operant.model import Classifier, Finding
@@ -100,6 +100,7 @@ def build(
         check: called with the model and clean samples before anything that takes long.
     """
     stopwatch = Stopwatch() if stopwatch is None else stopwatch
+    set_max_bytes(config.data.max_bytes)
     notes: list[str] = []
     findings: list[Finding] = []
     model = build_model(config, notes)

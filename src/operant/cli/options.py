@@ -94,10 +94,13 @@ def read_labels_file(
 
 
 def config_here() -> Config | None:
-    """The ``operant.toml`` of the current folder, if there is one."""
+    """The ``operant.toml`` of the current folder, if there is one; files are read with its limit."""
     from operant.campaign.config import load_config
+    from operant.files import set_max_bytes
 
-    return load_config(CONFIG) if CONFIG.is_file() else None
+    config = load_config(CONFIG) if CONFIG.is_file() else None
+    set_max_bytes(None if config is None else config.data.max_bytes)
+    return config
 
 
 def run_folder() -> Path:
