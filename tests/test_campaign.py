@@ -648,7 +648,12 @@ def test_a_field_that_drifts_is_assessed_again(tmp_path: Path) -> None:
 def test_drift_stops_the_campaign_if_so_configured(tmp_path: Path) -> None:
     old = field()
     everything, there = arriving(old, old[:0], field(200, dark=True))
-    done = run(tmp_path, everything, field=there, rounds=3, labels=400, when_drifted="stop", requirement=0.3)
+    names = tuple(f"digit {name}" for name in "abcdefghij")
+    options = {"rounds": 3, "labels": 400, "when_drifted": "stop", "requirement": 0.3, "classes": names}
+    done = run(tmp_path, everything, field=there, **options)
+    found = done.rounds[2].drift
+    assert found is not None
+    assert f"class {names[found.most_moved]} moved most" in found.details
     assert done.reason.startswith("Stopped in round 2 because the field has changed (Drift (p = ")
     assert not done.met
     assert done.rounds[2].assessment is None
