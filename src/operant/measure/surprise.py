@@ -150,8 +150,15 @@ def fit_lsa(
         references: draw this many of the training inputs with the generator (default: use all).
     """
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
-    options = {"by_class": by_class, "var_threshold": var_threshold, "max_features": max_features}
-    return replace(LSA.of(activations, predicted, classes=_names(model, train), **options), neurons=neurons)
+    fitted = LSA.of(
+        activations,
+        predicted,
+        by_class=by_class,
+        var_threshold=var_threshold,
+        max_features=max_features,
+        classes=_names(model, train),
+    )
+    return replace(fitted, neurons=neurons)
 
 
 def _kernels(a: Tensor, whose: str, *, var_threshold: float, max_features: int | None) -> Kernels:

@@ -279,7 +279,7 @@ def below_expectation(accuracy: Accuracy | None, expect: float) -> Findings:
     return _error("accuracy below expectation", problem, advice, when=accuracy.share < expect)
 
 
-def foreign_labels(y: Tensor, classes: int, names: Sequence[str]) -> Findings:
+def foreign_labels(y: Tensor, classes: int, names: Sequence[str] = ()) -> Findings:
     """Labels that the model has no class for."""
     bad = int((y >= classes).sum())
     advice = "Remove these rows, or number the labels like the model's outputs"
