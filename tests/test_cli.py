@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -378,6 +379,14 @@ def test_the_exit_code_of_assess_says_whether_the_requirement_is_met(digits: Pat
     assert unclear.exit_code == 2, unclear.output
     assert "undecided" in unclear.output
     assert "labels are too few" in unclear.output or "collect more field inputs" in unclear.output
+
+
+def test_assess_takes_a_model_that_is_certain_of_everything(digits: Path) -> None:
+    weights = load_file(digits / "net.safetensors")
+    save_file(weights | {name: 1e6 * weights[name] for name in ("3.weight", "3.bias")}, digits / "net.safetensors")
+    result = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
+    assert result.exit_code == 0, result.output
+    assert "inputs were drawn by mass alone" in " ".join(result.output.split())
 
 
 def test_assessments_in_one_folder_share_the_allowed_error(digits: Path) -> None:
