@@ -1,7 +1,9 @@
 """A small network that learns to tell two sets of images apart, and how well it can."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ class TwoSampleNetwork(nn.Module):
         sizes = (channels, *WIDTHS)
         self.layers = nn.ModuleList(
             nn.Conv2d(a, b, 3, stride=1 if i == 0 else 2, padding=1)
-            for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False))
+            for i, (a, b) in enumerate(pairwise(sizes))
         )
         self.head = nn.Linear(sum(WIDTHS[1:]), 1)
 
@@ -62,8 +64,7 @@ class TwoSample:
         return self._batched(x, self.network.features)
 
     @torch.no_grad()
-    def _batched(self, x: Tensor, function: "nn.Module | object") -> Tensor:
-        assert callable(function)
+    def _batched(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         return torch.cat([function(reduced(part, self.bounds)) for part in x.split(CHUNK)])
 
 
