@@ -183,6 +183,8 @@ def motion_blur(x: Tensor, length: Tensor, angle: Tensor) -> Tensor:
     places = max(9, max(x.shape[2:]) // 4) | 1
     turn = angle.double().deg2rad()
     along = [(length.double() * f(turn)).to(x).view(-1, 1, 1) for f in (torch.cos, torch.sin)]
+    if along[0].requires_grad:  # the order in which gradients are summed decides their last bits: keep it
+        along = [way.expand(-1, *x.shape[2:]) for way in along]
     change = torch.zeros_like(x)
     for k in range(places):
         t = k / (places - 1) - 0.5
