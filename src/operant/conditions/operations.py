@@ -107,7 +107,7 @@ def shadow(x: Tensor, depth: Tensor, *, seeds: Tensor) -> Tensor:
     x · (1 - depth · m),  m from 1 inside to 0 outside of an ellipse with its centre in the image        (1)
     """
     place = uniforms(seeds, (6,), "ellipse")
-    turn, edge = math.pi * place[:, 4], 0.3 + 0.9 * place[:, 5]
+    turn, edge = math.pi * place[:, 4], 0.5 + 0.8 * place[:, 5]
     half = 0.5 + 0.7 * place[:, 2:4]  # of its axes, where half of the image's side is 1
     down, across = ((2 * place[:, i] - 1).to(x).view(-1, 1, 1) for i in (0, 1))
     ways = ((turn.cos() / half[:, 0], turn.sin() / half[:, 0]), (-turn.sin() / half[:, 1], turn.cos() / half[:, 1]))
