@@ -71,7 +71,7 @@ CONDITIONS: dict[str, Condition] = {
         for name in CORRUPTIONS
     },
 }
-"""All conditions by name, in the order of application: scene, lens, light, sensor, compression; then corruptions."""
+"""All conditions by name, in the order of application: scene, lens, sensor, processing; then corruptions."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
