@@ -21,7 +21,7 @@ def derive(seeds: Tensor, word: str) -> Tensor:
 def uniforms(seeds: Tensor, shape: tuple[int, ...], word: str) -> Tensor:
     """Numbers in (0, 1), ``(n, *shape)`` in float64: hashes of the row's seed, the word and the position."""
     ids = (derive(seeds, word) * STRIDE)[:, None] + torch.arange(math.prod(shape))
-    return mix(ids).clamp_min(2**-54).view(-1, *shape)
+    return mix(ids).clamp_min_(2**-54).view(-1, *shape)
 
 
 def normals(seeds: Tensor, shape: tuple[int, ...], word: str) -> Tensor:
@@ -59,6 +59,9 @@ def poisson(u: Tensor, mean: Tensor) -> Tensor:
     term = (-few).exp()
     below, count = term.clone(), torch.zeros_like(term)
     for k in range(1, math.ceil(most + 9 * math.sqrt(most)) + 10):
-        count += u > below
+        above = u > below
+        if not bool(above.any()):
+            break
+        count += above
         below += term.mul_(few).div_(k)
     return torch.where(mean > MAX_EXACT_MEAN, mean + mean.sqrt() * torch.special.ndtri(u), count)

@@ -34,17 +34,19 @@ def column(values: Tensor, x: Tensor) -> Tensor:
 
 
 def displace(x: Tensor, dx: Tensor, dy: Tensor, *, padding: str = "border") -> Tensor:
-    """Each pixel takes the value found ``dx`` pixels to its right and ``dy`` below, both ``(n, height, width)``.
+    """Each pixel takes the value found ``dx`` pixels to its right and ``dy`` below; both fit ``(n, height, width)``.
 
     Values between pixels are bilinear; where both are 0, it is exactly the pixel's own value.
     """
     h, w = x.shape[2:]
     across = (torch.arange(w).to(x) * 2 + 1) / w - 1 + dx * (2 / w)
     down = ((torch.arange(h).to(x) * 2 + 1) / h - 1)[:, None] + dy * (2 / h)
-    grid = torch.stack(torch.broadcast_tensors(across, down), -1)
+    grid = torch.stack([across.expand(len(x), h, w), down.expand(len(x), h, w)], -1)
     moved = grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=False)
-    still = ((dx == 0) & (dy == 0))[:, None]  # keep these values exact; their gradients are kept too
-    return torch.where(still, x.detach() + (moved - moved.detach()), moved)
+    still = ((dx == 0) & (dy == 0))[:, None]
+    if not bool(still.any()):
+        return moved
+    return torch.where(still, x.detach() + (moved - moved.detach()), moved)  # exact values, and their gradients
 
 
 def warp(
@@ -105,8 +107,8 @@ def shadow(x: Tensor, depth: Tensor, *, seeds: Tensor) -> Tensor:
     x · (1 - depth · m),  m from 1 inside to 0 outside of an ellipse with its centre in the image        (1)
     """
     place = uniforms(seeds, (6,), "ellipse")
-    turn, edge = math.pi * place[:, 4], 0.15 + 0.6 * place[:, 5]
-    half = 0.35 + 0.55 * place[:, 2:4]  # of its axes, where half of the image's side is 1
+    turn, edge = math.pi * place[:, 4], 0.5 + 0.8 * place[:, 5]
+    half = 0.5 + 0.7 * place[:, 2:4]  # of its axes, where half of the image's side is 1
     down, across = ((2 * place[:, i] - 1).to(x).view(-1, 1, 1) for i in (0, 1))
     ways = ((turn.cos() / half[:, 0], turn.sin() / half[:, 0]), (-turn.sin() / half[:, 1], turn.cos() / half[:, 1]))
     v, u = (_centred(n, x) for n in x.shape[2:])
@@ -147,7 +149,8 @@ def defocus(x: Tensor, radius: Tensor) -> Tensor:
     wide = pad(x, (reach,) * 4, mode="replicate")
     for i, j in (disk.detach() > 0).any(0).nonzero().tolist():
         weight = disk[:, i : i + 1, j : j + 1]
-        total, share = total + wide[:, :, i:, j:][:, :, : x.shape[2], : x.shape[3]] * column(weight, x), share + weight
+        total += wide[:, :, i:, j:][:, :, : x.shape[2], : x.shape[3]] * column(weight, x)
+        share = share + weight
     return (total / column(share, x)).clamp(0, 1)
 
 
@@ -168,7 +171,7 @@ def _smooth(x: Tensor, weights: Tensor, dim: int) -> Tensor:
     total = x * column(weights[:, 0], x)
     for k in range(1, reach + 1):
         both = wide.narrow(dim, reach - k, n) + wide.narrow(dim, reach + k, n)
-        total = total + both * column(weights[:, k], x)
+        total += both * column(weights[:, k], x)
     return total
 
 
@@ -179,11 +182,13 @@ def motion_blur(x: Tensor, length: Tensor, angle: Tensor) -> Tensor:
     """
     places = max(9, max(x.shape[2:]) // 4) | 1
     turn = angle.double().deg2rad()
-    along = [(length.double() * f(turn)).to(x).view(-1, 1, 1).expand(-1, *x.shape[2:]) for f in (torch.cos, torch.sin)]
+    along = [(length.double() * f(turn)).to(x).view(-1, 1, 1) for f in (torch.cos, torch.sin)]
+    if along[0].requires_grad:  # the order in which gradients are summed decides their last bits: keep it
+        along = [way.expand(-1, *x.shape[2:]) for way in along]
     change = torch.zeros_like(x)
     for k in range(places):
         t = k / (places - 1) - 0.5
-        change = change + (displace(x, along[0] * t, -along[1] * t) - x)
+        change += displace(x, along[0] * t, -along[1] * t) - x
     return (x + change / places).clamp(0, 1)
 
 
@@ -350,5 +355,5 @@ def _transformed(blocks: Tensor, matrix: Tensor, dim: int) -> Tensor:
     shape = [8 if d == dim else 1 for d in range(blocks.ndim)]
     total = torch.zeros_like(blocks)
     for k in range(8):
-        total = total + matrix[:, k].reshape(shape) * blocks.select(dim, k).unsqueeze(dim)
+        total += matrix[:, k].reshape(shape) * blocks.select(dim, k).unsqueeze(dim)
     return total

@@ -16,7 +16,7 @@ from operant.data import row_index
 from operant.model import slack_of
 from operant.validation import check_ascending, check_at_least, check_one_of, check_within
 
-MAX_NUMBERS = 2**20  # numbers processed at once
+MAX_NUMBERS = 2**19  # numbers processed at once: few enough to stay in a processor's cache
 MAX_SEED = 2**53  # seeds stay below this, so that a column of doubles can hold them
 PADDINGS = ("border", "reflection", "zeros")
 
@@ -71,7 +71,7 @@ CONDITIONS: dict[str, Condition] = {
         for name in CORRUPTIONS
     },
 }
-"""All conditions by name, in the order of application: scene, lens, light, sensor, compression; then corruptions."""
+"""All conditions by name, in the order of application: scene, lens, sensor, processing; then corruptions."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,21 +221,33 @@ def apply(x: Tensor, drawn: DrawnConditions) -> Tensor:
     """
     _check_images(x, drawn)
     rows = max(1, MAX_NUMBERS // max(1, x[0].numel()))
-    parts = [_applied(part, drawn[i * rows : (i + 1) * rows]) for i, part in enumerate(x.split(rows))]
+    split = zip(x.split(rows), drawn.values.to(x.device).split(rows), drawn.seeds.split(rows), strict=True)
+    parts = [_applied(images, values, seeds, drawn) for images, values, seeds in split]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _applied(x: Tensor, drawn: DrawnConditions) -> Tensor:
-    low, high = drawn.bounds
+def _applied(x: Tensor, values: Tensor, seeds: Tensor, setting: DrawnConditions) -> Tensor:
+    low, high = setting.bounds
     unit = (low, high) == (0, 1)
     z = (x if unit else (x - low) / (high - low)).clamp(0, 1).contiguous()
-    given = dict(zip(drawn.names, drawn.values.to(x.device).unbind(1), strict=True))
+    given = dict(zip(setting.names, values.unbind(1), strict=True))
+    absent = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for names, step in STEPS.items():
-        values = [given.get(name) for name in names]
-        if any(v is not None and (v.requires_grad or bool((v != 0).any())) for v in values):
-            parameters = [torch.zeros(len(x), dtype=torch.float64, device=x.device) if v is None else v for v in values]
-            z = step(z, parameters, derive(drawn.seeds, names[0]), drawn.padding)
+        if any(name in given for name in names):
+            z = _stepped(z, [given.get(name, absent) for name in names], derive(seeds, names[0]), step, setting.padding)
     return z if unit else (low + z * (high - low)).clamp(low, high)
+
+
+def _stepped(x: Tensor, parameters: Sequence[Tensor], seeds: Tensor, step: "Step", padding: str) -> Tensor:
+    """One step, left out where it changes nothing: for the whole batch or, if no gradients are needed, for its rows."""
+    searched = any(p.requires_grad for p in parameters)
+    rows = torch.stack([p != 0 for p in parameters]).any(0).nonzero().flatten()
+    if len(rows) == 0 and not searched:
+        return x
+    if len(rows) == len(x) or searched or x.requires_grad:
+        return step(x, parameters, seeds, padding)
+    changed = step(x[rows], [p[rows] for p in parameters], seeds[rows.to(seeds.device)], padding)
+    return x.index_copy(0, rows, changed)
 
 
 Step = Callable[[Tensor, Sequence[Tensor], Tensor, str], Tensor]
