@@ -97,6 +97,22 @@ def test_a_range_that_is_too_narrow_is_reported(parts) -> None:
     assert "brightness high 0.2" in str(fitted)
 
 
+def test_conditions_are_found_without_being_declared() -> None:
+    """Colour images in the dark: exposure and noise are found among 25 conditions, and nothing else is needed."""
+    x = torch.nn.functional.interpolate(torch.rand(900, 3, 6, 6, generator=spawn(3)), size=16, mode="bicubic").clamp(
+        0, 1
+    )
+    everything = Samples(x, torch.arange(900) % 3)
+    hidden = {"exposure": normal(0.2, mean=-1.0), "gaussian_noise": uniform(0.02, 0.06)}
+    field = under(everything[:400], hidden)
+    fitted = fit_conditions(field, everything[400:], simulated=400, resamples=20, progress=False, generator=spawn(1))
+    assert {"exposure", "gaussian_noise"} <= set(fitted.active)
+    assert len(fitted.active) <= 3
+    assert by_name(fitted)["exposure mean"] == pytest.approx(-1, abs=0.15)
+    assert fitted.unexplained < 0.2
+    assert set(fitted.recipe.names) == set(fitted.active)
+
+
 # Laws
 
 
@@ -132,9 +148,10 @@ def test_other_bounds_give_the_same_fit() -> None:
     assert other.before == pytest.approx(plain.before, rel=0.05)
 
 
-def test_a_fixed_severity_and_the_chance_of_absence_stay() -> None:
+def test_a_fixed_severity_and_the_chance_of_absence_stay(parts) -> None:
     widest = Recipe(severities={"blur": fixed(0.7), "rotation": normal(30, absent=0.4)}, padding="zeros")
-    fitted = fit_conditions(small(0), small(1), widest=widest, **TINY, generator=spawn(2))
+    field = under(parts["field"], {"blur": fixed(0.7), "rotation": normal(25, absent=0.4)})
+    fitted = fit_conditions(field, parts["clean"], widest=widest, **QUICK, generator=spawn(2))
     assert fitted.recipe.severities["blur"] == fixed(0.7)
     assert fitted.recipe.severities["rotation"].absent == 0.4
     assert fitted.recipe.padding == "zeros"
@@ -164,7 +181,16 @@ def test_families_have_the_documented_free_parameters() -> None:
 def test_the_mixture_of_class_means_is_found_exactly(generator) -> None:
     means = torch.randn(30, 4, generator=generator).double().numpy()
     priors = np.array([0.5, 0.0, 0.2, 0.3])
-    assert _mixture(means, means @ priors) == pytest.approx(priors, abs=1e-4)
+    assert mixture(means, means @ priors, np.full(4, 0.25)) == pytest.approx(priors, abs=1e-4)
+
+
+def test_a_mixture_that_comes_near_nothing_stays_near_the_usual_one(generator) -> None:
+    means = torch.randn(30, 4, generator=generator).double().numpy()
+    usual = np.array([0.4, 0.3, 0.2, 0.1])
+    far = means @ np.array([1.0, 0.0, 0.0, 0.0]) + 100 * torch.randn(30, generator=generator).double().numpy()
+    shares = mixture(means, far, usual)
+    assert shares.sum() == pytest.approx(1)
+    assert shares == pytest.approx(usual, abs=0.05)
 
 
 @pytest.mark.parametrize("shape", [(5, 1, 8, 8), (6, 3, 17, 33), (4, 1, 64, 50)])

@@ -31,8 +31,7 @@ class TwoSampleNetwork(nn.Module):
         super().__init__()
         sizes = (channels, *WIDTHS)
         self.layers = nn.ModuleList(
-            nn.Conv2d(a, b, 3, stride=1 if i == 0 else 2, padding=1)
-            for i, (a, b) in enumerate(pairwise(sizes))
+            nn.Conv2d(a, b, 3, stride=1 if i == 0 else 2, padding=1) for i, (a, b) in enumerate(pairwise(sizes))
         )
         self.head = nn.Linear(sum(WIDTHS[1:]), 1)
 
@@ -85,7 +84,7 @@ def fit_two_sample(
         x = torch.cat([side[torch.randint(len(side), (BATCH,), generator=generator)] for side in sides])
         loss = binary_cross_entropy_with_logits(network(_moved(x, generator)), target)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         schedule.step()
     return TwoSample(network=network.eval().requires_grad_(False), bounds=bounds)

@@ -38,6 +38,11 @@ class FreeParameter(NamedTuple):
         part = t if self.name == "mean" else math.sqrt(t)
         return float(self.first + (self.last - self.first) * part)
 
+    def place(self, value: float) -> float:
+        """The t of a value, or of the nearest that is allowed."""
+        part = min(1.0, max(0.0, (value - self.first) / (self.last - self.first)))
+        return part if self.name == "mean" else part**2
+
     @property
     def none(self) -> float:
         """The t at which the condition does nothing, or as little as possible."""

@@ -9,13 +9,14 @@ import torch
 from scipy.optimize import lsq_linear
 from scipy.stats import chi2
 
+from operant.conditions import Recipe
 from operant.profile._appearance import Array
 from operant.profile._matching import ConditionMatcher, FreeParameter, inverse_root
 
 PROBE_IMAGES, ROUGH_IMAGES = 200, 400  # images simulated to compare conditions, and in the rough search
 EXCHANGE_IMAGES = 1000  # to tell a condition from a similar one
 EARLY_RIDGE, LATE_RIDGE = 0.05, 0.02  # of Σ, when the conditions are still wrong, and when they are nearly right
-FINALISTS = 3  # conditions that are tried in earnest before one of them is added
+FINALISTS = 2  # conditions that are tried in earnest before one of them is added
 ROUGH, FINE = 0.03, 0.015  # steps of finite differences in the two searches, as shares of a range
 MAX_MOVE = 0.3  # of a parameter in one step, as a share of its range
 CONFIDENCE = 0.99  # a condition stays if removing it raises the distance more than chance does at this level
@@ -33,20 +34,34 @@ class Match(NamedTuple):
     root: Array  # R of the last distance
 
     @property
+    def recipe(self) -> Recipe:
+        return self.matcher.recipe(self.t)
+
+    @property
     def places(self) -> list[int]:
         """Those of the parameters of the conditions found."""
         groups = groups_of(self.matcher.parameters)
         return sorted(i for name in self.on for i in groups[name])
 
 
-def best_match(matcher: ConditionMatcher, generator: torch.Generator) -> Match:
-    """Search with equal weights first, which sees far; then with those of (2), which see better; then with features.
+def first_match(matcher: ConditionMatcher) -> tuple[Array, list[str]]:
+    """Search with equal weights of all numbers, which sees far."""
+    return grow(matcher, nothing(matcher.parameters), inverse_root(matcher.field, None, 1.0), [])
 
-    The last ones come from a network that learned to tell field data from images under the conditions found so far.
-    """
-    t, on = grow(matcher, nothing(matcher.parameters), inverse_root(matcher.field, None, 1.0), [])
+
+def better_match(matcher: ConditionMatcher, t: Array, on: list[str]) -> Match:
+    """Search from t with the weights of (2), which see better than equal ones."""
     root = matcher.root(t, EARLY_RIDGE)
     t, on = grow(matcher, rough(matcher, t, root, on, steps=2), root, on)
+    return Match(matcher, t, on, root)
+
+
+def best_match(matcher: ConditionMatcher, t: Array, on: list[str], generator: torch.Generator) -> Match:
+    """Search from t as `better_match` does, then among similar conditions, at last with learned features.
+
+    These come from a network that learned to tell field data from images under the conditions found so far.
+    """
+    _, t, on, root = better_match(matcher, t, on)
     t, on = exchange(matcher, t, root, on)
     matcher = matcher.with_learned(t, generator)
     root = matcher.root(t, LATE_RIDGE)
@@ -64,7 +79,7 @@ def groups_of(parameters: Sequence[FreeParameter]) -> Groups:
     present = {p.condition for p in parameters}
     for i, p in enumerate(parameters):
         partner = TOGETHER.get(p.condition)
-        groups.setdefault(partner if partner in present else p.condition, []).append(i)  # type: ignore[arg-type]
+        groups.setdefault(partner if partner in present else p.condition, []).append(i)
     return groups
 
 
@@ -118,7 +133,7 @@ def _promises(
     return promises
 
 
-def _moved(t: Array, places: Sequence[int], values: Sequence[float]) -> Array:
+def _moved(t: Array, places: Sequence[int], values: Sequence[float] | Array) -> Array:
     other = t.copy()
     other[list(places)] = values
     return other
