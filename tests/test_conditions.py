@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageEnhance
 from scipy import ndimage, stats
 from torch.nn.functional import avg_pool2d, interpolate
 
@@ -41,9 +41,16 @@ USUAL = {
     "shift_x": 0.11,
     "shift_y": -0.07,
     "occlusion": 0.3,
+    "shadow": 0.6,
+    "fog": 0.4,
     "motion_blur": 3.3,
     "motion_angle": 40.0,
+    "defocus": 1.7,
     "blur": 0.9,
+    "vignetting": 0.5,
+    "exposure": -0.4,
+    "warmth": 0.2,
+    "tint": -0.15,
     "brightness": 0.1,
     "contrast": -0.3,
     "gamma": 0.25,
@@ -51,9 +58,12 @@ USUAL = {
     "shot_noise": 0.1,
     "gaussian_noise": 0.05,
     "impulse_noise": 0.05,
+    "saturation": 0.4,
     "jpeg": 0.7,
 } | {f"c/{name}": 2.5 for name in CORRUPTIONS}
 SMOOTH = [name for name, condition in CONDITIONS.items() if condition.smooth]
+COLOUR = ("warmth", "tint", "saturation")  # for images with three channels only
+SEEDED = ("occlusion", "shadow", "fog", "shot_noise", "gaussian_noise", "impulse_noise")
 
 
 def images(n=12, shape=(3, 16, 20), *, dtype=torch.float32, seed=0):
@@ -72,9 +82,14 @@ def under(name, value, n, **setting):
     return DrawnConditions(names=(name,), values=values, seeds=torch.arange(n) * 7919, **setting)
 
 
-def everything(n, **setting):
+def channels(name):
+    return 3 if name in COLOUR else 1
+
+
+def everything(n, channels=3, **setting):
     """Rows under one condition each, in turn, and the last of them under all field conditions together."""
-    names, usual = tuple(USUAL), torch.tensor(list(USUAL.values()), dtype=torch.float64)
+    names = tuple(name for name in USUAL if channels == 3 or name not in COLOUR)
+    usual = torch.tensor([USUAL[name] for name in names], dtype=torch.float64)
     values = torch.diag(usual).repeat(n // len(names) + 1, 1)[:n]
     values[-1] = torch.where(torch.arange(len(names)) < len(names) - len(CORRUPTIONS), usual, 0.0)
     return DrawnConditions(names=names, values=values, seeds=torch.arange(n) * 104729 + 5, **setting)
@@ -91,7 +106,7 @@ def test_every_condition_is_known_and_has_its_place():
 
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_nothing_happens_at_zero(name):
-    x = images(shape=(1, 9, 12))
+    x = images(shape=(channels(name), 9, 12))
     drawn = under(name, 0.0, len(x))
     assert torch.equal(apply(x, drawn), x)
     computed = apply(x, replace(drawn, values=drawn.values.requires_grad_()))  # now no step is left out
@@ -118,7 +133,7 @@ def test_something_happens_elsewhere(name):
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 13, 18)])
 def test_rows_do_not_see_each_other(shape, monkeypatch):
     n = len(USUAL) + 3
-    x, drawn = images(n, shape), everything(n)
+    x, drawn = images(n, shape), everything(n, shape[0])
     whole = apply(x, drawn)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(3))
     assert torch.equal(apply(x[order], drawn[order]), whole[order])
@@ -128,13 +143,28 @@ def test_rows_do_not_see_each_other(shape, monkeypatch):
     assert torch.equal(apply(x.contiguous(memory_format=torch.channels_last), drawn), whole)
 
 
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_rows_without_the_condition_are_left_out(name, monkeypatch):
+    """Which changes nothing: the others are as if all rows had been computed, as they are for gradients."""
+    x, drawn = images(9), under(name, USUAL[name], 9)
+    absent = torch.arange(9) % 3 > 0
+    drawn = replace(drawn, values=torch.where(absent[:, None], 0.0, drawn.values))
+    searched = apply(x, replace(drawn, values=drawn.values.clone().requires_grad_())).detach()
+    names, step = next((names, step) for names, step in recipe.STEPS.items() if name in names)
+    sizes = []
+    monkeypatch.setitem(recipe.STEPS, names, lambda z, *rest: sizes.append(len(z)) or step(z, *rest))
+    assert torch.equal(apply(x, drawn), searched)
+    assert torch.equal(apply(x[absent], drawn[absent]), x[absent])
+    assert sizes == [3]
+
+
 def test_a_draw_comes_back_from_disk_and_does_the_same(tmp_path, generator):
     declared = Recipe(
         severities={name: uniform(0, USUAL[name]) if USUAL[name] > 0 else uniform(USUAL[name], 0) for name in USUAL},
         bounds=(-1.0, 2.0),
         padding="reflection",
     )
-    x = images(40, (1, 11, 11)) * 3 - 1
+    x = images(40, (3, 11, 11)) * 3 - 1
     drawn = declared.draw(40, generator=generator)
     first = apply(x, drawn)
     save(drawn, tmp_path / "drawn.json")
@@ -146,7 +176,7 @@ def test_a_draw_comes_back_from_disk_and_does_the_same(tmp_path, generator):
 
 
 def test_a_draw_survives_as_columns_of_a_suite(tmp_path):
-    x, drawn = images(6, (1, 8, 8)), replace(everything(6), seeds=2**53 - 1 - torch.arange(6))
+    x, drawn = images(6, (3, 8, 8)), replace(everything(6), seeds=2**53 - 1 - torch.arange(6))
     seeds = Samples(x, torch.zeros(6, dtype=torch.long))
     made = apply(x, drawn)
     suite = Suite.of(made, seeds=seeds, origin=torch.arange(6), prediction=seeds.labels, method="conditions")
@@ -167,7 +197,8 @@ def test_the_order_of_a_recipe_does_not_matter():
 @given(data=st.data(), height=st.integers(8, 64), width=st.integers(8, 64), channels=st.sampled_from([1, 2, 3]))
 def test_images_stay_images(data, height, width, channels):
     """Any condition, any value that it may have, any size, any bounds."""
-    names = data.draw(st.lists(st.sampled_from(list(CONDITIONS)), min_size=1, max_size=3, unique=True))
+    fitting = [name for name in CONDITIONS if channels == 3 or name not in COLOUR]
+    names = data.draw(st.lists(st.sampled_from(fitting), min_size=1, max_size=3, unique=True))
     values = [[data.draw(st.floats(CONDITIONS[name].low, CONDITIONS[name].high)) for name in names] for _ in range(3)]
     low, width_of = data.draw(st.floats(-300, 300)), data.draw(st.floats(0.1, 300))
     bounds = data.draw(st.sampled_from([(0.0, 1.0), (low, low + width_of)]))
@@ -201,14 +232,14 @@ def test_bounds_are_units_only():
 )
 def test_gradients_in_x_are_right(name):
     """Where nothing is cut off at black or white; the three left out pass gradients straight through a rounding."""
-    x = (0.3 + 0.4 * images(2, (1, 7, 8), dtype=torch.float64)).requires_grad_()
+    x = (0.3 + 0.4 * images(2, (channels(name), 7, 8), dtype=torch.float64)).requires_grad_()
     drawn = under(name, USUAL[name] / 2, 2)
     assert torch.autograd.gradcheck(lambda z: apply(z, drawn), (x,), fast_mode=True)
 
 
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_in_parameters_are_right(name):
-    x = 0.3 + 0.4 * images(3, (1, 9, 8), dtype=torch.float64)
+    x = 0.3 + 0.4 * images(3, (channels(name), 9, 8), dtype=torch.float64)
     names = ("motion_blur", name) if name == "motion_angle" else (name,)
     at = torch.tensor(
         [[0.31 * USUAL[n] for n in names], [0.53 * USUAL[n] for n in names], [0.9 * USUAL[n] for n in names]]
@@ -219,7 +250,7 @@ def test_gradients_in_parameters_are_right(name):
 
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_gradients_are_finite_at_zero_and_at_black_and_white(name):
-    x = (images(4, (1, 8, 8)) * 3 - 1).clamp(0, 1).requires_grad_()
+    x = (images(4, (channels(name), 8, 8)) * 3 - 1).clamp(0, 1).requires_grad_()
     for value in (0.0, USUAL[name]):
         drawn = under(name, value, 4)
         drawn = replace(drawn, values=drawn.values.requires_grad_())
@@ -264,7 +295,7 @@ def test_corruption_is_a_recipe(name):
     assert drawn.bounds == (0.0, 255.0)
 
 
-@pytest.mark.parametrize("name", ["c/snow", "c/frost", "c/fog", "c/elastic_transform", "gaussian_noise", "occlusion"])
+@pytest.mark.parametrize("name", ["c/snow", "c/frost", "c/fog", "c/elastic_transform", *SEEDED])
 def test_seeds_make_rows_differ(name):
     x = pictures(1).repeat(8, 1, 1, 1)
     made = apply(x, under(name, USUAL[name], 8)).flatten(1)
@@ -400,6 +431,148 @@ def test_occlusion_hides_its_share():
     size, seeds = torch.linspace(0, 1, 50), torch.arange(50)
     seen = operations.occlude(light, size, seeds=seeds) - operations.occlude(dark, size, seeds=seeds)
     assert torch.allclose(seen.mean((1, 2, 3)), 1 - size**2, atol=1e-5)
+
+
+# Light, air and optics
+
+
+def each(value, n):
+    return torch.full((n,), float(value), dtype=torch.float64)
+
+
+@settings(max_examples=25)
+@given(gains=st.lists(st.floats(-4, 4), min_size=2, max_size=6))
+def test_more_exposure_is_never_darker(gains):
+    """The images in [0, 1] are their own times e to the gain, up to white."""
+    x = images(len(gains), (3, 7, 9))
+    gains = torch.tensor(sorted(gains), dtype=torch.float64)
+    made = operations.expose(x, gains)
+    assert torch.allclose(made, (x.double() * gains.exp().view(-1, 1, 1, 1)).clamp_max(1).float(), atol=1e-6)
+    brightness = operations.expose(x[:1].expand(len(gains), -1, -1, -1), gains).double().mean((1, 2, 3))
+    assert bool((brightness.diff() >= 0).all())
+
+
+@settings(max_examples=25)
+@given(warmth=st.floats(-2, 2), tint=st.floats(-2, 2))
+def test_light_gives_grey_the_ratio_of_its_gains(warmth, tint):
+    grey = (0.13 * images(5, (1, 6, 8), dtype=torch.float64)).expand(-1, 3, -1, -1)
+    warm, tinted = operations.warm(grey, each(warmth, 5)), operations.tint(grey, each(tint, 5))
+    for made, gains in ((warm, (warmth, 0.0, -warmth)), (tinted, (0.0, tint, 0.0))):
+        assert torch.allclose(made / grey, torch.tensor(gains).double().exp().view(3, 1, 1).expand_as(grey))
+
+
+def test_white_balance_can_be_undone():
+    x = 0.5 * images(6, dtype=torch.float64)
+    names = ("exposure", "warmth", "tint")
+    to = torch.tensor([[-0.5, 0.3, 0.2]] * 6, dtype=torch.float64)
+    made = apply(x, DrawnConditions(names=names, values=to, seeds=torch.arange(6)))
+    back = DrawnConditions(names=names, values=-to, seeds=torch.arange(6))
+    assert torch.allclose(apply(made, back), x)
+
+
+@settings(max_examples=25)
+@given(factor=st.floats(-5, 5))
+def test_saturation_leaves_grey_alone(factor):
+    x, grey = images(5), images(5, (1, 6, 8)).expand(-1, 3, -1, -1)
+    kept = operations.saturate(grey, each(factor, 5))
+    assert torch.allclose(kept, grey, atol=2e-5)
+    assert torch.equal(kept[:, 0], kept[:, 1])
+    assert torch.equal(kept[:, 0], kept[:, 2])
+    made = operations.saturate(x, each(-abs(factor), 5))  # within [0, 1], so nothing is cut off
+    light = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+    assert torch.allclose((made * light).sum(1), (x * light).sum(1), atol=1e-5)
+    spread, before = (z.amax(1) - z.amin(1) for z in (made, x))
+    assert torch.allclose(spread, before * np.exp(-abs(factor)), atol=1e-5)
+
+
+def test_saturation_agrees_with_pillow():
+    """But for its rounding of pixels and of their grey to whole numbers."""
+    x = (pictures(6) * 255).round() / 255
+    for factor in (0.3, 1.6):
+        made = operations.saturate(x, each(np.log(factor), 6)) * 255
+        for row in range(6):
+            picture = Image.fromarray((x[row] * 255).byte().permute(1, 2, 0).numpy())
+            expected = torch.from_numpy(np.array(ImageEnhance.Color(picture).enhance(factor))).permute(2, 0, 1)
+            assert float((made[row] - expected).abs().max()) < 2
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 9), (3, 7, 16), (2, 1, 5), (1, 1, 1)])
+def test_vignetting_takes_its_share_from_the_corners(shape):
+    h, w = shape[1:]
+    share = torch.linspace(0, 1, 5, dtype=torch.float64)
+    made = operations.vignette(torch.ones(5, *shape, dtype=torch.float64), share)
+    v, u = (torch.linspace(-1, 1, n).double() if n > 1 else torch.zeros(1).double() for n in (h, w))
+    away = (v[:, None] ** 2 + u**2) / 2
+    assert torch.allclose(made, (1 - share.view(-1, 1, 1, 1) * away).expand_as(made))
+    assert torch.allclose(made, made.flip(2).flip(3))
+    if min(h, w) > 1:
+        assert torch.allclose(made[:, 0, 0, 0], 1 - share)
+
+
+@settings(max_examples=25)
+@given(depth=st.floats(0, 1), seed=st.integers(0, 2**53 - 1), side=st.integers(8, 40))
+def test_shadows_only_darken_and_no_more_than_their_depth(depth, seed, side):
+    x = images(4, (3, side, 24), dtype=torch.float64)
+    drawn = replace(under("shadow", depth, 4), seeds=(seed + torch.arange(4)) % 2**53)
+    made = apply(x, drawn)
+    assert bool((made <= x).all())
+    assert bool((made >= x * (1 - depth) - 1e-12).all())
+    share = 1 - made / x
+    assert torch.allclose(share, share[:, :1].expand_as(share), atol=1e-9)  # the same in every channel
+    assert torch.allclose(share.amax((1, 2, 3)), each(depth, 4), atol=1e-9)  # it is dark somewhere
+    if depth > 0:
+        assert bool((share.amin((1, 2, 3)) < depth / 2).all())  # but not everywhere
+
+
+def test_shadows_are_local_and_have_soft_edges():
+    made = 1 - apply(torch.ones(400, 1, 32, 32), under("shadow", 1.0, 400))
+    cover = made.mean((1, 2, 3))
+    assert 0.2 < float(cover.mean()) < 0.4
+    assert 0.02 < float(cover.min()) < float(cover.max()) < 0.9
+    steps = torch.stack([made.diff(dim=2).abs().amax((1, 2, 3)), made.diff(dim=3).abs().amax((1, 2, 3))]).amax(0)
+    assert float(steps.max()) < 0.75  # of the depth, between two pixels of 32
+    middle = torch.stack([(made * torch.arange(32)).sum((1, 2, 3)), (made.mT * torch.arange(32)).sum((1, 2, 3))])
+    assert bool((((middle / made.sum((1, 2, 3))).std(1)) > 4).all())  # anywhere
+
+
+@settings(max_examples=25)
+@given(thickness=st.floats(0, 1), seed=st.integers(0, 2**53 - 1), width=st.integers(8, 40))
+def test_fog_lies_between_the_image_and_its_haze(thickness, seed, width):
+    x = images(4, (3, 24, width), dtype=torch.float64)
+    drawn = replace(under("fog", thickness, 4), seeds=(seed + torch.arange(4)) % 2**53)
+    haze = apply(x, replace(drawn, values=torch.ones_like(drawn.values)))
+    assert 0.55 - 1e-6 <= float(haze.min()) <= float(haze.max()) <= 1
+    assert torch.allclose(haze, haze[:, :1].expand_as(haze))
+    assert torch.allclose(apply(x, drawn), x + thickness * (haze - x))
+
+
+def test_fog_is_a_smooth_cloud():
+    haze = apply(torch.zeros(200, 1, 64, 64), under("fog", 1.0, 200))
+    assert float(haze.diff(dim=3).abs().mean()) < 0.01
+    assert float(haze.amax((1, 2, 3)).mean() - haze.amin((1, 2, 3)).mean()) > 0.4
+    assert bool((haze.mean(0) - haze.mean()).abs().max() < 0.06)  # no place is foggier than another
+
+
+def test_defocus_spreads_a_point_over_a_disk():
+    x = torch.zeros(4, 1, 33, 33, dtype=torch.float64)
+    x[:, :, 16, 16] = 1
+    radius = torch.tensor([0.5, 2.0, 5.5, 9.0])
+    made = operations.defocus(x, radius)
+    assert torch.allclose(made.sum((1, 2, 3)), torch.ones(4, dtype=torch.float64))
+    place = torch.arange(33.0, dtype=torch.float64) - 16
+    away = torch.hypot(place, place[:, None])
+    for row, r in enumerate(radius.tolist()):
+        inside, outside = made[row, 0][away <= r], made[row, 0][away >= r + 1]
+        assert float(inside.min()) == float(inside.max()) > 0
+        assert float(outside.abs().max()) == 0
+    spread = (made * away**2).sum((1, 2, 3)).sqrt()
+    assert torch.allclose(spread[1:], (radius.double()[1:] + 0.5) / 2**0.5, rtol=0.05)  # that of a disk with r + 1/2
+
+
+def test_defocus_is_the_corruption_in_pixels():
+    x = images(5, (3, 20, 30))
+    drawn, radius = under("c/defocus_blur", 3.0, 5), under("defocus", 0.04 * 20, 5)
+    assert torch.equal(apply(x, drawn), apply(x, radius))
 
 
 # Noise
@@ -568,6 +741,14 @@ X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
         (lambda: apply((X * 255).byte(), under("blur", 1, 3)), "got torch.uint8"),
         (lambda: apply(X * 255, under("blur", 1, 3)), "images must lie within bounds (0.0, 1.0)"),
         (lambda: apply(X / 0 * 0, under("blur", 1, 3)), "images contain NaN in 3 of 3 rows"),
+        *(
+            (
+                lambda name=name, n=n: apply(X.expand(-1, n, -1, -1), under(name, 0.1, 3)),
+                f"{name} needs images with three channels, got {n}; remove it from the recipe",
+            )
+            for name in COLOUR
+            for n in (1, 2, 4)
+        ),
     ],
 )
 def test_what_is_rejected(call, sentence):

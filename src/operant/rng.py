@@ -88,13 +88,11 @@ def mix(ids: Tensor) -> Tensor:
 
     Consecutive ids give unrelated numbers. Used to assign inputs to roles.
     """
-    z = ids.to("cpu", torch.int64)
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        z = (z ^ _shift_right(z, shift)) * factor
-    z = z ^ _shift_right(z, 31)
-    return _shift_right(z, 11).to(torch.float64) / 2**53
-
-
-def _shift_right(z: Tensor, by: int) -> Tensor:
-    """Logical right shift; torch's ``>>`` copies the sign bit."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+    z = ids.detach().to("cpu", torch.int64).numpy().view(np.uint64).copy()  # torch's own >> copies the sign bit
+    shifted, share = np.empty_like(z), np.empty(z.shape)
+    for by, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= np.right_shift(z, np.uint64(by), out=shifted)
+        z *= np.uint64(factor)
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
+    np.multiply(np.right_shift(z, np.uint64(11), out=z), 2.0**-53, out=share)
+    return torch.from_numpy(share)

@@ -5,6 +5,7 @@ can be stored; ``apply(x, drawn)`` applies them to images, always with the same 
 """
 
 from operant.conditions.corruptions import CORRUPTIONS
+from operant.conditions.palette import default_palette
 from operant.conditions.recipe import (
     CONDITIONS,
     Condition,
@@ -24,6 +25,7 @@ __all__ = [
     "Severity",
     "apply",
     "corruption",
+    "default_palette",
     "fixed",
     "half_normal",
     "normal",

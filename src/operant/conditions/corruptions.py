@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from operant.conditions import operations
 from operant.conditions._fields import clouds, normals, poisson, uniforms
@@ -62,16 +61,7 @@ def impulse_noise(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 def defocus_blur(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
     """Out of focus: every point becomes a disk."""
-    radius = _at(severity, 0.02, 0.03, 0.04, 0.055, 0.07)[:, None, None] * _side(x)
-    reach = math.floor(float(radius.detach().max())) + 1
-    k = torch.arange(-reach, reach + 1, dtype=torch.float64, device=radius.device)
-    disk = (1 + radius - torch.hypot(k[:, None], k)).clamp(0, 1)
-    total, share = torch.zeros_like(x), torch.zeros_like(radius)
-    wide = pad(x, (reach,) * 4, mode="replicate")
-    for i, j in (disk.detach() > 0).any(0).nonzero().tolist():
-        weight = disk[:, i : i + 1, j : j + 1]
-        total, share = total + wide[:, :, i:, j:][:, :, : x.shape[2], : x.shape[3]] * column(weight, x), share + weight
-    return (total / column(share, x)).clamp(0, 1)
+    return operations.defocus(x, _at(severity, 0.02, 0.03, 0.04, 0.055, 0.07) * _side(x))
 
 
 def glass_blur(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
@@ -125,8 +115,8 @@ def frost(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
 
 def fog(x: Tensor, severity: Tensor, seeds: Tensor) -> Tensor:
     """A bright haze of varying thickness."""
-    haze = 0.55 + 0.45 * clouds(seeds, (x.shape[2], x.shape[3]), "haze", roughness=0.6).to(x)
-    return (x + column(_at(severity, 0.25, 0.36, 0.47, 0.58, 0.68), x) * (haze - x)).clamp(0, 1)
+    cloud = clouds(seeds, (x.shape[2], x.shape[3]), "haze", roughness=0.6).to(x)
+    return operations.veil(x, _at(severity, 0.25, 0.36, 0.47, 0.58, 0.68), cloud)
 
 
 # Light

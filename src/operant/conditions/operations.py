@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate, pad
 
-from operant.conditions._fields import normals, uniforms
+from operant.conditions._fields import clouds, normals, uniforms
 
 # The quantisation tables of the JPEG standard's Annex K, for brightness and for colour.
 LUMINANCE = """16 11 10 16  24  40  51  61    12 12 14 19  26  58  60  55    14 13 16 24  40  57  69  56
@@ -22,6 +22,7 @@ CHROMINANCE = """17 18 24 47 99 99 99 99   18 21 26 66 99 99 99 99   24 26 56 99
                  99 99 99 99 99 99 99 99   99 99 99 99 99 99 99 99   99 99 99 99 99 99 99 99  99 99 99 99 99 99 99 99"""
 YCBCR = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
 RGB = ((1.0, 0.0, 1.402), (1.0, -0.344136, -0.714136), (1.0, 1.772, 0.0))
+FOG_POINTS = 8  # per side of the grid on which a fog is drawn before it is enlarged
 
 
 def column(values: Tensor, x: Tensor) -> Tensor:
@@ -33,17 +34,19 @@ def column(values: Tensor, x: Tensor) -> Tensor:
 
 
 def displace(x: Tensor, dx: Tensor, dy: Tensor, *, padding: str = "border") -> Tensor:
-    """Each pixel takes the value found ``dx`` pixels to its right and ``dy`` below, both ``(n, height, width)``.
+    """Each pixel takes the value found ``dx`` pixels to its right and ``dy`` below; both fit ``(n, height, width)``.
 
     Values between pixels are bilinear; where both are 0, it is exactly the pixel's own value.
     """
     h, w = x.shape[2:]
     across = (torch.arange(w).to(x) * 2 + 1) / w - 1 + dx * (2 / w)
     down = ((torch.arange(h).to(x) * 2 + 1) / h - 1)[:, None] + dy * (2 / h)
-    grid = torch.stack(torch.broadcast_tensors(across, down), -1)
+    grid = torch.stack([across.expand(len(x), h, w), down.expand(len(x), h, w)], -1)
     moved = grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=False)
-    still = ((dx == 0) & (dy == 0))[:, None]  # keep these values exact; their gradients are kept too
-    return torch.where(still, x.detach() + (moved - moved.detach()), moved)
+    still = ((dx == 0) & (dy == 0))[:, None]
+    if not bool(still.any()):
+        return moved
+    return torch.where(still, x.detach() + (moved - moved.detach()), moved)  # exact values, and their gradients
 
 
 def warp(
@@ -95,7 +98,60 @@ def occlude(x: Tensor, size: Tensor, *, seeds: Tensor) -> Tensor:
     return (x + hidden * (column(place[:, 2], x) - x)).clamp(0, 1)
 
 
+# Light and air of the scene
+
+
+def shadow(x: Tensor, depth: Tensor, *, seeds: Tensor) -> Tensor:
+    """This share of the light taken away within a soft-edged ellipse; the seed gives its place, size and edge.
+
+    x · (1 - depth · m),  m from 1 inside to 0 outside of an ellipse with its centre in the image        (1)
+    """
+    place = uniforms(seeds, (6,), "ellipse")
+    turn, edge = math.pi * place[:, 4], 0.5 + 0.8 * place[:, 5]
+    half = 0.5 + 0.7 * place[:, 2:4]  # of its axes, where half of the image's side is 1
+    down, across = ((2 * place[:, i] - 1).to(x).view(-1, 1, 1) for i in (0, 1))
+    ways = ((turn.cos() / half[:, 0], turn.sin() / half[:, 0]), (-turn.sin() / half[:, 1], turn.cos() / half[:, 1]))
+    v, u = (_centred(n, x) for n in x.shape[2:])
+    v, u = v[:, None] - down, u - across
+    (a, b), (c, d) = (tuple(way.to(x).view(-1, 1, 1) for way in pair) for pair in ways)
+    far = ((a * u + b * v).square() + (c * u + d * v).square())[:, None]  # 1 on the ellipse
+    inside = ((1 - far) / column(edge, x) + 0.5).clamp(0, 1)
+    return x * (1 - column(depth, x) * (inside * inside * (3 - 2 * inside)))  # (1)
+
+
+def fog(x: Tensor, thickness: Tensor, *, seeds: Tensor) -> Tensor:
+    """Replace this share of the light by that of a bright haze; the seed gives its clouds."""
+    coarse = clouds(seeds, (FOG_POINTS, FOG_POINTS), "haze", roughness=0.6).to(x)
+    return veil(x, thickness, interpolate(coarse, size=x.shape[2:], mode="bilinear", align_corners=True))
+
+
+def veil(x: Tensor, share: Tensor, cloud: Tensor) -> Tensor:
+    """Replace a share of the light by that of a haze, brightest where ``cloud`` is 1."""
+    haze = 0.55 + 0.45 * cloud
+    return (x + column(share, x) * (haze - x)).clamp(0, 1)
+
+
+def _centred(n: int, x: Tensor) -> Tensor:
+    """The places of ``n`` pixels, from -1 for the first to 1 for the last; 0 for a single one."""
+    return (2 * torch.arange(n).to(x) - (n - 1)) / max(1, n - 1)
+
+
 # Sharpness
+
+
+def defocus(x: Tensor, radius: Tensor) -> Tensor:
+    """Out of focus: every point becomes a disk of this radius in pixels."""
+    radius = radius.double()[:, None, None]
+    reach = math.floor(float(radius.detach().max())) + 1
+    k = torch.arange(-reach, reach + 1, dtype=torch.float64, device=radius.device)
+    disk = (1 + radius - torch.hypot(k[:, None], k)).clamp(0, 1)
+    total, share = torch.zeros_like(x), torch.zeros_like(radius)
+    wide = pad(x, (reach,) * 4, mode="replicate")
+    for i, j in (disk.detach() > 0).any(0).nonzero().tolist():
+        weight = disk[:, i : i + 1, j : j + 1]
+        total += wide[:, :, i:, j:][:, :, : x.shape[2], : x.shape[3]] * column(weight, x)
+        share = share + weight
+    return (total / column(share, x)).clamp(0, 1)
 
 
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
@@ -115,7 +171,7 @@ def _smooth(x: Tensor, weights: Tensor, dim: int) -> Tensor:
     total = x * column(weights[:, 0], x)
     for k in range(1, reach + 1):
         both = wide.narrow(dim, reach - k, n) + wide.narrow(dim, reach + k, n)
-        total = total + both * column(weights[:, k], x)
+        total += both * column(weights[:, k], x)
     return total
 
 
@@ -126,11 +182,13 @@ def motion_blur(x: Tensor, length: Tensor, angle: Tensor) -> Tensor:
     """
     places = max(9, max(x.shape[2:]) // 4) | 1
     turn = angle.double().deg2rad()
-    along = [(length.double() * f(turn)).to(x).view(-1, 1, 1).expand(-1, *x.shape[2:]) for f in (torch.cos, torch.sin)]
+    along = [(length.double() * f(turn)).to(x).view(-1, 1, 1) for f in (torch.cos, torch.sin)]
+    if along[0].requires_grad:  # the order in which gradients are summed decides their last bits: keep it
+        along = [way.expand(-1, *x.shape[2:]) for way in along]
     change = torch.zeros_like(x)
     for k in range(places):
         t = k / (places - 1) - 0.5
-        change = change + (displace(x, along[0] * t, -along[1] * t) - x)
+        change += displace(x, along[0] * t, -along[1] * t) - x
     return (x + change / places).clamp(0, 1)
 
 
@@ -172,6 +230,44 @@ def _by_size(x: Tensor, lost: Tensor, resample: Callable[[Tensor, tuple[int, int
 
 
 # Light
+
+
+def vignette(x: Tensor, loss: Tensor) -> Tensor:
+    """``x · (1 - loss · r²)``, where r is the distance from the middle, 1 in the corners."""
+    v, u = (_centred(n, x) for n in x.shape[2:])
+    return x * (1 - column(loss, x) * (v.square()[:, None] + u.square()) / 2)
+
+
+def expose(x: Tensor, log_gain: Tensor) -> Tensor:
+    """``x`` times ``exp(log_gain)``: negative is darker."""
+    return (x * column(log_gain.double().exp(), x)).clamp(0, 1)
+
+
+def warm(x: Tensor, log_gain: Tensor) -> Tensor:
+    """Red times ``exp(log_gain)`` and blue divided by it: positive is warmer light."""
+    red, green, blue = _colours(x, "warmth")
+    gain = log_gain.double()
+    return torch.cat([red * column(gain.exp(), x), green, blue * column((-gain).exp(), x)], 1).clamp(0, 1)
+
+
+def tint(x: Tensor, log_gain: Tensor) -> Tensor:
+    """Green times ``exp(log_gain)``: negative is magenta."""
+    red, green, blue = _colours(x, "tint")
+    return torch.cat([red, green * column(log_gain.double().exp(), x), blue], 1).clamp(0, 1)
+
+
+def saturate(x: Tensor, log_factor: Tensor) -> Tensor:
+    """Distances of the colours from the pixel's grey of equal brightness times ``exp(log_factor)``."""
+    red, green, blue = _colours(x, "saturation")
+    grey = YCBCR[0][0] * red + YCBCR[0][1] * green + YCBCR[0][2] * blue
+    return (x + (x - grey) * column(log_factor.double().expm1(), x)).clamp(0, 1)
+
+
+def _colours(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The red, green and blue channel."""
+    if x.shape[1] != 3:
+        raise ValueError(f"{name} needs images with three channels, got {x.shape[1]}; remove it from the recipe")
+    return x[:, :1], x[:, 1:2], x[:, 2:]
 
 
 def brighten(x: Tensor, by: Tensor) -> Tensor:
@@ -259,5 +355,5 @@ def _transformed(blocks: Tensor, matrix: Tensor, dim: int) -> Tensor:
     shape = [8 if d == dim else 1 for d in range(blocks.ndim)]
     total = torch.zeros_like(blocks)
     for k in range(8):
-        total = total + matrix[:, k].reshape(shape) * blocks.select(dim, k).unsqueeze(dim)
+        total += matrix[:, k].reshape(shape) * blocks.select(dim, k).unsqueeze(dim)
     return total

@@ -16,7 +16,7 @@ from operant.data import row_index
 from operant.model import slack_of
 from operant.validation import check_ascending, check_at_least, check_one_of, check_within
 
-MAX_NUMBERS = 2**20  # numbers processed at once
+MAX_NUMBERS = 2**19  # numbers processed at once: few enough to stay in a processor's cache
 MAX_SEED = 2**53  # seeds stay below this, so that a column of doubles can hold them
 PADDINGS = ("border", "reflection", "zeros")
 
@@ -47,9 +47,16 @@ CONDITIONS: dict[str, Condition] = {
     "shift_x": Condition(meaning="to the right, as a share of the width", low=-1, high=1),
     "shift_y": Condition(meaning="downwards, as a share of the height", low=-1, high=1),
     "occlusion": Condition(meaning="side of a grey box, as a share of the image's; anywhere", low=0, high=1),
+    "shadow": Condition(meaning="share of the light lost in a soft-edged shadow; anywhere", low=0, high=1),
+    "fog": Condition(meaning="share of the light replaced by that of a bright haze", low=0, high=1),
     "motion_blur": Condition(meaning="pixels moved", low=0, high=64),
     "motion_angle": Condition(meaning="degrees from level of that movement", low=-180, high=180),
+    "defocus": Condition(meaning="radius in pixels of the disk that a point becomes", low=0, high=32),
     "blur": Condition(meaning="standard deviation in pixels", low=0, high=32),
+    "vignetting": Condition(meaning="share of the light lost in the corners", low=0, high=1),
+    "exposure": Condition(meaning="log of the gain; negative is darker", low=-4, high=4),
+    "warmth": Condition(meaning="log gain of red, loss of blue; positive is warmer; three channels", low=-2, high=2),
+    "tint": Condition(meaning="log gain of green; negative is magenta; three channels", low=-2, high=2),
     "brightness": Condition(meaning="added, as a share of the range", low=-1, high=1),
     "contrast": Condition(meaning="log of the factor on distances from the image's mean", low=-5, high=5),
     "gamma": Condition(meaning="log of the exponent; positive is darker", low=-3, high=3),
@@ -57,13 +64,14 @@ CONDITIONS: dict[str, Condition] = {
     "shot_noise": Condition(meaning="standard deviation at white, as a share of the range", low=0, high=1),
     "gaussian_noise": Condition(meaning="standard deviation, as a share of the range", low=0, high=1),
     "impulse_noise": Condition(meaning="share of values set to black or white", low=0, high=1, smooth=False),
+    "saturation": Condition(meaning="log of the factor on distances from grey; three channels", low=-5, high=5),
     "jpeg": Condition(meaning="multiple of JPEG's table; 1 is quality 50, 5 is 10", low=0, high=50, smooth=False),
     **{
         f"c/{name}": Condition(meaning="severity of ImageNet-C's corruption, 0 to 5", low=0, high=5, smooth=False)
         for name in CORRUPTIONS
     },
 }
-"""All conditions by name, in the order of application: scene, lens, light, sensor, compression; then corruptions."""
+"""All conditions by name, in the order of application: scene, lens, sensor, processing; then corruptions."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -213,21 +221,33 @@ def apply(x: Tensor, drawn: DrawnConditions) -> Tensor:
     """
     _check_images(x, drawn)
     rows = max(1, MAX_NUMBERS // max(1, x[0].numel()))
-    parts = [_applied(part, drawn[i * rows : (i + 1) * rows]) for i, part in enumerate(x.split(rows))]
+    split = zip(x.split(rows), drawn.values.to(x.device).split(rows), drawn.seeds.split(rows), strict=True)
+    parts = [_applied(images, values, seeds, drawn) for images, values, seeds in split]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _applied(x: Tensor, drawn: DrawnConditions) -> Tensor:
-    low, high = drawn.bounds
+def _applied(x: Tensor, values: Tensor, seeds: Tensor, setting: DrawnConditions) -> Tensor:
+    low, high = setting.bounds
     unit = (low, high) == (0, 1)
     z = (x if unit else (x - low) / (high - low)).clamp(0, 1).contiguous()
-    given = dict(zip(drawn.names, drawn.values.to(x.device).unbind(1), strict=True))
+    given = dict(zip(setting.names, values.unbind(1), strict=True))
+    absent = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for names, step in STEPS.items():
-        values = [given.get(name) for name in names]
-        if any(v is not None and (v.requires_grad or bool((v != 0).any())) for v in values):
-            parameters = [torch.zeros(len(x), dtype=torch.float64, device=x.device) if v is None else v for v in values]
-            z = step(z, parameters, derive(drawn.seeds, names[0]), drawn.padding)
+        if any(name in given for name in names):
+            z = _stepped(z, [given.get(name, absent) for name in names], derive(seeds, names[0]), step, setting.padding)
     return z if unit else (low + z * (high - low)).clamp(low, high)
+
+
+def _stepped(x: Tensor, parameters: Sequence[Tensor], seeds: Tensor, step: "Step", padding: str) -> Tensor:
+    """One step, left out where it changes nothing: for the whole batch or, if no gradients are needed, for its rows."""
+    searched = any(p.requires_grad for p in parameters)
+    rows = torch.stack([p != 0 for p in parameters]).any(0).nonzero().flatten()
+    if len(rows) == 0 and not searched:
+        return x
+    if len(rows) == len(x) or searched or x.requires_grad:
+        return step(x, parameters, seeds, padding)
+    changed = step(x[rows], [p[rows] for p in parameters], seeds[rows.to(seeds.device)], padding)
+    return x.index_copy(0, rows, changed)
 
 
 Step = Callable[[Tensor, Sequence[Tensor], Tensor, str], Tensor]
@@ -244,8 +264,15 @@ def _warped(x: Tensor, p: Sequence[Tensor], seeds: Tensor, padding: str) -> Tens
 STEPS: dict[tuple[str, ...], Step] = {
     ("rotation", "scale", "shear", "shift_x", "shift_y"): _warped,
     ("occlusion",): lambda x, p, seeds, _: operations.occlude(x, p[0], seeds=seeds),
+    ("shadow",): lambda x, p, seeds, _: operations.shadow(x, p[0], seeds=seeds),
+    ("fog",): lambda x, p, seeds, _: operations.fog(x, p[0], seeds=seeds),
     ("motion_blur", "motion_angle"): lambda x, p, *_: operations.motion_blur(x, p[0], p[1]),
+    ("defocus",): lambda x, p, *_: operations.defocus(x, p[0]),
     ("blur",): lambda x, p, *_: operations.blur(x, p[0]),
+    ("vignetting",): lambda x, p, *_: operations.vignette(x, p[0]),
+    ("exposure",): lambda x, p, *_: operations.expose(x, p[0]),
+    ("warmth",): lambda x, p, *_: operations.warm(x, p[0]),
+    ("tint",): lambda x, p, *_: operations.tint(x, p[0]),
     ("brightness",): lambda x, p, *_: operations.brighten(x, p[0]),
     ("contrast",): lambda x, p, *_: operations.contrast(x, p[0]),
     ("gamma",): lambda x, p, *_: operations.gamma(x, p[0]),
@@ -253,6 +280,7 @@ STEPS: dict[tuple[str, ...], Step] = {
     ("shot_noise",): lambda x, p, seeds, _: operations.shot_noise(x, p[0], seeds=seeds),
     ("gaussian_noise",): lambda x, p, seeds, _: operations.gaussian_noise(x, p[0], seeds=seeds),
     ("impulse_noise",): lambda x, p, seeds, _: operations.impulse_noise(x, p[0], seeds=seeds),
+    ("saturation",): lambda x, p, *_: operations.saturate(x, p[0]),
     ("jpeg",): lambda x, p, *_: operations.jpeg(x, p[0]),
     **{(f"c/{name}",): partial(_corrupted, name) for name in CORRUPTIONS},
 }

@@ -1,19 +1,35 @@
 """Describes images by numbers whose means can be compared."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d
+
+from operant.networks.two_sample import TwoSample
 
 Array = NDArray[np.float64]
 COMPONENTS = 16  # principal components among the numbers that describe an image
+LEARNED = 8  # features of a network among them
 WAVES = 3  # cosines that describe the distribution of one number
 LEVELS = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)  # quantiles of brightness
 MIN_SIDE = 8  # pixels
+
+
+class Learned(NamedTuple):
+    """The numbers by which a network tells two sets of images apart: its logit and its main features."""
+
+    network: TwoSample
+    mean: Tensor  # of the features
+    axes: Tensor  # their principal components
+
+    def __call__(self, x: Tensor) -> Tensor:
+        features = self.network.features(x)
+        return torch.cat([self.network.network.head(features), (features - self.mean) @ self.axes], 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +45,7 @@ class ImageDescriptor:
     axes: Tensor  # principal components of these
     centre: Tensor  # mean of the numbers
     scale: Tensor  # standard deviation of the numbers
+    learned: "Learned | None" = None
 
     @staticmethod
     def of(x: Tensor, bounds: tuple[float, float]) -> "ImageDescriptor":
@@ -40,7 +57,18 @@ class ImageDescriptor:
 
     def numbers(self, x: Tensor) -> Tensor:
         z = _unit(x, self.bounds)
-        return torch.cat([torch.stack(_appearance(z.mean(1)), 1), (_small(z) - self.mean) @ self.axes], 1)
+        plain = _appearance(z.mean(1)) + (_colours(z) if z.shape[1] == 3 else [])
+        parts = [torch.stack(plain, 1), (_small(z) - self.mean) @ self.axes]
+        return torch.cat(parts if self.learned is None else [*parts, self.learned(x)], 1)
+
+    def with_learned(self, network: TwoSample, x: Tensor) -> "ImageDescriptor":
+        """The same with the main features of a network, and its logit."""
+        features = network.features(x)
+        mean = features.mean(0)
+        axes = torch.linalg.eigh((features - mean).T @ (features - mean)).eigenvectors[:, -LEARNED:]
+        extended = replace(self, learned=Learned(network, mean, axes))
+        numbers = extended.numbers(x)
+        return replace(extended, centre=numbers.mean(0), scale=numbers.std(0).clamp_min(1e-3))
 
     def __call__(self, x: Tensor) -> Array:
         u = torch.special.ndtr((self.numbers(x) - self.centre) / self.scale)
@@ -63,7 +91,38 @@ def _appearance(z: Tensor) -> list[Tensor]:
     levels = [ordered[:, round(q * (ordered.shape[1] - 1))] for q in LEVELS]
     black, white = (z < 1 / 512).float().mean((1, 2)), (z > 1 - 1 / 512).float().mean((1, 2))
     light = [z.mean((1, 2)), z.flatten(1).std(1), *levels, black, white]
-    return light + _sharpness(z) + _edges(z) + _mass(z, levels[len(levels) // 2])
+    return light + _places(z) + _noise(z) + _sharpness(z) + _edges(z) + _mass(z, levels[len(levels) // 2])
+
+
+def _places(z: Tensor) -> list[Tensor]:
+    """Where it is dark, on a log scale: corners against the middle, and the darkest and brightest of sixteen blocks."""
+    blocks = adaptive_avg_pool2d(z[:, None], 4).flatten(1)
+    corners, middle = blocks[:, [0, 3, 12, 15]].mean(1), blocks[:, [5, 6, 9, 10]].mean(1)
+    dark, bright, mean = blocks.amin(1), blocks.amax(1), blocks.mean(1)
+    return [_log(corners) - _log(middle), _log(mean) - _log(dark), _log(bright) - _log(mean), _log(mean)]
+
+
+def _noise(z: Tensor) -> list[Tensor]:
+    """Roughness in the darker and in the brighter half of an image, on a log scale."""
+    level = z[:, 1:-1, 1:-1]
+    bright = (level > level.mean((1, 2), keepdim=True)).float()
+    bend = _bend(z)
+    rough = [(bend * part).sum((1, 2)) / (part.sum((1, 2)) + 1) for part in (1 - bright, bright)]
+    return [_log(rough[0]), _log(rough[1])]
+
+
+def _colours(z: Tensor) -> list[Tensor]:
+    """Balance, strength and roughness of the colours of images ``(n, 3, height, width)``."""
+    red, green, blue = z.mean((2, 3)).unbind(1)
+    most, least = z.amax(1), z.amin(1)
+    strength = (most - least) / (most + 0.05)
+    rough = [_log(_bend(z[:, a] - z[:, 1]).mean((1, 2))) for a in (0, 2)]
+    balance = [_log(red) - _log(green), _log(blue) - _log(green)]
+    return [*balance, strength.mean((1, 2)), strength.flatten(1).std(1), (most - least).mean((1, 2)), *rough]
+
+
+def _log(v: Tensor) -> Tensor:
+    return (v.clamp_min(0) + 0.01).log()
 
 
 def _sharpness(z: Tensor) -> list[Tensor]:

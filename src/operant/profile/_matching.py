@@ -1,4 +1,4 @@
-"""The search behind `fit_conditions`: simulate at some parameters, compare with the field, step towards it."""
+"""Simulates clean images under conditions and compares them with the field, for `fit_conditions`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,22 +8,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import least_squares, nnls
-from scipy.stats import chi2
+from scipy.optimize import nnls
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from operant.conditions import Recipe, Severity, apply, fixed
 from operant.data import Samples
+from operant.networks.two_sample import fit_two_sample
 from operant.profile._appearance import Array, ImageDescriptor
 from operant.profile.synthesis import checked_priors
 from operant.rng import shuffled
 
 REFERENCE = 1000  # images of either side that the descriptor is fitted to
-STARTS = 24  # candidate starting points of the search
-START_IMAGES, ROUGH_IMAGES = 400, 800  # images simulated at each starting point, and in the rough search
-ROUGH, FINE = 0.02, 0.01  # steps of finite differences in the two searches, as shares of a range
-CONFIDENCE = 0.95  # a condition stays if removing it raises the distance more than chance does at this level
+PRIOR_STD = 0.1  # by which a class's share is expected to differ from that among clean images
 
 
 class FreeParameter(NamedTuple):
@@ -40,6 +37,11 @@ class FreeParameter(NamedTuple):
     def value(self, t: float) -> float:
         part = t if self.name == "mean" else math.sqrt(t)
         return float(self.first + (self.last - self.first) * part)
+
+    def place(self, value: float) -> float:
+        """The t of a value, or of the nearest that is allowed."""
+        part = min(1.0, max(0.0, (value - self.first) / (self.last - self.first)))
+        return part if self.name == "mean" else part**2
 
     @property
     def none(self) -> float:
@@ -91,37 +93,69 @@ class ConditionMatcher:
     descriptor: ImageDescriptor
     widest: Recipe
     parameters: tuple[FreeParameter, ...]
-    field: Array  # φ of field data
+    field_x: Tensor  # field images
+    field: Array  # φ of these
     x: Tensor  # clean images, one per simulated image
     origin: NDArray[np.int64]  # row of each in the clean data; rows may repeat
     classes: Array  # one-hot, one row per image
-    priors: Array | None
+    usual: Array  # shares of the classes among clean images
+    priors: Array | None  # if given
     seed: int
     tick: Callable[[], None]
 
     def recipe(self, t: Array) -> Recipe:
+        """The recipe at t, without conditions that do nothing."""
         values = [(p.condition, p.name, p.value(v)) for p, v in zip(self.parameters, t, strict=True)]
         severities = {
             name: _narrowed(s, {p: v for condition, p, v in values if condition == name})
             for name, s in self.widest.severities.items()
         }
-        return replace(self.widest, severities=severities)
+        found = {name: s for name, s in severities.items() if s.low != 0 or s.high != 0}
+        return replace(self.widest, severities=found)
+
+    def images(self, recipe: Recipe, rows: int, seed: int) -> Tensor:
+        """The first images under a recipe. A condition's random numbers do not depend on which others are present."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (2, len(self.x), len(self.widest.names))
+        u, gone = torch.rand(shape, dtype=torch.float64, generator=generator)[:, :rows]
+        seeds = torch.randint(2**53, (len(self.x),), generator=generator)[:rows]
+        columns = [self.widest.names.index(name) for name in recipe.names]
+        values = [
+            torch.where(gone[:, j] < s.absent, 0.0, s.value(u[:, j].clamp_min(2**-54)))
+            for j, s in zip(columns, recipe.severities.values(), strict=True)
+        ]
+        drawn = replace(recipe.neutral(rows), seeds=seeds)
+        return apply(self.x[:rows], replace(drawn, values=torch.stack(values, 1)) if values else drawn)
 
     def simulate(self, recipe: Recipe, rows: int, seed: int) -> Array:
-        drawn = recipe.draw(len(self.x), generator=torch.Generator().manual_seed(seed))
         self.tick()
-        return self.descriptor(apply(self.x[:rows], drawn[:rows]))
+        return self.descriptor(self.images(recipe, rows, seed))
 
     def compare(self, t: Array, root: Array, rows: int | None = None) -> Comparison:
         """Compare the field with the first ``rows`` images, simulated at t."""
-        features = self.simulate(self.recipe(t), rows or len(self.x), self.seed)
+        features = self.simulate(self.recipe(t), min(rows or len(self.x), len(self.x)), self.seed)
         return self.compare_features(features, self.field.mean(0), root, np.ones(len(features)))
 
     def compare_features(self, features: Array, field: Array, root: Array, counts: Array) -> Comparison:
         weights = self.classes[: len(features)] * counts[:, None]
         means = root @ (weights.T @ features / np.maximum(weights.sum(0), 1e-9)[:, None]).T
-        priors = _mixture(means, root @ field) if self.priors is None else self.priors
+        priors = mixture(means, root @ field, self.usual) if self.priors is None else self.priors
         return Comparison(means @ priors - root @ field, features, means, priors)
+
+    def root(self, t: Array, ridge: float) -> Array:
+        """R for Σ of images simulated at t, in the class shares that suit t best."""
+        there = self.compare(t, inverse_root(self.field, None, 1.0))
+        return inverse_root(there.features, self.weights(there.priors), ridge)
+
+    def with_learned(self, t: Array, generator: torch.Generator) -> "ConditionMatcher":
+        """The same with more numbers: those by which a network tells field images from images simulated at t."""
+        shares = torch.from_numpy(self.weights(self.compare(t, inverse_root(self.field, None, 1.0)).priors))
+        rows = torch.multinomial(shares, len(self.x), replacement=True, generator=generator)
+        images = self.images(self.recipe(t), len(self.x), self.seed + 2)[rows]
+        network = fit_two_sample(self.field_x, images, bounds=self.widest.bounds, generator=generator)
+        reference = torch.cat([self.field_x[:REFERENCE], images[:REFERENCE]])
+        descriptor = self.descriptor.with_learned(network, reference)
+        return replace(self, descriptor=descriptor, field=descriptor(self.field_x))
 
     def weights(self, priors: Array) -> Array:
         """Weight of each simulated image; they sum to 1."""
@@ -130,18 +164,30 @@ class ConditionMatcher:
         return weights
 
 
-def _mixture(means: Array, target: Array) -> Array:
-    """The priors whose mixture of class means is nearest to the target."""
+def mixture(means: Array, target: Array, usual: Array) -> Array:
+    """The priors whose mixture of class means is nearest to the target; near the usual ones if none comes close.
+
+        minimise ‖M π - target‖² + λ ‖π - usual‖²,   λ = left / (numbers · PRIOR_STD²)        (1)
+
+    where left is the smallest ‖M π - target‖²: as if it were noise, and priors known within a standard deviation.
+    """
     if means.shape[1] == 1:
         return np.ones(1)
+    free = _nearest(means, target)
+    light = float(np.linalg.norm(means @ free - target)) / math.sqrt(len(target)) / PRIOR_STD
+    return _nearest(np.vstack([means, light * np.eye(len(usual))]), np.concatenate([target, light * usual]))
+
+
+def _nearest(columns: Array, target: Array) -> Array:
+    """The mixture of the columns that is nearest to the target."""
     heavy = 1e3  # keeps the sum at 1
-    system = np.vstack([means, np.full((1, means.shape[1]), heavy)])
-    priors: Array = nnls(system, np.append(target, heavy))[0]
-    priors /= priors.sum()
-    return priors
+    system = np.vstack([columns, np.full((1, columns.shape[1]), heavy)])
+    shares: Array = nnls(system, np.append(target, heavy))[0]
+    shares /= shares.sum()
+    return shares
 
 
-def _inverse_root(features: Array, weights: Array | None, ridge: float) -> Array:
+def inverse_root(features: Array, weights: Array | None, ridge: float) -> Array:
     """A matrix R with RᵀR = Σ⁻¹ of (2)."""
     cov = np.cov(features.T, aweights=weights)
     cov += ridge * np.trace(cov) / len(cov) * np.eye(len(cov))
@@ -159,8 +205,7 @@ def make_matcher(
     tick: Callable[[], None],
 ) -> ConditionMatcher:
     one, other = (s.x[shuffled(len(s), generator)[:REFERENCE]].detach().cpu() for s in (field, clean))
-    reference = torch.cat([one, apply(other, widest.draw(len(other), generator=generator))])
-    descriptor = ImageDescriptor.of(reference, widest.bounds)
+    descriptor = ImageDescriptor.of(torch.cat([one, other]), widest.bounds)
     y = torch.zeros(len(clean), dtype=torch.int64) if clean.y is None else clean.y.cpu()
     counts = y.bincount()
     shares = (counts > 0) / (counts > 0).sum() if priors is None else checked_priors(priors, y, clean.classes)
@@ -169,10 +214,12 @@ def make_matcher(
         descriptor=descriptor,
         widest=widest,
         parameters=tuple(p for name, s in widest.severities.items() for p in free_parameters(name, s)),
+        field_x=field.x.detach().cpu(),
         field=descriptor(field.x),
         x=clean.x.detach().cpu()[rows],
         origin=rows.numpy(),
         classes=one_hot(y[rows], len(counts)).double().numpy(),
+        usual=(counts / counts.sum()).double().numpy(),
         priors=None if priors is None else shares.numpy(),
         seed=int(torch.randint(2**62, (), generator=generator, device=generator.device)),
         tick=tick,
@@ -188,106 +235,3 @@ def _rows(y: Tensor, shares: Tensor, n: int, generator: torch.Generator) -> Tens
         parts.append(mixed.repeat(math.ceil(count / max(1, len(mixed))))[:count])
     rows = torch.cat(parts)
     return rows[shuffled(len(rows), generator)]
-
-
-def best_match(matcher: ConditionMatcher) -> tuple[Array, Array]:
-    """The parameters with the smallest distance, and the matrix R that it was measured with."""
-    root = _inverse_root(matcher.field, None, 0.1)
-    t = _descend(matcher, _start(matcher, root), root, rough=True)
-    there = matcher.compare(t, root)
-    root = _inverse_root(there.features, matcher.weights(there.priors), 0.01)
-    t = _descend(matcher, t, root)
-    return _drop_idle(matcher, t, root), root
-
-
-def _start(matcher: ConditionMatcher, root: Array) -> Array:
-    """The best of some candidates: little of everything, almost nothing, and points spread over all ranges."""
-    none = np.array([p.none for p in matcher.parameters])
-    little = [np.where([p.name == "mean" for p in matcher.parameters], none, part) for part in (0.1, 0.002)]
-    engine = torch.quasirandom.SobolEngine(len(none), scramble=True, seed=matcher.seed % 2**31)
-    candidates: list[Array] = [*little, *engine.draw(STARTS).double().numpy()]
-    costs = [matcher.compare(t, root, START_IMAGES).cost for t in candidates]
-    return candidates[int(np.argmin(costs))]
-
-
-def _descend(
-    matcher: ConditionMatcher, t: Array, root: Array, *, rough: bool = False, free: NDArray[np.bool_] | None = None
-) -> Array:
-    """The end of a few Gauss-Newton steps from t, moving only the free parameters (default: all)."""
-    rows, step, max_steps = (ROUGH_IMAGES, ROUGH, 12) if rough else (len(matcher.x), FINE, 4)
-    free = np.ones(len(t), dtype=bool) if free is None else free
-    if not free.any():
-        return t
-    computed: dict[bytes, Array] = {}
-
-    def at(part: Array) -> Array:
-        if part.tobytes() not in computed:
-            whole = t.copy()
-            whole[free] = part
-            computed[part.tobytes()] = matcher.compare(whole, root, rows).residual
-        return computed[part.tobytes()]
-
-    solution = least_squares(
-        at,
-        t[free].clip(1e-6, 1 - 1e-6),
-        jac=lambda part: _slopes(at, part, step),
-        bounds=(0, 1),
-        max_nfev=max_steps,
-        ftol=3e-3,
-        xtol=3e-3,
-    )
-    end = t.copy()
-    end[free] = solution.x
-    return end
-
-
-def _slopes(at: Callable[[Array], Array], t: Array, step: float) -> Array:
-    """One-sided finite differences within the range, one column per parameter."""
-    here, steps = at(t), np.where(t + step <= 1, step, -step)
-    return np.stack([(at(t + h * e) - here) / h for h, e in zip(steps, np.eye(len(t)), strict=True)], 1)
-
-
-def wide_slopes(matcher: ConditionMatcher, t: Array, root: Array) -> Array:
-    """Two-sided finite differences, as wide as the parameters are uncertain: narrow ones would follow chance."""
-    columns = []
-    for i in range(len(t)):
-        left, right = t.copy(), t.copy()
-        left[i], right[i] = max(0.0, t[i] - ROUGH), min(1.0, t[i] + ROUGH)
-        rise = matcher.compare(right, root).residual - matcher.compare(left, root).residual
-        columns.append(rise / (right[i] - left[i]))
-    return np.stack(columns, 1)
-
-
-def _drop_idle(matcher: ConditionMatcher, t: Array, root: Array) -> Array:
-    """Remove conditions that are not needed and search again over the rest, until all are needed."""
-    conditions = [p.condition for p in matcher.parameters]
-    on = list(dict.fromkeys(conditions))
-    while on:
-        t, needed = _needed(matcher, t, root, on)
-        if needed == on:
-            break
-        on = needed
-        t = _descend(matcher, t, root, free=np.isin(conditions, on))
-    return t
-
-
-def _needed(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) -> tuple[Array, list[str]]:
-    """Switch off, one by one, conditions without which the distance rises no more than chance allows."""
-    conditions = np.array([p.condition for p in matcher.parameters])
-    none = np.array([p.none for p in matcher.parameters])
-    cost = matcher.compare(t, root).cost
-    while on:
-        off = {c: np.where(conditions == c, none, t) for c in on}
-        costs = {c: matcher.compare(v, root).cost for c, v in off.items()}
-        over = {c: costs[c] - _allowance(matcher, int((conditions == c).sum())) for c in on}
-        least = min(on, key=lambda c: over[c])
-        if over[least] > cost:
-            break
-        t, cost, on = off[least], costs[least], [c for c in on if c != least]
-    return t, on
-
-
-def _allowance(matcher: ConditionMatcher, parameters: int) -> float:
-    """How much (2) rises by chance if this many parameters are left out."""
-    rows = 1 / (1 / len(matcher.field) + 1 / len(np.unique(matcher.origin)))  # as many would give d the same noise
-    return float(chi2.ppf(CONFIDENCE, parameters) / rows)

@@ -8,15 +8,21 @@ import numpy as np
 import torch
 
 from operant.activity import activity
-from operant.conditions import Recipe
+from operant.conditions import Recipe, default_palette
+from operant.conditions._fields import kept_fields
 from operant.data import Samples
 from operant.formatting import percent
 from operant.model import Finding
 from operant.profile._appearance import MIN_SIDE, Array
 from operant.profile._checks import check_bounds, check_same_shape, warning
-from operant.profile._matching import ConditionMatcher, FreeParameter, best_match, make_matcher, wide_slopes
+from operant.profile._matching import ConditionMatcher, FreeParameter
+from operant.profile._search import Match, nothing, wide_slopes
+from operant.profile._views import match_field
 from operant.rng import shuffled
 from operant.validation import check_at_least, check_between
+
+Matches = list[tuple[Match, tuple[str, ...]]]
+"""Matches, each with the conditions that it decides."""
 
 MIN_IMAGES = 50  # on either side
 MAX_CLASSES = 50  # whose priors can be fitted too
@@ -46,7 +52,8 @@ class FittedConditions:
     """Estimated field conditions, and how well they explain the field data.
 
     Attributes:
-        recipe: within the widest that was declared. A condition that the field data do not need is fixed at 0.
+        recipe: the conditions found, within the widest that was declared, and those declared as `fixed`.
+        parameters: of the conditions found.
         before, after: distance (2) of `fit_conditions` of field data from clean images, unchanged and under the recipe.
         floor: distance between two halves of the field data, the smallest to be expected.
         floor_high: 95 % quantile of that distance over splits into halves.
@@ -64,12 +71,38 @@ class FittedConditions:
     confidence: float
     findings: tuple[Finding, ...]
 
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Names of the conditions found."""
+        return tuple(dict.fromkeys(p.condition for p in self.parameters))
+
+    @property
+    def unexplained(self) -> float:
+        """How much of the difference between clean and field data the recipe leaves, from 0 to 1.
+
+        √((after² - floor²) / (before² - floor²)); 0 if clean and field data do not differ.
+        """
+        whole, left = self.before**2 - self.floor**2, self.after**2 - self.floor**2
+        return 0.0 if whole <= 0 or left <= 0 or not self._differ else min(1.0, math.sqrt(left / whole))
+
+    @property
+    def _differ(self) -> bool:
+        return self.before > self.floor_high
+
     def __str__(self) -> str:
-        first = (
-            f"Conditions in the field ({percent(self.confidence, 2)} intervals). Distance of field data from clean "
-            f"images {self.before:.2f}, under these conditions {self.after:.2f}; between halves of the field data "
-            f"{self.floor:.2f}:"
+        distances = (
+            f"Distance of field data from clean images {self.before:.2f}, under these conditions {self.after:.2f}; "
+            f"between halves of the field data {self.floor:.2f}."
         )
+        if not self._differ:
+            first = f"Field data look like clean images: no condition was found. {distances}"
+        elif not self.parameters:
+            first = f"No condition makes clean images look more like field data. {distances}"
+        else:
+            first = (
+                f"Conditions in the field ({percent(self.confidence, 2)} intervals), which leave "
+                f"{percent(self.unexplained)} of the difference unexplained. {distances}"
+            )
         return "\n".join([first, *(f"  {p}" for p in self.parameters), *(str(f) for f in self.findings)])
 
 
@@ -77,9 +110,10 @@ def fit_conditions(
     field: Samples,
     clean: Samples,
     *,
-    widest: Recipe,
+    widest: Recipe | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
     priors: Sequence[float] | None = None,
-    simulated: int = 3000,
+    simulated: int = 1000,
     resamples: int = 200,
     confidence: float = 0.95,
     generator: torch.Generator,
@@ -96,23 +130,32 @@ def fit_conditions(
 
     (2) is the largest separation, in standard deviations, that a linear test on φ can reach, so it is smallest for the
     conditions that are hardest to distinguish from the field. It is a sum of squares of means: with fixed random
-    numbers it is smooth in the parameters, and a bounded Gauss-Newton search over finite differences needs about forty
-    simulations, even for conditions without gradients. Σ is first that of field data, then that of images simulated at
-    the first solution. A condition is left out if that raises (2) no more than chance would. Intervals come from one
-    Gauss-Newton step per resample of both sides, lengthened by half: without that they ignore the uncertainty of Σ and
-    of the slopes, and 95 % intervals covered 88 % on MNIST (with it, 114 of 120).
+    numbers it is smooth in the parameters, and bounded Gauss-Newton steps over finite differences lower it quickly,
+    even for conditions without gradients.
+
+    The search is sparse: it starts without conditions, adds the one that lowers (2) most, moves all parameters found so
+    far, and goes on until none helps by more than chance; conditions that are no longer needed are removed, and similar
+    ones (blur, defocus, ...) are tried in place of those found. At the end, a small network learns to tell field data
+    from images under the conditions found; its features join the numbers, so that nothing it sees is ignored.
+    Images of more than 64 pixels are compared twice: small copies, which show the scene, and details at full size,
+    which show light, lens and sensor; the squared distances of the two are added.
+    Intervals come from one Gauss-Newton step per resample of both sides, lengthened by half: without that they ignore
+    the uncertainty of Σ and of the slopes, and 95 % intervals covered 88 % on MNIST.
 
     So that changed class shares are not mistaken for conditions, simulated images are weighted by the ``priors`` of
     their classes. By default priors are fitted too if clean images have labels, as the mixture of class means of φ
-    nearest to the field's; this needs no model, which conditions could mislead.
+    nearest to the field's; this needs no model, which conditions could mislead. Where no mixture comes near, they stay
+    near the shares among clean images; `estimate_priors` combines them with what a model says.
 
     Args:
         field: images from operation; labels are ignored.
         clean: other images, without any conditions.
-        widest: the strongest possible conditions, which limit the fit. Each severity keeps its family. Fitted are: for
+        widest: the strongest possible conditions, which limit the fit; by default those of `default_palette`, which a
+            camera may meet. Each severity keeps its family. Fitted are: for
             a normal one the std, up to the declared one, and the mean, up to one declared std from the declared mean;
             for a half-normal one the std; for a uniform one the ends, between 0 and the declared ends. `fixed`
             severities and the probability of being absent are kept.
+        bounds: smallest and largest value of an image, if ``widest``, which has its own, is not given.
         priors: of the classes in the field, if known.
         simulated: images per simulation.
         resamples, confidence: of the intervals.
@@ -126,26 +169,44 @@ def fit_conditions(
         | https://doi.org/10.2307/1912775
         | The Bayesian Bootstrap (Rubin, 1981), for the resamples, https://doi.org/10.1214/aos/1176345338
     """
+    widest = default_palette(tuple(clean.shape), bounds=bounds) if widest is None else widest
     _check(field, clean, widest, priors)
     check_at_least(MIN_IMAGES, simulated=simulated)
     check_at_least(20, resamples=resamples, advice="200 is usual")
     check_between(0, 1, confidence=confidence, advice="0.95 is usual")
-    with activity("estimating conditions", unit="simulations", show=progress) as work:
-        matcher = make_matcher(field, clean, widest, priors, simulated, generator, work.advance)
-        t, root = best_match(matcher)
-        lower, upper = _intervals(matcher, t, root, resamples, confidence, generator)
-        before, after, floor, floor_high = _distances(matcher, t, root, generator)
+    with activity("estimating conditions", unit="simulations", show=progress) as work, kept_fields():
+        matches = match_field(field, clean, widest, priors, simulated, generator, work.advance)
+        before, after, floor, floor_high = np.linalg.norm([_distances(m, generator) for m, _ in matches], axis=0)
+        parameters = [p for m, names in matches for p in _parameters(m, names, resamples, confidence, generator)]
+    first = matches[0][0]
     return FittedConditions(
-        recipe=matcher.recipe(t),
-        parameters=tuple(_parameter(p, *v) for p, *v in zip(matcher.parameters, t, lower, upper, strict=True)),
-        before=before,
-        after=after,
-        floor=floor,
-        floor_high=floor_high,
-        priors=() if clean.y is None else tuple(float(p) for p in matcher.compare(t, root).priors),
+        recipe=_merged(widest, matches),
+        parameters=tuple(parameters),
+        before=float(before),
+        after=float(after),
+        floor=float(floor),
+        floor_high=float(floor_high),
+        priors=() if clean.y is None else tuple(float(p) for p in first.matcher.compare(first.t, first.root).priors),
         confidence=confidence,
-        findings=_unexplained(before, after, floor, floor_high) + _at_the_end(matcher.parameters, t),
+        findings=_unexplained(before, after, floor, floor_high) + _at_the_end(parameters),
     )
+
+
+def _merged(widest: Recipe, matches: Matches) -> Recipe:
+    """The conditions that each match decides, in the order of the widest."""
+    found = {n: s for match, names in matches for n, s in match.recipe.severities.items() if n in names}
+    return replace(widest, severities={n: found[n] for n in widest.names if n in found})
+
+
+def _parameters(
+    match: Match, names: Sequence[str], resamples: int, confidence: float, generator: torch.Generator
+) -> list[Parameter]:
+    if not match.places:
+        return []
+    lower, upper = _intervals(match, resamples, confidence, generator)
+    found = [match.matcher.parameters[i] for i in match.places]
+    values = zip(found, match.t[match.places], lower, upper, strict=True)
+    return [_parameter(p, *v) for p, *v in values if p.condition in names]
 
 
 def _parameter(p: FreeParameter, t: float, lower: float, upper: float) -> Parameter:
@@ -154,12 +215,11 @@ def _parameter(p: FreeParameter, t: float, lower: float, upper: float) -> Parame
     return Parameter(condition=p.condition, name=p.name, value=p.value(t), lower=low, upper=high, limits=(first, last))
 
 
-def _intervals(
-    matcher: ConditionMatcher, t: Array, root: Array, resamples: int, confidence: float, generator: torch.Generator
-) -> tuple[Array, Array]:
-    """Percentiles of the parameters over resamples, each by one Gauss-Newton step from t."""
+def _intervals(match: Match, resamples: int, confidence: float, generator: torch.Generator) -> tuple[Array, Array]:
+    """Percentiles of the parameters found over resamples, each by one Gauss-Newton step."""
+    matcher, t, _, root = match
     here = matcher.compare(t, root)
-    slopes = wide_slopes(matcher, t, root)
+    slopes = wide_slopes(matcher, t, root, match.places)
     if matcher.priors is None and len(here.priors) > 1:  # priors move too, with their sum kept
         slopes = np.hstack([slopes, here.means[:, 1:] - here.means[:, :1]])
     held = replace(matcher, priors=here.priors)
@@ -167,10 +227,10 @@ def _intervals(
     for _ in range(resamples):
         a, b = _counts(len(matcher.field), generator), _counts(images, generator)[matcher.origin]
         other = held.compare_features(here.features, a @ matcher.field / a.sum(), root, b)
-        moves.append((inverse @ (here.residual - other.residual))[: len(t)])
-    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+        moves.append((inverse @ (here.residual - other.residual))[: len(match.places)])
+    tails, found = [(1 - confidence) / 2, (1 + confidence) / 2], t[match.places]
     lower, upper = np.quantile(STRETCH * np.stack(moves), tails, axis=0)
-    return np.minimum(t + lower, t).clip(0, 1), np.maximum(t + upper, t).clip(0, 1)
+    return np.minimum(found + lower, found).clip(0, 1), np.maximum(found + upper, found).clip(0, 1)
 
 
 def _counts(n: int, generator: torch.Generator) -> Array:
@@ -179,16 +239,17 @@ def _counts(n: int, generator: torch.Generator) -> Array:
     return np.asarray(-u.clamp_min(1e-12).log())
 
 
-def _distances(matcher: ConditionMatcher, t: Array, root: Array, generator: torch.Generator) -> tuple[float, ...]:
+def _distances(match: Match, generator: torch.Generator) -> tuple[float, ...]:
     """(2) of the field from clean and from simulated images; root mean square and quantile of (2) between its halves.
 
     Means of few images differ by chance. The expected chance distance is subtracted from the first two, and the one
     between halves is added, so that all three can be compared.
     """
-    priors = matcher.compare(t, root).priors
+    matcher, t, _, root = match
+    priors, n = matcher.compare(t, root).priors, len(matcher.x)
     halves = np.array([_halved(matcher.field, root, generator) for _ in range(SPLITS)])
-    fresh = matcher.simulate(matcher.recipe(t), len(matcher.x), matcher.seed + 1)
-    before, after = (_beyond_chance(matcher, v, priors, root) for v in (matcher.descriptor(matcher.x), fresh))
+    clean, fresh = (matcher.simulate(matcher.recipe(v), n, matcher.seed + 1) for v in (nothing(matcher.parameters), t))
+    before, after = (_beyond_chance(matcher, v, priors, root) for v in (clean, fresh))
     floor = float(np.sqrt((halves**2).mean()))
     return math.hypot(before, floor), math.hypot(after, floor), floor, float(np.quantile(halves, 0.95))
 
@@ -216,24 +277,27 @@ def _unexplained(before: float, after: float, floor: float, floor_high: float) -
     if after <= floor_high or left <= max(MAX_DISTANCE**2, MAX_UNEXPLAINED * (before**2 - floor**2)):
         return ()
     problem = (
-        f"field data differ in something that no declared condition explains: their distance is {before:.2f} from "
+        f"field data differ in something that no condition explains: their distance is {before:.2f} from "
         f"clean images, {after:.2f} under the fitted conditions, and {floor:.2f} between halves of themselves"
     )
     advice = "Compare field images with simulated ones and declare what is missing, or give clean images of that kind"
     return (warning("conditions do not explain the field", problem, advice),)
 
 
-def _at_the_end(parameters: Sequence[FreeParameter], t: Array) -> tuple[Finding, ...]:
-    far = [
-        f"{p.condition} {p.name} {p.value(v):.3g}"
-        for p, v in zip(parameters, t, strict=True)
-        if v > 1 - END or (p.name == "mean" and v < END)
-    ]
+def _at_the_end(parameters: Sequence[Parameter]) -> tuple[Finding, ...]:
+    far = [f"{p.condition} {p.name} {p.value:.3g}" for p in parameters if p.condition != "motion_angle" and _far(p)]
     if not far:
         return ()
     problem = f"the best value is at the end of the range searched: {', '.join(far)}"
     advice = "Declare a wider recipe, if stronger conditions are possible"
     return (warning("parameter at the end of its range", problem, advice),)
+
+
+def _far(p: Parameter) -> bool:
+    """Whether a parameter is as far from no change as its limits allow."""
+    low, high = p.limits
+    near = END * (high - low)
+    return (high > 0 and p.value > high - near) or (low < 0 and p.value < low + near)
 
 
 def _check(field: Samples, clean: Samples, widest: Recipe, priors: Sequence[float] | None) -> None:
