@@ -327,7 +327,7 @@ def test_a_constant_answer_is_at_chance_however_common_the_class() -> None:
     logits = torch.tensor([[1.0, 0.0]]).repeat(400, 1)
     (finding,) = at_chance(logits, y)
     assert "360 of 400 predictions are right (90 %)" in finding.problem
-    assert "class 0, is given for 100 %" in finding.problem
+    assert "class number 0, is given for 100 %" in finding.problem
     (finding,) = at_chance(logits, y, ("cat", "dog"))
     assert "class cat, is given for 100 %" in finding.problem
     model = Classifier(Module(lambda x: 0 * x[:, :2] + logits[: len(x)]), bounds=(0, 1))

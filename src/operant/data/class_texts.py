@@ -108,6 +108,15 @@ def class_name(label: int, classes: Sequence[str]) -> str:
     return classes[label] if 0 <= label < len(classes) else str(label)
 
 
+def class_title(label: int, classes: Sequence[str]) -> str:
+    """A class in a sentence, where a number alone could be a name.
+
+    >>> class_title(1, ("cat", "dog")), class_title(1, ("1", "2")), class_title(1, ())
+    ('class dog', 'class 2', 'class number 1')
+    """
+    return f"class {classes[label]}" if 0 <= label < len(classes) else f"class number {label}"
+
+
 def class_names(labels: Sequence[int], classes: Sequence[str]) -> str:
     """Several classes in a message; the first ten of many.
 

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from operant.activity import activity
 from operant.data import Samples
+from operant.data.class_texts import class_title
 from operant.formatting import percent
 from operant.model.classifier import MIN_ROWS, Classifier, slack_of
 from operant.model.errors import ModuleFails, NotLogits, WrongChannels
@@ -226,11 +227,11 @@ def at_chance(logits: Tensor, y: Tensor | None, names: Sequence[str] = ()) -> Fi
     chance = 1 / classes if one_class else float((shares[0] * shares[1]).sum())
     right = int((predictions == y).sum())
     common = int(shares[0].argmax())
-    name = names[common] if len(names) == classes else common
+    name = class_title(common, names if len(names) == classes else ())
     return _error(
         "accuracy at chance",
         f"{right} of {n} predictions are right ({percent(right / n)}); predictions that ignore the inputs would reach "
-        f"{percent(chance)}. The most frequent prediction, class {name}, is given for "
+        f"{percent(chance)}. The most frequent prediction, {name}, is given for "
         f"{percent(float(shares[0].amax()), 2)} of the inputs",
         "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
         "model outputs number the classes alike",
