@@ -668,6 +668,22 @@ def test_an_accuracy_below_the_expected_one_is_an_error() -> None:
         model.doctor(data, expect=90)
 
 
+@pytest.mark.parametrize("share", [0.36, 0.6, 0.0])
+def test_a_low_accuracy_that_nothing_raises_is_a_warning(share: float) -> None:
+    """Labels wrong at random, as on inputs that are too hard; at chance, the error says enough."""
+    data = pictures(1000)
+    generator = torch.Generator().manual_seed(3)
+    wrong = torch.rand(1000, generator=generator) >= share
+    y = torch.where(wrong, torch.randint(10, (1000,), generator=generator), data.labels)
+    model = Classifier(nearest_means(*UNIT))
+    found = model.doctor(Samples(data.x, y))
+    expected = {0.36: ["low accuracy"], 0.6: [], 0.0: ["accuracy at chance"]}[share]
+    assert names(found) == expected
+    if expected == ["low accuracy"]:
+        assert found[0].severity == "warning"
+        assert "Look at some of these inputs and their labels" in found[0].advice
+
+
 def test_normalisations_that_fit_about_as_well_are_named() -> None:
     def remedy(name: str, right: int, kind: str = "normalisation") -> Remedy:
         before, after = Accuracy(right=100, n=256), Accuracy(right=right, n=256)

@@ -21,8 +21,8 @@ from operant.campaign.records import CampaignResult
 from operant.conditions import Recipe
 from operant.data import LabelFolder, Samples, read_samples
 from operant.data.groups import with_groups
-from operant.data.label_folder import TABLE
 from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table, note_on_unused_rows
+from operant.data.label_folder import TABLE
 from operant.data.reading import folder_classes
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
@@ -435,19 +435,19 @@ def build_labeller(
     return _NamingKey("file", found)
 
 
-def check_label_table(config: Config, classes: tuple[str, ...] = ()) -> None:
-    """Raise an error if the table of [labels] cannot be read; only small files are read.
+def check_label_table(config: Config, n: int | None = None) -> None:
+    """Raise an error if the csv table of [labels] cannot be read, before any other data are read.
 
-    ``classes`` are the names, or numbers as text, of the model's classes (default: those of [data] classes or of the
-    folders of [data] train; if there are none, nothing is checked).
+    ``n`` is the number of classes if they have no names in [data] classes or as folders of [data] train; without it and
+    without names, nothing is checked.
     """
     table, options = config.labels, data_options(config)
-    classes = classes or options.classes or options.folders
+    names = options.classes or options.folders
     path = config.path(table.file or Path(table.folder or "") / TABLE)
-    if table.callable is not None or path.suffix != ".csv" or not path.is_file() or not classes:
+    if table.callable is not None or path.suffix != ".csv" or not path.is_file() or not (classes := len(names) or n):
         return
     with _naming_key("labels", "file" if table.file else "folder"):
-        LabelFolder(folder=path.parent, table=path.name, classes=len(classes), names=classes).read()
+        LabelFolder(folder=path.parent, table=path.name, classes=classes, names=names).read()
 
 
 def labels_from_file(

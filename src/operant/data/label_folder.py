@@ -216,7 +216,9 @@ class LabelFolder:
         check_regular(file)
         try:
             page = json.loads(file.read_bytes())
-            inputs = {i: {"name": _checked_name(table_key(one["name"])), "file": str(one["file"])} for i, one in page.items()}
+            inputs = {
+                i: {"name": _checked_name(table_key(one["name"])), "file": str(one["file"])} for i, one in page.items()
+            }
             if len({one["name"] for one in inputs.values()}) < len(inputs):
                 raise ValueError("two inputs have one name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
