@@ -801,7 +801,7 @@ def test_advice_on_mean_and_std_fits_how_the_model_was_named(run: Callable[..., 
     wrong = ["--mean", "0.9", "--std", "0.1"]
     assert re.search(r"Give mean = [\d.]+ and std = [\d.]+", run(*wrong).output)
     by_options = run(*HEALTHY[:-4], *wrong).output
-    (options,) = re.findall(r"Give (--mean [\d.]+ --std [\d.]+)", by_options)
+    (options,) = re.findall(r"Give `(--mean [\d.]+ --std [\d.]+)`", by_options)
     assert run(*HEALTHY[:-4], *options.split()).exit_code == 0
 
 

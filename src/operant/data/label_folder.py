@@ -77,10 +77,10 @@ class LabelFolder:
 
     Each input becomes a picture (or an npz file, if it is not an image) with a row in a table. It is called by its name
     (``field/0001.png`` becomes ``0001.png``, or ``field_0001.png`` if that is taken), or by its id if it has no name;
-    ``inputs.json`` lists, by id, this name and the whole one (``file``). A call for labels that are not filled in adds the missing
-    rows and raises `LabelsMissing`; call again once they are filled in. Labels are kept for later calls. A label is a
-    class's number or its name; if classes are called by other numbers than their own, the column is ``class`` and has
-    names (see `ClassTexts`). ``operant triage`` opens a page for entering them.
+    ``inputs.json`` lists, by id, this name and the whole one (``file``). A call for labels that are not filled in adds
+    the missing rows and raises `LabelsMissing`; call again once they are filled in. Labels are kept for later calls. A
+    label is a class's number or its name; if classes are called by other numbers than their own, the column is
+    ``class`` and has names (see `ClassTexts`). ``operant triage`` opens a page for entering them.
 
     Args:
         folder: created if it does not exist.
@@ -110,9 +110,10 @@ class LabelFolder:
         missing = [(i, title) for i, title in dict(zip(ids, asked.titles, strict=True)).items() if known.get(i) is None]
         if missing:
             meaning = self._class_texts().meaning(self._table().column)
+            example = self._shown_as(*missing[0])
             raise LabelsMissing(
-                f"{len(missing)} of {len(set(ids))} inputs have no label yet, such as {self._shown_as(*missing[0])}: view "
-                f"the files in {self.folder}, write each one's class ({meaning}) into {self.folder / self.table} (or "
+                f"{len(missing)} of {len(set(ids))} inputs have no label yet, such as {example}: view the files "
+                f"in {self.folder}, write each one's class ({meaning}) into {self.folder / self.table} (or "
                 f"enter them on the page that `operant triage {self.folder}` opens), and run this again"
             )
         return torch.tensor([known[i] for i in ids], dtype=torch.int64)

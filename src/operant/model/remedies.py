@@ -110,14 +110,14 @@ def as_options(advice: str) -> str:
     """An advice on mean and std as options of the command line; other advice is returned as it is.
 
     >>> as_options("Give mean = [0.49, 0.48, 0.45] and std = 0.5, or those of training")
-    'Give --mean 0.49,0.48,0.45 --std 0.5, or those of training'
+    'Give `--mean 0.49,0.48,0.45 --std 0.5`, or those of training'
     """
     values = r"(\[[^]]*\]|[-.\de]*\d)"
     found = re.search(f"mean = {values} and std = {values}", advice)
     if found is None:
         return advice
     mean, std = (re.sub(r"[][ ]", "", text) for text in found.groups())
-    return f"{advice[: found.start()]}--mean {mean} --std {std}{advice[found.end() :]}"
+    return f"{advice[: found.start()]}`--mean {mean} --std {std}`{advice[found.end() :]}"
 
 
 def with_ties(best: Remedy, others: Sequence[Remedy]) -> Remedy:
