@@ -443,7 +443,7 @@ def check_label_table(config: Config, n: int | None = None) -> None:
     """
     table, options = config.labels, data_options(config)
     names = options.classes or options.folders
-    path = config.path(table.file or Path(table.folder or "") / TABLE)
+    path = config.path(table.file or f"{table.folder}/{TABLE}")
     if table.callable is not None or path.suffix != ".csv" or not path.is_file() or not (classes := len(names) or n):
         return
     with _naming_key("labels", "file" if table.file else "folder"):

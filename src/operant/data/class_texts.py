@@ -109,12 +109,13 @@ def class_name(label: int, classes: Sequence[str]) -> str:
 
 
 def class_title(label: int, classes: Sequence[str]) -> str:
-    """A class in a sentence, where a number alone could be a name.
+    """A class in a sentence, where a number alone could be the name of another class.
 
     >>> class_title(1, ("cat", "dog")), class_title(1, ("1", "2")), class_title(1, ())
     ('class dog', 'class 2', 'class number 1')
     """
-    return f"class {classes[label]}" if 0 <= label < len(classes) else f"class number {label}"
+    name = class_name(label, classes)
+    return f"class number {label}" if name == str(label) else f"class {name}"
 
 
 def class_names(labels: Sequence[int], classes: Sequence[str]) -> str:
