@@ -32,7 +32,7 @@ MAX_ROWS_REPEATED = 32  # rows used by checks that need several passes
 CHANCE_LEVEL, SKILL_LEVEL = 0.05, 0.01  # significance levels of the tests against chance and against skill
 MIN_BAD_SHARE = 0.1  # share of rows with zero or vanishing gradients from which on they are reported
 LOW_ACCURACY = 0.9  # below it, other normalisations and class orders are tried
-VERY_LOW, VERY_LOW_ACCURACY = "low accuracy", 0.5  # below it, there is a warning even if nothing raises it
+VERY_LOW_ACCURACY = 0.5  # below it, there is a warning even if nothing raises it
 MIN_ERROR_GAIN = 0.1  # a change that raises accuracy by this much makes present results meaningless
 VANISHED = 1e-20  # gradient of cross-entropy relative to that of the logits; trained networks reach 1e-14
 TOLERANCE = 1e-4  # relative difference below which two logits count as equal
@@ -103,7 +103,7 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
         found += _behaviour(model, x[sound.to(x.device)], logits[sound])
     if known is not None and not labels:
         low = low_accuracy(model, x, known, logits, samples.classes)
-        chance += [finding for finding in low if not (chance and finding.name == VERY_LOW)]  # says less
+        chance += [finding for finding in low if not (chance and finding.name == "low accuracy")]  # says less
     return found + labels + chance
 
 
@@ -273,7 +273,7 @@ def unsure_order(accuracy: Accuracy, names: Sequence[str], classes: int) -> Find
 def very_low(accuracy: Accuracy) -> Findings:
     """An accuracy below one half that no usual change of the settings raises."""
     return _warning(
-        VERY_LOW,
+        "low accuracy",
         f"the accuracy is {accuracy}, and no usual normalisation, channel order or class order was found to raise it",
         "Look at some of these inputs and their labels: if the labels are right, the inputs are hard for the model, as "
         "those of a field unlike its training data may be. Give expect (--expect) to make a low accuracy an error",
