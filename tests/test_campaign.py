@@ -1072,8 +1072,9 @@ def write_labels(source: str, labelled: Samples, place: Path) -> Labeller:
 def test_labels_that_changed_since_they_were_bought_are_noticed(tmp_path: Path, source: str, finished: bool) -> None:
     """Also in a round that is under way; with the same labels again, the run ends as without the change."""
     folder, labelled = tmp_path / "run", field()
+    named = {"classes": [f"digit {10 - c}" for c in range(10)]} if finished else {}
     if finished:
-        run(folder, labeller=write_labels(source, labelled, tmp_path))
+        run(folder, labeller=write_labels(source, labelled, tmp_path), **named)
     else:
         with pytest.raises(LabelsMissing):
             run(folder, labeller=RecordingLabeller(labelled, batches=3))
@@ -1083,10 +1084,13 @@ def test_labels_that_changed_since_they_were_bought_are_noticed(tmp_path: Path, 
     y[rows] = (y[rows] + 1) % 10
     wrong = Samples(labelled.x, y, labelled.ids)
     with pytest.raises(ValueError, match=rf"^2 of {len(ids)} labels that .*run already has are different now") as error:
-        run(folder, labeller=write_labels(source, wrong, tmp_path))
-    examples = [f"{name_of(int(labelled.ids[r]))}, which was {labelled.labels[r]} and is {y[r]} now" for r in rows]
+        run(folder, labeller=write_labels(source, wrong, tmp_path), **named)
+    title = (lambda c: f"class digit {10 - c}") if finished else (lambda c: f"class number {c}")
+    examples = [
+        f"{name_of(int(labelled.ids[r]))}, which was {title(labelled.labels[r])} and is {title(y[r])} now" for r in rows
+    ]
     assert any(example in str(error.value) for example in examples)
-    assert run(folder, labeller=write_labels(source, labelled, tmp_path)).labels == 150
+    assert run(folder, labeller=write_labels(source, labelled, tmp_path), **named).labels == 150
 
 
 def test_answers_of_functions_are_not_asked_for_again(tmp_path: Path) -> None:

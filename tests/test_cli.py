@@ -515,6 +515,37 @@ def test_a_table_of_labels_needs_data_and_rows_that_match(digits: Path) -> None:
         assert "none of its 2 rows names one (a.png, b.png)" in " ".join(done.output.split())
 
 
+def test_a_table_of_labels_without_class_names_is_said_to_be_read_as_numbers(digits: Path) -> None:
+    write_table(Path("field"), load_digits().train[400:500])
+    doctor = "doctor digit_net:net --weights net.safetensors --data field --labels-file labels.csv"
+    done = " ".join(CliRunner().invoke(app, doctor.split()).output.split())
+    assert "labels.csv: labels are read as numbers from 0 to 9, since the names of the classes are unknown" in done
+
+
+def test_assess_reports_faulty_rows_before_the_profile_and_notes_unknown_ones(
+    digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez("blind.npz", x=load_digits().train.x[400:])
+    command = f"{ASSESS} --field blind.npz --requirement 0.5".split()
+    assert CliRunner().invoke(app, command).exit_code == 2
+    table = Path("out/to_label/labels.csv")
+    text = table.read_text()
+    lines = text.splitlines()
+    table.write_text("\n".join([lines[0], *(f"{line}cow" for line in lines[1:5]), *lines[5:]]))
+    monkeypatch.setattr("operant.profile.fit_profile", lambda *_, **__: pytest.fail("the profile was fitted"))
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "4 labels in out/to_label/labels.csv are faulty: line 2 of" in " ".join(done.output.split())
+    assert "; and 1 more" in " ".join(done.output.split())
+    monkeypatch.undo()
+    monkeypatch.chdir(digits)
+    table.write_text(f"{text}ghost.png,3\n")
+    noted = CliRunner().invoke(app, command)
+    assert "1 of 61 rows are ignored, since they name no input that was asked for (ghost)" in " ".join(
+        noted.output.split()
+    )
+
+
 def test_assess_reads_the_field_part_of_a_file_with_all_parts(digits: Path) -> None:
     data = load_digits().train[400:]
     np.savez("all.npz", x_field=data.x, y_field=data.y, x_test=data.x[:30], y_test=9 - data.labels[:30])
@@ -764,6 +795,34 @@ def test_the_doctor_reads_operant_toml(run: Callable[..., Result], configured: P
     assert run().output == explicit.output
     assert run("--data", "data.npz").output == explicit.output
     assert "normalisation" in run("--mean", "0.9", "--std", "0.1").output  # options replace what the file says
+
+
+def test_advice_on_mean_and_std_fits_how_the_model_was_named(run: Callable[..., Result], configured: Path) -> None:
+    wrong = ["--mean", "0.9", "--std", "0.1"]
+    assert re.search(r"Give mean = [\d.]+ and std = [\d.]+", run(*wrong).output)
+    by_options = run(*HEALTHY[:-4], *wrong).output
+    (options,) = re.findall(r"Give `(--mean [\d.]+ --std [\d.]+)`", by_options)
+    assert run(*HEALTHY[:-4], *options.split()).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["doctor", "run", "assess"])
+@pytest.mark.parametrize("key", ["file = 'labels.csv'", "folder = '.'"])
+def test_an_ambiguous_table_of_labels_is_noticed_before_data_are_read(
+    configured: Path, monkeypatch: pytest.MonkeyPatch, command: str, key: str
+) -> None:
+    """By the doctor too, which reads its own data."""
+    named = TOML.replace("[data]", '[data]\nclasses = ["1", "2", "3"]').replace('file = "labelled.npz"', key)
+    Path("operant.toml").write_text(named)
+    Path("labels.csv").write_text("name,label\nfield.npz[0],2\nfield.npz[1],1\n")
+    if command != "doctor":
+        monkeypatch.setattr("operant.campaign.build.read_samples", lambda *_, **__: pytest.fail("data were read"))
+    done = CliRunner().invoke(app, [command])
+    assert done.exit_code == (1 if command == "doctor" else 2)
+    assert f"[labels] {key.split()[0]}: 2 labels in" in " ".join(done.output.split())
+    assert "'2' may be the number of a class or its name" in " ".join(done.output.split())
+    Path("labels.csv").write_text("name,class\nfield.npz[0],2\nfield.npz[1],1\n")
+    if command == "doctor":
+        assert CliRunner().invoke(app, [command]).exit_code == 0
 
 
 def test_commands_read_files_with_the_limit_of_operant_toml(

@@ -327,7 +327,7 @@ def test_a_constant_answer_is_at_chance_however_common_the_class() -> None:
     logits = torch.tensor([[1.0, 0.0]]).repeat(400, 1)
     (finding,) = at_chance(logits, y)
     assert "360 of 400 predictions are right (90 %)" in finding.problem
-    assert "class 0, is given for 100 %" in finding.problem
+    assert "class number 0, is given for 100 %" in finding.problem
     (finding,) = at_chance(logits, y, ("cat", "dog"))
     assert "class cat, is given for 100 %" in finding.problem
     model = Classifier(Module(lambda x: 0 * x[:, :2] + logits[: len(x)]), bounds=(0, 1))
@@ -666,6 +666,22 @@ def test_an_accuracy_below_the_expected_one_is_an_error() -> None:
     assert names(model.doctor(Samples(data.x), expect=0.95)) == ["accuracy unknown"]
     with pytest.raises(ValueError, match="expect must be a share from 0 to 1, got 90"):
         model.doctor(data, expect=90)
+
+
+@pytest.mark.parametrize("share", [0.36, 0.6, 0.0])
+def test_a_low_accuracy_that_nothing_raises_is_a_warning(share: float) -> None:
+    """Labels wrong at random, as on inputs that are too hard; at chance, the error says enough."""
+    data = pictures(1000)
+    generator = torch.Generator().manual_seed(3)
+    wrong = torch.rand(1000, generator=generator) >= share
+    y = torch.where(wrong, torch.randint(10, (1000,), generator=generator), data.labels)
+    model = Classifier(nearest_means(*UNIT))
+    found = model.doctor(Samples(data.x, y))
+    expected = {0.36: ["low accuracy"], 0.6: [], 0.0: ["accuracy at chance"]}[share]
+    assert names(found) == expected
+    if expected == ["low accuracy"]:
+        assert found[0].severity == "warning"
+        assert "Look at some of these inputs and their labels" in found[0].advice
 
 
 def test_normalisations_that_fit_about_as_well_are_named() -> None:

@@ -397,7 +397,7 @@ def test_classes_are_called_by_their_names(toy, tmp_path) -> None:
         assert len({len(line) for line in table}) == 1
         results.save(found, tmp_path / "drift.json")
         assert results.load(tmp_path / "drift.json", Drift) == found
-    assert "the output for class 2 moved most" in plain.findings[0].problem
+    assert "the output for class number 2 moved most" in plain.findings[0].problem
     other_classes = drift(replace(a, classes=tuple("abcd")), b, toy, generator=spawn(0))
     assert other_classes == plain  # names of other classes than the model's are not used
 

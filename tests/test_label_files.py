@@ -373,3 +373,55 @@ def test_a_pipe_in_place_of_a_file_is_an_error(tmp_path):
             LabelFolder(folder=tmp_path / folder, classes=3)(named(2))
     with pytest.raises(ValueError, match=r"groups.csv must be a regular file"):
         with_groups(named(2), tmp_path / "groups.csv" / "groups.csv")
+
+
+# Faulty rows and rows of no input -------------------------------------------------------------------------------------
+
+
+FAULTY = "name,label\n0.png,cow\n1.png,12\n2.png,1\n2.png,2\n3.png,x\n4.png,1\n5.png,-1\nghost.png,2\n"
+
+
+@pytest.fixture
+def faulty(tmp_path):
+    """A folder of six inputs to label; the table has five faulty labels and a row of no input."""
+    ask = LabelFolder(folder=tmp_path / "to_label", classes=3)
+    with pytest.raises(LabelsMissing):
+        ask(named(6))
+    (ask.folder / "labels.csv").write_text(FAULTY)
+    return ask
+
+
+def test_all_faulty_rows_are_in_one_message(faulty):
+    with pytest.raises(ValueError, match="^5 labels in .*labels.csv are faulty: ") as error:
+        faulty(named(6))
+    message = str(error.value)
+    for part in ("line 2 of", "got 'cow'; line 3 of", "got '12'; 2 has two different labels", "leave one; and 2 more"):
+        assert part in message
+    assert "'-1'" not in message  # the message stays short
+
+
+def test_the_page_opens_with_faulty_rows_and_mends_them(faulty):
+    desk = LabelDesk(faulty.folder)
+    state = desk.state(RequestFields({}))
+    assert (state["tests"], state["labelled"], desk.counts()) == (6, 1, (1, 6))
+    assert "5 labels in" in state["notes"][0]
+    assert "1 of 7 rows are ignored, since they name no input that was asked for (ghost)" in state["notes"][1]
+    for row in (0, 1, 2, 3, 5):
+        desk.mark(RequestFields({"row": row, "label": 2}))
+    assert desk.state(RequestFields({}))["notes"] == state["notes"][1:]
+    assert faulty(named(6)).tolist() == [2, 2, 2, 2, 1, 2]
+
+
+def test_a_row_of_no_input_is_no_input_to_label(tmp_path):
+    """Whatever inputs are called: by files, or by ids."""
+    for i, asked in enumerate((named(4), Samples(named(4).x))):
+        ask = LabelFolder(folder=tmp_path / str(i), classes=3)
+        with pytest.raises(LabelsMissing):
+            ask(asked)
+        assert ask.note_on_unused_rows() == ""
+        with (ask.folder / "labels.csv").open("a") as table:
+            table.write("ghost.png,2\nlabels,1\n")
+        desk = LabelDesk(ask.folder)
+        assert desk.about()["tests"] == desk.arrange(RequestFields({}))["total"] == 4
+        assert desk.counts() == (0, 4)
+        assert "2 of 6 rows are ignored" in ask.note_on_unused_rows()

@@ -345,7 +345,7 @@ def test_people_label_files_by_name(tmp_path):
     ask = LabelFolder(folder=tmp_path, classes=3, names=("cat", "dog", "fish"))
     first = named(["field/mon/0001.JPG", "field/mon/Two.png", "field.npz[17]"])
     message = ask_for(ask, first)
-    assert "3 of 3 inputs have no label yet, such as field/mon/0001.JPG" in message
+    assert "3 of 3 inputs have no label yet, such as 0001.png (field/mon/0001.JPG): view" in message
     assert "write each one's class (0 cat, 1 dog, 2 fish)" in message
     assert sorted(file.name for file in tmp_path.glob("*.png")) == ["0001.png", "field.npz[17].png", "two.png"]
     second = named(["field/tue/0001.jpg", "a_b/c.png", "a/b_c.png", ""], seed=1)
@@ -356,6 +356,12 @@ def test_people_label_files_by_name(tmp_path):
     assert ask(Samples.concat([second, first])).tolist() == [2, 0, 0, 0, 1, 0, 0]
     assert ask(Samples(first.x)).tolist() == [1, 0, 0]  # known by content, also without names
     assert ask.files()["tue_0001"] == "field/tue/0001.jpg"
+    listed = json.loads((tmp_path / "inputs.json").read_bytes())
+    assert [one["name"] for one in listed.values()] == rows[:-1], "names as the table has them"
+    assert listed[name_of(int(first.ids[0]))] == {"name": "0001.png", "file": "field/mon/0001.JPG"}
+    earlier = {i: {**one, "name": one["name"].removesuffix(".png")} for i, one in listed.items()}
+    (tmp_path / "inputs.json").write_text(json.dumps(earlier))  # as earlier versions wrote it
+    assert ask(Samples.concat([second, first])).tolist() == [2, 0, 0, 0, 1, 0, 0]
 
 
 def test_a_name_that_is_taken_in_every_form_gives_way_to_the_id(tmp_path):

@@ -888,6 +888,41 @@ def test_signals_end_the_command(folder, monkeypatch, number, code):
     assert (done.exit_code, done.stderr) == (code, f"stopped: interrupted with {signal.Signals(number).name}\n")
 
 
+def interrupted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
+    """What the command prints after Ctrl-C, on one line."""
+
+    def send(_: str) -> None:
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+    monkeypatch.setattr("operant.cli.triage._print_address", send)
+    done = CliRunner().invoke(command_line, ["triage", str(folder), "--no-browser"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    return " ".join(done.stdout.split())
+
+
+def test_ctrl_c_tells_how_many_inputs_have_labels_and_what_comes_next(to_label, monkeypatch) -> None:
+    ask, _ = to_label
+    names = list(ask.read())
+    for name in names[1:]:
+        ask.set_label(name, 2)
+    some = interrupted(monkeypatch, ask.folder)
+    assert some.startswith(f"5 of 6 inputs have labels; to label the others, run `operant triage {ask.folder}` again")
+    ask.set_label(names[0], 1)
+    with (ask.folder / "labels.csv").open("a") as table:
+        table.write("ghost.png,1\n")
+    whole = interrupted(monkeypatch, ask.folder)
+    assert whole.startswith("6 of 6 inputs have labels; run `operant run` or `operant assess` again")
+    assert "1 of 7 rows are ignored" in whole
+
+
+def test_ctrl_c_tells_the_share_of_valid_cases(folder, monkeypatch) -> None:
+    assert interrupted(monkeypatch, folder) == "No case has a verdict yet, so there is no share of valid ones"
+    desk = open_desk(folder, plan=SamplePlan(n=5, of="all"))
+    for row in sample_rows(desk.suite, desk.plan).tolist():
+        desk.mark(RequestFields({"row": row, "verdict": "valid"}))
+    assert "100 % of 60 cases are valid" in interrupted(monkeypatch, folder)
+
+
 def _own_address() -> str:
     """An address of this machine that is not loopback; loopback of another name if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:

@@ -472,12 +472,12 @@ def class_names(n: int) -> tuple[str, ...]:
     return tuple((every + twisted + [f"other_{name}" for name in every] + [f"my {name}" for name in every])[:n])
 
 
-def to_label(folder: Path, n: int, *, examples: bool = True) -> LabelFolder:
+def to_label(folder: Path, n: int, *, examples: bool = True, names: tuple[str, ...] = ()) -> LabelFolder:
     """A folder of pictures to label, with an example of each class but the last one."""
     g = spawn(0, "classes", n)
     asked = Samples(torch.rand(12, 3, 8, 8, generator=g), names=tuple(f"IMG_{i:03d}.jpg" for i in range(12)))
     known = Samples(torch.rand(3 * n, 3, 8, 8, generator=g), (torch.arange(3 * n) % (n - 1)))
-    ask = LabelFolder(folder=folder, classes=n, names=class_names(n), examples=known if examples else None)
+    ask = LabelFolder(folder=folder, classes=n, names=names or class_names(n), examples=known if examples else None)
     with pytest.raises(LabelsMissing):
         ask(asked)
     return ask
@@ -584,6 +584,30 @@ def test_digits_choose_among_the_first_ten_shown_unless_they_belong_to_a_name(pa
         page.keyboard.press("2")
         settled(page)
         assert labels_in(ask) == [labels_in(ask)[0], names.index("red house 2"), 2, *[None] * 9]
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        ([str(i) for i in range(1, 11)], "1234567890"),
+        ([str(i) for i in range(10, 0, -1)], "0987654321"),
+        ([str(i) for i in range(11)], "0123456789-"),  # 0 is taken, so 10 has no key
+        (["5", "cat", "0", "10", "dog"], "51023"),  # the others get the digits that are left, by place
+        (["cat", "10", "dog"], "102"),
+    ],
+)
+def test_a_class_that_is_called_by_a_digit_has_that_key(pages, tmp_path, names, keys) -> None:
+    ask = to_label(tmp_path / "to_label", len(names), names=tuple(names))
+    with serving(pages, ask.folder) as address:
+        page = pages.open(address)
+        page.keyboard.press("Escape")  # leaves the search, if it has the focus
+        hints = [page.locator("#classes li").nth(i).locator("kbd") for i in range(len(names))]
+        shown_keys = [hint.text_content() if hint.get_attribute("hidden") is None else "-" for hint in hints]
+        assert "".join(map(str, shown_keys)) == keys
+        works = [i for i, key in enumerate(keys) if key != "-"]
+        press(page, "".join(keys[i] for i in works))
+        settled(page)
+        assert labels_in(ask)[: len(works)] == works
 
 
 def test_labels_are_undone_and_skipped_by_keys_and_stay_when_the_page_is_loaded_again(pages, tmp_path) -> None:

@@ -96,8 +96,10 @@ class Assessment:
         return False if self.pmi > requirement * (1 + 1e-9) else None
 
     def __str__(self) -> str:
+        numbers = all(part.name == str(i) for i, part in enumerate(self.by_class))  # no names, or the same
+        kind = "number " if numbers else ""
         where = sorted(self.by_class, key=lambda part: -part.pmi)[:3]
-        most = ", ".join(f"{part.name} ({percent(part.pmi / self.pmi, 2)})" for part in where if part.pmi > 0)
+        most = ", ".join(f"{kind}{part.name} ({percent(part.pmi / self.pmi, 2)})" for part in where if part.pmi > 0)
         lines = [
             f"The model misclassifies an estimated {percent(self.pmi)} of field inputs.",
             "No upper bound can be given yet." if self.claim is None else

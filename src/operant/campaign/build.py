@@ -22,6 +22,7 @@ from operant.conditions import Recipe
 from operant.data import LabelFolder, Samples, read_samples
 from operant.data.groups import with_groups
 from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table, note_on_unused_rows
+from operant.data.label_folder import TABLE
 from operant.data.reading import folder_classes
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
@@ -104,6 +105,7 @@ def build(
     notes: list[str] = []
     findings: list[Finding] = []
     model = build_model(config, notes)
+    check_label_table(config)
     train, clean, arrived = read_data(config, model, notes)
     folder = config.path(config.run.folder)
     with _naming_key("run", "folder"):
@@ -417,15 +419,35 @@ def build_labeller(
     table, classes = config.labels, model.classes(train.x)
     if table.folder is not None:
         where = config.path(table.folder)
-        return LabelFolder(folder=where, classes=classes, bounds=model.bounds, names=class_names, examples=train)
+        labeller = LabelFolder(folder=where, classes=classes, bounds=model.bounds, names=class_names, examples=train)
+        with _naming_key("labels", "folder"):
+            labeller.read_by_id()  # faulty labels are noticed before anything that takes long
+        if note := labeller.note_on_unused_rows():
+            notes.append(note)
+        return labeller
     if table.callable is not None:
         with _naming_key("labels", "callable"):
             function = find_callable(table.callable, root=config.path("."))
         return _NamingKey("callable", labels_from_function(function, name=table.callable, classes=classes))
     assert table.file is not None
     with _naming_key("labels", "file"):
-        labeller = labels_from_file(config.path(table.file), classes, names, class_names, notes)
-    return _NamingKey("file", labeller)
+        found = labels_from_file(config.path(table.file), classes, names, class_names, notes)
+    return _NamingKey("file", found)
+
+
+def check_label_table(config: Config, n: int | None = None) -> None:
+    """Raise an error if the csv table of [labels] cannot be read, before any other data are read.
+
+    ``n`` is the number of classes if they have no names in [data] classes or as folders of [data] train; without it and
+    without names, nothing is checked.
+    """
+    table, options = config.labels, data_options(config)
+    names = options.classes or options.folders
+    path = config.path(table.file or f"{table.folder}/{TABLE}")
+    if table.callable is not None or path.suffix != ".csv" or not path.is_file() or not (classes := len(names) or n):
+        return
+    with _naming_key("labels", "file" if table.file else "folder"):
+        LabelFolder(folder=path.parent, table=path.name, classes=classes, names=names).read()
 
 
 def labels_from_file(

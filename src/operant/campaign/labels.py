@@ -16,6 +16,7 @@ from operant.campaign.field import FieldState
 from operant.campaign.records import Round
 from operant.campaign.stopping import MAX_IDLE_ROUNDS, idle_rounds
 from operant.data import Samples
+from operant.data.class_texts import class_title
 from operant.execution.round_state import LabelBatch, RoundState
 from operant.types import Labeller, StoredLabels
 
@@ -54,9 +55,10 @@ class FieldLabels:
         before = dict(zip(answers.ids.tolist(), answers.labels.tolist(), strict=True))
         if changed := [i for i in before if i in now and now[i][1] != before[i]]:
             name, label = now[changed[0]]
+            was, is_now = (class_title(y, self.state.clean.classes) for y in (before[changed[0]], label))
             raise ValueError(
                 f"{len(changed)} of {len(before)} labels that {self.state.folder.path} already has are different now, "
-                f"for instance that of {name}, which was {before[changed[0]]} and is {label} now; restore the labels, "
+                f"for instance that of {name}, which was {was} and is {is_now} now; restore the labels, "
                 "or start a new folder"
             )
 

@@ -174,7 +174,11 @@ def _read_files(
     if inputs.y is not None:
         return inputs, labels_of(inputs), used
     n, classes = model.classes(inputs.x), inputs.classes
-    return inputs, LabelFolder(folder=to_label, classes=n, bounds=model.bounds, names=classes, examples=train), used
+    labeller = LabelFolder(folder=to_label, classes=n, bounds=model.bounds, names=classes, examples=train)
+    labeller.read_by_id()  # faulty labels are noticed before the profile is fitted
+    if note := labeller.note_on_unused_rows():
+        print_line(note)
+    return inputs, labeller, used
 
 
 def _read_configured(
@@ -183,11 +187,13 @@ def _read_configured(
     """The same for the field inputs and labels of the configuration."""
     import torch
 
-    from operant.campaign.build import build_labeller, configured_classes, read_data
+    from operant.campaign.build import build_labeller, check_label_table, configured_classes, read_data
     from operant.data import content_ids
 
     if config is None:
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
+    if labels_file is None:
+        check_label_table(config)
     train, clean, arrived = read_data(config, model, [], options)
     check_model(model, clean, Output())
     inputs = arrived(0)  # first: it finds the names that a table of labels may use

@@ -58,10 +58,14 @@ def doctor(
     Exit code 0: no errors, though there may be warnings; 1: errors were found; 2: the checks could not run.
     """
     with exit_on_error():
+        from operant.model.remedies import as_options
+
         config = config_here()
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
         samples = _read(classifier, data, labels_file, size, config)
-        findings = classifier.doctor(samples, expect=expect)
+        findings = [*_label_findings(classifier, samples, config), *classifier.doctor(samples, expect=expect)]
+        if model is not None:  # settings of a given model are options
+            findings = [replace(finding, advice=as_options(finding.advice)) for finding in findings]
         print_findings(classifier, samples, findings)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(NOT_MET)
@@ -85,6 +89,25 @@ def _read(
     table = config.data
     part = "train" if table.clean is None else "test"
     return model.match_dtype(options.read(config.path(table.clean or table.train), part=part))
+
+
+def _label_findings(model: Classifier, samples: Samples, config: Config | None) -> list[Finding]:
+    """An error if `operant run` could not read the table of [labels]."""
+    from operant.campaign.build import check_label_table
+    from operant.model.doctor import Finding
+
+    if config is None:
+        return []
+    try:
+        n = model.classes(samples.x[:1])
+    except Exception:  # the user's code may raise anything; the doctor reports it
+        n = None
+    try:
+        check_label_table(config, n)
+    except (ValueError, OSError) as error:
+        advice = "Correct the table; until then `operant run` cannot start"
+        return [Finding(name="labels cannot be read", problem=str(error), advice=advice, severity="error")]
+    return []
 
 
 def _read_labelled(model: Classifier, data: Path, labels_file: Path, options: DataOptions) -> Samples:

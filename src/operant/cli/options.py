@@ -83,11 +83,20 @@ def load_classifier(
 def read_labels_file(
     path: Path, model: Classifier, x: Tensor, names: dict[str, int], class_names: tuple[str, ...]
 ) -> StoredLabels:
-    """The labeller of ``--labels-file`` for inputs like ``x``, which have these names; prints a note on unused rows."""
+    """The labeller of ``--labels-file`` for inputs like ``x``, which have these names.
+
+    Prints a note on unused rows, and one if only numbers can be read, since classes have no names.
+    """
     from operant.campaign.build import labels_from_file
 
     notes: list[str] = []
-    labeller = labels_from_file(path, model.classes(x[:1]), names, class_names, notes)
+    classes = model.classes(x[:1])
+    labeller = labels_from_file(path, classes, names, class_names, notes)
+    if path.suffix == ".csv" and not class_names:
+        notes.append(
+            f"{path}: labels are read as numbers from 0 to {classes - 1}, since the names of the classes are unknown "
+            f"([data] train or classes of {CONFIG} gives them)"
+        )
     for note in notes:
         print_line(note)
     return labeller

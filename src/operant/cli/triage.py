@@ -14,6 +14,7 @@ from operant.cli.output import exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.triage import SamplePlan
+    from operant.triage.label_desk import LabelDesk
 
 
 def triage(
@@ -90,7 +91,9 @@ def triage(
                 examples=None if examples is None else read_samples(examples, part="train"),
             )
         serve(desk, port=port, open_browser=browser, on_start=_print_address)
-        if not isinstance(desk, LabelDesk):
+        if isinstance(desk, LabelDesk):
+            _print_progress(desk)
+        else:
             _print_summary(desk.path)
 
 
@@ -111,12 +114,31 @@ def _print_address(address: str) -> None:
     print_line("Every answer is saved at once; press Ctrl-C to end.")
 
 
+def _print_progress(desk: LabelDesk) -> None:
+    """Print how many inputs have labels, and what to run next."""
+    done, inputs = desk.counts()
+    print_line(f"{done} of {inputs} inputs have labels; {_next_step(desk.folder, finished=done == inputs)}")
+    for note in desk.notes():
+        print_line(note)
+
+
+def _next_step(folder: Path, *, finished: bool) -> str:
+    """What to run after labelling: what asked for the labels, or this again."""
+    if not finished:
+        return f"to label the others, run `operant triage {folder}` again"
+    config = config_here()
+    campaign = config is not None and config.labels.folder and config.path(config.labels.folder).resolve() == folder
+    return f"run `{'operant run' if campaign else 'operant run` or `operant assess'}` again, which asked for them"
+
+
 def _print_summary(suite: Path) -> None:
     from operant.activity import activity
     from operant.triage import agreement, valid_share
 
     with activity("summarising the verdicts"):
         share, agreed = valid_share(suite), agreement(suite)
+    if share is None:
+        print_line("No case has a verdict yet, so there is no share of valid ones")
     for result in (*([share] if share else []), *agreed):
         print_line(str(result))
 

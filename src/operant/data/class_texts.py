@@ -108,6 +108,16 @@ def class_name(label: int, classes: Sequence[str]) -> str:
     return classes[label] if 0 <= label < len(classes) else str(label)
 
 
+def class_title(label: int, classes: Sequence[str]) -> str:
+    """A class in a sentence, where a number alone could be the name of another class.
+
+    >>> class_title(1, ("cat", "dog")), class_title(1, ("1", "2")), class_title(1, ())
+    ('class dog', 'class 2', 'class number 1')
+    """
+    name = class_name(label, classes)
+    return f"class number {label}" if name == str(label) else f"class {name}"
+
+
 def class_names(labels: Sequence[int], classes: Sequence[str]) -> str:
     """Several classes in a message; the first ten of many.
 

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,14 +22,18 @@ from operant.data.formats import PICTURES
 from operant.data.samples import Samples, name_of
 from operant.data.tables import CsvTable, read_csv, table_key
 from operant.files import check_regular
+from operant.formatting import first_few
 from operant.types import Labeller
 
 TABLE = "labels.csv"
 INPUTS = "inputs.json"
+MAX_FAULTS = 3  # faulty labels that a message describes
 MAX_NAME = 100  # characters of a file name
 NOT_IN_NAMES = r"[^\w.()\[\] -]"  # characters that are replaced in file names
 CLASSES = "classes.json"
 EXAMPLES = "examples"
+ID = "i[0-9a-f]{16}"  # as `name_of` writes it
+SUFFIXES = (".png", ".npz")  # of the files that are written
 PRIVATE = 0o600  # permissions of a new table; later ones are preserved
 MAX_CLASSES = 10**6  # a folder that announces more is damaged
 READABLE_SIDE = 224  # pixels; smaller pictures are enlarged by whole factors up to this
@@ -73,10 +77,10 @@ class LabelFolder:
 
     Each input becomes a picture (or an npz file, if it is not an image) with a row in a table. It is called by its name
     (``field/0001.png`` becomes ``0001.png``, or ``field_0001.png`` if that is taken), or by its id if it has no name;
-    ``inputs.json`` has the id and the whole name of each. A call for labels that are not filled in adds the missing
-    rows and raises `LabelsMissing`; call again once they are filled in. Labels are kept for later calls. A label is a
-    class's number or its name; if classes are called by other numbers than their own, the column is ``class`` and has
-    names (see `ClassTexts`). ``operant triage`` opens a page for entering them.
+    ``inputs.json`` lists, by id, this name and the whole one (``file``). A call for labels that are not filled in adds
+    the missing rows and raises `LabelsMissing`; call again once they are filled in. Labels are kept for later calls. A
+    label is a class's number or its name; if classes are called by other numbers than their own, the column is
+    ``class`` and has names (see `ClassTexts`). ``operant triage`` opens a page for entering them.
 
     Args:
         folder: created if it does not exist.
@@ -106,12 +110,24 @@ class LabelFolder:
         missing = [(i, title) for i, title in dict(zip(ids, asked.titles, strict=True)).items() if known.get(i) is None]
         if missing:
             meaning = self._class_texts().meaning(self._table().column)
+            example = self._shown_as(*missing[0])
             raise LabelsMissing(
-                f"{len(missing)} of {len(set(ids))} inputs have no label yet, such as {missing[0][1]}: view the files "
+                f"{len(missing)} of {len(set(ids))} inputs have no label yet, such as {example}: view the files "
                 f"in {self.folder}, write each one's class ({meaning}) into {self.folder / self.table} (or "
                 f"enter them on the page that `operant triage {self.folder}` opens), and run this again"
             )
         return torch.tensor([known[i] for i in ids], dtype=torch.int64)
+
+    def _shown_as(self, identity: str, title: str) -> str:
+        """An input in a message: its file in this folder, and where it comes from if that is called otherwise."""
+        inputs = self._inputs()
+        file = self._file_name(inputs[identity]["name"] if identity in inputs else identity)
+        return file if identity not in inputs or title == file else f"{file} ({title})"
+
+    def _file_name(self, name: str) -> str:
+        """The name of an input with the suffix of its file."""
+        suffix = next((suffix for suffix in SUFFIXES if (self.folder / f"{name}{suffix}").is_file()), "")
+        return f"{name}{suffix}"
 
     def label_text(self, label: int) -> str:
         """How a class is written in the table."""
@@ -146,7 +162,31 @@ class LabelFolder:
         Accepts what spreadsheets write: commas or semicolons, a byte-order mark, spaces, capitals, names with file
         suffix, and labels such as 3.0.
         """
-        return self._labels(self._table())
+        labels, faults = self.read_sound()
+        if faults:
+            raise ValueError(faults)
+        return labels
+
+    def read_sound(self) -> tuple[dict[str, int | None], str]:
+        """The labels so far, as `read` returns them, and a sentence on faulty ones, which count as missing."""
+        known = self._labels(self._table())
+        return known.labels, known.summary(self.folder / self.table)
+
+    def note_on_unused_rows(self) -> str:
+        """A sentence about the rows of the table that name no input of this folder; empty without any."""
+        rows = self.read_sound()[0]
+        asked = self.asked_for(rows)
+        if not (unused := [name for name in rows if name not in asked]):
+            return ""
+        return (
+            f"{self.folder / self.table}: {len(unused)} of {len(rows)} rows are ignored, since they name no input that "
+            f"was asked for ({first_few(unused, 3)})"
+        )
+
+    def asked_for(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that are inputs of this folder: in its ``inputs.json``, ids, or files."""
+        own = self.ids()
+        return {name for name in names if name in own or re.fullmatch(ID, name) or self._file_name(name) != name}
 
     def read_by_id(self) -> dict[str, int | None]:
         """The labels so far, by the text of the input's id; rows without an id are known by their name."""
@@ -157,6 +197,8 @@ class LabelFolder:
         ids, known = self.ids(), _Labels()
         for name, label in labels.items():
             known.add(ids.get(name, name), label, f"the row {name} of {self.folder / self.table}")
+        if faults := known.summary(self.folder / self.table):
+            raise ValueError(faults)
         return known.labels
 
     def files(self) -> dict[str, str]:
@@ -175,24 +217,25 @@ class LabelFolder:
         check_regular(file)
         try:
             page = json.loads(file.read_bytes())
-            inputs = {i: {"name": _checked_name(one["name"]), "file": str(one["file"])} for i, one in page.items()}
+            inputs = {
+                i: {"name": _checked_name(table_key(one["name"])), "file": str(one["file"])} for i, one in page.items()
+            }
             if len({one["name"] for one in inputs.values()}) < len(inputs):
                 raise ValueError("two inputs have one name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(f"{file} is damaged; restore it, or label in another folder") from None
         return inputs
 
-    def _labels(self, table: _Table) -> dict[str, int | None]:
+    def _labels(self, table: _Table) -> _Labels:
         known, texts = _Labels(), self._class_texts()
         for line, row in enumerate(table.rows, 2):
             where = f"line {line} of {table.path}"
             if key := table.key(row):
                 try:
-                    label = texts.place(table.label(row), table.column)
+                    known.add(key, texts.place(table.label(row), table.column), where)
                 except ValueError as error:
-                    raise ValueError(f"{where}: {error}") from None
-                known.add(key, label, where)
-        return known.labels
+                    known.add_faulty(key, f"{where}: {error}")
+        return known
 
     def _write(self, new: Samples) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -201,7 +244,7 @@ class LabelFolder:
         results.write_atomically(self.folder / CLASSES, json.dumps(about).encode() + b"\n")
         with results.locked(self.folder):
             table = self._table()  # read under the lock: another process may have added rows
-            known, inputs = set(self._labels(table)), self._inputs()
+            known, inputs = set(self._labels(table).labels), self._inputs()
             for x, i, file in zip(new.x.cpu(), new.ids.tolist(), new.names or ("",) * len(new), strict=True):
                 name = _name_for(name_of(i), file, inputs, known)
                 if name not in known:
@@ -210,7 +253,8 @@ class LabelFolder:
                     results.write_atomically(self.folder / f"{name}{suffix}", content)
                     table.add(name if name == name_of(i) else f"{name}{suffix}")  # spreadsheets read 0001 as a number
             if inputs:
-                results.write_atomically(self.folder / INPUTS, json.dumps(inputs, indent=1).encode() + b"\n")
+                named = {i: {"name": self._file_name(one["name"]), "file": one["file"]} for i, one in inputs.items()}
+                results.write_atomically(self.folder / INPUTS, json.dumps(named, indent=1).encode() + b"\n")
             table.write()
 
     def _write_examples(self) -> None:
@@ -225,7 +269,7 @@ class LabelFolder:
             raise ValueError(f"a label must be a class from 0 to {self.classes - 1}, got {label}")
         with results.locked(self.folder):
             table, texts = self._table(), self._class_texts()
-            if name not in self._labels(table):
+            if name not in self._labels(table).labels:
                 raise ValueError(f"{table.path} has no row for {name!r:.80}; request its label first")
             text = "" if label is None else texts.text(label, table.column)
             if texts.place(text, table.column) != label:
@@ -235,20 +279,35 @@ class LabelFolder:
 
 
 class _Labels:
-    """Labels by name; two different labels for one name are an error."""
+    """Labels by name, and sentences on faulty ones: two different labels for one name are a fault of it."""
 
     def __init__(self) -> None:
         self.labels: dict[str, int | None] = {}
+        self.faults: list[str] = []
         self._where: dict[str, str] = {}
+        self._faulty: set[str] = set()
 
     def add(self, name: str, label: int | None, where: str) -> None:
-        if label is None:
+        if label is None or name in self._faulty:
             self.labels.setdefault(name, None)
         elif self.labels.get(name) in (None, label):
             self.labels[name] = label
             self._where.setdefault(name, where)
         else:
-            raise ValueError(f"{name} has two different labels, in {self._where[name]} and in {where}; leave one")
+            self.add_faulty(name, f"{name} has two different labels, in {self._where[name]} and in {where}; leave one")
+
+    def add_faulty(self, name: str, fault: str) -> None:
+        """Add an input whose label cannot be used."""
+        self.labels[name] = None
+        self._faulty.add(name)
+        self.faults.append(fault)
+
+    def summary(self, table: Path) -> str:
+        """A sentence on the first faults of a table; empty without any."""
+        if len(self.faults) < 2:
+            return "".join(self.faults)
+        more = f"; and {len(self.faults) - MAX_FAULTS} more" if len(self.faults) > MAX_FAULTS else ""
+        return f"{len(self.faults)} labels in {table} are faulty: {'; '.join(self.faults[:MAX_FAULTS])}{more}"
 
 
 class _Table:

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from operant.activity import activity
 from operant.data import Samples
+from operant.data.class_texts import class_title
 from operant.formatting import percent
 from operant.model.classifier import MIN_ROWS, Classifier, slack_of
 from operant.model.errors import ModuleFails, NotLogits, WrongChannels
@@ -31,6 +32,7 @@ MAX_ROWS_REPEATED = 32  # rows used by checks that need several passes
 CHANCE_LEVEL, SKILL_LEVEL = 0.05, 0.01  # significance levels of the tests against chance and against skill
 MIN_BAD_SHARE = 0.1  # share of rows with zero or vanishing gradients from which on they are reported
 LOW_ACCURACY = 0.9  # below it, other normalisations and class orders are tried
+VERY_LOW_ACCURACY = 0.5  # below it, there is a warning even if nothing raises it
 MIN_ERROR_GAIN = 0.1  # a change that raises accuracy by this much makes present results meaningless
 VANISHED = 1e-20  # gradient of cross-entropy relative to that of the logits; trained networks reach 1e-14
 TOLERANCE = 1e-4  # relative difference below which two logits count as equal
@@ -100,7 +102,8 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
     if bool(sound.any()):
         found += _behaviour(model, x[sound.to(x.device)], logits[sound])
     if known is not None and not labels:
-        chance += low_accuracy(model, x, known, logits, samples.classes)
+        low = low_accuracy(model, x, known, logits, samples.classes)
+        chance += [finding for finding in low if not (chance and finding.name == "low accuracy")]  # says less
     return found + labels + chance
 
 
@@ -226,11 +229,11 @@ def at_chance(logits: Tensor, y: Tensor | None, names: Sequence[str] = ()) -> Fi
     chance = 1 / classes if one_class else float((shares[0] * shares[1]).sum())
     right = int((predictions == y).sum())
     common = int(shares[0].argmax())
-    name = names[common] if len(names) == classes else common
+    name = class_title(common, names if len(names) == classes else ())
     return _error(
         "accuracy at chance",
         f"{right} of {n} predictions are right ({percent(right / n)}); predictions that ignore the inputs would reach "
-        f"{percent(chance)}. The most frequent prediction, class {name}, is given for "
+        f"{percent(chance)}. The most frequent prediction, {name}, is given for "
         f"{percent(float(shares[0].amax()), 2)} of the inputs",
         "Check that the weights were loaded, that mean, std and bounds are those of training, and that labels and "
         "model outputs number the classes alike",
@@ -248,7 +251,7 @@ def low_accuracy(model: Classifier, x: Tensor, y: Tensor, logits: Tensor, names:
     except Exception:  # the user's code may raise anything, for instance on inputs in another range
         remedy = None
     if remedy is None:
-        return unsure_order(accuracy, names, logits.shape[1])
+        return unsure_order(accuracy, names, logits.shape[1]) or very_low(accuracy)
     problem = f"the accuracy is {remedy.before}, and would be {remedy.after} with another {remedy.kind}: {remedy.name}"
     severity = "error" if remedy.gain >= MIN_ERROR_GAIN else "warning"
     return _error(f"{remedy.kind} may be wrong", problem, remedy.advice, severity=severity)
@@ -265,6 +268,17 @@ def unsure_order(accuracy: Accuracy, names: Sequence[str], classes: int) -> Find
         return []
     problem += f", so labels and outputs may not agree; the accuracy is {accuracy}"
     return _warning("class order may be wrong", problem, advice)
+
+
+def very_low(accuracy: Accuracy) -> Findings:
+    """An accuracy below one half that no usual change of the settings raises."""
+    return _warning(
+        "low accuracy",
+        f"the accuracy is {accuracy}, and no usual normalisation, channel order or class order was found to raise it",
+        "Look at some of these inputs and their labels: if the labels are right, the inputs are hard for the model, as "
+        "those of a field unlike its training data may be. Give expect (--expect) to make a low accuracy an error",
+        when=accuracy.share < VERY_LOW_ACCURACY,
+    )
 
 
 def below_expectation(accuracy: Accuracy | None, expect: float) -> Findings:

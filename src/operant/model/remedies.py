@@ -6,6 +6,7 @@ one of the two is right (McNemar's test). The candidate that gains most is named
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -103,6 +104,20 @@ def find_remedy(
     if other and other.gain > (best.gain + MUCH_BETTER if best else 0):
         return other
     return best and with_ties(best, [r for r in named if r])
+
+
+def as_options(advice: str) -> str:
+    """An advice on mean and std as options of the command line; other advice is returned as it is.
+
+    >>> as_options("Give mean = [0.49, 0.48, 0.45] and std = 0.5, or those of training")
+    'Give `--mean 0.49,0.48,0.45 --std 0.5`, or those of training'
+    """
+    values = r"(\[[^]]*\]|[-.\de]*\d)"
+    found = re.search(f"mean = {values} and std = {values}", advice)
+    if found is None:
+        return advice
+    mean, std = (re.sub(r"[][ ]", "", text) for text in found.groups())
+    return f"{advice[: found.start()]}`--mean {mean} --std {std}`{advice[found.end() :]}"
 
 
 def with_ties(best: Remedy, others: Sequence[Remedy]) -> Remedy:

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 
 from operant.activity import activity
 from operant.data import Samples
-from operant.data.class_texts import class_name
+from operant.data.class_texts import class_name, class_title
 from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, check_same_shape, names_of, warning
@@ -297,7 +297,7 @@ def _causes(d: Drift) -> tuple[Finding, ...]:
     c = d.most_moved
     before, now = d.reference_shares[c], d.current_shares[c]
     shares_moved = f"its predicted share from {percent(before)} to {percent(now)}"
-    most = f"the output for class {class_name(c, d.classes)} moved most, {shares_moved}"
+    most = f"the output for {class_title(c, d.classes)} moved most, {shares_moved}"
     shares = d.shares <= d.level
     if d.within is not None and d.within <= d.level / TESTS:
         name, problem = "inputs moved", f"inputs differ from the reference even within predicted classes; {most}"

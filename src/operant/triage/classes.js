@@ -74,12 +74,24 @@ function activate(place) {
 // A digit chooses, unless it is part of a name that one may be typing.
 const isTyped = (digit) => searching() && matching($("search").value + digit).length > 0;
 
+// The class that each digit chooses: the one of that name (0: also 10); digits that name none choose the others by place.
+function classesByKey() {
+  const named = new Map(picker.all.filter(({ name }) => /^[0-9]$/.test(name)).map((one) => [one.name, one]));
+  const ten = picker.all.find(({ name }) => name === "10");
+  if (ten && !named.has("0")) named.set("0", ten);
+  const own = new Set(named.values());
+  const others = picker.shown.filter((one) => !own.has(one));
+  const keys = Array.from({ length: DIGITS }, (_, digit) => String(digit));
+  const chosen = keys.map((key) => [key, named.has(key) ? named.get(key) : others.shift()]);
+  return new Map(chosen.filter(([, one]) => picker.shown.includes(one)));
+}
+
 function drawKeys() {
   picker.all.forEach(({ item }) => (item.lastChild.hidden = true));
-  picker.shown.slice(0, DIGITS).forEach(({ item, name }, place) => {
-    item.lastChild.textContent = String(place);
-    item.lastChild.hidden = isTyped(String(place));
-    item.lastChild.classList.toggle("same", name === String(place)); // says the same as the name
+  classesByKey().forEach(({ item, name }, key) => {
+    item.lastChild.textContent = key;
+    item.lastChild.hidden = isTyped(key);
+    item.lastChild.classList.toggle("same", name === key); // says the same as the name
   });
   const digits = picker.shown.some(({ item }) => !item.lastChild.hidden) ? [["0–9", "choose"]] : [];
   $("hints").replaceChildren(...hints(digits).map(([key, text]) => make("span", {}, ...key.split(" ").map((one) => make("kbd", { textContent: one })), ` ${text}`)));
@@ -107,6 +119,11 @@ function choose(label) {
 
 function chooseShown(place) {
   if (picker.shown[place]) choose(picker.shown[place].label);
+}
+
+function chooseKey(key) {
+  const chosen = classesByKey().get(key);
+  if (chosen) choose(chosen.label);
 }
 
 function clearSearch() {
@@ -142,5 +159,5 @@ function searchKey(event) {
   if (event.key === "Escape") return handle(() => (empty && !picker.browsing ? $("search").blur() : clearSearch()));
   if (sideways && !picker.browsing) return empty ? handle(() => move(ARROWS[event.key][0])) : undefined; // else the caret moves
   if (event.key in ARROWS) return handle(() => moveActive(...ARROWS[event.key]));
-  if (/^[0-9]$/.test(event.key) && !isTyped(event.key)) return handle(() => event.repeat || chooseShown(Number(event.key)));
+  if (/^[0-9]$/.test(event.key) && !isTyped(event.key)) return handle(() => event.repeat || chooseKey(event.key));
 }

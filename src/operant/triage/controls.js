@@ -15,7 +15,7 @@ const KEYS = {
     ["n", "next unmarked case", () => trying(rearrange)],
   ],
   labels: [
-    ["0 1 2 3 4 5 6 7 8 9", "the class that shows this key", (key) => chooseShown(Number(key))],
+    ["0 1 2 3 4 5 6 7 8 9", "the class that shows this key", chooseKey],
     ["/", "search a class: arrows move, Enter chooses, Esc clears, then leaves", startSearch],
     ["↓ ↑", "move through the classes", (key) => (startSearch(), moveActive(0, key === "↓" ? 1 : -1))],
     ["s", "skip if unsure", skip],

@@ -32,7 +32,8 @@ FILTERS = ("all", "todo", "done")
 class LabelDesk:
     """A desk on which people label the inputs of a `LabelFolder`.
 
-    The table is read again at every request, so inputs can be added, and labels written elsewhere count.
+    The table is read again at every request, so inputs can be added, and labels written elsewhere count. Faulty labels
+    count as missing, and rows that name no input are left out; ``state`` has a note on both.
 
     Args:
         classes: names of the classes (default: those in the folder).
@@ -62,7 +63,9 @@ class LabelDesk:
 
     def _read(self) -> dict[str, int | None]:
         """The labels so far; appends new inputs to the names."""
-        table = self._table.read()
+        rows, _ = self._table.read_sound()
+        asked = self._table.asked_for(rows)
+        table = {name: label for name, label in rows.items() if name in asked}
         known = set(self._names)
         self._names += [name for name in table if name not in known]
         return table
@@ -142,9 +145,21 @@ class LabelDesk:
     def state(self, fields: RequestFields) -> dict[str, Any]:
         with self._lock:
             table = self._read()
+            notes = self.notes()
         given = [label for label in table.values() if label is not None]
         counts = {self.classes[label]: given.count(label) for label in sorted(set(given))}
-        return {"mine": counts, "tests": len(table), "labelled": len(given), "tags": [], "people": {}, "agreement": []}
+        done = {"mine": counts, "tests": len(table), "labelled": len(given), "notes": notes}
+        return {**done, "tags": [], "people": {}, "agreement": []}
+
+    def notes(self) -> list[str]:
+        """Sentences on the rows of the table that do not count."""
+        return [note for note in (self._table.read_sound()[1], self._table.note_on_unused_rows()) if note]
+
+    def counts(self) -> tuple[int, int]:
+        """How many inputs have labels, and how many inputs there are."""
+        with self._lock:
+            table = self._read()
+        return sum(label is not None for label in table.values()), len(table)
 
     def _example(self, label: int) -> bytes | Path | None:
         """A picture of a class, or its file if it is inside the folder."""

@@ -341,7 +341,8 @@ function drawLabels() {
   $("share").replaceChildren(
     make("h3", { textContent: "Labelled" }),
     make("p", { className: "big", textContent: `${state.labelled} of ${state.tests}` }),
-    make("p", { className: "faint", textContent: text })
+    make("p", { className: "faint", textContent: text }),
+    ...state.notes.map((note) => make("p", { className: "note", textContent: note }))
   );
   $("counts").hidden = !counts.length;
   $("counts").replaceChildren(make("h3", { textContent: "By class" }), make("dl", {}, ...counts));
