@@ -34,6 +34,7 @@ from operant.activity import (
 from operant.campaign.progress import show_progress
 from operant.cli import app
 from operant.execution.events import Event, StepActivity
+from operant.formatting import duration
 from operant.networks import LeNet5, fit, initialise
 from operant.profile import fit_profile
 from operant.rng import spawn
@@ -138,7 +139,7 @@ def test_a_log_of_an_hour_has_tens_of_lines(clock: Clock, listener: Listener) ->
             work.advance()
     assert [round(now - 1000) for now, _ in listener.lines][:6] == [2, 10, 30, 60, 120, 180]
     assert 20 < len(listener.lines) < 70
-    assert listener.texts[0] == "long (1 of 3600 steps, 2 s, about 2.0 h left)"  # the first step takes half of it
+    assert listener.texts[0] == "long (1 of 3600 steps, 2 s, about 60 min left)"
 
 
 @given(seconds=st.floats(0, 1e6))
@@ -158,6 +159,28 @@ def test_a_line_names_all_activities_and_counts(clock: Clock, listener: Listener
         "estimating conditions (7 simulations, 2 s): reading pictures (100 of 400, 1 s, about 3 s left)",
         "estimating conditions (7 simulations, 10 s)",
     ]
+
+
+@given(units=st.integers(2, 30), size=st.integers(1, 50), seconds=st.floats(1, 100))
+def test_the_time_left_of_steady_work_is_true_also_between_two_units(units: int, size: int, seconds: float) -> None:
+    now = [0.0]
+    work = Activity(what="searching", total=units * size, clock=lambda: now[0])
+    for unit in range(1, units):
+        now[0] = unit * seconds
+        work.advance(size)
+        for part in (0.0, 0.4, 0.9):
+            now[0] = (unit + part) * seconds
+            left = (units - unit - part) * seconds
+            near = {duration(left * (1 + e)) for e in (-1e-9, 1e-9)}
+            assert any(work.describe(now[0]).endswith(f"about {text} left)") for text in near)
+
+
+def test_the_time_left_grows_again_if_a_unit_takes_longer() -> None:
+    work = Activity(what="searching", total=4, clock=lambda: 10.0)
+    work.advance()
+    assert [work.describe(now).rpartition("about ")[2] for now in (10, 15, 20, 40)] == [
+        "30 s left)", "25 s left)", "20 s left)", "40 s left)",
+    ]  # fmt: skip
 
 
 def test_nested_activities_do_not_repeat_a_line(clock: Clock, listener: Listener) -> None:
@@ -300,7 +323,7 @@ def test_a_terminal_shows_a_status_that_disappears() -> None:
             clock.wait(1)
         assert status.live is None
     shown = out.getvalue()
-    assert "reading [pictures] (5 of 10, 2 s, about 2 s left)" in shown
+    assert "reading [pictures] (5 of 10, 2 s, about 1 s left)" in shown
     assert "a line\n" in shown
     assert shown.endswith("\x1b[2K")  # the status was erased
 
@@ -343,7 +366,7 @@ def test_a_long_step_of_a_campaign_prints_further_lines(clock: Clock, listener: 
     ]
     assert listener.texts == [
         "round 2, retraining (0 of at most 4 epochs, 2 s)",
-        "round 2, retraining (2 of at most 4 epochs, 10 s, about 10 s left)",
+        "round 2, retraining (2 of at most 4 epochs, 10 s, about 6 s left)",
         "round 2, assessing (0 of at most 400 labels, 2 s)",
     ]
 
@@ -355,7 +378,7 @@ def test_chunks_of_several_searches_in_a_round_are_announced(clock: Clock, liste
             announce(Event(step="generate", round=1, done=done, total=2))
             clock.wait(1.2)
     announce.close()
-    assert listener.texts == ["generate (1 of 2, 2 s, about 2 s left)"] * 2
+    assert listener.texts == ["generate (1 of 2, 2 s, about 1 s left)"] * 2
     assert clock.watcher.running == ()
 
 

@@ -51,7 +51,7 @@ from operant.campaign.feedback import FLOOR, reweighted
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import UncertaintyOfFailures
 from operant.campaign.observers.uncertainty import Uncertainty
-from operant.campaign.records import SearchShares, StopRecord
+from operant.campaign.records import SearchShares, StopRecord, seed_rows
 from operant.campaign.stopping import stop_record
 from operant.data import LabelFolder, LabelsMissing, labels_of
 from operant.data.label_files import labels_from_npz, labels_from_table
@@ -345,6 +345,65 @@ def test_a_round_whose_retraining_was_rejected_buys_labels_for_the_next(tmp_path
         known = each.labels
 
 
+def wanted_pmi() -> float:
+    """A requirement that dozens of labels cannot decide about."""
+    return 1 - model().accuracy(field()) + 0.02
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_labels_added_during_an_assessment_are_bought_in_it(tmp_path: Path, batches: int) -> None:
+    """The bound holds whenever one stops; so the campaign ends as if it had had them from the beginning."""
+    options = {"requirement": wanted_pmi(), "rounds": 1, "retrainer": STUBBORN}
+    with pytest.raises(LabelsMissing):
+        run(tmp_path / "raised", labels=30, labeller=RecordingLabeller(field(), batches=batches), **options)
+    assert results.load(tmp_path / "raised/round-000/budget.json", LabelBudget).most == 20
+    raised, whole = run(tmp_path / "raised", labels=90, **options), run(tmp_path / "whole", labels=90, **options)
+    assert raised.rounds == whole.rounds
+    assert raised.rounds[0].assessment.labels > 20
+    assert digest(tmp_path / "raised") == digest(tmp_path / "whole")
+
+
+def test_an_assessment_that_bought_its_last_batch_keeps_its_labels(tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if "assessment" in event.details:
+            raise KeyboardInterrupt
+
+    options = {"requirement": wanted_pmi(), "rounds": 1, "retrainer": STUBBORN, "label_batch": 40}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, labels=30, on_event=stop, **options)
+    done = run(tmp_path, labels=90, **options)
+    assert done.rounds[0].assessment.labels == 20
+    assert done.labels > 20  # the next round may buy the others
+
+
+def test_added_labels_continue_a_campaign_that_changed_nothing(tmp_path: Path) -> None:
+    options = {"requirement": wanted_pmi(), "retrainer": STUBBORN, "rounds": 5}
+    few = run(tmp_path, labels=40, **options)
+    assert few.reason.startswith("All labels are spent after round 2")
+    assert "For a further round, raise labels of the budget and run again." in few.reason
+    more = run(tmp_path, labels=90, **options)
+    assert len(more.rounds) == len(few.rounds) + 1
+    assert more.assessment.labels > few.assessment.labels == 40
+
+
+@pytest.mark.parametrize(
+    ("reason", "rounds", "bought", "advice"),
+    [
+        ("rounds spent", 1, 50, "100 of 150 labels were not bought: WHY. For a further round, raise rounds of"),
+        ("cases spent", 5, 50, "100 of 150 labels were not bought: WHY. For a further round, raise cases of"),
+        ("cases spent", 1, 50, "WHY. For a further round, raise cases and rounds of the budget and run again."),
+        ("labels spent", 1, 150, "raise labels and rounds of the budget"),
+        ("no change", 1, 50, "100 of 150 labels were not bought: WHY. The last round"),
+    ],
+)
+def test_the_advice_names_unspent_labels_and_what_to_raise(reason, rounds, bought, advice) -> None:
+    assessed = SequentialAssessment(labels=bought, failures=5, upper=0.3, confidence=0.975, reason="WHY")
+    history = [Round(number=0, arrived=9, clean=0.9, assessment=assessed), Round(number=1, arrived=9, clean=0.9)]
+    found = stop_record(replace(TINY, rounds=rounds), reason, history, clean=200).advice
+    assert advice in found
+    assert ("not bought" in found) == (bought < 150)
+
+
 def test_an_earlier_smaller_bound_is_named(undisturbed: tuple[Path, CampaignResult]) -> None:
     done = undisturbed[1]
     bounds = {r.number: r.assessment.upper for r in done.rounds if r.assessment}
@@ -386,7 +445,13 @@ def test_the_advice_names_what_stood_in_the_way() -> None:
     assert named((0.8, 0.2), (0.9, 0.5)) == (True, True)  # each epoch failed one of them
     assert named((0.8, 0.5), (0.7, 0.6)) == (True, True)  # each epoch failed both
     assert named((0.9, 0.5), diverged=True) == (False, False)
-    assert "of 200 clean samples, 6 more may be lost" in ended((0.8, 0.2))
+    assert "of 200 clean samples, at least 8 were lost, and 6 more may be lost, which chance may explain" in ended(
+        (0.86, 0.2)
+    )
+    assert "of 200 clean samples, at least 20 were lost, and 6 more may be lost, a clear loss" in ended((0.8, 0.2))
+    assert "a smaller learning rate or fewer steps" in ended((0.8, 0.2))
+    assert "Give more clean samples" not in ended((0.8, 0.2))
+    assert "Give more clean samples" in ended((0.86, 0.2), (0.8, 0.3))
     assert "found no operational failure: declare wider" in ended(operational=0)
     assert "chose none of its 9 operational failures" in ended()
 
@@ -954,6 +1019,39 @@ def test_seeds_and_cases_can_be_chosen_by_own_functions(tmp_path: Path) -> None:
     good = found.operational(TINY.level, TINY.mass_quantile)
     assert bool(torch.isin(found.seed, seeds.ids).all())
     assert torch.equal(done.suite.x, good.x[-done.rounds[1].chosen :])
+
+
+def test_seeds_are_chosen_once(tmp_path: Path, undisturbed: tuple[Path, CampaignResult]) -> None:
+    """A resumed campaign reads them."""
+    calls = []
+
+    def interrupt(event: Event) -> None:
+        if event.step == "generate" and event.done:
+            raise KeyboardInterrupt
+
+    def counted(*arguments: Any, **options: Any) -> Samples:
+        calls.append(1)
+        return risk_weighted_seeds(*arguments, **options)
+
+    counted.__module__, counted.__qualname__ = risk_weighted_seeds.__module__, risk_weighted_seeds.__qualname__
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, rounds=1, seed_chooser=counted, on_event=interrupt)
+    done = run(tmp_path, rounds=1, seed_chooser=counted)
+    assert len(calls) == 1
+    assert done.rounds[:2] == undisturbed[1].rounds[:2]
+
+
+def test_the_seeds_that_are_read_are_those_that_were_chosen() -> None:
+    pool = Samples(torch.rand(5, 3).repeat(2, 1), torch.arange(10) % 2, names=[f"{i}.png" for i in range(10)])
+    for chosen in (pool[torch.tensor([7, 2, 9])], pool[torch.tensor([3, 3, 1, 3])], pool[[8]], pool[:0]):
+        again = seed_rows(chosen, pool).samples(pool)
+        for name in ("x", "y", "ids", "occurrence"):
+            assert torch.equal(getattr(again, name), getattr(chosen, name))
+    assert seed_rows(pool[torch.tensor([7, 2])], pool).samples(pool).names == ("7.png", "2.png")
+    for other in (replace(pool[:3], x=pool.x[:3] + 1), Samples(torch.rand(2, 3), [0, 1]), pool[:2].with_labels([3, 3])):
+        with pytest.raises(ValueError, match="must return some of the inputs it was given"):
+            seed_rows(other, pool)
 
 
 def test_seeds_of_a_model_that_is_certain_of_everything_follow_the_mass() -> None:

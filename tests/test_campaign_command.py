@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from operant import Classifier, Samples
+from operant import Classifier, Samples, results
 from operant.campaign import build as building
 from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.progress import event_json, result_json
-from operant.campaign.records import CampaignResult, Round
+from operant.campaign.records import CampaignInfo, CampaignResult, Round
 from operant.cli import app
 from operant.data import LabelsMissing
 from operant.execution.engines import WorkerDied
@@ -29,6 +29,7 @@ from operant.execution.interrupt import Interrupted
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.model import Finding
+from operant.report import write_report
 from operant.signals import Stopped
 
 runner = CliRunner()
@@ -121,6 +122,19 @@ def test_notes_and_warnings_about_conditions_are_printed_once(user, ending, monk
     again = ending(KeyboardInterrupt())
     assert "Conditions: blur" not in again.stdout
     assert "odd conditions" not in again.stderr
+
+
+def test_notes_that_changed_are_printed_on_resume_and_in_the_report(user, monkeypatch):
+    make, notes = building.build, ["rows are ignored", "Conditions: blur"]
+    monkeypatch.setattr(building, "build", lambda *a, **k: replace(make(*a, **k), notes=tuple(notes)))
+    first = runner.invoke(app, ["run", str(user.path)])
+    assert "rows are ignored" in first.stdout
+    notes[0] = "other rows are ignored"
+    again = runner.invoke(app, ["run", str(user.path)])
+    assert "other rows are ignored" in again.stdout
+    assert "Conditions: blur" not in again.stdout
+    assert results.load(user.path / "operant-run" / "info.json", CampaignInfo).notes == tuple(notes)
+    assert "other rows are ignored" in write_report(user.path / "operant-run").with_suffix(".md").read_text()
 
 
 def test_missing_labels_are_reported_with_the_state_of_the_round(user, monkeypatch):

@@ -49,6 +49,20 @@ def lines_of(events: list[Event]) -> list[str]:
     return out.getvalue().splitlines()
 
 
+def test_a_round_that_buys_no_labels_says_why():
+    why = "pmi exceeds the requirement with 80 % confidence"
+    event = Event(step="assess", round=1, done=0, total=0, details={"no_labels": why})
+    assert lines_of([event]) == [f"round 1, assessing: no labels are bought, because {why}"]
+
+
+def test_names_that_are_numbers_are_not_mixed_up_with_shares():
+    shares = {"before": (0.5, 0.5), "after": (0.42, 0.58), "why": "w"}
+    by_class = Decision(what="class", names=("1", "cat"), **shares)
+    assert str(by_class) == "seeds by class: cat 58 %, '1' 42 % (without feedback '1' 50 %, cat 50 %), because w"
+    by_cell = Decision(what="cell", names=("0", "1"), **shares)
+    assert str(by_cell).startswith("seeds by cell: cell 1 58 %, cell 0 42 % (without feedback cell 0 50 %")
+
+
 def test_plain_lines_show_step_chunk_failures_and_time_left():
     assert lines_of(EVENTS) == [
         "round 0, learning the profile of the field",

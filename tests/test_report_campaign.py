@@ -314,6 +314,27 @@ def test_lost_accuracy_fails_in_ci():
     assert set(cases) == {"requirement", "clean accuracy", "drift", "round 0", "round 1"}
 
 
+def test_accuracies_look_the_same_everywhere():
+    rounds = tuple(
+        Round(number=i, arrived=80, attempted=9 * i, clean=c, assessment=assessed())
+        for i, c in enumerate((0.92174, 0.9))
+    )
+    shown = bare(rounds=rounds, info=replace(INFO, requirement=replace(INFO.requirement, max_drop=0.02)))
+    xml = junit_xml(shown).decode()
+    assert "Clean accuracy was 92.17 % and is 90 %; 2 points may be lost." in xml
+    assert "clean accuracy 92.17 %" in str(rounds[0])
+    for text in (markdown(shown), Page(render_page(shown)).text.replace("\u00a0", " ")):
+        assert "92.17 %" in text
+        assert "92.2 %" not in text
+
+
+def test_the_markdown_has_the_time():
+    assert "\nTime of all sessions: 15 min: searching for failures 10 min.\n" in markdown(
+        bare(seconds={"generate": 600.0, "total": 900.0})
+    )
+    assert "Time of all" not in markdown(bare())
+
+
 def test_junit_counts_its_cases(evidence):
     suite = ElementTree.fromstring(junit_xml(evidence)).find("testsuite")
     assert int(suite.get("tests")) == len(suite.findall("testcase")) == 5
@@ -623,6 +644,7 @@ def test_an_unfinished_round_is_described(folder, tmp_path):
         "Round 1 is under way; finished so far: choice of cases, 1 chunk of seeds, 1 batch of labels."
     )
     assert evidence.under_way in Page(render_page(evidence)).text
+    assert "40 labels so far; in finished rounds: 0 seeds, 0 cases chosen" in markdown(evidence)
     assert "skipped" in junit_xml(evidence).decode()
 
 

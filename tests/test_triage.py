@@ -491,6 +491,18 @@ def test_people_who_differ_are_listed(folder) -> None:
 # The page's questions -------------------------------------------------------------------------------------------------
 
 
+def test_cases_of_a_campaign_are_called_by_their_move(tmp_path: Path) -> None:
+    """As the report and the terminal call them."""
+    suite = made(6).with_columns(move=np.array(["gradient-1", "fog"] * 3))
+    desk = open_desk(suite.save(tmp_path / "suite"), by="ann")
+    assert desk.about()["methods"] == ["fog", "gradient-1"]
+    answer = desk.arrange(RequestFields({"order": "suite", "method": "fog"}))
+    found = desk.rows(RequestFields({"key": answer["key"], "start": 0, "count": 9}))["rows"]
+    assert [row["row"] for row in found] == [1, 3, 5]
+    assert dict(found[0]["facts"])["move"] == "fog"
+    assert "method" not in dict(found[0]["facts"])
+
+
 def test_lists_are_ordered_filtered_and_stay_as_they_are(folder) -> None:
     desk = open_desk(folder, by="ann")
     suite = desk.suite

@@ -42,8 +42,10 @@ class Activity:
         total, done, unit: how much there is to do, if known, how much is done, and of what.
         first: how much was done when it began.
         note: describes how much is done, in place of the count.
-        began: when, by the clock of the display.
+        began: when, by the clock.
+        advanced, advances: when something was last done, and how often.
         due: seconds after which the next line about it is printed; 0 prints one at once.
+        clock: of the display.
     """
 
     what: str
@@ -53,11 +55,19 @@ class Activity:
     first: int = 0
     note: str = ""
     began: float = 0.0
+    advanced: float = 0.0
+    advances: int = 0
     due: float = FIRST_LINES[0]
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
     def advance(self, n: int = 1) -> None:
         """Add to what is done."""
-        self.done += n
+        self.reach(self.done + n)
+
+    def reach(self, done: int) -> None:
+        """Change how much is done."""
+        if done != self.done:
+            self.done, self.advanced, self.advances = done, self.clock(), self.advances + 1
 
     def describe(self, now: float) -> str:
         """What is done, how much of it, for how long, and how long the rest will take at this speed.
@@ -78,8 +88,15 @@ class Activity:
         return f"{self.done} of {self.total} {self.unit}".rstrip()
 
     def _time_left(self, spent: float) -> str:
+        """From the mean time per unit until the last advance; counts down until the next is due, then grows again."""
         gained, missing = self.done - self.first, (self.total or 0) - self.done
-        return f"about {duration(spent / gained * missing)} left" if gained > 0 and missing > 0 and spent >= 1 else ""
+        if gained <= 0 or missing <= 0 or spent < 1:
+            return ""
+        until = self.advanced - self.began
+        until = until if until > 0 else spent
+        step = gained / max(self.advances, 1)
+        expected, late = until / gained * missing - (spent - until), spent / (gained + step) * (missing - step)
+        return f"about {duration(max(expected, late))} left"  # they are equal when the next advance is due
 
 
 def describe(running: Sequence[Activity], now: float) -> str:
@@ -253,7 +270,7 @@ class Watcher:
     def add(self, work: Activity) -> None:
         """Begin an activity."""
         with self._lock:
-            work.began = self.clock()
+            work.began, work.clock = self.clock(), self.clock
             self.running = (*self.running, work)
         if work.due == 0:
             self.tick()

@@ -19,6 +19,25 @@ def percent(share: float, digits: int = 3) -> str:
     return f"{100 * share:.0f} %" if "e+" in text else f"{text} %"
 
 
+def accuracy(share: float) -> str:
+    """An accuracy as a percentage, with enough digits to see a few lost inputs.
+
+    >>> accuracy(0.921739), accuracy(0.84)
+    ('92.17 %', '84 %')
+    """
+    return percent(share, 4)
+
+
+def points(share: float) -> str:
+    """A difference of two percentages.
+
+    >>> points(0.02), points(0.01), points(0.005)
+    ('2 points', '1 point', '0.5 points')
+    """
+    text = f"{100 * share:.4g}"
+    return f"{text} point{'s' * (text != '1')}"
+
+
 def at_most(share: float, digits: int = 3) -> str:
     """An upper bound as a percentage, rounded up.
 

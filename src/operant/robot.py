@@ -22,7 +22,7 @@ from operant.execution.events import Event, StepActivity
 from operant.execution.round_state import RoundState, weights_after
 from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
-from operant.formatting import percent
+from operant.formatting import accuracy, percent
 from operant.model import Classifier
 from operant.retrain import Finetune, FinetuneRecord, Retrainer
 from operant.rng import spawn
@@ -73,11 +73,13 @@ class RobotResult:
     rounds: tuple[RobotRound, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.reason}.", "round  found  chosen  clean   adaptive [95 %]          static [95 %]"]
+        lines = [f"{self.reason}.", "round  found  chosen  clean    adaptive [95 %]          static [95 %]"]
         for r in self.rounds:
             static = r.robustness.static
             rates = f"{_interval(r.robustness.adaptive[-1]):<23}  {_interval(static[-1]) if static else '-'}"
-            lines.append(f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {percent(r.robustness.clean.value):>6}  {rates}")
+            lines.append(
+                f"{r.number:>5}  {r.found:>5}  {r.chosen:>6}  {accuracy(r.robustness.clean.value):>7}  {rates}"
+            )
         if self.rounds[0].robustness.static is None:
             lines.append("Static robustness is not measured: no attack succeeds on the initial model.")
         return "\n".join(lines)
@@ -282,7 +284,7 @@ class _RobotRun:
         rate, wanted = done.robustness.value, self.options.requirement
         work = f"{done.found} failures from {done.attempted} seeds, {done.chosen} chosen, " if done.number else ""
         self.console.print(
-            f"round {done.number}: {work}clean accuracy {percent(done.robustness.clean.value)}, {self.options.mode} "
+            f"round {done.number}: {work}clean accuracy {accuracy(done.robustness.clean.value)}, {self.options.mode} "
             f"robustness {percent(rate)} of {percent(wanted)} required",
             highlight=False,
             soft_wrap=True,

@@ -92,6 +92,20 @@ def confidence_of(number: int, confidence: float) -> float:
     return 1 - (1 - confidence) / (r * (r + 1))  # (1)
 
 
+def why_no_labels(
+    budget: LabelBudget, available: int, *, requirement: float, earlier: SequentialAssessment | None
+) -> str:
+    """Why `assess_model` will buy no label of this many inputs; empty if it will."""
+    most = min(budget.most, available)
+    if most == 0:
+        return "no label is left"
+    if earlier is None:
+        return ""
+    known = earlier.labels, earlier.failures, earlier.upper
+    reason = _enough(*known, requirement, earlier.confidence, earlier.labels + most)
+    return reason if budget.fewest <= 0 or earlier.upper <= requirement else ""
+
+
 def assess_model(
     predictions: Tensor,
     fresh: Samples,
@@ -150,6 +164,12 @@ def _enough(labels: int, failures: int, bound: float, requirement: float, confid
     if confidence_sequence(failures, most, confidence=confidence).upper > requirement:
         return "even labels without a failure could not show that the requirement is met"
     return ""
+
+
+def could_decide(assessed: SequentialAssessment, requirement: float, more: int) -> bool:
+    """Whether this many more labels of the same model might show that it meets the requirement."""
+    known = assessed.labels, assessed.failures, assessed.upper
+    return more > 0 and not _enough(*known, requirement, assessed.confidence, assessed.labels + more)
 
 
 def what_it_takes(assessed: SequentialAssessment, requirement: float) -> str:

@@ -128,7 +128,7 @@ def build(
         classes=classes,
         folder=folder,
         seed=config.run.seed,
-        notes=tuple(notes),
+        notes=tuple(note.replace(f"{config.path('.')}{os.sep}", "") for note in notes),  # paths as in the file
         findings=tuple(findings),
         stopwatch=stopwatch,
     )

@@ -152,7 +152,9 @@ class Campaign:
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
             describe = partial(describe_campaign, self._requirement, model, train, clean)
-            run.step("info", CampaignInfo, partial(describe, feedback=self.feedback, notes=notes))
+            info = run.step("info", CampaignInfo, partial(describe, feedback=self.feedback, notes=notes))
+            if info.notes != tuple(notes):  # those of the present data
+                run.replace("info", replace(info, notes=tuple(notes)))
             field_state = FieldState(
                 field if callable(field) else lambda number: field,
                 model,

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from operant.activity import activity
-from operant.campaign.assessing import LabelBudget, SequentialAssessment, assess_model, confidence_of, label_budget
+from operant.campaign.assessing import (
+    LabelBudget,
+    SequentialAssessment,
+    assess_model,
+    confidence_of,
+    label_budget,
+    why_no_labels,
+)
 from operant.campaign.field import FieldState
 from operant.campaign.records import Round
 from operant.campaign.stopping import MAX_IDLE_ROUNDS, idle_rounds
@@ -73,12 +80,15 @@ class FieldLabels:
         return fresh[~torch.isin(fresh.ids, self.bought)]
 
     @property
-    def all_bought(self) -> bool:
-        """Whether all field inputs to assess with are labelled."""
-        return bool(torch.isin(self.field.pool.ids, self.bought).all())
+    def unlabelled(self) -> int:
+        """Number of field inputs to assess with that are not labelled yet."""
+        return int((~torch.isin(self.field.pool.ids, self.bought)).sum())
 
     def budget(self, rounds: Sequence[Round], *, changed: bool, rejected_by_monitor: bool = False) -> LabelBudget:
-        """The labels that the current round may buy; kept, since the campaign's budget may change before a resume.
+        """The labels that the current round may buy; kept, and raised if the campaign's budget was before a resume.
+
+        The bound holds whenever one stops, so an assessment under way may get more labels. It never gets fewer, and
+        keeps its number once it has bought its last batch, if that is smaller than a full one.
 
         Args:
             rounds: finished so far.
@@ -91,7 +101,18 @@ class FieldLabels:
         last = state.number == options.rounds or len(state.learned) >= options.cases or idle >= MAX_IDLE_ROUNDS
         total = {"labels": options.labels, "rounds": options.rounds}
         work = partial(label_budget, left, **total, last=last, changed=changed, rejected_by_monitor=rejected_by_monitor)
-        return state.step("budget", LabelBudget, work)
+        kept, now = state.step("budget", LabelBudget, work), work()
+        return self._raise_budget(kept, now) if now.most > kept.most else kept
+
+    def _raise_budget(self, kept: LabelBudget, now: LabelBudget) -> LabelBudget:
+        """Replace the budget of the current round; predictions of a chunk that grows are computed again."""
+        state, options = self.state, self.options
+        batch, chunk = kept.most // options.label_batch, kept.most // options.chunk
+        if kept.most % options.label_batch and state.folder.has(f"{state.name}/labels-{batch:03d}"):
+            return kept
+        state.folder.drop(f"{state.name}/predictions-{chunk:03d}")
+        state.folder.replace(f"{state.name}/budget", now)
+        return now
 
     def assess(
         self, budget: LabelBudget, rounds: Sequence[Round], *, earlier: SequentialAssessment | None
@@ -104,7 +125,10 @@ class FieldLabels:
             earlier: assessment of the same model in an earlier round, which is continued.
         """
         options, state, fresh = self.options, self.state, self.fresh_inputs()
-        state.report("assess", 0, budget.most)
+        if why := why_no_labels(budget, len(fresh), requirement=options.requirement, earlier=earlier):
+            state.report("assess", 0, 0, no_labels=why)
+        else:
+            state.report("assess", 0, budget.most)
         models = sum(r.assessment is not None and not r.assessment.before for r in rounds)
         assessment = assess_model(
             state.predictions(fresh[: budget.most], chunk=options.chunk),

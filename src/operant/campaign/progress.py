@@ -219,6 +219,8 @@ def step_title(event: Event) -> str:
 
 
 def _count(event: Event) -> str:
+    if "no_labels" in event.details:
+        return f"no labels are bought, because {event.details['no_labels']}"
     return COUNTS.get(event.step, "").format(done=event.done, total=event.total)
 
 

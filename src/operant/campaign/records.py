@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from typing import Literal
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from operant.campaign.assessing import SequentialAssessment
 from operant.data import Samples
-from operant.formatting import at_most, percent
+from operant.formatting import accuracy, at_most, percent
 from operant.model import Classifier, Finding
 from operant.model.hashing import fingerprint_of
 from operant.networks.weights import weights_content
@@ -119,9 +119,19 @@ class Decision:
     def title(self) -> str:
         return TITLES[self.what]
 
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The names as a list of shares shows them: numbers are marked, since a share follows."""
+        return tuple(f"cell {name}" if self.what == "cell" else _quoted(name) for name in self.names)
+
     def __str__(self) -> str:
-        before, after = (describe_shares(shares, self.names) for shares in (self.before, self.after))
+        before, after = (describe_shares(shares, self.shown_names) for shares in (self.before, self.after))
         return f"{self.title}: {after} (without feedback {before}), because {self.why}"
+
+
+def _quoted(name: str) -> str:
+    """A name that is a number in quotes."""
+    return f"'{name}'" if name.replace(".", "", 1).isdecimal() else name
 
 
 def describe_shares(shares: Sequence[float], names: Sequence[str]) -> str:
@@ -139,6 +149,41 @@ class SearchShares:
     cells: tuple[float, ...]
     moves: dict[str, float]
     decisions: tuple[Decision, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRows:
+    """The training inputs that a round searches from; ``seeds.json`` of a round.
+
+    Attributes:
+        rows: of the training data.
+        occurrence: tells apart seeds that were chosen several times.
+    """
+
+    rows: Tensor
+    occurrence: Tensor
+
+    def samples(self, train: Samples) -> Samples:
+        """The seeds."""
+        return replace(train[self.rows], occurrence=self.occurrence)
+
+
+def seed_rows(seeds: Samples, train: Samples) -> SeedRows:
+    """Where these seeds are in the training data; a ValueError if a `SeedChooser` returned anything else."""
+    places: dict[tuple[int, ...], int] = {}
+    for row, (i, label, k) in enumerate(_keys(train)):
+        places[i, label, k] = row
+        places.setdefault((i, label), row)  # for a row that was chosen several times
+    found = [places.get((i, label, k), places.get((i, label), -1)) for i, label, k in _keys(seeds)]
+    rows = torch.tensor(found, dtype=torch.int64)
+    if -1 in found or not torch.equal(train.x[rows], seeds.x):
+        raise ValueError("a seed chooser must return some of the inputs it was given, unchanged; select rows of them")
+    return SeedRows(rows=rows, occurrence=seeds.occurrence.cpu())
+
+
+def _keys(samples: Samples) -> Iterator[tuple[int, int, int]]:
+    """Id, label and occurrence of each row."""
+    return zip(samples.ids.tolist(), samples.labels.tolist(), samples.occurrence.tolist(), strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +236,7 @@ class Round:
         parts = [f"the field has changed ({self.drift.summary})"] if self.drift else []
         if self.attempted:
             parts.append(f"{self.operational} operational failures from {self.attempted} seeds, {self.chosen} chosen")
-        parts.append(f"clean accuracy {percent(self.clean)}")
+        parts.append(f"clean accuracy {accuracy(self.clean)}")
         if self.attempted and not self.changed:
             parts.append(f"model unchanged{f' ({self.retraining.reason})' if self.retraining else ''}")
         if self.assessment:
@@ -248,12 +293,12 @@ class CampaignResult:
         return sum(r.assessment.bought for r in self.rounds if r.assessment)
 
     def __str__(self) -> str:
-        lines = [self.reason, "round  operational  chosen   clean      pmi  at most  labels"]
+        lines = [self.reason, "round  operational  chosen    clean      pmi  at most  labels"]
         for r in self.rounds:
             a = r.assessment
             pmi = f"{percent(a.pmi):>7}  {at_most(a.upper):>7}  {a.bought:6d}" if a else " " * 24
             mark = "  field changed" if r.drift else "  unchanged" if r.idle else ""
-            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {percent(r.clean):>6}  {pmi}{mark}")
+            lines.append(f"{r.number:>5}  {r.operational:>11}  {r.chosen:>6}  {accuracy(r.clean):>7}  {pmi}{mark}")
         return "\n".join(lines)
 
 

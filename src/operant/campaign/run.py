@@ -11,7 +11,7 @@ from operant.campaign.feedback import count_by_move, count_first_moves, search_s
 from operant.campaign.field import FieldState
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import ObservedRound, observe_round
-from operant.campaign.records import CampaignResult, Round, SearchShares, StopReason
+from operant.campaign.records import CampaignResult, Round, SearchShares, SeedRows, StopReason, seed_rows
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
 from operant.data import Samples
 from operant.execution.round_state import RoundState
@@ -123,15 +123,20 @@ class CampaignRun:
     @activity("choosing seeds")
     def _choose_seeds(self) -> tuple[Samples, SearchShares]:
         """Training inputs to search from, which the model classifies correctly, and how the search is spread."""
-        state, choose = self.state, self.options.seed_chooser
+        state = self.state
         shares = state.step("shares", SearchShares, self._search_shares)
         if shares.decisions:
             state.report("decide", 1, 1, decisions=shares.decisions)
+        return state.step("seeds", SeedRows, partial(self._draw_seeds, shares)).samples(self.train), shares
+
+    def _draw_seeds(self, shares: SearchShares) -> SeedRows:
+        state, choose = self.state, self.options.seed_chooser
         right = state.model.correct(self.train)
         if len(right) == 0:
             raise ValueError("the model gets every training input wrong; check labels and normalisation with doctor()")
         n, generator = self.options.seeds_per_round, state.spawn("seeds")
-        return choose(state.model, right, n, field=self.field, shares=shares, generator=generator), shares
+        chosen = choose(state.model, right, n, field=self.field, shares=shares, generator=generator)
+        return seed_rows(chosen, self.train)
 
     def _search_shares(self) -> SearchShares:
         return search_shares(
@@ -235,7 +240,7 @@ class CampaignRun:
 
     def _stop_reason(self) -> StopReason | None:
         used = {"labels": len(self.labels.bought), "cases": len(self.state.learned)}
-        return stop_reason(self.options, self.rounds, **used, unlabelled=not self.labels.all_bought)
+        return stop_reason(self.options, self.rounds, **used, unlabelled=self.labels.unlabelled)
 
     def _claim(self) -> str:
         confidence, requirement = self.options.confidence, self.options.requirement

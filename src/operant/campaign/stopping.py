@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from operant.campaign.assessing import SequentialAssessment, what_it_takes
+from operant.assess import clopper_pearson_interval
+from operant.campaign.assessing import FUTILE, SequentialAssessment, could_decide, what_it_takes
 from operant.campaign.records import Round, StopReason, StopRecord
 from operant.execution.round_state import weights_after
 from operant.execution.run_folder import MODEL
@@ -21,7 +22,7 @@ ROUNDING = 1e-6  # of accuracies
 
 
 def stop_reason(
-    options: Campaign, rounds: Sequence[Round], *, labels: int, cases: int, unlabelled: bool
+    options: Campaign, rounds: Sequence[Round], *, labels: int, cases: int, unlabelled: int
 ) -> StopReason | None:
     """Why the campaign ends after the last of these rounds; None if it continues.
 
@@ -29,16 +30,18 @@ def stop_reason(
         options: of the campaign.
         rounds: finished so far, at least one.
         labels, cases: used so far.
-        unlabelled: whether field inputs are left to assess with.
+        unlabelled: number of field inputs that are left to assess with.
     """
-    last = rounds[-1]
+    last, more = rounds[-1], min(options.labels - labels, unlabelled)
+    assessed = latest_assessment(rounds)
+    undecided = could_decide(assessed, options.requirement, more)  # after idle rounds: the budget was raised since
     rules: list[tuple[StopReason, bool]] = [
         ("field changed", last.drift is not None and options.when_drifted == "stop"),
-        ("requirement met", latest_assessment(rounds).upper <= options.requirement),
+        ("requirement met", assessed.upper <= options.requirement),
         ("labels spent", labels >= options.labels),
         ("field assessed", not unlabelled),
         ("cases spent", cases >= options.cases),
-        ("no change", idle_rounds(rounds) >= MAX_IDLE_ROUNDS),
+        ("no change", idle_rounds(rounds) >= MAX_IDLE_ROUNDS and not undecided),
         ("rounds spent", last.number >= options.rounds),
     ]
     return next((reason for reason, holds in rules if holds), None)
@@ -93,7 +96,21 @@ def _advice(options: Campaign, reason: StopReason, rounds: Sequence[Round], clea
     if reason == "field changed":
         return 'To continue, start a new folder with the present field data, or set when_drifted="update".'
     takes = f"To meet it: {what_it_takes(latest_assessment(rounds), options.requirement)}."
-    return " ".join(part for part in (takes, _better_before(rounds), _obstacle(options, rounds, clean)) if part)
+    parts = (takes, _unspent(options, reason, rounds), _better_before(rounds), _obstacle(options, rounds, clean))
+    return " ".join(part for part in parts if part)
+
+
+def _unspent(options: Campaign, reason: StopReason, rounds: Sequence[Round]) -> str:
+    """How many labels were not bought and why, and which part of the budget a further round needs."""
+    left = options.labels - sum(r.assessment.bought for r in rounds if r.assessment)
+    sentences, why = [], latest_assessment(rounds).reason
+    if reason not in ("labels spent", "field assessed") and left > 0 and why:
+        sentences.append(f"{left} of {options.labels} labels were not bought: {why}.")
+    spent = {"labels spent": "labels", "cases spent": "cases", "rounds spent": "rounds"}
+    if reason in spent:
+        needed = [spent[reason], *["rounds"] * (reason != "rounds spent" and rounds[-1].number >= options.rounds)]
+        sentences.append(f"For a further round, raise {' and '.join(needed)} of the budget and run again.")
+    return " ".join(sentences)
 
 
 def _better_before(rounds: Sequence[Round]) -> str:
@@ -126,6 +143,22 @@ def _obstacle(options: Campaign, rounds: Sequence[Round], clean: int) -> str:
     return " ".join([f"The last retraining was not kept: {last.retraining.reason}.", *advice])
 
 
+def _accuracy_in_the_way(lost: int, left: float, clean: int) -> str:
+    """What to do if the epoch that came closest lost this many clean samples, and the share ``left`` may be lost."""
+    clear = clopper_pearson_interval(lost, clean, confidence=2 * FUTILE - 1).lower > left
+    counted = f"Clean accuracy stood in the way: of {clean} clean samples, at least {lost} were lost"
+    allowed = f"{counted}, and {left * clean:.0f} more may be lost"
+    if clear:
+        return (
+            f"{allowed}, a clear loss. Retrain more gently in a new folder, with a smaller learning rate or fewer "
+            "steps; or allow a larger max_drop."
+        )
+    return (
+        f"{allowed}, which chance may explain. Give more clean samples in a new folder, retrain more gently, or allow "
+        "a larger max_drop."
+    )
+
+
 def _what_limits(record: FinetuneRecord, left: float, clean: int) -> list[str]:
     """What to do about the limits, clean accuracy and the monitor, that no epoch met."""
     if record.diverged or any(epoch.kept for epoch in record.history):
@@ -136,10 +169,8 @@ def _what_limits(record: FinetuneRecord, left: float, clean: int) -> list[str]:
     neither = not any(accurate) and not any(better)
     advice = []
     if neither or any(b and not a for a, b in zip(accurate, better, strict=True)):
-        advice.append(
-            f"Clean accuracy stood in the way: of {clean} clean samples, {left * clean:.0f} more may be lost. Give "
-            "more clean samples, or a larger max_drop, in a new folder."
-        )
+        lost = min(record.accuracy_before - e.accuracy for e, a in zip(record.history, accurate, strict=True) if not a)
+        advice.append(_accuracy_in_the_way(round(lost * clean), left, clean))
     if neither or any(a and not b for a, b in zip(accurate, better, strict=True)):
         advice.append(
             "The monitor stood in the way: on the labelled field inputs the model did not improve. Raise the number of "

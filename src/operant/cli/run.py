@@ -53,15 +53,27 @@ def run(
             stopwatch=Stopwatch(started=started),
             check=lambda model, clean: check_model(model, clean, output, resumed=begun),
         )
-        if not begun:  # a campaign that has begun printed them; its report has them too
-            for note in job.notes:
+        known = _earlier_notes(job.folder) if begun else ()  # a campaign that has begun printed them
+        for note in job.notes:
+            if note not in known:
                 output.note(note)
-            for finding in job.findings:
-                output.warn(str(finding))
+        for finding in () if begun else job.findings:
+            output.warn(str(finding))
         result = _run_campaign(job, output)
         _print_result(result, job, output)
     if not result.met:
         raise typer.Exit(NOT_MET)
+
+
+def _earlier_notes(folder: Path) -> tuple[str, ...]:
+    """The notes of the last session; none if they cannot be read, which the campaign then reports."""
+    from operant.campaign.records import CampaignInfo
+    from operant.results import load
+
+    try:
+        return load(folder / "info.json", CampaignInfo).notes
+    except (OSError, ValueError):
+        return ()
 
 
 def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:

@@ -58,8 +58,9 @@ class StepActivity:
             return
         if step != self._step:
             self._step, self._work = step, self._open.enter_context(activity(title))
-            self._work.first = event.done
-        self._work.done, self._work.note = event.done, count
+            self._work.first = self._work.done = event.done
+        self._work.reach(event.done)
+        self._work.note = count
         self._work.total = event.total if event.step in STEADY else None
 
     def close(self) -> None:

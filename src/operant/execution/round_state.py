@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from operant import formatting
 from operant.activity import activity
 from operant.data import Samples
 from operant.execution.chunked_fuzzing import ChunkedFuzzing, ChunkPrediction
@@ -19,7 +20,6 @@ from operant.execution.engines import Engine, closing_results
 from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted, defer_interrupt
 from operant.execution.run_folder import RunFolder, finished, require_existing
-from operant.formatting import percent
 from operant.model import Classifier
 from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer
 from operant.retrain._checkpoint import finished_epochs
@@ -230,8 +230,9 @@ class RoundState:
         floor, accuracy = self.model.accuracy(self.clean) - left, model.accuracy(self.clean)
         if accuracy < floor - 1e-6:
             raise ValueError(
-                f"the retrainer returned a model with clean accuracy {percent(accuracy, 4)}, but {percent(floor, 4)} "
-                "must be kept; return the original model in this case, with best_epoch=0 in the record"
+                f"the retrainer returned a model with clean accuracy {formatting.accuracy(accuracy)}, but "
+                f"{formatting.accuracy(floor)} must be kept; return the original model in this case, with best_epoch=0 "
+                "in the record"
             )
 
     # Predictions and labels

@@ -4,7 +4,7 @@ import re
 from xml.etree import ElementTree
 
 from operant.campaign.records import Round
-from operant.formatting import percent
+from operant.formatting import accuracy, points
 from operant.report.evidence import Evidence
 
 NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -68,8 +68,8 @@ def _accuracy(case: ElementTree.Element, evidence: Evidence) -> None:
         return
     max_drop = evidence.info.requirement.max_drop
     text = (
-        f"Clean accuracy was {percent(evidence.clean_before, 4)} and is {percent(evidence.clean_after, 4)}; "
-        f"{percent(max_drop, 4)} may be lost. The same samples decide which epoch of a retraining is kept."
+        f"Clean accuracy was {accuracy(evidence.clean_before)} and is {accuracy(evidence.clean_after)}; "
+        f"{points(max_drop)} may be lost. The same samples decide which epoch of a retraining is kept."
     )
     _add_outcome(case, "failure" if lost > max_drop + 1e-9 else "system-out", text)
 

@@ -3,8 +3,9 @@
 import re
 
 from operant.campaign.observers import Section
+from operant.campaign.progress import describe_times
 from operant.campaign.records import Round
-from operant.formatting import at_most, percent
+from operant.formatting import accuracy, at_most, percent
 from operant.report.evidence import HASHED, Evidence, describe_labels
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@<>-])")
@@ -15,12 +16,14 @@ def markdown(evidence: Evidence) -> str:
     """The verdict, the rounds, the summaries of all sections, the findings, and the settings folded away."""
     repeated = f" ({evidence.different_cases} different)" if evidence.different_cases < evidence.cases else ""
     cases = f"{evidence.cases} cases chosen{repeated}, {evidence.learned} learned from"
+    counted = " so far; in finished rounds: " if evidence.under_way else ", "
     name, weights = evidence.judged_model
     parts = [
         f"## {SIGN[evidence.status]} {plain(evidence.name)}: {evidence.status}",
         plain(f"{evidence.verdict} {evidence.why} {evidence.advice}"),
         _rounds(evidence),
-        f"{evidence.labels} labels, {evidence.seeds} seeds, {cases}.",
+        f"{evidence.labels} labels{counted}{evidence.seeds} seeds, {cases}.",
+        f"Time of all sessions: {describe_times(evidence.seconds)}." if evidence.seconds else "",
         f"The verdict is about the {name}{f', hash `{weights}`' if weights else ''}." if evidence.rounds else "",
         *(part for section in evidence.sections for part in _section(section)),
         plain(str(evidence.triage)) if evidence.triage else "",
@@ -68,7 +71,7 @@ def _row(done: Round) -> str:
     assessed = [describe_labels(a), percent(a.pmi), f"**{at_most(a.upper)}**"] if a else [why, "", ""]
     number = f"{done.number}{' (field changed)' if done.drift else ' (unchanged)' if done.idle else ''}"
     found = [str(done.operational), str(done.chosen)] if done.attempted else ["", ""]
-    return f"| {' | '.join([number, *found, percent(done.clean), *assessed])} |"
+    return f"| {' | '.join([number, *found, accuracy(done.clean), *assessed])} |"
 
 
 def _settings(evidence: Evidence) -> str:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -13,7 +14,7 @@ from markupsafe import Markup
 from operant.campaign.observers import OBSERVERS, Observer
 from operant.campaign.progress import PARTS, SHOWN_SECONDS
 from operant.campaign.records import Decision, describe_shares
-from operant.formatting import at_most, duration, percent
+from operant.formatting import accuracy, at_most, duration, percent
 from operant.report import charts
 from operant.report.evidence import HASHED, Evidence, describe_labels
 from operant.suite.drawing import MAX_SMALL, is_picture
@@ -50,7 +51,13 @@ def _environment() -> Environment:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_unbreakable
     )
-    environment.filters |= {"percent": percent, "at_most": at_most, "duration": duration, "number": number}
+    environment.filters |= {
+        "percent": percent,
+        "accuracy": accuracy,
+        "at_most": at_most,
+        "duration": duration,
+        "number": number,
+    }
     environment.filters |= {"describe_labels": describe_labels}
     environment.globals |= CHART_FUNCTIONS
     return environment
@@ -124,10 +131,7 @@ def _charts(evidence: Evidence) -> dict[str, Any]:
 
 def _decision(decision: Decision, evidence: Evidence) -> dict[str, str]:
     """A decision with the names of classes and cells."""
-    names: Sequence[str] = decision.names
     if decision.what == "class":
-        names = [evidence.class_name(c) for c in range(len(names))]
-    elif decision.what == "cell":
-        names = [f"cell {name}" for name in names]
-    before, after = (describe_shares(shares, names) for shares in (decision.before, decision.after))
+        decision = replace(decision, names=tuple(evidence.class_name(c) for c in range(len(decision.names))))
+    before, after = (describe_shares(shares, decision.shown_names) for shares in (decision.before, decision.after))
     return {"title": decision.title, "before": before, "after": after, "why": decision.why}

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from operant import formatting
 from operant.data import Samples
-from operant.formatting import percent
+from operant.formatting import points
 from operant.model import Classifier
 from operant.retrain.retrainer import FinetuneEpoch
 from operant.retrain.training import TrainingDiverged
@@ -48,7 +49,8 @@ class EpochJudge:
         """Whether an epoch with these values is the best so far, and why."""
         best = best_of(history)
         if accuracy < self.floor:
-            return False, f"clean accuracy {percent(accuracy, 4)} is below the required {percent(self.floor, 4)}"
+            required = formatting.accuracy(self.floor)
+            return False, f"clean accuracy {formatting.accuracy(accuracy)} is below the required {required}"
         if self.monitor_before is not None and not monitor < self.monitor_before:
             return False, f"the monitor ({monitor:.4g}) is not below the original's {self.monitor_before:.4g}"
         if best is not None and (monitor, -accuracy) >= (best.monitor, -best.accuracy):
@@ -63,15 +65,14 @@ class EpochJudge:
     def reason(self, history: Sequence[FinetuneEpoch]) -> str:
         """Why the best epoch was kept, or none, in a sentence."""
         best, good = best_of(history), [e for e in history if e.accuracy >= self.floor]
-        points, before = f"{100 * self.max_drop:.4g}", percent(self.accuracy_before, 4)
-        drop = f"{points} point{'s' * (points != '1')}"
-        within = f"clean validation accuracy at most {drop} below the original {before}"
+        before = formatting.accuracy(self.accuracy_before)
+        within = f"clean validation accuracy at most {points(self.max_drop)} below the original {before}"
         if best is not None:
             return f"epoch {best.epoch} had the lowest monitor ({best.monitor:.4g}) of the {len(good)} with a {within}"
         kept = "so the original weights were kept"
         if not good:
             highest = max(e.accuracy for e in history)
-            return f"no epoch had a {within} (the highest was {percent(highest, 4)}), {kept}"
+            return f"no epoch had a {within} (the highest was {formatting.accuracy(highest)}), {kept}"
         below = f"below the original's {self.monitor_before:.4g}"
         lowest = f"the lowest was {min(e.monitor for e in good):.4g}"
         if len(good) == len(history):

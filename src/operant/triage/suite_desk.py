@@ -65,6 +65,8 @@ class SuiteDesk:
         self._version = token_hex(4)  # so that browsers do not reuse another desk's pictures
         self._label, self._prediction = self.suite.label.numpy(), self.suite.prediction.numpy()
         self._seed_names = self.suite.seed_names
+        moves = self.suite.columns.get("move", self.suite.method)  # a campaign's cases are called by their move
+        self._methods = self.suite.method if isinstance(moves, Tensor) else moves
         self._orders: dict[str, Rows] = {}
         self._lists, self._lock = RowLists(), Lock()
 
@@ -85,7 +87,7 @@ class SuiteDesk:
             "factors": list(FACTORS),
             "labels": self._named(self._label),
             "predictions": self._named(self._prediction),
-            "methods": np.unique(self.suite.method).tolist(),
+            "methods": np.unique(self._methods).tolist(),
             "columns": self._numeric(),
             "rejected": [*self.suite.rejected, *self.verdicts.rejected()],
         }
@@ -135,7 +137,7 @@ class SuiteDesk:
         if (prediction := fields.optional_number("prediction")) is not None and not fields.flag("blind"):
             kept &= self._prediction == prediction
         if method := fields.text("method"):
-            kept &= self.suite.method == method
+            kept &= self._methods == method
         if tag := fields.text("tag"):
             mine = self._mine(by) > 0  # others' tags only count where this person has judged
             tagged = [s.row for s in self.verdicts.everything() if tag in s.tags and (s.by == by or mine[s.row])]
@@ -191,7 +193,8 @@ class SuiteDesk:
         ]
         if not blind:
             rest = [name for name in self.suite.columns if name not in (*LEADING_COLUMNS, *VERDICT_COLUMNS)]
-            facts += [("method", str(self.suite.method[row])), *((name, self._cell(name, row)) for name in rest)]
+            method = [] if "move" in rest else [("method", str(self._methods[row]))]
+            facts += [*method, *((name, self._cell(name, row)) for name in rest)]
         return [(name, text) for name, text in facts if text]
 
     def _cell(self, name: str, row: int) -> str:
