@@ -12,7 +12,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 from operant import Samples, Suite, spawn
-from operant.campaign import build as building
 from operant.campaign.build import build
 from operant.campaign.config import load_config
 from operant.campaign.observers import OBSERVERS
@@ -276,7 +275,8 @@ def test_doubts_about_conditions_and_notes_are_in_the_report(user, monkeypatch):
     recipe = Recipe(severities={"rotation": normal(4)})
     values = {"parameters": (), "before": 1.0, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
     found = FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
-    monkeypatch.setattr(building, "fit_conditions", lambda *_, **__: found)
+    monkeypatch.setattr("operant.profile._parts.fit_conditions", lambda *_, **__: found)
+    user.write("field.npz", user.samples(140, "field"))
     user.configure("[conditions]\nestimate = true\nrotation = {normal = 12}\n")
     done = CliRunner().invoke(app, ["run", str(user.path), "--quiet"])
     assert done.stdout == ""
@@ -286,7 +286,7 @@ def test_doubts_about_conditions_and_notes_are_in_the_report(user, monkeypatch):
     assert ("conditions", UNEXPLAINED) in load_evidence(page.with_suffix(".json")).findings
     for text in (page.read_text(), page.with_suffix(".md").read_text()):
         assert "a third remains" in text
-        assert "field contains only 40 inputs" in text.replace("\\", "")
+        assert "field contains only 140 inputs" in text.replace("\\", "")
 
 
 def test_quick_checks_come_before_conditions_are_estimated(user, monkeypatch):
@@ -320,7 +320,8 @@ def test_conditions_are_estimated_once(user, monkeypatch):
             findings=(UNEXPLAINED,),
         )
 
-    monkeypatch.setattr(building, "fit_conditions", fitted)
+    monkeypatch.setattr("operant.profile._parts.fit_conditions", fitted)
+    user.write("field.npz", user.samples(140, "field"))
     text = "[conditions]\nestimate = true\nrotation = {normal = 12}\nblur = {uniform = [0, 2]}\n"
     first, again = (user.build(text) for _ in range(2))
     assert len(asked) == 1
@@ -392,6 +393,8 @@ seeds_per_round = 30
 cases_per_round = 10
 [labels]
 file = "field.npz"
+[conditions]
+estimate = false
 """
 
 

@@ -179,7 +179,7 @@ def _read_configured(
 
     if config is None:
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
-    train, clean, arrived = read_data(config, model, [], options)
+    train, clean, arrived = read_data(options, model, [], [])
     check_model(model, clean, Output())
     inputs = arrived(0)  # first: it finds the names that a table of labels may use
     names = configured_classes(config, model, train)
