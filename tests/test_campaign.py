@@ -46,11 +46,12 @@ from operant.campaign.assessing import (
     labels_needed,
     what_it_takes,
 )
+from operant.campaign.choosers import risk_weighted_seeds
 from operant.campaign.feedback import FLOOR, reweighted
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import UncertaintyOfFailures
 from operant.campaign.observers.uncertainty import Uncertainty
-from operant.campaign.records import StopRecord
+from operant.campaign.records import SearchShares, StopRecord
 from operant.campaign.stopping import stop_record
 from operant.data import LabelFolder, LabelsMissing, labels_of
 from operant.data.label_files import labels_from_npz, labels_from_table
@@ -67,6 +68,7 @@ from operant.report import writing
 from operant.report.gathering import gather
 from operant.results import TEMPORARY
 from operant.retrain import Finetune, FinetuneEpoch, FinetuneRecord, OperationalFinetune, Retrained, training
+from operant.seeds import draw
 from operant.types import Labeller
 
 digits = cache(load_digits)
@@ -646,7 +648,12 @@ def test_a_field_that_drifts_is_assessed_again(tmp_path: Path) -> None:
 def test_drift_stops_the_campaign_if_so_configured(tmp_path: Path) -> None:
     old = field()
     everything, there = arriving(old, old[:0], field(200, dark=True))
-    done = run(tmp_path, everything, field=there, rounds=3, labels=400, when_drifted="stop", requirement=0.3)
+    names = tuple(f"digit {name}" for name in "abcdefghij")
+    options = {"rounds": 3, "labels": 400, "when_drifted": "stop", "requirement": 0.3, "classes": names}
+    done = run(tmp_path, everything, field=there, **options)
+    found = done.rounds[2].drift
+    assert found is not None
+    assert f"class {names[found.most_moved]} moved most" in found.details
     assert done.reason.startswith("Stopped in round 2 because the field has changed (Drift (p = ")
     assert not done.met
     assert done.rounds[2].assessment is None
@@ -947,6 +954,22 @@ def test_seeds_and_cases_can_be_chosen_by_own_functions(tmp_path: Path) -> None:
     good = found.operational(TINY.level, TINY.mass_quantile)
     assert bool(torch.isin(found.seed, seeds.ids).all())
     assert torch.equal(done.suite.x, good.x[-done.rounds[1].chosen :])
+
+
+def test_seeds_of_a_model_that_is_certain_of_everything_follow_the_mass() -> None:
+    module = model().unwrap()
+    with torch.no_grad():
+        module[-1].weight.mul_(1e6)  # type: ignore[index, operator, union-attr]
+    certain = model().rewrap(module)
+    inputs, mass = train(), torch.rand(len(train()), generator=spawn(1)).double()
+    assert float(certain.probs(inputs.x).max(1).values.min()) == 1
+    field: Any = SimpleNamespace(
+        profile=SimpleNamespace(weights=lambda _: mass), cells=lambda x: torch.zeros(len(x)).long()
+    )
+    shares = SearchShares(classes=(0.1,) * 10, cells=(1.0,), moves={})
+    seeds = risk_weighted_seeds(certain, inputs, 40, field=field, shares=shares, generator=spawn(0))
+    weights = reweighted(mass, inputs.labels, torch.full((10,), 0.1))
+    assert torch.equal(seeds.ids, draw(inputs, weights, 40, design="sequential", generator=spawn(0)).ids)
 
 
 def backwards(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:

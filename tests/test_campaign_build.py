@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from operant import Samples, Suite, spawn
+from operant import Samples, Suite, files, spawn
 from operant.campaign.build import build
 from operant.campaign.config import load_config
 from operant.campaign.observers import OBSERVERS
@@ -154,6 +154,22 @@ def test_one_file_may_hold_all_parts(user):
     assert job.field(0).ids.equal(parts["field"].ids)
 
 
+def test_the_file_may_limit_what_files_unpack_to(user, monkeypatch):
+    monkeypatch.setattr(files, "_configured", None)  # restored afterwards
+    monkeypatch.setattr(files, "MAX_RATIO", 0)
+    size = user.toml.replace("[data]", "[data]\nmax_bytes = {}")
+    with pytest.raises(ValueError, match=r"\[data\] train: .*limit of 1e-06 GB .*or \[data\] max_bytes"):
+        user.build(start=size.format(1000))
+    assert len(user.build(start=size.format(10**8)).field(0)) == 40  # in every round
+    user.build()
+    assert files.max_bytes() == files.MAX_BYTES, "the limit is that of the file"
+    monkeypatch.setenv(files.VARIABLE, str(10**8))
+    user.build(start=size.format(1000))
+    monkeypatch.setenv(files.VARIABLE, "1000")
+    with pytest.raises(ValueError, match="limit of 1e-06 GB"):
+        user.build(start=size.format(10**8))
+
+
 def test_new_field_files_are_read_in_the_next_round(user):
     (user.path / "field").mkdir()
     user.write("field/b.npz", user.samples(30, "b"))
@@ -234,13 +250,13 @@ def test_a_module_in_double_precision_gets_data_in_double_precision(user):
             "[generate]\nradii = []\n[requirement]",
             "[generate]: there must be a move to search with",
         ),
-        ("[requirement]", "[labels]\nfile = 'nothere.npz'\n[requirement]", "[labels]: there is no .*nothere.npz"),
+        ("[requirement]", "[labels]\nfile = 'nothere.npz'\n[requirement]", "[labels] file: there is no .*nothere.npz"),
         (
             "[requirement]",
             "[labels]\nfile = 'net.py'\n[requirement]",
-            "[labels]: file must be an npz file with x and y",
+            "[labels] file: must be an npz file with x and y",
         ),
-        ("[requirement]", "[labels]\ncallable = 'net.py:no'\n[requirement]", "[labels]: net has no no; it has"),
+        ("[requirement]", "[labels]\ncallable = 'net.py:no'\n[requirement]", "[labels] callable: net has no no"),
     ],
 )
 def test_bad_models_data_and_labels_are_rejected_with_their_key(user, old, new, sentence):

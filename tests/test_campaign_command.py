@@ -81,7 +81,15 @@ def test_exit_codes_and_messages_say_how_it_ended(ending, user):
     assert re.search(r"time: \d+ s", done.stdout)
 
 
-def test_missing_labels_and_ctrl_c_are_reported_with_how_to_resume(ending):
+def finish_a_step(folder):
+    """What a finished step of a round leaves in the folder of a run."""
+    (folder / "round-000").mkdir(parents=True)
+    for name in ("field.json", ".field.json.seal"):
+        (folder / "round-000" / name).touch()
+
+
+def test_missing_labels_and_ctrl_c_are_reported_with_how_to_resume(ending, user):
+    finish_a_step(user.path / "operant-run")
     done = ending(LabelsMissing("write them into labels.csv, and run this again"))
     assert done.exit_code == 2
     assert "labels needed: write them into labels.csv" in done.stderr
@@ -127,14 +135,41 @@ def test_missing_labels_are_reported_with_the_state_of_the_round(user, monkeypat
     assert message in done.stderr
 
 
-def test_ctrl_c_before_the_campaign_begins_has_the_same_message(user, monkeypatch):
+def test_ctrl_c_says_that_work_is_kept_only_if_some_is(user, monkeypatch):
     def pressed(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(building, "read_data", pressed)
+    folder = user.path / "operant-run"
+    folder.mkdir()
+    for name in ("info.json", ".info.json.seal"):  # describes the campaign, and costs nothing
+        (folder / name).touch()
+    done = runner.invoke(app, ["run", str(user.path)])
+    assert done.exit_code == 130
+    assert done.stderr.startswith("stopped: nothing was finished yet. To start again: operant run ")
+    finish_a_step(folder)
     done = runner.invoke(app, ["run", str(user.path)])
     assert done.exit_code == 130
     assert done.stderr.startswith("stopped: finished work is kept. To resume: operant run ")
+
+
+def test_warnings_of_the_doctor_are_counted_on_resume(ending, user, monkeypatch):
+    kinds = ("warning", "warning")
+    findings = [Finding(name=f"odd {i}", problem="p", advice="a", severity=k) for i, k in enumerate(kinds)]
+    monkeypatch.setattr(Classifier, "doctor", lambda *_, **__: findings)
+    first = ending(delivered(met=True))
+    assert "odd 0" in first.stderr
+    assert "odd 1" in first.stderr
+    for name in ("info.json", ".info.json.seal"):  # the campaign has begun
+        (user.path / "operant-run" / name).touch()
+    again = ending(KeyboardInterrupt())
+    assert "odd" not in again.output
+    assert again.stdout.count("The doctor has 2 warnings, as when this run began; `operant doctor` prints them.") == 1
+    findings.append(Finding(name="broken", problem="p", advice="a", severity="error"))
+    refused = ending(delivered(met=True))
+    assert "odd 0" in refused.stderr
+    assert "broken" in refused.stderr
+    assert refused.exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -212,7 +247,7 @@ def test_an_error_that_a_signal_caused_is_not_the_reason(ending):
     error.__context__ = Stopped(signal.SIGHUP)
     done = ending(error)
     assert done.exit_code == 129
-    assert done.stderr.startswith("stopped: finished work is kept")
+    assert done.stderr.startswith("stopped: nothing was finished yet")
 
 
 def test_json_and_quiet(ending):

@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner, Result
 
@@ -381,6 +382,14 @@ def test_the_exit_code_of_assess_says_whether_the_requirement_is_met(digits: Pat
     assert "labels are too few" in unclear.output or "collect more field inputs" in unclear.output
 
 
+def test_assess_takes_a_model_that_is_certain_of_everything(digits: Path) -> None:
+    weights = load_file(digits / "net.safetensors")
+    save_file(weights | {name: 1e6 * weights[name] for name in ("3.weight", "3.bias")}, digits / "net.safetensors")
+    result = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
+    assert result.exit_code == 0, result.output
+    assert "inputs were drawn by mass alone" in " ".join(result.output.split())
+
+
 def test_assessments_in_one_folder_share_the_allowed_error(digits: Path) -> None:
     assessments = []
     for labels in (40, 80, 120, 80):
@@ -460,6 +469,60 @@ def test_assess_reads_a_folder_of_pictures_without_labels(digits: Path) -> None:
     result = CliRunner().invoke(app, f"{ASSESS} --field pictures --requirement 0.5".split())
     assert result.exit_code == 2
     assert "60 of 60 inputs have no label yet" in result.output
+
+
+def write_table(folder: Path, data: Samples, *, first: str = "name,label") -> None:
+    """Pictures in two folders that are no classes, and their labels in labels.csv."""
+    rows = [first]
+    for i, (x, y) in enumerate(zip(data.x, data.labels.tolist(), strict=True)):
+        day = folder / ("mon" if i % 2 else "tue")
+        day.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((x[0] * 255).round().to(torch.uint8).numpy()).save(day / f"{i:03}.png")
+        rows.append(f"{folder.name}/{day.name}/{i:03}.png,{y}" if i % 3 else f"{i:03}.png,{y}")
+    Path("labels.csv").write_text("\n".join([*rows, "gone.png,1"]))
+
+
+def test_assess_and_doctor_read_labels_from_a_table(digits: Path) -> None:
+    data = load_digits().train[400:900]
+    write_table(Path("field"), data)
+    command = f"{ASSESS} --field field --requirement 0.5 --labels-file labels.csv"
+    done = CliRunner().invoke(app, command.split())
+    assert done.exit_code == 0, done.output
+    assert "labels.csv: 1 of 501 rows are ignored" in " ".join(done.output.split())
+    by_table = results.load(digits / "out" / "assessment.json", Assessment)
+    assert by_table.labels == 60
+    assert by_table.pmi < 0.2, "the labels belong to their inputs"
+    doctor = "doctor digit_net:net --weights net.safetensors --data field --labels-file labels.csv"
+    checked = CliRunner().invoke(app, doctor.split())
+    assert checked.exit_code == 0, checked.output
+    assert "on Samples(500 x (1, 8, 8)" in checked.output
+    Path("labels.csv").write_text("\n".join(Path("labels.csv").read_text().splitlines()[:101]))
+    some = CliRunner().invoke(app, doctor.split())
+    assert "labels.csv has labels of 100 of 500 inputs" in some.output
+    assert "on Samples(100 x" in some.output
+    few = CliRunner().invoke(app, command.split())
+    assert few.exit_code == 2
+    assert re.search(r"labels needed: \d+ of 60 inputs have no label in labels.csv", few.output)
+
+
+def test_a_table_of_labels_needs_data_and_rows_that_match(digits: Path) -> None:
+    write_table(Path("field"), load_digits().train[400:500])
+    alone = CliRunner().invoke(app, ["doctor", "digit_net:net", "--labels-file", "labels.csv"])
+    assert "--labels-file labels the inputs of --data: give --data too" in " ".join(alone.output.split())
+    Path("labels.csv").write_text("name,label\na.png,1\nb.png,2\n")
+    for command in (f"{ASSESS} --requirement 0.5 --field", "doctor digit_net:net --data"):
+        done = CliRunner().invoke(app, f"{command} field --labels-file labels.csv".split())
+        assert done.exit_code == 2
+        assert "none of its 2 rows names one (a.png, b.png)" in " ".join(done.output.split())
+
+
+def test_assess_reads_the_field_part_of_a_file_with_all_parts(digits: Path) -> None:
+    data = load_digits().train[400:]
+    np.savez("all.npz", x_field=data.x, y_field=data.y, x_test=data.x[:30], y_test=9 - data.labels[:30])
+    done = CliRunner().invoke(app, f"{ASSESS} --field all.npz --requirement 0.5".split())
+    assert done.exit_code == 0, done.output
+    whole = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
+    assert done.output == whole.output
 
 
 @pytest.mark.parametrize(
@@ -557,7 +620,11 @@ def test_ctrl_c_says_how_to_resume(digits: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("operant.robot.RobOT.__call__", interrupted)
     done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
     assert done.exit_code == 130
-    assert "To resume: run the same command again (folder run)" in " ".join(done.output.split())
+    assert "nothing was finished yet. To start again: run the same command again (folder run)" in done.output
+    (digits / "run" / "round-000").mkdir(parents=True)
+    (digits / "run" / "round-000" / ".robustness.json.seal").touch()
+    done = CliRunner().invoke(app, [*DIGITS.split(), "--requirement", "0.5"])
+    assert "finished work is kept. To resume: run the same command again (folder run)" in done.output
 
 
 # operant study
@@ -624,12 +691,18 @@ def test_options_that_no_study_accepts_are_rejected(own_studies: list[EntryPoint
     assert "--rivals is not an option of tiny; leave it out" in study("tiny", "--rivals")[1]
 
 
-def test_a_stopped_study_says_how_to_resume(own_studies: list[EntryPoint]) -> None:
-    code, output = study("tiny", "--scale", "stopped")
-    assert code == 130
-    assert output == (
-        "stopped: finished work is kept. To resume: run the same command again (folder operant-study-tiny-stopped)"
+def test_a_stopped_study_says_how_to_resume(
+    own_studies: list[EntryPoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "run the same command again (folder operant-study-tiny-stopped)"
+    assert study("tiny", "--scale", "stopped") == (
+        130,
+        f"stopped: nothing was finished yet. To start again: {command}",
     )
+    Path("operant-study-tiny-stopped").mkdir()
+    Path("operant-study-tiny-stopped/results.json").touch()
+    assert study("tiny", "--scale", "stopped") == (130, f"stopped: finished work is kept. To resume: {command}")
 
 
 @pytest.mark.parametrize("arguments", [[], ["robot"]])
@@ -694,6 +767,16 @@ def test_the_doctor_reads_operant_toml(run: Callable[..., Result], configured: P
     assert "normalisation" in run("--mean", "0.9", "--std", "0.1").output  # options replace what the file says
 
 
+def test_commands_read_files_with_the_limit_of_operant_toml(
+    run: Callable[..., Result], configured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operant.files._configured", None)  # restored afterwards
+    monkeypatch.setattr("operant.files.MAX_RATIO", 0)
+    (configured / "operant.toml").write_text(TOML.replace("[data]", "[data]\nmax_bytes = 1000"))
+    assert "more than the limit of 1e-06 GB" in run().stderr
+    assert "more than the limit of 1e-06 GB" in CliRunner().invoke(app, ["assess"]).stderr
+
+
 def test_without_operant_toml_what_is_missing_is_named(run: Callable[..., Result]) -> None:
     assert "there is no model: name one, or run this in a folder with operant.toml" in run().stderr
     assert "there are no data: give --data" in run("users_code:Net").stderr
@@ -714,6 +797,11 @@ def test_assess_reads_operant_toml(configured: Path) -> None:
     numbers = [results.load(configured / out / "assessment.json", Assessment) for out in ("operant-assess", "other")]
     assert explicit.exit_code == 0
     assert numbers[0] == numbers[1]
+    Path("operant.toml").write_text(TOML.replace("labelled.npz", "nothing.npz"))
+    assert CliRunner().invoke(app, ["assess", "--labels", "60", "--out", "third"]).exit_code == 2
+    given = ["--labels", "60", "--out", "third", "--labels-file", "labelled.npz"]
+    assert CliRunner().invoke(app, ["assess", *given]).exit_code == 0
+    assert results.load(configured / "third" / "assessment.json", Assessment) == numbers[0]
 
 
 def test_a_named_model_takes_nothing_from_the_configured_one(run: Callable[..., Result], configured: Path) -> None:
@@ -876,11 +964,25 @@ def test_robot_numbers_test_folders_by_the_training_folders(colours: Path) -> No
     from operant.cli.robot import _read_parts
 
     model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)))
-    parts = _read_parts(model, Path("train"), Path("clean"), (8, 8))
+    parts = _read_parts(model, Path("train"), Path("clean"), (8, 8), None)
     for part in parts.values():
         assert part.classes == ("blue", "green", "red")
         assert [part.classes[y] for y in part.labels] == [name.split("/")[0] for name in part.names or ()]
     assert set(parts["test"].labels.tolist()) == {1, 2}
+
+
+def test_robot_reads_operant_toml(colours: Path) -> None:
+    text = "--radius 0.01 --requirement 0.5 --seed 3 --rounds 1 --epochs 1 --seeds-per-round 20"
+    options = text.split()
+    done = CliRunner().invoke(app, ["robot", *options, "--out", "from-toml"])
+    assert done.exit_code == 0, done.output
+    given = ["colour_net.py:red_green_blue", "--train", "train", "--test", "clean"]
+    explicit = CliRunner().invoke(app, ["robot", *given, *options, "--out", "given"])
+    assert explicit.output == done.output.replace("from-toml", "given"), "size and classes come from [data]"
+    change_toml({'clean = "clean"\n': ""})
+    missing = CliRunner().invoke(app, ["robot", *options, "--out", "third"])
+    assert missing.exit_code == 2
+    assert "there are no test data: give --test, or [data] clean in the operant.toml" in missing.output
 
 
 @given(

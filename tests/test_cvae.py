@@ -1,6 +1,7 @@
 """The conditional VAE: images of each class, the evidence of each class, and that it comes back from disk."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -114,5 +115,7 @@ def test_bad_data_and_options_are_rejected(digits):
         learned(Samples(torch.rand(60, 64), torch.arange(60) % 3))
     with pytest.raises(ValueError, match="at least 20 images of every class"):
         learned(digits.train[:100])
+    with pytest.raises(ValueError, match="class a has [0-9]+, class b has"):
+        learned(replace(digits.train[:100], classes=tuple("abcdefghij")))
     with pytest.raises(ValueError, match="learning_rate must be positive"):
         learned(digits.train, learning_rate=-1.0)

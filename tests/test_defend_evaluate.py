@@ -150,11 +150,11 @@ def test_the_table_prints_and_comes_back_from_disk(tmp_path):
     assert load(tmp_path / "table.json", DefenceTable) == table
     text = str(table)
     assert text.splitlines()[0].split() == ["cases", "all", "HL", "LH", "LL", "HH"]
-    cells = [line.split()[:5] for line in text.splitlines()[1:7]]
-    assert cells[0] == ["mine", "benign", "30", "33%", "(19-50)"]
-    assert cells[1] == ["mine", "adversarial", "10", "0%", "(0-26)"]
-    assert cells[5] == ["reader", "all", "40", "100%", "(93-100)"]
-    assert "90% intervals in percent. mine: accept benign and reject adversarial cases; the others: predict" in text
+    cells = [line.split()[:6] for line in text.splitlines()[1:7]]
+    assert cells[0] == ["mine", "benign", "30", "33", "%", "(19-50)"]
+    assert cells[1] == ["mine", "adversarial", "10", "0", "%", "(0-26)"]
+    assert cells[5] == ["reader", "all", "40", "100", "%", "(93-100)"]
+    assert "90 % intervals in percent. mine: accept benign and reject adversarial cases; the others: predict" in text
     assert " - " in text  # no benign cases of low PCS
     assert max(map(len, text.splitlines()[:-1])) < 120
 
@@ -206,7 +206,9 @@ def test_the_transfer_calibration_rate_is_the_mean_over_methods(tmp_path):
     found = transfer_calibration_rate(Retrained(), suite)
     assert [(r.defence, r.k, r.n) for r in found.rates] == [("a", 2, 4), ("b", 4, 8)]
     assert found.mean == pytest.approx(0.5)
-    assert str(found).startswith("transfer calibration rate 50 %, the mean of a 50% (7-93) of 4, b 50% (16-84) of 8")
+    assert str(found).startswith(
+        "transfer calibration rate 50 %, the mean of a 50 % (6.8-93) of 4, b 50 % (16-84) of 8"
+    )
     save(found, tmp_path / "rate.json")
     assert load(tmp_path / "rate.json", TransferCalibration) == found
     with pytest.raises(ValueError, match="none of the 36 cases was misclassified by the original model"):

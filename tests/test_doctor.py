@@ -294,6 +294,8 @@ def test_labels_outside_the_classes_are_reported_and_the_rest_is_checked() -> No
     findings = Classifier(Module(scores)).doctor(Samples(data.x, y))
     assert names(findings) == ["labels outside the classes"]
     assert "1 of 120 labels are 4 or more (largest 9)" in findings[0].problem
+    named = Classifier(Module(scores)).doctor(Samples(data.x, y, classes=tuple("abcdefghij")))
+    assert "(largest 9, j)" in named[0].problem
     y = data.labels.flip(0).clone()
     y[5] = 9
     assert diagnose(scores, Samples(data.x, y)) == ["labels outside the classes", "accuracy at chance"]

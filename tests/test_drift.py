@@ -29,6 +29,9 @@ from operant.profile.drift import (
 ZIPF = (1 / torch.arange(1.0, 11)) / (1 / torch.arange(1.0, 11)).sum()
 
 
+NAMES = ("red", "a longer name", "blue")
+
+
 class Blobs(nn.Module):
     """The exact log posterior of three Gaussians in a plane, along its first axis."""
 
@@ -379,6 +382,26 @@ def test_shifts_of_digits_are_detected_nine_times_in_ten(learner, shift: str) ->
     assert alarms > 90
 
 
+def test_classes_are_called_by_their_names(toy, tmp_path) -> None:
+    a, b = blobs(300, "a"), blobs(300, "b", priors=(1.0, 1.0, 9.0))
+    plain = drift(a, b, toy, generator=spawn(0))
+    most = NAMES[plain.most_moved]
+    for one, other in ((replace(a, classes=NAMES), b), (a, replace(b, classes=NAMES))):
+        found = drift(one, other, toy, generator=spawn(0))
+        assert replace(found, classes=(), findings=()) == replace(plain, findings=())
+        assert f"the output for class {most} moved most" in found.findings[0].problem
+        table = [line for line in found.details.splitlines() if " %  " in line]
+        assert [line[: len("  a longer name")].strip() for line in table] == sorted(
+            NAMES, key=lambda name: -found.distances[NAMES.index(name)]
+        )
+        assert len({len(line) for line in table}) == 1
+        results.save(found, tmp_path / "drift.json")
+        assert results.load(tmp_path / "drift.json", Drift) == found
+    assert "the output for class 2 moved most" in plain.findings[0].problem
+    other_classes = drift(replace(a, classes=tuple("abcd")), b, toy, generator=spawn(0))
+    assert other_classes == plain  # names of other classes than the model's are not used
+
+
 # Findings and rejected input
 
 
@@ -412,6 +435,7 @@ def test_bad_input_is_rejected_with_a_sentence(toy) -> None:
         ((a[:25], a), {}, "25 of 60 current inputs are in the reference"),
         ((a, a), {}, "60 of 60 current inputs are in the reference"),
         ((a, replace(b, y=b.labels + 3)), {}, "current inputs have a class 5 that the model does not have"),
+        ((a, replace(b, y=b.labels + 3, classes=tuple("abcdef"))), {}, r"have a class f \(number 5\) that the model"),
     ):
         with pytest.raises(ValueError, match=words):
             drift(*arguments, toy, **{"generator": spawn(0), **options})

@@ -65,6 +65,35 @@ def test_images_without_a_label_are_requested_by_their_files(pictures):
             job.labeller(job.field(0)[[row, 2]])
 
 
+def test_rows_that_name_no_field_input_are_noted(pictures):
+    rows = ["mon/Img_1.png,1", "tue/Img_2.png,2"]
+    assert not [note for note in pictures(*rows).notes if "labels.csv" in note]
+    (note,) = [
+        note
+        for note in pictures(*rows, "Gone_1.png,0", "mon/Img_9.png,1", "Img_1.png,2", "gone,", ",", "").notes
+        if "labels.csv" in note
+    ]
+    assert "labels.csv: 4 of 6 rows are ignored" in note
+    assert "(Gone_1.png, mon/Img_9.png, Img_1.png and 1 more)" in note  # two files are named Img_1
+
+
+def test_a_table_that_names_no_field_input_at_all_is_rejected(pictures):
+    with pytest.raises(ValueError, match=r"\[labels\] file: .*none of its 2 rows names one \(a.png, b.png\)"):
+        pictures("a.png,1", "b.png,2")
+    pictures()  # may be filled in later
+
+
+def test_rows_of_a_label_folder_are_known_by_the_names_in_it(user):
+    job = user.build()
+    with pytest.raises(LabelsMissing):
+        job.labeller(job.field(0)[:8])
+    table = user.path / "to_label" / "labels.csv"
+    table.write_text(table.read_text().replace("\n", ",1\n").replace("label,1", "label") + "other,1\n")
+    (note,) = [n for n in user.build(f"[labels]\nfile = {str(table)!r}").notes if "labels.csv" in n]
+    assert "1 of 9 rows are ignored" in note
+    assert "(other)" in note
+
+
 def test_a_table_may_name_images_by_their_ids(pictures):
     ids = pictures().field(0).ids.tolist()
     job = pictures(*(f"{name_of(i)},{row % 3}" for row, i in enumerate(ids)))

@@ -190,6 +190,9 @@ def test_same_generator_same_numbers_and_a_round_trip(toy, tmp_path) -> None:
     assert results.load(tmp_path / "priors.json", Priors) == first
 
 
+COLOURS = ("red", "green", "blue")
+
+
 def test_bad_input_is_rejected_with_a_sentence(toy) -> None:
     labelled, field = blobs([1 / 3] * 3, 60, spawn(0)), blobs([0.5, 0.3, 0.2], 60, spawn(1))
     two = labelled[labelled.labels != 1]
@@ -198,7 +201,9 @@ def test_bad_input_is_rejected_with_a_sentence(toy) -> None:
         ((labelled, field), {"method": "em"}, "method must be one of mlls, bbse, rlls"),
         ((labelled, field), {"resamples": 5}, "resamples must be at least 20"),
         ((labelled, field), {"confidence": 1.0}, "confidence must be between"),
-        ((two, field), {}, r"every class must occur in the labelled data, and \[1\] do not"),
+        ((two, field), {}, "every class must occur in the labelled data, and 1 do not"),
+        ((replace(two, classes=COLOURS), field), {}, "every class must occur in the labelled data, and green do not"),
+        ((labelled, replace(foreign, classes=(*COLOURS, "x", "y", "z"))), {}, r"have a class z \(number 5\) that the"),
         ((labelled, foreign), {}, "a class . that the model does not have"),
         ((labelled, field[:1]), {}, "at least 2 field inputs"),
         ((replace(labelled, y=None), field), {}, "label"),

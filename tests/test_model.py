@@ -579,6 +579,8 @@ def test_bad_labels_are_rejected() -> None:
     model, x = Classifier(mlp()), inputs(5, 6)
     with pytest.raises(ValueError, match="below the model's 4 classes, got 4; check the label encoding"):
         model.check(Samples(x, torch.tensor([0, 1, 2, 3, 4])))
+    with pytest.raises(ValueError, match=r"below the model's 4 classes, got 4 \(zebra\); check"):
+        model.check(Samples(x, torch.tensor([0, 1, 2, 3, 4]), classes=("a", "b", "c", "d", "zebra")))
     with pytest.raises(ValueError, match="carry no labels; ask a labeller"):
         model.check(Samples(x))
     model.check(Samples(x, torch.tensor([0, 1, 2, 3, 3])))

@@ -158,6 +158,43 @@ def test_no_failure_gives_no_zero_bound_and_all_failures_no_nan(weak, profile, f
     assert "Most of it comes from class" in str(found)
 
 
+def certain(model: Classifier) -> Classifier:
+    """The same predictions, each with a confidence of exactly 1 in single precision."""
+    return Classifier(torch.nn.Sequential(model.unwrap(), Saturating()))
+
+
+class Saturating(torch.nn.Module):
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        return 1e4 * torch.nn.functional.one_hot(logits.argmax(1), logits.shape[1]).to(logits)
+
+
+def test_a_model_that_is_certain_of_everything_is_assessed(weak, profile, field, truth) -> None:
+    model = certain(weak)
+    assert float(model.probs(field.x).max(1).values.min()) == 1
+    found = [assess(model, profile, field, seed, labels=80) for seed in range(100)]
+    assert sum(a.upper >= truth for a in found) >= 89
+    assert np.mean([a.pmi for a in found]) == pytest.approx(truth, abs=4 * np.std([a.pmi for a in found]) / 10)
+    assert {a.design for a in found} == {"pps"}
+    assert all("drawn by mass alone" in str(a) for a in found)
+    plain = assess(model, profile, field, labels=80, design="pps")
+    assert (plain.ids, plain.upper) == (found[0].ids, found[0].upper)
+    assert "drawn by mass alone" not in str(plain)
+
+
+@pytest.mark.parametrize("design", ["sequential", "rhc", "poisson"])
+@pytest.mark.parametrize("risk", [0.0, 0.3])
+def test_risks_that_are_all_the_same_leave_the_mass(weak, profile, field, truth, design: str, risk: float) -> None:
+    mass = torch.rand(len(field), generator=spawn(3)).double()
+    mass[::5] = 0
+    failed = (weak.predict(field.x) != field.labels).double()
+    expected = float(mass / mass.sum() @ failed)
+    options = {"labels": 100, "design": design, "mass": mass, "risk": lambda m, x, y: torch.full((len(x),), risk)}
+    found = [assess(weak, profile, field, seed, **options) for seed in range(20)]
+    pmi = [a.pmi for a in found]
+    assert np.mean(pmi) == pytest.approx(expected, abs=4 * np.std(pmi) / 20**0.5)
+    assert {a.design for a in found} == {design}
+
+
 # Plans
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from operant import results
 from operant.data import Samples
 from operant.rng import spawn
-from operant.suite import Suite, add_columns, shards, verdicts
+from operant.suite import Suite, add_columns, seed_pool, shards, verdicts
 from operant.suite import suite as suite_module
 from operant.suite.shards import LazyRows, read_file
 
@@ -415,8 +415,10 @@ def shard_files(path: Path) -> list[Path]:
     return sorted(path.glob("shard-*.safetensors"))
 
 
-def in_shards_of(rows: int) -> Any:
-    return mock.patch.object(suite_module, "ROWS_PER_SHARD", rows)
+@contextmanager
+def in_shards_of(rows: int) -> Iterator[None]:
+    with mock.patch.object(suite_module, "ROWS_PER_SHARD", rows), mock.patch.object(seed_pool, "COMPARED_ROWS", rows):
+        yield
 
 
 @quick

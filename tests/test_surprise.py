@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -274,6 +275,24 @@ def test_a_singular_covariance_is_rejected() -> None:
     for kind in (LSA, MDSA):
         with pytest.raises(ValueError, match="class 7"):
             kind.of(a, single)
+
+
+def test_messages_name_the_class(lenet, digits28) -> None:
+    a, p, b, q = points(0)
+    names = tuple("abcdefghij")
+    for kind in KINDS:
+        with pytest.raises(ValueError, match="20 of 60 rows are predicted as class j, which has no references"):
+            kind.of(a, p, classes=names).values(b, torch.where(q == 0, 9, q))
+    with pytest.raises(ValueError, match="the references of class a must vary"):
+        MDSA.of(torch.ones_like(a), p, classes=names)
+    with pytest.raises(ValueError, match="3 references of class a must span"):
+        LSA.of(a[:9], p[:9], classes=names)
+    train = replace(digits28.train[:200], classes=tuple(f"digit {name}" for name in names))
+    known = [fit(lenet, train, layers=["fc2"]) for fit in (fit_dsa, fit_mdsa)]
+    assert [fitted.classes for fitted in known] == [train.classes] * 2
+    assert fit_mdsa(lenet, replace(train, classes=(*train.classes, "one too many")), layers=["fc2"]).classes == ()
+    with pytest.raises(ValueError, match="references of class digit a must span"):
+        fit_lsa(lenet, train, layers=["fc2"])
 
 
 def test_wrong_queries_are_rejected(lenet, digits28) -> None:

@@ -151,22 +151,25 @@ def _run(out: Path, seed: int, requirement: float, size: DemoSize, console: Cons
             recipe = _estimate(console, data, seed=seed, simulated=size.simulated)
         goal = f"its error rate in the field (pmi) is at most {percent(requirement)} with 95 % confidence"
         _print(console, "campaign", f"find failures, retrain and assess the model, in rounds, until {goal}")
-        done = _harden(
-            console,
-            data,
-            model,
-            recipe,
-            out / "run",
-            seed=seed,
-            requirement=requirement,
-            size=size,
-            stopwatch=stopwatch,
-        )
+        run = partial(_harden, console, data, model, recipe, out / "run", stopwatch=stopwatch)
+        done = run(seed=seed, requirement=requirement, size=size)
         with activity("measuring the true error rates"):
             true_before, true_after = (1 - m.accuracy(data.truth) for m in (model, done.model))
+    result = _result(done, seed, requirement, true_before, true_after, cpu_seconds=time.process_time() - started)
+    save(result, out / "demo.json")
+    with stopwatch.timed("report"):
+        page = write_report(out / "run", out)
+    _print_result(console, result, size)
+    _print_next_steps(console, out, page, cpu_seconds=result.cpu_seconds)
+    return result
+
+
+def _result(
+    done: CampaignResult, seed: int, requirement: float, true_before: float, true_after: float, *, cpu_seconds: float
+) -> DemoResult:
     first = done.rounds[0].assessment
     assert first is not None
-    result = DemoResult(
+    return DemoResult(
         seed=seed,
         requirement=requirement,
         met=done.met,
@@ -177,14 +180,8 @@ def _run(out: Path, seed: int, requirement: float, size: DemoSize, console: Cons
         true_after=true_after,
         labels=done.labels,
         cases=done.rounds[-1].cases,
-        cpu_seconds=time.process_time() - started,
+        cpu_seconds=cpu_seconds,
     )
-    save(result, out / "demo.json")
-    with stopwatch.timed("report"):
-        page = write_report(out / "run", out)
-    _print_result(console, result, size)
-    _print_next_steps(console, out, page, cpu_seconds=result.cpu_seconds)
-    return result
 
 
 def snippet(out: Path) -> str:

@@ -1,6 +1,7 @@
 """Safe reading of files from others: regular files only, and no small file that unpacks to gigabytes.
 
-An ordinary data set passes both limits below. Set the environment variable ``OPERANT_MAX_BYTES`` to raise them all.
+An ordinary data set passes both limits below. The environment variable ``OPERANT_MAX_BYTES`` raises them all, or, if it
+is not set, ``[data] max_bytes`` of ``operant.toml``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from operant.formatting import first_few
 
 VARIABLE = "OPERANT_MAX_BYTES"
 MAX_BYTES = 2**30  # what any file may unpack to, unless the environment variable says otherwise
+_configured: int | None = None  # in its place; see `set_max_bytes`
 MAX_RATIO = 20  # larger content is accepted up to this multiple of the file's size
 PICTURES_PER_LIMIT = 4  # a picture may take a quarter: decoding needs several copies of its pixels
 
@@ -44,15 +46,21 @@ def read_regular(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def set_max_bytes(limit: int | None) -> None:
+    """Set what any file may unpack to in this process, if the environment does not; None for 1 GiB."""
+    global _configured
+    _configured = limit
+
+
 def max_bytes() -> int:
-    """What any file may unpack to: the environment variable ``OPERANT_MAX_BYTES``, or 1 GiB.
+    """What any file may unpack to: the environment variable ``OPERANT_MAX_BYTES``, or `set_max_bytes`, or 1 GiB.
 
     >>> max_bytes() == 2**30
     True
     """
     given = os.environ.get(VARIABLE, "").strip()
     if not given:
-        return MAX_BYTES
+        return MAX_BYTES if _configured is None else _configured
     if not (given.isdecimal() and len(given) < 20 and int(given) > 0):
         raise ValueError(
             f"the environment variable {VARIABLE} must be a number of bytes such as {2**33}, got {given!r}"
@@ -71,9 +79,9 @@ def check_unpacked(unpacked: int, size: int, what: str = "it", *, needed: Callab
     The error names a limit that is enough for it; ``needed`` gives a higher one if other files need it.
 
     >>> check_unpacked(3 * 10**9, size=10**9)
-    >>> check_unpacked(3 * 10**9, size=10**6)
+    >>> check_unpacked(3 * 10**9, size=10**6)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: it unpacks to 3 GB, more than the limit of 1.07 GB (set OPERANT_MAX_BYTES=3000000000 to read it anyway)
+    ValueError: it unpacks to 3 GB, more than the limit of 1.07 GB (set OPERANT_MAX_BYTES=3000000000 to read it...
     """
     if unpacked > (limit := limit_for(size)):
         raise _too_large(unpacked, limit, max(unpacked, needed()), what)
@@ -88,5 +96,5 @@ def check_picture_bytes(unpacked: int, size: int, *, needed: Callable[[], int] =
 def _too_large(unpacked: int, limit: int, needed: int, what: str) -> ValueError:
     return ValueError(
         f"{what} unpacks to {unpacked / 1e9:.3g} GB, more than the limit of {limit / 1e9:.3g} GB "
-        f"(set {VARIABLE}={needed} to read it anyway)"
+        f"(set {VARIABLE}={needed} to read it anyway, or [data] max_bytes of operant.toml)"
     )

@@ -131,6 +131,11 @@ class TrainedNIN:
         )
 
 
+def checkpoint_of(out: Path) -> Path:
+    """The file with the state of a training that writes its weights to ``out``; it is there while one has epochs."""
+    return out.with_suffix(".checkpoint.safetensors")
+
+
 def train_nin(
     train: Samples,
     test: Samples,
@@ -158,7 +163,7 @@ def train_nin(
     belongs = {"recipe": described(recipe), "set of training images": described(train)}
     if page.exists() and out.exists():
         return _finished(page, belongs["set of training images"], recipe)
-    state = _State(recipe, train, belongs, path=out.with_suffix(".checkpoint.safetensors"))
+    state = _State(recipe, train, belongs, path=checkpoint_of(out))
     with activity("training NIN", unit="epochs") as work, _in_parallel(recipe.parts) as compute:
         while sum(e.seconds for e in state.history) < 60 * recipe.minutes:
             state.history.append(_epoch(state, compute, train, recipe, clock))

@@ -12,7 +12,7 @@ from operant.activity import showing_on
 from operant.cli.options import Seed
 from operant.cli.output import exit_on_error, print_line
 from operant.data import load
-from operant_studies.train_nin import NINRecipe, train_nin
+from operant_studies.train_nin import NINRecipe, checkpoint_of, train_nin
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -34,7 +34,7 @@ def train_nin_command(
     Exit code 0: the files are written; 2: it could not run; 130: stopped with Ctrl-C. The same command resumes.
     """
     console = Console(stderr=True, highlight=False)
-    with exit_on_error(resume="run the same command again"), showing_on(console):
+    with exit_on_error(resume="run the same command again", kept=checkpoint_of(out).exists), showing_on(console):
         images = load("cifar10", data)
         recipe = NINRecipe(minutes=minutes, width=width, bfloat16=bfloat16, seed=seed)
         trained = train_nin(images.train, images.test, out, recipe=recipe, console=console)

@@ -41,7 +41,7 @@ class Separation:
         return self.quantiles["0"] / 2
 
     def __str__(self) -> str:
-        quantiles = ", ".join(f"{100 * float(share):g} %: {value:.3g}" for share, value in self.quantiles.items())
+        quantiles = ", ".join(f"{percent(float(share))}: {value:.3g}" for share, value in self.quantiles.items())
         if self.radius == 0:
             advice = "Two equal inputs have different classes: no cell holds one class only; check those labels."
         else:

@@ -20,6 +20,7 @@ from operant.model.doctor import Finding
 from operant.profile import Profile
 from operant.seeds import Draw, combine, draw, margin_risk, risk_of
 from operant.seeds.designs import normalised
+from operant.seeds.risk import is_flat
 from operant.types import Labeller, Score
 from operant.validation import check_between, check_not_empty
 
@@ -138,7 +139,8 @@ def assess_reliability(
         pool: inputs that were drawn from the field, or inputs weighted like it (then give ``mass``). Its labels, if
             any, are ignored; its classes, if there are as many as the model's, name those in the result.
         design: of `operant.seeds.draw`; ``"pps"`` draws by mass alone, with an exact bound.
-        risk: score that estimates which inputs fail.
+        risk: score that estimates which inputs fail. If it is the same for all inputs, as for a model that is certain
+            of everything, inputs are drawn by mass alone (by ``"pps"`` instead of ``"stratified"``), with a finding.
         mass: of each input of the pool, such as `Profile.weights` (default: equal, for a pool drawn from the field).
         used: `content_ids` of all inputs learned from. A pool that contains one of them is rejected, whatever its ids.
     """
@@ -147,9 +149,10 @@ def assess_reliability(
     codes = profile.encode(pool.x).detach()
     outside = _checked_outside(profile, codes)
     p = normalised(torch.ones(len(pool)) if mass is None else mass, len(pool), "mass")
-    weights = p
-    if design != "pps":
-        weights = combine(p, risk_of(model, pool.with_labels(None), risk), risk_power=0.5, defensive=DEFENSIVE)
+    risks = None if design == "pps" else risk_of(model, pool.with_labels(None), risk)
+    flat = risks is not None and is_flat(risks, p)
+    weights = p if risks is None or flat else combine(p, risks, risk_power=0.5, defensive=DEFENSIVE)
+    design = "pps" if flat and design == "stratified" else design  # there are no strata of equal risks
     drawn = draw(pool, weights, labels, design=design, strata=STRATA, mass=p, generator=generator)
     drawn.chances  # noqa: B018  # raises before any label is bought if the design has none
     chosen = drawn.samples(pool.with_labels(None))
@@ -173,7 +176,7 @@ def assess_reliability(
         by_class=_contributions(y, failed, shares, _class_masses(drawn, y, model.classes(pool.x)), names=pool.classes),
         by_cell=_contributions(cells[drawn.indices], failed, shares, _sums(cells, p, len(centres)), centres=centres),
         ids=tuple(chosen.ids.tolist()),
-        findings=estimated.findings + profile.findings + _warnings(outside, p, labels),
+        findings=estimated.findings + profile.findings + _warnings(outside, p, labels, flat=flat),
     )
 
 
@@ -324,7 +327,7 @@ def _checked_outside(profile: Profile, codes: Tensor) -> float:
     return outside
 
 
-def _warnings(outside: float, mass: Tensor, labels: int) -> tuple[Finding, ...]:
+def _warnings(outside: float, mass: Tensor, labels: int, *, flat: bool) -> tuple[Finding, ...]:
     unlike = Finding(
         name="pool unlike field",
         problem=f"{percent(outside, 2)} of the pool's inputs are less likely than 99 % of the profile's field inputs",
@@ -336,7 +339,13 @@ def _warnings(outside: float, mass: Tensor, labels: int) -> tuple[Finding, ...]:
         problem=f"the pool's {len(mass)} inputs count like {effective:.0f} of equal mass",
         advice="The bound holds for these masses, not for the field; assess inputs drawn from the field",
     )
-    shown = {unlike: outside > 0.1, few: effective < min(labels, 0.1 * len(mass))}
+    uninformed = Finding(
+        name="risk is the same everywhere",
+        problem="the risk score has one value for all inputs of the pool, as for a model that is certain of "
+        "everything; inputs were drawn by mass alone",
+        advice="The bound holds, but may need more labels; to need fewer, give a risk that differs between inputs",
+    )
+    shown = {unlike: outside > 0.1, few: effective < min(labels, 0.1 * len(mass)), uninformed: flat}
     return tuple(finding for finding, holds in shown.items() if holds)
 
 

@@ -21,13 +21,13 @@ from operant.campaign.records import CampaignResult
 from operant.conditions import Recipe
 from operant.data import LabelFolder, Samples, read_samples
 from operant.data.groups import with_groups
-from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table
+from operant.data.label_files import labels_from_function, labels_from_npz, labels_from_table, note_on_unused_rows
 from operant.data.reading import folder_classes
 from operant.execution.engines import pool
 from operant.execution.events import EventHandler, ignore
 from operant.execution.run_folder import RunFolder, make_folder
 from operant.execution.timing import Stopwatch
-from operant.files import existing
+from operant.files import existing, set_max_bytes
 from operant.generate import default_moves, default_radii
 from operant.measure import mc_dropout
 from operant.model import Classifier, Finding
@@ -106,6 +106,7 @@ def build(
         check: called with the model and clean samples before anything that takes long.
     """
     stopwatch = Stopwatch() if stopwatch is None else stopwatch
+    set_max_bytes(config.data.max_bytes)
     notes: list[str] = []
     findings: list[Finding] = []
     model = build_model(config, notes)
@@ -114,8 +115,8 @@ def build(
     with _naming_key("run", "folder"):
         make_folder(folder)
     classes = configured_classes(config, model, train)
-    with activity("preparing the labeller"), _naming_key("labels"):
-        labeller = build_labeller(config, model, train, arrived.names, classes)
+    with activity("preparing the labeller"):
+        labeller = build_labeller(config, model, train, arrived.names, classes, notes)
     if hasattr(labeller, "stored"):
         labeller.stored(train.ids[:0])  # reads the labels, so that a damaged table is noticed now
     check(model, clean)
@@ -406,10 +407,8 @@ class FieldFiles:
     def _read(self, file: Path, work: Activity) -> Samples:
         """The inputs of a file or folder without labels, which come from [labels]; names start from the root."""
         part = self.model.match_dtype(read_samples(file, size=self.size, part="field"))
-        folder = os.path.relpath(file if file.is_dir() else file.parent, self.root)
-        place = "" if folder == "." else f"{Path(folder).as_posix()}/"
         work.advance()
-        return replace(part, y=None, classes=(), names=tuple(f"{place}{name}" for name in part.names or ()))
+        return replace(part, y=None, classes=(), names=names_from(self.root, file, part))
 
     def files(self) -> list[Path]:
         """Files and folders that match the patterns, by name; a folder of npz files stands for those files."""
@@ -420,6 +419,13 @@ class FieldFiles:
                 raise ValueError(f"there is no {pattern}; put field inputs there, or name another place")
             found += [file for match in matches for file in (sorted(match.glob("*.npz")) or [match])]
         return list(dict.fromkeys(found))
+
+
+def names_from(root: Path, file: Path, samples: Samples) -> tuple[str, ...]:
+    """The names of the samples of a file or folder, with its place in a folder."""
+    folder = os.path.relpath(file if file.is_dir() else file.parent, root)
+    place = "" if folder == "." else f"{Path(folder).as_posix()}/"
+    return tuple(f"{place}{name}" for name in samples.names or ())
 
 
 def _labelled(samples: Samples) -> Samples:
@@ -446,7 +452,12 @@ def _check_shape(samples: Samples, train: Samples) -> None:
 
 
 def build_labeller(
-    config: Config, model: Classifier, train: Samples, names: dict[str, int], class_names: tuple[str, ...]
+    config: Config,
+    model: Classifier,
+    train: Samples,
+    names: dict[str, int],
+    class_names: tuple[str, ...],
+    notes: list[str],
 ) -> Labeller:
     """The labeller of [labels]; ``names`` are those of the field inputs, ``class_names`` those of the labels."""
     table, classes = config.labels, model.classes(train.x)
@@ -454,16 +465,28 @@ def build_labeller(
         where = config.path(table.folder)
         return LabelFolder(folder=where, classes=classes, bounds=model.bounds, names=class_names, examples=train)
     if table.callable is not None:
-        function = find_callable(table.callable, root=config.path("."))
+        with _naming_key("labels", "callable"):
+            function = find_callable(table.callable, root=config.path("."))
         return _NamingKey("callable", labels_from_function(function, name=table.callable, classes=classes))
     assert table.file is not None
-    path = existing(config.path(table.file))
-    if path.suffix == ".npz":
-        return _NamingKey("file", labels_from_npz(path, classes=classes))
+    with _naming_key("labels", "file"):
+        labeller = labels_from_file(config.path(table.file), classes, names, class_names, notes)
+    return _NamingKey("file", labeller)
+
+
+def labels_from_file(
+    path: Path, classes: int, names: dict[str, int], class_names: tuple[str, ...], notes: list[str]
+) -> StoredLabels:
+    """A labeller that reads an npz file with x and y, or a csv table; see `build_labeller`."""
+    if existing(path).suffix == ".npz":
+        return labels_from_npz(path, classes=classes)
     if path.suffix != ".csv":
-        raise ValueError(f"file must be an npz file with x and y, or a csv file with name,label, got {path.name}")
-    table_labels = labels_from_table(path, classes=classes, names=names, class_names=class_names)
-    return _NamingKey("file", table_labels)
+        raise ValueError(f"must be an npz file with x and y, or a csv file with name,label, got {path.name}")
+    labeller = labels_from_table(path, classes=classes, names=names, class_names=class_names)
+    labeller.stored(torch.empty(0, dtype=torch.int64))  # reads the table, so that a damaged one is noticed first
+    if note := note_on_unused_rows(path, names):
+        notes.append(note)
+    return labeller
 
 
 @dataclass(frozen=True)

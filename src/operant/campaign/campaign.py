@@ -164,6 +164,7 @@ class Campaign:
                 seed=seed,
                 dimensions=self.dimensions,
                 follow=self.when_drifted == "update",
+                classes=names,
             )
             with activity("measuring clean accuracy"):
                 state = RoundState(

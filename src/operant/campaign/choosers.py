@@ -15,6 +15,7 @@ from operant.data import Samples
 from operant.model import Classifier
 from operant.profile import Profile
 from operant.seeds import combine, draw, margin_risk, risk_of
+from operant.seeds.risk import is_flat
 from operant.suite import Suite
 
 
@@ -61,7 +62,8 @@ def risk_weighted_seeds(
 ) -> Samples:
     """Draw seeds that are likely in the field and have a small margin, with the given shares of classes and cells.
 
-    A `SeedChooser`.
+    A `SeedChooser`. If the margin of all inputs is the same, as for a model that is certain of everything, seeds are
+    drawn by mass alone.
 
     Args:
         model: the current model.
@@ -71,7 +73,8 @@ def risk_weighted_seeds(
         shares: of classes and cells.
         generator: random numbers.
     """
-    weights = combine(field.profile.weights(inputs), risk_of(model, inputs, margin_risk))
+    mass, risk = field.profile.weights(inputs), risk_of(model, inputs, margin_risk)
+    weights = combine(mass, torch.ones_like(risk) if is_flat(risk, mass) else risk)
     weights = reweighted(weights, field.cells(inputs.x), torch.tensor(shares.cells))
     weights = reweighted(weights, inputs.labels.cpu(), torch.tensor(shares.classes))
     n = min(n, int((weights > 0).sum()))

@@ -101,6 +101,8 @@ class DataTable(Table):
     """the name of each label, in order (default: the names of train's folders)"""
     groups: str | None = None
     """csv file with file,group for all field inputs; a group (scene, session, device) is never separated"""
+    max_bytes: Count | None = None
+    """what a file may unpack to (default: 1 GiB); the environment variable OPERANT_MAX_BYTES wins over it"""
 
     _paths = field_validator("train", "clean", "field", "groups")(_check_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -47,6 +48,7 @@ class FieldState:
         seed: random seed.
         dimensions: of the profile's codes.
         follow: whether to learn a new profile when the field drifts.
+        classes: names of the model's classes, for the results of drift tests.
     """
 
     profile: Profile
@@ -66,9 +68,10 @@ class FieldState:
         seed: int,
         dimensions: int,
         follow: bool,
+        classes: tuple[str, ...] = (),
     ) -> None:
         self.arrived, self.model, self.used, self.run = arrived, model, used, run
-        self.seed, self.dimensions, self.follow = seed, dimensions, follow
+        self.seed, self.dimensions, self.follow, self.classes = seed, dimensions, follow, classes
         self.drift: Drift | None = None
         self.profile_is_new = False
         self._seen = torch.empty(0, dtype=torch.int64)
@@ -151,7 +154,8 @@ class FieldState:
             level = DRIFT_LEVEL / (number * (number + 1))  # sums to DRIFT_LEVEL over all rounds
             permutations = max(500, math.ceil(6 / level))  # with fewer, none of three tests could reach its level
             generator = spawn(self.seed, name, "drift")
-            found = drift(self._reference, new, self.model, level=level, permutations=permutations, generator=generator)
+            reference = replace(self._reference, classes=self.classes or self._reference.classes)
+            found = drift(reference, new, self.model, level=level, permutations=permutations, generator=generator)
             return DriftNote(drift=found if found.alarm else None)
 
         return self.run.step(f"{name}/drift", DriftNote, work).drift

@@ -48,6 +48,7 @@ EXAMPLES = {
     ("data", "size"): [28, 28],
     ("data", "classes"): ["cat", "dog"],
     ("data", "groups"): "groups.csv",
+    ("data", "max_bytes"): 8_000_000_000,
     ("labels", "file"): "labels.npz",
     ("labels", "callable"): "labels.py:label",
     ("labels", "folder"): "to_label",

@@ -13,6 +13,7 @@ from operant.cli.activities import loading
 from operant.cli.options import (
     CONFIG,
     Bounds,
+    LabelsFile,
     Mean,
     ModelOrConfig,
     Seed,
@@ -21,6 +22,7 @@ from operant.cli.options import (
     Weights,
     config_here,
     load_classifier,
+    read_labels_file,
 )
 from operant.cli.output import CANNOT_RUN, NOT_MET, Output, check_model, exit_on_error, print_line
 
@@ -53,6 +55,7 @@ def assess(
             show_default="[requirement] pmi of operant.toml",
         ),
     ] = None,
+    labels_file: LabelsFile = None,
     labels: Annotated[int, typer.Option(help="Number of labels to use.")] = 300,
     confidence: Annotated[
         float | None,
@@ -102,9 +105,9 @@ def assess(
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
         options = data_options(config, train=trained_on, size=size, groups=groups, field=field)
         if field is None:
-            source = _read_configured(classifier, config, options)
+            source = _read_configured(classifier, config, options, labels_file)
         else:
-            source = _read_files(classifier, field, options, out / "to_label")
+            source = _read_files(classifier, field, options, labels_file, out / "to_label")
         number, history = _read_history(out, labels, seed)
         level = 1 - (1 - confidence) * LEFT_AFTER_EACH**number * (1 - LEFT_AFTER_EACH)
         assessment = _assess(classifier, *source, labels=labels, confidence=level, seed=seed)
@@ -152,24 +155,30 @@ def _assess(
 
 
 def _read_files(
-    model: Classifier, field: Path, options: DataOptions, to_label: Path
+    model: Classifier, field: Path, options: DataOptions, labels_file: Path | None, to_label: Path
 ) -> tuple[Samples, Labeller, Tensor | None]:
     """Given field inputs, who labels them, and ids of inputs that the model was trained on."""
-    from operant.data import LabelFolder, content_ids, labels_of
+    from operant.campaign.build import names_from
+    from operant.data import LabelFolder, content_ids, labels_of, read_samples
 
     train = None if options.train is None else options.read(options.train, part="train")
     used = None if train is None else content_ids(train.x)
     if train is not None and train.y is not None:
         check_model(model, model.match_dtype(train), Output())
-    inputs = _named(model, options.read(field, groups=options.groups), options)
+    if labels_file is not None:  # as in a campaign, folders are then no classes
+        found = read_samples(field, size=options.size, part="field", groups=options.groups)
+        inputs = _named(model, replace(found, y=None, classes=()), options)
+        names = dict(zip(names_from(Path(), field, inputs), inputs.ids.tolist(), strict=True))
+        return inputs, read_labels_file(labels_file, model, inputs.x, names, inputs.classes), used
+    inputs = _named(model, options.read(field, part="field", groups=options.groups), options)
     if inputs.y is not None:
         return inputs, labels_of(inputs), used
-    n, names = model.classes(inputs.x), inputs.classes
-    return inputs, LabelFolder(folder=to_label, classes=n, bounds=model.bounds, names=names, examples=train), used
+    n, classes = model.classes(inputs.x), inputs.classes
+    return inputs, LabelFolder(folder=to_label, classes=n, bounds=model.bounds, names=classes, examples=train), used
 
 
 def _read_configured(
-    model: Classifier, config: Config | None, options: DataOptions
+    model: Classifier, config: Config | None, options: DataOptions, labels_file: Path | None
 ) -> tuple[Samples, Labeller, Tensor | None]:
     """The same for the field inputs and labels of the configuration."""
     import torch
@@ -183,7 +192,13 @@ def _read_configured(
     check_model(model, clean, Output())
     inputs = arrived(0)  # first: it finds the names that a table of labels may use
     names = configured_classes(config, model, train)
-    labeller = build_labeller(config, model, train, arrived.names, names)
+    notes: list[str] = []
+    if labels_file is not None:
+        labeller: Labeller = read_labels_file(labels_file, model, inputs.x, arrived.names, names)
+    else:
+        labeller = build_labeller(config, model, train, arrived.names, names, notes)
+    for note in notes:
+        print_line(note)
     learned = [train.x] if config.data.clean else [train.x, clean.x]  # without clean, a part of train was held out
     return replace(inputs, classes=names), labeller, torch.cat([content_ids(x) for x in learned])
 

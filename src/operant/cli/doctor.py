@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from operant.cli.options import CONFIG, Bounds, Mean, ModelOrConfig, Size, Std, Weights, config_here, load_classifier
+from operant.cli.options import (
+    CONFIG,
+    Bounds,
+    LabelsFile,
+    Mean,
+    ModelOrConfig,
+    Size,
+    Std,
+    Weights,
+    config_here,
+    load_classifier,
+    read_labels_file,
+)
 from operant.cli.output import NOT_MET, exit_on_error, print_line
 
 if TYPE_CHECKING:
+    from operant.campaign.build import DataOptions
     from operant.campaign.config import Config
     from operant.data import Samples
     from operant.model import Classifier
@@ -27,6 +41,7 @@ def doctor(
             show_default="[data] clean or train of operant.toml",
         ),
     ] = None,
+    labels_file: LabelsFile = None,
     weights: Weights = None,
     bounds: Bounds = None,
     mean: Mean = None,
@@ -45,24 +60,51 @@ def doctor(
     with exit_on_error():
         config = config_here()
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
-        samples = classifier.match_dtype(_read(data, size, config))
+        samples = _read(classifier, data, labels_file, size, config)
         findings = classifier.doctor(samples, expect=expect)
         print_findings(classifier, samples, findings)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(NOT_MET)
 
 
-def _read(data: Path | None, size: tuple[int, int] | None, config: Config | None) -> Samples:
+def _read(
+    model: Classifier, data: Path | None, labels_file: Path | None, size: tuple[int, int] | None, config: Config | None
+) -> Samples:
     """The samples to check, as the configuration reads them: the given ones, or its clean or training data."""
     from operant.campaign.build import data_options
 
     options = data_options(config, size=size)
+    if data is not None and labels_file is not None:
+        return _read_labelled(model, data, labels_file, options)
+    if labels_file is not None:
+        raise ValueError("--labels-file labels the inputs of --data: give --data too")
     if data is not None:
-        return options.read(data)
+        return model.match_dtype(options.read(data))
     if config is None:
         raise ValueError(f"there are no data: give --data, or run this in a folder with {CONFIG}")
     table = config.data
-    return options.read(config.path(table.clean or table.train), part="train" if table.clean is None else "test")
+    part = "train" if table.clean is None else "test"
+    return model.match_dtype(options.read(config.path(table.clean or table.train), part=part))
+
+
+def _read_labelled(model: Classifier, data: Path, labels_file: Path, options: DataOptions) -> Samples:
+    """The inputs of a file or folder that have a label in a file of their own."""
+    import torch
+
+    from operant.campaign.build import names_from
+    from operant.data import read_samples
+
+    inputs = model.match_dtype(replace(read_samples(data, size=options.size), y=None, classes=()))
+    names = dict(zip(names_from(Path(), data, inputs), inputs.ids.tolist(), strict=True))
+    classes = options.classes or options.folders
+    found = read_labels_file(labels_file, model, inputs.x, names, classes).stored(inputs.ids)
+    rows = [row for row, i in enumerate(inputs.ids.tolist()) if i in found]
+    if not rows:
+        raise ValueError(f"{labels_file} must have labels of inputs in {data}, got none; fill them in")
+    if len(rows) < len(inputs):
+        print_line(f"{labels_file} has labels of {len(rows)} of {len(inputs)} inputs; the others are left out")
+    labels = torch.tensor([found[i][1] for i in inputs.ids[rows].tolist()])
+    return replace(inputs[rows].with_labels(labels), classes=classes)
 
 
 def print_findings(model: Classifier, samples: Samples, findings: Sequence[Finding]) -> None:

@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from operant.cli.output import print_line
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from operant.campaign.config import Config
     from operant.model import Classifier
+    from operant.types import StoredLabels
 
 CONFIG = Path("operant.toml")
 
-_MODEL_HELP = "package.module:callable or file.py:callable that builds the PyTorch module when called without arguments"
-Model = Annotated[str, typer.Argument(help=f"{_MODEL_HELP}.")]
 ModelOrConfig = Annotated[
-    str | None, typer.Argument(help=f"{_MODEL_HELP}.", show_default="[model] of operant.toml in this folder")
+    str | None,
+    typer.Argument(
+        help="package.module:callable or file.py:callable that builds the PyTorch module when called without "
+        "arguments.",
+        show_default="[model] of operant.toml in this folder",
+    ),
 ]
 Weights = Annotated[Path | None, typer.Option(help="Safetensors file with the weights of the module.")]
 Bounds = Annotated[
@@ -31,6 +39,13 @@ Std = Annotated[
     typer.Option(help="Standard deviation that the module expects inputs to be divided by, written like --mean."),
 ]
 Size = Annotated[tuple[int, int] | None, typer.Option(help="Resize pictures to this height and width.")]
+LabelsFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Labels in a file of their own, as [labels] file names it: a table (csv) with name,label, or an npz file "
+        "with x and y."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 
@@ -65,11 +80,27 @@ def load_classifier(
         return Classifier(module, **given)
 
 
-def config_here() -> Config | None:
-    """The ``operant.toml`` of the current folder, if there is one."""
-    from operant.campaign.config import load_config
+def read_labels_file(
+    path: Path, model: Classifier, x: Tensor, names: dict[str, int], class_names: tuple[str, ...]
+) -> StoredLabels:
+    """The labeller of ``--labels-file`` for inputs like ``x``, which have these names; prints a note on unused rows."""
+    from operant.campaign.build import labels_from_file
 
-    return load_config(CONFIG) if CONFIG.is_file() else None
+    notes: list[str] = []
+    labeller = labels_from_file(path, model.classes(x[:1]), names, class_names, notes)
+    for note in notes:
+        print_line(note)
+    return labeller
+
+
+def config_here() -> Config | None:
+    """The ``operant.toml`` of the current folder, if there is one; files are read with its limit."""
+    from operant.campaign.config import load_config
+    from operant.files import set_max_bytes
+
+    config = load_config(CONFIG) if CONFIG.is_file() else None
+    set_max_bytes(None if config is None else config.data.max_bytes)
+    return config
 
 
 def run_folder() -> Path:

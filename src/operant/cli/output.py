@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -67,9 +68,16 @@ class Output:
         raise typer.Exit(code)
 
 
-def check_model(model: Classifier, labelled: Samples, output: Output) -> None:
-    """Print what the doctor finds, and raise an error if it would make every result meaningless."""
+def check_model(model: Classifier, labelled: Samples, output: Output, *, resumed: bool = False) -> None:
+    """Print what the doctor finds, and raise an error if it would make every result meaningless.
+
+    A resumed run has the same model and data, and only counts the warnings that were printed when it began.
+    """
     findings = model.doctor(labelled)
+    if resumed and findings and all(finding.severity == "warning" for finding in findings):
+        n = "1 warning" if len(findings) == 1 else f"{len(findings)} warnings"
+        output.note(f"The doctor has {n}, as when this run began; `operant doctor` prints them.")
+        return
     for finding in findings:
         output.warn(str(finding))
     if any(finding.severity == "error" for finding in findings):
@@ -77,7 +85,9 @@ def check_model(model: Classifier, labelled: Samples, output: Output) -> None:
 
 
 @contextmanager
-def exit_on_error(output: Output | None = None, *, resume: str = "") -> Iterator[None]:
+def exit_on_error(
+    output: Output | None = None, *, resume: str = "", kept: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """End the command with one sentence instead of a traceback, with exit code 2, or 128 + n after signal n.
 
     SIGTERM and SIGHUP are handled like Ctrl-C.
@@ -85,6 +95,7 @@ def exit_on_error(output: Output | None = None, *, resume: str = "") -> Iterator
     Args:
         output: where to print the sentence.
         resume: the command that continues after Ctrl-C or missing labels, if there is one.
+        kept: whether it would continue from something, rather than from the beginning.
     """
     from operant.signals import TERMINATION, handling, raise_stopped
 
@@ -97,7 +108,14 @@ def exit_on_error(output: Output | None = None, *, resume: str = "") -> Iterator
         except typer.Exit:  # is a RuntimeError
             raise
         except (Exception, KeyboardInterrupt, SystemExit) as error:
-            _end(output, error, f". To resume: {resume}" if resume else "", begun=begun)
+            _end(output, error, resume, kept if begun else None)
+
+
+def keeps_work(folder: Path) -> bool:
+    """Whether a run that is resumed from its folder continues from something."""
+    from operant.execution.run_folder import has_finished_work  # needs torch
+
+    return has_finished_work(folder)
 
 
 def _import_torch(output: Output) -> None:
@@ -114,14 +132,23 @@ def _import_torch(output: Output) -> None:
         raise_stopped(arrived[0])
 
 
-def _end(output: Output, error: BaseException, to_resume: str, *, begun: bool) -> NoReturn:
-    """Print why the command ends, and end it."""
+def _end(output: Output, error: BaseException, resume: str, kept: Callable[[], bool] | None) -> NoReturn:
+    """Print why the command ends, and end it; ``kept`` is None before it has begun."""
     from operant.signals import exit_code
 
+    to_resume = f". To resume: {resume}" if resume else ""
     if (stop := _stop_behind(error)) is not None:
-        kept = "finished work is kept" if begun else "before any work began"
-        kept = kept if to_resume else f"interrupted with {_signal_name(stop)}"
-        output.end("stopped", f"{getattr(stop, 'done', kept)}{to_resume}", exit_code(stop))
+        if hasattr(stop, "done"):
+            why = f"{stop.done}{to_resume}"
+        elif not resume:
+            why = f"interrupted with {_signal_name(stop)}"
+        elif kept is None:
+            why = f"before any work began{to_resume}"
+        elif kept():
+            why = f"finished work is kept{to_resume}"
+        else:
+            why = f"nothing was finished yet. To start again: {resume}"
+        output.end("stopped", why, exit_code(stop))
     from operant.data import LabelsMissing  # needs torch
 
     if isinstance(error, LabelsMissing):

@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from operant.cli.activities import loading
-from operant.cli.options import Bounds, Mean, Model, Seed, Size, Std, Weights, load_classifier
-from operant.cli.output import NOT_MET, Output, check_model, exit_on_error, print_line
+from operant.cli.options import (
+    CONFIG,
+    Bounds,
+    Mean,
+    ModelOrConfig,
+    Seed,
+    Size,
+    Std,
+    Weights,
+    config_here,
+    load_classifier,
+)
+from operant.cli.output import NOT_MET, Output, check_model, exit_on_error, keeps_work, print_line
 
 if TYPE_CHECKING:
+    from operant.campaign.config import Config
     from operant.data import Samples
     from operant.model import Classifier
 
 
 def robot(
-    model: Model,
-    train: Annotated[Path, typer.Option(help="Training data: an npz file with x and y, or a folder of pictures.")],
-    test: Annotated[Path, typer.Option(help="Test data on which the requirement is checked; never trained on.")],
     radius: Annotated[float, typer.Option(help="Maximum change of each value of an input.")],
     requirement: Annotated[
         float, typer.Option(help="Share of test inputs, 0 to 1, that must stay correct under FGSM and PGD.")
     ],
+    model: ModelOrConfig = None,
+    train: Annotated[
+        Path | None,
+        typer.Option(
+            help="Training data: an npz file with x and y, or a folder of pictures.",
+            show_default="[data] train of operant.toml",
+        ),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            help="Test data on which the requirement is checked; never trained on.",
+            show_default="[data] clean of operant.toml",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run; an existing run is resumed.")] = Path("operant-robot"),
     weights: Weights = None,
     bounds: Bounds = None,
@@ -43,10 +68,13 @@ def robot(
 ) -> None:
     """Retrain a model with failures that FOL-Fuzz finds until it is robust enough.
 
-    A tenth of the training data is used to choose the epoch. Exit code 0: the requirement is met; 1: it is not; 2: it
+    A tenth of the training data is used to choose the epoch. The model and the data that are not given are taken from
+    the operant.toml of the current folder, if there is one.
+
+    Exit code 0: the requirement is met; 1: it is not; 2: it
     could not run; 130, 143 or 129: stopped with Ctrl-C, SIGTERM or SIGHUP. The same command resumes.
     """
-    with exit_on_error(resume=f"run the same command again (folder {out})"):
+    with exit_on_error(resume=f"run the same command again (folder {out})", kept=partial(keeps_work, out)):
         with loading("operant robot"):
             from rich.console import Console
 
@@ -55,9 +83,10 @@ def robot(
             from operant.retrain import Finetune
             from operant.robot import RobOT
 
-        classifier = load_classifier(model, weights, bounds, mean, std)
-        parts = _read_parts(classifier, train, test, size)
-        check_model(classifier, parts["test"], Output())
+        config = config_here()
+        classifier = load_classifier(model, weights, bounds, mean, std, config=config)
+        parts = _read_parts(classifier, train, test, size, config)
+        check_model(classifier, parts["test"], Output(), resumed=keeps_work(out))
         loop = RobOT(
             fuzz=FOLFuzz(radius=radius),
             attacks={"fgsm": FGSM(radius=radius), "pgd": PGD(radius=radius)},
@@ -84,18 +113,27 @@ def robot(
         raise typer.Exit(NOT_MET)
 
 
-def _read_parts(model: Classifier, train: Path, test: Path, size: tuple[int, int] | None) -> dict[str, Samples]:
+def _read_parts(
+    model: Classifier, train: Path | None, test: Path | None, size: tuple[int, int] | None, config: Config | None
+) -> dict[str, Samples]:
     """Labelled training, validation (a tenth of the training data) and test samples."""
-    from operant.data import read_samples
+    from operant.campaign.build import data_options
 
+    if test is None and config is not None and config.data.clean is not None:
+        test = config.path(config.data.clean)
+    options = data_options(config, train=train, size=size)
     read = {}
-    for part, path in {"train": train, "test": test}.items():
-        read[part] = model.match_dtype(read_samples(path, size=size, part=part))
+    for part, path in {"train": options.train, "test": test}.items():
+        if path is None:
+            key = "train" if part == "train" else "clean"
+            raise ValueError(f"there are no {part} data: give --{part}, or [data] {key} in the {CONFIG} of this folder")
+        read[part] = model.match_dtype(options.read(path, part=part))
         if read[part].y is None:
             raise ValueError(f"{path} holds no labels, and --{part} needs them; save y beside x")
-    if read["train"].classes:  # a test folder that lacks a class would number the others differently
+    if read["train"].classes:  # also names those of test data that have only numbers
         read["test"] = read["test"].in_classes(read["train"].classes)
     parts = read["train"].split(train=0.9, validation=0.1)
     if not all(map(len, parts.values())):
-        raise ValueError(f"{train} holds only {len(read['train'])} inputs; a tenth must remain to choose the epoch")
+        got = f"{options.train} holds only {len(read['train'])} inputs"
+        raise ValueError(f"{got}; a tenth must remain to choose the epoch")
     return {**parts, "test": read["test"]}

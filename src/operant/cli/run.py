@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.activities import loading
-from operant.cli.output import NOT_MET, Output, check_model, exit_on_error, print_line, sentence_of
+from operant.cli.output import NOT_MET, Output, check_model, exit_on_error, keeps_work, print_line, sentence_of
 
 if TYPE_CHECKING:
     from operant.campaign.build import CampaignJob
@@ -36,20 +36,24 @@ def run(
     143 or 129: stopped with Ctrl-C, SIGTERM or SIGHUP. The same command resumes.
     """
     started, output = time.monotonic(), Output(quiet=quiet, as_json=as_json)
-    with exit_on_error(output, resume=f"operant run {config}"):
+    folders: list[Path] = []  # of the campaign, once it is known
+    with exit_on_error(output, resume=f"operant run {config}", kept=lambda: any(map(keeps_work, folders))):
         with loading(f"operant run {config}"):
             from operant.campaign.build import build
             from operant.campaign.config import load_config
             from operant.execution.run_folder import finished
             from operant.execution.timing import Stopwatch
 
+        settings = load_config(config)
+        folders.append(settings.path(settings.run.folder))
+        begun = finished(folders[0] / "info.json")
         job = build(
-            load_config(config),
+            settings,
             workers=workers,
             stopwatch=Stopwatch(started=started),
-            check=lambda model, clean: check_model(model, clean, output),
+            check=lambda model, clean: check_model(model, clean, output, resumed=begun),
         )
-        if not finished(job.folder / "info.json"):  # a campaign that has begun printed them; its report has them too
+        if not begun:  # a campaign that has begun printed them; its report has them too
             for note in job.notes:
                 output.note(note)
             for finding in job.findings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +43,8 @@ def study(
         print("\n".join(studies))
         return
     folder = out or Path(f"operant-study-{name}-{scale}")
-    with exit_on_error(resume=f"run the same command again (folder {folder})"):
+    kept = partial(_holds_files, folder)
+    with exit_on_error(resume=f"run the same command again (folder {folder})", kept=kept):
         with loading("operant study"):
             from rich.console import Console
 
@@ -53,6 +55,10 @@ def study(
         with activity(f"study {name}"):
             page = run_study(folder, data=data, scale=scale, workers=workers, console=Console(stderr=True), **options)
     print(page)
+
+
+def _holds_files(folder: Path) -> bool:
+    return any(path.is_file() for path in folder.rglob("*"))
 
 
 def installed_studies() -> dict[str, EntryPoint]:

@@ -1,9 +1,12 @@
-"""How tables write the class of an input: by its number, counted from 0, or by its name."""
+"""How tables and messages write the class of an input: by its number, counted from 0, or by its name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+from operant.formatting import first_few
 
 COLUMNS = ("label", "class", "number")  # number or name; name; number
 MAX_DIGITS = 18  # of a number; longer ones are no classes
@@ -94,6 +97,24 @@ class ClassTexts:
     @staticmethod
     def _shown(texts: list[str]) -> str:
         return ", ".join(texts[:SHOWN]) + (", …" if len(texts) > SHOWN else "")
+
+
+def class_name(label: int, classes: Sequence[str]) -> str:
+    """What to call a class in front of people: its name; its number if it has none.
+
+    >>> class_name(1, ("cat", "dog")), class_name(2, ("cat", "dog")), class_name(1, ())
+    ('dog', '2', '1')
+    """
+    return classes[label] if 0 <= label < len(classes) else str(label)
+
+
+def class_names(labels: Sequence[int], classes: Sequence[str]) -> str:
+    """Several classes in a message; the first ten of many.
+
+    >>> class_names([0, 1], ("cat", "dog")), class_names([0, 1], ())
+    ('cat, dog', '0, 1')
+    """
+    return first_few([class_name(label, classes) for label in labels], SHOWN)
 
 
 def _key(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ from torch import Tensor
 from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, stored_in
 from operant.data.reading import read_samples
 from operant.data.samples import Samples, name_of
-from operant.data.tables import table_key, unambiguous_endings
+from operant.data.tables import cell, read_csv, table_key, unambiguous_endings
+from operant.formatting import first_few
 from operant.types import Labeller, StoredLabels
 
 
@@ -39,6 +40,31 @@ def labels_from_table(
         class_names: names that labels may have in place of numbers; see `LabelFolder`.
     """
     return _TableLabels(Path(path), classes, {} if names is None else names, class_names)
+
+
+def note_on_unused_rows(path: str | Path, names: Mapping[str, int]) -> str:
+    """A sentence about the rows of a table that `labels_from_table` ignores with these ``names``; empty without any.
+
+    Raises a ValueError if it would ignore every row.
+    """
+    path = Path(path)
+    table = read_csv(path)
+    given = [name for row in table.rows if (name := cell(row, table.column("name")))]
+    called = _called(set(names.values()), names)
+    known = {table_key(name) for each in called.values() for name in each}
+    ids = LabelFolder(folder=path.parent, classes=1).ids()  # if it is the table of such a folder
+    unused = [name for name in given if not {table_key(name), ids.get(table_key(name))} & known]
+    if not unused:
+        return ""
+    some = first_few(unused, 3)
+    if len(unused) == len(given):
+        name = next(each[-1] for each in called.values())
+        raise ValueError(
+            f"{path} must name inputs, but none of its {len(given)} rows names one ({some}); write names such as {name}"
+        )
+    return (
+        f"{path}: {len(unused)} of {len(given)} rows are ignored, since they name no input, or more than one ({some})"
+    )
 
 
 def labels_from_function(function: Callable[[Samples], Any], *, name: str, classes: int) -> Labeller:
@@ -107,7 +133,7 @@ class _TableLabels:
         ids = asked.ids.tolist()
         found = self.stored(asked.ids)
         if missing := [i for i in ids if i not in found]:
-            name = self._called(missing[:1])[missing[0]][-1]
+            name = _called(missing[:1], self.names)[missing[0]][-1]
             advice = f"add rows such as {name},{self._folder.label_text(self.classes - 1)}, and run this again"
             raise LabelsMissing(f"{len(missing)} of {len(asked)} inputs have no label in {self.path}; {advice}")
         return torch.tensor([found[i][1] for i in ids], dtype=torch.int64)
@@ -116,7 +142,7 @@ class _TableLabels:
         by_name = self._folder.read()
         by_id = self._folder.by_id(by_name)  # here a row that belongs to an id has no other name
         found: dict[int, tuple[str, int]] = {}
-        for i, names in self._called(ids.tolist()).items():
+        for i, names in _called(ids.tolist(), self.names).items():
             if rows := _rows(names, by_id) or _rows(names, by_name):
                 found[i] = rows[0]
                 if other := next((row for row in rows if row[1] != rows[0][1]), None):
@@ -131,13 +157,14 @@ class _TableLabels:
         path, names = self.path, self.class_names
         return LabelFolder(folder=path.parent, classes=self.classes, table=path.name, names=names)
 
-    def _called(self, ids: list[int]) -> dict[int, list[str]]:
-        """What each input may be called in the table: its id, and every unambiguous ending of its name."""
-        called = {i: [name_of(i)] for i in ids}
-        for i, endings in zip(self.names.values(), unambiguous_endings(list(self.names)), strict=True):
-            if i in called:
-                called[i] += endings
-        return called
+
+def _called(ids: Iterable[int], known: Mapping[str, int]) -> dict[int, list[str]]:
+    """What each input may be called in a table: its id, and every unambiguous ending of its name."""
+    called = {i: [name_of(i)] for i in ids}
+    for i, endings in zip(known.values(), unambiguous_endings(list(known)), strict=True):
+        if i in called:
+            called[i] += endings
+    return called
 
 
 def _rows(names: list[str], labels: Mapping[str, int | None]) -> list[tuple[str, int]]:

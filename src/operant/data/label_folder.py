@@ -154,7 +154,7 @@ class LabelFolder:
 
     def by_id(self, labels: Mapping[str, int | None]) -> dict[str, int | None]:
         """Labels by name, as `read` returns them, by the text of the input's id; see `read_by_id`."""
-        ids, known = {one["name"]: i for i, one in self._inputs().items()}, _Labels()
+        ids, known = self.ids(), _Labels()
         for name, label in labels.items():
             known.add(ids.get(name, name), label, f"the row {name} of {self.folder / self.table}")
         return known.labels
@@ -162,6 +162,10 @@ class LabelFolder:
     def files(self) -> dict[str, str]:
         """Where each input in the table comes from, by name; inputs that have no name of their own are left out."""
         return {one["name"]: one["file"] for one in self._inputs().values()}
+
+    def ids(self) -> dict[str, str]:
+        """The id of each input in the table, as text, by name; inputs that have no name of their own are left out."""
+        return {one["name"]: i for i, one in self._inputs().items()}
 
     def _inputs(self) -> dict[str, dict[str, str]]:
         """For each id, as text, the name of the input in this folder, and where it comes from."""

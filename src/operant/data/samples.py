@@ -281,10 +281,10 @@ def _distinct(ids: Tensor, occurrence: Tensor) -> Tensor:
     same = ids[by_id].diff() == 0  # the id of the row before
     if not bool(same.any()):
         return occurrence
-    order = by_id  # by id, then by occurrence, then by row
-    if bool(occurrence.any()):
-        order = occurrence.argsort(stable=True)
-        order = order[ids[order].argsort(stable=True)]
+    if not bool(occurrence.any()):
+        return _numbered(by_id, same)
+    order = occurrence.argsort(stable=True)
+    order = order[ids[order].argsort(stable=True)]  # by id, then by occurrence, then by row
     repeated = torch.zeros_like(ids)
     repeated[order[1:]] = (same & (occurrence[order].diff() == 0)).long()
     if not bool(repeated.any()):
@@ -298,6 +298,16 @@ def _distinct(ids: Tensor, occurrence: Tensor) -> Tensor:
     following = torch.empty_like(ids)
     following[by_id] = highest[which] + rank
     return torch.where(repeated > 0, following, occurrence)
+
+
+def _numbered(by_id: Tensor, same: Tensor) -> Tensor:
+    """The number of each row among those of its id, from 0: the occurrences if all were 0, which is common."""
+    place = torch.arange(len(by_id), device=by_id.device)
+    starts = place.clone()
+    starts[1:] *= ~same
+    numbers = torch.empty_like(by_id)
+    numbers[by_id] = place - starts.cummax(0).values
+    return numbers
 
 
 def _checked_strings(values: Any, n: int, what: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
+from operant.formatting import at_least, percent
 from operant.measure.patterns import PATTERNS
 from operant.measure.uncertainty import DEFAULT_THRESHOLDS, Thresholds, pattern
 from operant.suite import Suite
@@ -60,7 +61,8 @@ class Success:
         return self.k / self.n
 
     def __str__(self) -> str:
-        return f"{self.value:.0%} ({100 * self.lower:.0f}-{100 * self.upper:.0f})"
+        lower, upper = (percent(share, 2).removesuffix(" %") for share in (self.lower, self.upper))
+        return f"{percent(self.value, 2)} ({lower}-{upper})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,9 @@ class DefenceTable:
         legend = [f"{', '.join(self.detectors)}: accept benign and reject adversarial cases"] if self.detectors else []
         if len(self.detectors) < len({defence for defence, _ in lines}):
             legend.append("the others: predict the seed's label")
-        return "\n".join([*text, f"Success with {self.confidence:.0%} intervals in percent. {'; '.join(legend)}."])
+        return "\n".join(
+            [*text, f"Success with {at_least(self.confidence)} intervals in percent. {'; '.join(legend)}."]
+        )
 
 
 def evaluate_defences(

@@ -284,6 +284,11 @@ def finished(main: Path) -> bool:
     return main.exists() and _seal_of(main).exists()
 
 
+def has_finished_work(folder: Path) -> bool:
+    """Whether a run's folder holds anything that was computed: a finished step of a round, or estimated conditions."""
+    return any(folder.glob("*/**/.*.seal"))  # the seal of the run's description is in the folder itself
+
+
 def require_existing(place: Path) -> Callable[[], NoReturn]:
     """A ``work`` function for steps that must already be finished: raises an error that says what to do."""
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples
+from operant.data.class_texts import class_name
 from operant.measure.activations import Neurons, check_activations, find_neurons
 from operant.model import Classifier
 from operant.rng import shuffled
@@ -51,6 +52,7 @@ class _Surprise:
     width: int  # number of neurons
     by_class: bool = True
     neurons: Neurons | None = None
+    classes: tuple[str, ...] = ()  # names of the predicted classes, for messages
 
     def values(self, activations: Tensor, predicted: Tensor) -> Tensor:
         """Surprise of each row."""
@@ -60,8 +62,9 @@ class _Surprise:
         for c in groups.unique().tolist():
             rows = (groups == c).nonzero().flatten()
             if c not in self.parts:
+                name = class_name(c, self.classes)
                 raise ValueError(
-                    f"{len(rows)} of {len(predicted)} rows are predicted as class {c}, which has no references; "
+                    f"{len(rows)} of {len(predicted)} rows are predicted as class {name}, which has no references; "
                     "fit to training inputs of every class"
                 )
             out[rows] = self.parts[c].rate(activations[rows].double())
@@ -115,14 +118,15 @@ class LSA(_Surprise):
         by_class: bool = True,
         var_threshold: float = 1e-5,
         max_features: int | None = None,
+        classes: Sequence[str] = (),
     ) -> "LSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them; see `fit_lsa` for the options."""
         groups = _grouped(activations, predicted, by_class=by_class)
         kernels = {
-            c: _kernels(a, _of_class(c, by_class), var_threshold=var_threshold, max_features=max_features)
+            c: _kernels(a, _of_class(c, by_class, classes), var_threshold=var_threshold, max_features=max_features)
             for c, a in groups.items()
         }
-        return LSA(parts=kernels, width=activations.shape[1], by_class=by_class)
+        return LSA(parts=kernels, width=activations.shape[1], by_class=by_class, classes=tuple(classes))
 
 
 def fit_lsa(
@@ -146,7 +150,14 @@ def fit_lsa(
         references: draw this many of the training inputs with the generator (default: use all).
     """
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
-    fitted = LSA.of(activations, predicted, by_class=by_class, var_threshold=var_threshold, max_features=max_features)
+    fitted = LSA.of(
+        activations,
+        predicted,
+        by_class=by_class,
+        var_threshold=var_threshold,
+        max_features=max_features,
+        classes=_names(model, train),
+    )
     return replace(fitted, neurons=neurons)
 
 
@@ -208,7 +219,7 @@ class DSA(_Surprise):
     parts: Mapping[int, References] = field(repr=False)
 
     @staticmethod
-    def of(activations: Tensor, predicted: Tensor) -> "DSA":
+    def of(activations: Tensor, predicted: Tensor, *, classes: Sequence[str] = ()) -> "DSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
         groups = _grouped(activations, predicted)
         if len(groups) < 2:
@@ -220,7 +231,7 @@ class DSA(_Surprise):
                 "prediction; choose layers that distinguish them"
             )
         parts = {c: References(points=a, margins=margins[c]) for c, a in groups.items()}
-        return DSA(parts=parts, width=activations.shape[1])
+        return DSA(parts=parts, width=activations.shape[1], classes=tuple(classes))
 
 
 def fit_dsa(
@@ -233,7 +244,7 @@ def fit_dsa(
 ) -> DSA:
     """Learn `DSA` from training inputs and the model's predictions; arguments as for `fit_lsa`."""
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
-    return replace(DSA.of(activations, predicted), neurons=neurons)
+    return replace(DSA.of(activations, predicted, classes=_names(model, train)), neurons=neurons)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -262,11 +273,11 @@ class MDSA(_Surprise):
     parts: Mapping[int, Ellipsoid] = field(repr=False)
 
     @staticmethod
-    def of(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -> "MDSA":
+    def of(activations: Tensor, predicted: Tensor, *, by_class: bool = True, classes: Sequence[str] = ()) -> "MDSA":
         """Fit to activations ``(N, neurons)`` and the classes predicted from them."""
         groups = _grouped(activations, predicted, by_class=by_class)
-        ellipsoids = {c: _ellipsoid(a, _of_class(c, by_class)) for c, a in groups.items()}
-        return MDSA(parts=ellipsoids, width=activations.shape[1], by_class=by_class)
+        ellipsoids = {c: _ellipsoid(a, _of_class(c, by_class, classes)) for c, a in groups.items()}
+        return MDSA(parts=ellipsoids, width=activations.shape[1], by_class=by_class, classes=tuple(classes))
 
 
 def fit_mdsa(
@@ -280,7 +291,8 @@ def fit_mdsa(
 ) -> MDSA:
     """Learn `MDSA` from training inputs and the model's predictions; arguments as for `fit_lsa`."""
     neurons, activations, predicted = _learn_from(model, train, layers, references, generator)
-    return replace(MDSA.of(activations, predicted, by_class=by_class), neurons=neurons)
+    fitted = MDSA.of(activations, predicted, by_class=by_class, classes=_names(model, train))
+    return replace(fitted, neurons=neurons)
 
 
 def _ellipsoid(a: Tensor, whose: str) -> Ellipsoid:
@@ -325,8 +337,13 @@ def _grouped(activations: Tensor, predicted: Tensor, *, by_class: bool = True) -
     return {int(c): activations[groups == c].double() for c in groups.unique()}
 
 
-def _of_class(c: int, by_class: bool) -> str:
-    return f" of class {c}" if by_class else ""
+def _names(model: Classifier, train: Samples) -> tuple[str, ...]:
+    """The names of the model's classes, if the training inputs have a name for each."""
+    return train.classes if len(train.classes) == model.classes(train.x) else ()
+
+
+def _of_class(c: int, by_class: bool, classes: Sequence[str]) -> str:
+    return f" of class {class_name(c, classes)}" if by_class else ""
 
 
 def _check_query(activations: Tensor, predicted: Tensor, *, width: int) -> None:

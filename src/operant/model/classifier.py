@@ -224,7 +224,8 @@ class Classifier:
         classes, highest = self.classes(samples.x), int(samples.labels.max())
         if highest >= classes:
             advice = "check the label encoding"
-            raise ValueError(f"labels must be below the model's {classes} classes, got {highest}; {advice}")
+            called = f" ({samples.classes[highest]})" if samples.classes else ""
+            raise ValueError(f"labels must be below the model's {classes} classes, got {highest}{called}; {advice}")
 
     def check_gradients(self, x: Tensor) -> None:
         """Raise a ValueError if the logits have no gradient at any of these inputs.

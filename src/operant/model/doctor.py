@@ -94,7 +94,7 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
         x, logits, chance = _best_scaling(model, x[rows], known, samples.classes)
     except Exception as error:  # the user's code may raise anything
         return found + does_not_run(error, x)
-    labels = [] if y is None else foreign_labels(y, classes)
+    labels = [] if y is None else foreign_labels(y, classes, samples.classes)
     found += not_a_number(logits)
     sound = logits.isfinite().all(1)
     if bool(sound.any()):
@@ -279,13 +279,14 @@ def below_expectation(accuracy: Accuracy | None, expect: float) -> Findings:
     return _error("accuracy below expectation", problem, advice, when=accuracy.share < expect)
 
 
-def foreign_labels(y: Tensor, classes: int) -> Findings:
+def foreign_labels(y: Tensor, classes: int, names: Sequence[str] = ()) -> Findings:
     """Labels that the model has no class for."""
     bad = int((y >= classes).sum())
     advice = "Remove these rows, or number the labels like the model's outputs"
     if _starts_at_one(y, classes):
         advice = "The labels seem to start at 1: subtract 1"
-    problem = f"{bad} of {len(y)} labels are {classes} or more (largest {int(y.max())}), and the model has {classes}"
+    largest = str(int(y.max())) + (f", {names[int(y.max())]}" if names and len(y) else "")
+    problem = f"{bad} of {len(y)} labels are {classes} or more (largest {largest}), and the model has {classes}"
     return _error("labels outside the classes", f"{problem} classes", advice, when=bad > 0)
 
 

@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from operant.activity import activity
 from operant.data import Samples
+from operant.data.class_texts import class_name
 from operant.networks.training import check_options, finite_loss, shuffled_batches, step
 from operant.networks.vae import check_field
 from operant.rng import global_streams
@@ -264,7 +265,7 @@ def check_images(labelled: Samples, bounds: tuple[float, float]) -> int:
     check_ascending(bounds=bounds)
     check_field(labelled, bounds, at_least=MIN_IMAGES)
     counts = labelled.labels.bincount().tolist()
-    if few := [f"class {c} has {n}" for c, n in enumerate(counts) if n < MIN_IMAGES]:
+    if few := [f"class {class_name(c, labelled.classes)} has {n}" for c, n in enumerate(counts) if n < MIN_IMAGES]:
         needed = f"at least {MIN_IMAGES} images of every class from 0 to {len(counts) - 1} are needed to learn from"
         raise ValueError(f"{needed}, but {', '.join(few)}; give more, or number the classes without gaps")
     return len(counts)

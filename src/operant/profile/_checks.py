@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from operant.data import Samples
+from operant.data.class_texts import class_name
 from operant.model import Finding, slack_of
 from operant.validation import check_within
 
@@ -23,8 +24,14 @@ def check_same_shape(one: str, a: Samples, other: str, b: Samples) -> None:
 
 
 def check_classes(name: str, samples: Samples, classes: int) -> None:
-    if samples.y is not None and int(samples.y.max()) >= classes:
+    if samples.y is not None and (largest := int(samples.y.max())) >= classes:
+        number = f" (number {largest})" if largest < len(samples.classes) else ""
         raise ValueError(
-            f"{name} inputs have a class {int(samples.y.max())} that the model does not have: its classes are 0 to "
-            f"{classes - 1}; leave such inputs out, or retrain with the class"
+            f"{name} inputs have a class {class_name(largest, samples.classes)}{number} that the model does not have: "
+            f"its classes are 0 to {classes - 1}; leave such inputs out, or retrain with the class"
         )
+
+
+def names_of(samples: Samples, classes: int) -> tuple[str, ...]:
+    """The names of the model's classes, if the samples have a name for each."""
+    return samples.classes if len(samples.classes) == classes else ()

@@ -163,7 +163,7 @@ def make_matcher(
     descriptor = ImageDescriptor.of(reference, widest.bounds)
     y = torch.zeros(len(clean), dtype=torch.int64) if clean.y is None else clean.y.cpu()
     counts = y.bincount()
-    shares = (counts > 0) / (counts > 0).sum() if priors is None else checked_priors(priors, y)
+    shares = (counts > 0) / (counts > 0).sum() if priors is None else checked_priors(priors, y, clean.classes)
     rows = _rows(y, shares, simulated, generator)
     return ConditionMatcher(
         descriptor=descriptor,

@@ -13,9 +13,10 @@ from torch.nn.functional import one_hot
 
 from operant.activity import activity
 from operant.data import Samples
+from operant.data.class_texts import class_name
 from operant.formatting import percent
 from operant.model import Classifier, Finding
-from operant.profile._checks import check_classes, check_same_shape, warning
+from operant.profile._checks import check_classes, check_same_shape, names_of, warning
 from operant.rng import shuffled
 from operant.validation import check_at_least, check_between
 
@@ -41,6 +42,7 @@ class Drift:
         shares: p-value of the difference in predicted shares. Not part of the alarm.
         discrepancy: MMD² of the inputs, unbiased, so it may be negative.
         reference_shares, current_shares: how often each class is predicted.
+        classes: their names; empty if they have only numbers.
         distances: how far each class's output moved, from 0 to 1 (Kolmogorov-Smirnov).
         detectable: approximate distance above which the test on outputs raises an alarm.
         findings: causes and advice.
@@ -59,6 +61,7 @@ class Drift:
     distances: tuple[float, ...]
     detectable: float
     findings: tuple[Finding, ...]
+    classes: tuple[str, ...] = ()
 
     @property
     def p_value(self) -> float:
@@ -95,13 +98,15 @@ class Drift:
             f"  inputs                     p = {self.inputs:.3g}",
             f"  inputs within classes      {within}",
             f"  shares of predictions      p = {self.shares:.3g}",
-            "  class  reference  current   moved  distance",
         ]
         rows = sorted(range(len(self.distances)), key=lambda c: -self.distances[c])
-        for c in rows[:MAX_SHOWN]:
+        names = [class_name(c, self.classes) for c in rows[:MAX_SHOWN]]
+        width = max(len("class"), *map(len, names))
+        lines.append(f"  {'class':>{width}}  reference  current   moved  distance")
+        for c, name in zip(rows, names, strict=False):
             before, now, points = self.reference_shares[c], self.current_shares[c], 100 * self.moved[c]
             shares = f"{percent(before):>9}  {percent(now):>7}  {points:+6.1f}"
-            lines.append(f"  {c:>5}  {shares}  {self.distances[c]:8.3f}")
+            lines.append(f"  {name:>{width}}  {shares}  {self.distances[c]:8.3f}")
         if len(rows) > MAX_SHOWN:
             lines.append(f"  ... and {len(rows) - MAX_SHOWN} classes that moved less")
         if not self.alarm:
@@ -183,6 +188,7 @@ def drift(
         distances=tuple(distances.tolist()),
         detectable=_detectable(len(a), len(b), len(distances), level),
         findings=(),
+        classes=names_of(reference, len(distances)) or names_of(current, len(distances)),
     )
     return replace(result, findings=(*_causes(result), *_dependence(reference, current)))
 
@@ -290,7 +296,8 @@ def _causes(d: Drift) -> tuple[Finding, ...]:
         return ()
     c = d.most_moved
     before, now = d.reference_shares[c], d.current_shares[c]
-    most = f"the output for class {c} moved most, its predicted share from {percent(before)} to {percent(now)}"
+    shares_moved = f"its predicted share from {percent(before)} to {percent(now)}"
+    most = f"the output for class {class_name(c, d.classes)} moved most, {shares_moved}"
     shares = d.shares <= d.level
     if d.within is not None and d.within <= d.level / TESTS:
         name, problem = "inputs moved", f"inputs differ from the reference even within predicted classes; {most}"

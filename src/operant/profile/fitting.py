@@ -13,6 +13,7 @@ from torch import Tensor
 from operant import results
 from operant.activity import activity
 from operant.data import Samples
+from operant.data.class_texts import class_name, class_names
 from operant.density import KDE, Flow, Mixture, fit_kde
 from operant.formatting import percent
 from operant.model import Classifier, Finding
@@ -233,10 +234,12 @@ def with_priors(mass: Tensor, pool: Samples, priors: Priors | Sequence[float]) -
         )
     y = pool.y.cpu()
     if len(y) and int(y.max()) >= len(given):
-        raise ValueError(f"there are priors for {len(given)} classes, but the pool has a class {int(y.max())}")
+        largest = class_name(int(y.max()), pool.classes)
+        raise ValueError(f"there are priors for {len(given)} classes, but the pool has a class {largest}")
     held = torch.zeros(len(given), dtype=torch.float64).index_add_(0, y, mass.cpu().double())
     if missing := ((given > 0) & (held == 0)).nonzero().flatten().tolist():
-        raise ValueError(f"the pool has no mass in classes {missing}, which occur in the field; add inputs of those")
+        names = class_names(missing, pool.classes)
+        raise ValueError(f"the pool has no mass in classes {names}, which occur in the field; add inputs of those")
     factor = torch.where(held > 0, given / held.clamp_min(torch.finfo(held.dtype).tiny), 0.0)
     weights = mass.cpu().double() * factor[y]
     return weights / weights.sum()

@@ -13,9 +13,10 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from operant.data import Samples
+from operant.data.class_texts import class_names
 from operant.formatting import percent
 from operant.model import Classifier, Finding
-from operant.profile._checks import check_classes, warning
+from operant.profile._checks import check_classes, names_of, warning
 from operant.validation import check_at_least, check_between, check_one_of
 
 Array = NDArray[np.float64]
@@ -124,7 +125,7 @@ def estimate_priors(
     a, b = (np.stack(estimates) for estimates in draws.values())
     counts = np.minimum(outputs.frequencies * len(outputs.y), first * len(outputs.field))  # inputs behind each prior
     lower, upper = _percentiles(a, np.clip(counts, MIN_COUNT, None), confidence)
-    classes = labelled.classes if len(labelled.classes) == len(first) else ()
+    classes = names_of(labelled, len(first))
     names = classes or tuple(map(str, range(len(first))))
     return Priors(
         values=tuple(first.tolist()),
@@ -305,4 +306,5 @@ def _check(
     k = model.classes(labelled.x)
     check_classes("field", field, k)
     if missing := sorted(set(range(k)) - set(labelled.labels.tolist())):
-        raise ValueError(f"every class must occur in the labelled data, and {missing} do not; label some of those")
+        names = class_names(missing, names_of(labelled, k))
+        raise ValueError(f"every class must occur in the labelled data, and {names} do not; label some of those")

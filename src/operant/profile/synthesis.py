@@ -10,6 +10,7 @@ from torch import Tensor
 
 from operant.conditions import Recipe, Severity, apply
 from operant.data import Samples, row_index
+from operant.data.class_texts import class_names
 from operant.networks import VAE, fit_vae
 from operant.profile._checks import check_bounds
 from operant.profile.label_shift import Priors, shares_of
@@ -166,7 +167,7 @@ class FromImages:
     def __call__(self, n: int, *, priors: Sequence[float] | None, generator: torch.Generator) -> SourceBatch:
         y = self.images.labels.cpu()
         own = y.bincount() / len(y) if len(y) else y
-        weights = checked_priors(own.tolist() if priors is None else priors, y)
+        weights = checked_priors(own.tolist() if priors is None else priors, y, self.images.classes)
         members = weights[y] / y.bincount()[y]  # every image of a class as likely as the others
         rows = _drawn(members, n, generator)
         drawn = self.recipe.draw(n, generator=generator)
@@ -301,8 +302,8 @@ def _chosen(parts: list[SourceBatch], wanted: Tensor) -> SourceBatch:
     return batch.take(rows)
 
 
-def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
-    """Priors as a float64 tensor ``(classes,)``; raises if they do not fit the labels."""
+def checked_priors(priors: Sequence[float], y: Tensor, names: Sequence[str] = ()) -> Tensor:
+    """Priors as a float64 tensor ``(classes,)``; raises if they do not fit the labels, whose ``names`` it then uses."""
     values = shares_of(priors)
     counts = y.bincount()
     if len(values) != len(counts):
@@ -311,7 +312,8 @@ def checked_priors(priors: Sequence[float], y: Tensor) -> Tensor:
             "leave out classes that the data lack, or label some inputs of those"
         )
     if lacking := [c for c in range(len(counts)) if values[c] > 0 and counts[c] == 0]:
-        raise ValueError(f"a class with a positive prior must occur among the labels, and {lacking} do not; label some")
+        which = class_names(lacking, names)
+        raise ValueError(f"a class with a positive prior must occur among the labels, and {which} do not; label some")
     return values
 
 

@@ -10,6 +10,7 @@ from operant import results
 from operant.campaign.assessing import SequentialAssessment, what_it_takes
 from operant.campaign.observers import Section
 from operant.campaign.records import CampaignInfo, Round, StopRecord
+from operant.data.class_texts import class_name
 from operant.files import read_regular
 from operant.formatting import at_most, percent
 from operant.model import Finding
@@ -175,8 +176,7 @@ class Evidence:
         return self.rounds[-1].clean if self.rounds else math.nan
 
     def class_name(self, label: int) -> str:
-        known = self.info.classes if self.info else ()
-        return known[label] if label < len(known) else str(label)
+        return class_name(label, self.info.classes if self.info else ())
 
 
 def describe_labels(assessed: SequentialAssessment) -> str:

@@ -11,6 +11,7 @@ import torch
 from jinja2 import Environment, StrictUndefined, Template
 from torch import Tensor
 
+from operant.formatting import percent
 from operant.results import write_atomically
 from operant.suite import Suite
 from operant.suite.drawing import CLIPPED, FACTORS, MAX_SMALL, Values, colours, data_uri, is_picture, shades
@@ -109,6 +110,7 @@ def _names(suite: Suite, classes: Sequence[str] | None) -> Sequence[str]:
 def _template() -> Template:
     text = (resources.files("operant.report") / "gallery.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["percent"] = percent
     return environment.from_string(text)
 
 

@@ -22,6 +22,7 @@ from operant.types import Score
 from operant.validation import check_finite, check_nonnegative, check_one_of, check_share
 
 NORMS = {"l1": 1.0, "l2": 2.0, "linf": inf}
+FLAT = 1e-8  # relative difference below which risks count as equal
 
 
 def risk_of(model: Classifier, pool: Samples, score: Score, *, labelled: bool = False) -> Tensor:
@@ -71,6 +72,22 @@ def combine(
     if not bool((product > 0).any()):
         raise ValueError(f"risk is 0 for every input that has mass, of {len(p)}; use another, or draw by mass alone")
     return (1 - defensive) * (product / product.sum()) + defensive * p  # (1), (2)
+
+
+def is_flat(risk: Tensor, mass: Tensor) -> bool:
+    """Whether the risk is the same for all inputs that have mass, so that it cannot guide a draw.
+
+    That is so for a model that is certain of everything: its margins round to 1, and their risk to 0.
+
+    >>> mass = torch.tensor([0.5, 0.5, 0.0])
+    >>> is_flat(torch.tensor([0.0, 0.0, 1.0]), mass), is_flat(torch.tensor([0.0, 0.1, 0.0]), mass)
+    (True, False)
+    """
+    values = risk.cpu()[mass.cpu() > 0]
+    if len(values) == 0:
+        return False
+    low, high = float(values.min()), float(values.max())
+    return low >= 0 and high - low <= FLAT * high
 
 
 def ranked(values: Tensor) -> Tensor:

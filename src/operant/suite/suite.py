@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from operant.data import Samples, row_index
+from operant.suite.columns import joined_column, new_columns, rows_of
+from operant.suite.seed_pool import SeedPool, chosen_names
 from operant.suite.shards import (
     FORMAT,
     Column,
@@ -34,52 +36,6 @@ from operant.validation import check_between, check_from_below, check_one_of
 
 ROWS_PER_SHARD = 4096
 """`Suite.save` writes longer suites as several shards."""
-ATTRIBUTES = ("x", "x0", "label", "seed", "prediction", "method", "seeds")
-
-
-@dataclass(frozen=True, eq=False)
-class SeedPool:
-    """The seeds of a suite, each once, sorted by id; their inputs may still be on disk."""
-
-    rows: LazyRows
-    label: Tensor
-    ids: Tensor
-    names: tuple[str, ...] | None = None
-
-    @staticmethod
-    def of(rows: LazyRows, label: Tensor, ids: Tensor, names: tuple[str, ...] | None = None) -> SeedPool:
-        """The first occurrence of each seed; raises a ValueError if two different inputs have one id."""
-        once, inverse = ids.unique(return_inverse=True)
-        if torch.equal(once, ids):
-            return SeedPool(rows, label, ids, names)
-        first = torch.full_like(once, len(ids)).scatter_reduce(0, inverse, torch.arange(len(ids)), "amin")
-        again = (first[inverse] != torch.arange(len(ids))).nonzero().flatten()
-        for some in again.split(ROWS_PER_SHARD):
-            here, there = rows.take(some).float(), rows.take(first[inverse][some]).float()
-            differ = ~torch.isclose(here, there, rtol=0, atol=0, equal_nan=True).flatten(1).all(1)
-            if bool(differ.any()):
-                raise ValueError(f"two different seeds have the id {int(ids[some][differ][0])}; give each its own id")
-        return SeedPool(rows.choose(first), label[first], once, _chosen(names, first))
-
-    @staticmethod
-    def concat(pools: Sequence[SeedPool]) -> SeedPool:
-        labels, ids = torch.cat([p.label for p in pools]), torch.cat([p.ids for p in pools])
-        names = [name for p in pools for name in p.names or ("",) * len(p.ids)]
-        known = tuple(names) if any(p.names is not None for p in pools) else None
-        return SeedPool.of(LazyRows.join([p.rows for p in pools]), labels, ids, known)
-
-    def take(self, ids: Tensor) -> Tensor:
-        """The input with each of these ids."""
-        return self.rows.take(torch.searchsorted(self.ids, ids))
-
-    def only(self, ids: Tensor) -> SeedPool:
-        """The seeds with these ids."""
-        kept = torch.isin(self.ids, ids).nonzero().flatten()
-        return SeedPool(LazyRows([self.rows.take(kept)]), self.label[kept], self.ids[kept], _chosen(self.names, kept))
-
-
-def _chosen(names: tuple[str, ...] | None, rows: Tensor) -> tuple[str, ...] | None:
-    return None if names is None else tuple(names[row] for row in rows.tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -153,9 +109,9 @@ class Suite:
             prediction=prediction.cpu().long(),
             method=methods,
             pool=SeedPool.of(
-                LazyRows([seeds.x.detach().cpu()[used]]), label[used], ids[used], _chosen(seeds.names, used)
+                LazyRows([seeds.x.detach().cpu()[used]]), label[used], ids[used], chosen_names(seeds.names, used)
             ),
-            columns=_checked(columns or {}, n),
+            columns=new_columns(columns or {}, n),
             attempted=len(seeds) - skipped,
             skipped=skipped,
             classes=seeds.classes,
@@ -183,7 +139,7 @@ class Suite:
             seed=self.seed[rows],
             prediction=self.prediction[rows],
             method=self.method[rows.numpy()],
-            columns={name: _part(values, rows) for name, values in self.columns.items()},
+            columns={name: rows_of(values, rows) for name, values in self.columns.items()},
             pool=self.pool.only(self.seed[rows]),
         )
 
@@ -254,7 +210,7 @@ class Suite:
 
     def with_columns(self, /, **columns: Any) -> Suite:
         """The same suite with further columns; existing names are replaced."""
-        return replace(self, columns={**self.columns, **_checked(columns, len(self))})
+        return replace(self, columns={**self.columns, **new_columns(columns, len(self))})
 
     @staticmethod
     def concat(suites: Sequence[Suite]) -> Suite:
@@ -278,7 +234,7 @@ class Suite:
             prediction=torch.cat([s.prediction for s in suites]),
             method=np.concatenate([s.method for s in suites]),
             pool=pool,
-            columns={name: _joined(name, filled) for name in names},
+            columns={name: joined_column(name, [(s.columns, len(s)) for s in filled]) for name in names},
             attempted=sum(s.attempted for s in suites),
             skipped=sum(s.skipped for s in suites),
             classes=classes[0] if len(classes) == 1 and bool((pool.label < len(classes[0])).all()) else (),
@@ -342,7 +298,7 @@ def add_columns(path: str | Path, /, **columns: Any) -> None:
     They are written atomically to one new file beside the shards. No file is ever rewritten.
     """
     shards, suite = _open(Path(path))
-    tensors, vocabulary = pack(_checked(columns, len(suite)))
+    tensors, vocabulary = pack(new_columns(columns, len(suite)))
     covered = [[shard.file.name, shard.digest, len(shard.suite)] for shard in shards]
     write_next(Path(path), "columns", tensors, {"vocabulary": vocabulary, "shards": covered})
 
@@ -477,45 +433,3 @@ def _empty(shape: list[int]) -> Suite:
     x, none = LazyRows([torch.empty(0, *shape)]), torch.empty(0, dtype=torch.int64)
     method = np.array([], dtype=np.str_)
     return Suite(rows=x, label=none, seed=none, prediction=none, method=method, pool=SeedPool(x, none, none))
-
-
-def _part(values: Column, rows: Tensor) -> Column:
-    return values[rows] if isinstance(values, Tensor) else values[rows.numpy()]
-
-
-def _checked(columns: Mapping[str, Any], n: int) -> dict[str, Column]:
-    """Columns of ``n`` values: strings and float32 unchanged, all other numbers as float64.
-
-    Half precision is widened here because torch does not widen its NaNs to the same bits everywhere in a tensor.
-    """
-    if taken := [name for name in columns if name in ATTRIBUTES]:
-        raise ValueError(f"a column cannot be named {', '.join(taken)}: every suite has that already; rename it")
-    return {name: _column(name, values, n) for name, values in columns.items()}
-
-
-def _column(name: str, values: Any, n: int) -> Column:
-    array = values.detach().cpu() if isinstance(values, Tensor) else np.asarray(values)
-    if array.shape != (n,):
-        raise ValueError(f"column {name} must hold one value for each of {n} rows, got shape {tuple(array.shape)}")
-    if isinstance(array, Tensor):
-        if array.is_complex():
-            raise ValueError(f"column {name} must hold numbers or strings, got {array.dtype}")
-        return array if array.dtype == torch.float32 else array.double()
-    if array.dtype.kind in "US":
-        return array.astype(np.str_)
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"column {name} must hold numbers or strings, got {array.dtype}")
-    return torch.as_tensor(array if array.dtype == np.float32 else array.astype(np.float64))
-
-
-def _joined(name: str, suites: Sequence[Suite]) -> Column:
-    known = [s.columns[name] for s in suites if name in s.columns]
-    numbers = [values for values in known if isinstance(values, Tensor)]
-    if not any(len(s) for s in suites):
-        return known[0]
-    if 0 < len(numbers) < len(known):
-        raise ValueError(f"column {name} holds numbers in one suite and strings in another; rename one of them")
-    if numbers:
-        missing = torch.full((1,), torch.nan)
-        return torch.cat([torch.as_tensor(s.columns.get(name, missing.repeat(len(s)))) for s in suites])
-    return np.concatenate([np.asarray(s.columns.get(name, np.full(len(s), ""))) for s in suites])

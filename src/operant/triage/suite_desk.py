@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from operant.data.class_texts import class_name
 from operant.suite import open_with_index
 from operant.suite.drawing import (
     FACTORS,
@@ -93,7 +94,7 @@ class SuiteDesk:
         return [(label, self.name_of(label)) for label in np.unique(labels).tolist()]
 
     def name_of(self, label: int) -> str:
-        return self.classes[label] if 0 <= label < len(self.classes) else str(label)
+        return class_name(label, self.classes)
 
     def _numeric(self) -> list[str]:
         return [name for name, values in self.suite.columns.items() if isinstance(values, Tensor)]

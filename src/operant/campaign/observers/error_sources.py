@@ -11,6 +11,7 @@ from torch import Tensor
 
 from operant.campaign.observers.base import ObservedRound, Section, read_template
 from operant.campaign.records import Round
+from operant.data.class_texts import class_name
 
 MAX_MATRIX_CLASSES = 20  # with more classes, the most confused pairs are shown instead of a matrix
 MAX_PAIRS = 12
@@ -143,7 +144,7 @@ def wrong_inputs(names: Sequence[str], true: Tensor, predicted: Tensor) -> tuple
 
 def matrix(counts: Tensor, classes: Sequence[str], name: str) -> dict[str, Any]:
     """A confusion matrix for the report; with too many classes, the pairs that are confused most often."""
-    names = [_class_name(c, classes) for c in range(len(counts))]
+    names = [class_name(c, classes) for c in range(len(counts))]
     rows = counts.tolist()
     wrong = [[names[t], names[p], n] for t, row in enumerate(rows) for p, n in enumerate(row) if t != p and n]
     large = len(rows) > MAX_MATRIX_CLASSES
@@ -163,7 +164,7 @@ def _by_class(counts: Tensor, classes: Sequence[str]) -> list[dict[str, Any]]:
     failures = labels - counts.diagonal()
     rows = zip(failures.tolist(), labels.tolist(), (labels / max(int(labels.sum()), 1)).tolist(), strict=True)
     return [
-        {"name": _class_name(c, classes), "failures": k, "labels": n, "expected": share}
+        {"name": class_name(c, classes), "failures": k, "labels": n, "expected": share}
         for c, (k, n, share) in enumerate(rows)
     ]
 
@@ -189,14 +190,10 @@ def _summary(by_class: Sequence[Mapping[str, Any]], present: Sequence[int]) -> s
 
 
 def _named(wrong: WrongInput, classes: Sequence[str]) -> dict[str, str]:
-    label, prediction = (_class_name(c, classes) for c in (wrong.label, wrong.prediction))
+    label, prediction = (class_name(c, classes) for c in (wrong.label, wrong.prediction))
     return {"name": wrong.name, "label": label, "prediction": prediction}
 
 
 def _lines(wrong: Sequence[Mapping[str, str]], more: int) -> tuple[str, ...]:
     lines = [f"{one['name']}: {one['label']} taken for {one['prediction']}" for one in wrong]
     return (*lines, *[f"and {more} more"] * bool(more))
-
-
-def _class_name(label: int, classes: Sequence[str]) -> str:
-    return classes[label] if label < len(classes) else str(label)
