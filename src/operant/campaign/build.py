@@ -35,7 +35,7 @@ from operant.model.hashing import described
 from operant.model.importing import build_module, find_callable
 from operant.networks import load_weights
 from operant.profile import FittedConditions
-from operant.profile._parts import NoConditions, check_estimable, default_palette, estimate_conditions
+from operant.profile._parts import NoConditions, check_estimable, estimate_conditions, usual_conditions
 from operant.profile._words import describe_conditions
 from operant.profile.describe import field_findings, found_recipe, one_class
 from operant.retrain import OperationalFinetune, Retrainer
@@ -533,7 +533,7 @@ def find_recipe(
     if not table.estimated:
         return declared_recipe(table, model.bounds), None
     try:
-        found = _estimate(limits_of(table, model.bounds), train, arrived, folder / CONDITIONS, config.run.seed)
+        found = _estimate(limits_of(table, train, model.bounds), train, arrived, folder / CONDITIONS, config.run.seed)
     except NoConditions as error:
         if config.conditions is not None:  # asked for
             raise
@@ -551,11 +551,11 @@ def declared_recipe(table: ConditionsTable, bounds: tuple[float, float]) -> Reci
     return Recipe(severities=severities, bounds=bounds, padding=table.padding)
 
 
-def limits_of(table: ConditionsTable, bounds: tuple[float, float]) -> Recipe:
+def limits_of(table: ConditionsTable, train: Samples, bounds: tuple[float, float]) -> Recipe:
     """The strongest conditions that an estimate may find: declared ones, or a palette of usual ones."""
     if table.severities and table.estimate:
         return declared_recipe(table, bounds)
-    return default_palette(bounds, padding=table.padding)
+    return usual_conditions(tuple(train.shape), bounds, padding=table.padding)
 
 
 def _estimate(
@@ -563,14 +563,14 @@ def _estimate(
 ) -> FittedConditions:
     """Conditions estimated once; a resumed campaign keeps them, even if more of the field has arrived."""
 
-    def seen() -> Samples:
-        return arrived(0).split(profile=0.5, assessment=0.5)["profile"]
-
     def fit() -> FittedConditions:
-        return estimate_conditions(seen(), train, widest=widest, generator=spawn(seed, "conditions"))
+        seen = arrived(0).split(profile=0.5, assessment=0.5)["profile"]
+        return estimate_conditions(seen, train, widest=widest, generator=spawn(seed, "conditions"))
 
     if not folder.exists():  # nothing is written if it is clear that there will be no conditions
-        check_estimable(seen(), train)
+        inputs = arrived(0)
+        for part in (inputs, inputs.split(profile=0.5, assessment=0.5)["profile"]):
+            check_estimable(part, train)
     signature = {"estimated within": described(widest), "train": described(train), "seed": str(seed)}
     with RunFolder(folder, signature=signature) as run:
         return run.step(ESTIMATED, FittedConditions, fit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +27,6 @@ from operant.cli.output import Output, check_model, exit_on_error, print_line
 if TYPE_CHECKING:
     from operant.campaign.build import DataOptions
     from operant.campaign.config import Config
-    from operant.conditions import Recipe
     from operant.model import Classifier
     from operant.profile import FieldDescription
 
@@ -100,8 +101,10 @@ def _describe(
     seed: int,
 ) -> FieldDescription:
     """Read all data, check the model and describe the field."""
-    from operant.campaign.build import field_files, read_known
+    from operant.campaign.build import configured_classes, field_files, limits_of, read_known
+    from operant.campaign.config import ConditionsTable
     from operant.profile import describe_field
+    from operant.profile._parts import NoConditions
     from operant.rng import spawn
 
     if options.train is None or not options.field:
@@ -110,41 +113,42 @@ def _describe(
         raise ValueError(f"there are no {missing} data: give {option}, or run this in a folder with {CONFIG}")
     notes: list[str] = []
     train, clean = read_known(options, model, notes)
+    if config is not None:
+        train = replace(train, classes=configured_classes(config, model, train))
     check_model(model, clean, Output())
     inputs = field_files(options, model, train, clean).read()
     for note in notes:
         print_line(note)
-    estimate, widest = _wanted(config, model, conditions)
+    table = config.conditions if config is not None and config.conditions is not None else ConditionsTable()
+    limits = None
+    with suppress(NoConditions):  # the description says why
+        limits = limits_of(table, train, model.bounds)
     return describe_field(
         model,
         inputs,
         train=train,
         labelled=clean,
-        estimate=estimate,
-        widest=widest,
+        estimate=table.wanted if conditions is None else conditions,
+        widest=limits,
         last=last,
         generator=spawn(seed, "field"),
     )
 
 
-def _wanted(config: Config | None, model: Classifier, given: bool | None) -> tuple[bool, Recipe | None]:
-    """Whether to estimate conditions, and their limits: the option, or else what [conditions] says."""
-    from operant.campaign.build import limits_of
-    from operant.campaign.config import ConditionsTable
-
-    table = config.conditions if config is not None and config.conditions is not None else ConditionsTable()
-    return table.wanted if given is None else given, limits_of(table, model.bounds)
-
-
 def _last(out: Path, config: Config | None) -> tuple[FieldDescription | None, str]:
-    """The description of last time: that of the same folder, or else that of the campaign; and where it is."""
+    """The description of last time and where it is: that of the same folder, or else the campaign's newest."""
     from operant import results
-    from operant.campaign.observers.field_description import DescriptionOfField
+    from operant.campaign.observers import DescriptionOfField
     from operant.profile import FieldDescription
 
     own = out / "field.json"
+    if own.exists():
+        try:
+            return results.load(own, FieldDescription), str(own)
+        except ValueError as error:
+            raise ValueError(f"{error}. To begin anew, delete {own}") from None
     folder = None if config is None else config.path(config.run.folder)
     rounds = [] if folder is None else sorted(folder.glob(f"round-*/{DescriptionOfField.name}.json"))
-    for path in [own] * own.exists() + rounds[-1:]:
-        return results.load(path, FieldDescription), str(path)
+    with suppress(ValueError):  # of another version; the campaign itself reports that
+        return (results.load(rounds[-1], FieldDescription), str(rounds[-1])) if rounds else (None, "")
     return None, ""

@@ -5,7 +5,7 @@ Each function uses what `operant.profile` offers: a palette of conditions, class
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -34,8 +34,18 @@ class ErrorEstimate:
     findings: tuple[Finding, ...] = ()
 
 
-def default_palette(bounds: tuple[float, float], *, padding: str = "border") -> Recipe:
-    """The conditions that are looked for if none are declared."""
+class NoConditions(ValueError):
+    """Conditions cannot be estimated from these inputs; the message says why."""
+
+
+def usual_conditions(shape: tuple[int, ...], bounds: tuple[float, float], *, padding: str = "border") -> Recipe:
+    """The conditions that are looked for in images of this shape if none are declared."""
+    if not math.isfinite(bounds[1] - bounds[0]):
+        raise NoConditions(f"conditions need to know black and white, and the bounds are {bounds}; set finite ones")
+    palette = getattr(import_module("operant.conditions"), "default_palette", None)
+    if palette is not None:
+        usual: Recipe = replace(palette(shape, bounds=bounds), padding=padding)
+        return usual
     severities = {
         "rotation": normal(20),
         "scale": normal(0.2),
@@ -47,10 +57,6 @@ def default_palette(bounds: tuple[float, float], *, padding: str = "border") -> 
         "gaussian_noise": half_normal(0.2, high=0.5),
     }
     return Recipe(severities=severities, bounds=bounds, padding=padding)
-
-
-class NoConditions(ValueError):
-    """Conditions cannot be estimated from these inputs; the message says why."""
 
 
 def check_estimable(field: Samples, train: Samples) -> None:

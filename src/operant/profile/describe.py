@@ -24,10 +24,10 @@ from operant.profile._parts import (
     NoConditions,
     active_conditions,
     class_shares,
-    default_palette,
     error_without_labels,
     estimate_conditions,
     unexplained_share,
+    usual_conditions,
 )
 from operant.profile._words import (
     MAX_LISTED,
@@ -220,8 +220,7 @@ def describe_field(
         some = field[order[:rows].sort().values]
         notes: list[str] = []
         if conditions is None and estimate:
-            palette = default_palette(model.bounds) if widest is None else widest
-            conditions = _conditions(some, train, palette, generator, notes)
+            conditions = _conditions(some, train, widest, model.bounds, generator, notes)
         elif conditions is None:
             notes.append("Conditions were not estimated.")
         priors = _priors(model, labelled, some, conditions, resamples, generator, notes)
@@ -257,12 +256,18 @@ def describe_field(
 
 
 def _conditions(
-    field: Samples, train: Samples, widest: Recipe, generator: torch.Generator, notes: list[str]
+    field: Samples,
+    train: Samples,
+    widest: Recipe | None,
+    bounds: tuple[float, float],
+    generator: torch.Generator,
+    notes: list[str],
 ) -> FittedConditions | None:
     if field.x.ndim != 4:
         notes.append("Conditions are for images: none were estimated.")
         return None
     try:
+        widest = usual_conditions(tuple(train.shape), bounds) if widest is None else widest
         return estimate_conditions(field, train, widest=widest, generator=generator)
     except NoConditions as error:
         notes.append(f"Conditions were not estimated: {error}.")
