@@ -19,7 +19,7 @@ from operant.profile.describe import SHOWN, unpacked
 from operant.suite.drawing import MAX_SMALL, data_uri, is_faint, is_picture, shades, shrunk, stretched, unit
 
 MAX_SIDE = 96  # pixels of an image's longer side
-RESAMPLES, MAX_ROWS = 100, 2000  # for class shares and their intervals
+RESAMPLES, MAX_ROWS = 50, 2000  # for class shares and their intervals
 
 
 class DescriptionOfField:
