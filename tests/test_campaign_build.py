@@ -323,10 +323,11 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     def fitted(field, clean, *, widest, generator, progress):
         asked.append(field)
         time.sleep(0.02)
-        severities = {"rotation": normal(4), "blur": fixed(0.0)}
+        severities = {"rotation": normal(4), "blur": fixed(0.0), "jpeg": fixed(2.0)}
+        angle = Parameter(condition="rotation", name="std", value=4.0, lower=3.0, upper=5.0, limits=(0.0, 12.0))
         return FittedConditions(
             recipe=replace(widest, severities=severities),
-            parameters=(),
+            parameters=(angle,),
             before=1.0,
             after=0.5,
             floor=0.5,
@@ -344,7 +345,7 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     half = first.field(0).split(profile=0.5, assessment=0.5)["profile"]  # the half for assessment is not used
     assert asked[0].ids.equal(half.ids)
     recipe = first.campaign.moves["conditions"].keywords["recipe"]
-    assert recipe.severities == {"rotation": normal(4)}  # conditions that do not occur are left out
+    assert recipe.severities == {"rotation": normal(4), "jpeg": fixed(2.0)}  # those that do not occur are left out
     assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
     assert RunFolder(first.folder).times() == {}  # written once the campaign holds the lock
     with RunFolder(first.folder, signature={}, stopwatch=first.stopwatch) as run:

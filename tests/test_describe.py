@@ -391,6 +391,8 @@ def test_bad_arguments_are_rejected_with_a_sentence(model):
 def test_conditions_cannot_be_estimated_from_these(monkeypatch):
     with pytest.raises(NoConditions, match="the bounds are .*inf.*; set finite ones"):
         usual_conditions((1, 9, 9), (0.0, float("inf")))
+    with pytest.raises(NoConditions, match=r"conditions are for images, and inputs have the shape \(9,\)"):
+        usual_conditions((9,), (0.0, 1.0))
     good = Samples(torch.rand(60, 1, 9, 9, generator=spawn(0)))
     for field, train, words in (
         (Samples(torch.rand(60, 7)), good, r"images of at least 8 by 8 pixels, and inputs have the shape \(7,\)"),

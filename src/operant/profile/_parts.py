@@ -40,6 +40,8 @@ class NoConditions(ValueError):
 
 def usual_conditions(shape: tuple[int, ...], bounds: tuple[float, float], *, padding: str = "border") -> Recipe:
     """The conditions that are looked for in images of this shape if none are declared."""
+    if len(shape) != 3:
+        raise NoConditions(f"conditions are for images, and inputs have the shape {shape}; leave them out")
     if not math.isfinite(bounds[1] - bounds[0]):
         raise NoConditions(f"conditions need to know black and white, and the bounds are {bounds}; set finite ones")
     palette = getattr(import_module("operant.conditions"), "default_palette", None)

@@ -332,9 +332,9 @@ def _simulated(
 
 
 def found_recipe(conditions: FittedConditions) -> Recipe:
-    """The recipe of the conditions that were found, without the others."""
-    names = active_conditions(conditions)
-    return replace(conditions.recipe, severities={n: s for n, s in conditions.recipe.severities.items() if n in names})
+    """The recipe of the conditions that were found, and of those that are always there (`fixed`)."""
+    names, every = active_conditions(conditions), conditions.recipe.severities
+    return replace(conditions.recipe, severities={n: s for n, s in every.items() if n in names or s.low == s.high != 0})
 
 
 # Inputs
