@@ -111,7 +111,10 @@ def observed(
     """A round as observers see it, in a field of five cells."""
     shape = tuple(labelled.x.shape[1:])
     field = SimpleNamespace(
-        profile=profile(shape), centres=profile(shape).codes[:5].double(), profile_is_new=new_profile
+        profile=profile(shape),
+        centres=profile(shape).codes[:5].double(),
+        profile_is_new=new_profile,
+        inputs=inputs(80, shape, "field"),
     )
     field.cells = partial(FieldState.cells, field)
     return ObservedRound(

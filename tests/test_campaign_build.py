@@ -12,7 +12,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 from operant import Samples, Suite, files, spawn
-from operant.campaign import build as building
 from operant.campaign.build import build
 from operant.campaign.config import load_config
 from operant.campaign.observers import OBSERVERS
@@ -24,7 +23,7 @@ from operant.execution.signature import signature_of
 from operant.model import Finding
 from operant.model.hashing import described
 from operant.networks import load_weights
-from operant.profile import FittedConditions
+from operant.profile import FittedConditions, Parameter
 from operant.report import load_evidence, write_report
 from operant.retrain import OperationalFinetune
 
@@ -292,7 +291,8 @@ def test_doubts_about_conditions_and_notes_are_in_the_report(user, monkeypatch):
     recipe = Recipe(severities={"rotation": normal(4)})
     values = {"parameters": (), "before": 1.0, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
     found = FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
-    monkeypatch.setattr(building, "fit_conditions", lambda *_, **__: found)
+    monkeypatch.setattr("operant.profile._parts.fit_conditions", lambda *_, **__: found)
+    user.write("field.npz", user.samples(140, "field"))
     user.configure("[conditions]\nestimate = true\nrotation = {normal = 12}\n")
     done = CliRunner().invoke(app, ["run", str(user.path), "--quiet"])
     assert done.stdout == ""
@@ -302,7 +302,7 @@ def test_doubts_about_conditions_and_notes_are_in_the_report(user, monkeypatch):
     assert ("conditions", UNEXPLAINED) in load_evidence(page.with_suffix(".json")).findings
     for text in (page.read_text(), page.with_suffix(".md").read_text()):
         assert "a third remains" in text
-        assert "field contains only 40 inputs" in text.replace("\\", "")
+        assert "field contains only 140 inputs" in text.replace("\\", "")
 
 
 def test_quick_checks_come_before_conditions_are_estimated(user, monkeypatch):
@@ -323,10 +323,11 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     def fitted(field, clean, *, widest, generator, progress):
         asked.append(field)
         time.sleep(0.02)
-        severities = {"rotation": normal(4), "blur": fixed(0.0)}
+        severities = {"rotation": normal(4), "blur": fixed(0.0), "jpeg": fixed(2.0)}
+        angle = Parameter(condition="rotation", name="std", value=4.0, lower=3.0, upper=5.0, limits=(0.0, 12.0))
         return FittedConditions(
             recipe=replace(widest, severities=severities),
-            parameters=(),
+            parameters=(angle,),
             before=1.0,
             after=0.5,
             floor=0.5,
@@ -336,14 +337,15 @@ def test_conditions_are_estimated_once(user, monkeypatch):
             findings=(UNEXPLAINED,),
         )
 
-    monkeypatch.setattr(building, "fit_conditions", fitted)
+    monkeypatch.setattr("operant.profile._parts.fit_conditions", fitted)
+    user.write("field.npz", user.samples(140, "field"))
     text = "[conditions]\nestimate = true\nrotation = {normal = 12}\nblur = {uniform = [0, 2]}\n"
     first, again = (user.build(text) for _ in range(2))
     assert len(asked) == 1
     half = first.field(0).split(profile=0.5, assessment=0.5)["profile"]  # the half for assessment is not used
     assert asked[0].ids.equal(half.ids)
     recipe = first.campaign.moves["conditions"].keywords["recipe"]
-    assert recipe.severities == {"rotation": normal(4)}  # conditions that do not occur are left out
+    assert recipe.severities == {"rotation": normal(4), "jpeg": fixed(2.0)}  # those that do not occur are left out
     assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
     assert RunFolder(first.folder).times() == {}  # written once the campaign holds the lock
     with RunFolder(first.folder, signature={}, stopwatch=first.stopwatch) as run:
@@ -352,6 +354,92 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     assert not any(UNEXPLAINED.problem in note for note in first.notes)
     with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: estimated within"):
         user.build(text.replace("12", "15"))
+
+
+def test_conditions_are_estimated_for_images_unless_switched_off(user, monkeypatch):
+    """Without [conditions], a palette of usual ones limits the estimate; what was found is a note, and searched."""
+    limits = []
+
+    def fitted(field, clean, *, widest, generator, progress):
+        limits.append(widest)
+        recipe = replace(widest, severities={"rotation": normal(4), "blur": fixed(0.0)})
+        angle = Parameter(condition="rotation", name="std", value=4.0, lower=3.0, upper=5.0, limits=(0.0, 9.0))
+        values = {"parameters": (angle,), "before": 2.0, "after": 0.6, "floor": 0.5, "floor_high": 0.7, "priors": ()}
+        return FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
+
+    monkeypatch.setattr("operant.profile._parts.fit_conditions", fitted)
+    user.write("field.npz", user.samples(140, "field"))
+    first, again = user.build(), user.build()
+    assert len(limits) == 1  # a resumed campaign keeps them
+    assert len(limits[0].severities) > 5
+    assert limits[0].bounds == (0.0, 1.0)
+    for job in (first, again):
+        assert job.campaign.moves["conditions"].keywords["recipe"].severities == {"rotation": normal(4)}
+        assert job.conditions is not None
+        assert job.findings == (UNEXPLAINED,)
+        assert any("rotation std 4 [3, 5]" in note and "Unexplained share: " in note for note in job.notes)
+    assert described(first.campaign.moves) == described(again.campaign.moves)
+    asked = user.build('[run]\nfolder = "asked"\n[conditions]\nestimate = true\n')
+    assert len(limits) == 2
+    assert "conditions" in asked.campaign.moves
+    for number, text in enumerate(("[conditions]\nestimate = false\n", "[conditions]\nblur = {fixed = 1}\n")):
+        other = user.build(f'[run]\nfolder = "off-{number}"\n{text}')
+        assert ("conditions" in other.campaign.moves) == bool(number)
+        assert other.conditions is None
+        assert not (other.folder / "conditions").exists()
+    assert len(limits) == 2
+
+
+def test_no_condition_found_is_said_and_nothing_is_searched_with(user, monkeypatch):
+    nothing = Recipe(severities={"rotation": fixed(0.0)})
+    values = {"parameters": (), "before": 0.5, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
+    found = FittedConditions(recipe=nothing, **values, confidence=0.95, findings=())
+    monkeypatch.setattr("operant.profile._parts.fit_conditions", lambda *_, **__: found)
+    user.write("field.npz", user.samples(140, "field"))
+    job = user.build()
+    assert "conditions" not in job.campaign.moves
+    assert any(note.startswith("No condition was found: ") for note in job.notes)
+
+
+def test_a_campaign_goes_on_without_conditions_that_cannot_be_estimated(user, monkeypatch):
+    note = "conditions were not estimated, from the half of the field inputs for the profile: "
+    assert any(f"{note}at least 50 field images are needed, got " in n for n in user.build().notes)
+    with pytest.raises(ValueError, match=r"\[conditions\]: at least 50 field images are needed, got "):
+        user.build("[conditions]\nestimate = true\n")
+
+    def fails(*_, **__):
+        raise ValueError("it is too hard; simplify it")
+
+    monkeypatch.setattr("operant.profile._parts.fit_conditions", fails)
+    user.write("field.npz", user.samples(140, "field"))
+    job = user.build()
+    assert any(n == f"{note}it is too hard; simplify it" for n in job.notes)
+    assert "conditions" not in job.campaign.moves
+    user.write("field.npz", Samples(torch.zeros(140, 1, 8, 8)))
+    job = user.build('[run]\nfolder = "black"\n')
+    assert any("each field image has one value throughout" in n for n in job.notes)
+    assert {f.name for f in job.findings} == {"blank inputs", "repeated inputs", "one class"}
+
+
+def test_a_resumed_campaign_does_not_ignore_other_limits_of_its_conditions(user, monkeypatch):
+    """Only what the inputs cannot give is a note; a changed setting is an error, whether asked for or not."""
+    found = FittedConditions(
+        recipe=Recipe(severities={"rotation": normal(4)}), parameters=(), before=1.0, after=0.5, floor=0.5,
+        floor_high=0.6, priors=(), confidence=0.95, findings=(),
+    )  # fmt: skip
+    monkeypatch.setattr("operant.profile._parts.fit_conditions", lambda *_, **__: found)
+    user.write("field.npz", user.samples(140, "field"))
+    user.build()
+    with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: seed"):
+        user.build("[run]\nseed = 3\n")
+
+
+def test_one_class_in_the_field_is_printed_by_a_campaign(user):
+    x = torch.rand(40, 1, 8, 8, generator=spawn(3))
+    x[:, 0, 0, 0] = 1.0
+    user.write("field.npz", Samples(x))
+    done = CliRunner().invoke(app, ["run", str(user.path), "--quiet"])
+    assert "one class: the model predicts class 0 for all of 40 field inputs" in done.stderr
 
 
 # Parts of the user's own
@@ -408,6 +496,8 @@ seeds_per_round = 30
 cases_per_round = 10
 [labels]
 file = "field.npz"
+[conditions]
+estimate = false
 """
 
 

@@ -83,7 +83,7 @@ def test_a_misspelt_key_is_rejected_and_the_right_one_suggested(user, table, key
         ("[run]\nwhen_drifted = 'go'", ["[run] when_drifted must be 'update' or 'stop', got 'go'"]),
         ("[run]\nfeedback = 'yes'", ["[run] feedback must be true or false, got 'yes'"]),
         ("[generate]\nradii = [0.1, -1]", ["[generate] radii must be greater than 0, got -1"]),
-        ("[conditions]\nestimate = true", ["[conditions]: must name at least one condition"]),
+        ("[conditions]\nestimate = 'yes'", ["[conditions] estimate must be true or false, got 'yes'"]),
         ("[conditions]\nrotate = {normal = 1}", ["no condition rotate (did you mean rotation?); there are rotation"]),
         ("[conditions]\nrotation = 12", ["[conditions] rotation must be a table such as {normal = 12}, got 12"]),
         ("[conditions]\nblur = {norml = 1}", ["[conditions] blur has no key norml (did you mean normal?)"]),

@@ -273,6 +273,7 @@ COMMANDS = {
     "report": ("report", "operant.report.writing.write_report"),
     "triage": ("triage x", "operant.triage.open_desk"),
     "doctor": (f"doctor {' '.join(HEALTHY)}", "operant.campaign.build.read_samples"),
+    "field": ("field a:b --field x --train x", "operant.model.importing.build_module"),
     "assess": ("assess a:b --field x --requirement 0.1", "operant.model.importing.build_module"),
     "robot": (
         "robot a:b --train x --test x --radius 0.1 --requirement 0.5",

@@ -19,9 +19,11 @@ from operant.campaign import OBSERVERS, Campaign, CampaignResult, ObservedRound,
 from operant.campaign.observers.base import MAX_POINTS, RESERVED
 from operant.campaign.observers.defences import LEVEL, MAX_TRIED, DefenceTrial, DefenceTrials, try_defences
 from operant.campaign.observers.error_sources import MAX_WRONG, ErrorSources, _summary, matrix
+from operant.campaign.observers.field_description import DescriptionOfField
 from operant.campaign.observers.field_map import MapOfField
 from operant.campaign.observers.uncertainty import Uncertainty, UncertaintyOfFailures
 from operant.campaign.records import describe_campaign
+from operant.conditions import Recipe, uniform
 from operant.data import labels_of
 from operant.defend.evaluate import interval
 from operant.execution.run_folder import RunFolder
@@ -29,6 +31,7 @@ from operant.generate import GradientMove
 from operant.measure import mc_dropout, pattern, prediction_confidence, variation_ratio_original
 from operant.model.hashing import fingerprint
 from operant.networks import fit, initialise
+from operant.profile import FieldDescription, FittedConditions, Parameter
 from operant.report import Evidence, gather, load_evidence, write_report
 from operant.report.markdown import markdown, plain
 from operant.report.page import render_page
@@ -42,6 +45,7 @@ from report_folder import (
     Page,
     campaign_folder,
     classifier,
+    drift,
     dropout_classifier,
     failures,
     inputs,
@@ -427,6 +431,43 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = (HOSTILE.replace("\x01", ""), *"bcdefghij")
     run(folder, observers=WITH_BRIGHTNESS, classes=names)
     return folder
+
+
+def test_the_field_is_described_when_its_profile_is_new(own):
+    found = {path.parent.name: path for path in sorted(own.glob("round-*/field_description.json"))}
+    assert list(found) == ["round-000"]
+    described = results.load(found["round-000"], FieldDescription)
+    assert described.inputs == gather(own).rounds[0].arrived == 600
+    assert described.notes[0] == "Conditions were not estimated."
+    assert described.priors is not None
+    page = Page(write_report(own).read_text(encoding="utf-8"))
+    assert "What the field looks like" in page.text
+    assert "Class shares without labels" in page.text
+    assert described.overview in page.text
+
+
+def test_estimated_conditions_are_part_of_the_description_of_the_first_field_only():
+    recipe = Recipe(severities={"blur": uniform(0, 1)})
+    width = Parameter(condition="blur", name="high", value=1.0, lower=0.8, upper=1.2, limits=(0.0, 3.0))
+    values = {"before": 3.0, "after": 1.0, "floor": 0.8, "floor_high": 1.0, "priors": (), "confidence": 0.95}
+    conditions = FittedConditions(recipe=recipe, parameters=(width,), **values, findings=())
+    labelled, observer = inputs(30, SHAPE, "labelled"), DescriptionOfField()
+    later = Round(number=2, arrived=80, clean=0.9, drift=drift())
+    for number, new in ((0, True), (0, False), (2, True)):
+        seen = observed(classifier(), classifier(), labelled, number=number, new_profile=new)
+        seen = replace(seen, conditions=conditions, record=later if number else seen.record)
+        found = observer.observe(seen)
+        if not new:
+            assert found is None
+            continue
+        assert (found.conditions == conditions) == (number == 0)
+        assert (found.drift == later.drift) == bool(number)
+        section = observer.section({0: found, number: found}, rounds=(), classes=("a", "b", "c", "d"))
+        assert section.name == "field_description"
+        assert "80 field inputs" in section.summary
+        assert ("blur" in section.summary) == (number == 0)
+        assert ("since round 2" in section.values["comparison"]) == bool(number)
+    assert observer.section({}, rounds=(), classes=()) is None
 
 
 def test_an_observer_of_a_user_gets_its_section_in_every_form(own, tmp_path):

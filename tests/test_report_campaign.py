@@ -54,6 +54,7 @@ from report_folder import (
 SECTIONS = [
     "cost",
     "field",
+    "field_description",
     "field_map",
     "error_sources",
     "failures",
@@ -153,7 +154,7 @@ def test_sections_without_records_are_left_out(tmp_path):
     evidence = gather(campaign_folder(tmp_path, observers=()))
     assert evidence.sections == ()
     page = Page(render_page(evidence))
-    own = {"field_map", "error_sources", "uncertainty", "defences"}
+    own = {"field_description", "field_map", "error_sources", "uncertainty", "defences"}
     assert page.sections == [name for name in SECTIONS if name not in own]
     assert not own & {a["href"].removeprefix("#") for a in page.all("a")}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from operant.activity import Activity, activity
 from operant.campaign.campaign import Campaign
-from operant.campaign.config import Config
+from operant.campaign.config import ConditionsTable, Config
 from operant.campaign.field import MIN_PROFILE_INPUTS
 from operant.campaign.observers import OBSERVERS, Observer
 from operant.campaign.records import CampaignResult
@@ -35,7 +35,10 @@ from operant.model import Classifier, Finding
 from operant.model.hashing import described
 from operant.model.importing import build_module, find_callable
 from operant.networks import load_weights
-from operant.profile import FittedConditions, fit_conditions
+from operant.profile import FittedConditions
+from operant.profile._parts import NoConditions, check_estimable, estimate_conditions, usual_conditions
+from operant.profile._words import describe_conditions
+from operant.profile.describe import field_findings, found_recipe, one_class
 from operant.retrain import OperationalFinetune, Retrainer
 from operant.rng import spawn
 from operant.types import Labeller, Move, StoredLabels
@@ -51,7 +54,8 @@ class CampaignJob:
         field: all field inputs that have arrived by a round.
         classes: the name of each label; empty if labels have only numbers.
         notes: choices that were made for the user.
-        findings: reasons to doubt the estimated conditions.
+        findings: reasons to doubt the field inputs or the estimated conditions.
+        conditions: estimated from the field; None if they were not.
         stopwatch: of the session.
     """
 
@@ -66,6 +70,7 @@ class CampaignJob:
     seed: int
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
+    conditions: FittedConditions | None
     stopwatch: Stopwatch
 
     def run(self, *, on_event: EventHandler = ignore) -> CampaignResult:
@@ -80,6 +85,7 @@ class CampaignJob:
             folder=self.folder,
             seed=self.seed,
             notes=self.notes,
+            conditions=self.conditions,
             on_event=on_event,
             stopwatch=self.stopwatch,
         )
@@ -106,7 +112,7 @@ def build(
     findings: list[Finding] = []
     model = build_model(config, notes)
     check_label_table(config)
-    train, clean, arrived = read_data(config, model, notes)
+    train, clean, arrived = read_data(data_options(config), model, notes, findings)
     folder = config.path(config.run.folder)
     with _naming_key("run", "folder"):
         make_folder(folder)
@@ -116,10 +122,11 @@ def build(
     if hasattr(labeller, "stored"):
         labeller.stored(train.ids[:0])  # reads the labels, so that a damaged table is noticed now
     check(model, clean)
+    retrainer, own = build_retrainer(config), own_moves(config)  # before anything that takes long
     with _naming_key("conditions"), stopwatch.timed("conditions"):
-        recipe = find_recipe(config, model, train, arrived, folder, notes, findings)
+        recipe, conditions = find_recipe(config, model, train, arrived, folder, notes, findings)
     return CampaignJob(
-        campaign=_campaign(config, build_moves(config, model, train, recipe, notes), workers),
+        campaign=_campaign(config, build_moves(config, model, train, recipe, own, notes), retrainer, workers),
         model=model,
         train=train,
         clean=clean,
@@ -130,11 +137,12 @@ def build(
         seed=config.run.seed,
         notes=tuple(note.replace(f"{config.path('.')}{os.sep}", "") for note in notes),  # paths as in the file
         findings=tuple(findings),
+        conditions=conditions,
         stopwatch=stopwatch,
     )
 
 
-def _campaign(config: Config, moves: dict[str, Move], workers: int | None) -> Campaign:
+def _campaign(config: Config, moves: dict[str, Move], retrainer: Retrainer, workers: int | None) -> Campaign:
     return Campaign(
         requirement=config.requirement.pmi,
         confidence=config.requirement.confidence,
@@ -143,7 +151,7 @@ def _campaign(config: Config, moves: dict[str, Move], workers: int | None) -> Ca
         **config.budget.model_dump(),
         **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
         **config.run.model_dump(include={"feedback", "when_drifted"}),
-        retrainer=build_retrainer(config),
+        retrainer=retrainer,
         observers=_observers(config),
         engine=pool(workers or config.run.workers),
     )
@@ -195,13 +203,17 @@ def build_retrainer(config: Config) -> Retrainer:
         return OperationalFinetune(**config.retrain.model_dump(exclude={"method"}), progress=False)
 
 
+def own_moves(config: Config) -> dict[str, Move]:
+    """The user's own moves of [generate]."""
+    with _naming_key("generate", "moves"):
+        return {n: find_callable(t, root=config.path(".")) for n, t in config.generate.moves.items()}
+
+
 def build_moves(
-    config: Config, model: Classifier, train: Samples, recipe: Recipe | None, notes: list[str]
+    config: Config, model: Classifier, train: Samples, recipe: Recipe | None, own: dict[str, Move], notes: list[str]
 ) -> dict[str, Move]:
     """The moves of [generate]: conditions, one gradient search per radius, further searches, the user's own."""
     table = config.generate
-    with _naming_key("generate", "moves"):
-        own: dict[str, Move] = {n: find_callable(t, root=config.path(".")) for n, t in table.moves.items()}
     with _naming_key("generate", "radii"), activity("choosing radii"):
         radii = default_radii(train, norm=table.norm) if table.radii is None else table.radii
     if table.radii is None:
@@ -220,16 +232,23 @@ def build_moves(
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """How to read files: what a command was given, or else what [data] says; made by `data_options`.
+    """Which files to read, and how: what a command was given, or else what [data] says; made by `data_options`.
 
     Attributes:
         train: training data; its folders name the classes.
+        clean: labelled data that nothing learns from; if None, a share of train is held out.
+        field: patterns of the field data.
+        root: folder that the names of field inputs start from.
         size: height and width that images are resized to.
         groups: table with the group of each field input.
         classes: the name of each label, if given.
     """
 
     train: Path | None
+    clean: Path | None = None
+    clean_share: float = 0.1
+    field: tuple[str, ...] = ()
+    root: Path = Path()
     size: tuple[int, int] | None
     groups: Path | None
     classes: tuple[str, ...]
@@ -250,19 +269,28 @@ def data_options(
     config: Config | None,
     *,
     train: Path | None = None,
+    clean: Path | None = None,
+    field: Path | None = None,
     size: tuple[int, int] | None = None,
     groups: Path | None = None,
-    field: Path | None = None,
 ) -> DataOptions:
     """The given options, and those of [data] for the others; its groups only for its own field."""
+    given = () if field is None else (str(field),)
     if config is None:
-        return DataOptions(train=train, size=size, groups=groups, classes=())
+        return DataOptions(train=train, clean=clean, field=given, size=size, groups=groups, classes=())
     table = config.data
+    patterns = [table.field] if isinstance(table.field, str) else table.field
     own = field is None or (isinstance(table.field, str) and config.path(table.field).resolve() == field.resolve())
     if groups is None and own and table.groups is not None:
         groups = config.path(table.groups)
+    if clean is None and table.clean is not None:
+        clean = config.path(table.clean)
     return DataOptions(
         train=train or config.path(table.train),
+        clean=clean,
+        clean_share=table.clean_share,
+        field=given or tuple(str(config.path(p)) for p in patterns),
+        root=config.path("."),
         size=size or table.size,
         groups=groups,
         classes=tuple(table.classes or ()),
@@ -270,23 +298,14 @@ def data_options(
 
 
 def read_data(
-    config: Config, model: Classifier, notes: list[str], options: DataOptions | None = None
+    options: DataOptions, model: Classifier, notes: list[str], findings: list[Finding]
 ) -> tuple[Samples, Samples, FieldFiles]:
     """Training and clean samples, and the function that returns field inputs; all checked against the model."""
-    options = data_options(config) if options is None else options
-    train = _read_train(model, options)
-    train, clean = _read_clean(config, model, train, options, notes)
-    fields = config.data.field
-    arrived = FieldFiles(
-        patterns=tuple(str(config.path(p)) for p in ([fields] if isinstance(fields, str) else fields)),
-        size=options.size,
-        model=model,
-        train=train,
-        clean=clean,
-        root=config.path("."),
-        groups=options.groups,
-    )
-    if (n := len(arrived(0))) < 2 * MIN_PROFILE_INPUTS:
+    train, clean = read_known(options, model, notes)
+    arrived = field_files(options, model, train, clean)
+    inputs = arrived(0)
+    findings += [*field_findings(inputs, train, clean), *one_class(model, inputs)]
+    if (n := len(inputs)) < 2 * MIN_PROFILE_INPUTS:
         notes.append(
             f"[data] field contains only {n} inputs: one half is for the profile, which needs {MIN_PROFILE_INPUTS}, "
             "and the other half is labelled"
@@ -294,7 +313,25 @@ def read_data(
     return train, clean, arrived
 
 
-def _read_train(model: Classifier, options: DataOptions) -> Samples:
+def read_known(options: DataOptions, model: Classifier, notes: list[str]) -> tuple[Samples, Samples]:
+    """Training and clean samples, checked against the model."""
+    return _read_clean(options, model, _read_train(options, model), notes)
+
+
+def field_files(options: DataOptions, model: Classifier, train: Samples, clean: Samples) -> FieldFiles:
+    """The function that returns field inputs."""
+    return FieldFiles(
+        patterns=options.field,
+        size=options.size,
+        model=model,
+        train=train,
+        clean=clean,
+        root=options.root,
+        groups=options.groups,
+    )
+
+
+def _read_train(options: DataOptions, model: Classifier) -> Samples:
     """The training samples, with labels and checked against the model."""
     assert options.train is not None
     with activity("reading training data"), _naming_key("data", "train"):
@@ -303,16 +340,13 @@ def _read_train(model: Classifier, options: DataOptions) -> Samples:
     return train
 
 
-def _read_clean(
-    config: Config, model: Classifier, train: Samples, options: DataOptions, notes: list[str]
-) -> tuple[Samples, Samples]:
+def _read_clean(options: DataOptions, model: Classifier, train: Samples, notes: list[str]) -> tuple[Samples, Samples]:
     """Training and clean samples; without [data] clean, a part of the training samples is held out."""
-    table = config.data
     with activity("reading clean data"), _naming_key("data", "clean"):
-        if table.clean is None:
-            train, clean = _hold_out(train, table.clean_share, notes)
+        if options.clean is None:
+            train, clean = _hold_out(train, options.clean_share, notes)
         else:
-            clean = _labelled(model.match_dtype(options.read(existing(config.path(table.clean)))))
+            clean = _labelled(model.match_dtype(options.read(existing(options.clean))))
             clean = clean.in_classes(train.classes) if train.classes else clean
         _check_shape(clean, train)
         model.check(clean)
@@ -350,6 +384,14 @@ class FieldFiles:
     names: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, number: int) -> Samples:
+        everything = self.read()
+        with _naming_key("data", "field"):
+            if bool(torch.isin(everything.ids, torch.cat([self.train.ids, self.clean.ids])).all()):
+                raise ValueError("must contain inputs that are not in train or clean, got none")
+        return everything
+
+    def read(self) -> Samples:
+        """The inputs, even if they are all training inputs."""
         with _naming_key("data", "field"):
             files = self.files()
             with activity("reading field data", len(files), unit="files or folders") as work:
@@ -358,8 +400,6 @@ class FieldFiles:
                 _check_shape(part, self.train)
             everything = Samples.concat(parts)
             self.model.check_inputs(everything.x)
-            if bool(torch.isin(everything.ids, torch.cat([self.train.ids, self.clean.ids])).all()):
-                raise ValueError("must contain inputs that are not in train or clean, got none")
         self.names.update(zip(everything.names or (), everything.ids.tolist(), strict=True))
         if self.groups is None:
             return everything
@@ -397,6 +437,12 @@ def _labelled(samples: Samples) -> Samples:
 
 
 def _check_shape(samples: Samples, train: Samples) -> None:
+    here, there = ({1: "grey", 3: "colour"}.get(s.shape[0], "") if len(s.shape) == 3 else "" for s in (samples, train))
+    if here and there and here != there and samples.shape[1:] == train.shape[1:]:
+        raise ValueError(
+            f"must contain {there} images like the training data, got {here} ones; a folder with one colour picture is "
+            f"read in colour, so convert all pictures to {there}"
+        )
     if samples.shape != train.shape:
         raise ValueError(
             f"must contain inputs of the training data's shape {tuple(train.shape)}, got {tuple(samples.shape)}; "
@@ -493,22 +539,45 @@ def find_recipe(
     folder: Path,
     notes: list[str],
     findings: list[Finding],
-) -> Recipe | None:
-    """The conditions of [conditions], as declared, or as estimated from the field inputs of the profile."""
-    table = config.conditions
-    if table is None:
-        return None
+) -> tuple[Recipe | None, FittedConditions | None]:
+    """The conditions to search with, and what was estimated of them from the field inputs of the profile.
+
+    Declared severities are used as they are, or limit the estimate. Without any, conditions are estimated for images,
+    unless [conditions] estimate is false.
+    """
+    table = config.conditions or ConditionsTable()
     if len(train.shape) != 3:
+        if config.conditions is None or not table.wanted:
+            return None, None
         raise ValueError(f"conditions are for images, but inputs have the shape {tuple(train.shape)}; leave them out")
-    severities = {name: s.severity() for name, s in table.severities.items()}
-    declared = Recipe(severities=severities, bounds=model.bounds, padding=table.padding)
-    if not table.estimate:
-        return declared
-    found = _estimate(declared, train, arrived, folder / CONDITIONS, config.run.seed)
-    notes.append(str(replace(found, findings=())))
+    if not table.wanted:
+        return None, None
+    if not table.estimated:
+        return declared_recipe(table, model.bounds), None
+    try:
+        found = _estimate(limits_of(table, train, model.bounds), train, arrived, folder / CONDITIONS, config.run.seed)
+    except NoConditions as error:
+        if config.conditions is not None:  # asked for
+            raise
+        notes.append(f"conditions were not estimated, from the half of the field inputs for the profile: {error}")
+        return None, None
+    notes.append(describe_conditions(found))
     findings.extend(found.findings)
-    kept = {name: s for name, s in found.recipe.severities.items() if s.low < 0 or s.high > 0}
-    return replace(found.recipe, severities=kept) if kept else None
+    recipe = found_recipe(found)
+    return (recipe if recipe.severities else None), found
+
+
+def declared_recipe(table: ConditionsTable, bounds: tuple[float, float]) -> Recipe:
+    """The severities of [conditions]."""
+    severities = {name: s.severity() for name, s in table.severities.items()}
+    return Recipe(severities=severities, bounds=bounds, padding=table.padding)
+
+
+def limits_of(table: ConditionsTable, train: Samples, bounds: tuple[float, float]) -> Recipe:
+    """The strongest conditions that an estimate may find: declared ones, or a palette of usual ones."""
+    if table.severities and table.estimate:
+        return declared_recipe(table, bounds)
+    return usual_conditions(tuple(train.shape), bounds, padding=table.padding)
 
 
 def _estimate(
@@ -518,8 +587,12 @@ def _estimate(
 
     def fit() -> FittedConditions:
         seen = arrived(0).split(profile=0.5, assessment=0.5)["profile"]
-        return fit_conditions(seen, train, widest=widest, generator=spawn(seed, "conditions"), progress=False)
+        return estimate_conditions(seen, train, widest=widest, generator=spawn(seed, "conditions"))
 
+    if not folder.exists():  # nothing is written if it is clear that there will be no conditions
+        inputs = arrived(0)
+        for part in (inputs, inputs.split(profile=0.5, assessment=0.5)["profile"]):
+            check_estimable(part, train)
     signature = {"estimated within": described(widest), "train": described(train), "seed": str(seed)}
     with RunFolder(folder, signature=signature) as run:
         return run.step(ESTIMATED, FittedConditions, fit)

@@ -25,6 +25,7 @@ from operant.execution.signature import signature_of
 from operant.execution.timing import Stopwatch
 from operant.generate import default_moves
 from operant.model import Classifier
+from operant.profile import FittedConditions
 from operant.retrain import OperationalFinetune, Retrainer, without_bar
 from operant.types import Labeller, Move
 from operant.validation import check_at_least, check_between, check_one_of, check_share
@@ -122,6 +123,7 @@ class Campaign:
         seed: int = 0,
         classes: Sequence[str] = (),
         notes: Sequence[str] = (),
+        conditions: FittedConditions | None = None,
         on_event: EventHandler = ignore,
         stopwatch: Stopwatch | None = None,
     ) -> CampaignResult:
@@ -138,6 +140,7 @@ class Campaign:
             seed: random seed.
             classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             notes: choices that were made before, for the report.
+            conditions: estimated before from field inputs, for the report; ``moves`` decide what is searched.
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """
@@ -171,7 +174,9 @@ class Campaign:
                 )
             options = replace(self, retrainer=without_bar(self.retrainer))  # progress is shown by on_event
             labels = FieldLabels(options, labeller, field_state, state)
-            result = CampaignRun(options, moves, train, field=field_state, state=state, labels=labels).run()
+            result = CampaignRun(
+                options, moves, train, field=field_state, state=state, labels=labels, conditions=conditions
+            ).run()
             with activity("writing the final model and all cases"):
                 run.deliver(result.model, result.suite)
             return result

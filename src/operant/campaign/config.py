@@ -201,10 +201,10 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 class ConditionsTable(Table):
-    """What happens to images in the field, for instance rotation = {normal = 12}; leave it out if nothing is known."""
+    """What happens to images in the field, for instance rotation = {normal = 12}; left out, it is estimated."""
 
-    estimate: bool = False
-    """whether the given severities are upper limits, and the actual ones are estimated from field data"""
+    estimate: bool | None = None
+    """true: estimated from field data, within given severities; false: only those given (default: true without any)"""
     padding: Literal["border", "reflection", "zeros"] = "border"
     """what fills the area outside an image: "zeros", "reflection", or "border" (its outermost pixels)"""
     severities: dict[str, SeverityTable] = {}
@@ -223,11 +223,15 @@ class ConditionsTable(Table):
         conditions = {name: value for name, value in given.items() if name not in own}
         return {name: given[name] for name in own if name in given} | {"severities": conditions}
 
-    @model_validator(mode="after")
-    def _something(self) -> ConditionsTable:
-        if not self.severities:
-            raise ValueError("must name at least one condition, got none; leave out the table if there are none")
-        return self
+    @property
+    def estimated(self) -> bool:
+        """Whether conditions are estimated."""
+        return not self.severities if self.estimate is None else self.estimate
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are conditions at all."""
+        return bool(self.severities) or self.estimated
 
 
 class GenerateTable(Table):

@@ -81,6 +81,11 @@ class FieldState:
         """Number of field inputs that have arrived."""
         return len(self._seen)
 
+    @property
+    def inputs(self) -> Samples:
+        """The inputs of the current field: those that the profile was learned from, and those to assess with."""
+        return Samples.concat([self._reference, self.pool])
+
     def cells(self, x: Tensor) -> Tensor:
         """The profile cell of each input."""
         return torch.cdist(self.profile.encode(x).detach().cpu().double(), self.centres).argmin(1)

@@ -52,6 +52,7 @@ EXAMPLES = {
     ("labels", "file"): "labels.npz",
     ("labels", "callable"): "labels.py:label",
     ("labels", "folder"): "to_label",
+    ("conditions", "estimate"): True,
     ("generate", "radii"): [0.5, 1.0],
     ("generate", "moves"): {"fog": "my_moves.py:fog"},
     ("retrain", "method"): "my_training.py:retrain",

@@ -18,6 +18,7 @@ from operant.execution.round_state import RoundState
 from operant.formatting import at_least, percent
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
+from operant.profile import FittedConditions
 from operant.retrain import FinetuneRecord, brier_monitor
 from operant.suite import Suite
 from operant.types import Move
@@ -33,6 +34,7 @@ class CampaignRun:
         state: the current model and the cases it has learned from.
         field: field inputs and the profile learned from them.
         labels: of field inputs, as far as they were bought.
+        conditions: estimated before the campaign, for observers; None if they were not.
         rounds: finished so far.
     """
 
@@ -45,9 +47,10 @@ class CampaignRun:
         field: FieldState,
         state: RoundState,
         labels: FieldLabels,
+        conditions: FittedConditions | None = None,
     ) -> None:
         self.options, self.moves, self.train = options, moves, train
-        self.field, self.state, self.labels = field, state, labels
+        self.field, self.state, self.labels, self.conditions = field, state, labels, conditions
         self.rounds: list[Round] = []
 
     def run(self) -> CampaignResult:
@@ -231,6 +234,7 @@ class CampaignRun:
             field=self.field,
             spawn=state.spawn,
             load_failures=load_failures,
+            conditions=self.conditions,
         )
         observe_round(seen, self.options.observers, state)
 

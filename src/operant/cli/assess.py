@@ -194,7 +194,7 @@ def _read_configured(
         raise ValueError(f"there are no field data: give --field, or run this in a folder with {CONFIG}")
     if labels_file is None:
         check_label_table(config)
-    train, clean, arrived = read_data(config, model, [], options)
+    train, clean, arrived = read_data(options, model, [], [])
     check_model(model, clean, Output())
     inputs = arrived(0)  # first: it finds the names that a table of labels may use
     names = configured_classes(config, model, train)

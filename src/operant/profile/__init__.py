@@ -1,5 +1,6 @@
 """Step 1: the operational profile, i.e. how the model is used in the field."""
 
+from operant.profile.describe import FieldDescription, describe_field
 from operant.profile.drift import Drift, drift
 from operant.profile.fit_conditions import FittedConditions, Parameter, fit_conditions
 from operant.profile.fitting import (
@@ -29,6 +30,7 @@ from operant.profile.synthesis import (
 __all__ = [
     "ClassVAEs",
     "Drift",
+    "FieldDescription",
     "FittedConditions",
     "FromImages",
     "FromModel",
@@ -41,6 +43,7 @@ __all__ = [
     "Source",
     "SourceBatch",
     "Synthesised",
+    "describe_field",
     "drift",
     "estimate_priors",
     "fit_class_vaes",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -279,6 +279,45 @@ def share_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Markup:
         for row in rows
     ]
     return bar_chart(bars, title)
+
+
+def interval_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Markup:
+    """Shares with intervals, from rows with ``name``, ``value``, ``lower``, ``upper``, ``text`` and ``mark`` (a tick).
+
+    An interval that is not a number is left out.
+    """
+    bars = [Bar(**row) for row in rows]
+    finite = [b if _known(b.lower) and _known(b.upper) else replace(b, lower=None, upper=None) for b in bars]
+    return bar_chart(finite, title, kind="priors")
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def severity_bars(rows: Sequence[Mapping[str, Any]], title: str, *, width: float = 460) -> Markup:
+    """Values with intervals, each on its own scale from ``low`` to ``high``; the tick is at 0, no change.
+
+    Rows have ``name``, ``value``, ``lower``, ``upper``, ``low``, ``high`` and ``text``.
+    """
+    if not rows:
+        return EMPTY
+    side = min(176.0, 16.0 + 8.0 * max(len(_short(row["name"])) for row in rows))
+    right = 18.0 + 7.4 * max(len(row["text"]) for row in rows)
+    marks = []
+    for i, row in enumerate(rows):
+        low, high = row["low"], row["high"] if row["high"] > row["low"] else row["low"] + 1
+        frame = Frame(x=(low, high), y=(0, 1), left=side, top=6, width=width - side - right, height=26)
+        bar = Bar(**{name: row[name] for name in ("name", "value", "text", "lower", "upper")})
+        marks.append(_bar(frame, replace(bar, mark=0.0 if low <= 0 <= high else None), 6 + 26 * i + 13))
+    return drawing(
+        joined(marks),
+        width=width,
+        height=12 + 26 * len(rows),
+        title=title,
+        description="; ".join(f"{row['name']}: {row['text']}" for row in rows),
+        kind="severities",
+    )
 
 
 # Points

@@ -1,6 +1,5 @@
 """One page that shows cases beside the seeds they came from."""
 
-import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor
 from operant.formatting import percent
 from operant.results import write_atomically
 from operant.suite import Suite
-from operant.suite.drawing import CLIPPED, FACTORS, MAX_SMALL, Pixels, Values, colours, is_picture, png, shades
+from operant.suite.drawing import CLIPPED, FACTORS, MAX_SMALL, Values, colours, data_uri, is_picture, shades
 
 LARGEST_CHANGES = 5  # values shown of a case that is not an image
 
@@ -188,7 +187,7 @@ def pictures_of(shown: Suite, bounds: tuple[float, float], factor: int) -> list[
     """Seed, case and difference of each case."""
     x0, x = _unit(shown.x0, bounds), _unit(shown.x, bounds)
     images = (shades(x0), shades(x), colours(factor * (x - x0)))
-    return list(zip(*([_data_uri(pixels) for pixels in batch] for batch in images), strict=True))
+    return list(zip(*([data_uri(pixels) for pixels in batch] for batch in images), strict=True))
 
 
 def amplification(shown: Suite, bounds: tuple[float, float]) -> int:
@@ -210,10 +209,6 @@ def _unit(x: Tensor, bounds: tuple[float, float]) -> Values:
             "give the model's bounds"
         )
     return unit
-
-
-def _data_uri(pixels: Pixels) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png(pixels, optimize=True)).decode()}"
 
 
 # Rows of values

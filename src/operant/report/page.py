@@ -21,15 +21,19 @@ from operant.suite.drawing import MAX_SMALL, is_picture
 
 PAGE_SIZE = 48  # failures on the page at first, and per click on "more"; page.js uses it too
 CHART_FUNCTIONS = {
-    name: getattr(charts, name) for name in ("count_bars", "failure_bars", "share_bars", "map_chart", "plane_chart")
+    name: getattr(charts, name)
+    for name in (
+        *("count_bars", "failure_bars", "interval_bars", "severity_bars", "share_bars"),
+        *("map_chart", "plane_chart"),
+    )
 }  # for the templates of sections
 
 
 def render_page(evidence: Evidence, observers: Sequence[Observer] = OBSERVERS) -> str:
     """The whole page as text; the templates of ``observers`` render the sections."""
-    script, style = _file("page.js"), _file("page.css")
-    environment = _environment()
-    return environment.from_string(_file("page.html")).render(
+    script, style = page_file("page.js"), page_file("page.css")
+    environment = page_environment()
+    return environment.from_string(page_file("page.html")).render(
         e=evidence,
         style=Markup(style),
         script=Markup(script),
@@ -47,7 +51,7 @@ def render_page(evidence: Evidence, observers: Sequence[Observer] = OBSERVERS) -
     )
 
 
-def _environment() -> Environment:
+def page_environment() -> Environment:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_unbreakable
     )
@@ -78,7 +82,7 @@ def _sections(evidence: Evidence, environment: Environment, observers: Sequence[
     ]
 
 
-def _file(name: str) -> str:
+def page_file(name: str) -> str:
     return (resources.files("operant.report") / name).read_text(encoding="utf-8")
 
 

@@ -1,5 +1,6 @@
 """Draw cases as pictures or list their values; shared by galleries, reports and triage."""
 
+import base64
 import io
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from operant.suite.suite import Suite
 from operant.validation import check_ascending
@@ -19,6 +21,7 @@ UNCHANGED, DARKER, BRIGHTER = np.array([[235, 235, 235], [33, 102, 172], [178, 2
 MAX_SMALL = 64  # pictures up to this side length are enlarged pixel by pixel
 ROW_VIEWS = ("seed", "case", "difference")
 MAX_RANGE_ROWS = 256  # rows from which a missing value range is estimated
+FAINT = 0.4  # pictures whose values span less than this share of the range are dark, pale or foggy
 MAX_CHANGES = 12  # changed values listed for a case that is not a picture
 
 Values = npt.NDArray[np.float64]
@@ -87,6 +90,11 @@ def png(pixels: Pixels, *, optimize: bool = False) -> bytes:
     return file.getvalue()
 
 
+def data_uri(pixels: Pixels) -> str:
+    """A picture as text that a page can show without loading anything."""
+    return f"data:image/png;base64,{base64.b64encode(png(pixels, optimize=True)).decode()}"
+
+
 def factor_of(seed: Tensor, case: Tensor, bounds: tuple[float, float]) -> int:
     """The largest factor that amplifies a difference without clipping more than a few pixels."""
     change = 0.99 * float(np.quantile(np.abs(unit(case, bounds) - unit(seed, bounds)), 1 - CLIPPED))
@@ -99,3 +107,24 @@ def changes_of(seed: Tensor, case: Tensor) -> list[tuple[str, str, str]]:
     places = (after - before).abs().nan_to_num(math.inf).topk(min(MAX_CHANGES, len(before))).indices.tolist()
     changes = [(f"value {i}", f"{float(before[i]):.4g}", f"{float(after[i]):.4g}") for i in places]
     return [(name, a, b) for name, a, b in changes if a != b]
+
+
+def shrunk(x: Tensor, most: int) -> Tensor:
+    """Pictures ``(n, channels, height, width)`` whose longer side has at most this many pixels."""
+    height, width = x.shape[2:]
+    scale = most / max(height, width)
+    size = (max(1, round(scale * height)), max(1, round(scale * width)))
+    return x if scale >= 1 else interpolate(x.float(), size=size, mode="area")
+
+
+def is_faint(picture: Values) -> bool:
+    """Whether little can be seen in a picture with values in 0..1, since nearly all of them are much alike."""
+    low, high = np.quantile(picture, [0.02, 0.98])
+    return bool(0 < high - low < FAINT)
+
+
+def stretched(picture: Values) -> Values:
+    """A picture with values in 0..1 whose darkest and brightest hundredth are black and white."""
+    low, high = np.quantile(picture, [0.01, 0.99])
+    values: Values = ((picture - low) / max(high - low, 1e-9)).clip(0, 1)
+    return values

@@ -7,15 +7,23 @@ Each owns a record, kept in every round's folder, and a section of the report. `
 from operant.campaign.observers.base import ObservedRound, Observer, Section, check_names, observe_round
 from operant.campaign.observers.defences import CheapDefences
 from operant.campaign.observers.error_sources import ErrorSources
+from operant.campaign.observers.field_description import DescriptionOfField
 from operant.campaign.observers.field_map import MapOfField
 from operant.campaign.observers.uncertainty import UncertaintyOfFailures
 
-OBSERVERS: tuple[Observer, ...] = (MapOfField(), ErrorSources(), UncertaintyOfFailures(), CheapDefences())
+OBSERVERS: tuple[Observer, ...] = (
+    DescriptionOfField(),
+    MapOfField(),
+    ErrorSources(),
+    UncertaintyOfFailures(),
+    CheapDefences(),
+)
 """The default observers, in the order of their sections."""
 
 __all__ = [
     "OBSERVERS",
     "CheapDefences",
+    "DescriptionOfField",
     "ErrorSources",
     "MapOfField",
     "ObservedRound",

@@ -20,6 +20,7 @@ from operant.data import Samples
 from operant.execution.memory import in_batches, with_smaller_batches
 from operant.execution.round_state import RoundState
 from operant.model import Classifier
+from operant.profile import FittedConditions
 from operant.suite import Suite
 
 MAX_POINTS = 600  # points of one kind in a chart
@@ -44,6 +45,7 @@ class ObservedRound:
         field: the current field.
         spawn: a random generator for a part of the round, by name.
         load_failures: reads the operational failures; use ``failures``.
+        conditions: estimated from the first field inputs; None if they were not.
     """
 
     record: Round
@@ -55,6 +57,7 @@ class ObservedRound:
     field: FieldState
     spawn: Callable[[str], torch.Generator]
     load_failures: Callable[[], Suite | None]
+    conditions: FittedConditions | None = None
 
     @property
     def failures(self) -> Suite | None:

@@ -1,0 +1,154 @@
+"""``operant field``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from operant.cli.activities import loading
+from operant.cli.options import (
+    CONFIG,
+    Bounds,
+    Mean,
+    ModelOrConfig,
+    Seed,
+    Size,
+    Std,
+    Weights,
+    config_here,
+    load_classifier,
+)
+from operant.cli.output import Output, check_model, exit_on_error, print_line
+
+if TYPE_CHECKING:
+    from operant.campaign.build import DataOptions
+    from operant.campaign.config import Config
+    from operant.model import Classifier
+    from operant.profile import FieldDescription
+
+
+def field(
+    model: ModelOrConfig = None,
+    field: Annotated[
+        Path | None,
+        typer.Option(
+            help="Field data: an npz file, or a folder of pictures; labels are ignored.",
+            show_default="[data] field of operant.toml",
+        ),
+    ] = None,
+    train: Annotated[
+        Path | None,
+        typer.Option(help="Training data of the model.", show_default="[data] train of operant.toml"),
+    ] = None,
+    clean: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labelled data that the model was not trained on.",
+            show_default="[data] clean of operant.toml, or a tenth of the training data",
+        ),
+    ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table (csv) with file,group for all field inputs.",
+            show_default="[data] groups of operant.toml, for its field",
+        ),
+    ] = None,
+    conditions: Annotated[
+        bool | None,
+        typer.Option(help="Estimate conditions, which takes longest.", show_default="[conditions] of operant.toml"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the description.")] = Path("operant-field"),
+    weights: Weights = None,
+    bounds: Bounds = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
+    seed: Seed = 0,
+) -> None:
+    """Describe the field without labels: what it looks like, its conditions and class shares, and what has changed.
+
+    Writes field.html and field.json. Run again when new inputs have arrived, it compares them with those of last time.
+    What is not given is taken from the operant.toml of the current folder, if there is one.
+
+    Exit code 0: the field is described, whatever was found; 2: it could not be described.
+    """
+    with exit_on_error():
+        with loading("operant field"):
+            from operant.campaign.build import data_options
+            from operant.report.field import write_field
+
+        config = config_here()
+        classifier = load_classifier(model, weights, bounds, mean, std, config=config)
+        options = data_options(config, train=train, clean=clean, field=field, size=size, groups=groups)
+        last, where = _last(out, config)
+        described = _describe(classifier, options, config, conditions, last, seed)
+        page = write_field(described, out)
+        print_line(str(described))
+        print_line(f"{f'last time: {where}' if where else ''}\npage: {page}".strip())
+
+
+def _describe(
+    model: Classifier,
+    options: DataOptions,
+    config: Config | None,
+    conditions: bool | None,
+    last: FieldDescription | None,
+    seed: int,
+) -> FieldDescription:
+    """Read all data, check the model and describe the field."""
+    from operant.campaign.build import configured_classes, field_files, limits_of, read_known
+    from operant.campaign.config import ConditionsTable
+    from operant.profile import describe_field
+    from operant.profile._parts import NoConditions
+    from operant.rng import spawn
+
+    if options.train is None or not options.field:
+        missing = "training" if options.train is None else "field"
+        option = "--train" if options.train is None else "--field"
+        raise ValueError(f"there are no {missing} data: give {option}, or run this in a folder with {CONFIG}")
+    notes: list[str] = []
+    train, clean = read_known(options, model, notes)
+    if config is not None:
+        train = replace(train, classes=configured_classes(config, model, train))
+    check_model(model, clean, Output())
+    inputs = field_files(options, model, train, clean).read()
+    for note in notes:
+        print_line(note)
+    table = config.conditions if config is not None and config.conditions is not None else ConditionsTable()
+    limits = None
+    with suppress(NoConditions):  # the description says why
+        limits = limits_of(table, train, model.bounds)
+    return describe_field(
+        model,
+        inputs,
+        train=train,
+        labelled=clean,
+        estimate=table.wanted if conditions is None else conditions,
+        widest=limits,
+        last=last,
+        generator=spawn(seed, "field"),
+    )
+
+
+def _last(out: Path, config: Config | None) -> tuple[FieldDescription | None, str]:
+    """The description of last time and where it is: that of the same folder, or else the campaign's newest."""
+    from operant import results
+    from operant.campaign.observers import DescriptionOfField
+    from operant.profile import FieldDescription
+
+    own = out / "field.json"
+    if own.exists():
+        try:
+            return results.load(own, FieldDescription), str(own)
+        except ValueError as error:
+            raise ValueError(f"{error}. To begin anew, delete {own}") from None
+    folder = None if config is None else config.path(config.run.folder)
+    rounds = [] if folder is None else sorted(folder.glob(f"round-*/{DescriptionOfField.name}.json"))
+    with suppress(ValueError):  # of another version; the campaign itself reports that
+        return (results.load(rounds[-1], FieldDescription), str(rounds[-1])) if rounds else (None, "")
+    return None, ""
