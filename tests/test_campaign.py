@@ -45,6 +45,7 @@ from operant.campaign.assessing import (
     assess_model,
     labels_needed,
     what_it_takes,
+    why_no_labels,
 )
 from operant.campaign.choosers import risk_weighted_seeds
 from operant.campaign.feedback import FLOOR, reweighted
@@ -933,6 +934,8 @@ def test_labels_of_two_rounds_give_the_same_bound_as_in_one(requirement: float) 
         assert both.before == first.labels
         assert both.failures == int(wrong[: both.labels].sum())
         assert (both.bought == 0) == (both.labels == first.labels)
+        why = why_no_labels(left, 110, requirement=requirement, earlier=first)
+        assert (why == both.reason) if both.bought == 0 else not why
         if first.upper <= requirement or "confidence" in first.reason:
             assert both.bought == 0
         if first.reason == "the labels of this round are spent":
