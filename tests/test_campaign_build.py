@@ -146,9 +146,9 @@ REST = '[requirement]\npmi = 0.1\n[data]\ntrain = "train.npz"\nfield = "field.np
 
 
 def test_paths_in_notes_start_from_the_folder_of_the_file(user, monkeypatch):
-    def noted(config, model, notes):
+    def noted(config, notes):
         notes.append(f"{config.path('tables/labels.csv')}: 1 row is ignored; see {Path('/elsewhere/a.csv')}")
-        return make(config, model, notes)
+        return make(config, notes)
 
     make = building.build_model
     monkeypatch.setattr(building, "build_model", noted)
