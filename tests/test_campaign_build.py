@@ -3,6 +3,7 @@
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,6 +142,16 @@ def test_missing_clean_data_are_held_out_with_a_note(user):
 
 
 REST = '[requirement]\npmi = 0.1\n[data]\ntrain = "train.npz"\nfield = "field.npz"\n'
+
+
+def test_paths_in_notes_start_from_the_folder_of_the_file(user, monkeypatch):
+    def noted(config, notes):
+        notes.append(f"{config.path('tables/labels.csv')}: 1 row is ignored; see {Path('/elsewhere/a.csv')}")
+        return make(config, notes)
+
+    make = building.build_model
+    monkeypatch.setattr(building, "build_model", noted)
+    assert f"tables/labels.csv: 1 row is ignored; see {Path('/elsewhere/a.csv')}" in user.build().notes
 
 
 def test_one_file_may_hold_all_parts(user):

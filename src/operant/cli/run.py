@@ -53,7 +53,7 @@ def run(
             stopwatch=Stopwatch(started=started),
             check=lambda model, clean: check_model(model, clean, output, resumed=begun),
         )
-        known = _earlier_notes(job.folder) if begun else ()  # a campaign that has begun printed them
+        known = _earlier_notes(job) if begun else ()  # a campaign that has begun printed them
         for note in job.notes:
             if note not in known:
                 output.note(note)
@@ -65,15 +65,15 @@ def run(
         raise typer.Exit(NOT_MET)
 
 
-def _earlier_notes(folder: Path) -> tuple[str, ...]:
-    """The notes of the last session; none if they cannot be read, which the campaign then reports."""
+def _earlier_notes(job: CampaignJob) -> tuple[str, ...]:
+    """The notes of the last session; the present ones if it cannot be read, which the campaign then reports."""
     from operant.campaign.records import CampaignInfo
     from operant.results import load
 
     try:
-        return load(folder / "info.json", CampaignInfo).notes
+        return load(job.folder / "info.json", CampaignInfo).notes
     except (OSError, ValueError):
-        return ()
+        return job.notes
 
 
 def _run_campaign(job: CampaignJob, output: Output) -> CampaignResult:
