@@ -13,6 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from operant import Samples, Suite, files, spawn
+from operant.campaign import build as building
 from operant.campaign.build import build
 from operant.campaign.config import load_config
 from operant.campaign.observers import OBSERVERS

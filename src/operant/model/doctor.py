@@ -103,7 +103,8 @@ def _examine(model: Classifier, samples: Samples) -> Findings:
         found += _behaviour(model, x[sound.to(x.device)], logits[sound])
     if known is not None and not labels:
         low = low_accuracy(model, x, known, logits, samples.classes)
-        chance += [finding for finding in low if not (chance and finding.name == "low accuracy")]  # says less
+        known_why = bool(chance) or not bool(sound.all())
+        chance += [finding for finding in low if not (known_why and finding.name == "low accuracy")]  # says less
     return found + labels + chance
 
 

@@ -24,7 +24,9 @@ from operant.profile import FittedConditions
 from operant.suite import Suite
 
 MAX_POINTS = 600  # points of one kind in a chart
-ROUND_FILES = "budget cases drift field labels naturalness predictions profile retraining round shares suite weights"
+ROUND_FILES = (
+    "budget cases drift field labels naturalness predictions profile retraining round seeds shares suite weights"
+)
 PAGE_IDS = (
     "cards checks close cost count drift enlarged failures feedback field large learned more next overview previous "
     "retraining settings sort theme"
