@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 from operant.data import Samples
 from operant.model import Classifier, copy_module, value_and_gradient
 from operant.model.fast import fold_batch_norm
+from operant.rng import spawn
 
 
 def draw(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -675,3 +676,39 @@ def test_a_layer_that_does_not_see_inputs_as_rows_is_not_tapped() -> None:
     with pytest.raises(ValueError, match="layer inner must give one output per input, got 40 for 20 inputs"):
         model.features(torch.rand(20, 4), layers=["inner"])
     assert model.features(torch.rand(20, 4), layers=["fc"])["fc"].shape == (20, 3)
+
+
+class Skipping(nn.Module):
+    """Its last layer reads a sum that no layer returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.first(x).relu() + x).mean((2, 3)))
+
+
+def test_penultimate_features_are_what_the_last_layer_reads() -> None:
+    x = torch.rand(300, 1, 6, 6, generator=spawn(0))
+    model = Classifier(Skipping(), batch_size=128)
+    features = model.penultimate(x)
+    assert features is not None
+    module = model.unwrap()
+    assert torch.allclose(module.head(features), model.batched_logits(x), atol=1e-6)
+    pooled = Classifier(
+        nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Conv2d(5, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    )
+    maps = pooled.features(x, layers=["1"])["1"]
+    assert torch.allclose(pooled.penultimate(x), maps.mean((2, 3)), atol=1e-6)
+
+
+def test_penultimate_features_of_a_module_without_layers_are_none() -> None:
+    class Bare(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, -x], 1)
+
+    assert Classifier(Bare()).penultimate(torch.rand(5, 2)) is None
+    with pytest.warns(DeprecationWarning):
+        scripted = torch.jit.trace(nn.Linear(4, 3), torch.rand(16, 4))
+    assert Classifier(scripted).penultimate(torch.rand(5, 4)) is None

@@ -3,6 +3,7 @@
 from operant.measure.activations import Neurons, find_neurons, neurons
 from operant.measure.conformal import Conformal, conformal_p_values, fit_conformal, min_bonferroni
 from operant.measure.coverage import KMNC, NBC, NC, SNAC, TKNC, Coverage, NeighbourCoverage, Ranges, fit_ranges
+from operant.measure.lift import Lift, LiftAt, lift
 from operant.measure.loss import first_order_loss, zero_order_loss
 from operant.measure.mc_dropout import Passes, mc_dropout, with_dropout
 from operant.measure.naturalness import Naturalness, fit_naturalness, load_naturalness, rank_correlation
@@ -37,6 +38,8 @@ __all__ = [
     "Conformal",
     "Coverage",
     "KindSummary",
+    "Lift",
+    "LiftAt",
     "Naturalness",
     "NeighbourCoverage",
     "Neurons",
@@ -58,6 +61,7 @@ __all__ = [
     "fit_naturalness",
     "fit_ranges",
     "gini",
+    "lift",
     "load_naturalness",
     "margin",
     "mc_dropout",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MIN_ROWS = 16
 """Smaller batches are padded to this many rows, since CPU kernels round differently below it."""
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # the last of these that runs gives the logits
 PROBE_ROWS = 32  # rows on which a fast copy is compared with the module
 
 
@@ -149,6 +150,29 @@ class Classifier:
                     output = _one_per_row(name, taps.pop(name, None), max(len(part), MIN_ROWS))
                     parts[name].append(output[: len(part)].to(x.device))
         return {name: torch.cat(values) for name, values in parts.items()}
+
+    def penultimate(self, x: Tensor) -> Tensor | None:
+        """What the last linear or convolutional layer reads, ``(N, d)``, computed in batches without gradients.
+
+        Feature maps are averaged over their positions. None if no such layer can be observed, as in scripted modules.
+        """
+        self.check_inputs(x)
+        read: list[Tensor] = []
+        parts: list[Tensor] = []
+        with ExitStack() as hooks, torch.no_grad():
+            for module in self._plain.modules():
+                if isinstance(module, WEIGHTED):
+                    hooks.enter_context(
+                        module.register_forward_pre_hook(lambda _module, inputs: read.extend(inputs[:1]))
+                    )
+            for part in x.split(self.batch_size):
+                read.clear()
+                with explained(part):
+                    self._forward(self._plain, part)
+                if not read or len(read[-1]) != max(len(part), MIN_ROWS):
+                    return None
+                parts.append(_flat(read[-1])[: len(part)].to(x.device))
+        return torch.cat(parts)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -381,6 +405,11 @@ def _one_per_row(name: str, output: Any, n: int) -> Tensor:
         got = f"{len(output)} for {n} inputs"
         raise ValueError(f"layer {name} must give one output per input, got {got}; choose another")
     return output
+
+
+def _flat(features: Tensor) -> Tensor:
+    """One row per input; feature maps are averaged over their positions."""
+    return features.flatten(2).mean(2) if features.ndim > 2 else features.clone()
 
 
 def _tapped(output: Any) -> Any:
