@@ -709,6 +709,6 @@ def test_penultimate_features_of_a_module_without_layers_are_none() -> None:
             return torch.cat([x, -x], 1)
 
     assert Classifier(Bare()).penultimate(torch.rand(5, 2)) is None
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
         scripted = torch.jit.trace(nn.Linear(4, 3), torch.rand(16, 4))
     assert Classifier(scripted).penultimate(torch.rand(5, 4)) is None
