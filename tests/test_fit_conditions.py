@@ -29,6 +29,12 @@ def under(samples: Samples, severities: dict[str, Severity], seed: int = 0) -> S
     return Samples(apply(samples.x, drawn))
 
 
+def coloured(n: int, seed: int) -> torch.Tensor:
+    """Smooth colour images of 16 by 16 pixels."""
+    coarse = torch.rand(n, 3, 6, 6, generator=spawn(seed))
+    return torch.nn.functional.interpolate(coarse, size=16, mode="bicubic").clamp(0, 1)
+
+
 def by_name(fitted: FittedConditions) -> dict[str, float]:
     return {f"{p.condition} {p.name}": p.value for p in fitted.parameters}
 
@@ -99,10 +105,7 @@ def test_a_range_that_is_too_narrow_is_reported(parts) -> None:
 
 def test_conditions_are_found_without_being_declared() -> None:
     """Colour images in the dark: exposure and noise are found among 25 conditions, and nothing else is needed."""
-    x = torch.nn.functional.interpolate(torch.rand(900, 3, 6, 6, generator=spawn(3)), size=16, mode="bicubic").clamp(
-        0, 1
-    )
-    everything = Samples(x, torch.arange(900) % 3)
+    everything = Samples(coloured(900, 3), torch.arange(900) % 3)
     hidden = {"exposure": normal(0.2, mean=-1.0), "gaussian_noise": uniform(0.02, 0.06)}
     field = under(everything[:400], hidden)
     fitted = fit_conditions(field, everything[400:], simulated=400, resamples=20, progress=False, generator=spawn(1))
@@ -111,6 +114,41 @@ def test_conditions_are_found_without_being_declared() -> None:
     assert by_name(fitted)["exposure mean"] == pytest.approx(-1, abs=0.15)
     assert fitted.unexplained < 0.2
     assert set(fitted.recipe.names) == set(fitted.active)
+
+
+# Odd fields
+
+
+def test_a_field_of_one_class_is_not_mistaken_for_a_condition(parts) -> None:
+    field = under(parts["field"][parts["field"].labels == 3], {})
+    fitted = fit_conditions(field, parts["clean"], **QUICK, generator=spawn(1))
+    assert max(fitted.priors) == fitted.priors[3] > 3 * sorted(fitted.priors)[-2]
+    assert fitted.active == ()
+
+
+def test_grey_images_among_colour_images_are_reported_as_unexplained() -> None:
+    """No severity imitates two kinds of images, so that none is put in their place."""
+    mixed = coloured(500, 4)
+    mixed[::2] = mixed[::2].mean(1, keepdim=True)
+    fitted = fit_conditions(Samples(mixed), Samples(coloured(500, 5)), **QUICK, generator=spawn(1))
+    assert fitted.unexplained > 0.5
+    assert "conditions do not explain the field" in [f.name for f in fitted.findings]
+
+
+def test_a_field_equal_to_the_training_data_has_no_condition(parts) -> None:
+    fitted = fit_conditions(under(parts["clean"], {}), parts["clean"], **QUICK, generator=spawn(1))
+    assert fitted.active == ()
+    assert str(fitted).startswith("Field data look like clean images: no condition was found.")
+
+
+@pytest.mark.slow
+def test_more_data_of_the_same_source_rarely_have_a_condition() -> None:
+    """Small fields, where chance is largest: at most 1 of 20."""
+    everything, found = load_digits(size=14).train, []
+    for seed in range(20):
+        parts = everything[torch.randperm(len(everything), generator=spawn(seed))].split(field=0.15, clean=0.85)
+        found.append(fit_conditions(under(parts["field"], {}), parts["clean"], **QUICK, generator=spawn(seed)).active)
+    assert sum(names != () for names in found) <= 1, found
 
 
 # Laws
@@ -224,7 +262,9 @@ def test_bad_input_is_rejected_with_a_sentence() -> None:
     for field, clean, options, words in (
         (Samples(torch.rand(60, 5)), b, {}, "conditions are for images: field must be"),
         (a, Samples(torch.rand(60, 1, 6, 9)), {}, "clean must be .* at least 8 by 8 pixels"),
-        (a[:20], b, {}, "at least 50 field images are needed, got 20"),
+        (a[:40], b, {}, "at least 50 field images are needed, got 40; give more"),
+        (replace(a, x=0 * a.x), b, {}, r"each of the field images has one value throughout \(all black, say\)"),
+        (a, replace(b, x=0 * b.x + 0.5), {}, "each of the clean images has one value throughout"),
         (a, small(1, 30), {}, "at least 50 clean images are needed, got 30"),
         (replace(a, x=a.x * 255), b, {}, "field images must lie within bounds .* rescale them"),
         (a, replace(b, x=b.x / 0), {}, "clean images must lie within bounds .* got values from inf to inf"),

@@ -77,7 +77,8 @@ class ImageDescriptor:
 
 
 def _unit(x: Tensor, bounds: tuple[float, float]) -> Tensor:
-    return (x.detach().cpu().float() - bounds[0]) / (bounds[1] - bounds[0])
+    x = x.detach().cpu().float()
+    return x if bounds == (0, 1) else (x - bounds[0]) / (bounds[1] - bounds[0])
 
 
 def _small(x: Tensor) -> Tensor:
@@ -90,7 +91,7 @@ def _appearance(z: Tensor) -> list[Tensor]:
     ordered = _sorted_values(z)
     levels = [ordered[:, round(q * (ordered.shape[1] - 1))] for q in LEVELS]
     black, white = (z < 1 / 512).float().mean((1, 2)), (z > 1 - 1 / 512).float().mean((1, 2))
-    light = [z.mean((1, 2)), z.flatten(1).std(1), *levels, black, white]
+    light = [z.mean((1, 2)), _std(z), *levels, black, white]
     return light + _places(z) + _noise(z) + _sharpness(z) + _edges(z) + _mass(z, levels[len(levels) // 2])
 
 
@@ -118,7 +119,7 @@ def _colours(z: Tensor) -> list[Tensor]:
     strength = (most - least) / (most + 0.05)
     rough = [_log(_bend(z[:, a] - z[:, 1]).mean((1, 2))) for a in (0, 2)]
     balance = [_log(red) - _log(green), _log(blue) - _log(green)]
-    return [*balance, strength.mean((1, 2)), strength.flatten(1).std(1), (most - least).mean((1, 2)), *rough]
+    return [*balance, strength.mean((1, 2)), _std(strength), (most - least).mean((1, 2)), *rough]
 
 
 def _log(v: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ def _sharpness(z: Tensor) -> list[Tensor]:
         across, down = (z.diff(dim=d).abs().mean((1, 2)) for d in (2, 1))
         bend = _bend(z).mean((1, 2))
         numbers += [across, down, bend, (bend + 1e-4).log() - (across + down + 1e-4).log()]
-        z = avg_pool2d(z, 2) if min(z.shape[1:]) >= 8 else z
+        z = _halved(z) if min(z.shape[1:]) >= 8 else z
     return numbers
 
 
@@ -149,7 +150,8 @@ def _edges(z: Tensor) -> list[Tensor]:
     a, b = z.diff(dim=2)[:, :-1], z.diff(dim=1)[:, :, :-1]
     strength = a * a + b * b
     cos2, sin2 = a * a - b * b, 2 * a * b
-    each = (cos2, sin2, (cos2**2 - sin2**2) / (strength + 1e-9), 2 * cos2 * sin2 / (strength + 1e-9))
+    double = 2 * cos2 / (strength + 1e-9)
+    each = (cos2, sin2, double * cos2 - strength, double * sin2)
     return [v.sum((1, 2)) / (strength.sum((1, 2)) + 1e-3) for v in each]
 
 
@@ -162,6 +164,17 @@ def _mass(z: Tensor, median: Tensor) -> list[Tensor]:
     xx, yy, xy = m.sum(1) @ u**2 - x**2, m.sum(2) @ v**2 - y**2, (m @ u) @ v - x * y
     size = xx + yy + 1e-6
     return [x, y, size.clamp_min(0).sqrt(), (xx - yy) / size, 2 * xy / size]
+
+
+def _std(z: Tensor) -> Tensor:
+    return (z - z.mean((1, 2), keepdim=True)).square().mean((1, 2)).sqrt()  # many times faster than torch's std
+
+
+def _halved(z: Tensor) -> Tensor:
+    """Means of two by two pixels."""
+    h, w = (2 * (n // 2) for n in z.shape[1:])
+    even, odd = z[:, 0:h:2], z[:, 1:h:2]
+    return (even[:, :, 0:w:2] + even[:, :, 1:w:2] + odd[:, :, 0:w:2] + odd[:, :, 1:w:2]) / 4
 
 
 def _sorted_values(z: Tensor) -> Tensor:

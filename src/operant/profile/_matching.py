@@ -12,7 +12,8 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from operant.conditions import Recipe, Severity, apply, fixed
+from operant.conditions import DrawnConditions, Recipe, Severity, apply, fixed
+from operant.conditions.recipe import STEPS
 from operant.data import Samples
 from operant.networks.two_sample import fit_two_sample
 from operant.profile._appearance import Array, ImageDescriptor
@@ -20,6 +21,7 @@ from operant.profile.synthesis import checked_priors
 from operant.rng import shuffled
 
 REFERENCE = 1000  # images of either side that the descriptor is fitted to
+MAX_KEPT = 200_000_000  # bytes of images that are kept because the next simulation may start from them
 PRIOR_STD = 0.1  # by which a class's share is expected to differ from that among clean images
 
 
@@ -102,6 +104,7 @@ class ConditionMatcher:
     priors: Array | None  # if given
     seed: int
     tick: Callable[[], None]
+    kept: dict[object, Tensor]  # images after the first conditions of recent simulations
 
     def recipe(self, t: Array) -> Recipe:
         """The recipe at t, without conditions that do nothing."""
@@ -125,7 +128,30 @@ class ConditionMatcher:
             for j, s in zip(columns, recipe.severities.values(), strict=True)
         ]
         drawn = replace(recipe.neutral(rows), seeds=seeds)
-        return apply(self.x[:rows], replace(drawn, values=torch.stack(values, 1)) if values else drawn)
+        return self._stepped(replace(drawn, values=torch.stack(values, 1)) if values else drawn, recipe, (rows, seed))
+
+    def _stepped(self, drawn: DrawnConditions, recipe: Recipe, key: tuple[object, ...]) -> Tensor:
+        """The first images under drawn conditions; steps that a recent simulation began with are not repeated."""
+        steps = [kept for names in STEPS if (kept := [name for name in drawn.names if name in names])]
+        keys = [key]
+        for names in steps:
+            keys.append((*keys[-1], *((name, recipe.severities[name]) for name in names)))
+        done = max((i for i, known in enumerate(keys) if known in self.kept), default=0)
+        x = self.kept.pop(keys[done], self.x[: len(drawn)])
+        if done > 0:
+            self.kept[keys[done]] = x  # the latest in use
+        for names, known in zip(steps[done:], keys[done + 1 :], strict=True):
+            columns = [drawn.names.index(name) for name in names]
+            x = apply(x, replace(drawn, names=tuple(names), values=drawn.values[:, columns]))
+            if done == 0:
+                self._keep(known, x)
+        return x
+
+    def _keep(self, key: object, x: Tensor) -> None:
+        """Keep images, and forget those that were of no use for longest."""
+        self.kept[key] = x
+        while sum(kept.nbytes for kept in self.kept.values()) > MAX_KEPT:
+            del self.kept[next(iter(self.kept))]
 
     def simulate(self, recipe: Recipe, rows: int, seed: int) -> Array:
         self.tick()
@@ -223,6 +249,7 @@ def make_matcher(
         priors=None if priors is None else shares.numpy(),
         seed=int(torch.randint(2**62, (), generator=generator, device=generator.device)),
         tick=tick,
+        kept={},
     )
 
 

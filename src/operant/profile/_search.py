@@ -17,9 +17,10 @@ PROBE_IMAGES, ROUGH_IMAGES = 200, 400  # images simulated to compare conditions,
 EXCHANGE_IMAGES = 1000  # to tell a condition from a similar one
 EARLY_RIDGE, LATE_RIDGE = 0.05, 0.02  # of Σ, when the conditions are still wrong, and when they are nearly right
 FINALISTS = 2  # conditions that are tried in earnest before one of them is added
+CLOSE = 1.5  # factor by which a squared distance may exceed the best one for its condition still to be tried
 ROUGH, FINE = 0.03, 0.015  # steps of finite differences in the two searches, as shares of a range
 MAX_MOVE = 0.3  # of a parameter in one step, as a share of its range
-CONFIDENCE = 0.99  # a condition stays if removing it raises the distance more than chance does at this level
+ALPHA = 0.01  # chance that any of the conditions that are tried seems to help although none does
 MIN_GAIN, MIN_SHARE = 0.03, 0.01  # by which a condition must lower the squared distance; share of it
 MAX_CONDITIONS = 10
 TOGETHER = {"motion_angle": "motion_blur"}  # a direction means nothing without its movement
@@ -65,9 +66,15 @@ def best_match(matcher: ConditionMatcher, t: Array, on: list[str], generator: to
     t, on = exchange(matcher, t, root, on)
     matcher = matcher.with_learned(t, generator)
     root = matcher.root(t, LATE_RIDGE)
-    t = descend(matcher, t, root, on, rows=None, step=FINE, steps=2)
+    t = descend(matcher, t, root, on, rows=None, step=FINE, steps=4)
     t, on = shrink(matcher, t, root, on, again=True)
     return Match(matcher, t, on, root)
+
+
+def without_idle(match: Match) -> Match:
+    """Without the conditions that all images together show to be of little use."""
+    t, on = shrink(match.matcher, match.t, match.root, match.on, again=True)
+    return match._replace(t=t, on=on)
 
 
 Groups = dict[str, list[int]]
@@ -94,7 +101,7 @@ def grow(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) -> tup
     while len(on) < min(MAX_CONDITIONS, len(groups)):
         cost = matcher.compare(t, root, ROUGH_IMAGES).cost
         promises = _promises(matcher, t, root, on, [name for name in groups if name not in on])
-        names = sorted(promises, key=lambda name: promises[name][0])[:FINALISTS]
+        names = _finalists({name: promise for name, (promise, _) in promises.items()})
         ends = {n: rough(matcher, promises[n][1], root, [*on, n], steps=1) for n in names}
         costs = {n: matcher.compare(end, root, ROUGH_IMAGES).cost for n, end in ends.items()}
         best = min(names, key=lambda name: costs[name])
@@ -104,6 +111,11 @@ def grow(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) -> tup
         t = rough(matcher, ends[best], root, on, steps=2)
         t, on = shrink(matcher, t, root, on, rows=ROUGH_IMAGES)
     return t, on
+
+
+def _finalists(promises: dict[str, float]) -> list[str]:
+    best = sorted(promises, key=lambda name: promises[name])[:FINALISTS]
+    return [name for name in best if promises[name] <= CLOSE * promises[best[0]]]
 
 
 def rough(matcher: ConditionMatcher, t: Array, root: Array, on: list[str], *, steps: int) -> Array:
@@ -162,7 +174,7 @@ ALIKE = (
 def exchange(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) -> tuple[Array, list[str]]:
     """Replace conditions by similar ones where that lowers the distance."""
     groups, none, rows = groups_of(matcher.parameters), nothing(matcher.parameters), EXCHANGE_IMAGES
-    cost, probed = (matcher.compare(t, root, n).cost for n in (rows, PROBE_IMAGES))
+    cost, probed, seen = (matcher.compare(t, root, n).cost for n in (rows, PROBE_IMAGES, ROUGH_IMAGES))
     for name in on:
         rivals = [n for family in ALIKE if name in family for n in family if n in groups and n not in on]
         if not rivals:
@@ -173,10 +185,12 @@ def exchange(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) ->
         if promises[rival][0] > 2 * probed:
             continue
         end = rough(matcher, promises[rival][1], root, [*rest, rival], steps=2)
+        if matcher.compare(end, root, ROUGH_IMAGES).cost > CLOSE * seen:
+            continue
         end = descend(matcher, end, root, [*rest, rival], rows=rows, step=ROUGH, steps=1)
         new = matcher.compare(end, root, rows).cost
         if new < 0.9 * cost:
-            t, on, cost = end, [*rest, rival], new
+            t, on, cost, seen = end, [*rest, rival], new, matcher.compare(end, root, ROUGH_IMAGES).cost
     return t, on
 
 
@@ -276,7 +290,7 @@ def enough(cost: float) -> float:
 
 
 def allowance(matcher: ConditionMatcher, parameters: int, rows: int | None = None) -> float:
-    """How much (2) rises by chance if this many parameters are left out."""
+    """How much (2) rises by chance, over all conditions that are tried, if this many parameters are left out."""
     simulated = len(np.unique(matcher.origin[:rows]))
     equivalent = 1 / (1 / len(matcher.field) + 1 / simulated)  # as many would give d the same noise
-    return float(chi2.ppf(CONFIDENCE, parameters) / equivalent)
+    return float(chi2.isf(ALPHA / len(groups_of(matcher.parameters)), parameters) / equivalent)

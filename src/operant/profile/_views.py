@@ -11,7 +11,7 @@ from operant.conditions import Recipe, Severity, apply
 from operant.data import Samples
 from operant.profile._appearance import Array
 from operant.profile._matching import ConditionMatcher, make_matcher
-from operant.profile._search import Match, best_match, better_match, first_match, groups_of, nothing
+from operant.profile._search import Match, best_match, better_match, first_match, groups_of, nothing, without_idle
 from operant.rng import shuffled
 
 MAX_SIDE = 64  # pixels of images that are matched as they are
@@ -44,7 +44,7 @@ def match_field(
     factor = max(clean.shape[1:]) // REDUCED_SIDE
     seen, plain = (replace(s, x=_reduced(s.x, factor)) for s in (field, clean))
     matcher = make_matcher(seen, plain, reduced_recipe(widest, factor), priors, simulated, generator, tick)
-    whole = better_match(matcher, *first_match(matcher))
+    whole = without_idle(better_match(matcher, *first_match(matcher)))
     return [(whole, SCENE), (_match_details(field, clean, widest, whole, factor, generator), _others(widest.names))]
 
 

@@ -94,7 +94,7 @@ class FittedConditions:
             f"Distance of field data from clean images {self.before:.2f}, under these conditions {self.after:.2f}; "
             f"between halves of the field data {self.floor:.2f}."
         )
-        if not self._differ:
+        if not self.parameters and not self._differ:
             first = f"Field data look like clean images: no condition was found. {distances}"
         elif not self.parameters:
             first = f"No condition makes clean images look more like field data. {distances}"
@@ -310,6 +310,8 @@ def _check(field: Samples, clean: Samples, widest: Recipe, priors: Sequence[floa
         if len(samples) < MIN_IMAGES:
             raise ValueError(f"at least {MIN_IMAGES} {name} images are needed, got {len(samples)}; give more")
         check_bounds(f"{name} images", samples.x, widest.bounds)
+        if bool((samples.x.flatten(1).amin(1) == samples.x.flatten(1).amax(1)).all()):
+            raise ValueError(f"each of the {name} images has one value throughout (all black, say); give others")
     check_same_shape("field", field, "clean", clean)
     for name, s in widest.severities.items():
         if s.low < s.high and not s.low <= 0 <= s.high:
