@@ -11,7 +11,7 @@ from torch import nn
 from operant import Classifier, Samples, load_digits, results, spawn
 from operant.networks import LeNet5, fit, initialise
 from operant.profile import Priors, estimate_priors
-from operant.profile.label_shift import _Outputs, bbse, mlls, rlls, saerens
+from operant.profile._estimators import Outputs, bbse, mlls, rlls, saerens
 
 SHIFTS = {
     "uniform": np.full(10, 0.1),
@@ -155,7 +155,7 @@ def test_bbse_inverts_the_confusion_matrix_exactly() -> None:
     logits = np.eye(3)[[0] * 8 + [1] * 2 + [1] * 10 + [2] * 5 + [0] * 5]
     y = np.array([0] * 10 + [1] * 10 + [2] * 10)
     field = np.eye(3)[[0] * 60 + [1] * 25 + [2] * 15]  # priors .5625, .1375, .3 under that confusion
-    outputs = _Outputs(labelled=logits, y=y, field=field, start=np.zeros(4))
+    outputs = Outputs(labelled=logits, y=y, field=field, start=np.zeros(4))
     assert bbse(outputs) == pytest.approx([0.5625, 0.1375, 0.3])
     assert rlls(outputs) == pytest.approx([0.5625, 0.1375, 0.3], abs=0.08)
     assert mlls(outputs).sum() == pytest.approx(1)

@@ -19,7 +19,8 @@ from operant.data import Samples
 from operant.model import Classifier, Finding
 from operant.profile._appearance import MIN_SIDE
 from operant.profile.fit_conditions import MIN_IMAGES, FittedConditions, fit_conditions
-from operant.profile.label_shift import Priors, estimate_priors
+from operant.profile.label_shift import estimate_priors
+from operant.profile.priors import Priors
 
 
 @dataclass(frozen=True, kw_only=True)

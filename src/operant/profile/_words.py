@@ -6,7 +6,7 @@ from operant.conditions import CONDITIONS
 from operant.formatting import percent
 from operant.profile._parts import ErrorEstimate, active_conditions, unexplained_share
 from operant.profile.fit_conditions import FittedConditions
-from operant.profile.label_shift import Priors
+from operant.profile.priors import Priors
 from operant.suite.drawing import is_picture
 
 MAX_LISTED = 20  # sources, groups, classes and values that are listed

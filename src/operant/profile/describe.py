@@ -38,7 +38,7 @@ from operant.profile._words import (
 )
 from operant.profile.drift import MIN_INPUTS, Drift, drift
 from operant.profile.fit_conditions import FittedConditions, Parameter
-from operant.profile.label_shift import Priors
+from operant.profile.priors import Priors
 from operant.rng import shuffled
 from operant.suite.drawing import is_picture
 from operant.validation import check_at_least, check_not_empty
