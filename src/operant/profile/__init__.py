@@ -2,6 +2,7 @@
 
 from operant.profile.describe import FieldDescription, describe_field
 from operant.profile.drift import Drift, drift
+from operant.profile.explained import Explained, explains_field
 from operant.profile.fit_conditions import FittedConditions, Parameter, fit_conditions
 from operant.profile.fitting import (
     Profile,
@@ -12,7 +13,8 @@ from operant.profile.fitting import (
     update_profile,
     with_priors,
 )
-from operant.profile.label_shift import Priors, estimate_priors
+from operant.profile.label_shift import estimate_priors
+from operant.profile.priors import Priors
 from operant.profile.ratio import Ratio, fit_ratio
 from operant.profile.synthesis import (
     ClassVAEs,
@@ -30,6 +32,7 @@ from operant.profile.synthesis import (
 __all__ = [
     "ClassVAEs",
     "Drift",
+    "Explained",
     "FieldDescription",
     "FittedConditions",
     "FromImages",
@@ -46,6 +49,7 @@ __all__ = [
     "describe_field",
     "drift",
     "estimate_priors",
+    "explains_field",
     "fit_class_vaes",
     "fit_conditions",
     "fit_profile",

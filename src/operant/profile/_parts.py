@@ -8,8 +8,6 @@ import math
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import signature
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +17,8 @@ from operant.data import Samples
 from operant.model import Classifier, Finding
 from operant.profile._appearance import MIN_SIDE
 from operant.profile.fit_conditions import MIN_IMAGES, FittedConditions, fit_conditions
-from operant.profile.label_shift import Priors, estimate_priors
+from operant.profile.label_shift import estimate_priors
+from operant.profile.priors import Priors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +117,7 @@ def class_shares(
     generator: torch.Generator,
 ) -> Priors:
     """Class shares in the field."""
-    known = {"conditions": conditions} if "conditions" in signature(estimate_priors).parameters else {}
-    options: dict[str, Any] = {"resamples": resamples, "generator": generator, **known}
-    return estimate_priors(model, labelled, field, **options)
+    return estimate_priors(model, labelled, field, conditions=conditions, resamples=resamples, generator=generator)
 
 
 def error_without_labels(

@@ -6,7 +6,7 @@ from operant.conditions import CONDITIONS
 from operant.formatting import percent
 from operant.profile._parts import ErrorEstimate, active_conditions, unexplained_share
 from operant.profile.fit_conditions import FittedConditions
-from operant.profile.label_shift import Priors
+from operant.profile.priors import Priors
 from operant.suite.drawing import is_picture
 
 MAX_LISTED = 20  # sources, groups, classes and values that are listed
@@ -69,7 +69,7 @@ def describe_shares(priors: Priors, names: Sequence[str]) -> str:
         for c in shown
     ]
     more = [f"  and {len(names) - len(shown)} classes that differ less"] if len(names) > len(shown) else []
-    title = f"Class shares in the field ({priors.method}, {percent(priors.confidence, 2)} intervals):"
+    title = f"Class shares in the field ({priors.method}, {priors.interval_words}):"
     return "\n".join([title, *rows, *more])
 
 

@@ -20,7 +20,7 @@ from operant.model import Classifier, Finding
 from operant.networks import PCA, VAE, Flat, fit_pca
 from operant.profile._cells import box_mass, nearest_mass
 from operant.profile._checks import warning
-from operant.profile.label_shift import Priors, shares_of
+from operant.profile.priors import Priors, shares_of
 from operant.rng import spawn
 from operant.types import Density
 from operant.validation import check_finite, check_positive, check_row_shape, check_share

@@ -1,76 +1,28 @@
 """Estimates class priors in the field without field labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import log_softmax, softmax
 from scipy.stats import norm as normal
 from scipy.stats import t as student
 from torch import Tensor
 
 from operant.data import Samples
 from operant.data.class_texts import class_names
-from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, names_of, warning
+from operant.profile._estimators import ESTIMATORS, Array, Outputs, mlls
+from operant.profile._field_like import under_conditions
+from operant.profile.explained import Explained, explains_field, too_few
+from operant.profile.fit_conditions import FittedConditions
+from operant.profile.priors import Priors
 from operant.validation import check_at_least, check_between, check_one_of
 
-Array = NDArray[np.float64]
-TINY = 1e-6  # smaller priors are set to 0, which expectation-maximisation never reaches exactly
 MIN_COUNT = 10  # inputs of a class that its interval assumes at least
-
-
-@dataclass(frozen=True, kw_only=True)
-class Priors:
-    """Class priors in the field, with bootstrap intervals.
-
-    Attributes:
-        values: one prior per class; they sum to 1.
-        labelled: class frequencies in the labelled data.
-        check: estimates of the other method (BBSE for MLLS, MLLS for the others).
-        findings: reasons to doubt the estimates.
-        classes: the name of each class; empty if they have only numbers.
-    """
-
-    values: tuple[float, ...]
-    lower: tuple[float, ...]
-    upper: tuple[float, ...]
-    confidence: float
-    method: str
-    labelled: tuple[float, ...]
-    check: tuple[float, ...]
-    findings: tuple[Finding, ...]
-    classes: tuple[str, ...] = ()
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """Prior of each class divided by its frequency in the labelled data."""
-        return tuple(v / s for v, s in zip(self.values, self.labelled, strict=True))
-
-    def __str__(self) -> str:
-        lines = [f"Class priors in the field ({self.method}, {percent(self.confidence, 2)} intervals):"]
-        rows = zip(self.values, self.lower, self.upper, self.labelled, strict=True)
-        names = self.classes or tuple(map(str, range(len(self.values))))
-        width = max(3, *map(len, names))
-        for name, (v, low, high, s) in zip(names, rows, strict=True):
-            interval = f"[{percent(low):>6}, {percent(high):>6}]"
-            lines.append(f"  {name:>{width}}  {percent(v):>6}  {interval}   labelled {percent(s):>6}")
-        return "\n".join([*lines, *(str(finding) for finding in self.findings)])
-
-
-def shares_of(priors: Priors | Sequence[float]) -> Tensor:
-    """Estimated or declared priors as a float64 tensor ``(classes,)``; raises if they are not valid."""
-    given = priors.values if isinstance(priors, Priors) else priors
-    values = torch.tensor([float(p) for p in given], dtype=torch.float64)
-    total = float(values.sum())
-    if not (bool((values >= 0).all()) and abs(total - 1) <= 1e-6):
-        shown = ", ".join(f"{v:.4g}" for v in values.tolist())
-        raise ValueError(f"priors must be 0 or more and sum to 1, got {shown} with the sum {total:.6g}")
-    return values / total
+MARGIN = 0.25  # of (6), for which stated intervals covered at least 95 % in trials on three data sets
+MAX_MARGIN = 0.1  # beyond which intervals are withheld
 
 
 def estimate_priors(
@@ -79,6 +31,7 @@ def estimate_priors(
     field: Samples,
     *,
     method: str = "mlls",
+    conditions: FittedConditions | None = None,
     resamples: int = 200,
     confidence: float = 0.95,
     generator: torch.Generator,
@@ -93,15 +46,34 @@ def estimate_priors(
         "rlls"   w = 1 + θ, θ minimises ‖Cθ - (μ - C1)‖ + Δ‖θ‖                          (4)
 
     (2) is solved by expectation-maximisation on probabilities that are first calibrated on the labelled data by a
-    temperature and one bias per class. (3), or (2) if the method is not MLLS, is run as a check: if the two differ by
-    more than chance allows, field data differ in more than priors, and a finding reports it. No finding is no proof: a
-    change that moves all inputs alike can mislead both. Intervals are percentiles over resamples of both data sets,
-    widened for small samples as Hesterberg advises.
+    temperature and one bias per class. Intervals are percentiles over resamples of both data sets, widened for small
+    samples as Hesterberg advises.
+
+    With ``conditions``, the labelled inputs are first put under them, so that only the class shares are left to
+    differ. The shares m that follow are combined with those that the conditions were fitted with, f, the more the
+    closer these are, compared with the variance of m (Green and Strawderman):
+
+        π = m + a (f - m),   a = min(1, (K - 3) / (K - 1) · Σ_c var(m_c) / ‖f - m‖²)    (5)
+
+    So fitted shares help a model that conditions have made uncertain, and hardly count where they are far off.
+
+    Then `explains_field` tests whether labelled inputs in these shares look to the model like the field. If not, more
+    than the shares differs. With conditions, plain labelled inputs are then tried too, and the ones more like the field
+    are used. Estimates are the mean of the method and its check, since hard predictions (3) suffer less from outputs
+    that are too sure. Intervals are widened to hold those of both, and by
+
+        0.25 (AUC - 0.5) (max_i D_ci - min_i D_ci),   D = inverse of P(prediction i | label j)    (6)
+
+    on both sides: a change of the predictions by no more than d moves the share of c by no more than d times that
+    range. If (6) is above 0.1 for any class, all intervals are withheld (NaN). A finding says what was done. No finding
+    is no proof: a change that looks like other class shares cannot be noticed.
 
     Args:
         labelled: labelled inputs *outside* the training data; every class must occur.
         field: inputs from operation; labels are ignored.
-        resamples, confidence, generator: of each class's interval.
+        method: the check is BBSE for MLLS, and MLLS for the others.
+        conditions: of the field, from `fit_conditions`.
+        resamples, confidence, generator: of each class's interval; the generator also draws conditions.
 
     References:
         | Adjusting the Outputs of a Classifier to New a Priori Probabilities (Saerens et al., 2002)
@@ -112,9 +84,119 @@ def estimate_priors(
         | Regularized Learning for Domain Adaptation under Label Shifts (Azizzadenesheli et al., 2019)
         | https://arxiv.org/abs/1903.09734
         | What Teachers Should Know About the Bootstrap (Hesterberg, 2015), https://arxiv.org/abs/1411.5279
+        | A James-Stein Type Estimator for Combining Unbiased and Possibly Biased Estimators
+        | (Green and Strawderman, 1991), https://doi.org/10.1080/01621459.1991.10475144
     """
     _check(model, labelled, field, method, resamples, confidence)
-    outputs = _Outputs.of(model, labelled, field)
+    source = _chosen_source(model, labelled, field, conditions, generator)
+    estimate = _estimated(source.outputs, method, resamples, generator)
+    fitted = None if conditions is None else _fitted(conditions, estimate.value)
+    values = estimate.value if fitted is None else _combined(estimate, fitted)
+    lower, upper = estimate.interval(confidence)
+    if not source.is_explained:
+        values = (values + estimate.check) / 2
+        lower, upper = _doubtful(estimate, source, confidence)
+    classes = names_of(labelled, len(values))
+    names = classes or tuple(map(str, range(len(values))))
+    return Priors(
+        values=tuple(values.tolist()),
+        lower=tuple(np.minimum(lower, values).tolist()),  # NaN stays NaN
+        upper=tuple(np.maximum(upper, values).tolist()),
+        confidence=confidence,
+        method=_method_name(method, source, fitted is not None),
+        labelled=tuple(source.plain.frequencies.tolist()),
+        check=tuple(estimate.check.tolist()),
+        findings=_not_explained(source) + _one_class(source.plain, names),
+        classes=classes,
+        explained=source.explained,
+    )
+
+
+# The labelled inputs that priors are estimated from
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """Model outputs of labelled inputs, plain or under conditions, and whether they explain the field."""
+
+    outputs: Outputs
+    plain: Outputs
+    explained: Explained | None  # None if there are too few inputs to test it
+    under_conditions: bool
+
+    @property
+    def is_explained(self) -> bool:
+        return self.explained is None or self.explained.explained
+
+    @property
+    def margins(self) -> Array:
+        """(6)."""
+        inverse = np.linalg.pinv(self.outputs.confusion[0] / self.outputs.frequencies)
+        auc = 0.5 if self.is_explained or self.explained is None else self.explained.auc
+        return np.asarray(MARGIN * (auc - 0.5) * np.maximum(1, np.ptp(inverse, axis=1)))
+
+    @property
+    def withheld(self) -> bool:
+        return bool(self.margins.max() > MAX_MARGIN)
+
+
+def _chosen_source(
+    model: Classifier,
+    labelled: Samples,
+    field: Samples,
+    conditions: FittedConditions | None,
+    generator: torch.Generator,
+) -> _Source:
+    """Labelled inputs under the conditions; plain ones if there are none, or if only these are more like the field."""
+    like, rows = under_conditions(labelled, conditions, generator=generator)
+    plain = Outputs.of(model, labelled, field)
+    if like is labelled:
+        tested = _tested(model, labelled, field, plain, None, generator)
+        return _Source(outputs=plain, plain=plain, explained=tested, under_conditions=False)
+    outputs = Outputs.of(model, like, field)
+    found = _tested(model, like, field, outputs, rows, generator)
+    if found is not None and not found.explained:
+        without = _tested(model, labelled, field, plain, None, generator)
+        if without is not None and without.auc < found.auc:
+            return _Source(outputs=plain, plain=plain, explained=without, under_conditions=False)
+    return _Source(outputs=outputs, plain=plain, explained=found, under_conditions=True)
+
+
+def _tested(
+    model: Classifier,
+    source: Samples,
+    field: Samples,
+    outputs: Outputs,
+    origin: Tensor | None,
+    generator: torch.Generator,
+) -> Explained | None:
+    priors = mlls(outputs).tolist()
+    if too_few(source, field, priors, origin) is not None:
+        return None
+    return explains_field(model, source, field, priors=priors, origin=origin, generator=generator)
+
+
+# Estimates and their intervals
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Estimate:
+    """Priors by the method and by its check, with resamples of both, one per row."""
+
+    value: Array
+    check: Array
+    resampled: Array
+    check_resampled: Array
+    counts: Array  # inputs behind each prior
+
+    def interval(self, confidence: float) -> tuple[Array, Array]:
+        return _percentiles(self.resampled, self.counts, confidence)
+
+    def check_interval(self, confidence: float) -> tuple[Array, Array]:
+        return _percentiles(self.check_resampled, self.counts, confidence)
+
+
+def _estimated(outputs: Outputs, method: str, resamples: int, generator: torch.Generator) -> _Estimate:
     other = "mlls" if method != "mlls" else "bbse"
     first, second = (ESTIMATORS[name](outputs) for name in (method, other))
     draws: dict[str, list[Array]] = {method: [], other: []}
@@ -122,123 +204,41 @@ def estimate_priors(
         resample = outputs.resampled(generator)
         for name, estimates in draws.items():
             estimates.append(ESTIMATORS[name](resample))
-    a, b = (np.stack(estimates) for estimates in draws.values())
-    counts = np.minimum(outputs.frequencies * len(outputs.y), first * len(outputs.field))  # inputs behind each prior
-    lower, upper = _percentiles(a, np.clip(counts, MIN_COUNT, None), confidence)
-    classes = names_of(labelled, len(first))
-    names = classes or tuple(map(str, range(len(first))))
-    return Priors(
-        values=tuple(first.tolist()),
-        lower=tuple(np.minimum(lower, first).tolist()),
-        upper=tuple(np.maximum(upper, first).tolist()),
-        confidence=confidence,
-        method=method,
-        labelled=tuple(outputs.frequencies.tolist()),
-        check=tuple(second.tolist()),
-        findings=_disagreement(method, other, first - second, a - b, names) + _one_class(outputs, names),
-        classes=classes,
+    counts = np.minimum(outputs.frequencies * len(outputs.y), first * len(outputs.field))
+    return _Estimate(
+        value=first,
+        check=second,
+        resampled=np.stack(draws[method]),
+        check_resampled=np.stack(draws[other]),
+        counts=np.clip(counts, MIN_COUNT, None),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outputs:
-    """Logits of labelled and field inputs, and the labels."""
-
-    labelled: Array
-    y: NDArray[np.int64]
-    field: Array
-    start: Array  # initial log temperature and biases for calibration
-
-    @staticmethod
-    def of(model: Classifier, labelled: Samples, field: Samples) -> "_Outputs":
-        a, b = (model.batched_logits(s.x).cpu().double().numpy() for s in (labelled, field))
-        y = labelled.labels.cpu().numpy()
-        start = _fit_calibration(a, y, np.zeros(1 + a.shape[1]))
-        return _Outputs(labelled=a, y=y, field=b, start=start)
-
-    @property
-    def frequencies(self) -> Array:
-        return np.bincount(self.y, minlength=self.labelled.shape[1]) / len(self.y)
-
-    def resampled(self, generator: torch.Generator) -> "_Outputs":
-        """As many rows drawn with replacement, labelled ones within each class, so that no class is lost."""
-        members = [np.flatnonzero(self.y == c) for c in np.unique(self.y)]
-        rows = np.concatenate([m[_draw(len(m), generator)] for m in members])
-        field = self.field[_draw(len(self.field), generator)]
-        return _Outputs(labelled=self.labelled[rows], y=self.y[rows], field=field, start=self.start)
+def _fitted(conditions: FittedConditions, found: Array) -> Array | None:
+    """The shares that conditions were fitted with; classes that the clean images lack have the found ones."""
+    known = len(conditions.priors)
+    if known == 0 or known > len(found):
+        return None
+    lacking = found[known:]
+    return np.concatenate([np.array(conditions.priors) * (1 - lacking.sum()), lacking])
 
 
-def mlls(outputs: _Outputs) -> Array:
-    """(2), by expectation-maximisation on calibrated probabilities."""
-    calibration = _fit_calibration(outputs.labelled, outputs.y, outputs.start)
-    return saerens(softmax(_calibrated(outputs.field, calibration), axis=1), outputs.frequencies)
+def _combined(estimate: _Estimate, fitted: Array) -> Array:
+    """(5)."""
+    k, far = len(fitted), float(((fitted - estimate.value) ** 2).sum())
+    variance = float(estimate.resampled.var(0, ddof=1).sum())
+    share = min(1.0, max(0, k - 3) / (k - 1) * variance / max(far, 1e-12))
+    return np.asarray(estimate.value + share * (fitted - estimate.value))
 
 
-def saerens(probabilities: Array, source: Array, *, steps: int = 10_000, tolerance: float = 1e-7) -> Array:
-    """The priors π of largest likelihood, given probabilities that are correct under the priors ``source``.
-
-    r_ic ∝ π_c / source_c · p_c(xᵢ),   π_c ← mean of r_ic over i        (1)
-    """
-    p = probabilities / source
-    priors = source.copy()
-    for _ in range(steps):
-        new = priors * (p / (p @ priors)[:, None]).mean(0)  # (1)
-        if np.abs(new - priors).max() < tolerance:
-            return _cleaned(new)
-        priors = new
-    return _cleaned(priors)
-
-
-def bbse(outputs: _Outputs) -> Array:
-    """(3); if C cannot be inverted, the solution of smallest norm."""
-    joint, seen = _confusion(outputs)
-    weights = np.linalg.lstsq(joint, seen, rcond=None)[0]
-    return _cleaned(weights * outputs.frequencies)
-
-
-def rlls(outputs: _Outputs) -> Array:
-    """(4), with Δ a hundredth of the paper's bound on the error of C at 95 % confidence, as in its experiments."""
-    joint, seen = _confusion(outputs)
-    k, n = len(seen), len(outputs.y)
-    gap, logarithm = seen - joint.sum(1), np.log(2 * k / 0.05)
-    penalty = 0.01 * 3 * (2 * logarithm / (3 * n) + np.sqrt(2 * logarithm / n))
-
-    def objective(theta: Array) -> float:
-        return float(np.sqrt(((joint @ theta - gap) ** 2).sum() + 1e-16) + penalty * np.sqrt((theta**2).sum() + 1e-16))
-
-    theta = minimize(objective, np.zeros(k), method="BFGS").x
-    return _cleaned((1 + theta) * outputs.frequencies)
-
-
-ESTIMATORS: dict[str, Callable[[_Outputs], Array]] = {"mlls": mlls, "bbse": bbse, "rlls": rlls}
-
-
-def _confusion(outputs: _Outputs) -> tuple[Array, Array]:
-    k = outputs.labelled.shape[1]
-    joint = np.zeros((k, k))
-    np.add.at(joint, (outputs.labelled.argmax(1), outputs.y), 1 / len(outputs.y))
-    return joint, np.bincount(outputs.field.argmax(1), minlength=k) / len(outputs.field)
-
-
-def _calibrated(logits: Array, parameters: Array) -> Array:
-    calibrated: Array = logits * np.exp(-parameters[0]) + parameters[1:]
-    return calibrated
-
-
-def _fit_calibration(logits: Array, y: NDArray[np.int64], start: Array) -> Array:
-    """The log temperature and biases that minimise cross-entropy."""
-    onehot = np.eye(logits.shape[1])[y]
-
-    def loss(parameters: Array) -> tuple[float, Array]:
-        z = _calibrated(logits, parameters)
-        logp = log_softmax(z, axis=1)
-        error = (np.exp(logp) - onehot) / len(y)
-        temperature = -(error * logits).sum() * np.exp(-parameters[0])
-        value = -(logp * onehot).sum() / len(y) + 1e-6 * (parameters**2).sum()  # keeps separable data finite
-        return value, np.concatenate([[temperature], error.sum(0)]) + 2e-6 * parameters
-
-    best: Array = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
-    return best
+def _doubtful(estimate: _Estimate, source: _Source, confidence: float) -> tuple[Array, Array]:
+    """Intervals for a field that is not explained: widened, or NaN if it is far from explained."""
+    if source.withheld:
+        return np.full_like(estimate.value, np.nan), np.full_like(estimate.value, np.nan)
+    margin, plain = source.margins, mlls(source.plain)
+    ends = [estimate.interval(confidence), estimate.check_interval(confidence), (plain, plain)]
+    lower, upper = np.min([low for low, _ in ends], 0), np.max([high for _, high in ends], 0)
+    return np.clip(lower - margin, 0, 1), np.clip(upper + margin, 0, 1)
 
 
 def _percentiles(resampled: Array, counts: Array, confidence: float) -> tuple[Array, Array]:
@@ -253,44 +253,46 @@ def _percentiles(resampled: Array, counts: Array, confidence: float) -> tuple[Ar
     return lower, upper
 
 
-def _cleaned(priors: Array) -> Array:
-    """Normalised, with negative and tiny values set to 0."""
-    priors = np.where(priors < TINY, 0.0, priors)
-    cleaned: Array = priors / priors.sum()
-    return cleaned
+# Words
 
 
-def _disagreement(
-    method: str, other: str, difference: Array, resampled: Array, names: Sequence[str]
-) -> tuple[Finding, ...]:
-    """Reports classes whose two estimates differ by more than chance, at 1 % over all classes together."""
-    limit = float(normal.isf(0.01 / len(difference) / 2)) * resampled.std(0, ddof=1) + 0.01
-    far = np.flatnonzero(np.abs(difference) > limit)
-    if len(far) == 0:
+def _method_name(method: str, source: _Source, combined: bool) -> str:
+    """
+    >>> from types import SimpleNamespace
+    >>> _method_name("mlls", SimpleNamespace(under_conditions=True, is_explained=True), True)
+    'mlls under the conditions, combined with fitted shares'
+    """
+    other = "mlls" if method != "mlls" else "bbse"
+    name = method if source.is_explained else f"mean of {method} and {other}"
+    where = " under the conditions" if source.under_conditions else ""
+    return f"{name}{where}{', combined with fitted shares' if combined else ''}"
+
+
+def _not_explained(source: _Source) -> tuple[Finding, ...]:
+    if source.is_explained:
         return ()
-    worst = int(np.abs(difference).argmax())
+    assert source.explained is not None
+    kind = "labelled inputs under the estimated conditions" if source.under_conditions else "labelled inputs"
     problem = (
-        f"{method} and {other} disagree on the prior of class {names[worst]} by {percent(abs(difference[worst]))}, "
-        f"more than chance allows (so for {len(far)} classes)"
+        f"in these class shares, {kind} do not look like field inputs to the model (area under the curve "
+        f"{source.explained.auc:.2f}, where 0.5 is alike; p = {source.explained.p_value:.1g}): more than class shares "
+        "changed, so the shares may be far off and no interval is given"
     )
-    advice = (
-        "Field data differ from the labelled data in more than class frequencies; label some field inputs, or use "
-        "fit_conditions and a density instead of priors alone"
-    )
+    if not source.withheld:
+        problem = problem.replace("may be far off and no interval is given", "may be off, and intervals were widened")
+    advice = "Label a hundred random field inputs and count"
+    if not source.under_conditions:
+        advice = f"Give the conditions that fit_conditions finds, if inputs are images. If this stays, {advice.lower()}"
     return (warning("not pure label shift", problem, advice),)
 
 
-def _one_class(outputs: _Outputs, names: Sequence[str]) -> tuple[Finding, ...]:
+def _one_class(outputs: Outputs, names: Sequence[str]) -> tuple[Finding, ...]:
     predicted = np.unique(outputs.field.argmax(1))
     if len(predicted) > 1:
         return ()
     problem = f"the model predicts class {names[predicted[0]]} for all {len(outputs.field)} field inputs"
     advice = "If other classes occur in operation, collect field data again; if not, no classifier is needed"
     return (warning("one class", problem, advice),)
-
-
-def _draw(n: int, generator: torch.Generator) -> NDArray[np.int64]:
-    return torch.randint(n, (n,), generator=generator, device=generator.device).cpu().numpy()
 
 
 def _check(

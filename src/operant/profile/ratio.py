@@ -14,7 +14,7 @@ from operant.model import Finding
 from operant.networks import PCA, fit_pca
 from operant.profile._checks import check_same_shape, warning
 from operant.profile.fitting import Features, with_priors
-from operant.profile.label_shift import Priors
+from operant.profile.priors import Priors
 from operant.rng import mix
 from operant.validation import check_between, check_not_empty
 

@@ -13,7 +13,7 @@ from operant.data import Samples, row_index
 from operant.data.class_texts import class_names
 from operant.networks import VAE, fit_vae
 from operant.profile._checks import check_bounds
-from operant.profile.label_shift import Priors, shares_of
+from operant.profile.priors import Priors, shares_of
 from operant.rng import global_streams
 from operant.validation import check_at_least
 
