@@ -179,8 +179,8 @@ def test_bad_input_is_rejected_with_a_sentence() -> None:
         ((labelled, field), [0.5, 0.5], "a prior for each of the model's 6 classes, got 2"),
         ((labelled, field), [1.0] * K, "must be 0 or more and sum to 1"),
         ((lacking, field), SHARES.tolist(), "must occur in the labelled data, and 2 do not"),
-        ((labelled[:10], field), [1.0] + [0.0] * (K - 1), "at least 20 labelled inputs are needed"),
-        ((labelled, field[:5]), SHARES.tolist(), "at least 20 field inputs are needed, got 5"),
+        ((labelled[:10], field), [1.0] + [0.0] * (K - 1), "at least 20 different labelled inputs are needed"),
+        ((labelled, field[:5]), SHARES.tolist(), "at least 20 different field inputs are needed, got 5"),
     ):
         with pytest.raises(ValueError, match=words):
             explains_field(MODEL, *arguments, priors=priors, generator=spawn(2))

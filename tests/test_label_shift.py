@@ -126,7 +126,7 @@ def test_one_class_in_the_field_is_a_finding(toy) -> None:
     labelled, field = blobs([1 / 3] * 3, 400, spawn(0)), Samples(torch.full((50, 1), 2.5) + torch.rand(50, 1))
     priors = estimate_priors(toy, labelled, field, resamples=20, generator=spawn(2))
     assert "one class" in [finding.name for finding in priors.findings]
-    assert priors.values[2] == pytest.approx(1)
+    assert priors.values[2] == pytest.approx(1, abs=0.05)  # the mean with BBSE, since no class is so far out
 
 
 def test_expectation_maximisation_agrees_with_quapy(lenet, digits28) -> None:

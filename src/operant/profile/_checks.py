@@ -1,5 +1,8 @@
 """Checks and warnings that the parts of the profile share."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from operant.data import Samples
@@ -35,3 +38,13 @@ def check_classes(name: str, samples: Samples, classes: int) -> None:
 def names_of(samples: Samples, classes: int) -> tuple[str, ...]:
     """The names of the model's classes, if the samples have a name for each."""
     return samples.classes if len(samples.classes) == classes else ()
+
+
+def checked_shares(shares: Sequence[float]) -> Tensor:
+    """Shares as a float64 tensor whose sum is exactly 1; raises if they are not 0 or more with a sum of 1."""
+    values = torch.tensor([float(p) for p in shares], dtype=torch.float64)
+    total = float(values.sum())
+    if not (bool((values >= 0).all()) and abs(total - 1) <= 1e-6):
+        shown = ", ".join(f"{v:.4g}" for v in values.tolist())
+        raise ValueError(f"priors must be 0 or more and sum to 1, got {shown} with the sum {total:.6g}")
+    return values / total

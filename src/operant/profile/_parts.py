@@ -3,8 +3,6 @@
 import math
 from dataclasses import replace
 from importlib import import_module
-from inspect import signature
-from typing import Any
 
 import numpy as np
 import torch
@@ -102,6 +100,4 @@ def class_shares(
     generator: torch.Generator,
 ) -> Priors:
     """Class shares in the field."""
-    known = {"conditions": conditions} if "conditions" in signature(estimate_priors).parameters else {}
-    options: dict[str, Any] = {"resamples": resamples, "generator": generator, **known}
-    return estimate_priors(model, labelled, field, **options)
+    return estimate_priors(model, labelled, field, conditions=conditions, resamples=resamples, generator=generator)

@@ -70,7 +70,7 @@ def describe_shares(priors: Priors, names: Sequence[str]) -> str:
         for c in shown
     ]
     more = [f"  and {len(names) - len(shown)} classes that differ less"] if len(names) > len(shown) else []
-    title = f"Class shares in the field ({priors.method}, {percent(priors.confidence, 2)} intervals):"
+    title = f"Class shares in the field ({priors.method}, {priors.interval_words}):"
     return "\n".join([title, *rows, *more])
 
 

@@ -497,6 +497,8 @@ def _changes(last: FieldDescription, now: FieldDescription) -> tuple[str, ...]:
             changes += [f"{what} since last time: {', '.join(sorted(found))}."] if found else []
     if last.priors and now.priors and len(last.priors.values) == len(now.priors.values):
         a, b = last.priors, now.priors
+        if a.withheld or b.withheld:
+            changes.append("Class shares are not compared with last time: there are no intervals to compare.")
         moved = [c for c in range(len(b.values)) if b.lower[c] > a.upper[c] or b.upper[c] < a.lower[c]]
         words = [f"{now.names[c]} from {percent(a.values[c])} to {percent(b.values[c])}" for c in moved]
         changes += [f"Class shares changed since last time: {first_few(words)}."] if words else []

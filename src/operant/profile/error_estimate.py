@@ -28,7 +28,7 @@ from operant.profile._error_methods import (
     transport_value,
 )
 from operant.profile._field_like import under_conditions
-from operant.profile.explained import MIN_INPUTS, explains_field
+from operant.profile.explained import explains_field, too_few
 from operant.profile.fit_conditions import FittedConditions
 from operant.profile.priors import Priors, shares_of
 from operant.rng import shuffled
@@ -277,10 +277,9 @@ def _not_explained(
 ) -> Finding | None:
     some = shuffled(len(source), generator)[:TESTED]
     source, origin, field = source[some], origin[some], field[:TESTED]
-    used = torch.from_numpy(shares > 0)[source.labels.cpu()]
-    if min(len(origin[used].unique()), len(field.units.unique())) < MIN_INPUTS:
-        return None
     present = _present(shares, source)
+    if too_few(source, field, present, origin):
+        return None
     test = explains_field(model, source, field, priors=present, origin=origin, generator=generator)
     if test.explained or test.auc <= MAX_AUC:
         return None

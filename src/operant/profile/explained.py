@@ -16,8 +16,7 @@ from operant.data import Samples
 from operant.data.class_texts import class_names
 from operant.model import Classifier
 from operant.model.copies import is_scripted, on_output
-from operant.profile._checks import names_of
-from operant.profile.priors import shares_of
+from operant.profile._checks import checked_shares, names_of
 from operant.rng import shuffled
 
 Array = NDArray[np.float64]
@@ -93,7 +92,9 @@ def explains_field(
         | The Asymptotic Effect of Substituting Estimators for Parameters in Certain Types of Statistics (Pierce, 1982)
         | https://doi.org/10.1214/aos/1176345788
     """
-    weights = _weights(model, source, field, priors)
+    weights = _weights(model, source, priors)
+    if (few := too_few(source, field, priors, origin)) is not None:
+        raise ValueError(few)
     used = weights > 0
     y, weights = source.labels.cpu().numpy()[used], weights[used]
     origins = (source.units if origin is None else origin).cpu().numpy()[used]
@@ -105,18 +106,25 @@ def explains_field(
     return Explained(auc=auc, p_value=float(normal.sf(z)), source=len(y), field=len(field))
 
 
-def _weights(model: Classifier, source: Samples, field: Samples, priors: Sequence[float]) -> Array:
+def too_few(source: Samples, field: Samples, priors: Sequence[float], origin: Tensor | None) -> str | None:
+    """Why there are too few independent inputs to compare; None if there are enough."""
+    used = torch.tensor([p > 0 for p in priors])[source.labels.cpu()]
+    units = (source.units if origin is None else origin).cpu()[used]
+    for name, n in (("labelled", len(units.unique())), ("field", len(field.units.unique()))):
+        if n < MIN_INPUTS:
+            return f"at least {MIN_INPUTS} different {name} inputs are needed, got {n}; a few hundred are usual"
+    return None
+
+
+def _weights(model: Classifier, source: Samples, priors: Sequence[float]) -> Array:
     """The weight of each source input; they sum to 1."""
-    shares, y = shares_of(priors).numpy(), source.labels.cpu().numpy()
+    shares, y = checked_shares(priors).numpy(), source.labels.cpu().numpy()
     if (k := model.classes(source.x)) != len(shares):
         raise ValueError(f"there must be a prior for each of the model's {k} classes, got {len(shares)}")
     counts = np.bincount(y, minlength=k)
     if len(missing := np.flatnonzero((shares > 0) & (counts == 0))):
         names = class_names(missing.tolist(), names_of(source, k))
         raise ValueError(f"a class with a positive prior must occur in the labelled data, and {names} do not")
-    for name, n in (("labelled", int(((shares > 0) * counts).sum())), ("field", len(field))):
-        if n < MIN_INPUTS:
-            raise ValueError(f"at least {MIN_INPUTS} {name} inputs are needed, got {n}; a few hundred are usual")
     return np.asarray((shares / np.maximum(counts, 1))[y])
 
 

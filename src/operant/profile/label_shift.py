@@ -1,22 +1,27 @@
 """Estimates class priors in the field without field labels."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from scipy.stats import norm as normal
 from scipy.stats import t as student
+from torch import Tensor
 
 from operant.data import Samples
 from operant.data.class_texts import class_names
-from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, names_of, warning
-from operant.profile._estimators import ESTIMATORS, Array, Outputs
+from operant.profile._estimators import ESTIMATORS, Array, Outputs, mlls
+from operant.profile._field_like import under_conditions
+from operant.profile.explained import Explained, explains_field, too_few
+from operant.profile.fit_conditions import FittedConditions
 from operant.profile.priors import Priors
 from operant.validation import check_at_least, check_between, check_one_of
 
 MIN_COUNT = 10  # inputs of a class that its interval assumes at least
+MAX_AUC = 0.65  # separation of field from re-weighted labelled inputs beyond which intervals are withheld
 
 
 def estimate_priors(
@@ -25,6 +30,7 @@ def estimate_priors(
     field: Samples,
     *,
     method: str = "mlls",
+    conditions: FittedConditions | None = None,
     resamples: int = 200,
     confidence: float = 0.95,
     generator: torch.Generator,
@@ -39,15 +45,29 @@ def estimate_priors(
         "rlls"   w = 1 + θ, θ minimises ‖Cθ - (μ - C1)‖ + Δ‖θ‖                          (4)
 
     (2) is solved by expectation-maximisation on probabilities that are first calibrated on the labelled data by a
-    temperature and one bias per class. (3), or (2) if the method is not MLLS, is run as a check: if the two differ by
-    more than chance allows, field data differ in more than priors, and a finding reports it. No finding is no proof: a
-    change that moves all inputs alike can mislead both. Intervals are percentiles over resamples of both data sets,
-    widened for small samples as Hesterberg advises.
+    temperature and one bias per class. Intervals are percentiles over resamples of both data sets, widened for small
+    samples as Hesterberg advises.
+
+    With ``conditions``, the labelled inputs are first put under them, so that only the class shares are left to
+    differ. The shares m that follow are combined with those that the conditions were fitted with, f, the more the
+    closer these are, compared with the variance of m (Green and Strawderman):
+
+        π = m + a (f - m),   a = min(1, (K - 3) / (K - 1) · Σ_c var(m_c) / ‖f - m‖²)    (5)
+
+    So fitted shares help a model that conditions have made uncertain, and hardly count where they are far off.
+
+    Then `explains_field` tests whether labelled inputs in these shares look to the model like the field. If not, more
+    than the shares differs. With conditions, plain labelled inputs are then tried too, and the ones more like the field
+    are used; estimates are the mean of the method and its check, since hard predictions (3) suffer less from outputs
+    that are too sure. Intervals are widened to hold those of both and the estimates from plain labelled inputs, by as
+    much as the inputs can be told apart, or withheld (NaN) if that is well possible; a finding says so.
 
     Args:
         labelled: labelled inputs *outside* the training data; every class must occur.
         field: inputs from operation; labels are ignored.
-        resamples, confidence, generator: of each class's interval.
+        method: the check is BBSE for MLLS, and MLLS for the others.
+        conditions: of the field, from `fit_conditions`.
+        resamples, confidence, generator: of each class's interval; the generator also draws conditions.
 
     References:
         | Adjusting the Outputs of a Classifier to New a Priori Probabilities (Saerens et al., 2002)
@@ -58,9 +78,112 @@ def estimate_priors(
         | Regularized Learning for Domain Adaptation under Label Shifts (Azizzadenesheli et al., 2019)
         | https://arxiv.org/abs/1903.09734
         | What Teachers Should Know About the Bootstrap (Hesterberg, 2015), https://arxiv.org/abs/1411.5279
+        | A James-Stein Type Estimator for Combining Unbiased and Possibly Biased Estimators
+        | (Green and Strawderman, 1991), https://doi.org/10.1080/01621459.1991.10475144
     """
     _check(model, labelled, field, method, resamples, confidence)
-    outputs = Outputs.of(model, labelled, field)
+    source = _chosen_source(model, labelled, field, conditions, generator)
+    estimate = _estimated(source.outputs, method, resamples, generator)
+    fitted = None if conditions is None else _fitted(conditions, estimate.value)
+    values = estimate.value if fitted is None else _combined(estimate, fitted)
+    lower, upper = estimate.interval(confidence)
+    if not source.is_explained:
+        values = (values + estimate.check) / 2
+        lower, upper = _doubtful(estimate, source, confidence)
+    classes = names_of(labelled, len(values))
+    names = classes or tuple(map(str, range(len(values))))
+    return Priors(
+        values=tuple(values.tolist()),
+        lower=tuple(np.minimum(lower, values).tolist()),  # NaN stays NaN
+        upper=tuple(np.maximum(upper, values).tolist()),
+        confidence=confidence,
+        method=_method_name(method, source, fitted is not None),
+        labelled=tuple(source.plain.frequencies.tolist()),
+        check=tuple(estimate.check.tolist()),
+        findings=_not_explained(source) + _one_class(source.plain, names),
+        classes=classes,
+        explained=source.explained,
+    )
+
+
+# The labelled inputs that priors are estimated from
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """Model outputs of labelled inputs, plain or under conditions, and whether they explain the field."""
+
+    outputs: Outputs
+    plain: Outputs
+    explained: Explained | None  # None if there are too few inputs to test it
+    under_conditions: bool
+
+    @property
+    def is_explained(self) -> bool:
+        return self.explained is None or self.explained.explained
+
+    @property
+    def withheld(self) -> bool:
+        return self.explained is not None and not self.is_explained and self.explained.auc > MAX_AUC
+
+
+def _chosen_source(
+    model: Classifier,
+    labelled: Samples,
+    field: Samples,
+    conditions: FittedConditions | None,
+    generator: torch.Generator,
+) -> _Source:
+    """Labelled inputs under the conditions; plain ones if there are none, or if only these are more like the field."""
+    like, rows = under_conditions(labelled, conditions, generator=generator)
+    plain = Outputs.of(model, labelled, field)
+    if like is labelled:
+        tested = _tested(model, labelled, field, plain, None, generator)
+        return _Source(outputs=plain, plain=plain, explained=tested, under_conditions=False)
+    outputs = Outputs.of(model, like, field)
+    found = _tested(model, like, field, outputs, rows, generator)
+    if found is not None and not found.explained:
+        without = _tested(model, labelled, field, plain, None, generator)
+        if without is not None and without.auc < found.auc:
+            return _Source(outputs=plain, plain=plain, explained=without, under_conditions=False)
+    return _Source(outputs=outputs, plain=plain, explained=found, under_conditions=True)
+
+
+def _tested(
+    model: Classifier,
+    source: Samples,
+    field: Samples,
+    outputs: Outputs,
+    origin: Tensor | None,
+    generator: torch.Generator,
+) -> Explained | None:
+    priors = mlls(outputs).tolist()
+    if too_few(source, field, priors, origin) is not None:
+        return None
+    return explains_field(model, source, field, priors=priors, origin=origin, generator=generator)
+
+
+# Estimates and their intervals
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Estimate:
+    """Priors by the method and by its check, with resamples of both, one per row."""
+
+    value: Array
+    check: Array
+    resampled: Array
+    check_resampled: Array
+    counts: Array  # inputs behind each prior
+
+    def interval(self, confidence: float) -> tuple[Array, Array]:
+        return _percentiles(self.resampled, self.counts, confidence)
+
+    def check_interval(self, confidence: float) -> tuple[Array, Array]:
+        return _percentiles(self.check_resampled, self.counts, confidence)
+
+
+def _estimated(outputs: Outputs, method: str, resamples: int, generator: torch.Generator) -> _Estimate:
     other = "mlls" if method != "mlls" else "bbse"
     first, second = (ESTIMATORS[name](outputs) for name in (method, other))
     draws: dict[str, list[Array]] = {method: [], other: []}
@@ -68,22 +191,43 @@ def estimate_priors(
         resample = outputs.resampled(generator)
         for name, estimates in draws.items():
             estimates.append(ESTIMATORS[name](resample))
-    a, b = (np.stack(estimates) for estimates in draws.values())
-    counts = np.minimum(outputs.frequencies * len(outputs.y), first * len(outputs.field))  # inputs behind each prior
-    lower, upper = _percentiles(a, np.clip(counts, MIN_COUNT, None), confidence)
-    classes = names_of(labelled, len(first))
-    names = classes or tuple(map(str, range(len(first))))
-    return Priors(
-        values=tuple(first.tolist()),
-        lower=tuple(np.minimum(lower, first).tolist()),
-        upper=tuple(np.maximum(upper, first).tolist()),
-        confidence=confidence,
-        method=method,
-        labelled=tuple(outputs.frequencies.tolist()),
-        check=tuple(second.tolist()),
-        findings=_disagreement(method, other, first - second, a - b, names) + _one_class(outputs, names),
-        classes=classes,
+    counts = np.minimum(outputs.frequencies * len(outputs.y), first * len(outputs.field))
+    return _Estimate(
+        value=first,
+        check=second,
+        resampled=np.stack(draws[method]),
+        check_resampled=np.stack(draws[other]),
+        counts=np.clip(counts, MIN_COUNT, None),
     )
+
+
+def _fitted(conditions: FittedConditions, found: Array) -> Array | None:
+    """The shares that conditions were fitted with; classes that the clean images lack have the found ones."""
+    known = len(conditions.priors)
+    if known == 0 or known > len(found):
+        return None
+    lacking = found[known:]
+    return np.concatenate([np.array(conditions.priors) * (1 - lacking.sum()), lacking])
+
+
+def _combined(estimate: _Estimate, fitted: Array) -> Array:
+    """(5)."""
+    k, far = len(fitted), float(((fitted - estimate.value) ** 2).sum())
+    variance = float(estimate.resampled.var(0, ddof=1).sum())
+    share = min(1.0, max(0, k - 3) / (k - 1) * variance / max(far, 1e-12))
+    return np.asarray(estimate.value + share * (fitted - estimate.value))
+
+
+def _doubtful(estimate: _Estimate, source: _Source, confidence: float) -> tuple[Array, Array]:
+    """Intervals for a field that is not explained: widened, or NaN if it is far from explained."""
+    assert source.explained is not None
+    if source.withheld:
+        return np.full_like(estimate.value, np.nan), np.full_like(estimate.value, np.nan)
+    margin = source.explained.auc - 0.5
+    plain = mlls(source.plain)
+    ends = [estimate.interval(confidence), estimate.check_interval(confidence), (plain, plain)]
+    lower, upper = np.min([low for low, _ in ends], 0), np.max([high for _, high in ends], 0)
+    return np.clip(lower - margin, 0, 1), np.clip(upper + margin, 0, 1)
 
 
 def _percentiles(resampled: Array, counts: Array, confidence: float) -> tuple[Array, Array]:
@@ -98,23 +242,36 @@ def _percentiles(resampled: Array, counts: Array, confidence: float) -> tuple[Ar
     return lower, upper
 
 
-def _disagreement(
-    method: str, other: str, difference: Array, resampled: Array, names: Sequence[str]
-) -> tuple[Finding, ...]:
-    """Reports classes whose two estimates differ by more than chance, at 1 % over all classes together."""
-    limit = float(normal.isf(0.01 / len(difference) / 2)) * resampled.std(0, ddof=1) + 0.01
-    far = np.flatnonzero(np.abs(difference) > limit)
-    if len(far) == 0:
+# Words
+
+
+def _method_name(method: str, source: _Source, combined: bool) -> str:
+    """
+    >>> from types import SimpleNamespace
+    >>> _method_name("mlls", SimpleNamespace(under_conditions=True, is_explained=True), True)
+    'mlls under the conditions, combined with fitted shares'
+    """
+    other = "mlls" if method != "mlls" else "bbse"
+    name = method if source.is_explained else f"mean of {method} and {other}"
+    where = " under the conditions" if source.under_conditions else ""
+    return f"{name}{where}{', combined with fitted shares' if combined else ''}"
+
+
+def _not_explained(source: _Source) -> tuple[Finding, ...]:
+    if source.is_explained:
         return ()
-    worst = int(np.abs(difference).argmax())
+    assert source.explained is not None
+    kind = "labelled inputs under the estimated conditions" if source.under_conditions else "labelled inputs"
     problem = (
-        f"{method} and {other} disagree on the prior of class {names[worst]} by {percent(abs(difference[worst]))}, "
-        f"more than chance allows (so for {len(far)} classes)"
+        f"in these class shares, {kind} do not look like field inputs to the model (area under the curve "
+        f"{source.explained.auc:.2f}, where 0.5 is alike; p = {source.explained.p_value:.1g}): more than class shares "
+        "changed, so the shares may be far off and no interval is given"
     )
-    advice = (
-        "Field data differ from the labelled data in more than class frequencies; label some field inputs, or use "
-        "fit_conditions and a density instead of priors alone"
-    )
+    if not source.withheld:
+        problem = problem.replace("may be far off and no interval is given", "may be off, and intervals were widened")
+    advice = "Label a hundred random field inputs and count"
+    if not source.under_conditions:
+        advice = f"Give the conditions that fit_conditions finds, if inputs are images. If this stays, {advice.lower()}"
     return (warning("not pure label shift", problem, advice),)
 
 

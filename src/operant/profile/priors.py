@@ -1,13 +1,15 @@
 """Class priors in the field, estimated or declared."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from operant.formatting import percent
 from operant.model import Finding
+from operant.profile._checks import checked_shares
+from operant.profile.explained import Explained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,10 +18,12 @@ class Priors:
 
     Attributes:
         values: one prior per class; they sum to 1.
+        lower, upper: of each class's interval; NaN if they are withheld, and a finding says why.
         labelled: class frequencies in the labelled data.
         check: estimates of the other method (BBSE for MLLS, MLLS for the others).
         findings: reasons to doubt the estimates.
         classes: the name of each class; empty if they have only numbers.
+        explained: whether labelled inputs in these shares look to the model like the field; None if not tested.
     """
 
     values: tuple[float, ...]
@@ -31,14 +35,25 @@ class Priors:
     check: tuple[float, ...]
     findings: tuple[Finding, ...]
     classes: tuple[str, ...] = ()
+    explained: Explained | None = None
+
+    @property
+    def withheld(self) -> bool:
+        """Whether there are no intervals, since more than class shares differs."""
+        return any(map(math.isnan, (*self.lower, *self.upper)))
 
     @property
     def weights(self) -> tuple[float, ...]:
         """Prior of each class divided by its frequency in the labelled data."""
         return tuple(v / s for v, s in zip(self.values, self.labelled, strict=True))
 
+    @property
+    def interval_words(self) -> str:
+        """What kind of intervals there are."""
+        return "intervals withheld" if self.withheld else f"{percent(self.confidence, 2)} intervals"
+
     def __str__(self) -> str:
-        lines = [f"Class priors in the field ({self.method}, {percent(self.confidence, 2)} intervals):"]
+        lines = [f"Class priors in the field ({self.method}, {self.interval_words}):"]
         rows = zip(self.values, self.lower, self.upper, self.labelled, strict=True)
         names = self.classes or tuple(map(str, range(len(self.values))))
         width = max(3, *map(len, names))
@@ -50,10 +65,4 @@ class Priors:
 
 def shares_of(priors: Priors | Sequence[float]) -> Tensor:
     """Estimated or declared priors as a float64 tensor ``(classes,)``; raises if they are not valid."""
-    given = priors.values if isinstance(priors, Priors) else priors
-    values = torch.tensor([float(p) for p in given], dtype=torch.float64)
-    total = float(values.sum())
-    if not (bool((values >= 0).all()) and abs(total - 1) <= 1e-6):
-        shown = ", ".join(f"{v:.4g}" for v in values.tolist())
-        raise ValueError(f"priors must be 0 or more and sum to 1, got {shown} with the sum {total:.6g}")
-    return values / total
+    return checked_shares(priors.values if isinstance(priors, Priors) else priors)
