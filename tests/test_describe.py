@@ -184,6 +184,20 @@ def test_the_error_without_labels_is_part_of_the_description(model, monkeypatch)
     assert "The error was not estimated: too few labelled inputs; give more." in d.notes
 
 
+def test_the_error_is_estimated_with_the_class_shares_and_conditions_of_the_description(model, monkeypatch):
+    seen = []
+    estimate = describing.estimate_error
+    monkeypatch.setattr(describing, "estimate_error", lambda *a, **kw: (seen.append(kw), estimate(*a, **kw))[1])
+    d = describe(model, FIELD, conditions=BLURRED)
+    assert seen[0]["priors"] == d.priors
+    assert seen[0]["conditions"] == BLURRED
+    assert {"atc", "confidence", "cot", "simulated", "atc on clean inputs"} == set(d.error.by_method)
+    plain = describe(model, FIELD)
+    assert "reweighted" in plain.error.by_method
+    truth = 1 - model.accuracy(PARTS["field"])
+    assert plain.error.lower <= truth <= plain.error.upper
+
+
 # Conditions
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize, minimize_scalar
-from scipy.special import logsumexp, softmax, xlogy
+from scipy.special import xlogy
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -25,11 +25,12 @@ def fit_temperature(logits: Array, y: Labels, weights: Array) -> float:
         | On Calibration of Modern Neural Networks (Guo et al., 2017)
         | https://arxiv.org/abs/1706.04599
     """
-    rows = np.arange(len(y))
+    z = logits - logits.max(1, keepdims=True)  # at most 0, so that nothing overflows
+    of_label = z[np.arange(len(y)), y]
 
     def loss(log_temperature: float) -> float:
-        z = logits * np.exp(-log_temperature)
-        return float(weights @ (logsumexp(z, axis=1) - z[rows, y]))
+        sharpness = np.exp(-log_temperature)
+        return float(weights @ (np.log(np.exp(z * sharpness).sum(1)) - of_label * sharpness))
 
     found = minimize_scalar(loss, bounds=LOG_TEMPERATURES, method="bounded", options={"xatol": 0.01})
     return float(np.exp(found.x))
@@ -106,8 +107,11 @@ def transport_potentials(cost: Array, shares: Array) -> Array:
 
     def negated(v: Array, smoothing: float) -> tuple[float, Array]:
         scaled = (v - cost) / smoothing
-        value = shares @ v - smoothing * logsumexp(scaled, axis=1).mean()
-        return -float(value), softmax(scaled, axis=1).mean(0) - shares
+        top = scaled.max(1, keepdims=True)
+        powers = np.exp(scaled - top)
+        total = powers.sum(1)
+        value = shares @ v - smoothing * (np.log(total) + top[:, 0]).mean()
+        return -float(value), (1 / total) @ powers / len(cost) - shares
 
     best = np.zeros(len(shares))
     for smoothing in SMOOTHING:

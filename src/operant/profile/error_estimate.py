@@ -128,7 +128,8 @@ def estimate_error(
     copies = max(1, min(4, SOURCE_ROWS // len(labelled)))
     source, origin = under_conditions(labelled, conditions, copies=copies, generator=generator)
     outputs = _Outputs.of(model, source, origin, field, shares)
-    by_method, potentials = outputs.estimates(), outputs.potentials()
+    potentials = outputs.potentials()
+    by_method = outputs.estimates(potentials)
     if source is not labelled:
         by_method[SIMULATED] = by_method.pop(REWEIGHTED)
         by_method[ON_CLEAN] = outputs.with_source(model, labelled).estimates(potentials)[ATC]
@@ -210,13 +211,12 @@ class _Outputs:
         used = self.shares > 0
         return transport_potentials(1 - softmax(self.field / self.temperature, axis=1)[:, used], self.shares[used])
 
-    def estimates(self, potentials: Array | None = None) -> dict[str, float]:
-        """The estimate of each method. Potentials of similar outputs save most of the time, and change little."""
+    def estimates(self, potentials: Array) -> dict[str, float]:
+        """The estimate of each method; potentials of similar outputs save most of the time, and change little."""
         temperature, used = self.temperature, self.shares > 0
         p = softmax(self.field / temperature, axis=1)
         corrected = p * self.ratios
         corrected /= np.maximum(corrected.sum(1, keepdims=True), 1e-300)
-        potentials = self.potentials() if potentials is None else potentials
         return {
             ATC: self.threshold(temperature).error(_score(self.field, temperature)),
             CONFIDENCE: confidence_error(corrected, self.field.argmax(1)),
