@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from operant import Classifier, Samples, load_digits, results, spawn
 from operant.conditions import Recipe, apply, fixed, uniform
 from operant.networks import fit, initialise
-from operant.profile import FittedConditions, Parameter, Priors, describe_field
+from operant.profile import ErrorEstimate, FittedConditions, Parameter, Priors, describe_field
 from operant.profile import describe as describing
-from operant.profile._parts import ErrorEstimate, NoConditions, check_estimable, estimate_conditions, usual_conditions
+from operant.profile._parts import NoConditions, check_estimable, estimate_conditions, usual_conditions
 from operant.profile._words import describe_conditions, describe_error, describe_shares, describe_unexplained
 from operant.profile.describe import MAX_LISTED, SHOWN, FieldDescription, packed, unpacked
 
@@ -170,7 +170,7 @@ def test_estimates_use_a_limited_number_of_inputs(model, monkeypatch):
 
 def test_the_error_without_labels_is_part_of_the_description(model, monkeypatch):
     found = ErrorEstimate(value=0.25, lower=0.2, upper=0.3, method="thresholds", by_method={"thresholds": 0.25})
-    monkeypatch.setattr(describing, "error_without_labels", lambda *_, **__: found)
+    monkeypatch.setattr(describing, "estimate_error", lambda *_, **__: found)
     d = describe(model, FIELD)
     assert d.error == found
     assert "estimated to get 25 % of field inputs wrong (20 % to 30 %, thresholds)" in str(d)
@@ -179,10 +179,24 @@ def test_the_error_without_labels_is_part_of_the_description(model, monkeypatch)
     def fails(*_, **__):
         raise ValueError("too few labelled inputs; give more")
 
-    monkeypatch.setattr(describing, "error_without_labels", fails)
+    monkeypatch.setattr(describing, "estimate_error", fails)
     d = describe(model, FIELD)
     assert d.error is None
     assert "The error was not estimated: too few labelled inputs; give more." in d.notes
+
+
+def test_the_error_is_estimated_with_the_class_shares_and_conditions_of_the_description(model, monkeypatch):
+    seen = []
+    estimate = describing.estimate_error
+    monkeypatch.setattr(describing, "estimate_error", lambda *a, **kw: (seen.append(kw), estimate(*a, **kw))[1])
+    d = describe(model, FIELD, conditions=BLURRED)
+    assert seen[0]["priors"] == d.priors
+    assert seen[0]["conditions"] == BLURRED
+    assert {"atc", "confidence", "cot", "simulated", "atc on clean inputs"} == set(d.error.by_method)
+    plain = describe(model, FIELD)
+    assert "reweighted" in plain.error.by_method
+    truth = 1 - model.accuracy(PARTS["field"])
+    assert plain.error.lower <= truth <= plain.error.upper
 
 
 # Conditions

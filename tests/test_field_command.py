@@ -16,8 +16,7 @@ from operant.cli import app
 from operant.conditions import Recipe, uniform
 from operant.formatting import percent
 from operant.model import Finding
-from operant.profile import FieldDescription, FittedConditions, Parameter, Priors, describe_field
-from operant.profile._parts import ErrorEstimate
+from operant.profile import ErrorEstimate, FieldDescription, FittedConditions, Parameter, Priors, describe_field
 from operant.report.field import render_field, write_field
 from report_folder import HOSTILE, Page
 

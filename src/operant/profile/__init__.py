@@ -2,6 +2,7 @@
 
 from operant.profile.describe import FieldDescription, describe_field
 from operant.profile.drift import Drift, drift
+from operant.profile.error_estimate import ErrorEstimate, estimate_error
 from operant.profile.explained import Explained, explains_field
 from operant.profile.fit_conditions import FittedConditions, Parameter, fit_conditions
 from operant.profile.fitting import (
@@ -32,6 +33,7 @@ from operant.profile.synthesis import (
 __all__ = [
     "ClassVAEs",
     "Drift",
+    "ErrorEstimate",
     "Explained",
     "FieldDescription",
     "FittedConditions",
@@ -48,6 +50,7 @@ __all__ = [
     "Synthesised",
     "describe_field",
     "drift",
+    "estimate_error",
     "estimate_priors",
     "explains_field",
     "fit_class_vaes",

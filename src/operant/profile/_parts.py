@@ -1,36 +1,19 @@
-"""The parts of a description, called in one place: conditions, class shares and the error without labels.
-
-Each function uses what `operant.profile` offers: a palette of conditions, class shares that know the conditions, and
-`operant.profile.error_estimate`, where they are there.
-"""
+"""The parts of a description, called in one place: conditions and class shares."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 
 from operant.conditions import Recipe, half_normal, normal, uniform
 from operant.data import Samples
-from operant.model import Classifier, Finding
+from operant.model import Classifier
 from operant.profile._appearance import MIN_SIDE
 from operant.profile.fit_conditions import MIN_IMAGES, FittedConditions, fit_conditions
 from operant.profile.label_shift import estimate_priors
 from operant.profile.priors import Priors
-
-
-@dataclass(frozen=True, kw_only=True)
-class ErrorEstimate:
-    """The share of field inputs that the model gets wrong, estimated without labels: never a bound."""
-
-    value: float
-    lower: float
-    upper: float
-    method: str
-    by_method: dict[str, float] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
 
 
 class NoConditions(ValueError):
@@ -118,28 +101,3 @@ def class_shares(
 ) -> Priors:
     """Class shares in the field."""
     return estimate_priors(model, labelled, field, conditions=conditions, resamples=resamples, generator=generator)
-
-
-def error_without_labels(
-    model: Classifier,
-    labelled: Samples,
-    field: Samples,
-    *,
-    priors: Priors | None,
-    conditions: FittedConditions | None,
-    generator: torch.Generator,
-) -> ErrorEstimate | None:
-    """The error rate in the field, estimated without labels of field inputs; None if nothing estimates it."""
-    place = "operant.profile.error_estimate"
-    if find_spec(place) is None:
-        return None
-    estimate = import_module(place).estimate_error
-    found = estimate(model, labelled, field, priors=priors, conditions=conditions, generator=generator)
-    return ErrorEstimate(
-        value=float(found.value),
-        lower=float(found.lower),
-        upper=float(found.upper),
-        method=found.method,
-        by_method={name: float(getattr(v, "value", v)) for name, v in found.by_method.items()},
-        findings=tuple(found.findings),
-    )

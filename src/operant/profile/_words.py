@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from operant.conditions import CONDITIONS
 from operant.formatting import percent
-from operant.profile._parts import ErrorEstimate, active_conditions, unexplained_share
+from operant.profile._parts import active_conditions, unexplained_share
+from operant.profile.error_estimate import ErrorEstimate
 from operant.profile.fit_conditions import FittedConditions
 from operant.profile.priors import Priors
 from operant.suite.drawing import is_picture
@@ -83,8 +84,12 @@ def share(value: float) -> str:
 
 
 def describe_error(error: ErrorEstimate) -> str:
-    """The error without labels in a sentence."""
-    return (
+    """The error without labels in a sentence or two."""
+    estimate = (
         f"Without labels, the model is estimated to get {percent(error.value)} of field inputs wrong "
-        f"({percent(error.lower)} to {percent(error.upper)}, {error.method}). This is an estimate, not a bound."
+        f"({percent(error.lower)} to {percent(error.upper)}, {error.method})."
     )
+    if not error.unreliable:
+        return f"{estimate} This is an estimate, not a bound."
+    reason = error.unreliable[0].problem
+    return f"{estimate} It is unreliable here, because {reason}; label {error.labels} field inputs: `operant assess`."

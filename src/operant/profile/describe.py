@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import Any
 
 import torch
 from scipy.stats import binomtest
@@ -20,11 +21,9 @@ from operant.formatting import first_few, percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_same_shape, warning
 from operant.profile._parts import (
-    ErrorEstimate,
     NoConditions,
     active_conditions,
     class_shares,
-    error_without_labels,
     estimate_conditions,
     unexplained_share,
     usual_conditions,
@@ -37,6 +36,7 @@ from operant.profile._words import (
     describe_size,
 )
 from operant.profile.drift import MIN_INPUTS, Drift, drift
+from operant.profile.error_estimate import ErrorEstimate, estimate_error
 from operant.profile.fit_conditions import FittedConditions, Parameter
 from operant.profile.priors import Priors
 from operant.rng import shuffled
@@ -205,7 +205,7 @@ def describe_field(
         widest: the strongest possible conditions, see `fit_conditions` (default: a palette of usual ones).
         estimate: whether conditions are estimated if they are not given; this takes longest.
         last: an earlier description, to compare with.
-        resamples: for the intervals of class shares.
+        resamples: for the intervals of class shares and of the error.
         rows: maximum number of field inputs that estimates use, drawn at random.
         generator: draws inputs, severities and resamples; the same one gives the same description.
         progress: show progress on stderr.
@@ -224,7 +224,7 @@ def describe_field(
         elif conditions is None:
             notes.append("Conditions were not estimated.")
         priors = _priors(model, labelled, some, conditions, resamples, generator, notes)
-        error = _error(model, labelled, some, priors, conditions, generator, notes)
+        error = _error(model, labelled, some, priors, conditions, resamples, generator, notes)
         simulated = _simulated(train, conditions, priors, generator)
         now = FieldDescription(
             inputs=len(field),
@@ -303,13 +303,14 @@ def _error(
     field: Samples,
     priors: Priors | None,
     conditions: FittedConditions | None,
+    resamples: int,
     generator: torch.Generator,
     notes: list[str],
 ) -> ErrorEstimate | None:
-    options = {"priors": priors, "conditions": conditions, "generator": generator}
     try:
         with activity("estimating the error without labels"):
-            return error_without_labels(model, labelled, field, **options)  # type: ignore[arg-type]
+            known: dict[str, Any] = {"priors": priors, "conditions": conditions}
+            return estimate_error(model, labelled, field, **known, resamples=min(resamples, 100), generator=generator)
     except ValueError as error:
         notes.append(f"The error was not estimated: {error}.")
         return None
