@@ -64,7 +64,8 @@ another source. No image has two roles: {setting.seen} unlabelled field inputs a
 are all that the fit gets; {setting.labelled} clean labelled inputs that nobody trained on serve class shares and error;
 at most {setting.truth} other labelled field inputs are the truth. Where class shares follow Zipf's law, images of
 frequent classes repeat within a role, each time under conditions drawn anew. One field is distorted by waves, which no
-condition of the palette can imitate. Settings and rules were fixed before the reported run, with other seeds. Intervals are 95 %.
+condition of the palette can imitate. Settings and rules were fixed before the reported run, with other seeds.
+Intervals are 95 %.
 
 ![Field inputs beside training images under the fitted recipe](field-sheet.jpg)
 """

@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from operant_studies.operational_fuzz.fields import under
 from operant_studies.shared import Steps
 
 UNCORRECTED, FITTED, MODEL, COMBINED = "training shares", "fitted with conditions", "MLLS", "combination"
+COMBINES = "conditions" in signature(estimate_priors).parameters
 SHOWN = 10  # images on either side of the page's sheet
 ESTIMATES = (UNCORRECTED, FITTED, MODEL, COMBINED)
 
@@ -159,15 +161,16 @@ class FieldUnit:
             ShareEstimate(name=FITTED, values=fitted.priors),
             _estimate(MODEL, self._priors(None)),
         ]
-        if "conditions" in signature(estimate_priors).parameters:
+        if COMBINES:
             estimates.append(_estimate(COMBINED, self._priors(fitted)))
         return FieldShares(true=inputs.shares, estimates=tuple(estimates))
 
     def _priors(self, conditions: FittedConditions | None) -> Priors:
-        known = {"conditions": conditions} if "conditions" in signature(estimate_priors).parameters else {}
-        generator = self._generator("shares")
-        field = self.inputs.seen.with_labels(None)
-        return estimate_priors(self.model, self.inputs.labelled, field, generator=generator, **known)  # type: ignore[arg-type]
+        """By the model's outputs alone, or with what the conditions say."""
+        combined = conditions is not None and COMBINES
+        known: dict[str, Any] = {"conditions": conditions} if combined else {"method": "mlls"}
+        field, generator = self.inputs.seen.with_labels(None), self._generator("shares")
+        return estimate_priors(self.model, self.inputs.labelled, field, generator=generator, **known)
 
     # Likeness
 
