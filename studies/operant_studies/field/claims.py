@@ -8,7 +8,7 @@ from operant_studies.field.large import LargeFit
 from operant_studies.field.outcome import MAX_OFF, FieldOutcome, at_most, average, off, sum_of
 from operant_studies.field.scores import coverage_verdict, covered, proportion
 from operant_studies.field.settings import VARIANTS
-from operant_studies.field.unit import COMBINED, MODEL
+from operant_studies.field.unit import ALONE, COMBINED
 from operant_studies.operational.settings import FULL
 from operant_studies.operational.unit import LoopCurve, TimedConditions
 from operant_studies.shared import HELD, NOT_DECIDED, NOT_HELD, Mean, mean, table, verdict
@@ -88,7 +88,7 @@ def _shares(outcomes: Sequence[FieldOutcome]) -> list[Row]:
         far = [name for name, e in excess.items() if e > MAX_EXCESS]
         rows.append([f"{claim}, on average", value.plain, decided])
         rows.append([f"{claim}, in every field", f"farther in: {', '.join(far) or 'none'}", NOT_HELD if far else HELD])
-    for name in (COMBINED, MODEL):
+    for name in (COMBINED, ALONE):
         each = [covered(e, s.true) for o in outcomes for s in o.shares if (e := s.of(name)) is not None]
         hits, n = (sum(column) for column in zip(*each, strict=True)) if each else (0, 0)
         if n:
@@ -103,15 +103,19 @@ def _errors(outcomes: Sequence[FieldOutcome]) -> list[Row]:
     if not each:
         return []
     wrong, right = [e for e in each if off(e)], [e for e in each if not off(e)]
-    said, warned = sum(bool(e.findings) for e in wrong), sum(bool(e.findings) for e in right)
+    said, warned = (sum(bool(e.unreliable) for e in some) for some in (wrong, right))
     decided = NOT_DECIDED if not wrong else HELD if said == len(wrong) else NOT_HELD
     size, limit = at_most([average([abs(e.value - e.true) for e in o.errors]) for o in outcomes if o.errors], MAX_OFF)
     points = f"{100 * MAX_OFF:g} points"
     return [
         [f"the error without labels is off by at most {points}, on average", f"{size} points", limit],
-        [f"where it is off by more than {points}, the program says so", proportion(said, len(wrong)), decided],
         [
-            f"where it is off by at most {points}, the program says nothing",
+            f"where it is off by more than {points}, the program calls it unreliable",
+            proportion(said, len(wrong)),
+            decided,
+        ],
+        [
+            f"where it is off by at most {points}, the program does not",
             proportion(len(right) - warned, len(right)),
             NOT_DECIDED if not right else HELD if warned <= len(right) / 4 else NOT_HELD,
         ],

@@ -32,9 +32,7 @@ class LargeFit:
     found: tuple[str, ...]
     unexplained: float
     seconds: float  # CPU time of the fit
-    # memory_before, memory: peak of the process in bytes, before the fit and after it
-    memory_before: int
-    memory: int
+    memory: int  # peak of the process in bytes, with reading the images
 
 
 def units(scale: str, setting: FieldStudySetting, data: Path | None, out: Path) -> Units:
@@ -72,7 +70,6 @@ def fit_large(setting: FieldStudySetting, data: Path | None, seed: int) -> Large
     x = x[shuffled(len(x), spawn(seed, "large"))]
     field = Samples(x[:n], torch.zeros(n, dtype=torch.long))
     field = under(five_conditions(side), field, generator=spawn(seed, "large", "field"))
-    before = peak_memory()
     fitted = fit_timed(field, Samples(x[n : 2 * n]), generator=spawn(seed, "large", "fit"))
     return LargeFit(
         side=side,
@@ -80,7 +77,6 @@ def fit_large(setting: FieldStudySetting, data: Path | None, seed: int) -> Large
         found=fitted.conditions.active,
         unexplained=fitted.conditions.unexplained,
         seconds=fitted.seconds,
-        memory_before=before,
         memory=peak_memory(),
     )
 

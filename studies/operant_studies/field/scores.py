@@ -22,7 +22,6 @@ ALIKE = {
 LEVEL = 0.01  # of the test against the nominal level
 MIN_JUDGED = 30  # intervals, below which coverage is not decided
 NO_INTERVAL = 0.99  # width from which an interval of a share says nothing
-WIDENED = 1.5  # mean width relative to that of MLLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +111,9 @@ def withheld(estimate: ShareEstimate) -> bool:
     return not widths or all(not math.isfinite(w) or w >= NO_INTERVAL for w in widths)
 
 
-def widened(estimate: ShareEstimate, plain: ShareEstimate) -> bool:
-    """Whether intervals are stated, and much wider than the plain ones."""
-    return not withheld(estimate) and sum(_widths(estimate)) >= WIDENED * sum(_widths(plain))
+def doubted(estimate: ShareEstimate) -> bool:
+    """Whether intervals are stated, with a reason to doubt them."""
+    return not withheld(estimate) and bool(estimate.findings)
 
 
 def covered(estimate: ShareEstimate, true: Sequence[float]) -> tuple[int, int]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from operant_studies.field.claims import Curves
 from operant_studies.field.large import LargeFit
 from operant_studies.field.outcome import MAX_OFF, FieldOutcome, average, off, sum_of
-from operant_studies.field.scores import covered, names_of, proportion, widened, withheld
+from operant_studies.field.scores import covered, doubted, names_of, proportion, withheld
 from operant_studies.field.settings import FieldCase
-from operant_studies.field.unit import COMBINED, ESTIMATES, MODEL, FieldError
+from operant_studies.field.unit import ALONE, COMBINED, ESTIMATES, FieldError
 from operant_studies.operational.unit import LoopCurve, TimedConditions
 from operant_studies.shared import mean, table
 
@@ -93,31 +93,31 @@ def _likeness_row(o: FieldOutcome) -> list[str]:
 
 def shares_section(outcomes: Sequence[FieldOutcome]) -> str:
     names = [name for name in ESTIMATES if any(o.distances(name) for o in outcomes)]
-    intervals = [name for name in (MODEL, COMBINED) if name in names]
+    intervals = [name for name in (ALONE, COMBINED) if name in names]
     rows = [[o.case.title, *(f"{average(o.distances(n)):.3f}" for n in names)] for o in outcomes]
     rows.append(["mean", *(f"{average([average(o.distances(n)) for o in outcomes]):.3f}" for n in names)])
     stated = [[o.case.title, *(cell for n in intervals for cell in _interval_cells(o, n))] for o in outcomes]
-    columns = [f"{n}: {what}" for n in intervals for what in ("inside", "withheld", "widened", "said")]
+    columns = [f"{n}: {what}" for n in intervals for what in ("inside", "withheld", "doubted", "said")]
     return f"""## Class shares
 
-Total variation to the true class shares, mean over seeds; the model's estimates use labelled inputs that nobody trained
-on.
+Total variation to the true class shares, mean over seeds. *MLLS* is the plain maximum of likelihood on labelled inputs
+that nobody trained on; the last two are what `estimate_priors` states, without and with the fitted conditions.
 
 {table(["field", *names], rows)}
 Stated 95 % intervals, over classes and seeds: how many hold the true share; in how many seeds they were withheld, or
-widened to at least one and a half times MLLS's; and what the program said.
+stated with a reason to doubt them; and what the program said.
 
 {table(["field", *columns], stated)}"""
 
 
 def _interval_cells(o: FieldOutcome, name: str) -> list[str]:
-    each = [(e, plain, s.true) for s in o.shares if (e := s.of(name)) and (plain := s.of(MODEL))]
-    hits, n = (sum(column) for column in zip(*(covered(e, true) for e, _, true in each), strict=True))
+    each = [(e, s.true) for s in o.shares if (e := s.of(name))]
+    hits, n = (sum(column) for column in zip(*(covered(e, true) for e, true in each), strict=True))
     return [
         f"{hits} of {n}",
-        str(sum(withheld(e) for e, *_ in each)),
-        str(sum(widened(e, plain) for e, plain, _ in each)),
-        _counted(finding for e, *_ in each for finding in e.findings),
+        str(sum(withheld(e) for e, _ in each)),
+        str(sum(doubted(e) for e, _ in each)),
+        _counted(finding for e, _ in each for finding in e.findings),
     ]
 
 
@@ -142,15 +142,15 @@ True error on labelled field inputs that nothing else used, and by how many poin
 seeds. *Stated* is the one that the program states. It is an estimate, never a bound.
 
 {table(["field", "n", "true error, %", *methods, "stated", "interval holds it", "said"], rows)}
-Off by more than {100 * MAX_OFF:g} points: {len(wrong)} of {len(each)}; the program said so in {_said(wrong)}. Where
-it is right it warned in {_said(right)}.
+Off by more than {100 * MAX_OFF:g} points: {len(wrong)} of {len(each)}. The program called {_said(wrong)}
+of them unreliable, and {_said(right)} of the others. *Said* has all its findings.
 
 ![Absolute error of the estimates without labels, by method](field-error.svg)
 """
 
 
 def _said(errors: Sequence[FieldError]) -> str:
-    return proportion(sum(bool(e.findings) for e in errors), len(errors))
+    return proportion(sum(bool(e.unreliable) for e in errors), len(errors))
 
 
 def _mean_size(outcomes: Sequence[FieldOutcome]) -> str:
@@ -202,20 +202,19 @@ def cost_section(outcomes: Sequence[FieldOutcome], large: Sequence[LargeFit]) ->
     for size in dict.fromkeys(sizes.values()):
         seconds = [fit.seconds for o in outcomes if sizes[o.case.dataset] == size for fit in o.fits]
         if seconds:
-            rows.append([size, f"{average(seconds):.0f}", f"{max(seconds):.0f}", len(seconds), "", "", ""])
+            rows.append([size, f"{average(seconds):.0f}", f"{max(seconds):.0f}", len(seconds), "", ""])
     if large:
         seconds = [fit.seconds for fit in large]
         first, memory = large[0], max(fit.memory for fit in large)
-        grown = max(fit.memory - fit.memory_before for fit in large)
         found = _counted(name for fit in large for name in names_of(fit.found))
         size = f"{first.side} x {first.side} x 3, {first.images} images on either side"
         rows.append([size, f"{average(seconds):.0f}", f"{max(seconds):.0f}", len(large)])
-        rows[-1] += [f"{memory / 1e9:.2f}", f"{grown / 1e9:.2f}", found]
-    columns = ["images", "CPU s, mean", "most", "fits", "peak memory, GB", "of that by the fit", "found"]
+        rows[-1] += [f"{memory / 1e9:.2f}", found]
+    columns = ["images", "CPU s, mean", "most", "fits", "peak memory, GB", "found"]
     return f"""## Cost
 
 One fit by default settings, in one thread. The large images are under motion blur, vignetting, exposure, contrast and
-gaussian noise; the process's memory includes the images and the libraries.
+gaussian noise; the memory is that of a whole process, with libraries and with reading the images.
 
 {table(columns, rows)}"""
 

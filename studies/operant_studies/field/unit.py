@@ -26,10 +26,11 @@ from operant_studies.operational.unit import TimedConditions
 from operant_studies.operational_fuzz.fields import under
 from operant_studies.shared import Steps
 
-UNCORRECTED, FITTED, MODEL, COMBINED = "training shares", "fitted with conditions", "MLLS", "combination"
+UNCORRECTED, FITTED, MODEL = "training shares", "fitted with conditions", "MLLS"
+ALONE, COMBINED = "model alone", "combination"  # as `estimate_priors` states them, without conditions and with them
 COMBINES = "conditions" in signature(estimate_priors).parameters
 SHOWN = 10  # images on either side of the page's sheet
-ESTIMATES = (UNCORRECTED, FITTED, MODEL, COMBINED)
+ESTIMATES = (UNCORRECTED, FITTED, MODEL, ALONE, COMBINED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,8 @@ class FieldError:
     upper: float
     method: str
     by_method: dict[str, float]
-    findings: tuple[str, ...]
+    findings: tuple[str, ...]  # names of all reasons to doubt it
+    unreliable: tuple[str, ...]  # names of those after which the program calls it unreliable
     seconds: float
 
 
@@ -159,18 +161,16 @@ class FieldUnit:
         estimates = [
             ShareEstimate(name=UNCORRECTED, values=training),
             ShareEstimate(name=FITTED, values=fitted.priors),
-            _estimate(MODEL, self._priors(None)),
+            ShareEstimate(name=MODEL, values=self._priors(method="bbse").check),  # which is MLLS, uncorrected
+            _estimate(ALONE, self._priors()),
         ]
         if COMBINES:
-            estimates.append(_estimate(COMBINED, self._priors(fitted)))
+            estimates.append(_estimate(COMBINED, self._priors(conditions=fitted)))
         return FieldShares(true=inputs.shares, estimates=tuple(estimates))
 
-    def _priors(self, conditions: FittedConditions | None) -> Priors:
-        """By the model's outputs alone, or with what the conditions say."""
-        combined = conditions is not None and COMBINES
-        known: dict[str, Any] = {"conditions": conditions} if combined else {"method": "mlls"}
+    def _priors(self, **options: Any) -> Priors:
         field, generator = self.inputs.seen.with_labels(None), self._generator("shares")
-        return estimate_priors(self.model, self.inputs.labelled, field, generator=generator, **known)
+        return estimate_priors(self.model, self.inputs.labelled, field, generator=generator, **options)
 
     # Likeness
 
@@ -216,7 +216,7 @@ class FieldUnit:
             model,
             inputs.labelled,
             inputs.seen.with_labels(None),
-            priors=self._priors(fitted),
+            priors=self._priors(conditions=fitted) if COMBINES else self._priors(),
             conditions=fitted,
             generator=self._generator("error"),
         )
@@ -230,6 +230,7 @@ class FieldUnit:
             method=found.method,
             by_method={name: float(getattr(v, "value", v)) for name, v in found.by_method.items()},
             findings=tuple(f.name for f in found.findings),
+            unreliable=tuple(f.name for f in found.unreliable),
             seconds=time.process_time() - start,
         )
 
