@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from operant.campaign import Round
+from operant.conditions import Recipe
 from operant.data import Samples, labels_of
 from operant.execution import Event
 from operant.model import Classifier
@@ -61,6 +62,14 @@ class TimedConditions:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimedRecipe:
+    """A recipe, and the CPU time of its estimate."""
+
+    recipe: Recipe
+    seconds: float
+
+
 def steps_of(setting: LoopSetting, seed: int, out: Path) -> Steps:
     return Steps(out / "steps" / f"{setting.field.name}-{seed}")
 
@@ -82,6 +91,7 @@ class LoopUnit:
     field: StudyField
     steps: Steps
     out: Path
+    given: TimedRecipe | None = None  # the recipe, if it is not to be estimated here
 
     def run(self, variant: str) -> LoopCurve:
         points = self._campaign(variant) if variant in CAMPAIGNS else self._plain(variant)
@@ -95,7 +105,7 @@ class LoopUnit:
         folder = self.out / "campaigns" / f"{field.setting.name}-{field.seed}-{slug(variant)}"
         radius = self._radius() if variant in (PGD_LOOP, ROBOT_LOOP) else self.setting.radius
         clock = RoundClock(self.steps, slug(variant))
-        done = campaign(variant, self.setting, estimated.conditions.recipe, radius)(
+        done = campaign(variant, self.setting, estimated.recipe, radius)(
             field.model,
             train=field.train,
             clean=field.clean,
@@ -123,15 +133,18 @@ class LoopUnit:
         pmi, clean = 1 - model.accuracy(self.field.truth), model.accuracy(self.field.clean_test)
         return LoopPoint(round=number, cases=cases, labels=labels, seconds=seconds, pmi=pmi, clean=clean)
 
-    def _estimated(self) -> TimedConditions:
-        """Conditions estimated from unlabelled field inputs."""
+    def _estimated(self) -> TimedRecipe:
+        """The given recipe, or one estimated from unlabelled field inputs."""
+        if self.given is not None:
+            return self.given
 
         def work() -> TimedConditions:
             start = time.process_time()
             conditions = FieldInstruments(self.field, self.out / "instruments").conditions
             return TimedConditions(conditions=conditions, seconds=time.process_time() - start)
 
-        return self.steps.step("conditions", TimedConditions, work)
+        found = self.steps.step("conditions", TimedConditions, work)
+        return TimedRecipe(recipe=found.conditions.recipe, seconds=found.seconds)
 
     def _radius(self) -> float:
         """Radius of attacks: the one of three whose cases retrain best by the monitor, chosen once per field."""
@@ -146,7 +159,7 @@ class LoopUnit:
         recipe, seconds = None, 0.0
         if variant != LABELLED:
             estimated = self._estimated()
-            recipe, seconds = estimated.conditions.recipe, estimated.seconds
+            recipe, seconds = estimated.recipe, estimated.seconds
         sent, generator = Samples.concat([field.seen, field.judging]), spawn(field.seed, slug(variant))
         sent = sent[torch.randperm(len(sent), generator=generator)]
         model, cases, judge, bought = field.model, field.train[:0], sent[:0], setting.labels_per_round
