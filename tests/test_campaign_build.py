@@ -303,7 +303,7 @@ def test_doubts_about_conditions_and_notes_are_in_the_report(user, monkeypatch):
     recipe = Recipe(severities={"rotation": normal(4)})
     values = {"parameters": (), "before": 1.0, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
     found = FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
-    monkeypatch.setattr("operant.profile._parts.fit_conditions", lambda *_, **__: found)
+    monkeypatch.setattr("operant.profile._conditions.fit_conditions", lambda *_, **__: found)
     user.write("field.npz", user.samples(140, "field"))
     user.configure("[conditions]\nestimate = true\nrotation = {normal = 12}\n")
     done = CliRunner().invoke(app, ["run", str(user.path), "--quiet"])
@@ -349,7 +349,7 @@ def test_conditions_are_estimated_once(user, monkeypatch):
             findings=(UNEXPLAINED,),
         )
 
-    monkeypatch.setattr("operant.profile._parts.fit_conditions", fitted)
+    monkeypatch.setattr("operant.profile._conditions.fit_conditions", fitted)
     user.write("field.npz", user.samples(140, "field"))
     text = "[conditions]\nestimate = true\nrotation = {normal = 12}\nblur = {uniform = [0, 2]}\n"
     first, again = (user.build(text) for _ in range(2))
@@ -379,7 +379,7 @@ def test_conditions_are_estimated_for_images_unless_switched_off(user, monkeypat
         values = {"parameters": (angle,), "before": 2.0, "after": 0.6, "floor": 0.5, "floor_high": 0.7, "priors": ()}
         return FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
 
-    monkeypatch.setattr("operant.profile._parts.fit_conditions", fitted)
+    monkeypatch.setattr("operant.profile._conditions.fit_conditions", fitted)
     user.write("field.npz", user.samples(140, "field"))
     first, again = user.build(), user.build()
     assert len(limits) == 1  # a resumed campaign keeps them
@@ -406,7 +406,7 @@ def test_no_condition_found_is_said_and_nothing_is_searched_with(user, monkeypat
     nothing = Recipe(severities={"rotation": fixed(0.0)})
     values = {"parameters": (), "before": 0.5, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
     found = FittedConditions(recipe=nothing, **values, confidence=0.95, findings=())
-    monkeypatch.setattr("operant.profile._parts.fit_conditions", lambda *_, **__: found)
+    monkeypatch.setattr("operant.profile._conditions.fit_conditions", lambda *_, **__: found)
     user.write("field.npz", user.samples(140, "field"))
     job = user.build()
     assert "conditions" not in job.campaign.moves
@@ -422,7 +422,7 @@ def test_a_campaign_goes_on_without_conditions_that_cannot_be_estimated(user, mo
     def fails(*_, **__):
         raise ValueError("it is too hard; simplify it")
 
-    monkeypatch.setattr("operant.profile._parts.fit_conditions", fails)
+    monkeypatch.setattr("operant.profile._conditions.fit_conditions", fails)
     user.write("field.npz", user.samples(140, "field"))
     job = user.build()
     assert any(n == f"{note}it is too hard; simplify it" for n in job.notes)
@@ -439,7 +439,7 @@ def test_a_resumed_campaign_does_not_ignore_other_limits_of_its_conditions(user,
         recipe=Recipe(severities={"rotation": normal(4)}), parameters=(), before=1.0, after=0.5, floor=0.5,
         floor_high=0.6, priors=(), confidence=0.95, findings=(),
     )  # fmt: skip
-    monkeypatch.setattr("operant.profile._parts.fit_conditions", lambda *_, **__: found)
+    monkeypatch.setattr("operant.profile._conditions.fit_conditions", lambda *_, **__: found)
     user.write("field.npz", user.samples(140, "field"))
     user.build()
     with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: seed"):

@@ -14,7 +14,7 @@ from operant.conditions import Recipe, apply, fixed, uniform
 from operant.networks import fit, initialise
 from operant.profile import ErrorEstimate, FittedConditions, Parameter, Priors, describe_field
 from operant.profile import describe as describing
-from operant.profile._parts import NoConditions, check_estimable, estimate_conditions, usual_conditions
+from operant.profile._conditions import NoConditions, check_estimable, estimate_conditions, usual_conditions
 from operant.profile._words import describe_conditions, describe_error, describe_shares, describe_unexplained
 from operant.profile.describe import MAX_LISTED, SHOWN, FieldDescription, packed, unpacked
 
@@ -141,7 +141,7 @@ def test_training_inputs_are_shown_in_the_estimated_class_shares(model, monkeypa
         values=shares, lower=shares, upper=shares, confidence=0.95, method="mlls", labelled=(0.1,) * 10, check=shares,
         findings=(),
     )  # fmt: skip
-    monkeypatch.setattr(describing, "class_shares", lambda *_, **__: only)
+    monkeypatch.setattr(describing, "estimate_priors", lambda *_, **__: only)
     d = describe(model, FIELD)
     threes = {row.numpy().tobytes() for row in packed(TRAIN.x[TRAIN.labels == 3], (0.0, 1.0))}
     assert all(row.numpy().tobytes() in threes for row in d.simulated)
@@ -159,9 +159,9 @@ def test_training_inputs_are_shown_under_the_conditions_found(model):
 
 def test_estimates_use_a_limited_number_of_inputs(model, monkeypatch):
     seen = []
-    share = describing.class_shares
+    share = describing.estimate_priors
     monkeypatch.setattr(
-        describing, "class_shares", lambda m, a, b, *rest, **kw: (seen.append(b), share(m, a, b, *rest, **kw))[1]
+        describing, "estimate_priors", lambda m, a, b, *rest, **kw: (seen.append(b), share(m, a, b, *rest, **kw))[1]
     )
     d = describe(model, FIELD, rows=50)
     assert len(seen[0]) == 50
@@ -436,7 +436,7 @@ def test_conditions_cannot_be_estimated_from_these(monkeypatch):
 
     singular = np.linalg.LinAlgError("Matrix is not positive definite")
     for error, words in ((ValueError("no; do that"), "no; do that"), (singular, "hardly differ from each other")):
-        monkeypatch.setattr("operant.profile._parts.fit_conditions", fails(error))
+        monkeypatch.setattr("operant.profile._conditions.fit_conditions", fails(error))
         with pytest.raises(NoConditions, match=words):
             estimate_conditions(good, good, widest=usual_conditions((1, 9, 9), (0.0, 1.0)), generator=spawn(0))
 

@@ -14,7 +14,7 @@ from operant.conditions import Recipe, fixed
 from operant.profile import Explained, FittedConditions, explains_field
 from operant.profile._estimators import Outputs, mlls
 from operant.profile._field_like import under_conditions
-from operant.profile.explained import _area, penultimate_features
+from operant.profile.explained import MAX_FEATURES, _area, _features
 
 K, D = 6, 8
 CENTRES = 1.2 * torch.randn(K, D, generator=spawn(3, "centres"))
@@ -120,30 +120,19 @@ def test_the_area_is_the_share_of_pairs(seed: int, n: int, m: int) -> None:
     assert variance >= 0
 
 
-def test_features_are_those_before_the_last_layer() -> None:
-    x = torch.randn(5, D, generator=spawn(0))
-    found = penultimate_features(MODEL, [x[:3], x[3:]])
-    assert found is not None
-    assert torch.allclose(found, x.double())
-    assert penultimate_features(Classifier(nn.Linear(D, K), bounds=(-9, 9)), [x]) is None  # it has no other layer
-
-
-class Convolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, 2)  # registered first, runs last
-        self.body = nn.Conv2d(1, 3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body(x).mean((2, 3))).log_softmax(1)
-        return logits
-
-
-def test_features_are_found_in_the_order_of_execution_and_averaged_over_pixels() -> None:
-    module, x = Convolution().eval(), torch.rand(4, 1, 6, 6, generator=spawn(0))
-    found = penultimate_features(Classifier(module), [x])
-    assert found is not None
-    assert torch.allclose(found, module.body(x).mean((2, 3)).double(), atol=1e-6)
+def test_many_features_are_projected() -> None:
+    module = nn.Sequential(nn.Linear(D, 2000), nn.ReLU(), nn.Linear(2000, K))
+    model = Classifier(module, bounds=(-9.0, 9.0))
+    x = torch.randn(60, D, generator=spawn(0))
+    a, b = (Samples(part, torch.arange(30) % K) for part in x.split(30))
+    features = _features(model, [a, b])
+    assert features is not None
+    assert features.shape == (60, MAX_FEATURES)
+    exact = model.penultimate(x)
+    assert exact is not None
+    projected, true = (torch.cdist(v.double(), v.double())[0, 1:] for v in (features, exact))
+    assert torch.allclose(projected, true, rtol=0.2)
+    assert explains_field(model, a, b, priors=[1 / K] * K, generator=spawn(1)).explained
 
 
 @pytest.mark.parametrize("classes", [2, 300])

@@ -52,7 +52,7 @@ def quick(monkeypatch):
         limits.append(widest)
         return found(widest, "rotation")
 
-    monkeypatch.setattr("operant.profile._parts.fit_conditions", fit)
+    monkeypatch.setattr("operant.profile._conditions.fit_conditions", fit)
     return limits
 
 

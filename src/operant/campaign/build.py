@@ -36,9 +36,9 @@ from operant.model.hashing import described
 from operant.model.importing import build_module, find_callable
 from operant.networks import load_weights
 from operant.profile import FittedConditions
-from operant.profile._parts import NoConditions, check_estimable, estimate_conditions, usual_conditions
+from operant.profile._conditions import NoConditions, check_estimable, estimate_conditions, usual_conditions
 from operant.profile._words import describe_conditions
-from operant.profile.describe import field_findings, found_recipe, one_class
+from operant.profile.describe import field_findings, one_class
 from operant.retrain import OperationalFinetune, Retrainer
 from operant.rng import spawn
 from operant.types import Labeller, Move, StoredLabels
@@ -563,8 +563,7 @@ def find_recipe(
         return None, None
     notes.append(describe_conditions(found))
     findings.extend(found.findings)
-    recipe = found_recipe(found)
-    return (recipe if recipe.severities else None), found
+    return (found.recipe if found.recipe.severities else None), found
 
 
 def declared_recipe(table: ConditionsTable, bounds: tuple[float, float]) -> Recipe:

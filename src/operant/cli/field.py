@@ -104,7 +104,7 @@ def _describe(
     from operant.campaign.build import configured_classes, field_files, limits_of, read_known
     from operant.campaign.config import ConditionsTable
     from operant.profile import describe_field
-    from operant.profile._parts import NoConditions
+    from operant.profile._conditions import NoConditions
     from operant.rng import spawn
 
     if options.train is None or not options.field:

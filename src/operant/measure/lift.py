@@ -239,7 +239,8 @@ def _check(
             raise ValueError(f"{name} must have one value for each of {n} inputs, got shape {tuple(values.shape)}")
     check_finite(score=score, margin=margin)
     check_at_least(20, resamples=resamples, advice="500 is usual")
-    check_between(0, 1, confidence=confidence, **{f"share {s}": s for s in shares})
+    for share in (confidence, *shares):
+        check_between(0, 1, confidence_or_share=share)
     if not bool((mass >= 0).all()):
         raise ValueError("mass must be 0 or more for every input")
     if not 0 < int(failed.sum()) < n:

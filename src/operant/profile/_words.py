@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from operant.conditions import CONDITIONS
 from operant.formatting import percent
-from operant.profile._parts import active_conditions, unexplained_share
 from operant.profile.error_estimate import ErrorEstimate
 from operant.profile.fit_conditions import FittedConditions
 from operant.profile.priors import Priors
@@ -27,7 +26,7 @@ def describe_size(shape: Sequence[int]) -> str:
 
 def describe_conditions(fitted: FittedConditions) -> str:
     """The conditions that were found, with intervals, and what the unexplained share means."""
-    names = active_conditions(fitted)
+    names = fitted.active
     if not names:
         return describe_unexplained(fitted)
     title = f"Conditions found, with {percent(fitted.confidence, 2)} intervals:"
@@ -37,7 +36,7 @@ def describe_conditions(fitted: FittedConditions) -> str:
 
 def describe_unexplained(fitted: FittedConditions) -> str:
     """What the unexplained share means."""
-    left, names = unexplained_share(fitted), active_conditions(fitted)
+    left, names = fitted.unexplained, fitted.active
     if not names and fitted.before <= fitted.floor_high:
         return (
             "No condition was found: in what they look like, field inputs differ from training inputs no more than "

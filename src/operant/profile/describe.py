@@ -20,14 +20,7 @@ from operant.data import Samples
 from operant.formatting import first_few, percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_same_shape, warning
-from operant.profile._parts import (
-    NoConditions,
-    active_conditions,
-    class_shares,
-    estimate_conditions,
-    unexplained_share,
-    usual_conditions,
-)
+from operant.profile._conditions import NoConditions, estimate_conditions, usual_conditions
 from operant.profile._words import (
     MAX_LISTED,
     describe_conditions,
@@ -38,6 +31,7 @@ from operant.profile._words import (
 from operant.profile.drift import MIN_INPUTS, Drift, drift
 from operant.profile.error_estimate import ErrorEstimate, estimate_error
 from operant.profile.fit_conditions import FittedConditions, Parameter
+from operant.profile.label_shift import estimate_priors
 from operant.profile.priors import Priors
 from operant.rng import shuffled
 from operant.suite.drawing import is_picture
@@ -140,15 +134,12 @@ class FieldDescription:
     @property
     def active(self) -> tuple[Parameter, ...]:
         """The parameters of the conditions that were found."""
-        if self.conditions is None:
-            return ()
-        names = active_conditions(self.conditions)
-        return tuple(p for p in self.conditions.parameters if p.condition in names)
+        return () if self.conditions is None else self.conditions.parameters
 
     @property
     def unexplained(self) -> float | None:
         """How much of the difference between training and field inputs the conditions leave; None if unknown."""
-        return None if self.conditions is None else unexplained_share(self.conditions)
+        return None if self.conditions is None else self.conditions.unexplained
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -291,7 +282,8 @@ def _priors(
         return None
     try:
         with activity("estimating class shares"):
-            return class_shares(model, labelled, field, conditions, resamples=resamples, generator=generator)
+            known: dict[str, Any] = {"conditions": conditions, "resamples": resamples}
+            return estimate_priors(model, labelled, field, **known, generator=generator)
     except ValueError as error:
         notes.append(f"Class shares were not estimated: {error}.")
         return None
@@ -329,13 +321,7 @@ def _simulated(
     x = train.x[rows.to(train.x.device)].cpu()
     if conditions is None:
         return x
-    return apply(x, found_recipe(conditions).draw(len(x), generator=generator))
-
-
-def found_recipe(conditions: FittedConditions) -> Recipe:
-    """The recipe of the conditions that were found, and of those that are always there (`fixed`)."""
-    names, every = active_conditions(conditions), conditions.recipe.severities
-    return replace(conditions.recipe, severities={n: s for n, s in every.items() if n in names or s.low == s.high != 0})
+    return apply(x, conditions.recipe.draw(len(x), generator=generator))
 
 
 # Inputs

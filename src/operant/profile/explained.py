@@ -1,29 +1,27 @@
 """Tests whether labelled data, weighted by class, explain what a model makes of field inputs."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import norm as normal
-from torch import Tensor, nn
+from torch import Tensor
 
 from operant.data import Samples
 from operant.data.class_texts import class_names
 from operant.model import Classifier
-from operant.model.copies import is_scripted, on_output
 from operant.profile._checks import checked_shares, names_of
-from operant.rng import shuffled
+from operant.rng import shuffled, spawn
 
 Array = NDArray[np.float64]
 LEVEL = 0.01  # significance level of the test
 FOLDS = 5
 MIN_INPUTS = 20  # of either side
 COMPONENTS = 24  # principal components of the outputs, and of the features
+MAX_FEATURES = 512  # of a layer; more are projected to as many at random, which keeps distances
 MAX_SQUARE = 10.0  # largest square of a standardised number
 STRETCH = 1.1  # of the standard deviation, since folds share inputs; without it, 1.6 % of 800 nulls were rejected
 PENALTY = 0.1  # of the logistic regression, the inverse of the strength of regularisation
@@ -142,7 +140,7 @@ def _numbers(model: Classifier, sides: Sequence[Samples]) -> Array:
     All inputs count alike: if heavy ones counted more, components would follow them and give their side away.
     """
     logits = torch.cat([model.batched_logits(s.x).cpu() for s in sides]).double()
-    features = penultimate_features(model, [s.x for s in sides])
+    features = _features(model, sides)
     logits = logits - logits.mean(1, keepdim=True)
     logp = logits.log_softmax(1)
     top = logp.topk(2).values
@@ -155,6 +153,19 @@ def _numbers(model: Classifier, sides: Sequence[Samples]) -> Array:
     return _standardised(np.hstack([plain, np.minimum(plain**2, MAX_SQUARE)]))
 
 
+def _features(model: Classifier, sides: Sequence[Samples]) -> Tensor | None:
+    """What the model's last layer reads, one row per input of both sides; None if that is unknown or not finite."""
+    parts = [part for s in sides if (part := model.penultimate(s.x)) is not None]
+    features = torch.cat(parts).cpu().double() if len(parts) == len(sides) else None
+    if features is None or not bool(features.isfinite().all()):
+        return None
+    if (d := features.shape[1]) <= MAX_FEATURES:
+        return features
+    axes = torch.randn(d, MAX_FEATURES, dtype=torch.float64, generator=spawn(0, "projection"))
+    projected: Tensor = features @ axes / MAX_FEATURES**0.5
+    return projected
+
+
 def _components(x: Array) -> Array:
     """The first principal components."""
     centred = x - x.mean(0)
@@ -165,36 +176,6 @@ def _components(x: Array) -> Array:
 def _standardised(x: Array) -> Array:
     centred, spread = x - x.mean(0), x.std(0)
     return np.asarray(centred[:, spread > 1e-9] / spread[spread > 1e-9])
-
-
-def penultimate_features(model: Classifier, inputs: Sequence[Tensor]) -> Tensor | None:
-    """What the model's last layer receives for all inputs, one row each; None if its layers cannot be read."""
-    name = _penultimate(model, inputs[0][:2])
-    if name is None:
-        return None
-    parts = [model.features(x, layers=[name])[name].cpu().double() for x in inputs]
-    features = torch.cat([p.flatten(2).mean(2) if p.ndim > 3 else p.mean(1) if p.ndim == 3 else p for p in parts])
-    return features if bool(torch.isfinite(features).all()) else None
-
-
-def _penultimate(model: Classifier, x: Tensor) -> str | None:
-    """The layer that runs last before those that return logits or something of their shape."""
-    module, ran = model.unwrap().eval(), list[tuple[str, tuple[int, ...]]]()
-    if is_scripted(module):
-        return None
-    with ExitStack() as hooks, torch.no_grad():
-        for name, part in module.named_modules():
-            if name:
-                hooks.enter_context(on_output(part, name, _recorder(name, ran)))
-        logits = module(model.normalise(x.to(model.device)).clone())
-    while ran and ran[-1][1] == tuple(logits.shape):
-        ran.pop()
-    return next((name for name, shape in reversed(ran) if len(shape) > 1 and shape[0] == len(x)), None)
-
-
-def _recorder(name: str, ran: list[tuple[str, tuple[int, ...]]]) -> Callable[[nn.Module, Any, Any], None]:
-    """Notes the name and the shape of the output of a layer that has run."""
-    return lambda _module, _inputs, output: ran.append((name, tuple(getattr(output, "shape", ()))))
 
 
 # How well the sides are told apart
