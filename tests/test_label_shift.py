@@ -189,13 +189,13 @@ def test_withheld_intervals_are_shown_as_dashes_and_stored(toy, tmp_path) -> Non
     assert (again.values, str(again), again.withheld) == (priors.values, str(priors), True)
 
 
-def coverage(toy, change, repetitions: int) -> tuple[int, int]:
+def coverage(toy, change, repetitions: int, resamples: int = 40) -> tuple[int, int]:
     """How many intervals of the first class are stated, and how many of these hold the true share."""
     stated = covered = 0
     for i in range(repetitions):
         labelled, field = blobs([1 / 3] * 3, 400, spawn(i, 0)), blobs([0.6, 0.3, 0.1], 400, spawn(i, 1))
         x = field.x if change is None else change(field.x, spawn(i, 3))
-        priors = estimate_priors(toy, labelled, Samples(x), resamples=40, generator=spawn(i, 2))
+        priors = estimate_priors(toy, labelled, Samples(x), resamples=resamples, generator=spawn(i, 2))
         stated += not priors.withheld
         covered += priors.lower[0] <= 0.6 <= priors.upper[0]
     return stated, covered
@@ -209,17 +209,18 @@ def test_intervals_of_pure_label_shift_are_stated_and_cover(toy) -> None:
 
 @pytest.mark.slow
 def test_intervals_cover_as_often_as_they_say(toy) -> None:
-    stated, covered = coverage(toy, None, 100)
+    stated, covered = coverage(toy, None, 100, resamples=200)
     assert stated >= 98
     assert covered >= 89  # not rejected against 95 % of 100 at level .01
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SHIFTED)
-def test_stated_intervals_cover_where_the_shift_is_not_pure(toy, what: str) -> None:
-    stated, covered = coverage(toy, SHIFTED[what], 40)
+def test_wrong_intervals_are_rare_where_the_shift_is_not_pure(toy, what: str) -> None:
+    """Overlapping classes on a line are the hardest case: without the test, intervals are wrong in nearly all fields."""
+    stated, covered = coverage(toy, SHIFTED[what], 40, resamples=20)
     print(what, stated, covered)
-    assert covered >= 0.85 * stated
+    assert stated - covered <= 4
 
 
 # With conditions
@@ -286,7 +287,8 @@ def estimated(value: np.ndarray, deviation: float, generator: torch.Generator) -
     noise = deviation * torch.randn(200, len(value), generator=generator, dtype=torch.float64).numpy()
     noise -= noise.mean(1, keepdims=True)
     counts = np.full(len(value), 100.0)
-    return _Estimate(value=value, check=value, resampled=value + noise, check_resampled=value + noise, counts=counts)
+    made = {"value": value, "check": value, "resampled": value + noise, "check_resampled": value + noise}
+    return _Estimate(**made, counts=counts, inputs=10**6)
 
 
 @given(seed=st.integers(0, 2**32 - 1), k=st.integers(2, 20), deviation=st.floats(0, 0.2))

@@ -22,7 +22,7 @@ from operant.validation import check_at_least, check_between, check_one_of
 
 MIN_COUNT = 10  # inputs of a class that its interval assumes at least
 MARGIN = 0.25  # of (6), for which stated intervals covered at least 95 % in trials on three data sets
-MAX_MARGIN = 0.1  # beyond which intervals are withheld
+MAX_MARGIN = 0.07  # beyond which intervals are withheld
 
 
 def estimate_priors(
@@ -55,7 +55,8 @@ def estimate_priors(
 
         π = m + a (f - m),   a = min(1, (K - 3) / (K - 1) · Σ_c var(m_c) / ‖f - m‖²)    (5)
 
-    So fitted shares help a model that conditions have made uncertain, and hardly count where they are far off.
+    where the variance lacks that of drawing the field inputs, which m and f share. So fitted shares help a model that
+    conditions have made uncertain, and hardly count where they are far off.
 
     Then `explains_field` tests whether labelled inputs in these shares look to the model like the field. If not, more
     than the shares differs. With conditions, plain labelled inputs are then tried too, and the ones more like the field
@@ -65,7 +66,7 @@ def estimate_priors(
         0.25 (AUC - 0.5) (max_i D_ci - min_i D_ci),   D = inverse of P(prediction i | label j)    (6)
 
     on both sides: a change of the predictions by no more than d moves the share of c by no more than d times that
-    range. If (6) is above 0.1 for any class, all intervals are withheld (NaN). A finding says what was done. No finding
+    range. If (6) is above 0.07 for any class, all intervals are withheld (NaN). A finding says what was done. No finding
     is no proof: a change that looks like other class shares cannot be noticed.
 
     Args:
@@ -188,6 +189,7 @@ class _Estimate:
     resampled: Array
     check_resampled: Array
     counts: Array  # inputs behind each prior
+    inputs: int  # in the field
 
     def interval(self, confidence: float) -> tuple[Array, Array]:
         return _percentiles(self.resampled, self.counts, confidence)
@@ -211,6 +213,7 @@ def _estimated(outputs: Outputs, method: str, resamples: int, generator: torch.G
         resampled=np.stack(draws[method]),
         check_resampled=np.stack(draws[other]),
         counts=np.clip(counts, MIN_COUNT, None),
+        inputs=len(outputs.field),
     )
 
 
@@ -226,7 +229,8 @@ def _fitted(conditions: FittedConditions, found: Array) -> Array | None:
 def _combined(estimate: _Estimate, fitted: Array) -> Array:
     """(5)."""
     k, far = len(fitted), float(((fitted - estimate.value) ** 2).sum())
-    variance = float(estimate.resampled.var(0, ddof=1).sum())
+    drawn = float((estimate.value * (1 - estimate.value)).sum()) / estimate.inputs
+    variance = max(0.0, float(estimate.resampled.var(0, ddof=1).sum()) - drawn)
     share = min(1.0, max(0, k - 3) / (k - 1) * variance / max(far, 1e-12))
     return np.asarray(estimate.value + share * (fitted - estimate.value))
 
