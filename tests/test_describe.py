@@ -1,5 +1,6 @@
 """Describing the field: counts are exact, estimates are left out with a reason, and the next description compares."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -316,6 +317,15 @@ def test_conditions_and_class_shares_that_changed_are_named(model):
     assert "No longer found since last time: blur." in now.changes
     assert any(c.startswith("Class shares changed since last time: 0 from 95 % to ") for c in now.changes)
     assert describe(model, FIELD[:210], conditions=BLURRED, last=first).changes == ()
+
+
+def test_class_shares_without_intervals_are_not_compared(model):
+    first = describe(model, FIELD[:200], conditions=BLURRED)
+    assert first.priors is not None
+    withheld = replace(first.priors, lower=(math.nan,) * 10, values=(0.95,) * 10, upper=(math.nan,) * 10)
+    now = describe(model, FIELD[:210], conditions=BLURRED, last=replace(first, priors=withheld))
+    assert now.changes == ("Class shares are not compared with last time: there are no intervals to compare.",)
+    assert "intervals withheld" in describe_shares(withheld, first.names)
 
 
 # Bad input

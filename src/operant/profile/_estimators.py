@@ -36,6 +36,14 @@ class Outputs:
     def frequencies(self) -> Array:
         return np.bincount(self.y, minlength=self.labelled.shape[1]) / len(self.y)
 
+    @property
+    def confusion(self) -> tuple[Array, Array]:
+        """C and μ of (3) in `estimate_priors`."""
+        k = self.labelled.shape[1]
+        joint = np.zeros((k, k))
+        np.add.at(joint, (self.labelled.argmax(1), self.y), 1 / len(self.y))
+        return joint, np.bincount(self.field.argmax(1), minlength=k) / len(self.field)
+
     def resampled(self, generator: torch.Generator) -> "Outputs":
         """As many rows drawn with replacement, labelled ones within each class, so that no class is lost."""
         members = [np.flatnonzero(self.y == c) for c in np.unique(self.y)]
@@ -67,14 +75,14 @@ def saerens(probabilities: Array, source: Array, *, steps: int = 10_000, toleran
 
 def bbse(outputs: Outputs) -> Array:
     """(3); if C cannot be inverted, the solution of smallest norm."""
-    joint, seen = _confusion(outputs)
+    joint, seen = outputs.confusion
     weights = np.linalg.lstsq(joint, seen, rcond=None)[0]
     return _cleaned(weights * outputs.frequencies)
 
 
 def rlls(outputs: Outputs) -> Array:
     """(4), with Δ a hundredth of the paper's bound on the error of C at 95 % confidence, as in its experiments."""
-    joint, seen = _confusion(outputs)
+    joint, seen = outputs.confusion
     k, n = len(seen), len(outputs.y)
     gap, logarithm = seen - joint.sum(1), np.log(2 * k / 0.05)
     penalty = 0.01 * 3 * (2 * logarithm / (3 * n) + np.sqrt(2 * logarithm / n))
@@ -87,13 +95,6 @@ def rlls(outputs: Outputs) -> Array:
 
 
 ESTIMATORS: dict[str, Callable[[Outputs], Array]] = {"mlls": mlls, "bbse": bbse, "rlls": rlls}
-
-
-def _confusion(outputs: Outputs) -> tuple[Array, Array]:
-    k = outputs.labelled.shape[1]
-    joint = np.zeros((k, k))
-    np.add.at(joint, (outputs.labelled.argmax(1), outputs.y), 1 / len(outputs.y))
-    return joint, np.bincount(outputs.field.argmax(1), minlength=k) / len(outputs.field)
 
 
 def _calibrated(logits: Array, parameters: Array) -> Array:

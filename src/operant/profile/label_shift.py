@@ -21,7 +21,8 @@ from operant.profile.priors import Priors
 from operant.validation import check_at_least, check_between, check_one_of
 
 MIN_COUNT = 10  # inputs of a class that its interval assumes at least
-MAX_AUC = 0.65  # separation of field from re-weighted labelled inputs beyond which intervals are withheld
+MARGIN = 0.25  # of (6), for which stated intervals covered at least 95 % in trials on three data sets
+MAX_MARGIN = 0.1  # beyond which intervals are withheld
 
 
 def estimate_priors(
@@ -58,9 +59,14 @@ def estimate_priors(
 
     Then `explains_field` tests whether labelled inputs in these shares look to the model like the field. If not, more
     than the shares differs. With conditions, plain labelled inputs are then tried too, and the ones more like the field
-    are used; estimates are the mean of the method and its check, since hard predictions (3) suffer less from outputs
-    that are too sure. Intervals are widened to hold those of both and the estimates from plain labelled inputs, by as
-    much as the inputs can be told apart, or withheld (NaN) if that is well possible; a finding says so.
+    are used. Estimates are the mean of the method and its check, since hard predictions (3) suffer less from outputs
+    that are too sure. Intervals are widened to hold those of both, and by
+
+        0.25 (AUC - 0.5) (max_i D_ci - min_i D_ci),   D = inverse of P(prediction i | label j)    (6)
+
+    on both sides: a change of the predictions by no more than d moves the share of c by no more than d times that
+    range. If (6) is above 0.1 for any class, all intervals are withheld (NaN). A finding says what was done. No finding
+    is no proof: a change that looks like other class shares cannot be noticed.
 
     Args:
         labelled: labelled inputs *outside* the training data; every class must occur.
@@ -123,8 +129,15 @@ class _Source:
         return self.explained is None or self.explained.explained
 
     @property
+    def margins(self) -> Array:
+        """(6)."""
+        inverse = np.linalg.pinv(self.outputs.confusion[0] / self.outputs.frequencies)
+        auc = 0.5 if self.is_explained or self.explained is None else self.explained.auc
+        return np.asarray(MARGIN * (auc - 0.5) * np.maximum(1, np.ptp(inverse, axis=1)))
+
+    @property
     def withheld(self) -> bool:
-        return self.explained is not None and not self.is_explained and self.explained.auc > MAX_AUC
+        return bool(self.margins.max() > MAX_MARGIN)
 
 
 def _chosen_source(
@@ -220,11 +233,9 @@ def _combined(estimate: _Estimate, fitted: Array) -> Array:
 
 def _doubtful(estimate: _Estimate, source: _Source, confidence: float) -> tuple[Array, Array]:
     """Intervals for a field that is not explained: widened, or NaN if it is far from explained."""
-    assert source.explained is not None
     if source.withheld:
         return np.full_like(estimate.value, np.nan), np.full_like(estimate.value, np.nan)
-    margin = source.explained.auc - 0.5
-    plain = mlls(source.plain)
+    margin, plain = source.margins, mlls(source.plain)
     ends = [estimate.interval(confidence), estimate.check_interval(confidence), (plain, plain)]
     lower, upper = np.min([low for low, _ in ends], 0), np.max([high for _, high in ends], 0)
     return np.clip(lower - margin, 0, 1), np.clip(upper + margin, 0, 1)
