@@ -273,6 +273,14 @@ def test_a_field_that_labelled_inputs_do_not_explain_is_reported_and_said() -> N
     assert f"label {found.labels} field inputs: `operant assess`" in sentence
 
 
+def test_a_small_difference_is_reported_without_calling_the_estimate_unreliable() -> None:
+    labelled, field = blobs(EVEN, 1000, spawn(0)), blobs(EVEN, 1000, spawn(1))
+    found = estimate_error(toy(), labelled, Samples(field.x + 0.3), **QUICK, generator=spawn(2))
+    assert {f.name for f in found.findings} == {"field not quite explained"}
+    assert not found.unreliable
+    assert "not a bound" in describe_error(found)
+
+
 def test_methods_that_disagree_are_reported() -> None:
     labelled, field = blobs(EVEN, 2000, spawn(0)), blobs(EVEN, 2000, spawn(1))
     wide = Samples(field.x.sign() * field.x.abs() * 0.25 + 0.4, field.y)  # everything lies between two classes

@@ -28,7 +28,7 @@ from operant.profile._error_methods import (
     transport_value,
 )
 from operant.profile._field_like import under_conditions
-from operant.profile.explained import explains_field, too_few
+from operant.profile.explained import Explained, explains_field, too_few
 from operant.profile.fit_conditions import FittedConditions
 from operant.profile.priors import Priors, shares_of
 from operant.rng import shuffled
@@ -47,7 +47,7 @@ HALF_WIDTH = 0.05  # of the interval that the advised number of labels gives
 ATC, CONFIDENCE, COT = "atc", "confidence", "cot"
 SIMULATED, REWEIGHTED, ON_CLEAN = "simulated", "reweighted", "atc on clean inputs"
 METHODS = (ATC, CONFIDENCE, COT)
-NOT_EXPLAINED, APART = "field not explained", "methods disagree"
+NOT_EXPLAINED, NOT_QUITE, APART = "field not explained", "field not quite explained", "methods disagree"
 BREAKS = (NOT_EXPLAINED, APART)  # findings that make an estimate unreliable
 
 
@@ -138,7 +138,7 @@ def estimate_error(
     method = ATC if outputs.errors >= MIN_ERRORS else CONFIDENCE
     lower, upper = _interval(by_method, draws[method], confidence)
     found = [
-        _not_explained(model, source, field, shares, origin, generator),
+        _not_explained(_tested(model, source, field, shares, origin, generator), active=source is not labelled),
         _much_unexplained(conditions),
         _apart(by_method, draws),
         _few_errors(outputs.errors, len(labelled)),
@@ -272,23 +272,34 @@ def _interval(by_method: dict[str, float], draws: Array, confidence: float) -> t
 # Where estimates break
 
 
-def _not_explained(
+def _tested(
     model: Classifier, source: Samples, field: Samples, shares: Array, origin: Tensor, generator: torch.Generator
-) -> Finding | None:
+) -> Explained | None:
+    """Whether labelled inputs explain some of the field; None if there are too few of either."""
     some = shuffled(len(source), generator)[:TESTED]
     source, origin, field = source[some], origin[some], field[:TESTED]
     present = _present(shares, source)
     if too_few(source, field, present, origin):
         return None
-    test = explains_field(model, source, field, priors=present, origin=origin, generator=generator)
-    if test.explained or test.auc <= MAX_AUC:
+    return explains_field(model, source, field, priors=present, origin=origin, generator=generator)
+
+
+def _not_explained(test: Explained | None, *, active: bool) -> Finding | None:
+    """A difference that is significant; a small one only widens the doubt."""
+    if test is None or test.explained:
         return None
+    under = " and under the conditions found" if active else ""
+    small = test.auc <= MAX_AUC
     problem = (
-        "labelled inputs in the field's class shares, under the conditions found, do not look like the field to the "
-        f"model (area under the curve {test.auc:.2f}, where 0.5 is chance), so how confident it is says less about how "
-        "often it is wrong"
+        f"labelled inputs in the field's class shares{under} do not look {'quite ' * small}like the field to the model "
+        f"(area under the curve {test.auc:.2f}, where 0.5 is chance), so "
+        + (
+            "the error may lie outside the interval"
+            if small
+            else "its confidence says less about how often it is wrong"
+        )
     )
-    return warning(NOT_EXPLAINED, problem, "Label field inputs and run `operant assess`")
+    return warning(NOT_QUITE if small else NOT_EXPLAINED, problem, "Label field inputs and run `operant assess`")
 
 
 def _present(shares: Array, source: Samples) -> list[float]:
