@@ -129,10 +129,10 @@ def _fashion() -> tuple[FieldCase, ...]:
 
 def _cifar() -> tuple[FieldCase, ...]:
     name = "cifar10"
-    light = {"exposure": (-1.2, 0.35), "warmth": (0.3, 0.12), "shot_noise": (0.06, 0.015)}
-    dusk = conditions(name, motion_blur=(3.2, 1.0), motion_angle=(20, 20), **light)
-    fog = conditions(name, fog=(0.4, 0.12), saturation=(-0.6, 0.25), downsampling=(0.4, 0.1))
-    lens = conditions(name, vignetting=(0.6, 0.15), tint=(0.2, 0.08), gaussian_noise=(0.08, 0.025))
+    light = {"exposure": (-0.9, 0.3), "warmth": (0.25, 0.1), "shot_noise": (0.02, 0.006)}
+    dusk = conditions(name, motion_blur=(1.4, 0.4), motion_angle=(20, 20), **light)
+    fog = conditions(name, fog=(0.25, 0.08), saturation=(-0.5, 0.2), downsampling=(0.25, 0.08))
+    lens = conditions(name, vignetting=(0.5, 0.12), tint=(0.2, 0.08), gaussian_noise=(0.04, 0.012))
     return (
         FieldCase(name="c1", title="CIFAR-10: dusk", dataset=name, recipe=dusk, zipf=True),
         FieldCase(name="c2", title="CIFAR-10: fog, pale, low resolution", dataset=name, recipe=fog),

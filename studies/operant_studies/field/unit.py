@@ -51,6 +51,7 @@ class FieldShares:
 
     true: tuple[float, ...]
     estimates: tuple[ShareEstimate, ...]
+    stated: Priors | None = None  # what the program states, for the error without labels
 
     def of(self, name: str) -> ShareEstimate | None:
         return next((e for e in self.estimates if e.name == name), None)
@@ -127,7 +128,7 @@ class FieldUnit:
         if self.seed == self.setting.seeds[0]:
             shown_steps(self.out).step(self.case.name, ShownInputs, lambda: self._shown(fitted, shares))
         if find_spec("operant.profile.error_estimate") is not None:
-            self.steps.step("error", FieldError, lambda: self._error(fitted))
+            self.steps.step("error", FieldError, lambda: self._error(fitted, shares))
         if self.case.name == self.setting.downstream.case and self.seed in self.setting.downstream.seeds:
             self.steps.step("before", TimedConditions, lambda: self._fit(BEFORE))
 
@@ -161,12 +162,14 @@ class FieldUnit:
         estimates = [
             ShareEstimate(name=UNCORRECTED, values=training),
             ShareEstimate(name=FITTED, values=fitted.priors),
-            ShareEstimate(name=MODEL, values=self._priors(method="bbse").check),  # which is MLLS, uncorrected
-            _estimate(ALONE, self._priors()),
+            ShareEstimate(name=MODEL, values=self._priors(method="bbse", resamples=20).check),  # MLLS, uncorrected
         ]
+        stated = self._priors()
+        estimates.append(_estimate(ALONE, stated))
         if COMBINES:
-            estimates.append(_estimate(COMBINED, self._priors(conditions=fitted)))
-        return FieldShares(true=inputs.shares, estimates=tuple(estimates))
+            stated = self._priors(conditions=fitted)
+            estimates.append(_estimate(COMBINED, stated))
+        return FieldShares(true=inputs.shares, estimates=tuple(estimates), stated=stated)
 
     def _priors(self, **options: Any) -> Priors:
         field, generator = self.inputs.seen.with_labels(None), self._generator("shares")
@@ -208,7 +211,7 @@ class FieldUnit:
 
     # Error without labels
 
-    def _error(self, fitted: FittedConditions) -> FieldError:
+    def _error(self, fitted: FittedConditions, shares: FieldShares) -> FieldError:
         inputs, model = self.inputs, self.model
         start = time.process_time()
         estimate = import_module("operant.profile.error_estimate").estimate_error
@@ -216,7 +219,7 @@ class FieldUnit:
             model,
             inputs.labelled,
             inputs.seen.with_labels(None),
-            priors=self._priors(conditions=fitted) if COMBINES else self._priors(),
+            priors=shares.stated,
             conditions=fitted,
             generator=self._generator("error"),
         )
