@@ -217,9 +217,8 @@ def test_intervals_cover_as_often_as_they_say(toy) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SHIFTED)
 def test_wrong_intervals_are_rare_where_the_shift_is_not_pure(toy, what: str) -> None:
-    """Overlapping classes on a line are the hardest case: without the test, intervals are wrong in nearly all fields."""
+    """Overlapping classes on a line are the hardest case: without the test, nearly all intervals are wrong."""
     stated, covered = coverage(toy, SHIFTED[what], 40, resamples=20)
-    print(what, stated, covered)
     assert stated - covered <= 4
 
 

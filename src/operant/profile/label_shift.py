@@ -66,8 +66,8 @@ def estimate_priors(
         0.25 (AUC - 0.5) (max_i D_ci - min_i D_ci),   D = inverse of P(prediction i | label j)    (6)
 
     on both sides: a change of the predictions by no more than d moves the share of c by no more than d times that
-    range. If (6) is above 0.07 for any class, all intervals are withheld (NaN). A finding says what was done. No finding
-    is no proof: a change that looks like other class shares cannot be noticed.
+    range. If (6) is above 0.07 for any class, all intervals are withheld (NaN). A finding says what was done. No
+    finding is no proof: a change that looks like other class shares cannot be noticed.
 
     Args:
         labelled: labelled inputs *outside* the training data; every class must occur.

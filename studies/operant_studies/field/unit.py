@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from operant.conditions import Recipe
 from operant.data import Samples
 from operant.model import Classifier
 from operant.networks.two_sample import two_sample_auc
-from operant.profile import FittedConditions, Priors, estimate_priors, fit_conditions
+from operant.profile import FittedConditions, Priors, estimate_error, estimate_priors, fit_conditions
 from operant.rng import spawn
 from operant_studies.field.fields import FieldInputs, in_field, in_shares, load_model, make_inputs, shares_among
 from operant_studies.field.settings import BEFORE, FieldCase, FieldStudySetting
@@ -28,7 +25,6 @@ from operant_studies.shared import Steps
 
 UNCORRECTED, FITTED, MODEL = "training shares", "fitted with conditions", "MLLS"
 ALONE, COMBINED = "model alone", "combination"  # as `estimate_priors` states them, without conditions and with them
-COMBINES = "conditions" in signature(estimate_priors).parameters
 SHOWN = 10  # images on either side of the page's sheet
 ESTIMATES = (UNCORRECTED, FITTED, MODEL, ALONE, COMBINED)
 
@@ -127,8 +123,7 @@ class FieldUnit:
         self.steps.step("likeness", Likeness, lambda: self._likeness(fitted, shares))
         if self.seed == self.setting.seeds[0]:
             shown_steps(self.out).step(self.case.name, ShownInputs, lambda: self._shown(fitted, shares))
-        if find_spec("operant.profile.error_estimate") is not None:
-            self.steps.step("error", FieldError, lambda: self._error(fitted, shares))
+        self.steps.step("error", FieldError, lambda: self._error(fitted, shares))
         if self.case.name == self.setting.downstream.case and self.seed in self.setting.downstream.seeds:
             self.steps.step("before", TimedConditions, lambda: self._fit(BEFORE))
 
@@ -164,11 +159,9 @@ class FieldUnit:
             ShareEstimate(name=FITTED, values=fitted.priors),
             ShareEstimate(name=MODEL, values=self._priors(method="bbse", resamples=20).check),  # MLLS, uncorrected
         ]
-        stated = self._priors()
-        estimates.append(_estimate(ALONE, stated))
-        if COMBINES:
-            stated = self._priors(conditions=fitted)
-            estimates.append(_estimate(COMBINED, stated))
+        estimates.append(_estimate(ALONE, self._priors()))
+        stated = self._priors(conditions=fitted)
+        estimates.append(_estimate(COMBINED, stated))
         return FieldShares(true=inputs.shares, estimates=tuple(estimates), stated=stated)
 
     def _priors(self, **options: Any) -> Priors:
@@ -192,9 +185,9 @@ class FieldUnit:
 
     def _simulated(self, fitted: FittedConditions, shares: FieldShares) -> Samples:
         """Training images under the fitted recipe in the estimated class shares, as a user would have them."""
-        chosen = shares.of(COMBINED) or shares.of(FITTED)
-        assert chosen is not None
-        drawn = self._drawn(chosen.values, "fitted")
+        stated = shares.stated
+        assert stated is not None
+        drawn = self._drawn(stated.values, "fitted")
         return under(fitted.recipe, drawn, generator=self._generator("severities")) if fitted.recipe.names else drawn
 
     def _drawn(self, shares: tuple[float, ...], name: str) -> Samples:
@@ -214,8 +207,7 @@ class FieldUnit:
     def _error(self, fitted: FittedConditions, shares: FieldShares) -> FieldError:
         inputs, model = self.inputs, self.model
         start = time.process_time()
-        estimate = import_module("operant.profile.error_estimate").estimate_error
-        found = estimate(
+        found = estimate_error(
             model,
             inputs.labelled,
             inputs.seen.with_labels(None),
@@ -231,7 +223,7 @@ class FieldUnit:
             lower=found.lower,
             upper=found.upper,
             method=found.method,
-            by_method={name: float(getattr(v, "value", v)) for name, v in found.by_method.items()},
+            by_method=found.by_method,
             findings=tuple(f.name for f in found.findings),
             unreliable=tuple(f.name for f in found.unreliable),
             seconds=time.process_time() - start,
