@@ -130,15 +130,13 @@ def errors_section(outcomes: Sequence[FieldOutcome]) -> str:
         return ""
     methods = list(dict.fromkeys(m for o in some for e in o.errors for m in e.by_method))
     rows = [_error_row(o, methods) for o in some]
-    sizes = [
-        [average([abs(e.by_method[m] - e.true) for e in o.errors if m in e.by_method]) for o in some] for m in methods
-    ]
-    rows.append(["mean", "", "", *(f"{100 * average(size):.1f}" for size in sizes), _mean_size(some), "", ""])
+    means = [average([average(size) for o in some if (size := _sizes(o, m))]) for m in methods]
+    rows.append(["mean", "", "", *(f"{100 * value:.1f}" for value in means), _mean_size(some), "", ""])
     each = [e for o in some for e in o.errors]
     wrong, right = [e for e in each if off(e)], [e for e in each if not off(e)]
     return f"""## Error without labels
 
-True error on labelled field inputs that nothing else used, and by how many points each estimate is off, mean over
+True error on labelled field inputs that the program never gets, and by how many points each estimate is off, mean over
 seeds. *Stated* is the one that the program states. It is an estimate, never a bound.
 
 {table(["field", "n", "true error, %", *methods, "stated", "interval holds it", "said"], rows)}
@@ -157,8 +155,13 @@ def _mean_size(outcomes: Sequence[FieldOutcome]) -> str:
     return f"{100 * average([average([abs(e.value - e.true) for e in o.errors]) for o in outcomes]):.1f}"
 
 
+def _sizes(o: FieldOutcome, method: str) -> list[float]:
+    """By how much a method is off, one per seed; empty if it does not apply to the field."""
+    return [abs(e.by_method[method] - e.true) for e in o.errors if method in e.by_method]
+
+
 def _error_row(o: FieldOutcome, methods: Sequence[str]) -> list[str]:
-    sizes = [[abs(e.by_method[m] - e.true) for e in o.errors if m in e.by_method] for m in methods]
+    sizes = [_sizes(o, method) for method in methods]
     return [
         o.case.title,
         str(o.errors[0].n),
