@@ -9,7 +9,7 @@ import torch
 
 from operant import Samples, load_digits, results, spawn
 from operant.conditions import Recipe, Severity, apply, fixed, half_normal, normal, uniform
-from operant.profile._appearance import ImageDescriptor
+from operant.profile._appearance import ImageDescriptor, _principal
 from operant.profile._matching import _narrowed, free_parameters, mixture
 from operant.profile.fit_conditions import FittedConditions, fit_conditions
 
@@ -287,3 +287,11 @@ def test_bad_input_is_rejected_with_a_sentence() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             fit_conditions(field, clean, **{"widest": WIDEST, **TINY, "generator": spawn(0), **options})
+
+
+def test_principal_directions_of_dead_features_are_finite() -> None:
+    rows = torch.randn(500, 60, generator=spawn(0)) * torch.logspace(-30, 0, 60)  # as those of a network's idle units
+    rows[:, ::3] = 0
+    axes = _principal(rows, 8)
+    assert bool(axes.isfinite().all())
+    assert torch.allclose(axes.T @ axes, torch.eye(8), atol=1e-5)

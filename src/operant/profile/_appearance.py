@@ -51,7 +51,7 @@ class ImageDescriptor:
     def of(x: Tensor, bounds: tuple[float, float]) -> "ImageDescriptor":
         small = _small(_unit(x, bounds))
         mean = small.mean(0)
-        axes = torch.linalg.eigh((small - mean).T @ (small - mean)).eigenvectors[:, -COMPONENTS:]
+        axes = _principal(small - mean, COMPONENTS)
         plain = ImageDescriptor(bounds, mean, axes, mean, mean).numbers(x)
         return ImageDescriptor(bounds, mean, axes, plain.mean(0), plain.std(0).clamp_min(1e-3))
 
@@ -65,7 +65,7 @@ class ImageDescriptor:
         """The same with the main features of a network, and its logit."""
         features = network.features(x)
         mean = features.mean(0)
-        axes = torch.linalg.eigh((features - mean).T @ (features - mean)).eigenvectors[:, -LEARNED:]
+        axes = _principal(features - mean, LEARNED)
         extended = replace(self, learned=Learned(network, mean, axes))
         numbers = extended.numbers(x)
         return replace(extended, centre=numbers.mean(0), scale=numbers.std(0).clamp_min(1e-3))
@@ -79,6 +79,12 @@ class ImageDescriptor:
 def _unit(x: Tensor, bounds: tuple[float, float]) -> Tensor:
     x = x.detach().cpu().float()
     return x if bounds == (0, 1) else (x - bounds[0]) / (bounds[1] - bounds[0])
+
+
+def _principal(centred: Tensor, n: int) -> Tensor:
+    """The main directions of centred rows, as columns; in double precision, since single precision can give NaN."""
+    rows = centred.double()
+    return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -n:].to(centred)
 
 
 def _small(x: Tensor) -> Tensor:
