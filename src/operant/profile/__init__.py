@@ -14,6 +14,7 @@ from operant.profile.fitting import (
 )
 from operant.profile.label_shift import Priors, estimate_priors
 from operant.profile.ratio import Ratio, fit_ratio
+from operant.profile.risk_map import RiskCases, RiskMap, fit_risk
 from operant.profile.synthesis import (
     ClassVAEs,
     FromImages,
@@ -40,6 +41,8 @@ __all__ = [
     "Profile",
     "ProfileUpdate",
     "Ratio",
+    "RiskCases",
+    "RiskMap",
     "Source",
     "SourceBatch",
     "Synthesised",
@@ -50,6 +53,7 @@ __all__ = [
     "fit_conditions",
     "fit_profile",
     "fit_ratio",
+    "fit_risk",
     "layer_features",
     "load_profile",
     "remake",
