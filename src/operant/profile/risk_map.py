@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from operant.activity import activity
 from operant.data import Samples
@@ -51,7 +50,8 @@ class RiskCases:
 
     Attributes:
         group: inputs of the same seed share a number.
-        weight: 1 on average over the cases.
+        weight: in the ranking, 1 on average over the cases; no class counts less than an even share of the field.
+        mass: in the calibration, by the priors as they were given.
         taught: number of labelled field inputs, the last rows.
         classes: the name of each class; empty if they have only numbers.
     """
@@ -60,6 +60,7 @@ class RiskCases:
     label: Tensor = field(repr=False)
     group: Tensor = field(repr=False)
     weight: Tensor = field(repr=False)
+    mass: Tensor = field(repr=False)
     taught: int
     classes: tuple[str, ...] = ()
 
@@ -76,8 +77,7 @@ class RiskMap:
 
     Attributes:
         failing: weighted share of the cases that fail.
-        coefficients: of the terms, in the order of `TERMS`, then one offset per class; empty if only the margin is
-            used.
+        coefficients: of the terms and of a constant; empty if only the margin is used.
         lift: how much oftener than all cases the riskiest 5 % of them fail, out of fold; NaN if only the margin is
             used.
         findings: what the map had to do without, and what that means.
@@ -132,7 +132,7 @@ class RiskMap:
         known = _known(self.cases, Outputs(logits=self.logits.double(), features=self.features.double()))
         terms = _terms(asked, failing_share(known, asked, k=self.k), self.head.log_odds(asked), self.correction)
         slope, offset = self.calibration
-        log_odds = _design((terms - self.centre) / self.scale, asked) @ self.coefficients
+        log_odds = _design((terms - self.centre) / self.scale) @ self.coefficients
         return (slope * log_odds + offset).sigmoid().clamp(EDGE, 1 - EDGE)
 
 
@@ -147,12 +147,16 @@ def fit_risk(
 ) -> RiskMap:
     """Learn from cases that pass and cases that fail how likely any input is to fail; no field label is needed.
 
-        P(fail | x) = σ(a (β · terms(x) + β_c) + b),   c the predicted class        (1)
+        P(fail | x) = σ(a (β · terms(x) + β_0) + b)        (1)
 
     Terms, all log odds of failing: the share of failing cases among the k nearest in the model's penultimate features
     with the same prediction; a second last layer, trained on the cases; the model's confidence, corrected by a
     temperature and one bias per class that are fitted to the cases; the model's margin. For cases the first two leave
     out all cases of the same seed or fold. β is a logistic regression, a and b (Platt) are fitted out of fold.
+
+    Estimated priors can be wrong for a class, and one that is wrongly 0 would make every prediction of that class look
+    like a failure. So in all but a and b no class has less weight than an even share: the ranking uses priors only to
+    favour frequent classes, and the probabilities follow them entirely.
 
     The cases must be unselected draws of the field's conditions, such as those of `operant.generate.RecipeDraws`, and
     must hold the cases that pass: failures alone do not say where inputs are safe. At least 3000 are advised.
@@ -186,7 +190,7 @@ def _gathered(
     model: Classifier, cases: Suite, priors: Priors | Sequence[float] | None, taught: Samples | None
 ) -> RiskCases:
     """Cases and labelled field inputs in one table."""
-    weight = _weights(cases.label, priors, model.classes(cases.x))
+    weight, mass = _weights(cases.label, priors, model.classes(cases.x))
     _, group = cases.seed.unique(return_inverse=True)
     x, label, n = cases.x, cases.label, 0
     if taught is not None and len(taught):
@@ -197,22 +201,23 @@ def _gathered(
         n = len(taught)
         x, label = torch.cat([x, taught.x.cpu().to(x)]), torch.cat([label, taught.labels.cpu()])
         group = torch.cat([group, int(group.max()) + 1 + torch.arange(n)])
-        weight = torch.cat([weight, torch.full((n,), TAUGHT_WEIGHT, dtype=weight.dtype)])
-    return RiskCases(x=x, label=label, group=group, weight=weight, taught=n, classes=cases.classes)
+        weight, mass = (torch.cat([w, torch.full((n,), TAUGHT_WEIGHT, dtype=w.dtype)]) for w in (weight, mass))
+    return RiskCases(x=x, label=label, group=group, weight=weight, mass=mass, taught=n, classes=cases.classes)
 
 
-def _weights(label: Tensor, priors: Priors | Sequence[float] | None, classes: int) -> Tensor:
-    """Of each case, so that classes have the shares of the priors; 1 on average."""
+def _weights(label: Tensor, priors: Priors | Sequence[float] | None, classes: int) -> tuple[Tensor, Tensor]:
+    """Weight and mass of each case, each 1 on average."""
     if priors is None:
-        return torch.ones(len(label), dtype=torch.float64)
+        even = torch.ones(len(label), dtype=torch.float64)
+        return even, even
     values = shares_of(priors)
     if len(values) != classes:
         raise ValueError(f"priors must have one value for each of the model's {classes} classes, got {len(values)}")
     share = label.bincount(minlength=classes).double() / len(label)
-    weight = (values / share)[label]
-    if not bool((weight > 0).any()):
+    weight, mass = ((v / share)[label] for v in (values.clamp_min(1 / classes), values))
+    if not bool((mass > 0).any()):
         raise ValueError("no case has a class with a positive prior; draw cases of the classes that occur in the field")
-    return weight / weight.mean()
+    return weight / weight.mean(), mass / mass.mean()
 
 
 # Fitting --------------------------------------------------------------------------------------------------------------
@@ -225,13 +230,13 @@ def _fitted(model: Classifier, cases: RiskCases, k: int) -> RiskMap:
     findings = (*_missing_layer(tapped), *_few(cases), *_lacking(known, cases, k))
     correction, head = fit_correction(known), fit_head(known)
     n = len(cases) - cases.taught
-    w, failed = known.weight[:n], known.failed[:n]
+    w, failed = cases.mass[:n], known.failed[:n]
     empty = torch.empty(0, dtype=torch.float64)
     learned: dict[str, Any] = {"coefficients": empty, "centre": empty, "scale": empty, "lift": float("nan")}
-    if problem := _one_outcome(known):
+    if problem := _one_outcome(known, cases.mass):
         findings = (*findings, problem)
     else:
-        learned = _combined(known, correction, k)
+        learned = _combined(known, cases.mass, correction, k)
     return RiskMap(
         cases=cases,
         k=k,
@@ -245,7 +250,7 @@ def _fitted(model: Classifier, cases: RiskCases, k: int) -> RiskMap:
     )
 
 
-def _combined(known: Known, correction: Correction, k: int) -> dict[str, Any]:
+def _combined(known: Known, mass: Tensor, correction: Correction, k: int) -> dict[str, Any]:
     """The coefficients of (1), their calibration out of fold, and the lift that they reach there."""
     folds = folds_of(known, FOLDS)
     shares = failing_share(known, known.outputs, k=k, group=known.group)
@@ -255,18 +260,19 @@ def _combined(known: Known, correction: Correction, k: int) -> dict[str, Any]:
     terms = _terms(known.outputs, shares, second, correction)
     scale, centre = torch.std_mean(terms, 0)
     scale = torch.where(scale > 0, scale, 1.0)
-    design = _design((terms - centre) / scale, known.outputs)
+    design = _design((terms - centre) / scale)
     log_odds = torch.empty(len(known), dtype=torch.float64)
     for fold in range(FOLDS):
         here = folds == fold
-        log_odds[here] = design[here] @ _regression(design[~here], known[~here], PENALTY)
-    slope, offset = _regression(torch.stack([log_odds, torch.ones_like(log_odds)], 1), known, PLATT_PENALTY).tolist()
+        log_odds[here] = design[here] @ _regression(design[~here], known.failed[~here], known.weight[~here])
+    platt = _regression(_design(log_odds[:, None]), known.failed, mass, penalty=PLATT_PENALTY)
+    slope, offset = platt.tolist()
     return {
-        "coefficients": _regression(design, known, PENALTY),
+        "coefficients": _regression(design, known.failed, known.weight),
         "centre": centre,
         "scale": scale,
         "calibration": (max(slope, 0.0), offset),
-        "lift": _lift(log_odds, known),
+        "lift": _lift(log_odds, known.failed, mass),
     }
 
 
@@ -275,25 +281,24 @@ def _terms(outputs: Outputs, share: Tensor, second: Tensor, correction: Correcti
     return torch.stack([share.logit(EDGE), second, correction.log_odds(outputs), margin_log_odds(outputs)], 1)
 
 
-def _design(terms: Tensor, outputs: Outputs) -> Tensor:
-    """Terms, a constant, and the predicted class."""
-    classes = one_hot(outputs.predicted, outputs.logits.shape[1]).double()
-    return torch.cat([terms, torch.ones(len(terms), 1, dtype=torch.float64), classes], 1)
+def _design(terms: Tensor) -> Tensor:
+    """Terms and a constant."""
+    return torch.cat([terms, torch.ones(len(terms), 1, dtype=torch.float64)], 1)
 
 
-def _regression(design: Tensor, known: Known, penalty: float) -> Tensor:
+def _regression(design: Tensor, failed: Tensor, weight: Tensor, *, penalty: float = PENALTY) -> Tensor:
     """Coefficients of a logistic regression of failing on the design."""
     from sklearn.linear_model import LogisticRegression
 
     fitted = LogisticRegression(C=penalty, max_iter=1000, fit_intercept=False)
-    fitted.fit(design.numpy(), known.failed.numpy(), sample_weight=(known.weight / known.weight.mean()).numpy())
+    fitted.fit(design.numpy(), failed.numpy(), sample_weight=(weight / weight.mean()).numpy())
     return torch.tensor(fitted.coef_[0])
 
 
-def _lift(log_odds: Tensor, known: Known) -> float:
+def _lift(log_odds: Tensor, failed: Tensor, mass: Tensor) -> float:
     """Failure rate of the riskiest 5 % of the mass, divided by that of all."""
     order = log_odds.argsort(descending=True)
-    w, failed = known.weight[order], known.failed[order]
+    w, failed = mass[order], failed[order]
     top = w.cumsum(0) <= RISKIEST * w.sum()
     rate = float((w * failed).sum() / w.sum())
     return float((w * failed)[top].sum() / w[top].sum().clamp_min(1e-300)) / rate
@@ -349,9 +354,9 @@ def _lacking(known: Known, cases: RiskCases, k: int) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _one_outcome(known: Known) -> Finding | None:
+def _one_outcome(known: Known, mass: Tensor) -> Finding | None:
     """Too few failures or passes to learn from."""
-    counts = [known.group[(known.failed == outcome) & (known.weight > 0)] for outcome in (1, 0)]
+    counts = [known.group[(known.failed == outcome) & (mass > 0)] for outcome in (1, 0)]
     failing, passing = (len(groups.unique()) for groups in counts)
     if min(failing, passing) >= MIN_OUTCOMES:
         return None
