@@ -53,7 +53,7 @@ def suite_of(model: Classifier, x: Tensor, y: Tensor, *, per_seed: int = 1) -> S
     """Cases of seeds that are not looked at."""
     origin = torch.arange(len(x)) // per_seed
     groups = origin.unique()
-    seeds = Samples(torch.zeros(len(groups), 2), y[:: per_seed][: len(groups)], groups)
+    seeds = Samples(torch.zeros(len(groups), 2), y[::per_seed][: len(groups)], groups)
     suite = Suite.of(x, seeds=seeds, origin=origin, prediction=model.predict(x), method="draws")
     return replace(suite, label=y)
 
@@ -326,7 +326,10 @@ def test_cases_of_one_class_are_reported() -> None:
         (lambda m, c: fit_risk(m, c, priors=[0.5, 0.6]), "sum to 1"),
         (lambda m, c: fit_risk(m, c[c.label == 0], priors=[0.0, 1.0]), "no case has a class with a positive prior"),
         (lambda m, c: fit_risk(m, c, taught=Samples(torch.zeros(3, 2))), "label"),
-        (lambda m, c: fit_risk(m, c, taught=Samples(torch.zeros(3, 2), torch.tensor([0, 1, 2]))), "below the model's 2"),
+        (
+            lambda m, c: fit_risk(m, c, taught=Samples(torch.zeros(3, 2), torch.tensor([0, 1, 2]))),
+            "below the model's 2",
+        ),
         (lambda m, c: fit_risk(m, c)(m, torch.full((3, 2), torch.nan)), "NaN"),
         (lambda m, c: fit_risk(m, c)(m, torch.zeros(0, 2)), "at least one row"),
     ],

@@ -191,10 +191,10 @@ class ConditionMove:
 
 
 def replay(suite: Suite, recipe: Recipe) -> Tensor:
-    """The cases of a `ConditionMove` or of `RecipeDraws`, made again from their seeds and columns, ``(N, *shape)``, bit for bit.
+    """The cases of a `ConditionMove` or of `RecipeDraws`, made again from their seeds and columns, bit for bit.
 
     Args:
-        suite: cases of that move only; choose them by ``suite["move"]`` if there are others.
+        suite: cases of conditions only; choose them by ``suite["move"]`` if there are others.
         recipe: the one they were made with.
     """
     if missing := [name for name in (*recipe.names, "noise_seed") if name not in suite.columns]:
