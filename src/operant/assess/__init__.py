@@ -12,6 +12,7 @@ from operant.assess.bounds import (
     conservative_bayes_confidence,
     stratified_bound,
 )
+from operant.assess.case_rate import CaseRate, failure_rate
 from operant.assess.cells import (
     Ball,
     CellEstimate,
@@ -44,6 +45,7 @@ __all__ = [
     "Assessment",
     "Ball",
     "Bound",
+    "CaseRate",
     "CellEstimate",
     "CellRates",
     "Contribution",
@@ -69,6 +71,7 @@ __all__ = [
     "des_raj",
     "empirical_robustness",
     "estimate",
+    "failure_rate",
     "field_bound",
     "hansen_hurwitz",
     "horvitz_thompson",

@@ -7,6 +7,7 @@ from operant.generate.fol_fuzz import FOLFuzz
 from operant.generate.gradient_sign import BIM, FGSM, PGD
 from operant.generate.operational.conditions import ConditionMove, replay
 from operant.generate.operational.defaults import default_moves, default_radii, unguided
+from operant.generate.operational.draws import RecipeDraws
 from operant.generate.operational.fuzz import OperationalFuzz
 from operant.generate.operational.genetic import GeneticMove, hda
 from operant.generate.operational.gradient import GradientMove
@@ -31,6 +32,7 @@ __all__ = [
     "GradientMove",
     "OperationalFuzz",
     "Quality",
+    "RecipeDraws",
     "Tally",
     "UncertaintyFuzz",
     "Validity",

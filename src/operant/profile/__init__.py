@@ -17,6 +17,7 @@ from operant.profile.fitting import (
 from operant.profile.label_shift import estimate_priors
 from operant.profile.priors import Priors
 from operant.profile.ratio import Ratio, fit_ratio
+from operant.profile.risk_map import RiskCases, RiskMap, fit_risk
 from operant.profile.synthesis import (
     ClassVAEs,
     FromImages,
@@ -45,6 +46,8 @@ __all__ = [
     "Profile",
     "ProfileUpdate",
     "Ratio",
+    "RiskCases",
+    "RiskMap",
     "Source",
     "SourceBatch",
     "Synthesised",
@@ -57,6 +60,7 @@ __all__ = [
     "fit_conditions",
     "fit_profile",
     "fit_ratio",
+    "fit_risk",
     "layer_features",
     "load_profile",
     "remake",

@@ -1,12 +1,14 @@
-"""Shared by the moves: p-values of failures, and their level."""
+"""Shared by the moves: p-values of failures, their level, and recipes that a model accepts."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from operant.conditions import Recipe
 from operant.measure.naturalness import Naturalness
-from operant.validation import check_between
+from operant.model import Classifier
+from operant.validation import check_between, check_not_empty
 
 LEVEL = 0.05  # p-value from which a case counts as natural
 
@@ -21,3 +23,14 @@ def p_values(naturalness: Naturalness | None, x: Tensor, failing: Tensor) -> Ten
 
 def check_level(level: float) -> None:
     check_between(0, 1, level=level, advice="0.05 rejects one in twenty genuine inputs")
+
+
+def check_conditions(recipe: Recipe) -> None:
+    check_not_empty(recipe=recipe.names, advice="declare at least one condition to search over")
+
+
+def check_same_bounds(recipe: Recipe, model: Classifier) -> None:
+    if recipe.bounds != model.bounds:
+        raise ValueError(
+            f"the recipe must have the model's bounds {model.bounds}, got {recipe.bounds}; set Recipe's bounds"
+        )

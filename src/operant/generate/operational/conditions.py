@@ -11,12 +11,12 @@ from torch import Tensor
 from operant.conditions import DrawnConditions, Recipe, apply
 from operant.data import Samples
 from operant.generate.engine import CaseList, Goal, Rows
-from operant.generate.operational._cases import LEVEL, check_level, p_values
+from operant.generate.operational._cases import LEVEL, check_conditions, check_level, check_same_bounds, p_values
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.rng import normal_like
 from operant.suite import Suite
-from operant.validation import check_above_to, check_at_least, check_nonnegative, check_not_empty, check_share
+from operant.validation import check_above_to, check_at_least, check_nonnegative, check_share
 
 MAX_IMAGES = 4096  # images that are searched together
 
@@ -70,14 +70,11 @@ class ConditionMove:
             check_at_least(1, stop_after=self.stop_after)
         check_above_to(0, 1, spread=self.spread)
         check_share(fresh=self.fresh)
-        check_not_empty(recipe=self.recipe.names, advice="declare at least one condition to search over")
+        check_conditions(self.recipe)
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite:
         model.check(seeds)
-        if self.recipe.bounds != model.bounds:
-            raise ValueError(
-                f"the recipe must have the model's bounds {model.bounds}, got {self.recipe.bounds}; set Recipe's bounds"
-            )
+        check_same_bounds(self.recipe, model)
         seeds = seeds.to(model.device)
         cases = CaseList(seeds, *self.recipe.names, "noise_seed", "log_prob")
         draws = self._draws(len(seeds), generator)
@@ -194,10 +191,10 @@ class ConditionMove:
 
 
 def replay(suite: Suite, recipe: Recipe) -> Tensor:
-    """The cases of a `ConditionMove`, made again from their seeds and columns, ``(N, *shape)``, bit for bit.
+    """The cases of a `ConditionMove` or of `RecipeDraws`, made again from their seeds and columns, bit for bit.
 
     Args:
-        suite: cases of that move only; choose them by ``suite["move"]`` if there are others.
+        suite: cases of conditions only; choose them by ``suite["move"]`` if there are others.
         recipe: the one they were made with.
     """
     if missing := [name for name in (*recipe.names, "noise_seed") if name not in suite.columns]:
