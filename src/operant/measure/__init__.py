@@ -1,8 +1,10 @@
 """Measures of a case, one value per row: loss, uncertainty, coverage, surprise, naturalness, similarity."""
 
 from operant.measure.activations import Neurons, find_neurons, neurons
+from operant.measure.appearance import appearance
 from operant.measure.conformal import Conformal, conformal_p_values, fit_conformal, min_bonferroni
 from operant.measure.coverage import KMNC, NBC, NC, SNAC, TKNC, Coverage, NeighbourCoverage, Ranges, fit_ranges
+from operant.measure.judge import FoldJudge, Judge, fit_judge
 from operant.measure.lift import Lift, LiftAt, lift
 from operant.measure.loss import first_order_loss, zero_order_loss
 from operant.measure.mc_dropout import Passes, mc_dropout, with_dropout
@@ -37,6 +39,8 @@ __all__ = [
     "Characterisation",
     "Conformal",
     "Coverage",
+    "FoldJudge",
+    "Judge",
     "KindSummary",
     "Lift",
     "LiftAt",
@@ -47,6 +51,7 @@ __all__ = [
     "Ranges",
     "Thresholds",
     "annotate",
+    "appearance",
     "auc",
     "auc_difference",
     "characterise",
@@ -56,6 +61,7 @@ __all__ = [
     "first_order_loss",
     "fit_conformal",
     "fit_dsa",
+    "fit_judge",
     "fit_lsa",
     "fit_mdsa",
     "fit_naturalness",

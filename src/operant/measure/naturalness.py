@@ -1,7 +1,7 @@
 """Naturalness: how plausible a case is as a field input, as a calibrated p-value and as a smooth surrogate of it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,10 @@ from operant.data import Samples
 from operant.density import KDE, fit_kde
 from operant.measure._texture import is_image, texture
 from operant.measure.conformal import Conformal, check_level, fit_conformal, min_bonferroni, min_calibration_size
-from operant.model import Classifier, freeze, on_output
+from operant.measure.judge import MIN_FIELD, Judge, fit_judge, too_few
+from operant.model import Classifier, Finding, freeze, on_output
 from operant.networks.vae import VAE, check_field, fit_vae, in_chunks
-from operant.rng import shuffled
+from operant.rng import shuffled, spawn
 from operant.validation import check_between, check_finite, check_from_to, check_row_shape
 
 SCORES = ("reconstruction", "neighbours", "density", "intensities", "texture")  # the last for images only
@@ -81,6 +82,9 @@ class Naturalness:
     themselves p-values may be too high. Inputs other than images of at least 8 x 8 pixels have no texture, so four
     scores remain. With n calibration inputs and m scores, values go in steps of m / (n + 1) from that number to 1. All
     cases stranger than every calibration input have the smallest value: rank those by `surrogate`.
+
+    A move with a judge of its own (see `fit_judge`) is rated by that: ``naturalness(x, move="conditions")``. The five
+    scores rate the cases of all other moves.
     """
 
     vae: VAE  # learned from the fitting part of the field data
@@ -95,9 +99,18 @@ class Naturalness:
     probes: Tensor = field(repr=False)  # the inputs of the first references, to recognise the model
     layer: str | None = None  # of the model; None for pixels
     model: Classifier | None = None
+    judges: dict[str, Judge] = field(default_factory=dict, repr=False)  # by move
+    findings: tuple[Finding, ...] = ()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """A p-value in (0, 1] for each row, in float64, without gradients; small means unlike field data."""
+    def __call__(self, x: Tensor, *, move: str | None = None) -> Tensor:
+        """A p-value in (0, 1] for each row, in float64, without gradients; small means unlike field data.
+
+        Args:
+            move: the name of the move that made these cases; its judge decides, or the five scores if it has none.
+        """
+        if move in self.judges:
+            self.vae.check(x)
+            return self.judges[move](x)
         return min_bonferroni(torch.stack(list(self.p_values(x).values()), 1))
 
     def p_values(self, x: Tensor) -> dict[str, Tensor]:
@@ -182,6 +195,7 @@ def fit_naturalness(
     latent: int = 16,
     epochs: int | None = None,
     references: int = 10_000,
+    draws: Mapping[str, Samples] | None = None,
     progress: bool = True,
 ) -> Naturalness:
     """Learn to rate how natural inputs are, from unlabelled field data.
@@ -205,6 +219,8 @@ def fit_naturalness(
         k: the distance to the k-th nearest neighbour is a score.
         latent, epochs: of the VAE, see `fit_vae`.
         references: maximum number of field inputs kept as neighbours.
+        draws: by name of a move, what it makes of seeds that are not searched, failing or not: a judge of that move is
+            fitted (`fit_judge`). With fewer than 250 distinct field inputs there are no judges, and a finding says so.
         progress: show progress on stderr.
 
     References:
@@ -241,7 +257,30 @@ def fit_naturalness(
                 model=model,
             )
             scores = draft.scores(held.x)
-        return replace(draft, calibration={name: fit_conformal(score) for name, score in scores.items()})
+        fitted_scores = replace(draft, calibration={name: fit_conformal(score) for name, score in scores.items()})
+    return fitted_scores if not draws else _with_judges(fitted_scores, field, draws, generator, progress)
+
+
+def _with_judges(
+    naturalness: Naturalness, field: Samples, draws: Mapping[str, Samples], generator: torch.Generator, progress: bool
+) -> Naturalness:
+    """The same with a judge of each move, or with a finding that says why there is none.
+
+    The random numbers of a judge depend on its move's name, not on the other moves.
+    """
+    if too_few(field):
+        names, n = ", ".join(draws), len(field.ids.unique())
+        problem = f"{n} distinct field inputs are too few for judges; the five scores rate the cases of {names}"
+        advice = f"Give at least {MIN_FIELD}, in groups that can be halved"
+        return replace(naturalness, findings=(Finding(name="no judge", problem=problem, advice=advice),))
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    bounds = naturalness.vae.bounds
+    judges = {
+        name: fit_judge(field, made, bounds=bounds, generator=spawn(seed, name), progress=progress)
+        for name, made in draws.items()
+    }
+    found = [replace(f, problem=f"{name}: {f.problem}") for name, judge in judges.items() for f in judge.findings]
+    return replace(naturalness, judges=judges, findings=tuple(found))
 
 
 def load_naturalness(path: str | Path, *, model: Classifier | None = None) -> Naturalness:

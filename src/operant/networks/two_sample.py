@@ -69,7 +69,12 @@ class TwoSample:
 
 
 def fit_two_sample(
-    first: Tensor, second: Tensor, *, bounds: tuple[float, float] = (0.0, 1.0), generator: torch.Generator
+    first: Tensor,
+    second: Tensor,
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    steps: int = STEPS,
+    generator: torch.Generator,
 ) -> TwoSample:
     """Train a network to tell the first images ``(n, channels, height, width)`` from the second.
 
@@ -79,9 +84,9 @@ def fit_two_sample(
     sides = [reduced(x, bounds) for x in (first, second)]
     network = initialise(lambda: TwoSampleNetwork(first.shape[1]), generator=generator)
     optimizer = torch.optim.AdamW(network.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
     target = torch.cat([torch.full((BATCH,), 1 - SMOOTHING / 2), torch.full((BATCH,), SMOOTHING / 2)])
-    for _ in range(STEPS):
+    for _ in range(steps):
         x = torch.cat([side[torch.randint(len(side), (BATCH,), generator=generator)] for side in sides])
         loss = binary_cross_entropy_with_logits(network(_moved(x, generator)), target)
         optimizer.zero_grad()
@@ -119,8 +124,8 @@ def area_under_curve(first: Tensor, second: Tensor) -> float:
 
 
 def reduced(x: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """Images with values from 0 to 1 and sides of at most 64 pixels, by means over blocks."""
-    z = x.detach().cpu().float()
+    """Images with values from 0 to 1 and sides of at most 64 pixels, by means over blocks; differentiable."""
+    z = x.cpu().float()
     z = z if bounds == (0, 1) else (z - bounds[0]) / (bounds[1] - bounds[0])
     return avg_pool2d(z, factor) if (factor := math.ceil(max(x.shape[2:]) / MAX_SIDE)) > 1 else z
 

@@ -99,7 +99,7 @@ class OperationalFuzz:
                 rows = ((turn == number) & (left > 0)).nonzero().flatten()
                 if len(rows) == 0:
                     continue
-                part = self._natural(move(model, seeds[rows], generator=generator).failures())
+                part = self._natural(move(model, seeds[rows], generator=generator).failures(), name)
                 parts.append(part.with_columns(move=np.full(len(part), name), turn=torch.full((len(part),), place)))
                 if self.stop_early:
                     good = (part["naturalness"] >= self.level) & (part["quantile"] >= self.mass_quantile)
@@ -120,11 +120,12 @@ class OperationalFuzz:
         given = {name: getattr(self, name) for name in ("weight", "radius") if getattr(self, name) is not None}
         return {name: _with(move, given) for name, move in self.moves.items()}
 
-    def _natural(self, suite: Suite) -> Suite:
-        """The suite with the columns that decide whether a failure is operational."""
+    def _natural(self, suite: Suite, move: str) -> Suite:
+        """The suite with the columns that decide whether a failure is operational; a move's own judge rates it."""
         if len(suite) == 0:
             return suite.with_columns(naturalness=torch.empty(0), quantile=torch.empty(0))
-        return suite.with_columns(naturalness=self.naturalness(suite.x), quantile=self.profile.quantile(suite.x))
+        natural = self.naturalness(suite.x, move=move) if self.naturalness.judges else self.naturalness(suite.x)
+        return suite.with_columns(naturalness=natural, quantile=self.profile.quantile(suite.x))
 
     def _judged(self, model: Classifier, seeds: Samples, suite: Suite) -> Suite:
         """Failures in seed order, by one more pass of the model, with every column."""
