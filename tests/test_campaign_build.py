@@ -335,7 +335,7 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     def fitted(field, clean, *, widest, generator, progress):
         asked.append(field)
         time.sleep(0.02)
-        severities = {"rotation": normal(4), "blur": fixed(0.0), "jpeg": fixed(2.0)}
+        severities = {"rotation": normal(4), "jpeg": fixed(2.0)}  # what was found, and what is known
         angle = Parameter(condition="rotation", name="std", value=4.0, lower=3.0, upper=5.0, limits=(0.0, 12.0))
         return FittedConditions(
             recipe=replace(widest, severities=severities),
@@ -357,7 +357,7 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     half = first.field(0).split(profile=0.5, assessment=0.5)["profile"]  # the half for assessment is not used
     assert asked[0].ids.equal(half.ids)
     recipe = first.campaign.moves["conditions"].keywords["recipe"]
-    assert recipe.severities == {"rotation": normal(4), "jpeg": fixed(2.0)}  # those that do not occur are left out
+    assert recipe.severities == {"rotation": normal(4), "jpeg": fixed(2.0)}
     assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
     assert RunFolder(first.folder).times() == {}  # written once the campaign holds the lock
     with RunFolder(first.folder, signature={}, stopwatch=first.stopwatch) as run:
@@ -374,7 +374,7 @@ def test_conditions_are_estimated_for_images_unless_switched_off(user, monkeypat
 
     def fitted(field, clean, *, widest, generator, progress):
         limits.append(widest)
-        recipe = replace(widest, severities={"rotation": normal(4), "blur": fixed(0.0)})
+        recipe = replace(widest, severities={"rotation": normal(4)})
         angle = Parameter(condition="rotation", name="std", value=4.0, lower=3.0, upper=5.0, limits=(0.0, 9.0))
         values = {"parameters": (angle,), "before": 2.0, "after": 0.6, "floor": 0.5, "floor_high": 0.7, "priors": ()}
         return FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
@@ -403,7 +403,7 @@ def test_conditions_are_estimated_for_images_unless_switched_off(user, monkeypat
 
 
 def test_no_condition_found_is_said_and_nothing_is_searched_with(user, monkeypatch):
-    nothing = Recipe(severities={"rotation": fixed(0.0)})
+    nothing = Recipe(severities={})
     values = {"parameters": (), "before": 0.5, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
     found = FittedConditions(recipe=nothing, **values, confidence=0.95, findings=())
     monkeypatch.setattr("operant.profile._conditions.fit_conditions", lambda *_, **__: found)

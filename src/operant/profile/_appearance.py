@@ -84,7 +84,8 @@ def _unit(x: Tensor, bounds: tuple[float, float]) -> Tensor:
 def _principal(centred: Tensor, n: int) -> Tensor:
     """The main directions of centred rows, as columns; in double precision, since single precision can give NaN."""
     rows = centred.double()
-    return torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -n:].to(centred)
+    axes: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -n:].to(centred)
+    return axes
 
 
 def _small(x: Tensor) -> Tensor:

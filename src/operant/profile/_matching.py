@@ -22,6 +22,7 @@ from operant.rng import shuffled
 
 REFERENCE = 1000  # images of either side that the descriptor is fitted to
 MAX_KEPT = 200_000_000  # bytes of images that are kept because the next simulation may start from them
+REPRESENTED, REPRESENTING = 5, 20  # times as many images are represented, by the means of so many components
 PRIOR_STD = 0.1  # by which a class's share is expected to differ from that among clean images
 
 
@@ -99,7 +100,7 @@ class ConditionMatcher:
     field: Array  # φ of these
     x: Tensor  # clean images, one per simulated image
     origin: NDArray[np.int64]  # row of each in the clean data; rows may repeat
-    classes: Array  # one-hot, one row per image
+    classes: Array  # one row per image: its weight in the column of its class
     usual: Array  # shares of the classes among clean images
     priors: Array | None  # if given
     seed: int
@@ -185,7 +186,7 @@ class ConditionMatcher:
 
     def weights(self, priors: Array) -> Array:
         """Weight of each simulated image; they sum to 1."""
-        weights: Array = self.classes @ (priors / np.maximum(self.classes.sum(0), 1))
+        weights: Array = self.classes @ (priors / np.maximum(self.classes.sum(0), 1e-9))
         weights /= weights.sum()
         return weights
 
@@ -213,6 +214,28 @@ def _nearest(columns: Array, target: Array) -> Array:
     return shares
 
 
+def representative(rows: Array, y: NDArray[np.int64], others: Array, other_y: NDArray[np.int64]) -> Array:
+    """Weights of images with which the images of each class resemble more images of the class, on average.
+
+        wᵢ = 1 + (m - m̄)ᵀ (S + 1/n I)⁻¹ (zᵢ - m̄),   z the first principal components of φ        (1)
+
+    with m̄ and S the mean and covariance of z over the n images of the class, and m the mean over the other images. So
+    the mean of what conditions make of the images varies less with which of them are simulated: the part that z
+    predicts is that of all images (the regression estimator of survey sampling).
+    """
+    centre = others.mean(0)
+    axes = np.linalg.svd(others - centre, full_matrices=False)[2][:REPRESENTING].T
+    z, wanted = (rows - centre) @ axes, (others - centre) @ axes
+    scale = wanted.std(0) + 1e-9
+    weights = np.ones(len(rows))
+    for c in np.unique(y):
+        own, all_ = z[y == c] / scale, wanted[other_y == c] / scale
+        apart = own - own.mean(0)
+        cov = apart.T @ apart / len(own) + len(axes.T) / len(own) * np.eye(axes.shape[1])
+        weights[y == c] = 1 + apart @ np.linalg.solve(cov, all_.mean(0) - own.mean(0))  # (1)
+    return weights.clip(0.1, 10)
+
+
 def inverse_root(features: Array, weights: Array | None, ridge: float) -> Array:
     """A matrix R with RᵀR = Σ⁻¹ of (2)."""
     cov = np.cov(features.T, aweights=weights)
@@ -236,6 +259,8 @@ def make_matcher(
     counts = y.bincount()
     shares = (counts > 0) / (counts > 0).sum() if priors is None else checked_priors(priors, y, clean.classes)
     rows = _rows(y, shares, simulated, generator)
+    some = _rows(y, shares, REPRESENTED * simulated, generator)
+    weights = representative(descriptor(clean.x[rows]), y[rows].numpy(), descriptor(clean.x[some]), y[some].numpy())
     return ConditionMatcher(
         descriptor=descriptor,
         widest=widest,
@@ -244,7 +269,7 @@ def make_matcher(
         field=descriptor(field.x),
         x=clean.x.detach().cpu()[rows],
         origin=rows.numpy(),
-        classes=one_hot(y[rows], len(counts)).double().numpy(),
+        classes=one_hot(y[rows], len(counts)).double().numpy() * weights[:, None],
         usual=(counts / counts.sum()).double().numpy(),
         priors=None if priors is None else shares.numpy(),
         seed=int(torch.randint(2**62, (), generator=generator, device=generator.device)),
