@@ -12,7 +12,7 @@ from operant.data import Samples, content_ids
 from operant.data.class_texts import class_names
 from operant.formatting import percent
 from operant.model import Classifier, Finding
-from operant.profile.label_shift import Priors, shares_of
+from operant.profile.priors import Priors, shares_of
 from operant.suite import Suite
 from operant.validation import check_not_empty
 

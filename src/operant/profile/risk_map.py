@@ -26,7 +26,7 @@ from operant.profile._risk_terms import (
     folds_of,
     margin_log_odds,
 )
-from operant.profile.label_shift import Priors, shares_of
+from operant.profile.priors import Priors, shares_of
 from operant.suite import Suite
 from operant.validation import check_at_least, check_finite, check_not_empty
 
@@ -162,8 +162,8 @@ def fit_risk(
     must hold the cases that pass: failures alone do not say where inputs are safe. At least 3000 are advised.
 
     The definition was chosen by the lift of the riskiest 5 % of unseen field inputs, on MNIST by Zipf's law under
-    conditions and on USPS, with seeds that no reported run uses, and then frozen. Neighbours alone, boosted trees and an
-    offset per class ranked no better than this sum.
+    conditions and on USPS, with seeds that no reported run uses, and then frozen. Neighbours alone, boosted trees and
+    an offset per class ranked no better than this sum.
 
     Args:
         model: the model that will be rated.

@@ -79,4 +79,4 @@ class RecipeDraws:
 
 
 def _parts(n: int, size: int) -> tuple[Tensor, ...]:
-    return torch.arange(n).split(size)
+    return tuple(torch.arange(n).split(size))
