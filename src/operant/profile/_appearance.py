@@ -99,7 +99,9 @@ def _appearance(z: Tensor) -> list[Tensor]:
     levels = [ordered[:, round(q * (ordered.shape[1] - 1))] for q in LEVELS]
     black, white = (z < 1 / 512).float().mean((1, 2)), (z > 1 - 1 / 512).float().mean((1, 2))
     light = [z.mean((1, 2)), _std(z), *levels, black, white]
-    return light + _places(z) + _noise(z) + _sharpness(z) + _edges(z) + _mass(z, levels[len(levels) // 2])
+    bends = _bend(z)
+    fine = _noise(z, bends) + _sharpness(z, bends)
+    return light + _places(z) + fine + _edges(z) + _mass(z, levels[len(levels) // 2])
 
 
 def _places(z: Tensor) -> list[Tensor]:
@@ -110,12 +112,11 @@ def _places(z: Tensor) -> list[Tensor]:
     return [_log(corners) - _log(middle), _log(mean) - _log(dark), _log(bright) - _log(mean), _log(mean)]
 
 
-def _noise(z: Tensor) -> list[Tensor]:
+def _noise(z: Tensor, bends: Tensor) -> list[Tensor]:
     """Roughness in the darker and in the brighter half of an image, on a log scale."""
     level = z[:, 1:-1, 1:-1]
     bright = (level > level.mean((1, 2), keepdim=True)).float()
-    bend = _bend(z)
-    rough = [(bend * part).sum((1, 2)) / (part.sum((1, 2)) + 1) for part in (1 - bright, bright)]
+    rough = [(bends * part).sum((1, 2)) / (part.sum((1, 2)) + 1) for part in (1 - bright, bright)]
     return [_log(rough[0]), _log(rough[1])]
 
 
@@ -133,18 +134,20 @@ def _log(v: Tensor) -> Tensor:
     return (v.clamp_min(0) + 0.01).log()
 
 
-def _sharpness(z: Tensor) -> list[Tensor]:
+def _sharpness(z: Tensor, bends: Tensor) -> list[Tensor]:
     """Median and maximum of second differences; steps between JPEG blocks; differences at three scales."""
-    bends, steps = _bend(z).flatten(1), (z[:, :, 1:] - z[:, :, :-1]).abs().mean(1)
-    numbers = [_sorted_values(bends)[:, bends.shape[1] // 2], bends.amax(1)]
+    ordered, steps = _sorted_values(bends), (z[:, :, 1:] - z[:, :, :-1]).abs().mean(1)
+    numbers = [ordered[:, ordered.shape[1] // 2], ordered[:, -1]]
     border = torch.arange(1, z.shape[2]) % 8 == 0  # of JPEG blocks
     if bool(border.any()):
         numbers.append(steps[:, border].mean(1) - steps[:, ~border].mean(1))
     for _ in range(3):
         across, down = (z.diff(dim=d).abs().mean((1, 2)) for d in (2, 1))
-        bend = _bend(z).mean((1, 2))
+        bend = bends.mean((1, 2))
         numbers += [across, down, bend, (bend + 1e-4).log() - (across + down + 1e-4).log()]
-        z = _halved(z) if min(z.shape[1:]) >= 8 else z
+        if min(z.shape[1:]) >= 8:
+            z = _halved(z)
+            bends = _bend(z)
     return numbers
 
 
