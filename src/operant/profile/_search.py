@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import lsq_linear
 from scipy.stats import chi2
 
-from operant.conditions import Recipe
+from operant.conditions import CONDITIONS, Recipe
 from operant.profile._appearance import Array
 from operant.profile._matching import ConditionMatcher, FreeParameter, inverse_root
 
@@ -64,6 +64,7 @@ def best_match(matcher: ConditionMatcher, t: Array, on: list[str], generator: to
     """
     _, t, on, root = better_match(matcher, t, on)
     t, on = exchange(matcher, t, root, on)
+    t = jump(matcher, t, root, on)
     matcher = matcher.with_learned(t, generator)
     root = matcher.root(t, LATE_RIDGE)
     t = descend(matcher, t, root, on, rows=None, step=FINE, steps=4)
@@ -194,6 +195,27 @@ def exchange(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) ->
     return t, on
 
 
+JUMPS = tuple(product((-0.1, 0.0, 0.1), (0.1, 0.4, 1.0, 2.0)))  # added to a mean; factors of a spread
+
+
+def jump(matcher: ConditionMatcher, t: Array, root: Array, on: list[str]) -> Array:
+    """Move conditions that act in steps farther than slopes can see: the best of a few jumps, if it helps."""
+    groups = groups_of(matcher.parameters)
+
+    def cost(at: Array) -> float:
+        return matcher.compare(at, root, EXCHANGE_IMAGES).cost
+
+    for name in on:
+        places = groups[name]
+        if CONDITIONS[name].smooth or [matcher.parameters[i].name for i in places] != ["mean", "std"]:
+            continue
+        mean, spread = t[places]
+        tried = [_moved(t, places, [min(1.0, max(0.0, mean + a)), min(1.0, b * spread)]) for a, b in JUMPS]
+        best = min(tried, key=lambda other: matcher.compare(other, root, ROUGH_IMAGES).cost)
+        t = min(t, descend(matcher, best, root, on, rows=EXCHANGE_IMAGES, step=ROUGH, steps=2), key=cost)
+    return t
+
+
 def probes(parameters: Sequence[FreeParameter]) -> list[tuple[float, ...]]:
     """Severities to try first: weak, medium and strong ones, in either direction."""
     if len(parameters) == 4:  # movement and its direction
@@ -201,7 +223,8 @@ def probes(parameters: Sequence[FreeParameter]) -> list[tuple[float, ...]]:
     if [p.name for p in parameters] == ["mean", "std"]:
         none = parameters[0].none
         if none < 0.05:
-            return [(0.08, 0.005), (0.35, 0.05)]
+            steep = not CONDITIONS[parameters[0].condition].smooth  # small steps from a medium severity lead nowhere
+            return [(0.08, 0.005), (0.35, 0.05), *([(0.65, 0.02)] if steep else [])]
         return [(none, 0.1), (none - 0.2, 0.02), (none + 0.2, 0.02)]
     return list(product((0.05, 0.3), repeat=len(parameters)))
 

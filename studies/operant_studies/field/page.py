@@ -59,8 +59,8 @@ def _intro(setting: FieldStudySetting, scale: str) -> str:
 
 Everything in a campaign rests on what it believes about the field: conditions, class shares, error. This page measures
 how well they are estimated from unlabelled field inputs, by `operant study field --scale {scale}`, with
-{len(setting.seeds)} seeds. Fields are made of test images under conditions that the program is not told, or come from
-another source. No image has two roles: {setting.seen} unlabelled field inputs and {setting.clean} training images
+{len(setting.seeds)} seeds. Fields are made of test images under conditions that the program does not know, or
+come from another source. No image has two roles: {setting.seen} unlabelled field inputs and {setting.clean} training images
 are all that the fit gets; {setting.labelled} clean labelled inputs that nobody trained on serve class shares and error;
 at most {setting.truth} other labelled field inputs are the truth. Where class shares follow Zipf's law, images of
 frequent classes repeat within a role, each time under conditions drawn anew. One field is distorted by waves, which no

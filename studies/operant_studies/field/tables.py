@@ -35,7 +35,7 @@ the recipe leaves, by the program's own measure.
 ### Parameters
 
 {_parameters(known)}
-### Field and simulated images, told apart
+### Field and simulated images, compared by a network
 
 AUC of a fresh two-sample network between {made[0].likeness[0].n} other field images and as many other training images:
 as they are, under the fitted recipe in the estimated class shares, and under the true recipe in the true shares, which
