@@ -57,15 +57,15 @@ def _shown(outcomes: Sequence[FieldOutcome], out: Path) -> dict[str, ShownInputs
 def _intro(setting: FieldStudySetting, scale: str) -> str:
     return f"""# The field: is it known without being declared?
 
-Everything in a campaign rests on what it believes about the field: conditions, class shares, error. This page measures
-how well they are estimated from unlabelled field inputs, by `operant study field --scale {scale}`, with
-{len(setting.seeds)} seeds. Fields are made of test images under conditions that the program does not know, or
-come from another source. No image has two roles: {setting.seen} unlabelled field inputs and {setting.clean} training images
-are all that the fit gets; {setting.labelled} clean labelled inputs that nobody trained on serve class shares and error;
-at most {setting.truth} other labelled field inputs are the truth. Where class shares follow Zipf's law, images of
-frequent classes repeat within a role, each time under conditions drawn anew. One field is distorted by waves, which no
-condition of the palette can imitate. Settings and rules were fixed before the reported run, with other seeds.
-Intervals are 95 %.
+Everything in a campaign rests on what it believes about the field: conditions, class shares, error. This page
+measures how well they are estimated from unlabelled field inputs, by `operant study field --scale {scale}`, with
+{len(setting.seeds)} seeds. Fields are made of test images under conditions that the program does not know, or come
+from another source. No image has two roles: {setting.seen} unlabelled field inputs and {setting.clean} training
+images are all that the fit gets; {setting.labelled} clean labelled inputs that nobody trained on serve class shares
+and error; at most {setting.truth} other labelled field inputs are the truth. Where class shares follow Zipf's law,
+images of frequent classes repeat within a role, each time under conditions drawn anew. One field is distorted by
+waves, which no condition of the palette can imitate. Settings and rules were fixed before the reported run, with
+other seeds. Intervals are 95 %.
 
 ![Field inputs beside training images under the fitted recipe](field-sheet.jpg)
 """
