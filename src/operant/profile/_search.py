@@ -53,7 +53,8 @@ def first_match(matcher: ConditionMatcher) -> tuple[Array, list[str]]:
 def better_match(matcher: ConditionMatcher, t: Array, on: list[str]) -> Match:
     """Search from t with the weights of (2), which see better than equal ones."""
     root = matcher.root(t, EARLY_RIDGE)
-    t, on = grow(matcher, rough(matcher, t, root, on, steps=2), root, on)
+    t, on = exchange(matcher, rough(matcher, t, root, on, steps=2), root, on)  # before others make up for a wrong one
+    t, on = grow(matcher, t, root, on)
     return Match(matcher, t, on, root)
 
 

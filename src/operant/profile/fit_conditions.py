@@ -87,7 +87,8 @@ class FittedConditions:
 
     @property
     def _differ(self) -> bool:
-        return self.before > self.floor_high
+        """Whether clean and field data differ beyond chance, and by more than may remain under a recipe."""
+        return self.before > max(self.floor_high, math.hypot(self.floor, MAX_DISTANCE))
 
     def __str__(self) -> str:
         distances = (
