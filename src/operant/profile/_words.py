@@ -26,11 +26,10 @@ def describe_size(shape: Sequence[int]) -> str:
 
 def describe_conditions(fitted: FittedConditions) -> str:
     """The conditions that were found, with intervals, and what the unexplained share means."""
-    names = fitted.active
-    if not names:
+    if not fitted.parameters:
         return describe_unexplained(fitted)
     title = f"Conditions found, with {percent(fitted.confidence, 2)} intervals:"
-    found = [f"  {p}  ({CONDITIONS[p.condition].meaning})" for p in fitted.parameters if p.condition in names]
+    found = [f"  {p}  ({CONDITIONS[p.condition].meaning})" for p in fitted.parameters]
     return "\n".join([title, *found, describe_unexplained(fitted)])
 
 

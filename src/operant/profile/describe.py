@@ -19,7 +19,7 @@ from operant.conditions import Recipe, apply
 from operant.data import Samples
 from operant.formatting import first_few, percent
 from operant.model import Classifier, Finding
-from operant.profile._checks import check_same_shape, warning
+from operant.profile._checks import blank_rows, check_same_shape, warning
 from operant.profile._conditions import NoConditions, estimate_conditions, usual_conditions
 from operant.profile._words import (
     MAX_LISTED,
@@ -331,16 +331,10 @@ def _counts(field: Samples, train: Samples, labelled: Samples) -> dict[str, int]
     ids = field.ids.cpu()
     return {
         "copies": len(ids) - len(ids.unique()),
-        "blank": int(_blank(field).sum()),
+        "blank": int(blank_rows(field.x).sum()),
         "grey": int(_grey(field).sum()),
         "known": int(torch.isin(ids, torch.cat([train.ids.cpu(), labelled.ids.cpu()])).sum()),
     }
-
-
-def _blank(samples: Samples) -> Tensor:
-    """Whether each input has one value throughout."""
-    x = samples.x.flatten(1)
-    return x.amin(1) == x.amax(1)
 
 
 def _grey(samples: Samples) -> Tensor:
@@ -410,7 +404,7 @@ def field_findings(field: Samples, train: Samples, labelled: Samples) -> tuple[F
     counts, n, found = _counts(field, train, labelled), len(field), list[Finding]()
     most = MAX_SHARE * n
     if counts["blank"] > most:
-        first = field.titles[int(_blank(field).nonzero()[0])]
+        first = field.titles[int(blank_rows(field.x).nonzero()[0])]
         problem = f"{counts['blank']} of {n} field inputs have one value throughout (all black, say), such as {first}"
         found.append(warning("blank inputs", problem, "Look at them: a file may be damaged, or a camera covered"))
     if counts["copies"] > most:
