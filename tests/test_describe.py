@@ -342,6 +342,8 @@ def test_black_images_are_a_finding(model):
     assert d.conditions is None
     assert "Conditions were not estimated: each field image has one value throughout" in d.notes[0]
     assert {"blank inputs", "repeated inputs", "one class"} <= set(names(d))
+    assert d.priors is d.error is None
+    assert "different field inputs that are not blank are needed, got 0" in d.notes[1]
 
 
 def test_images_that_hardly_differ_are_reported(model):
@@ -352,7 +354,9 @@ def test_images_that_hardly_differ_are_reported(model):
     assert {"blank inputs", "conditions do not explain the field"} <= set(names(d))
     d = describe(model, Samples(FIELD.x[:1].repeat(80, 1, 1, 1)), estimate=True)
     assert "Conditions were not estimated: field or clean images hardly differ from each other" in d.notes[0]
-    assert "repeated inputs" in names(d)
+    assert {"repeated inputs", "one class"} <= set(names(d))
+    assert d.notes[1].startswith("Class shares and the error were not estimated: at least 10 different field inputs")
+    assert d.priors is d.error is None
 
 
 def test_a_field_equal_to_the_training_data_has_no_conditions_and_says_so(model):
@@ -405,11 +409,8 @@ def test_bad_arguments_are_rejected_with_a_sentence(model):
         (Samples(torch.rand(30, 1, 8, 8) * 3), {}, "must lie within bounds"),
         (FIELD, {"rows": 3}, "rows must be at least 20"),
         (FIELD, {"labelled": FIELD}, "labels"),
-        (FIELD, {"resamples": 3}, None),
+        (FIELD, {"resamples": 3}, "resamples must be at least 20"),
     ):
-        if words is None:  # left out, with the reason
-            assert "resamples must be at least 20" in describe(model, field, **options).notes[-1]
-            continue
         with pytest.raises(ValueError, match=words):
             describe(model, field, **options)
 

@@ -137,6 +137,7 @@ def test_options_are_enough_without_a_configuration(here, quick):
     held_out = run("net.py:Net", "--weights", "net.safetensors", *data[:4])
     assert held_out.exit_code == 0, held_out.output
     assert "clean is not given: " in held_out.stdout
+    assert "the model has learned from them" in (here.path / "operant-field" / "field.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from operant.validation import check_at_least, check_not_empty
 SHOWN = 24  # inputs of either side that are shown
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 2**26  # field inputs that the next description is compared with
 MAX_PREDICTED = 256  # inputs whose predictions are compared
+MIN_DIFFERENT = 10  # field inputs, for class shares and the error
 CHANCE_LEVEL = 0.01  # significance level of the test against a model that always says the most frequent class
 MAX_SHARE = 0.05  # share of inputs that may be blank, repeated or known without a finding
 NO_SOURCE, NO_GROUP = "not known", "no group"
@@ -156,7 +157,8 @@ class FieldDescription:
         unusual["among the training or labelled inputs"] = self.known
         also = ", ".join(f"{n} {what}" for what, n in unusual.items() if n)
         of_these = f" Of these, {also}." if also else ""
-        return f"{self.inputs} field inputs, {describe_size(self.shape)}, from {sources}{groups}.{of_these}"
+        inputs = "field input" if self.inputs == 1 else "field inputs"
+        return f"{self.inputs} {inputs}, {describe_size(self.shape)}, from {sources}{groups}.{of_these}"
 
     def __str__(self) -> str:
         parts = [self.overview, *self.notes]
@@ -203,6 +205,7 @@ def describe_field(
     """
     check_not_empty(field=field, train=train, labelled=labelled)
     check_at_least(MIN_INPUTS, rows=rows)
+    check_at_least(20, resamples=resamples, advice="200 is usual")
     check_same_shape("field", field, "training", train)
     model.check(labelled)
     model.check_inputs(field.x)
@@ -214,8 +217,13 @@ def describe_field(
             conditions = _conditions(some, train, widest, model.bounds, generator, notes)
         elif conditions is None:
             notes.append("Conditions were not estimated.")
-        priors = _priors(model, labelled, some, conditions, resamples, generator, notes)
-        error = _error(model, labelled, some, priors, conditions, resamples, generator, notes)
+        priors, error = None, None
+        if (different := _different(some)) >= MIN_DIFFERENT:
+            priors = _priors(model, labelled, some, conditions, resamples, generator, notes)
+            error = _error(model, labelled, some, priors, conditions, resamples, generator, notes)
+        else:
+            needed = f"at least {MIN_DIFFERENT} different field inputs that are not blank are needed, got {different}"
+            notes.append(f"Class shares and the error were not estimated: {needed}.")
         simulated = _simulated(train, conditions, priors, generator)
         now = FieldDescription(
             inputs=len(field),
@@ -335,6 +343,11 @@ def _counts(field: Samples, train: Samples, labelled: Samples) -> dict[str, int]
         "grey": int(_grey(field).sum()),
         "known": int(torch.isin(ids, torch.cat([train.ids.cpu(), labelled.ids.cpu()])).sum()),
     }
+
+
+def _different(samples: Samples) -> int:
+    """The number of different inputs that are not blank."""
+    return len(samples.ids.cpu()[~blank_rows(samples.x).cpu()].unique())
 
 
 def _grey(samples: Samples) -> Tensor:

@@ -95,7 +95,7 @@ def section_values(d: FieldDescription) -> dict[str, Any]:
         "shares_method": "" if d.priors is None else d.priors.method,
         "shares_intervals": "" if d.priors is None else d.priors.interval_words,
         "error": "" if d.error is None else describe_error(d.error),
-        "error_methods": [] if d.error is None else [[name, v] for name, v in d.error.by_method.items()],
+        "error_methods": [] if d.error is None else [[name, share(v)] for name, v in d.error.by_method.items()],
         "moved": [[v.name, _number(v.train), _number(v.field), f"{v.moved:+.2g}"] for v in d.moved],
         "comparison": d.comparison,
         "changes": list(d.changes),
