@@ -217,7 +217,8 @@ def describe_field(
             conditions = _conditions(some, train, widest, model.bounds, generator, notes)
         elif conditions is None:
             notes.append("Conditions were not estimated.")
-        priors, error = None, None
+        priors: Priors | None = None
+        error: ErrorEstimate | None = None
         if (different := _different(some)) >= MIN_DIFFERENT:
             priors = _priors(model, labelled, some, conditions, resamples, generator, notes)
             error = _error(model, labelled, some, priors, conditions, resamples, generator, notes)
