@@ -137,6 +137,7 @@ def test_options_are_enough_without_a_configuration(here, quick):
     held_out = run("net.py:Net", "--weights", "net.safetensors", *data[:4])
     assert held_out.exit_code == 0, held_out.output
     assert "clean is not given: " in held_out.stdout
+    assert "the model has learned from them" in (here.path / "operant-field" / "field.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +310,9 @@ def test_values_of_a_section_are_plain(user):
     values = section_values(replace(d, priors=withheld))
     json.dumps(values, allow_nan=False)
     assert [row["lower"] for row in values["shares"]] == [None] * 3
-    assert render_field(replace(d, priors=withheld))
+    assert ", intervals withheld); the tick" in render_field(replace(d, priors=withheld))
+    stated = replace(d.priors, lower=(0.0,) * 3, upper=(1.0,) * 3, confidence=0.9)
+    assert "90 % intervals); the tick" in render_field(replace(d, priors=stated)).replace("\xa0", " ")
 
 
 def test_shares_and_severities_are_drawn_with_their_intervals(user):

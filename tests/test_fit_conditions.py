@@ -261,6 +261,9 @@ def test_bad_input_is_rejected_with_a_sentence() -> None:
     many = replace(b, y=torch.arange(60))
     for field, clean, options, words in (
         (Samples(torch.rand(60, 5)), b, {}, "conditions are for images: field must be"),
+        (Samples(torch.rand(60, 5)), Samples(torch.rand(60, 5)), {"widest": None}, "conditions are for images"),
+        (replace(a, x=a.x[:1].repeat(60, 1, 1, 1)), b, {}, "images hardly differ from each other; give more"),
+        (*[Samples(torch.rand(60, 1, 8, 120))] * 2, {"widest": None}, "8 by 120 pixels are too narrow"),
         (a, Samples(torch.rand(60, 1, 6, 9)), {}, "clean must be .* at least 8 by 8 pixels"),
         (a[:40], b, {}, "at least 50 field images are needed, got 40; give more"),
         (replace(a, x=0 * a.x), b, {}, r"each of the field images has one value throughout \(all black, say\)"),

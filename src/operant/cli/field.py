@@ -117,13 +117,11 @@ def _describe(
         train = replace(train, classes=configured_classes(config, model, train))
     check_model(model, clean, Output())
     inputs = field_files(options, model, train, clean).read()
-    for note in notes:
-        print_line(note)
     table = config.conditions if config is not None and config.conditions is not None else ConditionsTable()
     limits = None
     with suppress(NoConditions):  # the description says why
         limits = limits_of(table, train, model.bounds)
-    return describe_field(
+    described = describe_field(
         model,
         inputs,
         train=train,
@@ -133,6 +131,7 @@ def _describe(
         last=last,
         generator=spawn(seed, "field"),
     )
+    return replace(described, notes=(*(f"{note}." for note in notes), *described.notes))
 
 
 def _last(out: Path, config: Config | None) -> tuple[FieldDescription | None, str]:

@@ -13,6 +13,8 @@ def default_palette(shape: tuple[int, ...], *, bounds: tuple[float, float] = (0.
     >>> len(palette.names), "exposure" in palette.names
     (25, True)
     """
+    if len(shape) != 3:
+        raise ValueError(f"conditions are for images: shape must be (channels, height, width), got {shape}")
     side = min(shape[1:])
     severities = {
         "rotation": normal(30),

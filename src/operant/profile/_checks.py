@@ -15,6 +15,12 @@ def warning(name: str, problem: str, advice: str) -> Finding:
     return Finding(name=name, problem=problem, advice=advice, severity="warning")
 
 
+def blank_rows(x: Tensor) -> Tensor:
+    """Whether each input has one value throughout, ``(n,)``."""
+    rows = x.flatten(1)
+    return rows.amin(1) == rows.amax(1)
+
+
 def check_bounds(name: str, x: Tensor, bounds: tuple[float, float]) -> None:
     advice = "rescale them, or set the bounds of your data"
     check_within(bounds, slack=slack_of(bounds), advice=advice, **{name: x})

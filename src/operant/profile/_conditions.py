@@ -3,12 +3,12 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from operant.conditions import Recipe, default_palette
 from operant.data import Samples
 from operant.profile._appearance import MIN_SIDE
+from operant.profile._checks import blank_rows
 from operant.profile.fit_conditions import MIN_IMAGES, FittedConditions, fit_conditions
 
 
@@ -33,8 +33,7 @@ def check_estimable(field: Samples, train: Samples) -> None:
     for name, samples in (("field", field), ("training", train)):
         if len(samples) < MIN_IMAGES:
             raise NoConditions(f"at least {MIN_IMAGES} {name} images are needed, got {len(samples)}; give more")
-    x = field.x.flatten(1)
-    if bool((x.amin(1) == x.amax(1)).all()):
+    if bool(blank_rows(field.x).all()):
         raise NoConditions("each field image has one value throughout (all black, say); give others")
 
 
@@ -45,7 +44,5 @@ def estimate_conditions(
     check_estimable(field, train)
     try:
         return fit_conditions(field, train, widest=widest, generator=generator, progress=False)
-    except np.linalg.LinAlgError:
-        raise NoConditions("field images hardly differ from each other; give more, and different ones") from None
     except ValueError as error:
         raise NoConditions(str(error)) from error

@@ -15,7 +15,8 @@ from operant.profile._search import Match, best_match, better_match, first_match
 from operant.rng import shuffled
 
 MAX_SIDE = 64  # pixels of images that are matched as they are
-REDUCED_SIDE = 32  # about that of reduced copies
+REDUCED_SIDE = 32  # about the longer one of reduced copies
+MIN_REDUCED_SIDE = 3  # the shorter one, for second differences
 DETAIL = 40  # side of the details, which start at multiples of 8 as JPEG's blocks do
 DETAILS = 300  # images of either side whose details are compared
 CHUNK = 64  # images changed at once
@@ -38,14 +39,20 @@ def match_field(
     tick: Tick,
 ) -> list[tuple[Match, tuple[str, ...]]]:
     """Matches, each with the conditions that it decides: one, or two for large images."""
-    if max(clean.shape[1:]) <= MAX_SIDE:
+    factor = reduction(clean.shape)
+    if factor == 1:
         matcher = make_matcher(field, clean, widest, priors, simulated, generator, tick)
         return [(best_match(matcher, *first_match(matcher), generator), widest.names)]
-    factor = max(clean.shape[1:]) // REDUCED_SIDE
     seen, plain = (replace(s, x=_reduced(s.x, factor)) for s in (field, clean))
     matcher = make_matcher(seen, plain, reduced_recipe(widest, factor), priors, simulated, generator, tick)
     whole = without_idle(better_match(matcher, *first_match(matcher)))
     return [(whole, SCENE), (_match_details(field, clean, widest, whole, factor, generator), _others(widest.names))]
+
+
+def reduction(shape: Sequence[int]) -> int:
+    """The factor by which the sides of images of this shape are divided; 1 if they are matched as they are."""
+    longest = max(shape[1:])
+    return 1 if longest <= MAX_SIDE else longest // REDUCED_SIDE
 
 
 def reduced_recipe(recipe: Recipe, factor: float) -> Recipe:

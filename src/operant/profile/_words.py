@@ -26,11 +26,10 @@ def describe_size(shape: Sequence[int]) -> str:
 
 def describe_conditions(fitted: FittedConditions) -> str:
     """The conditions that were found, with intervals, and what the unexplained share means."""
-    names = fitted.active
-    if not names:
+    if not fitted.parameters:
         return describe_unexplained(fitted)
     title = f"Conditions found, with {percent(fitted.confidence, 2)} intervals:"
-    found = [f"  {p}  ({CONDITIONS[p.condition].meaning})" for p in fitted.parameters if p.condition in names]
+    found = [f"  {p}  ({CONDITIONS[p.condition].meaning})" for p in fitted.parameters]
     return "\n".join([title, *found, describe_unexplained(fitted)])
 
 
@@ -74,7 +73,7 @@ def describe_shares(priors: Priors, names: Sequence[str]) -> str:
 
 
 def share(value: float) -> str:
-    """A class share as a percentage; less than a hundredth of a point is 0.
+    """An estimated share as a percentage; less than a hundredth of a point is 0.
 
     >>> share(0.1234), share(0.00001), share(float("nan"))
     ('12.3 %', '0 %', '–')
@@ -85,8 +84,8 @@ def share(value: float) -> str:
 def describe_error(error: ErrorEstimate) -> str:
     """The error without labels in a sentence or two."""
     estimate = (
-        f"Without labels, the model is estimated to get {percent(error.value)} of field inputs wrong "
-        f"({percent(error.lower)} to {percent(error.upper)}, {error.method})."
+        f"Without labels, the model is estimated to get {share(error.value)} of field inputs wrong "
+        f"({share(error.lower)} to {share(error.upper)}, {error.method})."
     )
     if not error.unreliable:
         return f"{estimate} This is an estimate, not a bound."

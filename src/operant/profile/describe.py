@@ -19,7 +19,7 @@ from operant.conditions import Recipe, apply
 from operant.data import Samples
 from operant.formatting import first_few, percent
 from operant.model import Classifier, Finding
-from operant.profile._checks import check_same_shape, warning
+from operant.profile._checks import blank_rows, check_same_shape, warning
 from operant.profile._conditions import NoConditions, estimate_conditions, usual_conditions
 from operant.profile._words import (
     MAX_LISTED,
@@ -40,6 +40,7 @@ from operant.validation import check_at_least, check_not_empty
 SHOWN = 24  # inputs of either side that are shown
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 2**26  # field inputs that the next description is compared with
 MAX_PREDICTED = 256  # inputs whose predictions are compared
+MIN_DIFFERENT = 10  # field inputs, for class shares and the error
 CHANCE_LEVEL = 0.01  # significance level of the test against a model that always says the most frequent class
 MAX_SHARE = 0.05  # share of inputs that may be blank, repeated or known without a finding
 NO_SOURCE, NO_GROUP = "not known", "no group"
@@ -156,7 +157,8 @@ class FieldDescription:
         unusual["among the training or labelled inputs"] = self.known
         also = ", ".join(f"{n} {what}" for what, n in unusual.items() if n)
         of_these = f" Of these, {also}." if also else ""
-        return f"{self.inputs} field inputs, {describe_size(self.shape)}, from {sources}{groups}.{of_these}"
+        inputs = "field input" if self.inputs == 1 else "field inputs"
+        return f"{self.inputs} {inputs}, {describe_size(self.shape)}, from {sources}{groups}.{of_these}"
 
     def __str__(self) -> str:
         parts = [self.overview, *self.notes]
@@ -203,6 +205,7 @@ def describe_field(
     """
     check_not_empty(field=field, train=train, labelled=labelled)
     check_at_least(MIN_INPUTS, rows=rows)
+    check_at_least(20, resamples=resamples, advice="200 is usual")
     check_same_shape("field", field, "training", train)
     model.check(labelled)
     model.check_inputs(field.x)
@@ -214,8 +217,14 @@ def describe_field(
             conditions = _conditions(some, train, widest, model.bounds, generator, notes)
         elif conditions is None:
             notes.append("Conditions were not estimated.")
-        priors = _priors(model, labelled, some, conditions, resamples, generator, notes)
-        error = _error(model, labelled, some, priors, conditions, resamples, generator, notes)
+        priors: Priors | None = None
+        error: ErrorEstimate | None = None
+        if (different := _different(some)) >= MIN_DIFFERENT:
+            priors = _priors(model, labelled, some, conditions, resamples, generator, notes)
+            error = _error(model, labelled, some, priors, conditions, resamples, generator, notes)
+        else:
+            needed = f"at least {MIN_DIFFERENT} different field inputs that are not blank are needed, got {different}"
+            notes.append(f"Class shares and the error were not estimated: {needed}.")
         simulated = _simulated(train, conditions, priors, generator)
         now = FieldDescription(
             inputs=len(field),
@@ -331,16 +340,15 @@ def _counts(field: Samples, train: Samples, labelled: Samples) -> dict[str, int]
     ids = field.ids.cpu()
     return {
         "copies": len(ids) - len(ids.unique()),
-        "blank": int(_blank(field).sum()),
+        "blank": int(blank_rows(field.x).sum()),
         "grey": int(_grey(field).sum()),
         "known": int(torch.isin(ids, torch.cat([train.ids.cpu(), labelled.ids.cpu()])).sum()),
     }
 
 
-def _blank(samples: Samples) -> Tensor:
-    """Whether each input has one value throughout."""
-    x = samples.x.flatten(1)
-    return x.amin(1) == x.amax(1)
+def _different(samples: Samples) -> int:
+    """The number of different inputs that are not blank."""
+    return len(samples.ids.cpu()[~blank_rows(samples.x).cpu()].unique())
 
 
 def _grey(samples: Samples) -> Tensor:
@@ -410,7 +418,7 @@ def field_findings(field: Samples, train: Samples, labelled: Samples) -> tuple[F
     counts, n, found = _counts(field, train, labelled), len(field), list[Finding]()
     most = MAX_SHARE * n
     if counts["blank"] > most:
-        first = field.titles[int(_blank(field).nonzero()[0])]
+        first = field.titles[int(blank_rows(field.x).nonzero()[0])]
         problem = f"{counts['blank']} of {n} field inputs have one value throughout (all black, say), such as {first}"
         found.append(warning("blank inputs", problem, "Look at them: a file may be damaged, or a camera covered"))
     if counts["copies"] > most:

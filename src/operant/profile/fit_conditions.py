@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +15,10 @@ from operant.data import Samples
 from operant.formatting import percent
 from operant.model import Finding
 from operant.profile._appearance import MIN_SIDE, Array
-from operant.profile._checks import check_bounds, check_same_shape, warning
+from operant.profile._checks import blank_rows, check_bounds, check_same_shape, warning
 from operant.profile._matching import ConditionMatcher, FreeParameter
 from operant.profile._search import Match, nothing, wide_slopes
-from operant.profile._views import match_field
+from operant.profile._views import MIN_REDUCED_SIDE, match_field, reduction
 from operant.rng import shuffled
 from operant.validation import check_at_least, check_between
 
@@ -173,13 +174,17 @@ def fit_conditions(
         | https://doi.org/10.2307/1912775
         | The Bayesian Bootstrap (Rubin, 1981), for the resamples, https://doi.org/10.1214/aos/1176345338
     """
+    _check_images(field, clean)
     widest = default_palette(tuple(clean.shape), bounds=bounds) if widest is None else widest
-    _check(field, clean, widest, priors)
+    _check_limits(widest)
+    _check_values("field images", field, widest.bounds)
+    _check_values("clean images", clean, widest.bounds)
+    _check_priors(clean, priors)
     check_at_least(MIN_IMAGES, simulated=simulated)
     check_at_least(20, resamples=resamples, advice="200 is usual")
     check_between(0, 1, confidence=confidence, advice="0.95 is usual")
     with activity("estimating conditions", unit="simulations", show=progress) as work, kept_fields():
-        matches = match_field(field, clean, widest, priors, simulated, generator, work.advance)
+        matches = _matches(field, clean, widest, priors, simulated, generator, work.advance)
         before, after, floor, floor_high = np.linalg.norm([_distances(m, generator) for m, _ in matches], axis=0)
         parameters = [p for m, names in matches for p in _parameters(m, names, resamples, confidence, generator)]
     first = matches[0][0]
@@ -194,6 +199,13 @@ def fit_conditions(
         confidence=confidence,
         findings=_unexplained(before, after, floor, floor_high) + _at_the_end(parameters),
     )
+
+
+def _matches(field: Samples, clean: Samples, *options: Any) -> Matches:
+    try:
+        return match_field(field, clean, *options)
+    except np.linalg.LinAlgError:
+        raise ValueError("field or clean images hardly differ from each other; give more, and different ones") from None
 
 
 def _merged(widest: Recipe, matches: Matches) -> Recipe:
@@ -304,7 +316,7 @@ def _far(p: Parameter) -> bool:
     return (high > 0 and p.value > high - near) or (low < 0 and p.value < low + near)
 
 
-def _check(field: Samples, clean: Samples, widest: Recipe, priors: Sequence[float] | None) -> None:
+def _check_images(field: Samples, clean: Samples) -> None:
     for name, samples in (("field", field), ("clean", clean)):
         if samples.x.ndim != 4 or min(samples.shape[1:]) < MIN_SIDE:
             raise ValueError(
@@ -313,10 +325,19 @@ def _check(field: Samples, clean: Samples, widest: Recipe, priors: Sequence[floa
             )
         if len(samples) < MIN_IMAGES:
             raise ValueError(f"at least {MIN_IMAGES} {name} images are needed, got {len(samples)}; give more")
-        check_bounds(f"{name} images", samples.x, widest.bounds)
-        if bool((samples.x.flatten(1).amin(1) == samples.x.flatten(1).amax(1)).all()):
-            raise ValueError(f"each of the {name} images has one value throughout (all black, say); give others")
     check_same_shape("field", field, "clean", clean)
+    height, width = clean.shape[1:]
+    if min(height, width) // reduction(clean.shape) < MIN_REDUCED_SIDE:
+        raise ValueError(f"images of {height} by {width} pixels are too narrow for their length; cut them into parts")
+
+
+def _check_values(name: str, samples: Samples, bounds: tuple[float, float]) -> None:
+    check_bounds(name, samples.x, bounds)
+    if bool(blank_rows(samples.x).all()):
+        raise ValueError(f"each of the {name} has one value throughout (all black, say); give others")
+
+
+def _check_limits(widest: Recipe) -> None:
     for name, s in widest.severities.items():
         if s.low < s.high and not s.low <= 0 <= s.high:
             raise ValueError(
@@ -325,6 +346,9 @@ def _check(field: Samples, clean: Samples, widest: Recipe, priors: Sequence[floa
             )
     if not any(s.low < s.high for s in widest.severities.values()):
         raise ValueError("widest must declare at least one condition that is not fixed; there is nothing to fit")
+
+
+def _check_priors(clean: Samples, priors: Sequence[float] | None) -> None:
     if priors is not None and clean.y is None:
         raise ValueError("priors need labels on the clean images; label them, or leave the priors out")
     if priors is None and clean.y is not None and len(clean.y.unique()) > MAX_CLASSES:

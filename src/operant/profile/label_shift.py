@@ -277,13 +277,12 @@ def _not_explained(source: _Source) -> tuple[Finding, ...]:
         return ()
     assert source.explained is not None
     kind = "labelled inputs under the estimated conditions" if source.under_conditions else "labelled inputs"
+    doubt = "may be far off and no interval is given" if source.withheld else "may be off, and intervals were widened"
     problem = (
         f"in these class shares, {kind} do not look like field inputs to the model (area under the curve "
         f"{source.explained.auc:.2f}, where 0.5 is alike; p = {source.explained.p_value:.1g}): more than class shares "
-        "changed, so the shares may be far off and no interval is given"
+        f"changed, so the shares {doubt}"
     )
-    if not source.withheld:
-        problem = problem.replace("may be far off and no interval is given", "may be off, and intervals were widened")
     advice = "Label a hundred random field inputs and count"
     if not source.under_conditions:
         advice = f"Give the conditions that fit_conditions finds, if inputs are images. If this stays, {advice.lower()}"

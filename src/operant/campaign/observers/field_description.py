@@ -13,7 +13,7 @@ from operant.campaign.observers.base import ObservedRound, Section, read_templat
 from operant.campaign.records import Round
 from operant.conditions import CONDITIONS
 from operant.formatting import percent
-from operant.profile import FieldDescription, describe_field
+from operant.profile import FieldDescription, Parameter, describe_field
 from operant.profile._words import describe_error, describe_unexplained, share
 from operant.profile.describe import SHOWN, unpacked
 from operant.suite.drawing import MAX_SMALL, data_uri, is_faint, is_picture, shades, shrunk, stretched, unit
@@ -93,9 +93,9 @@ def section_values(d: FieldDescription) -> dict[str, Any]:
         "confidence": None if d.conditions is None else d.conditions.confidence,
         "shares": _share_rows(d),
         "shares_method": "" if d.priors is None else d.priors.method,
-        "shares_confidence": None if d.priors is None else d.priors.confidence,
+        "shares_intervals": "" if d.priors is None else d.priors.interval_words,
         "error": "" if d.error is None else describe_error(d.error),
-        "error_methods": [] if d.error is None else [[name, v] for name, v in d.error.by_method.items()],
+        "error_methods": [] if d.error is None else [[name, share(v)] for name, v in d.error.by_method.items()],
         "moved": [[v.name, _number(v.train), _number(v.field), f"{v.moved:+.2g}"] for v in d.moved],
         "comparison": d.comparison,
         "changes": list(d.changes),
@@ -134,7 +134,7 @@ def _sheet(title: str, kept: Tensor, bounds: tuple[float, float]) -> dict[str, A
 # Rows of charts
 
 
-def _parameter_row(p: Any) -> dict[str, Any]:
+def _parameter_row(p: Parameter) -> dict[str, Any]:
     return {
         "name": f"{p.condition} {p.name}".replace("_", " "),
         "value": p.value,
