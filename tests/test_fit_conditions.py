@@ -168,6 +168,14 @@ def test_labels_of_the_field_are_ignored() -> None:
     assert a == b
 
 
+def test_classes_that_clean_images_lack_have_no_share() -> None:
+    field, clean = small(1), small(2)
+    fitted = fit_conditions(field, replace(clean, y=3 * clean.y + 1), widest=WIDEST, **TINY, generator=spawn(3))
+    assert len(fitted.priors) == 5
+    assert [fitted.priors[c] for c in (0, 2, 3)] == [0, 0, 0]
+    assert sum(fitted.priors) == pytest.approx(1)
+
+
 def test_clean_images_need_no_labels_and_given_priors_are_kept() -> None:
     plain = fit_conditions(small(0), replace(small(1), y=None), widest=WIDEST, **TINY, generator=spawn(2))
     assert plain.priors == ()

@@ -166,8 +166,14 @@ class ConditionMatcher:
     def compare_features(self, features: Array, field: Array, root: Array, counts: Array) -> Comparison:
         weights = self.classes[: len(features)] * counts[:, None]
         means = root @ (weights.T @ features / np.maximum(weights.sum(0), 1e-9)[:, None]).T
-        priors = mixture(means, root @ field, self.usual) if self.priors is None else self.priors
+        priors = self._mixture(means, root @ field) if self.priors is None else self.priors
         return Comparison(means @ priors - root @ field, features, means, priors)
+
+    def _mixture(self, means: Array, target: Array) -> Array:
+        """The priors that suit the field best; a class that the clean images lack has none."""
+        priors, known = np.zeros(len(self.usual)), self.usual > 0
+        priors[known] = mixture(means[:, known], target, self.usual[known])
+        return priors
 
     def root(self, t: Array, ridge: float) -> Array:
         """R for Σ of images simulated at t, in the class shares that suit t best."""
