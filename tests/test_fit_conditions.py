@@ -121,7 +121,7 @@ def test_conditions_are_found_without_being_declared() -> None:
 
 def test_a_field_of_one_class_is_not_mistaken_for_a_condition(parts) -> None:
     field = under(parts["field"][parts["field"].labels == 3], {})
-    fits = [fit_conditions(field, parts["clean"], **QUICK, generator=spawn(seed)) for seed in range(1, 5)]
+    fits = [fit_conditions(field, parts["clean"], **QUICK, generator=spawn(seed)) for seed in (1, 2)]
     assert all(max(fitted.priors) == fitted.priors[3] > 3 * sorted(fitted.priors)[-2] for fitted in fits)
     assert sum(fitted.active != () for fitted in fits) <= 1  # there are only 64 images of the class
 

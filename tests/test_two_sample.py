@@ -25,7 +25,7 @@ def test_equal_sets_cannot_be_told_apart_and_noisy_ones_can() -> None:
 
 def test_the_same_generator_gives_the_same_network_and_scores_are_high_for_the_first_set() -> None:
     dark, light = images(60, 0) * 0.5, images(60, 1)
-    one, two = (fit_two_sample(dark, light, generator=spawn(4)) for _ in range(2))
+    one, two = (fit_two_sample(dark, light, steps=40, generator=spawn(4)) for _ in range(2))
     assert torch.equal(one.scores(dark), two.scores(dark))
     assert float(one.scores(dark).mean()) > float(one.scores(light).mean())
     assert one.features(dark).shape == (60, 108)
@@ -33,8 +33,8 @@ def test_the_same_generator_gives_the_same_network_and_scores_are_high_for_the_f
 
 def test_other_bounds_give_the_same_scores() -> None:
     a, b = images(60, 0), images(60, 1) * 0.7
-    plain = fit_two_sample(a, b, generator=spawn(4))
-    wide = fit_two_sample(a * 4 - 2, b * 4 - 2, bounds=(-2.0, 2.0), generator=spawn(4))
+    plain = fit_two_sample(a, b, steps=40, generator=spawn(4))
+    wide = fit_two_sample(a * 4 - 2, b * 4 - 2, bounds=(-2.0, 2.0), steps=40, generator=spawn(4))
     assert torch.allclose(plain.scores(a), wide.scores(a * 4 - 2), atol=1e-3)
 
 
