@@ -86,6 +86,7 @@ TINY = Campaign(
     label_batch=10,
     chunk=15,
     dimensions=4,
+    judge_draws=0,  # judges take seconds
     retrainer=OperationalFinetune(epochs=2, steps=15, progress=False),
 )
 

@@ -12,6 +12,7 @@ import torch
 from operant.activity import activity
 from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
 from operant.campaign.field import Arrivals, FieldState
+from operant.campaign.judging import DRAWS, check_draws
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
 from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign, known_classes
@@ -62,6 +63,8 @@ class Campaign:
         label_batch: labels per request.
         chunk: seeds or field inputs per chunk of work; finished chunks are on disk.
         dimensions: number of values that the profile encodes an input into.
+        judge_draws: unselected draws of each move that its judge learns from, at least 100; a move whose draws do not
+            look like field inputs is not searched with. 0 for no judges: the five scores of naturalness rate all cases.
         level, mass_quantile: a failure is operational if its naturalness is at least ``level``, and the field is at
             least as dense there as at this quantile of field inputs.
         retrainer: how to retrain; any `Retrainer`.
@@ -89,6 +92,7 @@ class Campaign:
     label_batch: int = 25
     chunk: int = 100
     dimensions: int = 16
+    judge_draws: int = DRAWS
     level: float = 0.05
     mass_quantile: float = 0.1
     retrainer: Retrainer = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
@@ -105,6 +109,7 @@ class Campaign:
         check_at_least(1, rounds=self.rounds, cases=self.cases, labels=self.labels, chunk=self.chunk)
         check_at_least(1, seeds_per_round=self.seeds_per_round, cases_per_round=self.cases_per_round)
         check_at_least(1, label_batch=self.label_batch)
+        check_draws(self.judge_draws)
         check_share(max_drop=self.max_drop, advice="0.005 is half a point")
         check_one_of(("update", "stop"), when_drifted=self.when_drifted)
         if self.moves is not None and not self.moves:
