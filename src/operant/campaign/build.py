@@ -218,9 +218,10 @@ def build_moves(
     if table.radii is None and recipe is None:
         with _naming_key("generate", "radii"), activity("choosing radii"):
             radii = default_radii(train, norm=table.norm)
-        none = "" if len(train.shape) != 3 else "there are no conditions to draw from, so gradients are followed; "
-        what = "range of the training inputs" if len(train.shape) == 3 else "spread of a column (interquartile range)"
-        notes.append(f"[generate] radii is not given: {none}{radii} in {table.norm}, which fit the {what}")
+        image = len(train.shape) == 3
+        none = "; gradients are followed because there are no conditions to draw from" if image else ""
+        what = "range of the training inputs" if image else "spread of a column (interquartile range)"
+        notes.append(f"[generate] radii is not given: {radii} in {table.norm}, which fit the {what}{none}")
     with _naming_key("generate", "patterns"):
         if table.patterns:  # fails for models without dropout
             mc_dropout(model, train.x[:2], passes=2, generator=spawn(config.run.seed, "dropout"))
