@@ -55,7 +55,8 @@ class Campaign:
     Args:
         requirement: largest accepted pmi, the probability of misclassification per field input.
         moves: searches that `OperationalFuzz` mixes, by name: functions that get the fitted naturalness and return a
-            fuzzer, ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` of the training data).
+            fuzzer, ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` of the training data
+            and of the conditions that the call is given).
         confidence: probability that the final bound holds.
         max_drop: clean accuracy that may be lost in all.
         rounds, cases, labels: the budget.
@@ -145,7 +146,7 @@ class Campaign:
             seed: random seed.
             classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             notes: choices that were made before, for the report.
-            conditions: estimated before from field inputs, for the report; ``moves`` decide what is searched.
+            conditions: estimated before from field inputs, for the report, and to search with if there are no ``moves``.
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """
@@ -154,7 +155,8 @@ class Campaign:
         names = known_classes(model, train, classes)
         clean = clean.in_classes(train.classes) if train.classes and clean.classes else clean
         train, clean = replace(train, classes=names), replace(clean, classes=names)
-        moves = dict(default_moves(train) if self.moves is None else self.moves)
+        recipe = conditions.recipe if conditions is not None and conditions.recipe.severities else None
+        moves = dict(default_moves(train, recipe=recipe) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
         with activity("checking model and data"):
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
