@@ -146,7 +146,7 @@ class Campaign:
             seed: random seed.
             classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             notes: choices that were made before, for the report.
-            conditions: estimated before from field inputs, for the report, and to search with if there are no ``moves``.
+            conditions: estimated before from field inputs, for the report; searched with if there are no ``moves``.
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """

@@ -28,7 +28,8 @@ from operant.types import Fuzzer, Move, UnselectedDraws
 DRAWS = 600  # unselected draws per move
 RESERVED = 0.25  # largest share of the training inputs that is reserved for judges
 PER_DRAW = 2  # training inputs reserved per draw, so that the field's class shares can be drawn
-BISECTIONS = 4  # radii tried to find the largest at which at least half of the draws are accepted
+SMALLEST = 1 / 16  # of the given radius, the smallest that is tried if half of the draws are rejected
+BISECTIONS = 3  # further radii tried, to find about the largest at which half of the draws are accepted
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,23 +132,31 @@ def _no_judge(fuzz: Fuzzer, inputs: Samples) -> str:
 
 
 def _largest_radius(given: float, fit: Callable[[float], Judge]) -> tuple[float, Judge | None]:
-    """By bisection, the largest radius below the given one whose judge accepts at least half of the draws.
+    """About the largest radius below the given one whose judge accepts at least half of the draws.
 
-    Without such a radius, the smallest that was tried, and no judge.
+    The smallest radius comes first: if that is rejected, all are, and there is no judge. Then the middle of those that
+    are accepted and rejected is tried, in ratios, so that the result is at most 1.5 times too small.
     """
-    low, high, best = 0.0, given, None
+    low, high = _rounded(given * SMALLEST), given
+    best = fit(low)
+    if not best.trusted:
+        return low, None
     for _ in range(BISECTIONS):
-        middle = float(f"{(low + high) / 2:.3g}")
+        middle = _rounded(math.sqrt(low * high))
         judge = fit(middle)
         if judge.trusted:
             low, best = middle, judge
         else:
             high = middle
-    return (low if best else high), best
+    return low, best
+
+
+def _rounded(radius: float) -> float:
+    return float(f"{radius:.3g}")
 
 
 def _why_dropped(given: float, smallest: float) -> str:
-    return f"at the given radius {given:g}, and fewer than half do at any smaller one down to {smallest:g}"
+    return f"at the given radius {given:g}, and fewer than half do at {smallest:g}"
 
 
 # Seeds of the draws

@@ -229,7 +229,9 @@ class MoveTest:
     def advice(self) -> str:
         """What to do about draws that are unlike the field."""
         if self.why:  # it has a radius
-            return "Cases of this move differ from field inputs in more than failing: search over conditions instead"
+            return (
+                "Its seeds, training inputs, may be unlike the field: search over conditions, or train on field inputs"
+            )
         return (
             "These are not the conditions of the field. Declare others, or let them be estimated within declared ones "
             "([conditions] estimate = true), in a new folder; `operant field` shows what the field looks like"
