@@ -19,6 +19,7 @@ from torch import Tensor
 from operant.campaign.field import FieldState
 from operant.campaign.records import MoveTest
 from operant.data import Samples
+from operant.formatting import percent
 from operant.measure import Judge, Naturalness, fit_judge
 from operant.measure.judge import MIN_DRAWS, MIN_FIELD, too_few
 from operant.model import Classifier
@@ -111,7 +112,7 @@ def _judged(name: str, fuzz: Fuzzer, model: Classifier, seeds: Callable[[], Samp
     radius, judge = _largest_radius(given, fit)
     if judge is None:
         return MoveJudge(test=replace(_move_judge(name, first).test, why=_why_dropped(given, radius)), judge=first)
-    return _move_judge(name, judge, radius=radius, why=f"{first.accepted:.0%} at the given radius {given:g}")
+    return _move_judge(name, judge, radius=radius, why=f"{percent(first.accepted, 2)} at the given radius {given:g}")
 
 
 def _move_judge(name: str, judge: Judge, *, radius: float | None = None, why: str = "") -> MoveJudge:
