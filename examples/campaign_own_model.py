@@ -10,6 +10,7 @@ from torch import nn
 
 from operant import Campaign, Classifier, Samples, labels_of, load_digits, spawn, write_report
 from operant.conditions import Recipe, apply, normal, uniform
+from operant.generate import default_moves
 from operant.networks import fit, initialise
 
 
@@ -25,9 +26,10 @@ module = fit(start, parts["train"], epochs=12, learning_rate=4e-3, generator=spa
 camera = Recipe(severities={"rotation": normal(8), "gaussian_noise": uniform(0, 0.15)})
 x = apply(parts["field"].x, camera.draw(len(parts["field"]), generator=spawn(0, "field")))
 
-# The campaign.
+# The campaign. It searches with conditions that are known, here; `operant.profile.fit_conditions` estimates them.
 folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
-campaign = Campaign(requirement=0.2, rounds=1, seeds_per_round=100)
+moves = default_moves(parts["train"], recipe=camera)
+campaign = Campaign(requirement=0.2, moves=moves, rounds=1, seeds_per_round=100)
 result = campaign(
     Classifier(module),
     train=parts["train"],

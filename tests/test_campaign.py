@@ -86,6 +86,7 @@ TINY = Campaign(
     label_batch=10,
     chunk=15,
     dimensions=4,
+    judge_draws=0,  # judges take seconds
     retrainer=OperationalFinetune(epochs=2, steps=15, progress=False),
 )
 
@@ -1086,7 +1087,7 @@ def test_any_engine_gives_the_same_results(tmp_path: Path, undisturbed: tuple[Pa
 
 def test_moves_radii_and_retrainer_have_defaults(tmp_path: Path) -> None:
     labelled = field()
-    small = replace(Campaign(requirement=0.02), rounds=1, seeds_per_round=20, labels=60)
+    small = replace(Campaign(requirement=0.02), rounds=1, seeds_per_round=20, labels=60, judge_draws=0)
     done = small(
         model(), train=train(), clean=clean(), field=unlabelled(labelled), labeller=labels_of(labelled), folder=tmp_path
     )

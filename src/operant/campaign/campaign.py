@@ -12,6 +12,7 @@ import torch
 from operant.activity import activity
 from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
 from operant.campaign.field import Arrivals, FieldState
+from operant.campaign.judging import DRAWS, check_draws
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
 from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign, known_classes
@@ -54,7 +55,8 @@ class Campaign:
     Args:
         requirement: largest accepted pmi, the probability of misclassification per field input.
         moves: searches that `OperationalFuzz` mixes, by name: functions that get the fitted naturalness and return a
-            fuzzer, ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` of the training data).
+            fuzzer, ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` of the training data
+            and of the conditions that the call is given).
         confidence: probability that the final bound holds.
         max_drop: clean accuracy that may be lost in all.
         rounds, cases, labels: the budget.
@@ -62,6 +64,8 @@ class Campaign:
         label_batch: labels per request.
         chunk: seeds or field inputs per chunk of work; finished chunks are on disk.
         dimensions: number of values that the profile encodes an input into.
+        judge_draws: unselected draws of each move that its judge learns from, at least 100; a move whose draws do not
+            look like field inputs is not searched with. 0 for no judges: the five scores of naturalness rate all cases.
         level, mass_quantile: a failure is operational if its naturalness is at least ``level``, and the field is at
             least as dense there as at this quantile of field inputs.
         retrainer: how to retrain; any `Retrainer`.
@@ -89,6 +93,7 @@ class Campaign:
     label_batch: int = 25
     chunk: int = 100
     dimensions: int = 16
+    judge_draws: int = DRAWS
     level: float = 0.05
     mass_quantile: float = 0.1
     retrainer: Retrainer = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
@@ -105,6 +110,7 @@ class Campaign:
         check_at_least(1, rounds=self.rounds, cases=self.cases, labels=self.labels, chunk=self.chunk)
         check_at_least(1, seeds_per_round=self.seeds_per_round, cases_per_round=self.cases_per_round)
         check_at_least(1, label_batch=self.label_batch)
+        check_draws(self.judge_draws)
         check_share(max_drop=self.max_drop, advice="0.005 is half a point")
         check_one_of(("update", "stop"), when_drifted=self.when_drifted)
         if self.moves is not None and not self.moves:
@@ -140,7 +146,7 @@ class Campaign:
             seed: random seed.
             classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             notes: choices that were made before, for the report.
-            conditions: estimated before from field inputs, for the report; ``moves`` decide what is searched.
+            conditions: estimated before from field inputs, for the report; searched with if there are no ``moves``.
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """
@@ -149,7 +155,8 @@ class Campaign:
         names = known_classes(model, train, classes)
         clean = clean.in_classes(train.classes) if train.classes and clean.classes else clean
         train, clean = replace(train, classes=names), replace(clean, classes=names)
-        moves = dict(default_moves(train) if self.moves is None else self.moves)
+        recipe = conditions.recipe if conditions is not None and conditions.recipe.severities else None
+        moves = dict(default_moves(train, recipe=recipe) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
         with activity("checking model and data"):
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)

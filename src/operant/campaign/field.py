@@ -36,6 +36,8 @@ class FieldState:
     Attributes:
         pool: field inputs to assess with.
         profile, naturalness: fitted to the other field inputs.
+        judged_by: the inputs that naturalness was fitted to, for judges of the moves.
+        fitted_in: folder of the round in which they were fitted.
         centres: of the cells of the profile.
         drift: the drift found when the current round began; None if there was none.
         profile_is_new: whether the profile was fitted when the current round began.
@@ -53,6 +55,8 @@ class FieldState:
 
     profile: Profile
     naturalness: Naturalness
+    judged_by: Samples
+    fitted_in: str
     centres: Tensor
     pool: Samples
     _waiting: Samples  # arrived, but too few to be compared yet
@@ -181,6 +185,7 @@ class FieldState:
         self.naturalness = self.run.cached(
             f"{name}/naturalness.json", fit_natural, save=Naturalness.save, load=load_naturalness
         )
+        self.judged_by, self.fitted_in = natural, name
         self.centres = centres_of(self.profile, generator=spawn(self.seed, name, "cells"))
         self.profile_is_new = True
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from operant.activity import activity
 from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.feedback import count_by_move, count_first_moves, search_shares
 from operant.campaign.field import FieldState
+from operant.campaign.judging import JudgedMoves, are_judged, judged_moves, to_search
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import ObservedRound, observe_round
 from operant.campaign.records import CampaignResult, Round, SearchShares, SeedRows, StopReason, seed_rows
@@ -23,6 +26,8 @@ from operant.retrain import FinetuneRecord, brier_monitor
 from operant.suite import Suite
 from operant.types import Move
 
+NO_ROWS = torch.empty(0, dtype=torch.int64)
+
 if TYPE_CHECKING:
     from operant.campaign.campaign import Campaign
 
@@ -36,7 +41,10 @@ class CampaignRun:
         labels: of field inputs, as far as they were bought.
         conditions: estimated before the campaign, for observers; None if they were not.
         rounds: finished so far.
+        judged: the moves that are searched with.
     """
+
+    judged: JudgedMoves
 
     def __init__(
         self,
@@ -77,6 +85,7 @@ class CampaignRun:
         self.state.folder.drop("stop")  # the campaign continues after an earlier end
         if number == 0 or self.field.drift:  # a new field: first assess the model in it
             return self._finish_round(assessment=self._assess_in_new_field())
+        self.judged = self._judge_moves()  # before the first search in a field
         with self.state.timed("seeds"):
             seeds, shares = self._choose_seeds()  # step 2
         failures, operational = self._generate(seeds, shares)  # step 3
@@ -84,6 +93,7 @@ class CampaignRun:
         assessment = self._assess(retraining)  # step 5
         return self._finish_round(
             decisions=shares.decisions,
+            tests=self.judged.tests,
             attempted=failures.attempted,
             found=len(failures),
             operational=len(operational),
@@ -134,7 +144,7 @@ class CampaignRun:
 
     def _draw_seeds(self, shares: SearchShares) -> SeedRows:
         state, choose = self.state, self.options.seed_chooser
-        right = state.model.correct(self.train)
+        right = state.model.correct(to_search(self.train, self.options.judge_draws))
         if len(right) == 0:
             raise ValueError("the model gets every training input wrong; check labels and normalisation with doctor()")
         n, generator = self.options.seeds_per_round, state.spawn("seeds")
@@ -147,21 +157,36 @@ class CampaignRun:
             self.train,
             field=self.field,
             labelled=self.labels.labelled,
-            moves=list(self.moves),
+            moves=list(self.judged.moves or self.moves),
             rounds=self.rounds,
             feedback=self.options.feedback,
         )
 
     # Step 3: generate
 
+    def _judge_moves(self) -> JudgedMoves:
+        """Which moves make cases like field inputs; judges are fitted once per field."""
+        state, draws = self.state, self.options.judge_draws
+        new = bool(draws) and not are_judged(self.moves, self.field)
+        if new:
+            state.report("judge", 0, 1)
+        judged = judged_moves(self.moves, state.model, self.train, field=self.field, draws=draws)
+        if new:
+            state.report("judge", 1, 1, tests=judged.tests)
+        return judged
+
     def _generate(self, seeds: Samples, shares: SearchShares) -> tuple[Suite, Suite]:
-        """All failures found around the seeds, and the operational ones among them."""
-        naturalness = self.field.naturalness
+        """All failures found around the seeds, and the operational ones among them; none without a usable move."""
+        judged = self.judged
+        if not judged.moves:
+            none = Suite.of(seeds.x[:0], seeds=seeds[:0], origin=NO_ROWS, prediction=NO_ROWS, method="none")
+            return none, none
+        given = {name: shares.moves[name] for name in judged.moves}
         fuzz = OperationalFuzz(
-            moves={name: make(naturalness=naturalness) for name, make in self.moves.items()},
-            naturalness=naturalness,
+            moves=judged.moves,
+            naturalness=judged.naturalness,
             profile=self.field.profile,
-            shares=shares.moves if len(shares.moves) > 1 else {},  # a single move needs no shares
+            shares=given if len(given) > 1 else {},  # a single move needs no shares
             level=self.options.level,
             mass_quantile=self.options.mass_quantile,
         )

@@ -134,6 +134,9 @@ def _obstacle(options: Campaign, rounds: Sequence[Round], clean: int) -> str:
     last = rounds[-1]
     if not last.idle:
         return ""
+    if last.nothing_to_search:
+        rejected = "; ".join(str(test) for test in last.tests)
+        return f"Nothing was searched. {rejected}. {' '.join(dict.fromkeys(f'{t.advice}.' for t in last.tests))}"
     if last.retraining is None and last.operational:
         return f"The last round chose none of its {last.operational} operational failures to learn from."
     if last.retraining is None:

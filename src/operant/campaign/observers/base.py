@@ -25,7 +25,7 @@ from operant.suite import Suite
 
 MAX_POINTS = 600  # points of one kind in a chart
 ROUND_FILES = (
-    "budget cases drift field labels naturalness predictions profile retraining round seeds shares suite weights"
+    "budget cases drift field judge labels naturalness predictions profile retraining round seeds shares suite weights"
 )
 PAGE_IDS = (
     "cards checks close cost count drift enlarged failures feedback field large learned more next overview previous "
