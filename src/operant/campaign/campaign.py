@@ -15,7 +15,9 @@ from operant.campaign.field import Arrivals, FieldState
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
 from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign, known_classes
+from operant.campaign.risk import CampaignRisk
 from operant.campaign.run import CampaignRun
+from operant.conditions import Recipe
 from operant.data import Samples
 from operant.execution.engines import Engine, serial
 from operant.execution.events import EventHandler, ignore
@@ -67,6 +69,8 @@ class Campaign:
         retrainer: how to retrain; any `Retrainer`.
         when_drifted: ``"update"`` the profile or ``"stop"`` when new field inputs differ from earlier ones.
         feedback: whether rounds learn from each other where to search.
+        draws: unselected cases of the field's conditions that teach the risk map, if there are conditions; a third as
+            many, from clean inputs, judge every round's model without labels. 0 for none.
         seed_chooser: chooses training inputs to search from; any `SeedChooser`.
         case_chooser: chooses operational failures to learn from; any `CaseChooser`.
         engine: runs chunks of work (default: one after the other in this process; see `pool`).
@@ -94,6 +98,7 @@ class Campaign:
     retrainer: Retrainer = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
     when_drifted: str = "update"
     feedback: bool = True
+    draws: int = 3000
     seed_chooser: SeedChooser = risk_weighted_seeds
     case_chooser: CaseChooser = most_covering_cases
     engine: Engine = serial
@@ -105,6 +110,7 @@ class Campaign:
         check_at_least(1, rounds=self.rounds, cases=self.cases, labels=self.labels, chunk=self.chunk)
         check_at_least(1, seeds_per_round=self.seeds_per_round, cases_per_round=self.cases_per_round)
         check_at_least(1, label_batch=self.label_batch)
+        check_at_least(0, draws=self.draws, advice="3000 are advised, 0 switches the risk map off")
         check_share(max_drop=self.max_drop, advice="0.005 is half a point")
         check_one_of(("update", "stop"), when_drifted=self.when_drifted)
         if self.moves is not None and not self.moves:
@@ -124,6 +130,7 @@ class Campaign:
         classes: Sequence[str] = (),
         notes: Sequence[str] = (),
         conditions: FittedConditions | None = None,
+        recipe: Recipe | None = None,
         on_event: EventHandler = ignore,
         stopwatch: Stopwatch | None = None,
     ) -> CampaignResult:
@@ -140,7 +147,9 @@ class Campaign:
             seed: random seed.
             classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             notes: choices that were made before, for the report.
-            conditions: estimated before from field inputs, for the report; ``moves`` decide what is searched.
+            conditions: estimated before from field inputs, for the report and the risk map; ``moves`` decide what is
+                searched.
+            recipe: conditions that cases of the risk map are drawn from (default: those of ``conditions``).
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """
@@ -151,6 +160,8 @@ class Campaign:
         train, clean = replace(train, classes=names), replace(clean, classes=names)
         moves = dict(default_moves(train) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
+        recipe = conditions.recipe if recipe is None and conditions is not None else recipe
+        parts |= {"recipe": recipe} if recipe is not None and self.draws else {}
         with activity("checking model and data"):
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
@@ -175,11 +186,26 @@ class Campaign:
             options = replace(self, retrainer=without_bar(self.retrainer))  # progress is shown by on_event
             labels = FieldLabels(options, labeller, field_state, state)
             result = CampaignRun(
-                options, moves, train, field=field_state, state=state, labels=labels, conditions=conditions
+                options,
+                moves,
+                train,
+                field=field_state,
+                state=state,
+                labels=labels,
+                conditions=conditions,
+                risk=self._risk(recipe, conditions, train, state),
             ).run()
             with activity("writing the final model and all cases"):
                 run.deliver(result.model, result.suite)
             return result
+
+    def _risk(
+        self, recipe: Recipe | None, conditions: FittedConditions | None, train: Samples, state: RoundState
+    ) -> CampaignRisk | None:
+        if recipe is None or not recipe.severities or not self.draws:
+            return None
+        priors = () if conditions is None else conditions.priors
+        return CampaignRisk(recipe, train, state.clean, state, priors=priors, draws=self.draws, chunk=self.chunk)
 
     @property
     def _requirement(self) -> Requirement:

@@ -112,11 +112,16 @@ class RiskMap:
             last = self._refitted["last"] = _fitted(model, self.cases, self.k)
         return last
 
+    @property
+    def learned(self) -> bool:
+        """Whether the cases taught more than the margin; if not, a finding says why."""
+        return self.coefficients.numel() > 0
+
     def __str__(self) -> str:
         n, taught = len(self.cases) - self.cases.taught, self.cases.taught
         labels = f" and {taught} labelled field inputs" if taught else ""
         first = f"Risk map from {n} cases{labels}: {percent(self.failing)} of the cases fail."
-        if self.coefficients.numel():
+        if self.learned:
             first += f" The riskiest 5 % of them fail {self.lift:.1f} times as often as all, out of fold."
         return "\n".join([first, *(str(finding) for finding in self.findings)])
 
@@ -127,7 +132,7 @@ class RiskMap:
         return logits.shape == stored.shape and torch.allclose(logits, stored, rtol=0, atol=slack)
 
     def _rated(self, asked: Outputs) -> Tensor:
-        if not self.coefficients.numel():
+        if not self.learned:
             return margin_log_odds(asked).sigmoid().clamp(EDGE, 1 - EDGE)
         known = _known(self.cases, Outputs(logits=self.logits.double(), features=self.features.double()))
         terms = _terms(asked, failing_share(known, asked, k=self.k), self.head.log_odds(asked), self.correction)
