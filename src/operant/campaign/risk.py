@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from operant.data import Samples
 from operant.execution.chunked_fuzzing import ChunkedFuzzing
 from operant.execution.chunks import run_chunks
 from operant.execution.round_state import RoundState
+from operant.execution.run_folder import RUN, finished
 from operant.generate import RecipeDraws
 from operant.model import Classifier
 from operant.profile import RiskMap, fit_risk
@@ -22,6 +24,7 @@ from operant.rng import spawn
 from operant.suite import Suite
 
 DRAWS, TEACHING, JUDGING = "draws", "teaching", "judging"  # folder of the cases, and the two suites in it
+CHUNK = 250  # draws per chunk of work, at least: a draw costs little
 JUDGING_SHARE = 1 / 3  # cases that judge, per case that teaches
 
 
@@ -65,6 +68,11 @@ class CampaignRisk:
         """Cases that models are judged with."""
         return self._drawn(JUDGING, self.clean, max(1, round(JUDGING_SHARE * self.draws)), field)
 
+    def begin(self, field: FieldState) -> RiskMap:
+        """Draw all cases, if that is still to be done, and fit the map for the current model."""
+        self.judging(field)
+        return self.map_for(self.state.model, field)
+
     def map_for(self, model: Classifier, field: FieldState) -> RiskMap:
         """The risk map of a model in the present field; fitted again when either has changed."""
         shares = self.shares(field)
@@ -95,7 +103,7 @@ class CampaignRisk:
         shares = torch.tensor(self.shares(field), dtype=torch.float64)
         seeds = spread_seeds(inputs, shares, n, generator=spawn(state.seed, DRAWS, name))
         path, fuzz = (state.seed, DRAWS, name), RecipeDraws(recipe=self.recipe)
-        work = ChunkedFuzzing(fuzz=fuzz, model=state.model, seeds=seeds, size=self.chunk, path=path)
+        work = ChunkedFuzzing(fuzz=fuzz, model=state.model, seeds=seeds, size=max(self.chunk, CHUNK), path=path)
         state.model.prepare(seeds.x)
         return run_chunks(
             state.folder,
@@ -130,3 +138,16 @@ def spread_seeds(inputs: Samples, shares: Tensor, n: int, *, generator: torch.Ge
 def with_risk(cases: Suite, model: Classifier, risk: RiskMap | None) -> Suite:
     """The same cases with a column ``risk``: how likely the model is to fail on field inputs like each of them."""
     return cases if risk is None or len(cases) == 0 else cases.with_columns(risk=risk(model, cases.x))
+
+
+def teaching_cases(folder: str | Path) -> Suite:
+    """The cases that teach a risk map: those of a campaign's folder, or a suite itself."""
+    place = Path(folder)
+    if (place / RUN).exists():
+        place = place / DRAWS / TEACHING
+        if not finished(place):
+            raise ValueError(
+                f"{folder} has no cases for a risk map: a campaign draws them when it first searches, if there are "
+                "conditions; give a suite of operant.generate.RecipeDraws instead"
+            )
+    return Suite.open(place)

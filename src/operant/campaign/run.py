@@ -84,7 +84,7 @@ class CampaignRun:
             return self._finish_round(assessment=self._assess_in_new_field())
         if self.risk is not None:
             with self.state.timed("risk"):
-                self.field.risk = self.risk.map_for(self.state.model, self.field)
+                self.field.risk = self.risk.begin(self.field)
         with self.state.timed("seeds"):
             seeds, shares = self._choose_seeds()  # step 2
         failures, operational = self._generate(seeds, shares)  # step 3
