@@ -1066,7 +1066,7 @@ def test_seeds_of_a_model_that_is_certain_of_everything_follow_the_mass() -> Non
     inputs, mass = train(), torch.rand(len(train()), generator=spawn(1)).double()
     assert float(certain.probs(inputs.x).max(1).values.min()) == 1
     field: Any = SimpleNamespace(
-        profile=SimpleNamespace(weights=lambda _: mass), cells=lambda x: torch.zeros(len(x)).long()
+        profile=SimpleNamespace(weights=lambda _: mass), cells=lambda x: torch.zeros(len(x)).long(), risk=None
     )
     shares = SearchShares(classes=(0.1,) * 10, cells=(1.0,), moves={})
     seeds = risk_weighted_seeds(certain, inputs, 40, field=field, shares=shares, generator=spawn(0))

@@ -56,6 +56,7 @@ class CampaignJob:
         notes: choices that were made for the user.
         findings: reasons to doubt the field inputs or the estimated conditions.
         conditions: estimated from the field; None if they were not.
+        recipe: the conditions to draw cases from, declared or estimated; None if there are none.
         stopwatch: of the session.
     """
 
@@ -71,6 +72,7 @@ class CampaignJob:
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
     conditions: FittedConditions | None
+    recipe: Recipe | None
     stopwatch: Stopwatch
 
     def run(self, *, on_event: EventHandler = ignore) -> CampaignResult:
@@ -86,6 +88,7 @@ class CampaignJob:
             seed=self.seed,
             notes=self.notes,
             conditions=self.conditions,
+            recipe=self.recipe,
             on_event=on_event,
             stopwatch=self.stopwatch,
         )
@@ -138,6 +141,7 @@ def build(
         notes=tuple(note.replace(f"{config.path('.')}{os.sep}", "") for note in notes),  # paths as in the file
         findings=tuple(findings),
         conditions=conditions,
+        recipe=recipe,
         stopwatch=stopwatch,
     )
 
@@ -149,7 +153,7 @@ def _campaign(config: Config, moves: dict[str, Move], retrainer: Retrainer, work
         max_drop=config.requirement.max_drop,
         moves=moves,
         **config.budget.model_dump(),
-        **config.generate.model_dump(include={"judge_draws", "dimensions", "level", "mass_quantile"}),
+        **config.generate.model_dump(include={"draws", "judge_draws", "dimensions", "level", "mass_quantile"}),
         **config.run.model_dump(include={"feedback", "when_drifted"}),
         retrainer=retrainer,
         observers=_observers(config),

@@ -16,7 +16,9 @@ from operant.campaign.judging import DRAWS, check_draws
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
 from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign, known_classes
+from operant.campaign.risk import CampaignRisk
 from operant.campaign.run import CampaignRun
+from operant.conditions import Recipe
 from operant.data import Samples
 from operant.execution.engines import Engine, serial
 from operant.execution.events import EventHandler, ignore
@@ -71,6 +73,8 @@ class Campaign:
         retrainer: how to retrain; any `Retrainer`.
         when_drifted: ``"update"`` the profile or ``"stop"`` when new field inputs differ from earlier ones.
         feedback: whether rounds learn from each other where to search.
+        draws: unselected cases of the field's conditions that teach the risk map, if there are conditions; a third as
+            many, from clean inputs, judge every round's model without labels. 0 for none.
         seed_chooser: chooses training inputs to search from; any `SeedChooser`.
         case_chooser: chooses operational failures to learn from; any `CaseChooser`.
         engine: runs chunks of work (default: one after the other in this process; see `pool`).
@@ -99,6 +103,7 @@ class Campaign:
     retrainer: Retrainer = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
     when_drifted: str = "update"
     feedback: bool = True
+    draws: int = 3000
     seed_chooser: SeedChooser = risk_weighted_seeds
     case_chooser: CaseChooser = most_covering_cases
     engine: Engine = serial
@@ -111,6 +116,7 @@ class Campaign:
         check_at_least(1, seeds_per_round=self.seeds_per_round, cases_per_round=self.cases_per_round)
         check_at_least(1, label_batch=self.label_batch)
         check_draws(self.judge_draws)
+        check_at_least(0, draws=self.draws, advice="3000 are advised, 0 switches the risk map off")
         check_share(max_drop=self.max_drop, advice="0.005 is half a point")
         check_one_of(("update", "stop"), when_drifted=self.when_drifted)
         if self.moves is not None and not self.moves:
@@ -130,6 +136,7 @@ class Campaign:
         classes: Sequence[str] = (),
         notes: Sequence[str] = (),
         conditions: FittedConditions | None = None,
+        recipe: Recipe | None = None,
         on_event: EventHandler = ignore,
         stopwatch: Stopwatch | None = None,
     ) -> CampaignResult:
@@ -146,7 +153,9 @@ class Campaign:
             seed: random seed.
             classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             notes: choices that were made before, for the report.
-            conditions: estimated before from field inputs, for the report; searched with if there are no ``moves``.
+            conditions: estimated before from field inputs, for the report.
+            recipe: conditions that cases of the risk map are drawn from, and that are searched with if there are no
+                ``moves`` (default: those of ``conditions``).
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """
@@ -155,9 +164,11 @@ class Campaign:
         names = known_classes(model, train, classes)
         clean = clean.in_classes(train.classes) if train.classes and clean.classes else clean
         train, clean = replace(train, classes=names), replace(clean, classes=names)
-        recipe = conditions.recipe if conditions is not None and conditions.recipe.severities else None
-        moves = dict(default_moves(train, recipe=recipe) if self.moves is None else self.moves)
+        recipe = conditions.recipe if recipe is None and conditions is not None else recipe
+        searched = recipe if recipe is not None and recipe.names else None
+        moves = dict(default_moves(train, recipe=searched) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
+        parts |= {"recipe": recipe} if recipe is not None and self.draws else {}
         with activity("checking model and data"):
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
@@ -182,11 +193,26 @@ class Campaign:
             options = replace(self, retrainer=without_bar(self.retrainer))  # progress is shown by on_event
             labels = FieldLabels(options, labeller, field_state, state)
             result = CampaignRun(
-                options, moves, train, field=field_state, state=state, labels=labels, conditions=conditions
+                options,
+                moves,
+                train,
+                field=field_state,
+                state=state,
+                labels=labels,
+                conditions=conditions,
+                risk=self._risk(recipe, conditions, train, state),
             ).run()
             with activity("writing the final model and all cases"):
                 run.deliver(result.model, result.suite)
             return result
+
+    def _risk(
+        self, recipe: Recipe | None, conditions: FittedConditions | None, train: Samples, state: RoundState
+    ) -> CampaignRisk | None:
+        if recipe is None or not recipe.severities or not self.draws:
+            return None
+        priors = () if conditions is None else conditions.priors
+        return CampaignRisk(recipe, train, state.clean, state, priors=priors, draws=self.draws, chunk=self.chunk)
 
     @property
     def _requirement(self) -> Requirement:

@@ -259,6 +259,8 @@ class GenerateTable(Table):
     """smallest naturalness (p-value) of an operational failure"""
     mass_quantile: Part = 0.1
     """minimum density quantile of an operational failure among field inputs"""
+    draws: Annotated[int, Field(ge=0)] = 3000
+    """unselected cases that teach the risk map, if there are conditions; 0 for none"""
 
 
 class RetrainTable(Table):

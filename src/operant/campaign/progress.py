@@ -27,11 +27,13 @@ from operant.formatting import duration
 STEPS = {
     "profile": "learning the profile of the field",
     "judge": "judging the moves",
+    "risk": "drawing cases for the risk map",
     "generate": "searching for failures",
     "retrain": "retraining",
     "assess": "assessing",
 }
 COUNTS = {
+    "risk": "chunk {done} of {total}",
     "generate": "chunk {done} of {total}",
     "retrain": "{done} of at most {total} epochs",
     "assess": "{done} of at most {total} labels",
@@ -51,6 +53,8 @@ PART_OF_FILE = {
     "info": START,
     "field": "profile",
     "drift": "profile",
+    "teaching": "risk",
+    "judging": "risk",
     "seeds": "generate",
     "shares": "generate",
     "suite": "generate",

@@ -158,10 +158,12 @@ class SeedRows:
     Attributes:
         rows: of the training data.
         occurrence: tells apart seeds that were chosen several times.
+        by: which risk they were drawn by, ``"risk map"`` or ``"margin"``; empty if another `SeedChooser` chose them.
     """
 
     rows: Tensor
     occurrence: Tensor
+    by: str = ""
 
     def samples(self, train: Samples) -> Samples:
         """The seeds."""

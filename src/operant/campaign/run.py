@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,14 @@ import torch
 
 from operant.activity import activity
 from operant.campaign.assessing import SequentialAssessment
+from operant.campaign.choosers import risk_score, risk_weighted_seeds
 from operant.campaign.feedback import count_by_move, count_first_moves, search_shares
 from operant.campaign.field import FieldState
 from operant.campaign.judging import JudgedMoves, are_judged, judged_moves, to_search
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import ObservedRound, observe_round
 from operant.campaign.records import CampaignResult, Round, SearchShares, SeedRows, StopReason, seed_rows
+from operant.campaign.risk import CampaignRisk, with_risk
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
 from operant.data import Samples
 from operant.execution.round_state import RoundState
@@ -40,6 +43,7 @@ class CampaignRun:
         field: field inputs and the profile learned from them.
         labels: of field inputs, as far as they were bought.
         conditions: estimated before the campaign, for observers; None if they were not.
+        risk: draws cases of the field's conditions; None if there are none to draw from.
         rounds: finished so far.
         judged: the moves that are searched with.
     """
@@ -56,9 +60,10 @@ class CampaignRun:
         state: RoundState,
         labels: FieldLabels,
         conditions: FittedConditions | None = None,
+        risk: CampaignRisk | None = None,
     ) -> None:
         self.options, self.moves, self.train = options, moves, train
-        self.field, self.state, self.labels, self.conditions = field, state, labels, conditions
+        self.field, self.state, self.labels, self.conditions, self.risk = field, state, labels, conditions, risk
         self.rounds: list[Round] = []
 
     def run(self) -> CampaignResult:
@@ -86,6 +91,9 @@ class CampaignRun:
         if number == 0 or self.field.drift:  # a new field: first assess the model in it
             return self._finish_round(assessment=self._assess_in_new_field())
         self.judged = self._judge_moves()  # before the first search in a field
+        if self.risk is not None:
+            with self.state.timed("risk"):
+                self.field.risk = self.risk.begin(self.field)
         with self.state.timed("seeds"):
             seeds, shares = self._choose_seeds()  # step 2
         failures, operational = self._generate(seeds, shares)  # step 3
@@ -149,7 +157,8 @@ class CampaignRun:
             raise ValueError("the model gets every training input wrong; check labels and normalisation with doctor()")
         n, generator = self.options.seeds_per_round, state.spawn("seeds")
         chosen = choose(state.model, right, n, field=self.field, shares=shares, generator=generator)
-        return seed_rows(chosen, self.train)
+        by = "risk map" if risk_score(self.field.risk) is self.field.risk else "margin"
+        return replace(seed_rows(chosen, self.train), by=by if choose is risk_weighted_seeds else "")
 
     def _search_shares(self) -> SearchShares:
         return search_shares(
@@ -218,7 +227,7 @@ class CampaignRun:
         choose, generator = self.options.case_chooser, state.spawn("select")
         rows = choose(state.model, failures, n, profile=profile, learned=state.learned, generator=generator)
         chosen: Suite = failures[rows.sort().values]
-        return chosen
+        return with_risk(chosen, state.model, self.field.risk)
 
     # Step 5: assess
 
@@ -260,6 +269,8 @@ class CampaignRun:
             spawn=state.spawn,
             load_failures=load_failures,
             conditions=self.conditions,
+            known=known,
+            risk=self.risk if any(r.attempted for r in (*self.rounds, record)) else None,
         )
         observe_round(seen, self.options.observers, state)
 
