@@ -26,8 +26,8 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
     if "mnist" in {case.dataset for case in setting.inputs.cases}:
         read_dataset("fashion-mnist", data)
     sign_folder(out, scale=scale, setting=setting)
-    parts = [part.units(setting, data, out) for part in (ranking, judging, selection)]
-    for work in (network_units(setting, data, out), known_units(setting, data, out), sum(parts, [])):
+    parts = [work for part in (ranking, judging, selection) for work in part.units(setting, data, out)]
+    for work in (network_units(setting, data, out), known_units(setting, data, out), parts):
         run_units(work, workers=workers, console=console)
     return write_page(out, setting, scale=scale)
 

@@ -85,8 +85,8 @@ def _labels(outcome: Outcome) -> str:
         failing = int((shown.predictions != shown.labels).sum())
         sheet = f"`cases-{name}.png`, {fingerprint(shown.cases) if len(shown.cases) else 'empty'}"
         rows.append([name, sheet, len(shown.cases), failing, "not read" if read is None else proportion(*read)])
-    return f"""Cases of the estimated recipe that the judge accepts, each beside its seed, with label and prediction below.
-Counts of right labels are read from `{READ_FILE}`, which names the sheet that was read.
+    return f"""Cases of the estimated recipe that the judge accepts, each beside its seed, with its label and the
+prediction below. Counts of right labels are read from `{READ_FILE}`, which names the sheet that was read.
 
 {table(["field", "sheet", "cases", "of which fail", "right labels"], rows)}"""
 
