@@ -23,7 +23,7 @@ from operant_studies.cases.unit import CasesField, drawn
 from operant_studies.field.settings import BEFORE
 from operant_studies.operational_fuzz.fields import under
 from operant_studies.shared import Units
-from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD, read_dataset
+from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD
 
 CASES, LABELS = "failure rate on cases", "field labels"
 CLEAN, ATTACKED = "clean error", "error under PGD"
@@ -135,7 +135,7 @@ class Comparison:
 
     def _taught(self, checkpoint: Checkpoint, generator: torch.Generator) -> Samples:
         """Training images as the checkpoint sees them."""
-        known = read_dataset(self.field.case.dataset, self.field.data).train
+        known = self.field.inputs.fresh
         images = known[shuffled(len(known), generator)[: checkpoint.images]]
         recipe = self.field.known.recipe if checkpoint.learned == RECIPE else BEFORE
         if checkpoint.learned != PLAIN and recipe.names:
