@@ -59,7 +59,7 @@ class CasesSetting:
     kinds: tuple[str, ...] = KINDS
     block: int = 3_000  # training images that draws, and that cases, may be made of
     draws: int = 600  # unselected draws that a judge learns from
-    cases: int = 400  # other draws, to be judged
+    cases: int = 300  # other draws, to be judged
     fresh: int = 500  # field inputs that no judge has seen
     # false rejects: many fits, none of which shares an image with another
     fits: int = 20  # per field
@@ -68,7 +68,7 @@ class CasesSetting:
     fit_draws: int = 400
     # the risk map
     risk_cases: int = 5_000
-    moved: int = 2_000  # cases of each move, when moves are compared
+    moved: int = 1_500  # cases of each move, when moves are compared
     move_seeds: tuple[int, ...] = (0, 1, 2)
     passes: int = 20  # of dropout
     rated: int = 100_000  # inputs whose rating is timed
