@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from operant.assess.case_rate import failure_rate
@@ -25,6 +26,7 @@ from operant_studies.operational_fuzz.fields import under
 from operant_studies.shared import Units
 from operant_studies.subjects import CIFAR_MEAN, CIFAR_STD
 
+Array = NDArray[np.float64]
 CASES, LABELS = "failure rate on cases", "field labels"
 CLEAN, ATTACKED = "clean error", "error under PGD"
 ATC, CONFIDENCE = "ATC", "calibrated confidence"
@@ -160,16 +162,15 @@ class Correlation:
         return f"{self.value:.2f} [{self.lower:.2f}, {self.upper:.2f}]"
 
 
-def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Rank correlation; 0 if one of both is constant.
+def spearman(a: Array, b: Array) -> Array:
+    """Rank correlation along the last axis; 0 if one of both is constant there.
 
-    >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 8.0]))
+    >>> float(spearman(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 8.0])).round(6))
     1.0
     """
-    ranks = [rankdata(v) for v in (a, b)]
-    if any(np.ptp(r) == 0 for r in ranks):
-        return 0.0
-    return float(np.clip(np.corrcoef(*ranks)[0, 1], -1, 1).round(12))
+    x, y = (v - v.mean(-1, keepdims=True) for v in (rankdata(a, axis=-1), rankdata(b, axis=-1)))
+    size = np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
+    return np.divide((x * y).sum(-1), size, out=np.zeros_like(size), where=size > 0)
 
 
 def correlations(runs: list[list[Compared]]) -> dict[str, Correlation]:
@@ -188,22 +189,22 @@ def without_cases(runs: list[list[Compared]]) -> str:
     return max(WITHOUT_CASES, key=lambda name: found[name].value)
 
 
-def _with_interval(values: np.ndarray) -> Correlation:
+def _with_interval(values: Array) -> Correlation:
     lower, upper = np.quantile(values[1:], (0.025, 0.975))
     return Correlation(value=float(values[0]), lower=float(lower), upper=float(upper))
 
 
-def _resampled(runs: list[list[Compared]], name: str) -> np.ndarray:
+def _resampled(runs: list[list[Compared]], name: str) -> Array:
     """The correlation of all checkpoints, then that of each resample."""
     n = len(runs[0])
     draws = np.random.default_rng(0).integers(n, size=(BOOTSTRAPS, n))
     pairs = [pair for run in runs for pair in _pairs(run, name)]
     first = np.mean([spearman(a, b) for a, b in pairs])
     few = pairs[:: LABEL_DRAWS if name == LABELS else 1]  # one draw of labels is enough for the interval
-    return np.array([first, *(np.mean([spearman(a[rows], b[rows]) for a, b in few]) for rows in draws)])
+    return np.array([first, *np.mean([spearman(a[draws], b[draws]) for a, b in few], axis=0)])
 
 
-def _pairs(run: list[Compared], name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pairs(run: list[Compared], name: str) -> list[tuple[Array, Array]]:
     """Prediction and truth of all checkpoints; one pair per draw of labels."""
     truth = np.array([c.pmi for c in run])
     if name == LABELS:
