@@ -102,7 +102,11 @@ def risk_section(outcome: Outcome) -> str:
         [ranking, *(_lift_cell(outcome, name, ranking, ten) for name in names for ten in (False, True))]
         for ranking in (RISK, *RIVALS)
     ]
-    gains = [[rival, *(outcome.gain(name, rival).plain for name in names)] for rival in RIVALS]
+    gains = [
+        [rival, *(outcome.gain(name, rival, ten=ten).plain for name in names for ten in (False, True))]
+        for rival in RIVALS
+    ]
+    shares = [f"{name}: {at} %" for name in names for at in (5, 10)]
     ratios = [
         [ranking, *(mean(r.ratio[ranking] for r in outcome.ranked[name]).plain for name in names)]
         for ranking in (RISK, *RIVALS)
@@ -120,12 +124,12 @@ inputs and the estimated priors; the share of the 25 nearest clean training imag
 another label than the prediction; their trust score; {s.passes} passes with dropout before the last three layers; and
 five copies of the image, shifted by a pixel.
 
-{table(["ranking", *(f"{name}: {at} %" for name in names for at in (5, 10))], lifts)}
+{table(["ranking", *shares], lifts)}
 ![Lift of the riskiest 5 %, by ranking and field](cases-lift.svg)
 
-Gain of the risk map in lift at 5 % over each rival, paired by seed:
+Gain of the risk map in lift over each rival, at 5 and 10 %, paired by seed:
 
-{table(["rival", *names], gains)}
+{table(["rival", *shares], gains)}
 Within a predicted class and a fifth of its margins, how much oftener inputs of the riskier half fail:
 
 {table(["ranking", *names], ratios)}
