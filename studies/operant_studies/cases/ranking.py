@@ -157,7 +157,8 @@ def hardest(cases: Suite) -> Suite:
     order = margin.argsort(descending=True, stable=True)
     first = order[seed[order].argsort(stable=True)]
     starts = torch.cat([torch.tensor([True]), seed[first][1:] != seed[first][:-1]])
-    return cases[first[starts]]
+    kept: Suite = cases[first[starts]]
+    return kept
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

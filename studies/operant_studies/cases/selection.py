@@ -103,7 +103,8 @@ class Comparison:
 
     def _estimates(self, model: Classifier) -> dict[str, float]:
         """By confidence; from clean inputs alone, and from clean inputs under the estimated conditions."""
-        field, found = self.field, {}
+        field = self.field
+        found: dict[str, float] = {}
         names = ((None, ATC, CONFIDENCE), (field.known.conditions, ATC_UNDER, CONFIDENCE_UNDER))
         for conditions, atc, confidence in names:
             by_method = estimate_error(

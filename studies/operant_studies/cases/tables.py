@@ -50,6 +50,11 @@ def _short(value: Mean) -> str:
     return value.share if value.n > 1 else f"{100 * value.value:.1f}"
 
 
+def _plain(value: Mean) -> str:
+    """A number; without an interval if there is one seed."""
+    return value.plain if value.n > 1 else f"{value.value:.2f}"
+
+
 def _rejects(outcome: Outcome) -> str:
     s = outcome.setting
     rows = []
@@ -60,9 +65,9 @@ def _rejects(outcome: Outcome) -> str:
         rows.append([name, len(fits), _short(rates), f"{100 * worst:.1f}", f"{too_many_rejects(fits):.2g}"])
         rows[-1].append(f"{seconds:.1f}")
     single = [
-        [name, by.replace("_", ", "), _short(mean(getattr(j, by) for each in kinds.values() for j in each))]
+        [name, title, _short(mean(getattr(j, by) for each in kinds.values() for j in each))]
         for name, kinds in outcome.judged.items()
-        for by in ("scores_rejects", "judge_rejects")
+        for title, by in (("five scores", "scores_rejects"), ("judge", "judge_rejects"))
     ]
     return f"""### Field inputs rejected
 
@@ -103,12 +108,12 @@ def risk_section(outcome: Outcome) -> str:
         for ranking in (RISK, *RIVALS)
     ]
     gains = [
-        [rival, *(outcome.gain(name, rival, ten=ten).plain for name in names for ten in (False, True))]
+        [rival, *(_plain(outcome.gain(name, rival, ten=ten)) for name in names for ten in (False, True))]
         for rival in RIVALS
     ]
     shares = [f"{name}: {at} %" for name in names for at in (5, 10)]
     ratios = [
-        [ranking, *(mean(r.ratio[ranking] for r in outcome.ranked[name]).plain for name in names)]
+        [ranking, *(_plain(mean(r.ratio[ranking] for r in outcome.ranked[name])) for name in names)]
         for ranking in (RISK, *RIVALS)
     ]
     return f"""## The risk map
