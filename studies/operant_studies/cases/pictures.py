@@ -15,7 +15,7 @@ from operant_studies.field.pictures import COLOURS
 from operant_studies.operational_fuzz.sheets import draw_sheet, names_of
 from operant_studies.shared import save_figure
 
-SCALE = 2  # pixels per pixel of an image
+SCALE = 3  # pixels per pixel of an image
 
 
 def draw_lifts(outcome: Outcome, path: Path) -> None:

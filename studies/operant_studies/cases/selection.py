@@ -171,7 +171,8 @@ def spearman(a: Array, b: Array) -> Array:
     """
     x, y = (v - v.mean(-1, keepdims=True) for v in (rankdata(a, axis=-1), rankdata(b, axis=-1)))
     size = np.sqrt((x**2).sum(-1) * (y**2).sum(-1))
-    return np.divide((x * y).sum(-1), size, out=np.zeros_like(size), where=size > 0)
+    found: Array = np.divide((x * y).sum(-1), size, out=np.zeros_like(size), where=size > 0)
+    return found
 
 
 def correlations(runs: list[list[Compared]]) -> dict[str, Correlation]:
