@@ -10,7 +10,6 @@ from torch import nn
 
 from operant import Campaign, Classifier, Samples, labels_of, load_digits, spawn, write_report
 from operant.conditions import Recipe, apply, normal, uniform
-from operant.generate import default_moves
 from operant.networks import fit, initialise
 
 
@@ -28,14 +27,13 @@ x = apply(parts["field"].x, camera.draw(len(parts["field"]), generator=spawn(0, 
 
 # The campaign. It searches with conditions that are known, here; `operant.profile.fit_conditions` estimates them.
 folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
-moves = default_moves(parts["train"], recipe=camera)
-campaign = Campaign(requirement=0.2, moves=moves, rounds=1, seeds_per_round=100)
-result = campaign(
+result = Campaign(requirement=0.2, rounds=1, seeds_per_round=100)(
     Classifier(module),
     train=parts["train"],
     clean=digits.test,
     field=Samples(x),
     labeller=labels_of(Samples(x, parts["field"].y)),
     folder=folder,
+    recipe=camera,
 )
 print(result, f"report: {write_report(folder)}", sep="\n")

@@ -556,7 +556,7 @@ def test_bad_moves_of_the_user_are_rejected(small, moves, sentence):
 
 
 def test_a_campaign_retrains_with_a_retrainer_of_the_user(small, user):
-    job = small('[retrain]\nmethod = "my_training.py:retrain"\n')
+    job = small('[generate]\njudge_draws = 0\n[retrain]\nmethod = "my_training.py:retrain"\n')
     result = job.run()
     last = result.rounds[1]
     assert last.changed

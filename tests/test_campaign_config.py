@@ -18,7 +18,7 @@ def test_missing_keys_have_the_defaults_of_the_library(user):
     assert given.pop("moves") == {}  # further moves
     assert given.pop("observers") == [observer.name for observer in options["observers"]]
     shared = given.keys() & options.keys()
-    assert len(shared) == 15
+    assert len(shared) == 16
     assert {name: given[name] for name in shared} == {name: options[name] for name in shared}
     retrain = config.retrain.model_dump(exclude={"method"})
     assert retrain == {name: finetune[name] for name in retrain}

@@ -42,6 +42,7 @@ TINY = Campaign(
     chunk=20,
     dimensions=4,
     draws=300,
+    judge_draws=0,
     retrainer=OperationalFinetune(epochs=1, steps=5, progress=False),
     observers=(RiskOfField(),),
 )
