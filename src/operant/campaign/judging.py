@@ -19,11 +19,12 @@ from torch import Tensor
 from operant.campaign.field import FieldState
 from operant.campaign.records import MoveTest
 from operant.data import Samples
+from operant.data.class_rows import rows_per_class
 from operant.formatting import percent
 from operant.measure import Judge, Naturalness, fit_judge
 from operant.measure.judge import MIN_DRAWS, MIN_FIELD, too_few
 from operant.model import Classifier
-from operant.rng import shuffled, spawn
+from operant.rng import spawn
 from operant.types import Fuzzer, Move, UnselectedDraws
 
 DRAWS = 600  # unselected draws per move
@@ -183,12 +184,7 @@ def _seeds(train: Samples, field: FieldState, draws: int) -> Samples:
 def _rows(labels: Tensor, shares: Tensor, n: int, generator: torch.Generator) -> Tensor:
     shares = torch.where(torch.bincount(labels, minlength=len(shares)) > 0, shares, 0.0)
     counts = torch.bincount(torch.multinomial(shares, n, replacement=True, generator=generator), minlength=len(shares))
-    parts = []
-    for label, count in enumerate(counts.tolist()):
-        members = (labels == label).nonzero().flatten()
-        mixed = members[shuffled(len(members), generator)]
-        parts.append(mixed.repeat(math.ceil(count / max(1, len(mixed))))[:count])
-    return torch.cat(parts)
+    return rows_per_class(labels, counts.tolist(), generator=generator)
 
 
 # Radii

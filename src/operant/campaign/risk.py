@@ -13,6 +13,7 @@ from operant.activity import activity
 from operant.campaign.field import FieldState
 from operant.conditions import Recipe
 from operant.data import Samples
+from operant.data.class_rows import rows_per_class
 from operant.execution.chunked_fuzzing import ChunkedFuzzing
 from operant.execution.chunks import run_chunks
 from operant.execution.round_state import RoundState
@@ -20,7 +21,7 @@ from operant.execution.run_folder import RUN, finished
 from operant.generate import RecipeDraws
 from operant.model import Classifier
 from operant.profile import RiskMap, fit_risk
-from operant.rng import spawn
+from operant.rng import shuffled, spawn
 from operant.suite import Suite
 
 DRAWS, TEACHING, JUDGING = "draws", "teaching", "judging"  # folder of the cases, and the two suites in it
@@ -126,13 +127,8 @@ def spread_seeds(inputs: Samples, shares: Tensor, n: int, *, generator: torch.Ge
     counts = labels.bincount(minlength=len(shares))
     wanted = torch.where(counts > 0, shares.double() + 1 / len(shares), 0.0)
     ends = (wanted.cumsum(0) / wanted.sum() * n).round().long()
-    rows = []
-    for c, number in enumerate(ends.diff(prepend=ends.new_zeros(1)).tolist()):
-        own = (labels == c).nonzero().flatten()
-        own = own[torch.randperm(len(own), generator=generator)]
-        rows.append(own.repeat(-(-number // max(len(own), 1)))[:number])
-    chosen = torch.cat(rows)
-    return inputs[chosen[torch.randperm(len(chosen), generator=generator)]]
+    chosen = rows_per_class(labels, ends.diff(prepend=ends.new_zeros(1)).tolist(), generator=generator)
+    return inputs[chosen[shuffled(len(chosen), generator)]]
 
 
 def with_risk(cases: Suite, model: Classifier, risk: RiskMap | None) -> Suite:
