@@ -38,7 +38,7 @@ def test_the_example_fits_the_files_and_is_never_overwritten(user):
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("name", ["labels.npz", "field_labels.npz", "labels.csv"])
+@pytest.mark.parametrize("name", ["labels.npz", "field_labels.npz", "labels.csv", "known_labels.csv"])
 def test_labels_beside_the_data_are_found(user, name):
     (user.path / "operant.toml").unlink()
     user.write("field.npz", Samples(user.samples(40, "field").x))
@@ -47,7 +47,7 @@ def test_labels_beside_the_data_are_found(user, name):
     if name.endswith("npz"):
         user.write(name, user.samples(40, "field"))
     else:
-        (user.path / name).write_text("name,label\n")
+        (user.path / name).write_text("file,label\n" if name.startswith("known") else "name,label\n")
     path, found = init.write_example(user.path)
     assert load_config(path).labels.file == name
     assert ("labels", "folder") not in found.values

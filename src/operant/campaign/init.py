@@ -20,6 +20,7 @@ from operant.activity import activity
 from operant.campaign.config import TABLES, Table
 from operant.conditions import CONDITIONS
 from operant.data.formats import PICTURES, read_npz
+from operant.data.tables import NAME_COLUMNS
 from operant.networks.weights import PICKLED, conversion
 from operant.results import write_atomically
 
@@ -280,7 +281,8 @@ def _holds_labels(path: Path) -> bool:
     """Whether a file contains inputs with labels, or a table of labels."""
     if path.suffix == ".csv":
         with suppress(OSError), open(path, encoding="utf-8-sig", errors="replace") as file:
-            return {"name", "label"} <= {cell.strip().lower() for cell in re.split("[,;]", file.readline())}
+            cells = {cell.strip().lower() for cell in re.split("[,;]", file.readline())}
+            return "label" in cells and not cells.isdisjoint(NAME_COLUMNS)
     return path.suffix == ".npz" and {"x", "y"} <= _names(path)
 
 
