@@ -30,7 +30,9 @@ def labels_from_npz(path: str | Path, *, classes: int) -> StoredLabels:
 def labels_from_table(
     path: str | Path, *, classes: int, names: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
 ) -> StoredLabels:
-    """A labeller that reads a csv table with name,label (file for name, class or number for label), as `LabelFolder` writes it.
+    """A labeller that reads a csv table with name,label, as `LabelFolder` writes it.
+
+    The columns may also be called file, and class or number.
 
     A name is the text of an id, or the name of an input: all of it, or as many of its last parts as no other shares.
 
