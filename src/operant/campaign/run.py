@@ -246,7 +246,10 @@ class CampaignRun:
         state, name = self.state, DescriptionOfField.name
         if not self.field.profile_is_new or not state.folder.has(f"{state.name}/{name}"):
             return {}
-        found = state.existing(name, FieldDescription)
+        try:
+            found = state.existing(name, FieldDescription)
+        except ValueError:  # damaged, or of another version: a campaign does not depend on it
+            return {}
         names = self.field.classes or found.classes
         return {"field": campaign_lines(replace(found, classes=names), self.options.requirement)}
 
