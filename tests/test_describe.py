@@ -526,7 +526,7 @@ def test_words_of_methods_and_logs_are_explained():
     assert "any direction)" in text
     assert "Each interval holds if these are the right conditions" in text
     assert "can stand in for each other" in text
-    assert "can stand in" not in describe_conditions(replace(BLURRED, parameters=(exposure,)))
+    assert "stand in for each other" not in describe_conditions(replace(BLURRED, parameters=(exposure,)))
     assert "any direction" not in describe_conditions(replace(BLURRED, parameters=(replace(angle, value=20.0),)))
     assert describe_terms("mean of mlls and bbse under the conditions").count(": ") == 3
     assert {*METHODS, SIMULATED, REWEIGHTED, ON_CLEAN} == set(ERROR_TERMS)
