@@ -183,7 +183,7 @@ def test_withheld_intervals_are_shown_as_dashes_and_stored(toy, tmp_path) -> Non
     assert sum(priors.values) == pytest.approx(1)
     assert "(mean of mlls and bbse, intervals withheld)" in str(priors)
     assert "no interval is given" in priors.findings[0].problem
-    assert "label a hundred random field inputs" in priors.findings[0].advice
+    assert "Label a hundred random field inputs" in priors.findings[0].advice
     results.save(priors, tmp_path / "priors.json")
     again = results.load(tmp_path / "priors.json", Priors)
     assert (again.values, str(again), again.withheld) == (priors.values, str(priors), True)
