@@ -203,9 +203,9 @@ class ProgressBar:
 
 
 def permanent_lines(event: Event) -> list[str]:
-    """Lines to keep on the screen: finished rounds and decisions."""
+    """Lines to keep on the screen: what is estimated of a new field, finished rounds, and decisions."""
     if event.step == "round":
-        return [str(event.details["record"])]
+        return [*event.details.get("field", ()), str(event.details["record"])]
     return [str(decision) for decision in event.details.get("decisions", ())]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.feedback import count_by_move, count_first_moves, search_shares
 from operant.campaign.field import FieldState
 from operant.campaign.labels import FieldLabels
-from operant.campaign.observers import ObservedRound, observe_round
+from operant.campaign.observers import DescriptionOfField, ObservedRound, observe_round
+from operant.campaign.observers.field_description import campaign_lines
 from operant.campaign.records import CampaignResult, Round, SearchShares, SeedRows, StopReason, seed_rows
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
 from operant.data import Samples
@@ -18,7 +20,7 @@ from operant.execution.round_state import RoundState
 from operant.formatting import at_least, percent
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
-from operant.profile import FittedConditions
+from operant.profile import FieldDescription, FittedConditions
 from operant.retrain import FinetuneRecord, brier_monitor
 from operant.suite import Suite
 from operant.types import Move
@@ -65,7 +67,8 @@ class CampaignRun:
             with self.state.timed("observers"):
                 self._observe(before, record)
             self.rounds.append(record)
-            self._report("round", record=record, assessment=latest_assessment(self.rounds))
+            described = self._described()
+            self._report("round", record=record, assessment=latest_assessment(self.rounds), **described)
             number, stop = number + 1, self._stop_reason()
         return self._result(stop)
 
@@ -237,6 +240,18 @@ class CampaignRun:
             conditions=self.conditions,
         )
         observe_round(seen, self.options.observers, state)
+
+    def _described(self) -> dict[str, tuple[str, ...]]:
+        """What is estimated without labels of a field that is new in this round, in sentences; it decides nothing."""
+        state, name = self.state, DescriptionOfField.name
+        if not self.field.profile_is_new or not state.folder.has(f"{state.name}/{name}"):
+            return {}
+        try:
+            found = state.existing(name, FieldDescription)
+        except ValueError:  # damaged, or of another version: a campaign does not depend on it
+            return {}
+        names = self.field.classes or found.classes
+        return {"field": campaign_lines(replace(found, classes=names), self.options.requirement)}
 
     def _report(self, step: str, **details: object) -> None:
         number = self.state.number
