@@ -60,7 +60,7 @@ from operant.data.label_folder import name_of
 from operant.execution import Damaged, Engine, Event, RunFolder, chunked_fuzzing, pool
 from operant.execution.round_state import LabelBatch, RoundState
 from operant.execution.timing import Stopwatch
-from operant.formatting import at_most
+from operant.formatting import at_most, percent
 from operant.generate import GradientMove, UncertaintyFuzz, unguided
 from operant.measure import Naturalness, with_dropout
 from operant.model import copy_module
@@ -243,7 +243,13 @@ def test_every_step_sends_events(tmp_path: Path) -> None:
     steps = [(e.round, e.step) for e in events]
     for step in ((0, "profile"), (0, "assess"), (1, "generate"), (1, "retrain"), (0, "round"), (1, "round")):
         assert step in steps
-    assert [e.details["record"] for e in events if e.step == "round"] == list(done.rounds)
+    rounds = [e.details for e in events if e.step == "round"]
+    assert [details["record"] for details in rounds] == list(done.rounds)
+    shares, error = rounds[0]["field"]  # what is estimated without labels, once
+    assert shares.startswith("Class shares in the field (")
+    assert "Without labels, the model is estimated to get " in error
+    assert f"The requirement is {percent(TINY.requirement)}" in error
+    assert "field" not in rounds[1]
     assert all(0 <= e.done <= e.total for e in events)
 
 

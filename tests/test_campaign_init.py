@@ -38,7 +38,7 @@ def test_the_example_fits_the_files_and_is_never_overwritten(user):
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("name", ["labels.npz", "field_labels.npz", "labels.csv"])
+@pytest.mark.parametrize("name", ["labels.npz", "field_labels.npz", "labels.csv", "known_labels.csv"])
 def test_labels_beside_the_data_are_found(user, name):
     (user.path / "operant.toml").unlink()
     user.write("field.npz", Samples(user.samples(40, "field").x))
@@ -47,7 +47,7 @@ def test_labels_beside_the_data_are_found(user, name):
     if name.endswith("npz"):
         user.write(name, user.samples(40, "field"))
     else:
-        (user.path / name).write_text("name,label\n")
+        (user.path / name).write_text("file,label\n" if name.startswith("known") else "name,label\n")
     path, found = init.write_example(user.path)
     assert load_config(path).labels.file == name
     assert ("labels", "folder") not in found.values
@@ -148,6 +148,34 @@ def test_data_are_found_by_content_and_by_name(tmp_path, user):
     assert values["data", "field"] == "field/*.npz"
     assert values["model", "bounds"] == [-2.0, 3.0]
     assert values["labels", "folder"] == "to_label"
+
+
+@pytest.mark.parametrize("flat", [("field",), ("clean", "field"), ("train", "clean", "field"), ()])
+def test_folders_named_by_their_role_are_preferred_to_their_parent(tmp_path, flat):
+    for role in ("train", "clean", "field"):
+        for label in ("",) if role in flat else ("cat", "dog"):
+            place = tmp_path / "data" / role / label
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8)).save(place / "0.png")
+    found = init.search_folder(tmp_path)
+    for role in ("train", "clean"):
+        assert found.values.get(("data", role)) == (None if role in flat else f"data/{role}")
+    assert found.values["data", "field"] == "data/field"
+    assert not any(key[0] == "data" for key in found.others)
+
+
+def test_files_of_operant_are_never_offered(user):
+    (user.path / "operant.toml").unlink()
+    weights = (user.path / "net.safetensors").read_bytes()
+    for place in ("mine", "operant-run/round-001", "operant-field", "described", "mine/round-000"):
+        (user.path / place).mkdir(parents=True)
+    own = ("mine/model", "operant-run/model", "operant-field/a", "described/field.json.0123456789ab", "shard-000000")
+    for name in own:
+        (user.path / f"{name}.safetensors").write_bytes(weights)
+    (user.path / "mine" / "info.json").write_text("{}")
+    found = init.search_folder(user.path)
+    assert found.values["model", "weights"] == "net.safetensors"
+    assert found.others == {}
 
 
 def test_the_command_writes_the_file_once(user):

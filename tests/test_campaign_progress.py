@@ -55,12 +55,22 @@ def test_a_round_that_buys_no_labels_says_why():
     assert lines_of([event]) == [f"round 1, assessing: no labels are bought, because {why}"]
 
 
+def test_what_is_estimated_of_a_new_field_comes_before_its_round():
+    known = ("Class shares in the field", "Without labels, the model is estimated to get 37 % of field inputs wrong")
+    event = Event(step="round", round=0, done=0, total=3, details={"record": "round 0: pmi", "field": known})
+    assert lines_of([event]) == [*known, "round 0: pmi"]
+    assert event_json(event)["details"]["field"] == list(known)
+
+
 def test_names_that_are_numbers_are_not_mixed_up_with_shares():
     shares = {"before": (0.5, 0.5), "after": (0.42, 0.58), "why": "w"}
     by_class = Decision(what="class", names=("1", "cat"), **shares)
-    assert str(by_class) == "seeds by class: cat 58 %, '1' 42 % (without feedback '1' 50 %, cat 50 %), because w"
+    assert str(by_class) == (
+        "seeds by class: cat 58 %, '1' 42 % "
+        "(without feedback, by likeness of training inputs to field inputs: '1' 50 %, cat 50 %), because w"
+    )
     by_cell = Decision(what="cell", names=("0", "1"), **shares)
-    assert str(by_cell).startswith("seeds by cell: cell 1 58 %, cell 0 42 % (without feedback cell 0 50 %")
+    assert str(by_cell).startswith("seeds by region of the field map: region 1 58 %, region 0 42 % (without")
 
 
 def test_plain_lines_show_step_chunk_failures_and_time_left():

@@ -9,13 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from operant import Classifier, Samples, load_digits, results, spawn
+from operant.campaign.observers.field_description import campaign_lines, compare_error
 from operant.conditions import Recipe, apply, fixed, uniform
+from operant.model import Finding
 from operant.networks import fit, initialise
 from operant.profile import ErrorEstimate, FittedConditions, Parameter, Priors, describe_field
 from operant.profile import describe as describing
 from operant.profile._conditions import NoConditions, check_estimable, estimate_conditions, usual_conditions
-from operant.profile._words import describe_conditions, describe_error, describe_shares, describe_unexplained
+from operant.profile._words import (
+    ERROR_TERMS,
+    describe_conditions,
+    describe_error,
+    describe_shares,
+    describe_terms,
+    describe_unexplained,
+)
 from operant.profile.describe import MAX_LISTED, SHOWN, FieldDescription, packed, unpacked
+from operant.profile.error_estimate import METHODS, ON_CLEAN, REWEIGHTED, SIMULATED
 
 DIGITS = load_digits()
 PARTS = DIGITS.train.split(train=0.5, field=0.5)
@@ -69,14 +79,19 @@ def names(d: FieldDescription) -> list[str]:
 
 def test_inputs_sources_and_groups_are_counted(model):
     x = torch.cat([FIELD.x[:30], FIELD.x[:10], torch.zeros(5, 1, 8, 8), TRAIN.x[:4]])
-    places = [f"monday/{i}.png" for i in range(20)] + [f"b.npz[{i}]" for i in range(28)] + [""]
+    places = [f"monday/{i}.png" for i in range(19)] + ["0.png"] + [f"b.npz[{i}]" for i in range(28)] + [""]
     d = describe(model, Samples(x, names=tuple(places), groups=("left",) * 40 + ("",) * 9))
     assert (d.inputs, d.copies, d.blank, d.known, d.grey) == (49, 14, 5, 4, 0)
-    assert [(s.name, s.inputs) for s in d.sources] == [("b.npz", 28), ("monday", 20), ("not known", 1)]
+    assert [(s.name, s.inputs) for s in d.sources] == [
+        ("b.npz", 28),
+        ("monday", 19),
+        ("one folder", 1),
+        ("not known", 1),
+    ]
     assert [(g.name, g.inputs) for g in d.groups] == [("left", 40), ("no group", 9)]
     assert d.shape == (1, 8, 8)
     assert d.overview.startswith(
-        "49 field inputs, grey images of 8 x 8 pixels, from b.npz (28), monday (20), not known"
+        "49 field inputs, grey images of 8 x 8 pixels, from b.npz (28), monday (19), one folder"
     )
     assert "14 copies of others, 5 blank, 4 among the training or labelled inputs" in d.overview
     assert names(d)[:3] == ["blank inputs", "repeated inputs", "training inputs in the field"]
@@ -337,6 +352,15 @@ def test_forty_inputs_are_described_without_conditions(model):
     assert d.priors is not None
 
 
+def test_advice_on_forty_other_inputs_can_be_followed(model):
+    d = describe(model, Samples(1 - FIELD.x[:40]), estimate=True)
+    assert "not pure label shift" in names(d)
+    text = str(d)
+    assert "Label all 40 field inputs and count" in text
+    assert "fit_conditions" not in text
+    assert text.count("area under the curve") == 1  # a fact is said once
+
+
 def test_black_images_are_a_finding(model):
     d = describe(model, Samples(torch.zeros(80, 1, 8, 8)), estimate=True)
     assert d.conditions is None
@@ -448,11 +472,61 @@ def test_many_classes_are_shortened_to_those_that_differ_most():
         labelled=(1.0 / n,) * n, check=tuple(values), findings=(),
     )  # fmt: skip
     text = describe_shares(priors, [f"class {c}" for c in range(n)])
-    assert len(text.splitlines()) == MAX_LISTED + 2
+    assert len(text.splitlines()) == MAX_LISTED + 3
     assert re.search(r"class 7 +30 %  \[ +0 %, +\u2013\]", text)
-    assert text.endswith(f"and {n - MAX_LISTED} classes that differ less")
+    assert f"\n  and {n - MAX_LISTED} classes that differ less\n  mlls: " in text
 
 
 def test_an_error_is_called_an_estimate():
     error = ErrorEstimate(value=0.1, lower=0.05, upper=0.2, method="m")
-    assert describe_error(error).endswith("(5 % to 20 %, m). This is an estimate, not a bound.")
+    assert describe_error(error, 40).endswith("(5 % to 20 %). This is an estimate, not a bound.")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"), [(40, "label all 40 field inputs, and give"), (2000, "label 250 of the 2000")]
+)
+def test_no_more_labels_are_advised_than_there_are_inputs(inputs, words):
+    doubt = Finding(name="field not explained", problem="a long sentence", advice="")
+    error = ErrorEstimate(value=0.1, lower=0.05, upper=0.2, method="m", findings=(doubt,))
+    assert error.labels == 250
+    assert words in describe_error(error, inputs)
+    assert "a long sentence" not in describe_error(error, inputs)  # it is said once, among the findings
+
+
+@pytest.mark.parametrize(
+    ("value", "requirement", "words"),
+    [
+        (0.4, 0.05, "The requirement is 5 %, so it is probably not met yet."),
+        (0.4, 0.4, "The requirement is 40 %, within that range, so it is open whether it is met."),
+        (0.4, 0.6, "The requirement is 60 %, so it is probably met; only labels can show it."),
+    ],
+)
+def test_a_campaign_compares_the_error_without_labels_with_its_requirement(value, requirement, words):
+    error = ErrorEstimate(value=value, lower=value - 0.1, upper=value + 0.1, method="atc")
+    assert compare_error(error, requirement) == words
+    doubted = replace(error, findings=(Finding(name="methods disagree", problem="", advice=""),))
+    assert compare_error(doubted, requirement).endswith("this estimate cannot tell whether it is met.")
+
+
+def test_a_campaign_prints_class_shares_and_the_error_of_its_field(model):
+    d = describe(model, FIELD[:300])
+    shares, error = campaign_lines(d, 0.05)
+    assert shares.startswith("Class shares in the field (")
+    assert error.startswith("Without labels, the model is estimated")
+    assert "The requirement is 5 %" in error
+    assert shares in str(d)
+
+
+def test_words_of_methods_and_logs_are_explained():
+    exposure = Parameter(condition="exposure", name="mean", value=-0.6, lower=-0.7, upper=-0.5, limits=(-4.0, 4.0))
+    angle = Parameter(condition="motion_angle", name="std", value=80.0, lower=50.0, upper=90.0, limits=(0.0, 90.0))
+    blur = Parameter(condition="motion_blur", name="mean", value=3.0, lower=2.0, upper=4.0, limits=(0.0, 9.0))
+    text = describe_conditions(replace(BLURRED, parameters=(exposure, blur, angle)))
+    assert "exposure mean -0.6 [-0.7, -0.5]  (log of the gain; negative is darker; x 0.55)" in text
+    assert "any direction)" in text
+    assert "Each interval holds if these are the right conditions" in text
+    assert "can stand in for each other" in text
+    assert "stand in for each other" not in describe_conditions(replace(BLURRED, parameters=(exposure,)))
+    assert "any direction" not in describe_conditions(replace(BLURRED, parameters=(replace(angle, value=20.0),)))
+    assert describe_terms("mean of mlls and bbse under the conditions").count(": ") == 3
+    assert {*METHODS, SIMULATED, REWEIGHTED, ON_CLEAN} == set(ERROR_TERMS)

@@ -157,7 +157,7 @@ def test_under_a_pure_shift_of_classes_all_methods_are_near_the_truth(priors: li
     assert found.by_method == near
     assert set(near) == {"atc", "confidence", "cot", "reweighted"}
     assert found.findings == ()
-    assert "not a bound" in describe_error(found)
+    assert "not a bound" in describe_error(found, 1000)
 
 
 def test_estimated_class_shares_serve_as_well_and_widen_the_interval() -> None:
@@ -268,9 +268,9 @@ def test_a_field_that_labelled_inputs_do_not_explain_is_reported_and_said() -> N
     found = estimate_error(model, labelled, moved.with_labels(None), **QUICK, generator=spawn(2))
     assert abs(found.value - (1 - model.accuracy(moved))) > 0.1  # it does break
     assert "field not explained" in {f.name for f in found.unreliable}
-    sentence = describe_error(found)
+    sentence = describe_error(found, 1000)
     assert "unreliable here, because" in sentence
-    assert f"label {found.labels} field inputs: `operant assess`" in sentence
+    assert f"label {found.labels} of the 1000 field inputs: `operant assess`" in sentence
 
 
 def test_a_small_difference_is_reported_without_calling_the_estimate_unreliable() -> None:
@@ -278,7 +278,7 @@ def test_a_small_difference_is_reported_without_calling_the_estimate_unreliable(
     found = estimate_error(toy(), labelled, Samples(field.x + 0.3), **QUICK, generator=spawn(2))
     assert {f.name for f in found.findings} == {"field not quite explained"}
     assert not found.unreliable
-    assert "not a bound" in describe_error(found)
+    assert "not a bound" in describe_error(found, 1000)
 
 
 def test_methods_that_disagree_are_reported() -> None:

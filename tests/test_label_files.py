@@ -13,7 +13,7 @@ from operant import Samples, spawn
 from operant.campaign.build import CampaignJob
 from operant.data import LabelFolder, LabelsMissing, label_folder
 from operant.data.groups import with_groups
-from operant.data.label_files import labels_from_table
+from operant.data.label_files import labels_from_table, note_on_unused_rows
 from operant.data.samples import name_of
 from operant.data.tables import read_csv, table_key, unambiguous_endings
 from operant.triage.desk import RequestFields
@@ -230,6 +230,15 @@ def test_the_heading_says_whether_labels_are_names_or_numbers(tmp_path, class_na
 def test_numbers_and_names_mix_if_no_number_means_two_classes(tmp_path, class_names, labels):
     rows = "\n".join(f"{i}.png,{y}" for i, y in enumerate(labels))
     assert from_table(tmp_path, f"name,label\n{rows}", class_names=class_names) == [2, 0, 1]
+
+
+@pytest.mark.parametrize("first", ["name,label", "file,label", "File;Label"])
+def test_a_table_of_labels_calls_its_inputs_name_or_file(tmp_path, first):
+    rows = "\n".join([first, "0.png,1", "1.png,2", "2.png,0"]).replace(",", ";" if ";" in first else ",")
+    assert from_table(tmp_path, rows, class_names=()) == [1, 2, 0]
+    assert note_on_unused_rows(tmp_path / "known.csv", {f"{i}.png": i for i in range(3)}) == ""
+    with pytest.raises(ValueError, match="must be name,label, got 'picture,label'; replace it"):
+        from_table(tmp_path, "picture,label\n0.png,1\n", class_names=())
 
 
 def test_a_label_that_is_the_name_of_two_classes_is_rejected(tmp_path):

@@ -1,4 +1,4 @@
-"""Format numbers for people: percentages, upper bounds and durations.
+"""Format numbers for people: percentages, upper bounds, p-values and durations.
 
 This module imports nothing heavy, because the pytest plug-in loads it in every session.
 """
@@ -55,6 +55,15 @@ def at_least(share: float, digits: int = 4) -> str:
     """
     unit = 10.0**-digits  # for shares from a tenth on, as confidences are
     return percent(unit * math.floor(round(share / unit, 6)), digits + 1)
+
+
+def p_text(p: float, digits: int = 2) -> str:
+    """A p-value; what is smaller than a millionth says no more than that.
+
+    >>> p_text(0.0312), p_text(8e-247)
+    ('p = 0.031', 'p < 1e-6')
+    """
+    return "p < 1e-6" if p < 1e-6 else f"p = {p:.{digits}g}"
 
 
 def rounded_up(value: float, digits: int = 3) -> float:

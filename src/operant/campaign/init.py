@@ -20,6 +20,7 @@ from operant.activity import activity
 from operant.campaign.config import TABLES, Table
 from operant.conditions import CONDITIONS
 from operant.data.formats import PICTURES, read_npz
+from operant.data.tables import NAME_COLUMNS
 from operant.networks.weights import PICKLED, conversion
 from operant.results import write_atomically
 
@@ -35,6 +36,8 @@ ROLES = {
 }
 LABELS = re.compile(r"(?i)(^|[^a-z])labels?([^a-z]|$)")
 IGNORED = re.compile(r"^([._].*|.*venv.*|site-packages|node_modules|operant-.*|to_label|round-\d+)$")
+OWN_FILES = re.compile(r".*\.json\.[0-9a-f]{12}\.safetensors|(shard|chunk)-\d{6,}.*")  # tensors of results, cases
+OWN_FOLDERS = ("info.json", "round-000")  # what the folder of a campaign contains, whatever its name
 MISSING = "NOT FOUND"
 LINE_LENGTH = 120
 EXAMPLES = {
@@ -165,14 +168,19 @@ def _walk(folder: Path) -> Iterator[Path]:
     seen = 0
     for root, folders, files in os.walk(folder):
         here = Path(root).relative_to(folder)
-        folders[:] = sorted(f for f in folders if not IGNORED.match(f)) if len(here.parts) < MAX_DEPTH else []
+        wanted = [f for f in folders if not IGNORED.match(f) and not _is_campaign(Path(root, f))]
+        folders[:] = sorted(wanted) if len(here.parts) < MAX_DEPTH else []
         regular = [name for name in files if os.path.isfile(os.path.join(root, name))]  # a pipe would block
         for name in sorted([*folders, *regular]):
-            if not IGNORED.match(name):
+            if not IGNORED.match(name) and not OWN_FILES.fullmatch(name):
                 yield here / name
                 seen += 1
         if seen > MAX_FILES:
             return
+
+
+def _is_campaign(folder: Path) -> bool:
+    return all((folder / name).exists() for name in OWN_FOLDERS)
 
 
 def _candidates(folder: Path, files: Sequence[Path]) -> dict[tuple[str, str], list[str]]:
@@ -213,7 +221,10 @@ def _kind(path: Path) -> str:
         inside = sorted(path.iterdir())
         if any(_is_picture(p) for p in inside):
             return "" if any(_is_picture(p) for p in path.parent.iterdir()) or _in_class(path) else "unlabelled"
-        classes = [p for p in inside if p.is_dir() and any(_is_picture(q) for q in p.iterdir())]
+        folders = [p for p in inside if p.is_dir()]
+        if len({role for p in folders if (role := _role_of(p.name))}) > 1:  # train, clean and field, not classes
+            return ""
+        classes = [p for p in folders if any(_is_picture(q) for q in p.iterdir())]
         return "labelled" if len(classes) > 1 else ""
     if path.suffix != ".npz":
         return ""
@@ -226,8 +237,7 @@ def _kind(path: Path) -> str:
 def _in_class(path: Path) -> bool:
     """Whether a folder of images is one of several side by side: a class."""
     beside = [p for p in path.parent.iterdir() if p.is_dir() and p != path]
-    roles = any(pattern.search(path.name) for pattern in ROLES.values())
-    return not roles and any(any(_is_picture(q) for q in p.iterdir()) for p in beside)
+    return not _role_of(path.name) and any(any(_is_picture(q) for q in p.iterdir()) for p in beside)
 
 
 def _is_picture(path: Path) -> bool:
@@ -240,11 +250,15 @@ def _roles(path: Path, kind: str) -> list[str]:
         names = kind.split()[1:]
         clean = "x_test" in names and "y_test" in names
         return ["train", *["clean"] * clean, *["field"] * ("x_field" in names or ("x_test" in names and not clean))]
-    for name in (path.name, *(p.name for p in path.parents)):
-        for role, pattern in ROLES.items():
-            if pattern.search(name.partition(".")[0]) and (kind == "labelled" or role == "field"):
-                return [role]
-    return ["field"] if kind == "unlabelled" else []
+    named = [role for p in (path, *path.parents) if (role := _role_of(p.name.partition(".")[0]))]
+    if kind == "labelled":
+        return named[:1]
+    return ["field"] if "field" in named or not named else []  # inputs named train or test without labels are of no use
+
+
+def _role_of(name: str) -> str:
+    """The role that a name stands for; empty if there is none."""
+    return next((role for role, pattern in ROLES.items() if pattern.search(name)), "")
 
 
 def _names(path: Path) -> set[str]:
@@ -280,7 +294,8 @@ def _holds_labels(path: Path) -> bool:
     """Whether a file contains inputs with labels, or a table of labels."""
     if path.suffix == ".csv":
         with suppress(OSError), open(path, encoding="utf-8-sig", errors="replace") as file:
-            return {"name", "label"} <= {cell.strip().lower() for cell in re.split("[,;]", file.readline())}
+            cells = {cell.strip().lower() for cell in re.split("[,;]", file.readline())}
+            return "label" in cells and not cells.isdisjoint(NAME_COLUMNS)
     return path.suffix == ".npz" and {"x", "y"} <= _names(path)
 
 

@@ -208,9 +208,9 @@ class ProgressBar:
 
 
 def permanent_lines(event: Event) -> list[str]:
-    """Lines to keep on the screen: finished rounds, decisions and tests of moves."""
+    """Lines to keep on the screen: what is estimated of a new field, finished rounds, decisions and tests of moves."""
     if event.step == "round":
-        return [str(event.details["record"])]
+        return [*event.details.get("field", ()), str(event.details["record"])]
     return [str(line) for name in ("decisions", "tests") for line in event.details.get(name, ())]
 
 

@@ -25,7 +25,9 @@ from operant.validation import check_ascending, check_between, check_from_below
 
 PACKAGES = ("operant", "torch", "numpy", "scipy", "scikit-learn")
 TOP_SHARES = 4  # shares that a decision prints
-TITLES = {"class": "seeds by class", "cell": "seeds by cell", "move": "moves"}
+TITLES = {"class": "seeds by class", "cell": "seeds by region of the field map", "move": "moves"}
+LIKENESS = "without feedback, by likeness of training inputs to field inputs:"  # not by estimated class shares
+BASES = {"class": LIKENESS, "cell": LIKENESS, "move": "without feedback"}
 StopReason = Literal[
     "requirement met", "field changed", "labels spent", "field assessed", "cases spent", "no change", "rounds spent"
 ]
@@ -122,11 +124,11 @@ class Decision:
     @property
     def shown_names(self) -> tuple[str, ...]:
         """The names as a list of shares shows them: numbers are marked, since a share follows."""
-        return tuple(f"cell {name}" if self.what == "cell" else _quoted(name) for name in self.names)
+        return tuple(f"region {name}" if self.what == "cell" else _quoted(name) for name in self.names)
 
     def __str__(self) -> str:
         before, after = (describe_shares(shares, self.shown_names) for shares in (self.before, self.after))
-        return f"{self.title}: {after} (without feedback {before}), because {self.why}"
+        return f"{self.title}: {after} ({BASES[self.what]} {before}), because {self.why}"
 
 
 def _quoted(name: str) -> str:

@@ -15,7 +15,8 @@ from operant.campaign.feedback import count_by_move, count_first_moves, search_s
 from operant.campaign.field import FieldState
 from operant.campaign.judging import JudgedMoves, are_judged, judged_moves, to_search
 from operant.campaign.labels import FieldLabels
-from operant.campaign.observers import ObservedRound, observe_round
+from operant.campaign.observers import DescriptionOfField, ObservedRound, observe_round
+from operant.campaign.observers.field_description import campaign_lines
 from operant.campaign.records import CampaignResult, Round, SearchShares, SeedRows, StopReason, seed_rows
 from operant.campaign.risk import CampaignRisk, with_risk
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
@@ -24,7 +25,7 @@ from operant.execution.round_state import RoundState
 from operant.formatting import at_least, percent
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
-from operant.profile import FittedConditions
+from operant.profile import FieldDescription, FittedConditions
 from operant.retrain import FinetuneRecord, brier_monitor
 from operant.suite import Suite
 from operant.types import Move
@@ -78,7 +79,8 @@ class CampaignRun:
             with self.state.timed("observers"):
                 self._observe(before, record)
             self.rounds.append(record)
-            self._report("round", record=record, assessment=latest_assessment(self.rounds))
+            described = self._described()
+            self._report("round", record=record, assessment=latest_assessment(self.rounds), **described)
             number, stop = number + 1, self._stop_reason()
         return self._result(stop)
 
@@ -273,6 +275,18 @@ class CampaignRun:
             risk=self.risk if any(r.attempted for r in (*self.rounds, record)) else None,
         )
         observe_round(seen, self.options.observers, state)
+
+    def _described(self) -> dict[str, tuple[str, ...]]:
+        """What is estimated without labels of a field that is new in this round, in sentences; it decides nothing."""
+        state, name = self.state, DescriptionOfField.name
+        if not self.field.profile_is_new or not state.folder.has(f"{state.name}/{name}"):
+            return {}
+        try:
+            found = state.existing(name, FieldDescription)
+        except ValueError:  # damaged, or of another version: a campaign does not depend on it
+            return {}
+        names = self.field.classes or found.classes
+        return {"field": campaign_lines(replace(found, classes=names), self.options.requirement)}
 
     def _report(self, step: str, **details: object) -> None:
         number = self.state.number

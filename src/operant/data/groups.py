@@ -51,7 +51,7 @@ def _groups(path: Path) -> dict[str, str]:
     file, group = table.column("file", "name"), table.column("group")
     if file is None or group is None:
         first = table.separator.join(table.header)
-        raise ValueError(f"the first line of {path} must be file,group, got {first!r:.80}; put it there")
+        raise ValueError(f"the first line of {path} must be file,group, got {first!r:.80}; replace it")
     known: dict[str, str] = {}
     for line, row in enumerate(table.rows, 2):
         key, name = table_key(cell(row, file)), cell(row, group)

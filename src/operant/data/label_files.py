@@ -14,7 +14,7 @@ from torch import Tensor
 from operant.data.label_folder import LabelFolder, LabelsMissing, labels_of, stored_in
 from operant.data.reading import read_samples
 from operant.data.samples import Samples, name_of
-from operant.data.tables import cell, read_csv, table_key, unambiguous_endings
+from operant.data.tables import NAME_COLUMNS, cell, read_csv, table_key, unambiguous_endings
 from operant.formatting import first_few
 from operant.types import Labeller, StoredLabels
 
@@ -30,7 +30,9 @@ def labels_from_npz(path: str | Path, *, classes: int) -> StoredLabels:
 def labels_from_table(
     path: str | Path, *, classes: int, names: Mapping[str, int] | None = None, class_names: tuple[str, ...] = ()
 ) -> StoredLabels:
-    """A labeller that reads a csv table with name,label (or class, or number), as `LabelFolder` writes it.
+    """A labeller that reads a csv table with name,label, as `LabelFolder` writes it.
+
+    The columns may also be called file, and class or number.
 
     A name is the text of an id, or the name of an input: all of it, or as many of its last parts as no other shares.
 
@@ -49,7 +51,8 @@ def note_on_unused_rows(path: str | Path, names: Mapping[str, int]) -> str:
     """
     path = Path(path)
     table = read_csv(path)
-    given = [name for row in table.rows if (name := cell(row, table.column("name")))]
+    column = table.column(*NAME_COLUMNS)
+    given = [name for row in table.rows if (name := cell(row, column))]
     called = _called(set(names.values()), names)
     known = {table_key(name) for each in called.values() for name in each}
     ids = LabelFolder(folder=path.parent, classes=1).ids()  # if it is the table of such a folder

@@ -20,7 +20,7 @@ from operant import results
 from operant.data.class_texts import COLUMNS, ClassTexts
 from operant.data.formats import PICTURES
 from operant.data.samples import Samples, name_of
-from operant.data.tables import CsvTable, read_csv, table_key
+from operant.data.tables import NAME_COLUMNS, CsvTable, read_csv, table_key
 from operant.files import check_regular
 from operant.formatting import first_few
 from operant.types import Labeller
@@ -323,12 +323,13 @@ class _Table:
         self.header, self.rows = text.header, text.rows
         names = [cell.strip().lower() for cell in self.header]
         self.column = next((column for column in COLUMNS if column in names), "")
-        if "name" not in names or not self.column:
+        named = next((column for column in NAME_COLUMNS if column in names), "")
+        if not named or not self.column:
             first = self.separator.join(self.header).strip()
-            raise ValueError(f"the first line of {path} must be name,{new_column}, got {first!r}; put it there")
+            raise ValueError(f"the first line of {path} must be name,{new_column}, got {first!r}; replace it")
         if self.column == "class" and "number" in names:
             raise ValueError(f"{path} must have one column of labels, got class and number; remove or rename one")
-        self._name, self._label = names.index("name"), names.index(self.column)
+        self._name, self._label = names.index(named), names.index(self.column)
 
     def key(self, row: list[str]) -> str:
         """The name of the input in a row; empty if there is none."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from operant.files import check_regular
 
+NAME_COLUMNS = ("name", "file")  # either heads the names of inputs
 MARK = "\ufeff"  # byte-order mark, by which spreadsheets recognise UTF-8
 
 

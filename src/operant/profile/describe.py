@@ -31,7 +31,7 @@ from operant.profile._words import (
 from operant.profile.drift import MIN_INPUTS, Drift, drift
 from operant.profile.error_estimate import ErrorEstimate, estimate_error
 from operant.profile.fit_conditions import FittedConditions, Parameter
-from operant.profile.label_shift import estimate_priors
+from operant.profile.label_shift import OR_CONDITIONS, estimate_priors
 from operant.profile.priors import Priors
 from operant.rng import shuffled
 from operant.suite.drawing import is_picture
@@ -43,7 +43,7 @@ MAX_PREDICTED = 256  # inputs whose predictions are compared
 MIN_DIFFERENT = 10  # field inputs, for class shares and the error
 CHANCE_LEVEL = 0.01  # significance level of the test against a model that always says the most frequent class
 MAX_SHARE = 0.05  # share of inputs that may be blank, repeated or known without a finding
-NO_SOURCE, NO_GROUP = "not known", "no group"
+NO_SOURCE, ONE_FOLDER, NO_GROUP = "not known", "one folder", "no group"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ class FieldDescription:
         parts = [self.overview, *self.notes]
         parts += [describe_conditions(self.conditions)] if self.conditions else []
         parts += [describe_shares(self.priors, self.names)] if self.priors else []
-        parts += [describe_error(self.error)] if self.error else []
+        parts += [describe_error(self.error, self.inputs)] if self.error else []
         parts += [self.comparison, *([self.drift.summary] if self.drift else []), *self.changes]
         return "\n".join([*parts, *(str(finding) for _, finding in self.doubts)])
 
@@ -292,10 +292,16 @@ def _priors(
     try:
         with activity("estimating class shares"):
             known: dict[str, Any] = {"conditions": conditions, "resamples": resamples}
-            return estimate_priors(model, labelled, field, **known, generator=generator)
+            found = estimate_priors(model, labelled, field, **known, generator=generator)
+            return replace(found, findings=tuple(map(_without_conditions, found.findings)))
     except ValueError as error:
         notes.append(f"Class shares were not estimated: {error}.")
         return None
+
+
+def _without_conditions(finding: Finding) -> Finding:
+    """A finding that does not advise to give conditions: they were tried, or switched off, and a note says so."""
+    return replace(finding, advice=finding.advice.removesuffix(OR_CONDITIONS))
 
 
 def _error(
@@ -361,12 +367,13 @@ def _grey(samples: Samples) -> Tensor:
 def _source(name: str) -> str:
     """The file of a row, or the folder of a picture.
 
-    >>> _source("field.npz[17]"), _source("monday/0001.png"), _source("")
-    ('field.npz', 'monday', 'not known')
+    >>> _source("field.npz[17]"), _source("monday/0001.png"), _source("0001.png"), _source("")
+    ('field.npz', 'monday', 'one folder', 'not known')
     """
     if row := re.fullmatch(r"(.+)\[\d+\]", name):
         return row[1]
-    return PurePosixPath(name).parent.as_posix() if name else NO_SOURCE
+    folder = PurePosixPath(name).parent.as_posix() if name else NO_SOURCE
+    return ONE_FOLDER if folder == "." else folder  # read in Python: names do not have the folder that was read
 
 
 def _counted(names: Sequence[str]) -> tuple[SourceCount, ...]:

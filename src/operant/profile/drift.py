@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot
 from operant.activity import activity
 from operant.data import Samples
 from operant.data.class_texts import class_name, class_title
-from operant.formatting import percent
+from operant.formatting import p_text, percent
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, check_same_shape, names_of, warning
 from operant.rng import shuffled
@@ -87,17 +87,17 @@ class Drift:
     def summary(self) -> str:
         """The result of all tests together, in a sentence."""
         verdict, (n, m) = "Drift" if self.alarm else "No drift detected", self.sizes
-        return f"{verdict} (p = {self.p_value:.3g}, level {self.level:g}): {n} reference inputs, {m} current ones."
+        return f"{verdict} ({p_text(self.p_value, 3)}, level {self.level:g}): {n} reference inputs, {m} current ones."
 
     @property
     def details(self) -> str:
         """Each test, the classes that moved most, and the findings."""
-        within = "not comparable" if self.within is None else f"p = {self.within:.3g}"
+        within = "not comparable" if self.within is None else p_text(self.within, 3)
         lines = [
-            f"  model's outputs            p = {self.outputs:.3g}",
-            f"  inputs                     p = {self.inputs:.3g}",
+            f"  model's outputs            {p_text(self.outputs, 3)}",
+            f"  inputs                     {p_text(self.inputs, 3)}",
             f"  inputs within classes      {within}",
-            f"  shares of predictions      p = {self.shares:.3g}",
+            f"  shares of predictions      {p_text(self.shares, 3)}",
         ]
         rows = sorted(range(len(self.distances)), key=lambda c: -self.distances[c])
         names = [class_name(c, self.classes) for c in rows[:MAX_SHOWN]]

@@ -30,6 +30,7 @@ from operant.profile._error_methods import (
 from operant.profile._field_like import under_conditions
 from operant.profile.explained import Explained, explains_field, too_few
 from operant.profile.fit_conditions import FittedConditions
+from operant.profile.label_shift import NOT_PURE
 from operant.profile.priors import Priors, shares_of
 from operant.rng import shuffled
 from operant.validation import check_at_least, check_between, check_not_empty
@@ -48,7 +49,10 @@ ATC, CONFIDENCE, COT = "atc", "confidence", "cot"
 SIMULATED, REWEIGHTED, ON_CLEAN = "simulated", "reweighted", "atc on clean inputs"
 METHODS = (ATC, CONFIDENCE, COT)
 NOT_EXPLAINED, NOT_QUITE, APART = "field not explained", "field not quite explained", "methods disagree"
-BREAKS = (NOT_EXPLAINED, APART)  # findings that make an estimate unreliable
+BREAKS = {
+    NOT_EXPLAINED: "labelled inputs do not look like the field to the model",
+    APART: "two methods disagree about it",
+}  # findings that make an estimate unreliable, in a few words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +142,11 @@ def estimate_error(
     method = ATC if outputs.errors >= MIN_ERRORS else CONFIDENCE
     lower, upper = _interval(by_method, draws[method], confidence)
     found = [
-        _not_explained(_tested(model, source, field, shares, origin, generator), active=source is not labelled),
+        _not_explained(
+            _tested(model, source, field, shares, origin, generator),
+            active=source is not labelled,
+            said=isinstance(priors, Priors) and any(f.name == NOT_PURE for f in priors.findings),
+        ),
         _much_unexplained(conditions),
         _apart(by_method, draws),
         _few_errors(outputs.errors, len(labelled)),
@@ -284,21 +292,18 @@ def _tested(
     return explains_field(model, source, field, priors=present, origin=origin, generator=generator)
 
 
-def _not_explained(test: Explained | None, *, active: bool) -> Finding | None:
-    """A difference that is significant; a small one only widens the doubt."""
+def _not_explained(test: Explained | None, *, active: bool, said: bool) -> Finding | None:
+    """A difference that is significant; a small one only widens the doubt. What class shares said is not repeated."""
     if test is None or test.explained:
         return None
     under = " and under the conditions found" if active else ""
     small = test.auc <= MAX_AUC
-    problem = (
+    difference = (
         f"labelled inputs in the field's class shares{under} do not look {'quite ' * small}like the field to the model "
         f"(area under the curve {test.auc:.2f}, where 0.5 is chance), so "
-        + (
-            "the error may lie outside the interval"
-            if small
-            else "its confidence says less about how often it is wrong"
-        )
     )
+    doubt = "the error may lie outside the interval" if small else "confidence says less about how often it is wrong"
+    problem = f"for the same reason as the class shares, {doubt}" if said else difference + doubt
     return warning(NOT_QUITE if small else NOT_EXPLAINED, problem, "Label field inputs and run `operant assess`")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.data.class_texts import class_names
+from operant.formatting import p_text
 from operant.model import Classifier
 from operant.profile._checks import checked_shares, names_of
 from operant.rng import shuffled, spawn
@@ -50,7 +51,7 @@ class Explained:
     def __str__(self) -> str:
         verdict = "explain the field" if self.explained else "do not explain the field"
         return (
-            f"Labelled data in these class shares {verdict} (p = {self.p_value:.2g}): the model's outputs and features "
+            f"Labelled data in these class shares {verdict} ({p_text(self.p_value)}): the model's outputs and features "
             f"tell the two apart with an area under the curve of {self.auc:.3f}, where 0.5 is chance."
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.data.class_texts import class_names
+from operant.formatting import p_text
 from operant.model import Classifier, Finding
 from operant.profile._checks import check_classes, names_of, warning
 from operant.profile._estimators import ESTIMATORS, Array, Outputs, mlls
@@ -23,6 +24,9 @@ from operant.validation import check_at_least, check_between, check_one_of
 MIN_COUNT = 10  # inputs of a class that its interval assumes at least
 MARGIN = 0.25  # of (6), for which stated intervals covered at least 95 % in trials on three data sets
 MAX_MARGIN = 0.07  # beyond which intervals are withheld
+ENOUGH = 100  # labels of field inputs that give class shares to about ten points
+NOT_PURE = "not pure label shift"
+OR_CONDITIONS = ", or, if inputs are images, give the conditions that fit_conditions finds"
 
 
 def estimate_priors(
@@ -107,7 +111,7 @@ def estimate_priors(
         method=_method_name(method, source, fitted is not None),
         labelled=tuple(source.plain.frequencies.tolist()),
         check=tuple(estimate.check.tolist()),
-        findings=_not_explained(source) + _one_class(source.plain, names),
+        findings=_not_explained(source, tried=conditions is not None) + _one_class(source.plain, names),
         classes=classes,
         explained=source.explained,
     )
@@ -272,7 +276,8 @@ def _method_name(method: str, source: _Source, combined: bool) -> str:
     return f"{name}{where}{', combined with fitted shares' if combined else ''}"
 
 
-def _not_explained(source: _Source) -> tuple[Finding, ...]:
+def _not_explained(source: _Source, *, tried: bool) -> tuple[Finding, ...]:
+    """More than class shares changed; conditions are advised unless they were tried."""
     if source.is_explained:
         return ()
     assert source.explained is not None
@@ -280,13 +285,12 @@ def _not_explained(source: _Source) -> tuple[Finding, ...]:
     doubt = "may be far off and no interval is given" if source.withheld else "may be off, and intervals were widened"
     problem = (
         f"in these class shares, {kind} do not look like field inputs to the model (area under the curve "
-        f"{source.explained.auc:.2f}, where 0.5 is alike; p = {source.explained.p_value:.1g}): more than class shares "
-        f"changed, so the shares {doubt}"
+        f"{source.explained.auc:.2f}, where 0.5 is alike; {p_text(source.explained.p_value, 1)}): more than class "
+        f"shares changed, so the shares {doubt}"
     )
-    advice = "Label a hundred random field inputs and count"
-    if not source.under_conditions:
-        advice = f"Give the conditions that fit_conditions finds, if inputs are images. If this stays, {advice.lower()}"
-    return (warning("not pure label shift", problem, advice),)
+    inputs = len(source.plain.field)
+    advice = f"Label {'a hundred random' if inputs > ENOUGH else f'all {inputs}'} field inputs and count"
+    return (warning(NOT_PURE, problem, advice + OR_CONDITIONS * (not tried)),)
 
 
 def _one_class(outputs: Outputs, names: Sequence[str]) -> tuple[Finding, ...]:

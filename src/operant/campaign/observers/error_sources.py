@@ -175,7 +175,9 @@ def _by_region(records: Sequence[Confusion]) -> list[dict[str, Any]]:
         torch.stack([getattr(r, name) for r in records]).sum(0) for name in ("cell_failures", "cell_labels")
     )
     rows = zip(failures.tolist(), labels.tolist(), records[-1].cell_mass.tolist(), strict=True)
-    return [{"name": f"cell {i}", "failures": k, "labels": n, "expected": mass} for i, (k, n, mass) in enumerate(rows)]
+    return [
+        {"name": f"region {i}", "failures": k, "labels": n, "expected": mass} for i, (k, n, mass) in enumerate(rows)
+    ]
 
 
 def _summary(by_class: Sequence[Mapping[str, Any]], present: Sequence[int]) -> str:

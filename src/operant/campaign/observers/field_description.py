@@ -11,10 +11,18 @@ from torch import Tensor
 
 from operant.campaign.observers.base import ObservedRound, Section, read_template
 from operant.campaign.records import Round
-from operant.conditions import CONDITIONS
 from operant.formatting import percent
-from operant.profile import FieldDescription, Parameter, describe_field
-from operant.profile._words import describe_error, describe_unexplained, share
+from operant.profile import ErrorEstimate, FieldDescription, Parameter, describe_field
+from operant.profile._words import (
+    ERROR_TERMS,
+    describe_condition,
+    describe_error,
+    describe_intervals,
+    describe_shares,
+    describe_terms,
+    describe_unexplained,
+    share,
+)
 from operant.profile.describe import SHOWN, unpacked
 from operant.suite.drawing import MAX_SMALL, data_uri, is_faint, is_picture, shades, shrunk, stretched, unit
 
@@ -67,6 +75,26 @@ class DescriptionOfField:
         )
 
 
+def campaign_lines(d: FieldDescription, requirement: float) -> tuple[str, ...]:
+    """Class shares and the error without labels as `operant field` prints them, and how the error compares."""
+    missing = tuple(note for note in d.notes if not note.startswith("Conditions "))  # the campaign has its own on these
+    shares = (describe_shares(d.priors, d.names),) if d.priors else ()
+    error = (f"{describe_error(d.error, d.inputs)} {compare_error(d.error, requirement)}",) if d.error else ()
+    return missing + shares + error
+
+
+def compare_error(error: ErrorEstimate, requirement: float) -> str:
+    """How an estimate without labels compares with the requirement."""
+    required = f"The requirement is {percent(requirement)}"
+    if error.unreliable:
+        return f"{required}; this estimate cannot tell whether it is met."
+    if error.lower > requirement:
+        return f"{required}, so it is probably not met yet."
+    if error.upper < requirement:
+        return f"{required}, so it is probably met; only labels can show it."
+    return f"{required}, within that range, so it is open whether it is met."
+
+
 def summary_of(d: FieldDescription) -> str:
     """The description in a few sentences."""
     sentences = [d.overview]
@@ -74,7 +102,7 @@ def summary_of(d: FieldDescription) -> str:
         found = ", ".join(dict.fromkeys(p.condition for p in d.active))
         sentences += [f"Conditions found: {found}."] if found else []
         sentences.append(describe_unexplained(d.conditions))
-    sentences += [describe_error(d.error)] if d.error else []
+    sentences += [describe_error(d.error, d.inputs)] if d.error else []
     sentences += [d.drift.summary] if d.drift else []
     return " ".join(sentences)
 
@@ -88,14 +116,16 @@ def section_values(d: FieldDescription) -> dict[str, Any]:
         "small": max(d.shape, default=0) <= MAX_SMALL,
         "parameters": [_parameter_row(p) for p in d.active],
         "meanings": _meanings(d),
+        "intervals": "" if d.conditions is None else describe_intervals(d.conditions),
         "unexplained": "" if d.conditions is None else describe_unexplained(d.conditions),
         "unexplained_rows": _unexplained_rows(d),
         "confidence": None if d.conditions is None else d.conditions.confidence,
         "shares": _share_rows(d),
         "shares_method": "" if d.priors is None else d.priors.method,
+        "shares_terms": "" if d.priors is None else describe_terms(d.priors.method),
         "shares_intervals": "" if d.priors is None else d.priors.interval_words,
-        "error": "" if d.error is None else describe_error(d.error),
-        "error_methods": [] if d.error is None else [[name, share(v)] for name, v in d.error.by_method.items()],
+        "error": "" if d.error is None else describe_error(d.error, d.inputs),
+        "error_methods": _error_rows(d),
         "moved": [[v.name, _number(v.train), _number(v.field), f"{v.moved:+.2g}"] for v in d.moved],
         "comparison": d.comparison,
         "changes": list(d.changes),
@@ -147,8 +177,16 @@ def _parameter_row(p: Parameter) -> dict[str, Any]:
 
 
 def _meanings(d: FieldDescription) -> list[list[str]]:
-    names = dict.fromkeys(p.condition for p in d.active)
-    return [[name.replace("_", " "), CONDITIONS[name].meaning] for name in names]
+    if d.conditions is None:
+        return []
+    return [[name.replace("_", " "), describe_condition(d.conditions, name)] for name in d.conditions.active]
+
+
+def _error_rows(d: FieldDescription) -> list[list[str]]:
+    """Each method with its estimate, and what it is."""
+    if d.error is None:
+        return []
+    return [[name, share(value), ERROR_TERMS.get(name, "")] for name, value in d.error.by_method.items()]
 
 
 def _unexplained_rows(d: FieldDescription) -> list[dict[str, Any]]:
