@@ -60,7 +60,7 @@ def labelled():
 
 def run(folder, **changes):
     field = labelled()
-    parts = {"train": digits().train[:400], "clean": digits().train[400:500], "labeller": labels_of(field)}
+    parts = {"train": digits().train[:600], "clean": digits().train[600:700], "labeller": labels_of(field)}
     return replace(TINY, **changes)(model(), field=Samples(field.x, ids=field.ids), folder=folder, **parts)
 
 
@@ -149,16 +149,24 @@ def test_no_radius_passes():
     assert radius == pytest.approx(1 / 16, rel=0.01)
 
 
-def test_seeds_of_judges_are_not_searched_and_have_the_shares_of_the_field():
-    train = digits().train[:400]
+def profile_of(train):
+    """Only the first two classes occur in the field."""
     weights = torch.where(train.labels < 2, 1.0, 0.0)
-    profile = SimpleNamespace(weights=lambda inputs: weights / weights.sum())
-    seeds = _seeds(train, SimpleNamespace(profile=profile, seed=0, fitted_in="round-000"), 120)
+    return SimpleNamespace(weights=lambda inputs: weights / weights.sum())
+
+
+def test_seeds_of_judges_are_not_searched_and_have_the_shares_of_the_field():
+    train = digits().train[:600]
+    seeds = _seeds(train, SimpleNamespace(profile=profile_of(train), seed=0, fitted_in="round-000"), 120)
     searched = to_search(train, 120)
     assert len(seeds) == 120
     assert set(seeds.labels.tolist()) == {0, 1}
     assert not bool(torch.isin(seeds.ids, searched.ids).any())
-    assert 250 <= len(searched) < 400
+    assert 400 <= len(searched) < 600
+    few = _seeds(train[:200], SimpleNamespace(profile=profile_of(train[:200]), seed=0, fitted_in="round-000"), 120)
+    assert len(few) == 200 - len(to_search(train[:200], 120))  # not more than were reserved
+    together = replace(train, groups=("scene",) * len(train))
+    assert len(to_search(together, 120)) == len(train)
     assert to_search(train, 0) is train
     labels, shares = torch.tensor([0, 1, 1, 1]), torch.tensor([0.5, 0.4, 0.1])  # no input of class 2
     drawn = labels[_rows(labels, shares, 900, spawn(0))]
@@ -168,9 +176,12 @@ def test_seeds_of_judges_are_not_searched_and_have_the_shares_of_the_field():
 
 def test_few_field_inputs_and_foreign_fuzzers_have_no_judge():
     inputs = Samples(torch.rand(260, 1, 8, 8, generator=spawn(0)))
-    assert _no_judge(DRAWS, inputs) == ""
-    assert "240 distinct field inputs are too few: give 250" in _no_judge(DRAWS, inputs[:240])
-    assert "no unselected draws" in _no_judge(PGD(radius=1), inputs)
+    assert _no_judge(DRAWS, inputs, 120) == ""
+    assert "240 distinct field inputs are too few: 250 are needed" in _no_judge(DRAWS, inputs[:240], 120)
+    assert "no unselected draws" in _no_judge(PGD(radius=1), inputs, 120)
+    assert "80 training inputs that are kept for judges are too few" in _no_judge(DRAWS, inputs, 80)
+    grouped = replace(inputs, groups=("scene",) * 260)
+    assert "nearly all field inputs are in one half" in _no_judge(DRAWS, grouped, 120)
     told = MoveTest(move="1", searched=True, why="240 distinct field inputs are too few").finding
     assert told.problem.startswith("'1': no judge, because 240")
     with pytest.raises(ValueError, match="judge_draws must be 0, for no judges, or at least 100, got 50"):

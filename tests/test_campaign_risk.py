@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from operant.campaign import field as field_module
 from operant.campaign.choosers import risk_score
 from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound, describe_lift
 from operant.campaign.records import SeedRows
-from operant.campaign.risk import spread_seeds, teaching_cases
+from operant.campaign.risk import CampaignRisk, spread_seeds, teaching_cases
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
 from operant.generate import GradientMove
@@ -251,3 +252,25 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     few = replace(record, lift=None, labels=MIN_LABELS - 1, failures=3)
     assert "3 of 99 labelled field inputs fail, and at least 100" in describe_lift(few)
     assert "no more than the margin" in describe_lift(replace(record, learned=False))
+
+
+def test_recipes_that_do_not_fit_are_refused_before_a_label_is_bought(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the recipe must have the model's bounds"):
+        run(tmp_path / "bounds", recipe=replace(RECIPE, bounds=(-1.0, 1.0)))
+    rows = Samples(train().x.flatten(1), train().labels)
+    with pytest.raises(ValueError, match="conditions are for images, but inputs have the shape"):
+        TINY(
+            Classifier(nn.Linear(64, 10)),
+            train=rows[:300],
+            clean=rows[300:],
+            field=Samples(field().x.flatten(1)),
+            labeller=labels_of(field()),
+            folder=tmp_path / "table",
+            recipe=RECIPE,
+        )
+
+
+def test_classes_beyond_the_training_data_have_no_share(tmp_path: Path) -> None:
+    state = SimpleNamespace(model=model(), clean=clean())
+    risk = CampaignRisk(RECIPE, train(), clean(), state, priors=(0.4, 0.6), draws=300, chunk=20)
+    assert risk.shares(SimpleNamespace(changed=False)) == (0.4, 0.6, *[0.0] * 8)

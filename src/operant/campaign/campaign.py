@@ -27,6 +27,7 @@ from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.execution.timing import Stopwatch
 from operant.generate import default_moves
+from operant.generate.operational._cases import check_same_bounds
 from operant.model import Classifier
 from operant.profile import FittedConditions
 from operant.retrain import OperationalFinetune, Retrainer, without_bar
@@ -168,7 +169,10 @@ class Campaign:
         searched = recipe if recipe is not None and recipe.names else None
         moves = dict(default_moves(train, recipe=searched) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
-        parts |= {"recipe": recipe} if recipe is not None and self.draws else {}
+        if searched is not None:
+            _check_recipe(searched, model, train)
+        if searched is not None and self.draws:
+            parts |= {"recipe": searched, "priors": () if conditions is None else conditions.priors}
         with activity("checking model and data"):
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
@@ -223,6 +227,12 @@ class Campaign:
             level=self.level,
             mass_quantile=self.mass_quantile,
         )
+
+
+def _check_recipe(recipe: Recipe, model: Classifier, train: Samples) -> None:
+    if len(train.shape) != 3:
+        raise ValueError(f"conditions are for images, but inputs have the shape {tuple(train.shape)}; leave recipe out")
+    check_same_bounds(recipe, model)
 
 
 def _check_data(model: Classifier, train: Samples, clean: Samples) -> None:

@@ -36,7 +36,7 @@ class FieldState:
     Attributes:
         pool: field inputs to assess with.
         profile, naturalness: fitted to the other field inputs.
-        judged_by: the inputs that naturalness was fitted to, for judges of the moves.
+        judged_by: the inputs that the profile was fitted to, for judges of the moves.
         fitted_in: folder of the round in which they were fitted.
         centres: of the cells of the profile.
         drift: the drift found when the current round began; None if there was none.
@@ -189,7 +189,7 @@ class FieldState:
         self.naturalness = self.run.cached(
             f"{name}/naturalness.json", fit_natural, save=Naturalness.save, load=load_naturalness
         )
-        self.judged_by, self.fitted_in = natural, name
+        self.judged_by, self.fitted_in = inputs, name  # not earlier inputs: judges would learn the earlier field
         self.centres = centres_of(self.profile, generator=spawn(self.seed, name, "cells"))
         self.profile_is_new = True
 

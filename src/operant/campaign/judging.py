@@ -96,14 +96,15 @@ def _files(field: FieldState, moves: int) -> list[str]:
 
 def _judged(name: str, fuzz: Fuzzer, model: Classifier, seeds: Callable[[], Samples], field: FieldState) -> MoveJudge:
     """Fit the judge of a move; if it rejects the move's draws, with smaller radii."""
-    why = _no_judge(fuzz, field.judged_by)
+    inputs = seeds()
+    why = _no_judge(fuzz, field.judged_by, len(inputs))
     if why:
         return MoveJudge(test=MoveTest(move=name, searched=True, why=why), judge=None)
     generator = partial(spawn, field.seed, field.fitted_in, "judge", name)
 
     def fit(radius: float | None) -> Judge:
         moved = cast(UnselectedDraws, _with_radius(fuzz, radius))
-        draws = moved.unselected(model, seeds(), generator=generator("draws"))
+        draws = moved.unselected(model, inputs, generator=generator("draws"))
         bounds = model.bounds
         return fit_judge(field.judged_by, draws, bounds=bounds, generator=generator("fit"), progress=False)
 
@@ -123,14 +124,16 @@ def _move_judge(name: str, judge: Judge, *, radius: float | None = None, why: st
     return MoveJudge(test=test, judge=judge)
 
 
-def _no_judge(fuzz: Fuzzer, inputs: Samples) -> str:
+def _no_judge(fuzz: Fuzzer, inputs: Samples, draws: int) -> str:
     """Why a move can have no judge; empty if it can."""
     if not isinstance(fuzz, UnselectedDraws):
         return "it has no unselected draws to learn from"
-    if too_few(inputs):
-        distinct = len(inputs.ids.unique())
-        return f"{distinct} distinct field inputs are too few: give {MIN_FIELD}, in groups that can be halved"
-    return ""
+    if draws < MIN_DRAWS:
+        return f"{draws} training inputs that are kept for judges are too few: {MIN_DRAWS} are needed"
+    distinct = len(inputs.ids.unique())
+    if distinct < MIN_FIELD:
+        return f"{distinct} distinct field inputs are too few: {MIN_FIELD} are needed"
+    return "nearly all field inputs are in one half: smaller groups are needed" if too_few(inputs) else ""
 
 
 def _largest_radius(given: float, fit: Callable[[float], Judge]) -> tuple[float, Judge | None]:
@@ -169,14 +172,17 @@ def _parts(train: Samples, draws: int) -> dict[str, Samples]:
     if not draws:
         return {"judge": train[:0], "search": train}
     share = min(RESERVED, PER_DRAW * draws / max(len(train), 1))
-    return train.split(judge=share, search=1 - share)
+    parts = train.split(judge=share, search=1 - share)
+    return parts if len(parts["search"]) else {"judge": train[:0], "search": train}  # one group may hold everything
 
 
 def _seeds(train: Samples, field: FieldState, draws: int) -> Samples:
-    """Reserved training inputs in the class shares of the field; inputs repeat if a class has too few."""
+    """Reserved training inputs in the class shares of the field, no more than there are.
+
+    Inputs repeat only if a class has too few; otherwise both halves of a judge would see draws of the same input.
+    """
     inputs, mass = _parts(train, draws)["judge"], field.profile.weights(train)
-    if not len(inputs):
-        inputs = train  # too few to reserve any
+    draws = min(draws, len(inputs))
     shares = torch.bincount(train.labels.cpu(), mass.cpu())
     return inputs[_rows(inputs.labels.cpu(), shares, draws, spawn(field.seed, field.fitted_in, "judge", "seeds"))]
 

@@ -84,9 +84,9 @@ class CampaignRisk:
 
     def shares(self, field: FieldState) -> tuple[float, ...]:
         """The class shares of the present field."""
-        if self.priors and not field.changed:
-            return self.priors
         classes = self.state.model.classes(self.train.x[:1])
+        if self.priors and not field.changed:
+            return self.priors + (0.0,) * (classes - len(self.priors))  # training data may lack the last classes
         mass = torch.bincount(self.train.labels.cpu(), field.profile.weights(self.train), minlength=classes)
         return tuple((mass / mass.sum()).tolist())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,10 @@ from operant.campaign.judging import JudgedMoves, are_judged, judged_moves, to_s
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import DescriptionOfField, ObservedRound, observe_round
 from operant.campaign.observers.field_description import campaign_lines
-from operant.campaign.records import CampaignResult, Round, SearchShares, SeedRows, StopReason, seed_rows
+from operant.campaign.records import CampaignResult, MoveTest, Round, SearchShares, SeedRows, StopReason, seed_rows
 from operant.campaign.risk import CampaignRisk, with_risk
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
+from operant.conditions import Recipe
 from operant.data import Samples
 from operant.execution.round_state import RoundState
 from operant.formatting import at_least, percent
@@ -93,7 +95,8 @@ class CampaignRun:
         if number == 0 or self.field.drift:  # a new field: first assess the model in it
             return self._finish_round(assessment=self._assess_in_new_field())
         self.judged = self._judge_moves()  # before the first search in a field
-        if self.risk is not None:
+        self.field.risk = None
+        if self.risk is not None and not self._is_rejected(self.risk.recipe, self.judged.tests):
             with self.state.timed("risk"):
                 self.field.risk = self.risk.begin(self.field)
         with self.state.timed("seeds"):
@@ -186,6 +189,11 @@ class CampaignRun:
             state.report("judge", 1, 1, tests=judged.tests)
         return judged
 
+    def _is_rejected(self, recipe: Recipe, tests: Sequence[MoveTest]) -> bool:
+        """Whether a judge has found that draws of these conditions do not look like field inputs."""
+        dropped = [self.moves[test.move](naturalness=self.field.naturalness) for test in tests if not test.searched]
+        return any(getattr(fuzz, "recipe", None) == recipe for fuzz in dropped)
+
     def _generate(self, seeds: Samples, shares: SearchShares) -> tuple[Suite, Suite]:
         """All failures found around the seeds, and the operational ones among them; none without a usable move."""
         judged = self.judged
@@ -272,9 +280,15 @@ class CampaignRun:
             load_failures=load_failures,
             conditions=self.conditions,
             known=known,
-            risk=self.risk if any(r.attempted for r in (*self.rounds, record)) else None,
+            risk=self._observed_risk(record),
         )
         observe_round(seen, self.options.observers, state)
+
+    def _observed_risk(self, record: Round) -> CampaignRisk | None:
+        """The risk map's cases, if they were drawn and come from conditions that look like the field's."""
+        searched = any(r.attempted for r in (*self.rounds, record))
+        usable = self.risk is not None and searched and not self._is_rejected(self.risk.recipe, record.tests)
+        return self.risk if usable else None
 
     def _described(self) -> dict[str, tuple[str, ...]]:
         """What is estimated without labels of a field that is new in this round, in sentences; it decides nothing."""

@@ -77,6 +77,15 @@ class RiskOfRound:
     lift: Lift | None
 
 
+def _doubts(seen: ObservedRound) -> tuple[Finding, ...]:
+    """Why the conditions behind the cases may not be those of the present field."""
+    if not seen.field.changed:
+        return ()
+    problem = "the field has changed, and cases are still drawn from the conditions of the earlier one"
+    advice = "Start a new folder with the present field data"
+    return (Finding(name="conditions of an earlier field", problem=problem, advice=advice),)
+
+
 class RiskOfField:
     """Records the riskiest field inputs, how well the risk map ranks labelled ones, and models judged by cases."""
 
@@ -98,7 +107,7 @@ class RiskOfField:
             broken=len(changed.broken),
             fixed=len(changed.fixed),
             learned=risk.learned,
-            findings=risk.findings,
+            findings=(*risk.findings, *_doubts(seen)),
             cases=len(risk.cases),
             **_rated(seen, risk),
             labels=0 if failed is None else len(failed),
