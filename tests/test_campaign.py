@@ -727,7 +727,7 @@ def test_drift_stops_the_campaign_if_so_configured(tmp_path: Path) -> None:
     found = done.rounds[2].drift
     assert found is not None
     assert f"class {names[found.most_moved]} moved most" in found.details
-    assert done.reason.startswith("Stopped in round 2 because the field has changed (Drift (p = ")
+    assert done.reason.startswith("Stopped in round 2 because the field has changed (Drift (p < 1e-6")
     assert not done.met
     assert done.rounds[2].assessment is None
     assert done.assessment == next(r.assessment for r in reversed(done.rounds) if r.assessment)
