@@ -460,7 +460,12 @@ def test_the_advice_names_what_stood_in_the_way() -> None:
     assert "a smaller learning rate or fewer steps" in ended((0.8, 0.2))
     assert "Give more clean samples" not in ended((0.8, 0.2))
     assert "Give more clean samples" in ended((0.86, 0.2), (0.8, 0.3))
-    assert "found no operational failure: declare wider" in ended(operational=0)
+    assert "found no operational failure. Declare wider" in ended(operational=0)
+    shrunk = MoveTest(move="gradient", searched=True, accepted=0.6, draws=600, radius=0.05, why="3 % at radius 1")
+    told = ended(operational=0, tests=(shrunk, replace(shrunk, move="other")))
+    assert "found no operational failure. gradient: 60 % of 600 unselected draws look like field inputs at" in told
+    assert told.count("Set this radius to 0.05, or search over conditions.") == 1
+    assert "Declare wider" not in told
     assert "chose none of its 9 operational failures" in ended()
 
 

@@ -22,7 +22,6 @@ from operant.data import Samples, labels_of, load_digits
 from operant.execution.engines import one_thread
 from operant.execution.timing import Stopwatch
 from operant.formatting import at_most, percent
-from operant.generate import default_moves
 from operant.model import Classifier
 from operant.networks import LeNet5, fit, initialise
 from operant.profile import fit_conditions
@@ -279,7 +278,6 @@ def _harden(
 ) -> CampaignResult:
     campaign = Campaign(
         requirement=requirement,
-        moves=default_moves(data.train, recipe=recipe),
         max_drop=0.02,
         rounds=size.rounds,
         cases=size.rounds * size.cases_per_round,
@@ -297,6 +295,7 @@ def _harden(
             labeller=labels_of(data.field),
             folder=folder,
             seed=seed,
+            recipe=recipe,
             classes=CLASSES,
             on_event=on_event,
             stopwatch=stopwatch,

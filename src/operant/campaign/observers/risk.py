@@ -194,7 +194,8 @@ def _concentration(values: Mapping[str, Any]) -> str:
     parts = [f"{row['name']} ({percent(row['share'], 2)})" for row in values["by_class"][:MAX_CLASSES]]
     expected = f"an estimated {percent(values['expected'])} of {values['rated']} field inputs fail"
     return (
-        f"By {values['cases']} unselected cases, {expected}; most of the riskiest 5 % are predicted {', '.join(parts)}."
+        f"By {values['cases']} unselected cases, {expected}; of the riskiest {percent(RISKIEST)}, the largest shares are "
+        f"predicted {', '.join(parts)}."
     )
 
 
