@@ -565,13 +565,18 @@ def test_assess_labels_where_the_risk_map_of_cases_says(digits: Path) -> None:
     draws(model, load_digits().train[:400], generator=spawn(100)).save("suite")
     by_map = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5 --risk suite".split())
     assert by_map.exit_code == 0, by_map.output
-    assert "risk map of 400 cases" in by_map.output.lower()
+    assert "Risk map from 400 cases: " in by_map.output
     assert results.load(digits / "out" / "assessment.json", Assessment).labels == 60
     by_margin = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
     assert "This is assessment 2 in out" in by_margin.output  # other inputs were drawn
-    (digits / "empty").mkdir()
-    empty = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5 --risk empty".split())
-    assert empty.exit_code == 2, empty.output
+
+
+def test_assess_needs_cases_for_a_risk_map(digits: Path) -> None:
+    (digits / "campaign").mkdir()
+    (digits / "campaign" / "run.json").write_text("{}")
+    result = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5 --risk campaign".split())
+    assert result.exit_code == 2, result.output
+    assert "campaign has no cases for a risk map: a campaign draws them when" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
