@@ -78,6 +78,7 @@ class DemoSize:
     seeds_per_round: int = 200
     cases_per_round: int = 100
     labels: int = 800
+    draws: int = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +285,7 @@ def _harden(
         labels=size.labels,
         seeds_per_round=size.seeds_per_round,
         cases_per_round=size.cases_per_round,
+        draws=size.draws,
         retrainer=OperationalFinetune(epochs=4, steps=60, patience=None, progress=False),
     )
     with show_progress(console) as on_event:
