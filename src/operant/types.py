@@ -44,8 +44,8 @@ class Fuzzer(Protocol):
 class UnselectedDraws(Protocol):
     """A fuzzer that can show what it makes of seeds without looking for failures.
 
-    A campaign fits a judge of its cases to these draws. The judge of any other fuzzer's cases are the five scores of
-    naturalness.
+    A campaign fits a judge of its cases to these draws. The five scores of naturalness rate the cases of any other
+    fuzzer.
     """
 
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite: ...

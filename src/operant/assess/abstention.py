@@ -67,7 +67,7 @@ class AbstentionCheck:
 
     @property
     def refuted(self) -> bool:
-        """Whether the rest certainly fails more often than the target, at the confidence of the interval."""
+        """Whether the rest fails more often than the target, at the confidence of the interval."""
         return self.interval.lower > self.target
 
     def __str__(self) -> str:

@@ -223,15 +223,18 @@ class MoveTest:
     def finding(self) -> Finding | None:
         """What a user must know about the move; None if its draws look like field inputs."""
         if self.accepted is None:
-            advice = "Give the move an `unselected` method, and enough field inputs"
-            return Finding(name="no judge", problem=str(self), advice=advice)
+            return Finding(name="no judge", problem=str(self), advice=self.advice)
         if not self.searched:
             return Finding(name="draws unlike the field", problem=str(self), advice=self.advice)
         return None if self.radius is None else Finding(name="smaller radius", problem=str(self), advice=self.advice)
 
     @property
     def advice(self) -> str:
-        """What to do about draws that are unlike the field."""
+        """What to do about draws that are unlike the field, or about a missing judge."""
+        if self.radius is not None:
+            return f"Set this radius to {self.radius:g}, or search over conditions"
+        if self.accepted is None:
+            return _advice_without_judge(self.why)
         if self.why:  # it has a radius
             return (
                 "Its seeds, training inputs, may be unlike the field: search over conditions, or train on field inputs"
@@ -240,6 +243,12 @@ class MoveTest:
             "These are not the conditions of the field. Declare others, or let them be estimated within declared ones "
             "([conditions] estimate = true), in a new folder; `operant field` shows what the field looks like"
         )
+
+
+def _advice_without_judge(why: str) -> str:
+    if "unselected" in why:
+        return "If this is your own move, give it an `unselected` method"
+    return "Give more distinct field inputs, in groups that can be halved"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -202,9 +202,8 @@ def _concentration(values: Mapping[str, Any]) -> str:
     """Which predicted classes the riskiest inputs concentrate in."""
     parts = [f"{row['name']} ({percent(row['share'], 2)})" for row in values["by_class"][:MAX_CLASSES]]
     expected = f"an estimated {percent(values['expected'])} of {values['rated']} field inputs fail"
-    return (
-        f"By {values['cases']} unselected cases, {expected}; most of the riskiest 5 % are predicted {', '.join(parts)}."
-    )
+    largest = f"of the riskiest {percent(RISKIEST)}, the largest shares are predicted {', '.join(parts)}"
+    return f"By {values['cases']} unselected cases, {expected}; {largest}."
 
 
 def _by_class(record: RiskOfRound, classes: Sequence[str]) -> list[dict[str, Any]]:
