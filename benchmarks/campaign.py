@@ -57,6 +57,7 @@ CAMPAIGN = Campaign(
     cases_per_round=30,
     chunk=60,
     dimensions=4,
+    judge_draws=0,
     retrainer=OperationalFinetune(epochs=3, steps=20, progress=False),
 )
 

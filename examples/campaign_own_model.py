@@ -25,15 +25,15 @@ module = fit(start, parts["train"], epochs=12, learning_rate=4e-3, generator=spa
 camera = Recipe(severities={"rotation": normal(8), "gaussian_noise": uniform(0, 0.15)})
 x = apply(parts["field"].x, camera.draw(len(parts["field"]), generator=spawn(0, "field")))
 
-# The campaign.
+# The campaign. It searches with conditions that are known, here; `operant.profile.fit_conditions` estimates them.
 folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
-campaign = Campaign(requirement=0.2, rounds=1, seeds_per_round=100)
-result = campaign(
+result = Campaign(requirement=0.2, rounds=1, seeds_per_round=100)(
     Classifier(module),
     train=parts["train"],
     clean=digits.test,
     field=Samples(x),
     labeller=labels_of(Samples(x, parts["field"].y)),
     folder=folder,
+    recipe=camera,
 )
 print(result, f"report: {write_report(folder)}", sep="\n")

@@ -580,7 +580,7 @@ def read_conditions(folder: Path) -> None:
 def read_history(folder: Path) -> None:
     number, history = _read_history(folder, 50, 1)
     assert history[number] == [50, 1]
-    assert all(len(entry) == 2 and all(type(value) is int for value in entry) for entry in history)
+    assert all(len(entry) in (2, 3) and all(type(value) is int for value in entry) for entry in history)
 
 
 ROWS = Samples(torch.rand(30, 3, generator=spawn(0, "rows")), torch.arange(30) % 4)

@@ -52,7 +52,7 @@ from operant.campaign.feedback import FLOOR, reweighted
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import UncertaintyOfFailures
 from operant.campaign.observers.uncertainty import Uncertainty
-from operant.campaign.records import SearchShares, StopRecord, seed_rows
+from operant.campaign.records import MoveTest, SearchShares, StopRecord, seed_rows
 from operant.campaign.stopping import stop_record
 from operant.data import LabelFolder, LabelsMissing, labels_of
 from operant.data.label_files import labels_from_npz, labels_from_table
@@ -86,6 +86,7 @@ TINY = Campaign(
     label_batch=10,
     chunk=15,
     dimensions=4,
+    judge_draws=0,  # judges take seconds
     retrainer=OperationalFinetune(epochs=2, steps=15, progress=False),
 )
 
@@ -420,7 +421,9 @@ def test_an_earlier_smaller_bound_is_named(undisturbed: tuple[Path, CampaignResu
     assert (named in done.reason) == (bounds[best] < done.assessment.upper and later)
 
 
-def ended(*epochs: tuple[float, float], operational: int = 9, diverged: bool = False) -> str:
+def ended(
+    *epochs: tuple[float, float], operational: int = 9, diverged: bool = False, tests: tuple[MoveTest, ...] = ()
+) -> str:
     """The advice after a round whose epochs had these clean accuracies and monitors; 0.9 and 0.4 before."""
     history = tuple(
         FinetuneEpoch(epoch=i, loss=0.0, accuracy=accuracy, monitor=monitor, kept=False, why="")
@@ -432,8 +435,9 @@ def ended(*epochs: tuple[float, float], operational: int = 9, diverged: bool = F
     )  # fmt: skip
     assessed = SequentialAssessment(labels=50, failures=5, upper=0.3, confidence=0.975, reason="")
     first = Round(number=0, arrived=9, clean=0.92, assessment=assessed)  # 0.02 of max_drop is used
+    retraining = record if epochs else None
     last = Round(
-        number=1, arrived=9, clean=0.9, attempted=9, operational=operational, retraining=record if epochs else None
+        number=1, arrived=9, clean=0.9, attempted=9, operational=operational, retraining=retraining, tests=tests
     )
     return stop_record(replace(TINY, max_drop=0.05), "no change", [first, last], clean=200).advice
 
@@ -459,7 +463,12 @@ def test_the_advice_names_what_stood_in_the_way() -> None:
     assert "a smaller learning rate or fewer steps" in ended((0.8, 0.2))
     assert "Give more clean samples" not in ended((0.8, 0.2))
     assert "Give more clean samples" in ended((0.86, 0.2), (0.8, 0.3))
-    assert "found no operational failure: declare wider" in ended(operational=0)
+    assert "found no operational failure. Declare wider" in ended(operational=0)
+    shrunk = MoveTest(move="gradient", searched=True, accepted=0.6, draws=600, radius=0.05, why="3 % at radius 1")
+    told = ended(operational=0, tests=(shrunk, replace(shrunk, move="other")))
+    assert "found no operational failure. gradient: 60 % of 600 unselected draws look like field inputs at" in told
+    assert told.count("Set this radius to 0.05, or search over conditions.") == 1
+    assert "Declare wider" not in told
     assert "chose none of its 9 operational failures" in ended()
 
 
@@ -726,7 +735,7 @@ def test_drift_stops_the_campaign_if_so_configured(tmp_path: Path) -> None:
     found = done.rounds[2].drift
     assert found is not None
     assert f"class {names[found.most_moved]} moved most" in found.details
-    assert done.reason.startswith("Stopped in round 2 because the field has changed (Drift (p = ")
+    assert done.reason.startswith("Stopped in round 2 because the field has changed (Drift (p < 1e-6")
     assert not done.met
     assert done.rounds[2].assessment is None
     assert done.assessment == next(r.assessment for r in reversed(done.rounds) if r.assessment)
@@ -1071,7 +1080,7 @@ def test_seeds_of_a_model_that_is_certain_of_everything_follow_the_mass() -> Non
     inputs, mass = train(), torch.rand(len(train()), generator=spawn(1)).double()
     assert float(certain.probs(inputs.x).max(1).values.min()) == 1
     field: Any = SimpleNamespace(
-        profile=SimpleNamespace(weights=lambda _: mass), cells=lambda x: torch.zeros(len(x)).long()
+        profile=SimpleNamespace(weights=lambda _: mass), cells=lambda x: torch.zeros(len(x)).long(), risk=None
     )
     shares = SearchShares(classes=(0.1,) * 10, cells=(1.0,), moves={})
     seeds = risk_weighted_seeds(certain, inputs, 40, field=field, shares=shares, generator=spawn(0))
@@ -1092,7 +1101,7 @@ def test_any_engine_gives_the_same_results(tmp_path: Path, undisturbed: tuple[Pa
 
 def test_moves_radii_and_retrainer_have_defaults(tmp_path: Path) -> None:
     labelled = field()
-    small = replace(Campaign(requirement=0.02), rounds=1, seeds_per_round=20, labels=60)
+    small = replace(Campaign(requirement=0.02), rounds=1, seeds_per_round=20, labels=60, judge_draws=0)
     done = small(
         model(), train=train(), clean=clean(), field=unlabelled(labelled), labeller=labels_of(labelled), folder=tmp_path
     )

@@ -356,9 +356,9 @@ def test_conditions_are_estimated_once(user, monkeypatch):
     assert len(asked) == 1
     half = first.field(0).split(profile=0.5, assessment=0.5)["profile"]  # the half for assessment is not used
     assert asked[0].ids.equal(half.ids)
-    recipe = first.campaign.moves["conditions"].keywords["recipe"]
+    recipe = first.campaign.moves["conditions"].args[0].recipe
     assert recipe.severities == {"rotation": normal(4), "jpeg": fixed(2.0)}
-    assert again.campaign.moves["conditions"].keywords["recipe"] == recipe
+    assert again.campaign.moves["conditions"].args[0].recipe == recipe
     assert RunFolder(first.folder).times() == {}  # written once the campaign holds the lock
     with RunFolder(first.folder, signature={}, stopwatch=first.stopwatch) as run:
         assert run.times()["conditions"] >= 0.02
@@ -386,7 +386,7 @@ def test_conditions_are_estimated_for_images_unless_switched_off(user, monkeypat
     assert len(limits[0].severities) > 5
     assert limits[0].bounds == (0.0, 1.0)
     for job in (first, again):
-        assert job.campaign.moves["conditions"].keywords["recipe"].severities == {"rotation": normal(4)}
+        assert job.campaign.moves["conditions"].args[0].recipe.severities == {"rotation": normal(4)}
         assert job.conditions is not None
         assert job.findings == (UNEXPLAINED,)
         assert any("rotation std 4 [3, 5]" in note and "Unexplained share: " in note for note in job.notes)
@@ -556,7 +556,7 @@ def test_bad_moves_of_the_user_are_rejected(small, moves, sentence):
 
 
 def test_a_campaign_retrains_with_a_retrainer_of_the_user(small, user):
-    job = small('[retrain]\nmethod = "my_training.py:retrain"\n')
+    job = small('[generate]\njudge_draws = 0\n[retrain]\nmethod = "my_training.py:retrain"\n')
     result = job.run()
     last = result.rounds[1]
     assert last.changed

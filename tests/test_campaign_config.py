@@ -18,7 +18,7 @@ def test_missing_keys_have_the_defaults_of_the_library(user):
     assert given.pop("moves") == {}  # further moves
     assert given.pop("observers") == [observer.name for observer in options["observers"]]
     shared = given.keys() & options.keys()
-    assert len(shared) == 14
+    assert len(shared) == 16
     assert {name: given[name] for name in shared} == {name: options[name] for name in shared}
     retrain = config.retrain.model_dump(exclude={"method"})
     assert retrain == {name: finetune[name] for name in retrain}
@@ -136,7 +136,7 @@ gaussian_noise = {half_normal = 0.1, high = 0.2}
         "gaussian_noise": half_normal(0.1, high=0.2),
         "c/fog": fixed(2),
     }
-    assert move.keywords["recipe"] == Recipe(severities=severities, padding="zeros")
+    assert move(naturalness=None).recipe == Recipe(severities=severities, padding="zeros")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])

@@ -27,7 +27,9 @@ from operant.__main__ import main
 from operant.assess import Assessment
 from operant.campaign.init import NAME
 from operant.cli import app
-from operant.networks import fit, save_weights
+from operant.conditions import Recipe, uniform
+from operant.generate import RecipeDraws
+from operant.networks import fit, load_weights, save_weights
 from operant.report.failures import LIMIT
 
 MODULE = """
@@ -554,6 +556,27 @@ def test_assess_reads_the_field_part_of_a_file_with_all_parts(digits: Path) -> N
     assert done.exit_code == 0, done.output
     whole = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
     assert done.output == whole.output
+
+
+def test_assess_labels_where_the_risk_map_of_cases_says(digits: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    model = Classifier(load_weights(net, "net.safetensors"))
+    draws = RecipeDraws(recipe=Recipe(severities={"gaussian_noise": uniform(0, 0.5)}))
+    draws(model, load_digits().train[:400], generator=spawn(100)).save("suite")
+    by_map = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5 --risk suite".split())
+    assert by_map.exit_code == 0, by_map.output
+    assert "Risk map from 400 cases: " in by_map.output
+    assert results.load(digits / "out" / "assessment.json", Assessment).labels == 60
+    by_margin = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5".split())
+    assert "This is assessment 2 in out" in by_margin.output  # other inputs were drawn
+
+
+def test_assess_needs_cases_for_a_risk_map(digits: Path) -> None:
+    (digits / "campaign").mkdir()
+    (digits / "campaign" / "run.json").write_text("{}")
+    result = CliRunner().invoke(app, f"{ASSESS} --field field.npz --requirement 0.5 --risk campaign".split())
+    assert result.exit_code == 2, result.output
+    assert "campaign has no cases for a risk map: a campaign draws them when" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

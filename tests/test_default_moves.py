@@ -13,6 +13,7 @@ from operant.generate import (
     ConditionMove,
     GeneticMove,
     GradientMove,
+    RecipeDraws,
     UncertaintyFuzz,
     default_moves,
     default_radii,
@@ -86,11 +87,11 @@ def test_columns_that_hardly_vary_do_not_make_radii_vanish():
 def test_moves_come_in_a_fixed_order():
     recipe = Recipe(severities={"rotation": normal(12)})
     own = {"pgd": partial(unguided, PGD(radius=0.1))}
-    moves = default_moves(
-        IMAGES, recipe=recipe, radii=[0.3, 0.1], genetic=True, patterns=["HL", "LL", "HL"], norm="linf", own=own
-    )
+    options = {"climb": True, "genetic": True, "patterns": ["HL", "LL", "HL"]}
+    moves = default_moves(IMAGES, recipe=recipe, radii=[0.3, 0.1], norm="linf", own=own, **options)
     assert list(moves) == [
         "conditions",
+        "climb",
         "gradient-0.3",
         "gradient-0.1",
         "genetic",
@@ -99,7 +100,8 @@ def test_moves_come_in_a_fixed_order():
         "pgd",
     ]
     made = {name: make(naturalness=None) for name, make in moves.items() if name != "genetic"}
-    assert made["conditions"] == ConditionMove(recipe=recipe, naturalness=None)
+    assert made["conditions"] == RecipeDraws(recipe=recipe, per_seed=8)
+    assert made["climb"] == ConditionMove(recipe=recipe, naturalness=None)
     assert made["gradient-0.1"] == GradientMove(radius=0.1, norm="linf", steps=10, naturalness=None)
     spread = float(IMAGES.x.max() - IMAGES.x.min())
     genetic = moves["genetic"]
@@ -108,7 +110,13 @@ def test_moves_come_in_a_fixed_order():
     assert made["pgd"] == PGD(radius=0.1)
 
 
-def test_only_gradient_searches_by_default():
+def test_images_with_conditions_are_searched_by_draws_alone():
+    assert list(default_moves(IMAGES, recipe=Recipe(severities={"rotation": normal(12)}))) == ["conditions"]
+    with pytest.raises(ValueError, match="climb searches the severities of conditions, but there are none"):
+        default_moves(IMAGES, climb=True)
+
+
+def test_only_gradient_searches_without_conditions():
     for train in (TABLE, IMAGES):
         moves = default_moves(train, steps=7)
         radii = default_radii(train)

@@ -19,7 +19,15 @@ from operant.report import load_evidence
 from operant.results import TEMPORARY, load
 
 SMALL = DemoSize(
-    epochs=2, field=620, truth=400, simulated=100, rounds=1, seeds_per_round=30, cases_per_round=10, labels=100
+    epochs=2,
+    field=620,
+    truth=400,
+    simulated=100,
+    rounds=1,
+    seeds_per_round=30,
+    cases_per_round=10,
+    labels=100,
+    draws=300,
 )
 
 

@@ -187,7 +187,7 @@ def test_the_error_without_labels_is_part_of_the_description(model, monkeypatch)
     monkeypatch.setattr(describing, "estimate_error", lambda *_, **__: found)
     d = describe(model, FIELD)
     assert d.error == found
-    assert "estimated to get 25 % of field inputs wrong (20 % to 30 %, thresholds)" in str(d)
+    assert "estimated to get 25 % of field inputs wrong (20 % to 30 %)" in str(d)
     assert "not a bound" in str(d)
 
     def fails(*_, **__):

@@ -661,6 +661,7 @@ def test_a_campaign_can_use_it_on_seeds_of_its_source(tmp_path):
         cases_per_round=15,
         chunk=20,
         dimensions=4,
+        judge_draws=0,
         retrainer=OperationalFinetune(epochs=1, steps=10, progress=False),
     )
     given_ = {"train": made, "clean": digits.train[700:900], "labeller": labels_of(field)}

@@ -376,6 +376,7 @@ TINY = Campaign(
     label_batch=10,
     chunk=10,
     dimensions=4,
+    judge_draws=0,
     retrainer=OperationalFinetune(epochs=1, steps=10, progress=False),
 )
 

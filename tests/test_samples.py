@@ -548,6 +548,7 @@ def small_campaign(tmp_path, field, labeller, **options):
         label_batch=10,
         seeds_per_round=10,
         dimensions=4,
+        judge_draws=0,
         retrainer=OperationalFinetune(epochs=1, steps=5, progress=False),
         observers=(),
     )

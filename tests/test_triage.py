@@ -359,6 +359,9 @@ def test_ranked_failures_come_likeliest_first() -> None:
     score = (suite["mass"] * suite["naturalness"])[ranked_rows(suite)]
     assert bool((score.diff() <= 0).all())
     assert len(score) == len(suite.failures())
+    rated = suite.with_columns(risk=torch.rand(50, generator=spawn(3)))
+    score = (rated["mass"] * rated["naturalness"] * rated["risk"])[ranked_rows(rated)]
+    assert bool((score.diff() <= 0).all())
     plain = replace(suite, columns={})
     assert torch.equal(ranked_rows(plain), population(plain, "failures"))
 

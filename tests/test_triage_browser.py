@@ -419,6 +419,7 @@ def test_a_campaign_gets_its_labels_through_the_page(pages, tmp_path) -> None:
         label_batch=30,
         seeds_per_round=10,
         dimensions=4,
+        judge_draws=0,
         retrainer=OperationalFinetune(epochs=1, steps=5, progress=False),
     )
     ask = LabelFolder(folder=tmp_path / "to_label", classes=10)

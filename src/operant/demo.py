@@ -22,7 +22,6 @@ from operant.data import Samples, labels_of, load_digits
 from operant.execution.engines import one_thread
 from operant.execution.timing import Stopwatch
 from operant.formatting import at_most, percent
-from operant.generate import ConditionMove, GradientMove
 from operant.model import Classifier
 from operant.networks import LeNet5, fit, initialise
 from operant.profile import fit_conditions
@@ -79,6 +78,7 @@ class DemoSize:
     seeds_per_round: int = 200
     cases_per_round: int = 100
     labels: int = 800
+    draws: int = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,13 +279,13 @@ def _harden(
 ) -> CampaignResult:
     campaign = Campaign(
         requirement=requirement,
-        moves={"conditions": partial(ConditionMove, recipe=recipe), "gradient": partial(GradientMove, radius=1.0)},
         max_drop=0.02,
         rounds=size.rounds,
         cases=size.rounds * size.cases_per_round,
         labels=size.labels,
         seeds_per_round=size.seeds_per_round,
         cases_per_round=size.cases_per_round,
+        draws=size.draws,
         retrainer=OperationalFinetune(epochs=4, steps=60, patience=None, progress=False),
     )
     with show_progress(console) as on_event:
@@ -297,6 +297,7 @@ def _harden(
             labeller=labels_of(data.field),
             folder=folder,
             seed=seed,
+            recipe=recipe,
             classes=CLASSES,
             on_event=on_event,
             stopwatch=stopwatch,

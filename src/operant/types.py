@@ -40,6 +40,20 @@ class Fuzzer(Protocol):
     def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite: ...
 
 
+@runtime_checkable
+class UnselectedDraws(Protocol):
+    """A fuzzer that can show what it makes of seeds without looking for failures.
+
+    A campaign fits a judge of its cases to these draws. The five scores of naturalness rate the cases of any other
+    fuzzer.
+    """
+
+    def __call__(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Suite: ...
+
+    def unselected(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Samples:
+        """One case per seed, whether it fails or not; the search does not stop at failures."""
+
+
 Move = Callable[..., Fuzzer]
 """``move(naturalness=...) -> Fuzzer``: a search of a campaign, without the naturalness that is fitted to field data."""
 

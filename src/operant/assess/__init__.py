@@ -1,5 +1,6 @@
 """Step 5: the probability of misclassification, with a confidence bound."""
 
+from operant.assess.abstention import Abstention, AbstentionCheck, abstain, check_abstention
 from operant.assess.bounds import (
     Bound,
     Interval,
@@ -38,10 +39,13 @@ from operant.assess.estimators import (
     stratified,
 )
 from operant.assess.rare import RareFailures, last_particle, splitting
+from operant.assess.regressions import Regressions, regressions
 from operant.assess.reliability import Assessment, Contribution, LabelPlan, assess_reliability, field_bound, plan
 from operant.assess.robustness import Rate, Robustness, attack_cases, empirical_robustness
 
 __all__ = [
+    "Abstention",
+    "AbstentionCheck",
     "Assessment",
     "Ball",
     "Bound",
@@ -56,13 +60,16 @@ __all__ = [
     "PartialPrior",
     "RareFailures",
     "Rate",
+    "Regressions",
     "Robustness",
     "Separation",
     "UnderConditions",
+    "abstain",
     "assess_reliability",
     "attack_cases",
     "beta_binomial",
     "cells_estimate",
+    "check_abstention",
     "clopper_pearson",
     "clopper_pearson_interval",
     "confidence_sequence",
@@ -82,6 +89,7 @@ __all__ = [
     "plan",
     "prediction_powered",
     "rao_hartley_cochran",
+    "regressions",
     "seed_masses",
     "separation",
     "splitting",

@@ -56,6 +56,7 @@ class CampaignJob:
         notes: choices that were made for the user.
         findings: reasons to doubt the field inputs or the estimated conditions.
         conditions: estimated from the field; None if they were not.
+        recipe: the conditions to draw cases from, declared or estimated; None if there are none.
         stopwatch: of the session.
     """
 
@@ -71,6 +72,7 @@ class CampaignJob:
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
     conditions: FittedConditions | None
+    recipe: Recipe | None
     stopwatch: Stopwatch
 
     def run(self, *, on_event: EventHandler = ignore) -> CampaignResult:
@@ -86,6 +88,7 @@ class CampaignJob:
             seed=self.seed,
             notes=self.notes,
             conditions=self.conditions,
+            recipe=self.recipe,
             on_event=on_event,
             stopwatch=self.stopwatch,
         )
@@ -138,6 +141,7 @@ def build(
         notes=tuple(note.replace(f"{config.path('.')}{os.sep}", "") for note in notes),  # paths as in the file
         findings=tuple(findings),
         conditions=conditions,
+        recipe=recipe,
         stopwatch=stopwatch,
     )
 
@@ -149,7 +153,7 @@ def _campaign(config: Config, moves: dict[str, Move], retrainer: Retrainer, work
         max_drop=config.requirement.max_drop,
         moves=moves,
         **config.budget.model_dump(),
-        **config.generate.model_dump(include={"dimensions", "level", "mass_quantile"}),
+        **config.generate.model_dump(include={"draws", "judge_draws", "dimensions", "level", "mass_quantile"}),
         **config.run.model_dump(include={"feedback", "when_drifted"}),
         retrainer=retrainer,
         observers=_observers(config),
@@ -214,16 +218,19 @@ def build_moves(
 ) -> dict[str, Move]:
     """The moves of [generate]: conditions, one gradient search per radius, further searches, the user's own."""
     table = config.generate
-    with _naming_key("generate", "radii"), activity("choosing radii"):
-        radii = default_radii(train, norm=table.norm) if table.radii is None else table.radii
-    if table.radii is None:
-        what = "range of the training inputs" if len(train.shape) == 3 else "spread of a column (interquartile range)"
-        notes.append(f"[generate] radii is not given: {radii} in {table.norm}, which fit the {what}")
+    radii = table.radii or []
+    if table.radii is None and recipe is None:
+        with _naming_key("generate", "radii"), activity("choosing radii"):
+            radii = default_radii(train, norm=table.norm)
+        image = len(train.shape) == 3
+        none = "; gradients are followed because there are no conditions to draw from" if image else ""
+        what = "range of the training inputs" if image else "spread of a column (interquartile range)"
+        notes.append(f"[generate] radii is not given: {radii} in {table.norm}, which fit the {what}{none}")
     with _naming_key("generate", "patterns"):
         if table.patterns:  # fails for models without dropout
             mc_dropout(model, train.x[:2], passes=2, generator=spawn(config.run.seed, "dropout"))
     with _naming_key("generate"):
-        options = table.model_dump(include={"norm", "steps", "genetic", "patterns"})
+        options = table.model_dump(include={"climb", "norm", "steps", "genetic", "patterns"})
         return default_moves(train, recipe=recipe, radii=radii, own=own, **options)
 
 

@@ -12,10 +12,13 @@ import torch
 from operant.activity import activity
 from operant.campaign.choosers import CaseChooser, SeedChooser, most_covering_cases, risk_weighted_seeds
 from operant.campaign.field import Arrivals, FieldState
+from operant.campaign.judging import DRAWS, check_draws
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
 from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign, known_classes
+from operant.campaign.risk import CampaignRisk
 from operant.campaign.run import CampaignRun
+from operant.conditions import Recipe
 from operant.data import Samples
 from operant.execution.engines import Engine, serial
 from operant.execution.events import EventHandler, ignore
@@ -24,6 +27,7 @@ from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.execution.timing import Stopwatch
 from operant.generate import default_moves
+from operant.generate.operational._cases import check_same_bounds
 from operant.model import Classifier
 from operant.profile import FittedConditions
 from operant.retrain import OperationalFinetune, Retrainer, without_bar
@@ -54,7 +58,8 @@ class Campaign:
     Args:
         requirement: largest accepted pmi, the probability of misclassification per field input.
         moves: searches that `OperationalFuzz` mixes, by name: functions that get the fitted naturalness and return a
-            fuzzer, ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` of the training data).
+            fuzzer, ``{"gradient": partial(GradientMove, radius=0.1)}`` (default: `default_moves` of the training data
+            and of the conditions that the call is given).
         confidence: probability that the final bound holds.
         max_drop: clean accuracy that may be lost in all.
         rounds, cases, labels: the budget.
@@ -62,11 +67,15 @@ class Campaign:
         label_batch: labels per request.
         chunk: seeds or field inputs per chunk of work; finished chunks are on disk.
         dimensions: number of values that the profile encodes an input into.
+        judge_draws: unselected draws of each move that its judge learns from, at least 100; a move whose draws do not
+            look like field inputs is not searched with. 0 for no judges: the five scores of naturalness rate all cases.
         level, mass_quantile: a failure is operational if its naturalness is at least ``level``, and the field is at
             least as dense there as at this quantile of field inputs.
         retrainer: how to retrain; any `Retrainer`.
         when_drifted: ``"update"`` the profile or ``"stop"`` when new field inputs differ from earlier ones.
         feedback: whether rounds learn from each other where to search.
+        draws: unselected cases of the field's conditions that teach the risk map, if there are conditions; a third as
+            many, from clean inputs, judge every round's model without labels. 0 for none.
         seed_chooser: chooses training inputs to search from; any `SeedChooser`.
         case_chooser: chooses operational failures to learn from; any `CaseChooser`.
         engine: runs chunks of work (default: one after the other in this process; see `pool`).
@@ -89,11 +98,13 @@ class Campaign:
     label_batch: int = 25
     chunk: int = 100
     dimensions: int = 16
+    judge_draws: int = DRAWS
     level: float = 0.05
     mass_quantile: float = 0.1
     retrainer: Retrainer = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
     when_drifted: str = "update"
     feedback: bool = True
+    draws: int = 3000
     seed_chooser: SeedChooser = risk_weighted_seeds
     case_chooser: CaseChooser = most_covering_cases
     engine: Engine = serial
@@ -105,6 +116,8 @@ class Campaign:
         check_at_least(1, rounds=self.rounds, cases=self.cases, labels=self.labels, chunk=self.chunk)
         check_at_least(1, seeds_per_round=self.seeds_per_round, cases_per_round=self.cases_per_round)
         check_at_least(1, label_batch=self.label_batch)
+        check_draws(self.judge_draws)
+        check_at_least(0, draws=self.draws, advice="3000 are advised, 0 switches the risk map off")
         check_share(max_drop=self.max_drop, advice="0.005 is half a point")
         check_one_of(("update", "stop"), when_drifted=self.when_drifted)
         if self.moves is not None and not self.moves:
@@ -124,6 +137,7 @@ class Campaign:
         classes: Sequence[str] = (),
         notes: Sequence[str] = (),
         conditions: FittedConditions | None = None,
+        recipe: Recipe | None = None,
         on_event: EventHandler = ignore,
         stopwatch: Stopwatch | None = None,
     ) -> CampaignResult:
@@ -140,7 +154,9 @@ class Campaign:
             seed: random seed.
             classes: the name of each label, for people (default: the classes of ``train``, or numbers).
             notes: choices that were made before, for the report.
-            conditions: estimated before from field inputs, for the report; ``moves`` decide what is searched.
+            conditions: estimated before from field inputs, for the report.
+            recipe: conditions that cases of the risk map are drawn from, and that are searched with if there are no
+                ``moves`` (default: those of ``conditions``).
             on_event: called with every progress event.
             stopwatch: of a session that began earlier (default: it begins now).
         """
@@ -149,8 +165,14 @@ class Campaign:
         names = known_classes(model, train, classes)
         clean = clean.in_classes(train.classes) if train.classes and clean.classes else clean
         train, clean = replace(train, classes=names), replace(clean, classes=names)
-        moves = dict(default_moves(train) if self.moves is None else self.moves)
+        recipe = conditions.recipe if recipe is None and conditions is not None else recipe
+        searched = recipe if recipe is not None and recipe.names else None
+        moves = dict(default_moves(train, recipe=searched) if self.moves is None else self.moves)
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
+        if searched is not None:
+            _check_recipe(searched, model, train)
+        if searched is not None and self.draws:
+            parts |= {"recipe": searched, "priors": () if conditions is None else conditions.priors}
         with activity("checking model and data"):
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
@@ -175,11 +197,26 @@ class Campaign:
             options = replace(self, retrainer=without_bar(self.retrainer))  # progress is shown by on_event
             labels = FieldLabels(options, labeller, field_state, state)
             result = CampaignRun(
-                options, moves, train, field=field_state, state=state, labels=labels, conditions=conditions
+                options,
+                moves,
+                train,
+                field=field_state,
+                state=state,
+                labels=labels,
+                conditions=conditions,
+                risk=self._risk(recipe, conditions, train, state),
             ).run()
             with activity("writing the final model and all cases"):
                 run.deliver(result.model, result.suite)
             return result
+
+    def _risk(
+        self, recipe: Recipe | None, conditions: FittedConditions | None, train: Samples, state: RoundState
+    ) -> CampaignRisk | None:
+        if recipe is None or not recipe.severities or not self.draws:
+            return None
+        priors = () if conditions is None else conditions.priors
+        return CampaignRisk(recipe, train, state.clean, state, priors=priors, draws=self.draws, chunk=self.chunk)
 
     @property
     def _requirement(self) -> Requirement:
@@ -190,6 +227,12 @@ class Campaign:
             level=self.level,
             mass_quantile=self.mass_quantile,
         )
+
+
+def _check_recipe(recipe: Recipe, model: Classifier, train: Samples) -> None:
+    if len(train.shape) != 3:
+        raise ValueError(f"conditions are for images, but inputs have the shape {tuple(train.shape)}; leave recipe out")
+    check_same_bounds(recipe, model)
 
 
 def _check_data(model: Classifier, train: Samples, clean: Samples) -> None:

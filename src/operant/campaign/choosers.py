@@ -13,10 +13,11 @@ from operant.campaign.field import FieldState
 from operant.campaign.records import SearchShares
 from operant.data import Samples
 from operant.model import Classifier
-from operant.profile import Profile
+from operant.profile import Profile, RiskMap
 from operant.seeds import combine, draw, margin_risk, risk_of
 from operant.seeds.risk import is_flat
 from operant.suite import Suite
+from operant.types import Score
 
 
 class SeedChooser(Protocol):
@@ -60,10 +61,11 @@ def risk_weighted_seeds(
     shares: SearchShares,
     generator: torch.Generator,
 ) -> Samples:
-    """Draw seeds that are likely in the field and have a small margin, with the given shares of classes and cells.
+    """Draw seeds that are likely in the field and near failures, with the given shares of classes and cells.
 
-    A `SeedChooser`. If the margin of all inputs is the same, as for a model that is certain of everything, seeds are
-    drawn by mass alone.
+    A `SeedChooser`. Risks are those of the field's risk map; without a map that has learned, a small margin is a risk.
+    If the risk of all inputs is the same, as the margin of a model that is certain of everything, seeds are drawn by
+    mass alone.
 
     Args:
         model: the current model.
@@ -73,12 +75,17 @@ def risk_weighted_seeds(
         shares: of classes and cells.
         generator: random numbers.
     """
-    mass, risk = field.profile.weights(inputs), risk_of(model, inputs, margin_risk)
+    mass, risk = field.profile.weights(inputs), risk_of(model, inputs, risk_score(field.risk))
     weights = combine(mass, torch.ones_like(risk) if is_flat(risk, mass) else risk)
     weights = reweighted(weights, field.cells(inputs.x), torch.tensor(shares.cells))
     weights = reweighted(weights, inputs.labels.cpu(), torch.tensor(shares.classes))
     n = min(n, int((weights > 0).sum()))
     return draw(inputs, weights, n, design="sequential", generator=generator).samples(inputs)
+
+
+def risk_score(risk: RiskMap | None) -> Score:
+    """The risk map if it has learned more than the margin, else the margin."""
+    return margin_risk if risk is None or not risk.learned else risk
 
 
 def most_covering_cases(

@@ -235,10 +235,12 @@ class ConditionsTable(Table):
 
 
 class GenerateTable(Table):
-    """How to search for failures. The declared conditions are one move, each radius of the gradient search another."""
+    """How to search for failures. Draws of the conditions are one move, each radius of a gradient search another."""
 
+    climb: bool = False
+    """also search over the severities of conditions, step by step; for images with conditions"""
     radii: list[Positive] | None = None
-    """radii of the gradient search, in input units; [] for none (default: two that fit the training inputs)"""
+    """radii of gradient searches, in input units (default: none with conditions, else two that fit the inputs)"""
     norm: Literal["l2", "linf"] = "l2"
     """norm of the radii, either "l2" or "linf", with a limit per value"""
     steps: Count = 10
@@ -249,12 +251,16 @@ class GenerateTable(Table):
     """also search for uncommon patterns of uncertainty, ["HL"] for certain but wrong; slow, needs dropout"""
     moves: dict[str, str] = {}
     """your own moves by name: functions that return a fuzzer, as "file.py:function" names them"""
+    judge_draws: Annotated[int, Field(ge=0)] = 600
+    """unselected draws of each move that its judge learns from, at least 100; 0 for no judges"""
     dimensions: Count = 16
     """dimensions of the profile's codes"""
     level: Share = 0.05
     """smallest naturalness (p-value) of an operational failure"""
     mass_quantile: Part = 0.1
     """minimum density quantile of an operational failure among field inputs"""
+    draws: Annotated[int, Field(ge=0)] = 3000
+    """unselected cases that teach the risk map, if there are conditions; 0 for none"""
 
 
 class RetrainTable(Table):

@@ -18,7 +18,7 @@ from operant.measure import Naturalness, fit_naturalness, load_naturalness
 from operant.model import Classifier
 from operant.model.hashing import bytes_of, hash_of
 from operant.networks import fit_pca
-from operant.profile import Drift, Profile, drift, fit_profile, load_profile, update_profile
+from operant.profile import Drift, Profile, RiskMap, drift, fit_profile, load_profile, update_profile
 from operant.rng import spawn
 
 MIN_PROFILE_INPUTS = 250  # field inputs needed to learn a profile
@@ -36,9 +36,13 @@ class FieldState:
     Attributes:
         pool: field inputs to assess with.
         profile, naturalness: fitted to the other field inputs.
+        judged_by: the inputs that the profile was fitted to, for judges of the moves.
+        fitted_in: folder of the round in which they were fitted.
         centres: of the cells of the profile.
         drift: the drift found when the current round began; None if there was none.
         profile_is_new: whether the profile was fitted when the current round began.
+        changed: whether the field has drifted since the campaign began.
+        risk: where the current model is likely to fail; None if no cases are drawn for it.
 
     Args:
         arrived: field inputs by round.
@@ -53,6 +57,8 @@ class FieldState:
 
     profile: Profile
     naturalness: Naturalness
+    judged_by: Samples
+    fitted_in: str
     centres: Tensor
     pool: Samples
     _waiting: Samples  # arrived, but too few to be compared yet
@@ -73,7 +79,8 @@ class FieldState:
         self.arrived, self.model, self.used, self.run = arrived, model, used, run
         self.seed, self.dimensions, self.follow, self.classes = seed, dimensions, follow, classes
         self.drift: Drift | None = None
-        self.profile_is_new = False
+        self.profile_is_new = self.changed = False
+        self.risk: RiskMap | None = None
         self._seen = torch.empty(0, dtype=torch.int64)
 
     @property
@@ -112,6 +119,7 @@ class FieldState:
                 f"half to assess, got {len(new)}{groups}; collect more"
             )
         self.drift = self._compare(name, number, parts["profile"]) if number else None
+        self.changed = self.changed or self.drift is not None
         if number == 0 or (self.drift and self.follow):  # earlier inputs are not, or no longer, the field
             few = number > 0 and len(parts["profile"]) < MIN_PROFILE_INPUTS
             natural = Samples.concat([self._reference, parts["profile"]]) if few else parts["profile"]
@@ -181,6 +189,7 @@ class FieldState:
         self.naturalness = self.run.cached(
             f"{name}/naturalness.json", fit_natural, save=Naturalness.save, load=load_naturalness
         )
+        self.judged_by, self.fitted_in = inputs, name  # not earlier inputs: judges would learn the earlier field
         self.centres = centres_of(self.profile, generator=spawn(self.seed, name, "cells"))
         self.profile_is_new = True
 

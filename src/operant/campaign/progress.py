@@ -26,11 +26,14 @@ from operant.formatting import duration
 
 STEPS = {
     "profile": "learning the profile of the field",
+    "judge": "judging the moves",
+    "risk": "drawing cases for the risk map",
     "generate": "searching for failures",
     "retrain": "retraining",
     "assess": "assessing",
 }
 COUNTS = {
+    "risk": "chunk {done} of {total}",
     "generate": "chunk {done} of {total}",
     "retrain": "{done} of at most {total} epochs",
     "assess": "{done} of at most {total} labels",
@@ -50,6 +53,8 @@ PART_OF_FILE = {
     "info": START,
     "field": "profile",
     "drift": "profile",
+    "teaching": "risk",
+    "judging": "risk",
     "seeds": "generate",
     "shares": "generate",
     "suite": "generate",
@@ -203,10 +208,10 @@ class ProgressBar:
 
 
 def permanent_lines(event: Event) -> list[str]:
-    """Lines to keep on the screen: what is estimated of a new field, finished rounds, and decisions."""
+    """Lines to keep on the screen: what is estimated of a new field, finished rounds, decisions and tests of moves."""
     if event.step == "round":
         return [*event.details.get("field", ()), str(event.details["record"])]
-    return [str(decision) for decision in event.details.get("decisions", ())]
+    return [str(line) for name in ("decisions", "tests") for line in event.details.get(name, ())]
 
 
 def step_title(event: Event) -> str:
@@ -279,6 +284,7 @@ def result_json(result: CampaignResult, **more: Any) -> dict[str, Any]:
 def _round(r: Round) -> dict[str, Any]:
     page = {name: getattr(r, name) for name in ("number", "arrived", "attempted", "found", "operational", "by_move")}
     page |= {"chosen": r.chosen, "cases": r.cases, "clean": r.clean, "changed": r.changed}
+    page |= {"tests": [str(test) for test in r.tests]} if r.tests else {}
     page |= {"drift": str(r.drift) if r.drift else "", "decisions": [str(decision) for decision in r.decisions]}
     if a := r.assessment:
         page |= {"pmi": a.pmi, "upper": a.upper, "labels": a.labels, "failures": a.failures}

@@ -160,10 +160,12 @@ class SeedRows:
     Attributes:
         rows: of the training data.
         occurrence: tells apart seeds that were chosen several times.
+        by: which risk they were drawn by, ``"risk map"`` or ``"margin"``; empty if another `SeedChooser` chose them.
     """
 
     rows: Tensor
     occurrence: Tensor
+    by: str = ""
 
     def samples(self, train: Samples) -> Samples:
         """The seeds."""
@@ -189,6 +191,67 @@ def _keys(samples: Samples) -> Iterator[tuple[int, int, int]]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoveTest:
+    """Whether the unselected draws of a move look like field inputs; only then is it searched with.
+
+    Attributes:
+        move: its name.
+        searched: whether it is searched with.
+        accepted: share of its unselected draws that its judge takes for field inputs; None if it has no judge.
+        draws: their number.
+        radius: that it is searched with; None if that is the given one, or if it has none.
+        why: why it has no judge, another radius or none, as half a sentence.
+    """
+
+    move: str
+    searched: bool
+    accepted: float | None = None
+    draws: int = 0
+    radius: float | None = None
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.accepted is None:
+            return f"{_quoted(self.move)}: no judge, because {self.why}; the five scores rate its cases"
+        share = f"{percent(self.accepted, 2)} of {self.draws} unselected draws look like field inputs"
+        if self.radius is not None:
+            return f"{_quoted(self.move)}: {share} at the smaller radius {self.radius:g} ({self.why})"
+        at = f" {self.why}" if self.why else ""
+        return f"{_quoted(self.move)}: {share}{at}{'' if self.searched else ', so nothing is searched with it'}"
+
+    @property
+    def finding(self) -> Finding | None:
+        """What a user must know about the move; None if its draws look like field inputs."""
+        if self.accepted is None:
+            return Finding(name="no judge", problem=str(self), advice=self.advice)
+        if not self.searched:
+            return Finding(name="draws unlike the field", problem=str(self), advice=self.advice)
+        return None if self.radius is None else Finding(name="smaller radius", problem=str(self), advice=self.advice)
+
+    @property
+    def advice(self) -> str:
+        """What to do about draws that are unlike the field, or about a missing judge."""
+        if self.radius is not None:
+            return f"Set this radius to {self.radius:g}, or search over conditions"
+        if self.accepted is None:
+            return _advice_without_judge(self.why)
+        if self.why:  # it has a radius
+            return (
+                "Its seeds, training inputs, may be unlike the field: search over conditions, or train on field inputs"
+            )
+        return (
+            "These are not the conditions of the field. Declare others, or let them be estimated within declared ones "
+            "([conditions] estimate = true), in a new folder; `operant field` shows what the field looks like"
+        )
+
+
+def _advice_without_judge(why: str) -> str:
+    if "unselected" in why:
+        return "If this is your own move, give it an `unselected` method"
+    return "Give more distinct field inputs, in groups that can be halved"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """One round of the five steps; ``round.json`` of a round. Round 0, and a round that finds drift, only assess.
 
@@ -197,6 +260,7 @@ class Round:
         arrived: number of field inputs known by then.
         drift: drift of the new field inputs; None if there was none.
         decisions: what feedback changed for this round.
+        tests: whether each move makes cases like field inputs; empty without judges.
         attempted, found, operational: seeds, failures, operational failures among these.
         moves: probability of each move to be tried first on a seed.
         by_move: operational failures per move.
@@ -212,6 +276,7 @@ class Round:
     arrived: int
     drift: Drift | None = None
     decisions: tuple[Decision, ...] = ()
+    tests: tuple[MoveTest, ...] = ()
     attempted: int = 0
     found: int = 0
     operational: int = 0
@@ -230,12 +295,19 @@ class Round:
         return self.retraining is not None and self.retraining.changed
 
     @property
+    def nothing_to_search(self) -> bool:
+        """Whether no move makes cases like field inputs."""
+        return bool(self.tests) and not any(test.searched for test in self.tests)
+
+    @property
     def idle(self) -> bool:
         """Whether the round tried to improve the model and left it unchanged."""
         return self.number > 0 and not self.changed and self.drift is None
 
     def __str__(self) -> str:
         parts = [f"the field has changed ({self.drift.summary})"] if self.drift else []
+        if self.nothing_to_search:
+            parts.append("nothing was searched, because no move makes cases like field inputs")
         if self.attempted:
             parts.append(f"{self.operational} operational failures from {self.attempted} seeds, {self.chosen} chosen")
         parts.append(f"clean accuracy {accuracy(self.clean)}")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from operant.activity import activity
 from operant.campaign.assessing import SequentialAssessment
+from operant.campaign.choosers import risk_score, risk_weighted_seeds
 from operant.campaign.feedback import count_by_move, count_first_moves, search_shares
 from operant.campaign.field import FieldState
+from operant.campaign.judging import JudgedMoves, are_judged, judged_moves, to_search
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import DescriptionOfField, ObservedRound, observe_round
 from operant.campaign.observers.field_description import campaign_lines
-from operant.campaign.records import CampaignResult, Round, SearchShares, SeedRows, StopReason, seed_rows
+from operant.campaign.records import CampaignResult, MoveTest, Round, SearchShares, SeedRows, StopReason, seed_rows
+from operant.campaign.risk import CampaignRisk, with_risk
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
+from operant.conditions import Recipe
 from operant.data import Samples
 from operant.execution.round_state import RoundState
 from operant.formatting import at_least, percent
@@ -24,6 +31,8 @@ from operant.profile import FieldDescription, FittedConditions
 from operant.retrain import FinetuneRecord, brier_monitor
 from operant.suite import Suite
 from operant.types import Move
+
+NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 if TYPE_CHECKING:
     from operant.campaign.campaign import Campaign
@@ -37,8 +46,12 @@ class CampaignRun:
         field: field inputs and the profile learned from them.
         labels: of field inputs, as far as they were bought.
         conditions: estimated before the campaign, for observers; None if they were not.
+        risk: draws cases of the field's conditions; None if there are none to draw from.
         rounds: finished so far.
+        judged: the moves that are searched with.
     """
+
+    judged: JudgedMoves
 
     def __init__(
         self,
@@ -50,9 +63,10 @@ class CampaignRun:
         state: RoundState,
         labels: FieldLabels,
         conditions: FittedConditions | None = None,
+        risk: CampaignRisk | None = None,
     ) -> None:
         self.options, self.moves, self.train = options, moves, train
-        self.field, self.state, self.labels, self.conditions = field, state, labels, conditions
+        self.field, self.state, self.labels, self.conditions, self.risk = field, state, labels, conditions, risk
         self.rounds: list[Round] = []
 
     def run(self) -> CampaignResult:
@@ -80,6 +94,11 @@ class CampaignRun:
         self.state.folder.drop("stop")  # the campaign continues after an earlier end
         if number == 0 or self.field.drift:  # a new field: first assess the model in it
             return self._finish_round(assessment=self._assess_in_new_field())
+        self.judged = self._judge_moves()  # before the first search in a field
+        self.field.risk = None
+        if self.risk is not None and not self._is_rejected(self.risk.recipe, self.judged.tests):
+            with self.state.timed("risk"):
+                self.field.risk = self.risk.begin(self.field)
         with self.state.timed("seeds"):
             seeds, shares = self._choose_seeds()  # step 2
         failures, operational = self._generate(seeds, shares)  # step 3
@@ -87,6 +106,7 @@ class CampaignRun:
         assessment = self._assess(retraining)  # step 5
         return self._finish_round(
             decisions=shares.decisions,
+            tests=self.judged.tests,
             attempted=failures.attempted,
             found=len(failures),
             operational=len(operational),
@@ -137,12 +157,13 @@ class CampaignRun:
 
     def _draw_seeds(self, shares: SearchShares) -> SeedRows:
         state, choose = self.state, self.options.seed_chooser
-        right = state.model.correct(self.train)
+        right = state.model.correct(to_search(self.train, self.options.judge_draws))
         if len(right) == 0:
             raise ValueError("the model gets every training input wrong; check labels and normalisation with doctor()")
         n, generator = self.options.seeds_per_round, state.spawn("seeds")
         chosen = choose(state.model, right, n, field=self.field, shares=shares, generator=generator)
-        return seed_rows(chosen, self.train)
+        by = "risk map" if risk_score(self.field.risk) is self.field.risk else "margin"
+        return replace(seed_rows(chosen, self.train), by=by if choose is risk_weighted_seeds else "")
 
     def _search_shares(self) -> SearchShares:
         return search_shares(
@@ -150,21 +171,41 @@ class CampaignRun:
             self.train,
             field=self.field,
             labelled=self.labels.labelled,
-            moves=list(self.moves),
+            moves=list(self.judged.moves or self.moves),
             rounds=self.rounds,
             feedback=self.options.feedback,
         )
 
     # Step 3: generate
 
+    def _judge_moves(self) -> JudgedMoves:
+        """Which moves make cases like field inputs; judges are fitted once per field."""
+        state, draws = self.state, self.options.judge_draws
+        new = bool(draws) and not are_judged(self.moves, self.field)
+        if new:
+            state.report("judge", 0, 1)
+        judged = judged_moves(self.moves, state.model, self.train, field=self.field, draws=draws)
+        if new:
+            state.report("judge", 1, 1, tests=judged.tests)
+        return judged
+
+    def _is_rejected(self, recipe: Recipe, tests: Sequence[MoveTest]) -> bool:
+        """Whether a judge has found that draws of these conditions do not look like field inputs."""
+        dropped = [self.moves[test.move](naturalness=self.field.naturalness) for test in tests if not test.searched]
+        return any(getattr(fuzz, "recipe", None) == recipe for fuzz in dropped)
+
     def _generate(self, seeds: Samples, shares: SearchShares) -> tuple[Suite, Suite]:
-        """All failures found around the seeds, and the operational ones among them."""
-        naturalness = self.field.naturalness
+        """All failures found around the seeds, and the operational ones among them; none without a usable move."""
+        judged = self.judged
+        if not judged.moves:
+            none = Suite.of(seeds.x[:0], seeds=seeds[:0], origin=NO_ROWS, prediction=NO_ROWS, method="none")
+            return none, none
+        given = {name: shares.moves[name] for name in judged.moves}
         fuzz = OperationalFuzz(
-            moves={name: make(naturalness=naturalness) for name, make in self.moves.items()},
-            naturalness=naturalness,
+            moves=judged.moves,
+            naturalness=judged.naturalness,
             profile=self.field.profile,
-            shares=shares.moves if len(shares.moves) > 1 else {},  # a single move needs no shares
+            shares=given if len(given) > 1 else {},  # a single move needs no shares
             level=self.options.level,
             mass_quantile=self.options.mass_quantile,
         )
@@ -196,7 +237,7 @@ class CampaignRun:
         choose, generator = self.options.case_chooser, state.spawn("select")
         rows = choose(state.model, failures, n, profile=profile, learned=state.learned, generator=generator)
         chosen: Suite = failures[rows.sort().values]
-        return chosen
+        return with_risk(chosen, state.model, self.field.risk)
 
     # Step 5: assess
 
@@ -238,8 +279,16 @@ class CampaignRun:
             spawn=state.spawn,
             load_failures=load_failures,
             conditions=self.conditions,
+            known=known,
+            risk=self._observed_risk(record),
         )
         observe_round(seen, self.options.observers, state)
+
+    def _observed_risk(self, record: Round) -> CampaignRisk | None:
+        """The risk map's cases, if they were drawn and come from conditions that look like the field's."""
+        searched = any(r.attempted for r in (*self.rounds, record))
+        usable = self.risk is not None and searched and not self._is_rejected(self.risk.recipe, record.tests)
+        return self.risk if usable else None
 
     def _described(self) -> dict[str, tuple[str, ...]]:
         """What is estimated without labels of a field that is new in this round, in sentences; it decides nothing."""

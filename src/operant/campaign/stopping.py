@@ -134,13 +134,25 @@ def _obstacle(options: Campaign, rounds: Sequence[Round], clean: int) -> str:
     last = rounds[-1]
     if not last.idle:
         return ""
+    if last.nothing_to_search:
+        return f"Nothing was searched. {_what_judges_say(last)}"
     if last.retraining is None and last.operational:
         return f"The last round chose none of its {last.operational} operational failures to learn from."
     if last.retraining is None:
-        return "The last round found no operational failure: declare wider conditions or larger radii in a new folder."
+        said = _what_judges_say(last) or "Declare wider conditions or larger radii in a new folder."
+        return f"The last round found no operational failure. {said}"
     left = max(options.max_drop - (rounds[0].clean - last.retraining.accuracy_before), 0.0)
     advice = _what_limits(last.retraining, left, clean)
     return " ".join([f"The last retraining was not kept: {last.retraining.reason}.", *advice])
+
+
+def _what_judges_say(last: Round) -> str:
+    """What was found about the moves of a round, and what to do about it; empty if all look like the field."""
+    findings = [test.finding for test in last.tests if test.finding]
+    if not findings:
+        return ""
+    problems = "; ".join(finding.problem for finding in findings)
+    return " ".join([f"{problems}.", *dict.fromkeys(f"{finding.advice}." for finding in findings)])
 
 
 def _accuracy_in_the_way(lost: int, left: float, clean: int) -> str:

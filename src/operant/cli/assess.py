@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from operant.campaign.config import Config
     from operant.data import Samples
     from operant.model import Classifier
-    from operant.types import Labeller
+    from operant.types import Labeller, Score
 
 LEFT_AFTER_EACH = 0.25  # share of the remaining error probability that an assessment leaves for later ones
 
@@ -75,6 +76,13 @@ def assess(
             show_default="[data] groups of operant.toml, for its field",
         ),
     ] = None,
+    risk: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a campaign, or of unselected cases: labels go where these say that the model fails.",
+            show_default="where its margin is small",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the result and for inputs to label.")] = Path("operant-assess"),
     weights: Weights = None,
     bounds: Bounds = None,
@@ -108,9 +116,10 @@ def assess(
             source = _read_configured(classifier, config, options, labels_file)
         else:
             source = _read_files(classifier, field, options, labels_file, out / "to_label")
-        number, history = _read_history(out, labels, seed)
+        score, mark = _read_risk(classifier, risk)
+        number, history = _read_history(out, labels, seed, mark)
         level = 1 - (1 - confidence) * LEFT_AFTER_EACH**number * (1 - LEFT_AFTER_EACH)
-        assessment = _assess(classifier, *source, labels=labels, confidence=level, seed=seed)
+        assessment = _assess(classifier, *source, risk=score, labels=labels, confidence=level, seed=seed)
         results.save(assessment, out / "assessment.json")
         results.write_atomically(out / "history.json", json.dumps(history).encode() + b"\n")
         print_line(
@@ -126,6 +135,7 @@ def _assess(
     labeller: Labeller,
     used: Tensor | None,
     *,
+    risk: Score,
     labels: int,
     confidence: float,
     seed: int,
@@ -147,6 +157,7 @@ def _assess(
         fit_profile(parts["profile"], generator=spawn(seed, "profile")),
         labeller,
         pool=pool,
+        risk=risk,
         labels=labels,
         confidence=confidence,
         used=used,
@@ -242,24 +253,40 @@ def _check_shares(requirement: float, confidence: float) -> None:
         raise ValueError(f"--confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
 
 
-def _read_history(out: Path, labels: int, seed: int) -> tuple[int, list[list[int]]]:
+def _read_risk(model: Classifier, folder: Path | None) -> tuple[Score, list[int]]:
+    """The score that decides where labels go, and a number that tells apart the cases it was learned from."""
+    from operant.seeds import margin_risk
+
+    if folder is None:
+        return margin_risk, []
+    from operant.campaign.risk import teaching_cases
+    from operant.profile import fit_risk
+
+    cases = teaching_cases(folder)
+    found = fit_risk(model, cases)
+    print_line(str(found))
+    return found, [int(cases.digest()[:12], 16)]
+
+
+def _read_history(out: Path, labels: int, seed: int, mark: Sequence[int] = ()) -> tuple[int, list[list[int]]]:
     """The number of this assessment in its folder, from 0, and all up to now; repeating one does not count."""
     from operant.files import read_regular
 
     path = out / "history.json"
     try:
         history: list[list[int]] = json.loads(read_regular(path)) if path.exists() else []
-        if not isinstance(history, list) or not all(_is_pair(entry) for entry in history):
-            raise ValueError("it must be a list of pairs, labels and seed")
+        if not isinstance(history, list) or not all(_is_entry(entry) for entry in history):
+            raise ValueError("it must list labels, seed and cases of each assessment")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}); choose a new folder for this assessment") from None
-    if [labels, seed] not in history:
-        history.append([labels, seed])
-    return history.index([labels, seed]), history
+    entry = [labels, seed, *mark]
+    if entry not in history:
+        history.append(entry)
+    return history.index(entry), history
 
 
-def _is_pair(entry: object) -> bool:
-    return isinstance(entry, list) and len(entry) == 2 and all(type(value) is int for value in entry)
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, list) and len(entry) in (2, 3) and all(type(value) is int for value in entry)
 
 
 def _print_verdict(assessment: Assessment, requirement: float) -> int:

@@ -27,7 +27,7 @@ class ChunkedFuzzing:
     model: Classifier
     seeds: Samples
     size: int
-    path: tuple[int, ...]
+    path: tuple[int, *tuple[int | str, ...]]
 
     @property
     def chunks(self) -> int:

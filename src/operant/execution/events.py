@@ -9,7 +9,7 @@ from typing import Any
 
 from operant.activity import Activity, activity
 
-STEADY = ("generate", "retrain")  # steps whose units take about equally long, so that the time left can be estimated
+STEADY = ("risk", "generate", "retrain")  # their units take about equally long: the time left can be estimated
 
 
 @dataclass(frozen=True, kw_only=True)

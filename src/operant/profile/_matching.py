@@ -15,6 +15,7 @@ from torch.nn.functional import one_hot
 from operant.conditions import DrawnConditions, Recipe, Severity, apply, fixed
 from operant.conditions.recipe import STEPS
 from operant.data import Samples
+from operant.data.class_rows import rows_per_class
 from operant.networks.two_sample import fit_two_sample
 from operant.profile._appearance import Array, ImageDescriptor
 from operant.profile.synthesis import checked_priors
@@ -286,10 +287,6 @@ def make_matcher(
 
 def _rows(y: Tensor, shares: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """About n rows in random order, classes in these shares; rows repeat if a class has too few."""
-    parts = []
-    for c, share in enumerate(shares.tolist()):
-        members, count = (y == c).nonzero().flatten(), max(round(n * share), 2 * (share > 0))
-        mixed = members[shuffled(len(members), generator)]
-        parts.append(mixed.repeat(math.ceil(count / max(1, len(mixed))))[:count])
-    rows = torch.cat(parts)
+    counts = [max(round(n * share), 2 * (share > 0)) for share in shares.tolist()]
+    rows = rows_per_class(y, counts, generator=generator)
     return rows[shuffled(len(rows), generator)]

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from operant.activity import activity
 from operant.data import Samples
-from operant.data.class_texts import class_names
 from operant.formatting import percent
 from operant.model import Classifier, Finding
-from operant.profile._checks import warning
+from operant.profile._risk_findings import few_cases, lacking_classes, missing_layer, one_outcome
 from operant.profile._risk_terms import (
     Correction,
     Head,
@@ -37,8 +36,6 @@ PENALTY = 1.0  # scikit-learn's C of the combination
 PLATT_PENALTY = 1e4
 RISKIEST = 0.05
 TAUGHT_WEIGHT = 5.0  # of a labelled field input, in cases
-ADVISED_CASES = 3000
-MIN_OUTCOMES = 10  # seeds with a failing case, and seeds with a passing one, that a fit needs
 ROWS = 8192  # inputs that are rated together
 PROBES = 32  # cases whose logits tell whether the model is the one that the map was fitted for
 EDGE = 1e-4  # no probability is nearer to 0 or to 1
@@ -112,11 +109,16 @@ class RiskMap:
             last = self._refitted["last"] = _fitted(model, self.cases, self.k)
         return last
 
+    @property
+    def learned(self) -> bool:
+        """Whether the cases taught more than the margin; if not, a finding says why."""
+        return self.coefficients.numel() > 0
+
     def __str__(self) -> str:
         n, taught = len(self.cases) - self.cases.taught, self.cases.taught
         labels = f" and {taught} labelled field inputs" if taught else ""
         first = f"Risk map from {n} cases{labels}: {percent(self.failing)} of the cases fail."
-        if self.coefficients.numel():
+        if self.learned:
             first += f" The riskiest 5 % of them fail {self.lift:.1f} times as often as all, out of fold."
         return "\n".join([first, *(str(finding) for finding in self.findings)])
 
@@ -127,7 +129,7 @@ class RiskMap:
         return logits.shape == stored.shape and torch.allclose(logits, stored, rtol=0, atol=slack)
 
     def _rated(self, asked: Outputs) -> Tensor:
-        if not self.coefficients.numel():
+        if not self.learned:
             return margin_log_odds(asked).sigmoid().clamp(EDGE, 1 - EDGE)
         known = _known(self.cases, Outputs(logits=self.logits.double(), features=self.features.double()))
         terms = _terms(asked, failing_share(known, asked, k=self.k), self.head.log_odds(asked), self.correction)
@@ -228,13 +230,13 @@ def _fitted(model: Classifier, cases: RiskCases, k: int) -> RiskMap:
     outputs, tapped = _outputs(model, cases.x)
     check_finite(logits=outputs.logits, features=outputs.features, advice="examine the model with model.doctor")
     known = _known(cases, outputs)
-    findings = (*_missing_layer(tapped), *_few(cases), *_lacking(known, cases, k))
-    correction, head = fit_correction(known), fit_head(known)
     n = len(cases) - cases.taught
+    findings = (*missing_layer(tapped), *few_cases(n), *lacking_classes(known, cases.classes, k))
+    correction, head = fit_correction(known), fit_head(known)
     w, failed = cases.mass[:n], known.failed[:n]
     empty = torch.empty(0, dtype=torch.float64)
     learned: dict[str, Any] = {"coefficients": empty, "centre": empty, "scale": empty, "lift": float("nan")}
-    if problem := _one_outcome(known, cases.mass):
+    if problem := one_outcome(known, cases.mass):
         findings = (*findings, problem)
     else:
         learned = _combined(known, cases.mass, correction, k)
@@ -314,57 +316,3 @@ def _outputs(model: Classifier, x: Tensor) -> tuple[Outputs, bool]:
     logits, features = model.batched_logits(x).cpu(), model.penultimate(x)
     kept = logits if features is None else features.cpu()
     return Outputs(logits=logits.float().double(), features=kept.float().double()), features is not None
-
-
-# Findings -------------------------------------------------------------------------------------------------------------
-
-
-def _missing_layer(tapped: bool) -> tuple[Finding, ...]:
-    if tapped:
-        return ()
-    problem = "no linear or convolutional layer of the model can be observed, so neighbours are found by logits"
-    return (warning("no penultimate layer", problem, "Pass a plain module instead of a scripted one or a callable"),)
-
-
-def _few(cases: RiskCases) -> tuple[Finding, ...]:
-    n = len(cases) - cases.taught
-    if n >= ADVISED_CASES:
-        return ()
-    problem = f"the map was fitted to {n} cases; below {ADVISED_CASES} it ranks inputs less well"
-    return (warning("few cases", problem, "Draw more, from as many seeds as there are; they need no labels"),)
-
-
-def _lacking(known: Known, cases: RiskCases, k: int) -> tuple[Finding, ...]:
-    """Classes without cases, and classes that are predicted for too few of them."""
-    every = range(known.outputs.logits.shape[1])
-    labels, found = set(known.label.tolist()), []
-    if len(labels) == 1:
-        problem = f"all cases are of class {class_names(sorted(labels), cases.classes)}"
-        advice = "Draw cases of every class that occurs in the field; risks of the others are guesses"
-        found.append(warning("cases of one class", problem, advice))
-    elif missing := sorted(set(every) - labels):
-        problem = f"no case is of class {class_names(missing, cases.classes)}, so nothing is known about its inputs"
-        found.append(warning("class without cases", problem, "Draw cases of it, if it occurs in the field"))
-    counts = known.outputs.predicted.bincount(minlength=len(every))
-    if rare := [c for c in every if counts[c] < k]:
-        problem = (
-            f"fewer than {k} cases are predicted as class {class_names(rare, cases.classes)}, so that inputs with this "
-            "prediction are compared with cases of all classes"
-        )
-        found.append(warning("class with few cases", problem, "Draw more cases of it, if it occurs in the field"))
-    return tuple(found)
-
-
-def _one_outcome(known: Known, mass: Tensor) -> Finding | None:
-    """Too few failures or passes to learn from."""
-    counts = [known.group[(known.failed == outcome) & (mass > 0)] for outcome in (1, 0)]
-    failing, passing = (len(groups.unique()) for groups in counts)
-    if min(failing, passing) >= MIN_OUTCOMES:
-        return None
-    problem = (
-        f"cases of {failing} seeds fail and cases of {passing} seeds pass; with fewer than {MIN_OUTCOMES} of either, "
-        "inputs are ranked by the margin alone"
-    )
-    what = "stronger" if failing < MIN_OUTCOMES else "weaker"
-    advice = f"Draw more cases; if the field has {what} conditions than the recipe, correct the recipe"
-    return warning("too few failures or passes", problem, advice)

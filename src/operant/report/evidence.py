@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from operant import results
 from operant.campaign.assessing import SequentialAssessment, what_it_takes
 from operant.campaign.observers import Section
-from operant.campaign.records import CampaignInfo, Round, StopRecord
+from operant.campaign.records import CampaignInfo, MoveTest, Round, StopRecord
 from operant.data.class_texts import class_name
 from operant.files import read_regular
 from operant.formatting import at_most, percent
@@ -86,6 +87,11 @@ class Evidence:
     compared: tuple[int, ...]
     findings: tuple[tuple[str, Finding], ...]
     hashes: tuple[tuple[str, str], ...]
+
+    @property
+    def tests(self) -> tuple[MoveTest, ...]:
+        """Whether each move makes cases like field inputs, in the present field; empty if nothing was judged."""
+        return latest_tests(self.rounds)
 
     @property
     def requirement(self) -> float:
@@ -177,6 +183,11 @@ class Evidence:
 
     def class_name(self, label: int) -> str:
         return class_name(label, self.info.classes if self.info else ())
+
+
+def latest_tests(rounds: Sequence[Round]) -> tuple[MoveTest, ...]:
+    """The tests of the moves in the last round that searched, or would have; judges are fitted once per field."""
+    return next((done.tests for done in reversed(rounds) if done.tests), ())
 
 
 def describe_labels(assessed: SequentialAssessment) -> str:

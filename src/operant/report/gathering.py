@@ -24,7 +24,7 @@ from operant.files import read_regular
 from operant.model import Finding
 from operant.model.hashing import bytes_of, fingerprint, hash_of
 from operant.profile import FittedConditions, load_profile
-from operant.report.evidence import INITIAL_MODEL, Evidence, Prior
+from operant.report.evidence import INITIAL_MODEL, Evidence, Prior, latest_tests
 from operant.report.failures import LIMIT, Gallery, RoundFailures, contents, different, gallery_of
 from operant.suite import Suite
 from operant.triage.sampling import ValidShare, valid_share
@@ -54,6 +54,8 @@ def gather(
     done = [part for part in found if part.round in {r.number for r in rounds}]
     findings += [("profile", finding) for finding in _profile_findings(folder)]
     findings += [("conditions", finding) for finding in _conditions_findings(folder)]
+    tests = latest_tests(rounds)
+    findings += [("moves", finding) for test in tests if (finding := test.finding) is not None]
     triage = _triage(folder, findings)
     if valid:
         _check_judged(folder, triage, findings)

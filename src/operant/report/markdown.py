@@ -25,6 +25,7 @@ def markdown(evidence: Evidence) -> str:
         f"{evidence.labels} labels{counted}{evidence.seeds} seeds, {cases}.",
         f"Time of all sessions: {describe_times(evidence.seconds)}." if evidence.seconds else "",
         f"The verdict is about the {name}{f', hash `{weights}`' if weights else ''}." if evidence.rounds else "",
+        f"Moves: {plain('; '.join(str(test) for test in evidence.tests))}." if evidence.tests else "",
         *(part for section in evidence.sections for part in _section(section)),
         plain(str(evidence.triage)) if evidence.triage else "",
         "\n".join(f"Round {done.number}: {plain(done.drift.summary)}" for done in evidence.rounds if done.drift),

@@ -113,10 +113,14 @@ def sample_rows(suite: Suite, plan: SamplePlan) -> Tensor:
 
 
 def ranked_rows(suite: Suite) -> Tensor:
-    """The failures by mass times naturalness, as far as these are known; the most likely in the field come first."""
+    """The failures by mass times naturalness times risk, as far as these are known; likely ones in the field first.
+
+    The risk says how likely field inputs like this one are to fail: a failure that has many others around it comes
+    before one that stands alone.
+    """
     failing = (suite.prediction != suite.label).nonzero().flatten()
     score = torch.ones(len(failing), dtype=torch.float64)
-    for name in ("mass", "naturalness"):
+    for name in ("mass", "naturalness", "risk"):
         column = suite.columns.get(name)
         if isinstance(column, Tensor):
             score *= column[failing].double().nan_to_num(0)

@@ -58,6 +58,7 @@ def campaign(name: str, setting: LoopSetting, recipe: Recipe, radius: float) -> 
         cases_per_round=setting.cases_per_round,
         label_batch=labels,
         dimensions=32,
+        judge_draws=0,  # the published tables are older than judges
         retrainer=finetune,
     )
     everything = {"level": ANY_LEVEL, "mass_quantile": 0.0}

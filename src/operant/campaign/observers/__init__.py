@@ -9,12 +9,14 @@ from operant.campaign.observers.defences import CheapDefences
 from operant.campaign.observers.error_sources import ErrorSources
 from operant.campaign.observers.field_description import DescriptionOfField
 from operant.campaign.observers.field_map import MapOfField
+from operant.campaign.observers.risk import RiskOfField
 from operant.campaign.observers.uncertainty import UncertaintyOfFailures
 
 OBSERVERS: tuple[Observer, ...] = (
     DescriptionOfField(),
     MapOfField(),
     ErrorSources(),
+    RiskOfField(),
     UncertaintyOfFailures(),
     CheapDefences(),
 )
@@ -28,6 +30,7 @@ __all__ = [
     "MapOfField",
     "ObservedRound",
     "Observer",
+    "RiskOfField",
     "Section",
     "UncertaintyOfFailures",
     "check_names",

@@ -16,6 +16,7 @@ from torch import Tensor
 from operant.activity import activity
 from operant.campaign.field import FieldState
 from operant.campaign.records import Round
+from operant.campaign.risk import CampaignRisk
 from operant.data import Samples
 from operant.execution.memory import in_batches, with_smaller_batches
 from operant.execution.round_state import RoundState
@@ -25,7 +26,7 @@ from operant.suite import Suite
 
 MAX_POINTS = 600  # points of one kind in a chart
 ROUND_FILES = (
-    "budget cases drift field labels naturalness predictions profile retraining round seeds shares suite weights"
+    "budget cases drift field judge labels naturalness predictions profile retraining round seeds shares suite weights"
 )
 PAGE_IDS = (
     "cards checks close cost count drift enlarged failures feedback field large learned more next overview previous "
@@ -48,6 +49,8 @@ class ObservedRound:
         spawn: a random generator for a part of the round, by name.
         load_failures: reads the operational failures; use ``failures``.
         conditions: estimated from the first field inputs; None if they were not.
+        known: all labelled inputs of the present field; None if they are not given.
+        risk: of the campaign; None if no cases were drawn for it.
     """
 
     record: Round
@@ -60,6 +63,8 @@ class ObservedRound:
     spawn: Callable[[str], torch.Generator]
     load_failures: Callable[[], Suite | None]
     conditions: FittedConditions | None = None
+    known: Samples | None = None
+    risk: CampaignRisk | None = None
 
     @property
     def failures(self) -> Suite | None:

@@ -12,6 +12,7 @@ from operant.conditions import DrawnConditions, Recipe, apply
 from operant.data import Samples
 from operant.generate.engine import CaseList, Goal, Rows
 from operant.generate.operational._cases import LEVEL, check_conditions, check_level, check_same_bounds, p_values
+from operant.generate.operational.draws import RecipeDraws
 from operant.measure.naturalness import Naturalness
 from operant.model import Classifier, value_and_gradient
 from operant.rng import normal_like
@@ -82,6 +83,10 @@ class ConditionMove:
             rows = {"x0": seeds.x[some], "y": seeds.labels[some], "origin": some.to(seeds.x.device)}
             self._search(model, rows, {name: values[some] for name, values in draws.items()}, cases)
         return cases.suite(model, method="conditions").failures()
+
+    def unselected(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Samples:
+        """One draw of the recipe per seed, for a judge of these cases; nothing is searched."""
+        return RecipeDraws(recipe=self.recipe, dense=1).unselected(model, seeds, generator=generator)
 
     def _draws(self, n: int, generator: torch.Generator) -> Rows:
         """All random numbers of all seeds: draws of the recipe, noise around the best, and the choice between them."""

@@ -12,6 +12,7 @@ import torch
 from operant.conditions import Recipe
 from operant.data import Samples
 from operant.generate.operational.conditions import ConditionMove
+from operant.generate.operational.draws import RecipeDraws
 from operant.generate.operational.genetic import GeneticMove
 from operant.generate.operational.gradient import GradientMove
 from operant.generate.uncertainty import UncertaintyFuzz
@@ -22,6 +23,7 @@ IMAGE_RADII = (0.02, 0.05)  # shares of the range of training inputs, per value 
 TABLE_RADII = (0.05, 0.1)  # shares of the spread of a column
 GENETIC_RADIUS = 0.3  # share of the range; naturalness, not the ball, keeps these cases near
 PATTERN_RADIUS = 0.1  # share of the range, per value; only the ball keeps these cases near
+DRAWS_PER_SEED = 8  # half the rows of a climb; three failures per seed are kept
 PATTERN_POPULATION, PATTERN_GENERATIONS = 50, 20  # the paper's 100 and 50 take five times as long
 
 
@@ -32,26 +34,39 @@ def default_moves(
     radii: Sequence[float] | None = None,
     norm: str = "l2",
     steps: int = 10,
+    climb: bool = False,
     genetic: bool = False,
     patterns: Sequence[str] = (),
     own: Mapping[str, Move] | None = None,
 ) -> dict[str, Move]:
     """The moves that ``operant.toml`` gives a campaign, by name.
 
-    In this order: conditions, one gradient search per radius, the genetic search, one search per pattern, your own.
+    In this order: draws of conditions, the search over their severities, one gradient search per radius, the genetic
+    search, one search per pattern, your own. Gradient searches of images are opt-in: their cases seldom look like
+    field inputs and teach little. Tables, and images without a recipe, have no other search, so they have them by
+    default.
 
     Args:
         train: training inputs, whose range or spread scales the default radii.
-        recipe: field conditions to search over; None leaves that move out.
-        radii: of the gradient searches, in input units (default: `default_radii`).
+        recipe: field conditions to draw from; None leaves that move out.
+        radii: of the gradient searches, in input units (default: none with a recipe, else `default_radii`).
         norm: of the gradient searches, ``"l2"`` or ``"linf"``.
         steps: of each gradient search.
+        climb: add `ConditionMove`, which searches the severities of the recipe.
         genetic: add `GeneticMove`; images only.
         patterns: add `UncertaintyFuzz` for each of these; images only.
         own: further moves by name.
     """
-    moves: dict[str, Move] = {} if recipe is None else {"conditions": partial(ConditionMove, recipe=recipe)}
-    for radius in default_radii(train, norm=norm) if radii is None else radii:
+    moves: dict[str, Move] = {}
+    if recipe is not None:
+        moves["conditions"] = partial(unguided, RecipeDraws(recipe=recipe, per_seed=DRAWS_PER_SEED))
+    if climb:
+        if recipe is None:
+            raise ValueError("climb searches the severities of conditions, but there are none; declare some")
+        moves["climb"] = partial(ConditionMove, recipe=recipe)
+    if radii is None:
+        radii = default_radii(train, norm=norm) if recipe is None else ()
+    for radius in radii:
         moves[f"gradient-{radius:g}"] = partial(GradientMove, radius=radius, norm=norm, steps=steps)
     for name, wanted in (("genetic", genetic), ("patterns", patterns)):
         if wanted and len(train.shape) != 3:

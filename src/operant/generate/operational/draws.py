@@ -55,9 +55,14 @@ class RecipeDraws:
         seeds = seeds.to(model.device)
         origin = torch.arange(len(seeds)).repeat_interleave(self.per_seed)
         drawn = self.draw(len(origin), generator=generator)
-        x = torch.cat([apply(seeds.x[origin[some]], drawn[some]) for some in _parts(len(origin), model.batch_size)])
-        suite = judge(model, seeds, x, origin=origin, method="draws")
+        suite = judge(model, seeds, _applied(model, seeds.x, origin, drawn), origin=origin, method="draws")
         return suite.with_columns(**drawn.columns(), log_prob=self.recipe.log_prob(drawn))
+
+    def unselected(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Samples:
+        """One draw per seed, for a judge of these cases; the model is not asked."""
+        check_same_bounds(self.recipe, model)
+        drawn = self.draw(len(seeds), generator=generator)
+        return Samples(_applied(model, seeds.x, torch.arange(len(seeds)), drawn), seeds.y)
 
     def draw(self, n: int, *, generator: torch.Generator) -> DrawnConditions:
         """Conditions of ``n`` cases, by (1)."""
@@ -78,5 +83,7 @@ class RecipeDraws:
         return float(log_p.sort().values[place]) - 1e-9  # equal densities are all dense
 
 
-def _parts(n: int, size: int) -> tuple[Tensor, ...]:
-    return tuple(torch.arange(n).split(size))
+def _applied(model: Classifier, x: Tensor, origin: Tensor, drawn: DrawnConditions) -> Tensor:
+    """The inputs of these rows under their conditions, a batch at a time."""
+    parts = torch.arange(len(origin)).split(model.batch_size)
+    return torch.cat([x[:0], *(apply(x[origin[some]], drawn[some]) for some in parts)])

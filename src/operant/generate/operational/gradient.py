@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -44,8 +44,12 @@ class GradientMove:
     ``weight=0`` naturalness has no effect: this is `PGD`, and with ``stop_after=1`` it is `PGD` that stops early. Seeds
     do not affect each other: random numbers are drawn for all of them before the first leaves.
 
+    What guides a search never judges it: a search finds what its guide overlooks. The five scores of naturalness guide
+    this move and decide when a seed leaves. In a campaign a learned judge, which the search never sees, decides which
+    of its cases are natural (see `operant.campaign.judging`).
+
     Args:
-        naturalness: guides unnatural failures by its surrogate, and accepts failures by its p-value.
+        naturalness: guides unnatural failures by its surrogate, and by its p-value ends the search of a seed.
         radius: of the ball around each seed, in input units.
         norm: ``"linf"`` or ``"l2"``. In L2 the pixels that matter most move most; in Linf all move equally, which looks
             like noise.
@@ -90,6 +94,10 @@ class GradientMove:
             batch = advance(chosen(rows, some), partial(self._step, model, cases), steps=self.steps)
             cases.add(batch, batch["found"] == 0)
         return cases.suite(model, method=f"gradient-{self.norm}")
+
+    def unselected(self, model: Classifier, seeds: Samples, *, generator: torch.Generator) -> Samples:
+        """The last point of each seed after all steps, failing or not, for a judge of these cases."""
+        return replace(self, stop_after=None)(model, seeds, generator=generator).samples()
 
     def _step(self, model: Classifier, cases: CaseList, state: Rows) -> tuple[Rows, Tensor | None]:
         x, y = state["x"], state["y"]

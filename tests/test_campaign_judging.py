@@ -1,0 +1,205 @@
+"""Judges of a campaign's moves: what they learn from, which moves they reject, and what the user is told."""
+
+from dataclasses import replace
+from functools import cache, partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from operant import Classifier, Samples, load_digits, spawn
+from operant.campaign import Campaign, judging
+from operant.campaign.judging import _largest_radius, _no_judge, _rows, _seeds, to_search
+from operant.campaign.records import MoveTest
+from operant.conditions import Recipe, apply, half_normal
+from operant.data import labels_of
+from operant.execution import RunFolder
+from operant.generate import PGD, ConditionMove, GradientMove, RecipeDraws, unguided
+from operant.measure import judge as judge_module
+from operant.networks import fit, initialise
+from operant.report import write_report
+from operant.report.gathering import gather
+from operant.retrain import OperationalFinetune
+
+NOISE = Recipe(severities={"gaussian_noise": half_normal(0.15, high=0.5)})
+DRAWS = RecipeDraws(recipe=NOISE, per_seed=4)
+TINY = Campaign(
+    requirement=0.001,
+    moves={"conditions": partial(unguided, DRAWS)},
+    rounds=1,
+    labels=60,
+    max_drop=0.1,
+    seeds_per_round=40,
+    cases_per_round=10,
+    label_batch=10,
+    dimensions=4,
+    judge_draws=120,
+    retrainer=OperationalFinetune(epochs=1, steps=5, progress=False),
+    observers=(),
+)
+
+
+@cache
+def digits():
+    return load_digits()
+
+
+@cache
+def model():
+    start = initialise(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), generator=spawn(0, "weights"))
+    return Classifier(fit(start, digits().train[:400], epochs=4, generator=spawn(0, "fit"), progress=False).module)
+
+
+@cache
+def labelled():
+    g, source = spawn(0, "field"), digits().test
+    rows = torch.randint(len(source), (600,), generator=g)
+    return Samples(apply(source.x[rows], NOISE.draw(600, generator=g)), source.labels[rows])
+
+
+def run(folder, **changes):
+    field = labelled()
+    parts = {"train": digits().train[:600], "clean": digits().train[600:700], "labeller": labels_of(field)}
+    return replace(TINY, **changes)(model(), field=Samples(field.x, ids=field.ids), folder=folder, **parts)
+
+
+def digest(folder):
+    with RunFolder(folder) as opened:
+        return opened.digest()
+
+
+@pytest.fixture(autouse=True)
+def short_training(monkeypatch):
+    monkeypatch.setattr(judge_module, "NETWORK_STEPS", 10)
+
+
+def test_a_judge_rates_the_cases_of_its_move_and_survives_a_resume(tmp_path):
+    folder, moves = tmp_path / "run", TINY.moves | {"pgd": partial(unguided, PGD(radius=1))}
+    done = run(folder, moves=moves)
+    ours, theirs = done.rounds[1].tests
+    assert ours.searched
+    assert ours.accepted > 0.8
+    assert ours.draws == 120
+    assert ours.finding is None
+    assert str(theirs).startswith("pgd: no judge, because it has no unselected draws")
+    assert theirs.searched
+    assert [(where, f.name) for where, f in gather(folder).findings if where == "moves"] == [("moves", "no judge")]
+    before = digest(folder)
+    page = write_report(folder, tmp_path / "report")
+    assert str(ours) in page.read_text()
+    (folder / "round-000" / ".judge-000.json.seal").unlink()
+    for file in ("round", "shares", "seeds"):
+        (folder / "round-001" / f".{file}.json.seal").unlink()
+    again = run(folder, moves=moves)
+    assert again.rounds == done.rounds
+    assert digest(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("move", "said"),
+    [
+        (partial(unguided, DRAWS), "estimate = true"),
+        (partial(GradientMove, radius=1.0, steps=2), "at the given radius 1, and fewer than half do at 0.0625"),
+    ],
+)
+def test_nothing_is_searched_with_a_move_whose_draws_are_all_rejected(tmp_path, monkeypatch, move, said):
+    real = judging.fit_judge
+    monkeypatch.setattr(judging, "fit_judge", cached_first(lambda *a, **b: replace(real(*a, **b), accepted=0.0)))
+    done = run(tmp_path, moves={"bad": move})
+    last = done.rounds[-1]
+    assert last.nothing_to_search
+    assert (last.attempted, last.found, last.changed) == (0, 0, False)
+    assert "nothing was searched" in str(last)
+    for text in ("Nothing was searched. bad: 0 % of 120 unselected draws look like field inputs", said):
+        assert text in done.reason
+    assert [f.name for where, f in gather(tmp_path).findings if where == "moves"] == ["draws unlike the field"]
+    assert "Nothing was searched" in write_report(tmp_path, tmp_path).read_text()
+
+
+def cached_first(fit):
+    """The result of the first call for all calls: a judge takes a second."""
+    kept = []
+
+    def call(*given, **options):
+        if not kept:
+            kept.append(fit(*given, **options))
+        return kept[0]
+
+    return call
+
+
+@pytest.mark.parametrize("limit", [0.9, 0.4, 0.2])
+def test_the_largest_radius_that_passes_is_found_by_bisection(limit):
+    tried = []
+
+    def fit(radius):
+        tried.append(radius)
+        return SimpleNamespace(trusted=radius <= limit)
+
+    radius, judge = _largest_radius(1.0, fit)
+    assert judge.trusted
+    assert limit / 1.5 <= radius <= limit
+    assert len(tried) == 4
+
+
+def test_no_radius_passes():
+    radius, judge = _largest_radius(1.0, lambda radius: SimpleNamespace(trusted=False))
+    assert judge is None
+    assert radius == pytest.approx(1 / 16, rel=0.01)
+
+
+def profile_of(train):
+    """Only the first two classes occur in the field."""
+    weights = torch.where(train.labels < 2, 1.0, 0.0)
+    return SimpleNamespace(weights=lambda inputs: weights / weights.sum())
+
+
+def test_seeds_of_judges_are_not_searched_and_have_the_shares_of_the_field():
+    train = digits().train[:600]
+    seeds = _seeds(train, SimpleNamespace(profile=profile_of(train), seed=0, fitted_in="round-000"), 120)
+    searched = to_search(train, 120)
+    assert len(seeds) == 120
+    assert set(seeds.labels.tolist()) == {0, 1}
+    assert not bool(torch.isin(seeds.ids, searched.ids).any())
+    assert 400 <= len(searched) < 600
+    few = _seeds(train[:200], SimpleNamespace(profile=profile_of(train[:200]), seed=0, fitted_in="round-000"), 120)
+    assert len(few) == 200 - len(to_search(train[:200], 120))  # not more than were reserved
+    together = replace(train, groups=("scene",) * len(train))
+    assert len(to_search(together, 120)) == len(train)
+    assert to_search(train, 0) is train
+    labels, shares = torch.tensor([0, 1, 1, 1]), torch.tensor([0.5, 0.4, 0.1])  # no input of class 2
+    drawn = labels[_rows(labels, shares, 900, spawn(0))]
+    assert 400 < int((drawn == 0).sum()) < 600
+    assert len(drawn) == 900
+
+
+def test_few_field_inputs_and_foreign_fuzzers_have_no_judge():
+    inputs = Samples(torch.rand(260, 1, 8, 8, generator=spawn(0)))
+    assert _no_judge(DRAWS, inputs, 120) == ""
+    assert "240 distinct field inputs are too few: 250 are needed" in _no_judge(DRAWS, inputs[:240], 120)
+    assert "no unselected draws" in _no_judge(PGD(radius=1), inputs, 120)
+    assert "80 training inputs that are kept for judges are too few" in _no_judge(DRAWS, inputs, 80)
+    grouped = replace(inputs, groups=("scene",) * 260)
+    assert "nearly all field inputs are in one half" in _no_judge(DRAWS, grouped, 120)
+    told = MoveTest(move="1", searched=True, why="240 distinct field inputs are too few").finding
+    assert told.problem.startswith("'1': no judge, because 240")
+    assert told.advice == "Give more distinct field inputs, in groups that can be halved"
+    foreign = MoveTest(move="pgd", searched=True, why=_no_judge(PGD(radius=1), inputs)).finding
+    assert foreign.advice == "If this is your own move, give it an `unselected` method"
+    with pytest.raises(ValueError, match="judge_draws must be 0, for no judges, or at least 100, got 50"):
+        replace(TINY, judge_draws=50)
+
+
+def test_unselected_draws_are_one_case_per_seed_whether_it_fails_or_not():
+    seeds = digits().test[:30]
+    climb = ConditionMove(recipe=NOISE, naturalness=None)
+    gradient = GradientMove(naturalness=None, weight=0, radius=0.5, steps=3)
+    for move in (DRAWS, climb, gradient):
+        draws, again = (move.unselected(model(), seeds, generator=spawn(1)) for _ in range(2))
+        assert draws.x.shape == seeds.x.shape
+        assert draws.x.equal(again.x)
+        assert draws.labels.equal(seeds.labels)
+    assert float((draws.x - seeds.x).flatten(1).norm(dim=1).max()) <= 0.5 + 1e-6
+    found = gradient(model(), seeds, generator=spawn(1))  # stops at failures, so it moves less
+    assert float(found.distances("l2").mean()) < float((draws.x - seeds.x).flatten(1).norm(dim=1).mean())

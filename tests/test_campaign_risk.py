@@ -1,0 +1,277 @@
+"""Laws of a campaign's risk map: what cases it draws, that they are kept, and what seeds, triage and the report use."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from operant import Classifier, Samples, Suite, labels_of, load_digits, results, spawn
+from operant.assess import assess_reliability, failure_rate, regressions
+from operant.campaign import Campaign, CampaignResult
+from operant.campaign import field as field_module
+from operant.campaign.choosers import risk_score
+from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound, describe_lift
+from operant.campaign.records import SeedRows
+from operant.campaign.risk import CampaignRisk, spread_seeds, teaching_cases
+from operant.conditions import Recipe, apply, normal, uniform
+from operant.execution import RunFolder, pool
+from operant.generate import GradientMove
+from operant.networks import fit, initialise
+from operant.profile import fit_profile, fit_risk
+from operant.report import gather
+from operant.report.page import render_page
+from operant.retrain import OperationalFinetune
+from operant.seeds import margin_risk
+
+RECIPE = Recipe(severities={"rotation": normal(15), "gaussian_noise": uniform(0, 0.4)})
+digits = cache(load_digits)
+TINY = Campaign(
+    requirement=0.001,
+    moves={"gradient": partial(GradientMove, radius=1.0, steps=2)},
+    rounds=1,
+    labels=150,
+    max_drop=0.1,
+    seeds_per_round=20,
+    cases_per_round=10,
+    chunk=20,
+    dimensions=4,
+    draws=300,
+    judge_draws=0,
+    retrainer=OperationalFinetune(epochs=1, steps=5, progress=False),
+    observers=(RiskOfField(),),
+)
+
+
+def train() -> Samples:
+    return digits().train[:500]
+
+
+def clean() -> Samples:
+    return digits().train[500:650]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+
+
+@cache
+def model() -> Classifier:
+    start = initialise(network, generator=spawn(100, "weights"))
+    return Classifier(fit(start, train(), epochs=25, learning_rate=4e-3, generator=spawn(100), progress=False).module)
+
+
+@cache
+def field() -> Samples:
+    g, source = spawn(100, "field"), digits().test
+    rows = torch.randint(len(source), (700,), generator=g)
+    return Samples(apply(source.x[rows], RECIPE.draw(700, generator=g)), source.labels[rows])
+
+
+def run(folder: Path, *, recipe: Recipe | None = RECIPE, **changes: Any) -> CampaignResult:
+    return replace(TINY, **changes)(
+        model(),
+        train=train(),
+        clean=clean(),
+        field=Samples(field().x, ids=field().ids),
+        labeller=labels_of(field()),
+        folder=folder,
+        recipe=recipe,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fitted_once() -> Iterator[None]:
+    """All these campaigns have the same field."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(field_module, "fit_naturalness", _remembering(field_module.fit_naturalness))
+        yield
+
+
+def _remembering(work: Any) -> Any:
+    known: list[Any] = []
+
+    def remembered(*arguments: Any, **options: Any) -> Any:
+        if not known:
+            known.append(work(*arguments, **options))
+        return known[0]
+
+    return remembered
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CampaignResult]:
+    folder = tmp_path_factory.mktemp("run")
+    return folder, run(folder)
+
+
+def digest(folder: Path) -> str:
+    with RunFolder(folder) as opened:
+        return opened.digest()
+
+
+def record_of(folder: Path) -> RiskOfRound:
+    found: RiskOfRound = results.load(folder / "round-001" / "risk.json", RiskOfRound)
+    return found
+
+
+# Cases
+
+
+def test_cases_that_judge_share_no_seed_with_anything_that_is_learned_from(done) -> None:
+    folder, result = done
+    teaching, judging = (Suite.open(folder / "draws" / name) for name in ("teaching", "judging"))
+    assert (len(teaching), len(judging)) == (300, 100)
+    assert bool(torch.isin(teaching.seed, train().ids).all())
+    assert bool(torch.isin(judging.seed, clean().ids).all())
+    assert not bool(torch.isin(judging.seed, torch.cat([teaching.seed, result.suite.seed])).any())
+    for suite in (teaching, judging):  # nothing is selected: passes as well as failures
+        assert 0 < int((suite.prediction != suite.label).sum()) < len(suite)
+    assert not list(folder.glob("draws/*-chunks"))
+
+
+@pytest.mark.slow  # two processes
+def test_workers_and_interruptions_change_no_bit(done, tmp_path: Path) -> None:
+    folder, _ = done
+    shutil.copytree(folder, tmp_path / "again")
+    for part in ("round-001", "draws/judging"):
+        shutil.rmtree(tmp_path / "again" / part)
+    (tmp_path / "again" / "draws" / ".judging.seal").unlink()
+    run(tmp_path / "again", engine=pool(2))
+    assert digest(tmp_path / "again") == digest(folder)
+
+
+@pytest.mark.parametrize(("n", "classes"), [(1, 3), (50, 3), (400, 5)])
+def test_seeds_have_every_class_and_repeat_only_when_all_are_used(n: int, classes: int) -> None:
+    inputs = Samples(torch.rand(60, 2, generator=spawn(0)), torch.arange(60) % 3)
+    shares = torch.tensor([1.0, *[0.0] * (classes - 1)])
+    chosen = spread_seeds(inputs, shares, n, generator=spawn(1))
+    counts, uses = chosen.labels.bincount(minlength=3), chosen.ids.unique(return_counts=True)[1]
+    assert len(chosen) == n
+    if n >= 50:
+        assert counts[0] > 2 * counts[1]
+        assert abs(int(counts[1] - counts[2])) <= 1
+        assert counts[1] > 0
+    for c in range(3):
+        own = chosen.ids[chosen.labels == c].unique(return_counts=True)[1]
+        assert len(own) == min(20, int(counts[c]))
+        assert own.tolist() == [] or int(own.max() - own.min()) <= 1
+    assert int(uses.sum()) == n
+
+
+def test_without_conditions_or_draws_there_is_no_map(tmp_path: Path) -> None:
+    for name, changes in (("none", {"recipe": None}), ("off", {"draws": 0})):
+        run(tmp_path / name, **changes)
+        assert not (tmp_path / name / "draws").exists()
+        assert not (tmp_path / name / "round-001" / "risk.json").exists()
+        assert results.load(tmp_path / name / "round-001" / "seeds.json", SeedRows).by == "margin"
+        with pytest.raises(ValueError, match="has no cases for a risk map"):
+            teaching_cases(tmp_path / name)
+
+
+# Uses
+
+
+def test_seeds_are_drawn_by_the_map_where_it_has_learned(done) -> None:
+    folder, _ = done
+    assert results.load(folder / "round-001" / "seeds.json", SeedRows).by == "risk map"
+    taught = fit_risk(model(), teaching_cases(folder))
+    untaught = fit_risk(model(), teaching_cases(folder)[:5])
+    assert taught.learned
+    assert not untaught.learned
+    assert risk_score(taught) is taught
+    assert risk_score(untaught) is risk_score(None) is margin_risk
+
+
+def test_cases_carry_their_risk_for_triage(done) -> None:
+    folder, result = done
+    assert result.suite is not None
+    risk = Suite.open(folder / "cases")["risk"]
+    again = fit_risk(model(), teaching_cases(folder), priors=_shares(folder))(model(), result.suite.x)
+    assert torch.allclose(risk, again, atol=1e-6)
+
+
+def _shares(folder: Path) -> list[float]:
+    from operant.profile import load_profile
+
+    mass = load_profile(folder / "round-000" / "profile.json").weights(train())
+    return torch.bincount(train().labels, mass, minlength=10).tolist()
+
+
+def test_models_are_judged_by_the_cases_and_changes_are_counted(done) -> None:
+    folder, result = done
+    judging, record = Suite.open(folder / "draws" / "judging"), record_of(folder)
+    assert record.before == failure_rate(model(), judging, priors=_normalised(_shares(folder)))
+    assert record.after == failure_rate(result.model, judging, priors=_normalised(_shares(folder)))
+    changed = regressions(result.model, judging)
+    assert (record.broken, record.fixed) == (len(changed.broken), len(changed.fixed))
+
+
+def _normalised(shares: list[float]) -> list[float]:
+    total = torch.tensor(shares, dtype=torch.float64)
+    return (total / total.sum()).tolist()
+
+
+def test_the_map_is_a_score_for_the_proof(done) -> None:
+    risk, data = fit_risk(model(), teaching_cases(done[0])), field()
+    parts = data.split(profile=0.4, assessment=0.6)
+    found = assess_reliability(
+        model(),
+        fit_profile(parts["profile"], generator=spawn(0)),
+        labels_of(data),
+        pool=Samples(parts["assessment"].x, ids=parts["assessment"].ids),
+        labels=120,
+        risk=risk,
+        generator=spawn(1),
+    )
+    truth = 1 - model().accuracy(data)
+    assert found.labels == 120
+    assert 0 < found.pmi < found.claim
+    assert found.claim > truth - 0.02
+
+
+def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
+    folder, _ = done
+    record, evidence = record_of(folder), gather(folder, observers=TINY.observers)
+    risks = [one.risk for one in record.riskiest]
+    assert risks == sorted(risks, reverse=True)
+    assert risks[-1] > record.expected
+    assert int(record.riskiest_classes.sum()) == 35
+    assert int(record.classes.sum()) == record.rated == 700
+    section = next(s for s in evidence.sections if s.name == "risk")
+    page = render_page(evidence, TINY.observers)
+    assert section.summary in page.replace("\u00a0", " ").replace("&#39;", "'")
+    assert page.count("<figcaption>") >= len(record.riskiest)
+    assert len(section.values["rates"]) == 1
+    assert section.values["lift_rows"]
+    few = replace(record, lift=None, labels=MIN_LABELS - 1, failures=3)
+    assert "3 of 99 labelled field inputs fail, and at least 100" in describe_lift(few)
+    assert "no more than the margin" in describe_lift(replace(record, learned=False))
+
+
+def test_recipes_that_do_not_fit_are_refused_before_a_label_is_bought(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the recipe must have the model's bounds"):
+        run(tmp_path / "bounds", recipe=replace(RECIPE, bounds=(-1.0, 1.0)))
+    rows = Samples(train().x.flatten(1), train().labels)
+    with pytest.raises(ValueError, match="conditions are for images, but inputs have the shape"):
+        TINY(
+            Classifier(nn.Linear(64, 10)),
+            train=rows[:300],
+            clean=rows[300:],
+            field=Samples(field().x.flatten(1)),
+            labeller=labels_of(field()),
+            folder=tmp_path / "table",
+            recipe=RECIPE,
+        )
+
+
+def test_classes_beyond_the_training_data_have_no_share(tmp_path: Path) -> None:
+    state = SimpleNamespace(model=model(), clean=clean())
+    risk = CampaignRisk(RECIPE, train(), clean(), state, priors=(0.4, 0.6), draws=300, chunk=20)
+    assert risk.shares(SimpleNamespace(changed=False)) == (0.4, 0.6, *[0.0] * 8)
