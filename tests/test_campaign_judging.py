@@ -185,7 +185,9 @@ def test_few_field_inputs_and_foreign_fuzzers_have_no_judge():
     told = MoveTest(move="1", searched=True, why="240 distinct field inputs are too few").finding
     assert told.problem.startswith("'1': no judge, because 240")
     assert told.advice == "Give more distinct field inputs, in groups that can be halved"
-    foreign = MoveTest(move="pgd", searched=True, why=_no_judge(PGD(radius=1), inputs)).finding
+    kept = MoveTest(move="1", searched=True, why=_no_judge(DRAWS, inputs, 80)).finding
+    assert kept.advice == "Give more training inputs"
+    foreign = MoveTest(move="pgd", searched=True, why=_no_judge(PGD(radius=1), inputs, 120)).finding
     assert foreign.advice == "If this is your own move, give it an `unselected` method"
     with pytest.raises(ValueError, match="judge_draws must be 0, for no judges, or at least 100, got 50"):
         replace(TINY, judge_draws=50)

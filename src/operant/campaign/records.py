@@ -248,7 +248,8 @@ class MoveTest:
 def _advice_without_judge(why: str) -> str:
     if "unselected" in why:
         return "If this is your own move, give it an `unselected` method"
-    return "Give more distinct field inputs, in groups that can be halved"
+    what = "training inputs" if "training inputs" in why else "distinct field inputs, in groups that can be halved"
+    return f"Give more {what}"
 
 
 @dataclass(frozen=True, kw_only=True)
