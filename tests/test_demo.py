@@ -224,7 +224,6 @@ def test_the_whole_demo_runs(whole) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="the campaign stops once the requirement is proved, at 10.4 % of 16.7 % errors")
 def test_the_whole_demo_removes_two_errors_of_five(whole) -> None:
     _, demo = whole
     assert demo.true_after < 0.6 * demo.true_before

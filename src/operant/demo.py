@@ -76,7 +76,7 @@ class DemoSize:
     simulated: int = 1000
     rounds: int = 3
     seeds_per_round: int = 200
-    cases_per_round: int = 100
+    cases_per_round: int = 200
     labels: int = 800
     draws: int = 3000
 
