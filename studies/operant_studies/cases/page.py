@@ -37,7 +37,7 @@ def _intro(setting: CasesSetting, scale: str) -> str:
 Operational cases are made of labelled training images under the field's conditions, so their labels are free. This page
 measures whether a judge that learns tells real cases from others, whether unseen field inputs fail where cases do, and
 whether cases tell good models from bad ones without labels, by `operant study cases --scale {scale}`. Fields are made
-of test images under conditions that the program is not told, or come from another source. The program gets
+of test images under conditions that the program does not know, or come from another source. The program gets
 {inputs.seen} unlabelled field inputs at most, {inputs.clean} training images for the fit of conditions, other training
 images as seeds of cases, and {inputs.labelled} clean labelled inputs that nobody trained on. At most {inputs.truth}
 other labelled field inputs are the truth. No image has two roles. Where class shares follow Zipf's law, images of
