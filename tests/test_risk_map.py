@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, results, spawn
 from operant.measure import lift
+from operant.model.hashing import content_hash
 from operant.profile import RiskMap, fit_risk
 from operant.profile import risk_map as module_under_test
 from operant.profile._risk_terms import SMOOTHING, Known, Outputs, failing_share, fit_correction, fit_head, folds_of
@@ -217,6 +218,39 @@ def test_for_another_model_it_is_what_a_new_fit_would_be(risk: RiskMap) -> None:
     assert risk.for_model(blind()) is risk
     assert risk.for_model(other).failing == fresh.failing != risk.failing
     assert torch.equal(risk(blind(), x), fit_risk(blind(), cases())(blind(), x))
+
+
+class Weightless(nn.Module):
+    """Decides by the first value, without weights."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([0 * x[:, 0], self.slope * x[:, 0]], 1)
+
+
+@pytest.mark.parametrize("of", [blind, lambda slope: Classifier(Weightless(slope), bounds=(-10, 10))])
+def test_the_smallest_change_of_a_model_is_noticed(of: Callable[[float], Classifier], tmp_path: Path) -> None:
+    risk = fit_risk(of(3.0), cases(300))
+    results.save(risk, tmp_path / "risk.json")
+    for known in (risk, results.load(tmp_path / "risk.json", RiskMap), pickle.loads(pickle.dumps(risk))):
+        same, changed = of(3.0), of(3.0 + 1e-6)
+        assert known.for_model(same) is known
+        assert known.for_model(replaced_batch(same, 8)) is known
+        assert known.for_model(changed) is not known
+
+
+def replaced_batch(model: Classifier, batch_size: int) -> Classifier:
+    return Classifier(model.unwrap(), bounds=model.bounds, batch_size=batch_size)
+
+
+def test_normalisation_is_part_of_a_model() -> None:
+    plain, shifted = blind(), Classifier(Blind(), bounds=(-10, 10), mean=1e-7)
+    assert content_hash(plain) == content_hash(blind()) != content_hash(shifted)
+    assert content_hash(Classifier(Weightless(1.0))) == ""
+    assert fit_risk(plain, cases(300)).for_model(shifted).model == content_hash(shifted)
 
 
 def test_probabilities_follow_the_priors() -> None:

@@ -74,6 +74,7 @@ class Classifier:
         self._on_meta = any(values.is_meta for values in chain(module.parameters(), module.buffers()))
         self._channels_last = False
         self._classes: int | None = None
+        self._hash: str | None = None  # of its content, see `operant.model.hashing.content_hash`
         self._known = {"gradients": False}  # shared with shallow copies, so that each model is examined once
         self.notes: tuple[str, ...] = ("strict: the module runs unchanged" if strict else "not run yet",)
 

@@ -70,6 +70,15 @@ def _described_model(model: Classifier) -> str:
     return f"Classifier({', '.join(f'{name}={part}' for name, part in parts.items())})"
 
 
+def content_hash(model: Classifier) -> str:
+    """A hash of a model's structure, weights and normalisation, computed once per model; empty if it has no weights."""
+    if model._hash is None:
+        weights = _weights(model._plain)
+        scale = f"{_numbers(model._mean)}, {_numbers(model._std)}".encode()
+        model._hash = hash_of(*_structure(model._plain), *weights, scale) if weights else ""
+    return model._hash
+
+
 def _numbers(value: object) -> str:
     """Numbers without commas, which separate the parts of a model."""
     plain = value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value

@@ -13,6 +13,7 @@ from operant.activity import activity
 from operant.data import Samples
 from operant.formatting import percent
 from operant.model import Classifier, Finding
+from operant.model.hashing import content_hash
 from operant.profile._risk_findings import few_cases, lacking_classes, missing_layer, one_outcome
 from operant.profile._risk_terms import (
     Correction,
@@ -37,7 +38,8 @@ PLATT_PENALTY = 1e4
 RISKIEST = 0.05
 TAUGHT_WEIGHT = 5.0  # of a labelled field input, in cases
 ROWS = 8192  # inputs that are rated together
-PROBES = 32  # cases whose logits tell whether the model is the one that the map was fitted for
+PROBES = 32  # cases whose logits tell models apart that have equal weights, or none
+PROBE_SLACK = 1e-4  # by which these logits may differ between devices, if the weights are equal
 EDGE = 1e-4  # no probability is nearer to 0 or to 1
 
 
@@ -87,6 +89,8 @@ class RiskMap:
     findings: tuple[Finding, ...]
     features: Tensor = field(repr=False)  # of the cases, (N, d)
     logits: Tensor = field(repr=False)  # of the cases, (N, classes)
+    model: str = field(repr=False)  # hash of the model's content; empty if it has no weights
+    probed: Tensor = field(repr=False)  # logits of the first cases, computed alone
     correction: Correction = field(repr=False)
     head: Head = field(repr=False)
     coefficients: Tensor = field(repr=False)
@@ -123,10 +127,12 @@ class RiskMap:
         return "\n".join([first, *(str(finding) for finding in self.findings)])
 
     def _is_for(self, model: Classifier) -> bool:
-        logits = model.batched_logits(self.cases.x[:PROBES]).cpu().double()
-        stored = self.logits[:PROBES].double()
-        slack = 1e-4 * (1 + float(stored.abs().amax()))
-        return logits.shape == stored.shape and torch.allclose(logits, stored, rtol=0, atol=slack)
+        """Whether the model has the same weights and logits; without weights, exactly the same logits."""
+        if self.model != content_hash(model):
+            return False
+        logits = _probed(model, self.cases)
+        slack = PROBE_SLACK * (1 + float(self.probed.abs().amax())) if self.model else 0.0
+        return logits.shape == self.probed.shape and torch.allclose(logits, self.probed, rtol=0, atol=slack)
 
     def _rated(self, asked: Outputs) -> Tensor:
         if not self.learned:
@@ -247,6 +253,8 @@ def _fitted(model: Classifier, cases: RiskCases, k: int) -> RiskMap:
         findings=findings,
         features=outputs.features.float(),
         logits=outputs.logits.float(),
+        model=content_hash(model),
+        probed=_probed(model, cases),
         correction=correction,
         head=head,
         **learned,
@@ -309,6 +317,10 @@ def _lift(log_odds: Tensor, failed: Tensor, mass: Tensor) -> float:
 
 def _known(cases: RiskCases, outputs: Outputs) -> Known:
     return Known(outputs=outputs, label=cases.label, group=cases.group, weight=cases.weight)
+
+
+def _probed(model: Classifier, cases: RiskCases) -> Tensor:
+    return model.batched_logits(cases.x[:PROBES]).cpu().double()
 
 
 def _outputs(model: Classifier, x: Tensor) -> tuple[Outputs, bool]:
