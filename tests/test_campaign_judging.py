@@ -10,8 +10,10 @@ from torch import nn
 
 from operant import Classifier, Samples, load_digits, spawn
 from operant.campaign import Campaign, judging
-from operant.campaign.judging import _largest_radius, _no_judge, _rows, _seeds, to_search
+from operant.campaign.field import FieldState
+from operant.campaign.judging import _largest_radius, _no_judge, _rows, _seeds
 from operant.campaign.records import MoveTest
+from operant.campaign.reserving import MAX_PER_SEED, RESERVED, reserve
 from operant.conditions import Recipe, apply, half_normal
 from operant.data import labels_of
 from operant.execution import RunFolder
@@ -149,29 +151,65 @@ def test_no_radius_passes():
     assert radius == pytest.approx(1 / 16, rel=0.01)
 
 
-def profile_of(train):
-    """Only the first two classes occur in the field."""
-    weights = torch.where(train.labels < 2, 1.0, 0.0)
-    return SimpleNamespace(weights=lambda inputs: weights / weights.sum())
+def field_of(*, priors=(), changed=False):
+    """By its profile, only the first two classes occur in this field."""
+    field = FieldState(None, model(), None, None, seed=0, dimensions=4, follow=True, priors=priors)
+    field.profile = SimpleNamespace(weights=lambda inputs: torch.where(inputs.labels < 2, 1.0, 0.0) / len(inputs))
+    field.fitted_in, field.changed = "round-000", changed
+    return field
 
 
 def test_seeds_of_judges_are_not_searched_and_have_the_shares_of_the_field():
     train = digits().train[:600]
-    seeds = _seeds(train, SimpleNamespace(profile=profile_of(train), seed=0, fitted_in="round-000"), 120)
-    searched = to_search(train, 120)
+    parts = reserve(train, judge_draws=120, draws=0)
+    seeds = _seeds(parts, field_of(), 120)
     assert len(seeds) == 120
     assert set(seeds.labels.tolist()) == {0, 1}
-    assert not bool(torch.isin(seeds.ids, searched.ids).any())
-    assert 400 <= len(searched) < 600
-    few = _seeds(train[:200], SimpleNamespace(profile=profile_of(train[:200]), seed=0, fitted_in="round-000"), 120)
-    assert len(few) == 200 - len(to_search(train[:200], 120))  # not more than were reserved
-    together = replace(train, groups=("scene",) * len(train))
-    assert len(to_search(together, 120)) == len(train)
-    assert to_search(train, 0) is train
+    assert not bool(torch.isin(seeds.ids, parts.search.ids).any())
+    assert 400 <= len(parts.search) < 600
+    few = reserve(train[:200], judge_draws=120, draws=0)
+    assert len(_seeds(few, field_of(), 120)) == len(few.reserved) < 120  # not more than were reserved
     labels, shares = torch.tensor([0, 1, 1, 1]), torch.tensor([0.5, 0.4, 0.1])  # no input of class 2
     drawn = labels[_rows(labels, shares, 900, spawn(0))]
     assert 400 < int((drawn == 0).sum()) < 600
     assert len(drawn) == 900
+    lacking = labels[_rows(labels, torch.tensor([0.0, 0.0, 1.0]), 900, spawn(0))]  # no input of a class with a share
+    assert 400 < int((lacking == 0).sum()) < 600
+
+
+def test_judges_and_risk_map_have_the_same_class_shares():
+    train, priors = digits().train[:600], (0.0, 0.0, 0.3, 0.7)
+    parts = reserve(train, judge_draws=120, draws=0)
+    fitted, moved = field_of(priors=priors), field_of(priors=priors, changed=True)
+    assert fitted.class_shares(train).tolist() == [*priors, *[0.0] * 6]
+    assert set(_seeds(parts, fitted, 120).labels.tolist()) == {2, 3}
+    ours = train.labels.bincount(minlength=10)[:2] / int((train.labels < 2).sum())
+    assert moved.class_shares(train).tolist() == pytest.approx([*ours.tolist(), *[0.0] * 8])
+    assert set(_seeds(parts, moved, 120).labels.tolist()) == {0, 1}  # priors of the earlier field no longer hold
+
+
+@pytest.mark.parametrize(
+    ("judge_draws", "draws", "separate"), [(0, 300, True), (120, 300, True), (0, 5000, False), (120, 5000, False)]
+)
+def test_the_risk_map_learns_from_reserved_inputs_if_they_suffice(judge_draws, draws, separate):
+    train = digits().train[:600]
+    parts = reserve(train, judge_draws=judge_draws, draws=draws)
+    assert sorted([*parts.search.ids.tolist(), *parts.reserved.ids.tolist()]) == sorted(train.ids.tolist())
+    assert len(parts.reserved) < 1.3 * RESERVED * len(train)
+    seeds, findings = parts.teaching(draws)
+    assert seeds is (parts.reserved if separate else train)
+    assert [finding.name for finding in findings] == ([] if separate else ["risk map not separate"])
+    assert (MAX_PER_SEED * len(parts.reserved) >= draws) == separate
+    lacking = reserve(train[train.labels < 9], judge_draws=0, draws=300)  # no reserved input is of class 9
+    assert replace(lacking, every=train).teaching(300)[0] is train
+
+
+def test_one_group_of_training_inputs_is_searched_from_and_nothing_is_reserved():
+    train = replace(digits().train[:600], groups=("scene",) * 600)
+    parts = reserve(train, judge_draws=120, draws=300)
+    assert len(parts.search) == 600
+    assert len(_seeds(parts, field_of(), 120)) == 0
+    assert "0 training inputs that are reserved for judges are too few" in _no_judge(DRAWS, labelled(), 0)
 
 
 def test_few_field_inputs_and_foreign_fuzzers_have_no_judge():
@@ -179,7 +217,7 @@ def test_few_field_inputs_and_foreign_fuzzers_have_no_judge():
     assert _no_judge(DRAWS, inputs, 120) == ""
     assert "240 distinct field inputs are too few: 250 are needed" in _no_judge(DRAWS, inputs[:240], 120)
     assert "no unselected draws" in _no_judge(PGD(radius=1), inputs, 120)
-    assert "80 training inputs that are kept for judges are too few" in _no_judge(DRAWS, inputs, 80)
+    assert "80 training inputs that are reserved for judges are too few" in _no_judge(DRAWS, inputs, 80)
     grouped = replace(inputs, groups=("scene",) * 260)
     assert "nearly all field inputs are in one half" in _no_judge(DRAWS, grouped, 120)
     told = MoveTest(move="1", searched=True, why="240 distinct field inputs are too few").finding

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +17,12 @@ from operant.campaign import Campaign, CampaignResult
 from operant.campaign import field as field_module
 from operant.campaign.choosers import risk_score
 from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound, describe_lift
+from operant.campaign.progress import permanent_lines
 from operant.campaign.records import SeedRows
-from operant.campaign.risk import CampaignRisk, spread_seeds, teaching_cases
+from operant.campaign.risk import spread_seeds, teaching_cases
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
+from operant.execution.events import Event, EventHandler, ignore
 from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.profile import fit_profile, fit_risk
@@ -74,7 +75,9 @@ def field() -> Samples:
     return Samples(apply(source.x[rows], RECIPE.draw(700, generator=g)), source.labels[rows])
 
 
-def run(folder: Path, *, recipe: Recipe | None = RECIPE, **changes: Any) -> CampaignResult:
+def run(
+    folder: Path, *, recipe: Recipe | None = RECIPE, on_event: EventHandler = ignore, **changes: Any
+) -> CampaignResult:
     return replace(TINY, **changes)(
         model(),
         train=train(),
@@ -83,6 +86,7 @@ def run(folder: Path, *, recipe: Recipe | None = RECIPE, **changes: Any) -> Camp
         labeller=labels_of(field()),
         folder=folder,
         recipe=recipe,
+        on_event=on_event,
     )
 
 
@@ -124,16 +128,31 @@ def record_of(folder: Path) -> RiskOfRound:
 # Cases
 
 
-def test_cases_that_judge_share_no_seed_with_anything_that_is_learned_from(done) -> None:
+def test_cases_that_teach_or_judge_share_no_seed_with_cases_that_are_learned_from(done) -> None:
     folder, result = done
+    searched = results.load(folder / "round-001" / "seeds.json", SeedRows).samples(train())
     teaching, judging = (Suite.open(folder / "draws" / name) for name in ("teaching", "judging"))
     assert (len(teaching), len(judging)) == (300, 100)
     assert bool(torch.isin(teaching.seed, train().ids).all())
     assert bool(torch.isin(judging.seed, clean().ids).all())
     assert not bool(torch.isin(judging.seed, torch.cat([teaching.seed, result.suite.seed])).any())
+    assert not bool(torch.isin(teaching.seed, torch.cat([searched.ids, result.suite.seed])).any())
     for suite in (teaching, judging):  # nothing is selected: passes as well as failures
         assert 0 < int((suite.prediction != suite.label).sum()) < len(suite)
     assert not list(folder.glob("draws/*-chunks"))
+
+
+def test_too_few_training_inputs_are_named_in_terminal_and_report(tmp_path: Path) -> None:
+    events: list[Event] = []
+    run(tmp_path, draws=600, on_event=events.append)
+    lines = [line for event in events for line in permanent_lines(event)]
+    assert any("the 500 training inputs are too few" in line for line in lines)
+    assert any("the map was fitted to 600 cases" in line for line in lines)
+    assert {"risk map not separate", "few cases"} <= {finding.name for finding in record_of(tmp_path).findings}
+    page = render_page(gather(tmp_path, observers=TINY.observers), TINY.observers)
+    assert "The 500 training inputs are too few" in page
+    seeds = Suite.open(tmp_path / "draws" / "teaching").seed
+    assert len(seeds.unique()) > 300
 
 
 @pytest.mark.slow  # two processes
@@ -269,9 +288,3 @@ def test_recipes_that_do_not_fit_are_refused_before_a_label_is_bought(tmp_path: 
             folder=tmp_path / "table",
             recipe=RECIPE,
         )
-
-
-def test_classes_beyond_the_training_data_have_no_share(tmp_path: Path) -> None:
-    state = SimpleNamespace(model=model(), clean=clean())
-    risk = CampaignRisk(RECIPE, train(), clean(), state, priors=(0.4, 0.6), draws=300, chunk=20)
-    assert risk.shares(SimpleNamespace(changed=False)) == (0.4, 0.6, *[0.0] * 8)

@@ -16,6 +16,7 @@ from operant.campaign.judging import DRAWS, check_draws
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import OBSERVERS, Observer, check_names
 from operant.campaign.records import CampaignInfo, CampaignResult, Requirement, describe_campaign, known_classes
+from operant.campaign.reserving import reserve
 from operant.campaign.risk import CampaignRisk
 from operant.campaign.run import CampaignRun
 from operant.conditions import Recipe
@@ -171,8 +172,12 @@ class Campaign:
         parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
         if searched is not None:
             _check_recipe(searched, model, train)
-        if searched is not None and self.draws:
-            parts |= {"recipe": searched, "priors": () if conditions is None else conditions.priors}
+        draws = 0 if searched is None else self.draws
+        if draws:
+            parts |= {"recipe": searched}
+        priors = () if conditions is None else conditions.priors
+        if priors and (draws or self.judge_draws):
+            parts |= {"priors": priors}
         with activity("checking model and data"):
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
@@ -189,6 +194,7 @@ class Campaign:
                 dimensions=self.dimensions,
                 follow=self.when_drifted == "update",
                 classes=names,
+                priors=priors,
             )
             with activity("measuring clean accuracy"):
                 state = RoundState(
@@ -196,27 +202,22 @@ class Campaign:
                 )
             options = replace(self, retrainer=without_bar(self.retrainer))  # progress is shown by on_event
             labels = FieldLabels(options, labeller, field_state, state)
+            split, risk = reserve(train, judge_draws=self.judge_draws, draws=draws), None
+            if searched is not None and draws:
+                risk = CampaignRisk(searched, split, clean, state, draws=draws, chunk=self.chunk)
             result = CampaignRun(
                 options,
                 moves,
-                train,
+                split,
                 field=field_state,
                 state=state,
                 labels=labels,
                 conditions=conditions,
-                risk=self._risk(recipe, conditions, train, state),
+                risk=risk,
             ).run()
             with activity("writing the final model and all cases"):
                 run.deliver(result.model, result.suite)
             return result
-
-    def _risk(
-        self, recipe: Recipe | None, conditions: FittedConditions | None, train: Samples, state: RoundState
-    ) -> CampaignRisk | None:
-        if recipe is None or not recipe.severities or not self.draws:
-            return None
-        priors = () if conditions is None else conditions.priors
-        return CampaignRisk(recipe, train, state.clean, state, priors=priors, draws=self.draws, chunk=self.chunk)
 
     @property
     def _requirement(self) -> Requirement:

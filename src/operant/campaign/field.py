@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -53,6 +53,7 @@ class FieldState:
         dimensions: of the profile's codes.
         follow: whether to learn a new profile when the field drifts.
         classes: names of the model's classes, for the results of drift tests.
+        priors: class shares of the first field, if they were estimated with its conditions.
     """
 
     profile: Profile
@@ -75,9 +76,11 @@ class FieldState:
         dimensions: int,
         follow: bool,
         classes: tuple[str, ...] = (),
+        priors: Sequence[float] = (),
     ) -> None:
         self.arrived, self.model, self.used, self.run = arrived, model, used, run
         self.seed, self.dimensions, self.follow, self.classes = seed, dimensions, follow, classes
+        self.priors = tuple(priors)
         self.drift: Drift | None = None
         self.profile_is_new = self.changed = False
         self.risk: RiskMap | None = None
@@ -92,6 +95,18 @@ class FieldState:
     def inputs(self) -> Samples:
         """The inputs of the current field: those that the profile was learned from, and those to assess with."""
         return Samples.concat([self._reference, self.pool])
+
+    def class_shares(self, train: Samples) -> Tensor:
+        """The share of each of the model's classes in the present field, in float64.
+
+        They are those that were estimated with the conditions, until the field changes. Otherwise they are estimated
+        by the profile, as the likeness of training inputs to field inputs.
+        """
+        classes = self.model.classes(train.x[:1])
+        if self.priors and not self.changed:  # training data may lack the last classes
+            return torch.tensor([*self.priors, *[0.0] * (classes - len(self.priors))], dtype=torch.float64)
+        mass = torch.bincount(train.labels.cpu(), self.profile.weights(train).cpu().double(), minlength=classes)
+        return mass / mass.sum()
 
     def cells(self, x: Tensor) -> Tensor:
         """The profile cell of each input."""

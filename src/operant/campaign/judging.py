@@ -18,6 +18,7 @@ from torch import Tensor
 
 from operant.campaign.field import FieldState
 from operant.campaign.records import MoveTest
+from operant.campaign.reserving import TrainingParts
 from operant.data import Samples
 from operant.data.class_rows import rows_per_class
 from operant.formatting import percent
@@ -28,8 +29,6 @@ from operant.rng import spawn
 from operant.types import Fuzzer, Move, UnselectedDraws
 
 DRAWS = 600  # unselected draws per move
-RESERVED = 0.25  # largest share of the training inputs that is reserved for judges
-PER_DRAW = 2  # training inputs reserved per draw, so that the field's class shares can be drawn
 SMALLEST = 1 / 16  # of the given radius, the smallest that is tried if half of the draws are rejected
 BISECTIONS = 3  # further radii tried, to find about the largest at which half of the draws are accepted
 
@@ -51,13 +50,8 @@ class JudgedMoves:
     tests: tuple[MoveTest, ...] = ()
 
 
-def to_search(train: Samples, draws: int) -> Samples:
-    """The training inputs that seeds may be chosen from: all that are not reserved for judges."""
-    return _parts(train, draws)["search"]
-
-
 def judged_moves(
-    moves: Mapping[str, Move], model: Classifier, train: Samples, *, field: FieldState, draws: int
+    moves: Mapping[str, Move], model: Classifier, train: TrainingParts, *, field: FieldState, draws: int
 ) -> JudgedMoves:
     """The moves that make cases like field inputs, and their judges, fitted once per field or read from disk.
 
@@ -67,7 +61,7 @@ def judged_moves(
     Args:
         moves: of the campaign, by name.
         model: the current model.
-        train: labelled training data.
+        train: labelled training data; judges learn from draws of the reserved part.
         field: the current field; judges are kept beside its profile.
         draws: unselected draws per move; 0 for no judges.
     """
@@ -129,7 +123,7 @@ def _no_judge(fuzz: Fuzzer, inputs: Samples, draws: int) -> str:
     if not isinstance(fuzz, UnselectedDraws):
         return "it has no unselected draws to learn from"
     if draws < MIN_DRAWS:
-        return f"{draws} training inputs that are kept for judges are too few: {MIN_DRAWS} are needed"
+        return f"{draws} training inputs that are reserved for judges are too few: {MIN_DRAWS} are needed"
     distinct = len(inputs.ids.unique())
     if distinct < MIN_FIELD:
         return f"{distinct} distinct field inputs are too few: {MIN_FIELD} are needed"
@@ -167,29 +161,24 @@ def _why_dropped(given: float, smallest: float) -> str:
 # Seeds of the draws
 
 
-def _parts(train: Samples, draws: int) -> dict[str, Samples]:
-    """Training inputs reserved for judges, and those to search from; by id, so that they never change roles."""
-    if not draws:
-        return {"judge": train[:0], "search": train}
-    share = min(RESERVED, PER_DRAW * draws / max(len(train), 1))
-    parts = train.split(judge=share, search=1 - share)
-    return parts if len(parts["search"]) else {"judge": train[:0], "search": train}  # one group may hold everything
-
-
-def _seeds(train: Samples, field: FieldState, draws: int) -> Samples:
+def _seeds(train: TrainingParts, field: FieldState, draws: int) -> Samples:
     """Reserved training inputs in the class shares of the field, no more than there are.
 
     Inputs repeat only if a class has too few; otherwise both halves of a judge would see draws of the same input.
     """
-    inputs, mass = _parts(train, draws)["judge"], field.profile.weights(train)
+    inputs, shares = train.reserved, field.class_shares(train.every)
     draws = min(draws, len(inputs))
-    shares = torch.bincount(train.labels.cpu(), mass.cpu())
     return inputs[_rows(inputs.labels.cpu(), shares, draws, spawn(field.seed, field.fitted_in, "judge", "seeds"))]
 
 
 def _rows(labels: Tensor, shares: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    shares = torch.where(torch.bincount(labels, minlength=len(shares)) > 0, shares, 0.0)
-    counts = torch.bincount(torch.multinomial(shares, n, replacement=True, generator=generator), minlength=len(shares))
+    """n rows in the given class shares; evenly over classes if no row is of a class that has a share."""
+    if n == 0:
+        return torch.empty(0, dtype=torch.int64)
+    present = torch.bincount(labels, minlength=len(shares)) > 0
+    wanted = torch.where(present, shares, 0.0)
+    wanted = wanted if bool(wanted.any()) else present.double()
+    counts = torch.bincount(torch.multinomial(wanted, n, replacement=True, generator=generator), minlength=len(shares))
     return rows_per_class(labels, counts.tolist(), generator=generator)
 
 

@@ -208,10 +208,10 @@ class ProgressBar:
 
 
 def permanent_lines(event: Event) -> list[str]:
-    """Lines to keep on the screen: what is estimated of a new field, finished rounds, decisions and tests of moves."""
+    """Lines to keep on the screen: what is estimated of a new field, finished rounds, decisions, tests and findings."""
     if event.step == "round":
         return [*event.details.get("field", ()), str(event.details["record"])]
-    return [str(line) for name in ("decisions", "tests") for line in event.details.get(name, ())]
+    return [str(line) for name in ("decisions", "tests", "findings") for line in event.details.get(name, ())]
 
 
 def step_title(event: Event) -> str:

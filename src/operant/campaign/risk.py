@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from operant.activity import activity
 from operant.campaign.field import FieldState
+from operant.campaign.reserving import TrainingParts
 from operant.conditions import Recipe
 from operant.data import Samples
 from operant.data.class_rows import rows_per_class
@@ -32,14 +32,19 @@ JUDGING_SHARE = 1 / 3  # cases that judge, per case that teaches
 class CampaignRisk:
     """Unselected cases of the field's conditions, and the risk map that they teach.
 
-    Cases that teach come from training inputs. Cases that judge models come from clean inputs, so that nothing ever
-    learns from them or from their seeds. Both are drawn in the first round that searches, and kept as suites in
-    ``draws`` with passes and failures: a later model can be run against them.
+    Cases that teach come from reserved training inputs, if these suffice. Nothing is searched from those, so that no
+    retraining learns from their cases; but the initial model has learned from the inputs themselves, and retraining
+    repeats them. Cases that judge models come from clean inputs, so that nothing ever learns from them or from their
+    seeds. Both are drawn in the first round that searches, and kept as suites in ``draws`` with passes and failures: a
+    later model can be run against them.
+
+    Attributes:
+        findings: why cases that teach may share their seeds with cases that are learned from.
 
     Args:
         recipe: the conditions.
-        priors: class shares in the field, estimated with the conditions; empty: those of the profile.
-        train, clean: labelled inputs that cases are drawn from.
+        train: labelled training inputs by role.
+        clean: labelled inputs that cases that judge are drawn from.
         state: of the rounds, which knows the model and keeps the cases.
         draws: number of cases that teach.
         chunk: seeds per chunk of work.
@@ -48,26 +53,31 @@ class CampaignRisk:
     def __init__(
         self,
         recipe: Recipe,
-        train: Samples,
+        train: TrainingParts,
         clean: Samples,
         state: RoundState,
         *,
-        priors: Sequence[float] = (),
         draws: int,
         chunk: int,
     ) -> None:
-        self.recipe, self.train, self.clean, self.state = recipe, train, clean, state
-        self.priors, self.draws, self.chunk = tuple(priors), draws, chunk
+        self.recipe, self.train, self.clean, self.state = recipe, train.every, clean, state
+        self.seeds, self.findings = train.teaching(draws)
+        self.draws, self.chunk = draws, chunk
         self._suites: dict[str, Suite] = {}
         self._map: tuple[tuple[float, ...], RiskMap] | None = None  # with the class shares that it was fitted with
 
     def teaching(self, field: FieldState) -> Suite:
         """Cases that the risk map is fitted to."""
-        return self._drawn(TEACHING, self.train, self.draws, field)
+        return self._drawn(TEACHING, self.seeds, self.draws, field)
 
     def judging(self, field: FieldState) -> Suite:
         """Cases that models are judged with."""
         return self._drawn(JUDGING, self.clean, max(1, round(JUDGING_SHARE * self.draws)), field)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the cases are on disk."""
+        return all(finished(self.state.folder.path / DRAWS / name) for name in (TEACHING, JUDGING))
 
     def begin(self, field: FieldState) -> RiskMap:
         """Draw all cases, if that is still to be done, and fit the map for the current model."""
@@ -76,19 +86,11 @@ class CampaignRisk:
 
     def map_for(self, model: Classifier, field: FieldState) -> RiskMap:
         """The risk map of a model in the present field; fitted again when either has changed."""
-        shares = self.shares(field)
+        shares = tuple(field.class_shares(self.train).tolist())
         if self._map is None or self._map[0] != shares:
             self._map = shares, fit_risk(model, self.teaching(field), priors=shares)
         self._map = shares, self._map[1].for_model(model)
         return self._map[1]
-
-    def shares(self, field: FieldState) -> tuple[float, ...]:
-        """The class shares of the present field."""
-        classes = self.state.model.classes(self.train.x[:1])
-        if self.priors and not field.changed:
-            return self.priors + (0.0,) * (classes - len(self.priors))  # training data may lack the last classes
-        mass = torch.bincount(self.train.labels.cpu(), field.profile.weights(self.train), minlength=classes)
-        return tuple((mass / mass.sum()).tolist())
 
     def _drawn(self, name: str, inputs: Samples, n: int, field: FieldState) -> Suite:
         """A suite of draws: computed in chunks and saved, or read."""
@@ -101,8 +103,7 @@ class CampaignRisk:
     @activity("drawing cases from the conditions")
     def _draw(self, name: str, inputs: Samples, n: int, field: FieldState) -> Suite:
         state = self.state
-        shares = torch.tensor(self.shares(field), dtype=torch.float64)
-        seeds = spread_seeds(inputs, shares, n, generator=spawn(state.seed, DRAWS, name))
+        seeds = spread_seeds(inputs, field.class_shares(self.train), n, generator=spawn(state.seed, DRAWS, name))
         path, fuzz = (state.seed, DRAWS, name), RecipeDraws(recipe=self.recipe)
         work = ChunkedFuzzing(fuzz=fuzz, model=state.model, seeds=seeds, size=max(self.chunk, CHUNK), path=path)
         state.model.prepare(seeds.x)

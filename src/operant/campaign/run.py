@@ -14,11 +14,12 @@ from operant.campaign.assessing import SequentialAssessment
 from operant.campaign.choosers import risk_score, risk_weighted_seeds
 from operant.campaign.feedback import count_by_move, count_first_moves, search_shares
 from operant.campaign.field import FieldState
-from operant.campaign.judging import JudgedMoves, are_judged, judged_moves, to_search
+from operant.campaign.judging import JudgedMoves, are_judged, judged_moves
 from operant.campaign.labels import FieldLabels
 from operant.campaign.observers import DescriptionOfField, ObservedRound, observe_round
 from operant.campaign.observers.field_description import campaign_lines
 from operant.campaign.records import CampaignResult, MoveTest, Round, SearchShares, SeedRows, StopReason, seed_rows
+from operant.campaign.reserving import TrainingParts
 from operant.campaign.risk import CampaignRisk, with_risk
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
 from operant.conditions import Recipe
@@ -27,7 +28,7 @@ from operant.execution.round_state import RoundState
 from operant.formatting import at_least, percent
 from operant.generate import OperationalFuzz
 from operant.model import Classifier
-from operant.profile import FieldDescription, FittedConditions
+from operant.profile import FieldDescription, FittedConditions, RiskMap
 from operant.retrain import FinetuneRecord, brier_monitor
 from operant.suite import Suite
 from operant.types import Move
@@ -57,7 +58,7 @@ class CampaignRun:
         self,
         options: Campaign,
         moves: dict[str, Move],
-        train: Samples,
+        train: TrainingParts,
         *,
         field: FieldState,
         state: RoundState,
@@ -65,7 +66,7 @@ class CampaignRun:
         conditions: FittedConditions | None = None,
         risk: CampaignRisk | None = None,
     ) -> None:
-        self.options, self.moves, self.train = options, moves, train
+        self.options, self.moves, self.parts, self.train = options, moves, train, train.every
         self.field, self.state, self.labels, self.conditions, self.risk = field, state, labels, conditions, risk
         self.rounds: list[Round] = []
 
@@ -95,10 +96,7 @@ class CampaignRun:
         if number == 0 or self.field.drift:  # a new field: first assess the model in it
             return self._finish_round(assessment=self._assess_in_new_field())
         self.judged = self._judge_moves()  # before the first search in a field
-        self.field.risk = None
-        if self.risk is not None and not self._is_rejected(self.risk.recipe, self.judged.tests):
-            with self.state.timed("risk"):
-                self.field.risk = self.risk.begin(self.field)
+        self.field.risk = self._fit_risk()
         with self.state.timed("seeds"):
             seeds, shares = self._choose_seeds()  # step 2
         failures, operational = self._generate(seeds, shares)  # step 3
@@ -146,6 +144,17 @@ class CampaignRun:
 
     # Step 2: seeds
 
+    def _fit_risk(self) -> RiskMap | None:
+        """The risk map of the current model; None without conditions, or if they do not look like the field's."""
+        if self.risk is None or self._is_rejected(self.risk.recipe, self.judged.tests):
+            return None
+        new = not self.risk.drawn
+        with self.state.timed("risk"):
+            found = self.risk.begin(self.field)
+        if new:
+            self.state.report("risk", 1, 1, findings=(*self.risk.findings, *found.findings))
+        return found
+
     @activity("choosing seeds")
     def _choose_seeds(self) -> tuple[Samples, SearchShares]:
         """Training inputs to search from, which the model classifies correctly, and how the search is spread."""
@@ -157,7 +166,7 @@ class CampaignRun:
 
     def _draw_seeds(self, shares: SearchShares) -> SeedRows:
         state, choose = self.state, self.options.seed_chooser
-        right = state.model.correct(to_search(self.train, self.options.judge_draws))
+        right = state.model.correct(self.parts.search)
         if len(right) == 0:
             raise ValueError("the model gets every training input wrong; check labels and normalisation with doctor()")
         n, generator = self.options.seeds_per_round, state.spawn("seeds")
@@ -184,7 +193,7 @@ class CampaignRun:
         new = bool(draws) and not are_judged(self.moves, self.field)
         if new:
             state.report("judge", 0, 1)
-        judged = judged_moves(self.moves, state.model, self.train, field=self.field, draws=draws)
+        judged = judged_moves(self.moves, state.model, self.parts, field=self.field, draws=draws)
         if new:
             state.report("judge", 1, 1, tests=judged.tests)
         return judged

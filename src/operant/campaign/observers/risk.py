@@ -97,7 +97,7 @@ class RiskOfField:
         """What the cases say about the models before and after the round; None if no cases were drawn."""
         if seen.risk is None:
             return None
-        judging, shares = seen.risk.judging(seen.field), seen.risk.shares(seen.field)
+        judging, shares = seen.risk.judging(seen.field), seen.field.class_shares(seen.train).tolist()
         changed = regressions(seen.after, judging, before=seen.before)
         risk, known = seen.risk.map_for(seen.after, seen.field), seen.known
         failed = None if known is None or not len(known) else seen.after.predict(known.x).cpu() != known.labels.cpu()
@@ -107,7 +107,7 @@ class RiskOfField:
             broken=len(changed.broken),
             fixed=len(changed.fixed),
             learned=risk.learned,
-            findings=(*risk.findings, *_doubts(seen)),
+            findings=(*seen.risk.findings, *risk.findings, *_doubts(seen)),
             cases=len(risk.cases),
             **_rated(seen, risk),
             labels=0 if failed is None else len(failed),
