@@ -12,13 +12,16 @@ from operant import Classifier, Samples, load_digits, spawn
 from operant.campaign import Campaign, judging
 from operant.campaign.field import FieldState
 from operant.campaign.judging import _largest_radius, _no_judge, _rows, _seeds
+from operant.campaign.progress import permanent_lines
 from operant.campaign.records import MoveTest
 from operant.campaign.reserving import MAX_PER_SEED, RESERVED, reserve
 from operant.conditions import Recipe, apply, half_normal
 from operant.data import labels_of
 from operant.execution import RunFolder
+from operant.execution.events import ignore
 from operant.generate import PGD, ConditionMove, GradientMove, RecipeDraws, unguided
 from operant.measure import judge as judge_module
+from operant.model import Finding
 from operant.networks import fit, initialise
 from operant.report import write_report
 from operant.report.gathering import gather
@@ -60,10 +63,12 @@ def labelled():
     return Samples(apply(source.x[rows], NOISE.draw(600, generator=g)), source.labels[rows])
 
 
-def run(folder, **changes):
+def run(folder, *, on_event=ignore, **changes):
     field = labelled()
     parts = {"train": digits().train[:600], "clean": digits().train[600:700], "labeller": labels_of(field)}
-    return replace(TINY, **changes)(model(), field=Samples(field.x, ids=field.ids), folder=folder, **parts)
+    return replace(TINY, **changes)(
+        model(), field=Samples(field.x, ids=field.ids), folder=folder, on_event=on_event, **parts
+    )
 
 
 def digest(folder):
@@ -83,7 +88,7 @@ def test_a_judge_rates_the_cases_of_its_move_and_survives_a_resume(tmp_path):
     assert ours.searched
     assert ours.accepted > 0.8
     assert ours.draws == 120
-    assert ours.finding is None
+    assert ours.findings == ()
     assert str(theirs).startswith("pgd: no judge, because it has no unselected draws")
     assert theirs.searched
     assert [(where, f.name) for where, f in gather(folder).findings if where == "moves"] == [("moves", "no judge")]
@@ -117,6 +122,32 @@ def test_nothing_is_searched_with_a_move_whose_draws_are_all_rejected(tmp_path, 
         assert text in done.reason
     assert [f.name for where, f in gather(tmp_path).findings if where == "moves"] == ["draws unlike the field"]
     assert "Nothing was searched" in write_report(tmp_path, tmp_path).read_text()
+
+
+BLIND = Finding(name="judge is blind", problem="the judge rates all inputs equally", advice="Check the draws")
+
+
+def test_doubts_about_a_judge_are_shown_in_terminal_and_report(tmp_path, monkeypatch):
+    real, events = judging.fit_judge, []
+    monkeypatch.setattr(judging, "fit_judge", lambda *a, **b: replace(real(*a, **b), findings=(BLIND,)))
+    done = run(tmp_path / "run", on_event=events.append)
+    (test,) = done.rounds[1].tests
+    assert test.doubts == (BLIND,)
+    assert str(test).endswith("unselected draws look like field inputs; the judge rates all inputs equally")
+    assert str(test) in [line for event in events for line in permanent_lines(event)]
+    shown = [(f.name, f.problem) for where, f in gather(tmp_path / "run").findings if where == "moves"]
+    assert shown == [("judge is blind", "conditions: the judge rates all inputs equally")]
+    page = write_report(tmp_path / "run", tmp_path / "report")
+    assert page.read_text().count("the judge rates all inputs equally") == 2  # with the move, and as a self-check
+    assert page.with_suffix(".md").read_text().count("the judge rates all inputs equally") == 2
+
+
+def test_a_doubt_does_not_repeat_what_the_test_of_the_move_says():
+    judge = SimpleNamespace(field_inputs=300, folds=(), trusted=False, accepted=0.2, draws=120)
+    judge.findings = judge_module._findings(judge, Samples(torch.rand(40, 2, generator=spawn(0))))
+    test = judging._move_judge("m", judge).test
+    assert [f.name for f in test.findings] == ["draws unlike the field", "few draws"]
+    assert str(test).count("draws look like field inputs") == 1
 
 
 def cached_first(fit):
@@ -220,12 +251,12 @@ def test_few_field_inputs_and_foreign_fuzzers_have_no_judge():
     assert "80 training inputs that are reserved for judges are too few" in _no_judge(DRAWS, inputs, 80)
     grouped = replace(inputs, groups=("scene",) * 260)
     assert "nearly all field inputs are in one half" in _no_judge(DRAWS, grouped, 120)
-    told = MoveTest(move="1", searched=True, why="240 distinct field inputs are too few").finding
+    (told,) = MoveTest(move="1", searched=True, why="240 distinct field inputs are too few").findings
     assert told.problem.startswith("'1': no judge, because 240")
     assert told.advice == "Give more distinct field inputs, in groups that can be halved"
-    kept = MoveTest(move="1", searched=True, why=_no_judge(DRAWS, inputs, 80)).finding
+    (kept,) = MoveTest(move="1", searched=True, why=_no_judge(DRAWS, inputs, 80)).findings
     assert kept.advice == "Give more training inputs"
-    foreign = MoveTest(move="pgd", searched=True, why=_no_judge(PGD(radius=1), inputs, 120)).finding
+    (foreign,) = MoveTest(move="pgd", searched=True, why=_no_judge(PGD(radius=1), inputs, 120)).findings
     assert foreign.advice == "If this is your own move, give it an `unselected` method"
     with pytest.raises(ValueError, match="judge_draws must be 0, for no judges, or at least 100, got 50"):
         replace(TINY, judge_draws=50)

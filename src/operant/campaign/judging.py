@@ -23,7 +23,7 @@ from operant.data import Samples
 from operant.data.class_rows import rows_per_class
 from operant.formatting import percent
 from operant.measure import Judge, Naturalness, fit_judge
-from operant.measure.judge import MIN_DRAWS, MIN_FIELD, too_few
+from operant.measure.judge import MIN_DRAWS, MIN_FIELD, UNLIKE_FIELD, too_few
 from operant.model import Classifier
 from operant.rng import spawn
 from operant.types import Fuzzer, Move, UnselectedDraws
@@ -113,7 +113,13 @@ def _judged(name: str, fuzz: Fuzzer, model: Classifier, seeds: Callable[[], Samp
 
 def _move_judge(name: str, judge: Judge, *, radius: float | None = None, why: str = "") -> MoveJudge:
     test = MoveTest(
-        move=name, searched=judge.trusted, accepted=judge.accepted, draws=judge.draws, radius=radius, why=why
+        move=name,
+        searched=judge.trusted,
+        accepted=judge.accepted,
+        draws=judge.draws,
+        radius=radius,
+        why=why,
+        doubts=tuple(finding for finding in judge.findings if finding.name != UNLIKE_FIELD),
     )
     return MoveJudge(test=test, judge=judge)
 

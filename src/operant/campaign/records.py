@@ -15,6 +15,7 @@ from torch import Tensor
 from operant.campaign.assessing import SequentialAssessment
 from operant.data import Samples
 from operant.formatting import accuracy, at_most, percent
+from operant.measure.judge import UNLIKE_FIELD
 from operant.model import Classifier, Finding
 from operant.model.hashing import fingerprint_of
 from operant.networks.weights import weights_content
@@ -201,6 +202,7 @@ class MoveTest:
         draws: their number.
         radius: that it is searched with; None if that is the given one, or if it has none.
         why: why it has no judge, another radius or none, as half a sentence.
+        doubts: reasons to doubt its judge, such as few draws.
     """
 
     move: str
@@ -209,8 +211,13 @@ class MoveTest:
     draws: int = 0
     radius: float | None = None
     why: str = ""
+    doubts: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
+        return "; ".join([self._result, *(doubt.problem for doubt in self.doubts)])
+
+    @property
+    def _result(self) -> str:
         if self.accepted is None:
             return f"{_quoted(self.move)}: no judge, because {self.why}; the five scores rate its cases"
         share = f"{percent(self.accepted, 2)} of {self.draws} unselected draws look like field inputs"
@@ -220,13 +227,17 @@ class MoveTest:
         return f"{_quoted(self.move)}: {share}{at}{'' if self.searched else ', so nothing is searched with it'}"
 
     @property
-    def finding(self) -> Finding | None:
-        """What a user must know about the move; None if its draws look like field inputs."""
+    def findings(self) -> tuple[Finding, ...]:
+        """What a user must know about the move and its judge; empty if its draws look like field inputs."""
+        name = ""
         if self.accepted is None:
-            return Finding(name="no judge", problem=str(self), advice=self.advice)
-        if not self.searched:
-            return Finding(name="draws unlike the field", problem=str(self), advice=self.advice)
-        return None if self.radius is None else Finding(name="smaller radius", problem=str(self), advice=self.advice)
+            name = "no judge"
+        elif not self.searched:
+            name = UNLIKE_FIELD
+        elif self.radius is not None:
+            name = "smaller radius"
+        own = (Finding(name=name, problem=self._result, advice=self.advice),) if name else ()
+        return (*own, *(replace(doubt, problem=f"{_quoted(self.move)}: {doubt.problem}") for doubt in self.doubts))
 
     @property
     def advice(self) -> str:

@@ -148,7 +148,7 @@ def _obstacle(options: Campaign, rounds: Sequence[Round], clean: int) -> str:
 
 def _what_judges_say(last: Round) -> str:
     """What was found about the moves of a round, and what to do about it; empty if all look like the field."""
-    findings = [test.finding for test in last.tests if test.finding]
+    findings = [finding for test in last.tests for finding in test.findings]
     if not findings:
         return ""
     problems = "; ".join(finding.problem for finding in findings)

@@ -30,6 +30,7 @@ GREY_STEPS = 255  # images are rounded to the grey levels of stored images
 NETWORK_STEPS = 100  # of the convolutional network's training
 MIN_SPREAD = 1e-6  # of logits
 ROWS = 512  # inputs per pass
+UNLIKE_FIELD = "draws unlike the field"  # finding that the move, not the judge, is to be doubted
 
 
 class Views(NamedTuple):
@@ -328,7 +329,7 @@ def _findings(judge: Judge, draws: Samples) -> tuple[Finding, ...]:
     if not judge.trusted:
         problem = f"only {percent(judge.accepted)} of the move's unselected draws look like field inputs"
         advice = "The recipe or the radius is wrong: fit it again or make it smaller before you search with it"
-        found.append(_finding("draws unlike the field", problem, advice))
+        found.append(_finding(UNLIKE_FIELD, problem, advice))
     return tuple(found)
 
 

@@ -54,8 +54,7 @@ def gather(
     done = [part for part in found if part.round in {r.number for r in rounds}]
     findings += [("profile", finding) for finding in _profile_findings(folder)]
     findings += [("conditions", finding) for finding in _conditions_findings(folder)]
-    tests = latest_tests(rounds)
-    findings += [("moves", finding) for test in tests if (finding := test.finding) is not None]
+    findings += [("moves", finding) for test in latest_tests(rounds) for finding in test.findings]
     triage = _triage(folder, findings)
     if valid:
         _check_judged(folder, triage, findings)
