@@ -15,7 +15,7 @@ from operant.campaign.judging import _largest_radius, _no_judge, _rows, _seeds
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import MoveTest
 from operant.campaign.reserving import MAX_PER_SEED, RESERVED, reserve
-from operant.conditions import Recipe, apply, half_normal
+from operant.conditions import Recipe, apply, half_normal, uniform
 from operant.data import labels_of
 from operant.execution import RunFolder
 from operant.execution.events import ignore
@@ -28,7 +28,9 @@ from operant.report.gathering import gather
 from operant.retrain import OperationalFinetune
 
 NOISE = Recipe(severities={"gaussian_noise": half_normal(0.15, high=0.5)})
+DARK = Recipe(severities={"brightness": uniform(-0.5, -0.3)})
 DRAWS = RecipeDraws(recipe=NOISE, per_seed=4)
+BOTH = {"noise": partial(unguided, DRAWS), "dark": partial(unguided, RecipeDraws(recipe=DARK, per_seed=4))}
 TINY = Campaign(
     requirement=0.001,
     moves={"conditions": partial(unguided, DRAWS)},
@@ -56,19 +58,22 @@ def model():
     return Classifier(fit(start, digits().train[:400], epochs=4, generator=spawn(0, "fit"), progress=False).module)
 
 
-@cache
-def labelled():
+def labelled(recipe=NOISE, n=600):
     g, source = spawn(0, "field"), digits().test
-    rows = torch.randint(len(source), (600,), generator=g)
-    return Samples(apply(source.x[rows], NOISE.draw(600, generator=g)), source.labels[rows])
+    rows = torch.randint(len(source), (n,), generator=g)
+    return Samples(apply(source.x[rows], recipe.draw(n, generator=g)), source.labels[rows])
 
 
-def run(folder, *, on_event=ignore, **changes):
-    field = labelled()
-    parts = {"train": digits().train[:600], "clean": digits().train[600:700], "labeller": labels_of(field)}
-    return replace(TINY, **changes)(
-        model(), field=Samples(field.x, ids=field.ids), folder=folder, on_event=on_event, **parts
-    )
+def run(folder, *, later=None, on_event=ignore, **changes):
+    """A campaign in a noisy field; the inputs of a later one arrive in round 2."""
+    first, every = labelled(), labelled() if later is None else Samples.concat([labelled(), later])
+    parts = {"train": digits().train[:600], "clean": digits().train[600:700], "labeller": labels_of(every)}
+
+    def field(number):
+        here = every if number >= 2 else first
+        return Samples(here.x, ids=here.ids)
+
+    return replace(TINY, **changes)(model(), field=field, folder=folder, on_event=on_event, **parts)
 
 
 def digest(folder):
@@ -148,6 +153,51 @@ def test_a_doubt_does_not_repeat_what_the_test_of_the_move_says():
     test = judging._move_judge("m", judge).test
     assert [f.name for f in test.findings] == ["draws unlike the field", "few draws"]
     assert str(test).count("draws look like field inputs") == 1
+
+
+# After drift
+
+
+def test_a_changed_field_is_judged_by_its_own_inputs_and_its_moves_anew(tmp_path, monkeypatch):
+    later, judged, real = labelled(DARK), [], judging.fit_judge
+
+    def fit_judge(inputs, *given, **options):
+        judged.append(inputs.ids)
+        return real(inputs, *given, **options)
+
+    monkeypatch.setattr(judging, "fit_judge", fit_judge)
+    options = {"later": later, "moves": BOTH, "rounds": 3, "labels": 200}
+    done = run(tmp_path, **options)
+    assert [r.drift is not None for r in done.rounds] == [False, False, True, False]
+    assert [{t.move: t.searched for t in r.tests} for r in done.rounds[1::2]] == [
+        {"noise": True, "dark": False},
+        {"noise": False, "dark": True},
+    ]
+    assert [list(r.moves) for r in done.rounds[1::2]] == [["noise"], ["dark"]]
+    assert [float(torch.isin(ids, later.ids).double().mean()) for ids in judged] == [0.0, 0.0, 1.0, 1.0]
+    before = digest(tmp_path)
+    for file in ("round-002/.judge-001", "round-003/.round", "round-003/.seeds", "round-003/.shares"):
+        (tmp_path / f"{file}.json.seal").unlink()
+    again = run(tmp_path, **options)
+    assert again.rounds == done.rounds
+    assert digest(tmp_path) == before
+    assert len(judged) == 5  # only the judge that was missing is fitted again
+
+
+def test_few_inputs_of_a_changed_field_leave_the_five_scores_and_terminal_and_report_say_so(tmp_path):
+    events = []
+    done = run(tmp_path / "run", later=labelled(DARK, 200), moves=BOTH, rounds=3, labels=200, on_event=events.append)
+    last = done.rounds[3]
+    assert all(test.searched and test.accepted is None for test in last.tests)
+    assert last.attempted
+    lines = [line for event in events for line in permanent_lines(event)]
+    page = write_report(tmp_path / "run", tmp_path / "report")
+    for test in last.tests:
+        assert "distinct field inputs are too few: 250 are needed; the five scores rate its cases" in str(test)
+        assert str(test) in lines
+        assert str(test) in page.read_text()
+        assert test.move in page.with_suffix(".md").read_text()
+    assert "the five scores rate its cases" in page.with_suffix(".md").read_text()
 
 
 def cached_first(fit):
