@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from operant import Classifier, Samples, Suite, labels_of, load_digits, results, spawn
@@ -17,16 +19,19 @@ from operant.campaign import Campaign, CampaignResult
 from operant.campaign import field as field_module
 from operant.campaign.choosers import risk_score
 from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound, describe_lift
+from operant.campaign.observers.risk_regions import RISKIEST, Rated, regions_of
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import SeedRows
 from operant.campaign.risk import spread_seeds, teaching_cases
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
 from operant.execution.events import Event, EventHandler, ignore
+from operant.formatting import percent
 from operant.generate import GradientMove
 from operant.networks import fit, initialise
 from operant.profile import fit_profile, fit_risk
 from operant.report import gather
+from operant.report.markdown import markdown
 from operant.report.page import render_page
 from operant.retrain import OperationalFinetune
 from operant.seeds import margin_risk
@@ -261,8 +266,7 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     risks = [one.risk for one in record.riskiest]
     assert risks == sorted(risks, reverse=True)
     assert risks[-1] > record.expected
-    assert int(record.riskiest_classes.sum()) == 35
-    assert int(record.classes.sum()) == record.rated == 700
+    assert record.rated == 700
     section = next(s for s in evidence.sections if s.name == "risk")
     page = render_page(evidence, TINY.observers)
     assert section.summary in page.replace("\u00a0", " ").replace("&#39;", "'")
@@ -272,6 +276,49 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     few = replace(record, lift=None, labels=MIN_LABELS - 1, failures=3)
     assert "3 of 99 labelled field inputs fail, and at least 100" in describe_lift(few)
     assert "no more than the margin" in describe_lift(replace(record, learned=False))
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 90), labelled=st.integers(0, 40))
+def test_regions_divide_the_field_and_the_riskiest_hold_at_least_their_share(seed: int, n: int, labelled: int) -> None:
+    g = spawn(seed)
+    risk, predicted = torch.rand(n, generator=g).double().clamp_min(1e-4), torch.randint(4, (n,), generator=g)
+    some = torch.randperm(n, generator=g)[:labelled]
+    failed = torch.rand(len(some), generator=g) < risk[some]
+    known = Rated(risk=risk[some], predicted=predicted[some])
+    found = regions_of(Rated(risk=risk, predicted=predicted), known, failed)
+    top, classes = found[: len(RISKIEST)], found[len(RISKIEST) :]
+    for part in ("inputs", "expected"):
+        assert sum(getattr(region, part) for region in classes) == pytest.approx(1)
+    assert (sum(r.labels for r in classes), sum(r.failures for r in classes)) == (len(some), int(failed.sum()))
+    assert [r.expected for r in classes] == sorted((r.expected for r in classes), reverse=True)
+    for share, region in zip(RISKIEST, top, strict=True):
+        assert share <= region.inputs < share + 1 / n
+        assert region.expected >= region.inputs - 1e-9
+        assert region.failures <= region.labels <= len(some)
+    for region in found:
+        assert region.expected * float(risk.mean()) == pytest.approx(region.inputs * region.risk)
+
+
+def test_expected_failures_by_region_are_shown_as_an_estimate_beside_labels(done) -> None:
+    folder, _ = done
+    record, evidence = record_of(folder), gather(folder, observers=TINY.observers)
+    first, wrong = record.regions[0], record.failures
+    assert sum(r.labels for r in record.regions if r.prediction is not None) == record.labels >= 100
+    assert wrong > 0
+    cells = ["riskiest 5 %", percent(first.inputs, 2), percent(first.expected, 2), percent(first.risk, 2)]
+    cells += [f"{first.failures} of {first.labels}", percent(first.failures / wrong, 2)]
+    page = render_page(evidence, TINY.observers).replace("\u00a0", " ")
+    text = markdown(evidence).replace("\u00a0", " ")
+    assert "<td>".join(cells).replace("<td>", "</td><td>").replace("</td>", "</th>", 1) in page
+    assert f"| {' | '.join(cells)} |" in text
+    for shown in (page, text):
+        assert "estimate without labels" in shown
+        assert all(f"predicted {c}" in shown for c in range(10))
+    none = replace(record, failures=0, regions=tuple(replace(r, labels=0, failures=0) for r in record.regions))
+    section = RiskOfField().section({1: none}, rounds=(), classes=())
+    assert section is not None
+    assert all(row[-2:] == ("", "") for row in section.table[1:])
 
 
 def test_recipes_that_do_not_fit_are_refused_before_a_label_is_bought(tmp_path: Path) -> None:

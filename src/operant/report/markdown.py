@@ -1,6 +1,7 @@
 """The report for a pull request: Markdown."""
 
 import re
+from collections.abc import Sequence
 
 from operant.campaign.observers import Section
 from operant.campaign.progress import describe_times
@@ -46,10 +47,16 @@ def plain(text: str) -> str:
 
 
 def _section(section: Section) -> list[str]:
-    """The summary of a section, and its details folded away."""
+    """The summary of a section, its table, and its details folded away."""
     details = "\n".join(f"- {plain(line)}" for line in section.lines)
     folded = f"<details><summary>{plain(section.title)}: details</summary>\n\n{details}\n\n</details>"
-    return [plain(section.summary), folded * bool(details)]
+    return [plain(section.summary), plain(section.caption), _table(section.table), folded * bool(details)]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """A table with its head first; empty without rows."""
+    lines = [f"| {' | '.join(plain(cell) for cell in row)} |" for row in rows]
+    return "\n".join([*lines[:1], "|---" + "|---:" * (len(rows[0]) - 1) + "|", *lines[1:]]) if rows else ""
 
 
 def _note(note: str) -> str:

@@ -83,6 +83,7 @@ class Section:
         values: plain JSON values for the observer's template.
         after: the part of the page that it follows.
         lines: details that the Markdown report lists below the summary, folded away.
+        caption, table: a table that the Markdown report shows below the summary, its head first; empty without one.
     """
 
     name: str
@@ -91,6 +92,8 @@ class Section:
     values: dict[str, Any]
     after: Literal["field", "failures"] = "failures"
     lines: tuple[str, ...] = ()
+    caption: str = ""
+    table: tuple[tuple[str, ...], ...] = ()
 
 
 class Observer(Protocol):

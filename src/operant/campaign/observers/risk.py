@@ -13,8 +13,15 @@ from torch import Tensor
 from operant.assess.case_rate import CaseRate, failure_rate
 from operant.assess.regressions import regressions
 from operant.campaign.observers.base import ObservedRound, Section, evenly, read_template
+from operant.campaign.observers.risk_regions import (
+    Rated,
+    RiskRegion,
+    rate,
+    region_name,
+    region_table,
+    regions_of,
+)
 from operant.campaign.records import Round
-from operant.data import Samples
 from operant.data.class_texts import class_name
 from operant.formatting import percent
 from operant.measure import Lift, lift, margin
@@ -25,9 +32,12 @@ from operant.suite.drawing import MAX_SMALL, data_uri, is_picture, shades, shrun
 
 MAX_RATED = 20_000  # field inputs
 SHOWN, MAX_SIDE = 12, 96  # riskiest inputs in the report, and pixels of their longer side
-RISKIEST = 0.05  # share of the field inputs that are looked at by class
-MAX_CLASSES = 5  # in which they concentrate
+MAX_NAMED = 3  # classes in the summary
 MIN_LABELS, MIN_FAILURES = 100, 5  # that a lift needs
+CAPTION = (
+    "Shares of the field inputs and of the expected failures by part of the field, an estimate without labels, beside "
+    "what labels say."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +61,7 @@ class RiskOfRound:
         cases: that teach the map.
         rated: number of field inputs that were rated.
         expected: their mean risk, for the model after the round.
-        classes, riskiest_classes: predicted classes of all of these inputs, and of their riskiest 5 %, as counts.
+        regions: the riskiest of these inputs and the predicted classes, with the failures expected there.
         riskiest: the riskiest field inputs.
         pictures, bounds: the same as `packed` inputs, and the range of their values.
         labels, failures: labelled inputs of the present field, and how many of them the model after gets wrong.
@@ -67,8 +77,7 @@ class RiskOfRound:
     cases: int
     rated: int
     expected: float
-    classes: Tensor
-    riskiest_classes: Tensor
+    regions: tuple[RiskRegion, ...]
     riskiest: tuple[RiskyInput, ...]
     pictures: Tensor = field(repr=False)
     bounds: tuple[float, float]
@@ -99,8 +108,8 @@ class RiskOfField:
             return None
         judging, shares = seen.risk.judging(seen.field), seen.field.class_shares(seen.train).tolist()
         changed = regressions(seen.after, judging, before=seen.before)
-        risk, known = seen.risk.map_for(seen.after, seen.field), seen.known
-        failed = None if known is None or not len(known) else seen.after.predict(known.x).cpu() != known.labels.cpu()
+        risk = seen.risk.map_for(seen.after, seen.field)
+        labelled, failed = _labelled(seen, risk)
         return RiskOfRound(
             before=failure_rate(seen.before, judging, priors=shares),
             after=failure_rate(seen.after, judging, priors=shares),
@@ -109,10 +118,10 @@ class RiskOfField:
             learned=risk.learned,
             findings=(*seen.risk.findings, *risk.findings, *_doubts(seen)),
             cases=len(risk.cases),
-            **_rated(seen, risk),
-            labels=0 if failed is None else len(failed),
-            failures=0 if failed is None else int(failed.sum()),
-            lift=None if failed is None or known is None else _lift(seen, risk, known, failed),
+            **_rated(seen, risk, labelled, failed),
+            labels=len(failed),
+            failures=int(failed.sum()),
+            lift=_lift(seen, labelled, failed),
         )
 
     def section(
@@ -122,6 +131,7 @@ class RiskOfField:
         if not records:
             return None
         newest = records[max(records)]
+        table = region_table(newest.regions, newest.failures, classes)
         values: dict[str, Any] = {
             "learned": newest.learned,
             "cases": newest.cases,
@@ -129,51 +139,64 @@ class RiskOfField:
             "expected": newest.expected,
             "inputs": _inputs(newest, classes),
             "small": max(newest.pictures.shape[1:], default=0) <= MAX_SMALL,
-            "by_class": _by_class(newest, classes),
+            "regions": [list(row) for row in table],
             "check": describe_lift(newest),
             "lift_rows": _lift_rows(newest.lift),
             "rates": [_rate_row(number, records[number], rounds) for number in sorted(records)],
             "findings": [[f.name, f.problem, f.advice] for f in newest.findings],
         }
         title = "Where inputs are likely to fail"
-        summary = f"{_concentration(values)} {values['check']}"
+        summary = f"{_concentration(newest, classes)} {values['check']}"
         lines = tuple(f"{one['name']}: predicted {one['prediction']}, risk {one['risk']}" for one in values["inputs"])
-        return Section(name=self.name, title=title, summary=summary, values=values, after="field", lines=lines)
+        return Section(
+            name=self.name,
+            title=title,
+            summary=summary,
+            values=values,
+            after="field",
+            lines=lines,
+            caption=CAPTION,
+            table=table,
+        )
 
 
 # Recording
 
 
-def _rated(seen: ObservedRound, risk: RiskMap) -> dict[str, Any]:
-    """The risks of field inputs: their mean, their classes, and the riskiest."""
+def _rated(seen: ObservedRound, risk: RiskMap, labelled: Rated, failed: Tensor) -> dict[str, Any]:
+    """The risks of field inputs: their mean, where they are high, and the riskiest."""
     every = seen.field.inputs
     some = every[evenly(len(every), MAX_RATED)]
-    values, predicted = risk(seen.after, some.x).cpu(), seen.after.predict(some.x).cpu()
-    order, classes = values.argsort(descending=True, stable=True), seen.after.classes(some.x[:1])
-    top, shown = order[: max(1, math.ceil(RISKIEST * len(some)))], order[:SHOWN]
-    rows = zip(some[shown].titles, predicted[shown].tolist(), values[shown].tolist(), strict=True)
+    field = rate(seen.after, risk, some)
+    shown = field.risk.argsort(descending=True, stable=True)[:SHOWN]
+    rows = zip(some[shown].titles, field.predicted[shown].tolist(), field.risk[shown].tolist(), strict=True)
     return {
         "rated": len(some),
-        "expected": float(values.mean()),
-        "classes": predicted.bincount(minlength=classes),
-        "riskiest_classes": predicted[top].bincount(minlength=classes),
+        "expected": float(field.risk.mean()),
+        "regions": regions_of(field, labelled, failed),
         "riskiest": tuple(RiskyInput(name=name, prediction=p, risk=r) for name, p, r in rows),
         "pictures": packed(_small(some.x[shown]), seen.after.bounds),
         "bounds": seen.after.bounds,
     }
 
 
+def _labelled(seen: ObservedRound, risk: RiskMap) -> tuple[Rated, Tensor]:
+    """The risks of all labelled inputs of the present field, and which of them the model gets wrong; may be empty."""
+    known = seen.field.pool[:0] if seen.known is None else seen.known
+    rated = rate(seen.after, risk, known)
+    return rated, rated.predicted != known.labels.cpu() if len(known) else rated.predicted.bool()
+
+
 def _small(x: Tensor) -> Tensor:
     return shrunk(x, MAX_SIDE) if is_picture(x.shape[1:]) else x
 
 
-def _lift(seen: ObservedRound, risk: RiskMap, known: Samples, failed: Tensor) -> Lift | None:
+def _lift(seen: ObservedRound, labelled: Rated, failed: Tensor) -> Lift | None:
     """How well the map ranks labelled inputs, which taught it nothing; None if they are too few."""
-    if len(failed) < MIN_LABELS or not MIN_FAILURES <= int(failed.sum()) < len(failed):
+    if seen.known is None or len(failed) < MIN_LABELS or not MIN_FAILURES <= int(failed.sum()) < len(failed):
         return None
-    probs = seen.after.probs(known.x).cpu()
-    generator = seen.spawn("lift")
-    return lift(risk(seen.after, known.x), failed, margin=margin(probs), predicted=probs.argmax(1), generator=generator)
+    found, generator = margin(seen.after.probs(seen.known.x).cpu()), seen.spawn("lift")
+    return lift(labelled.risk, failed, margin=found, predicted=labelled.predicted, generator=generator)
 
 
 # Showing
@@ -198,19 +221,16 @@ def describe_lift(record: RiskOfRound) -> str:
     )
 
 
-def _concentration(values: Mapping[str, Any]) -> str:
-    """Which predicted classes the riskiest inputs concentrate in."""
-    parts = [f"{row['name']} ({percent(row['share'], 2)})" for row in values["by_class"][:MAX_CLASSES]]
-    expected = f"an estimated {percent(values['expected'])} of {values['rated']} field inputs fail"
-    largest = f"of the riskiest {percent(RISKIEST)}, the largest shares are predicted {', '.join(parts)}"
-    return f"By {values['cases']} unselected cases, {expected}; {largest}."
-
-
-def _by_class(record: RiskOfRound, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """Predicted classes by their share of the riskiest inputs, with their share of all."""
-    top, every = (counts.double() / counts.sum() for counts in (record.riskiest_classes, record.classes))
-    order = [c for c in top.argsort(descending=True, stable=True).tolist() if top[c] > 0]
-    return [{"name": class_name(c, classes), "share": float(top[c]), "of_all": float(every[c])} for c in order[:SHOWN]]
+def _concentration(record: RiskOfRound, classes: Sequence[str]) -> str:
+    """How many failures are expected, and where."""
+    named = [region for region in record.regions if region.prediction is not None][:MAX_NAMED]
+    parts = [f"{region_name(r, classes)} ({percent(r.expected, 2)})" for r in named]
+    top = record.regions[0]
+    return (
+        f"By {record.cases} unselected cases, without labels, an estimated {percent(record.expected)} of "
+        f"{record.rated} field inputs fail; the {region_name(top, classes)} of the inputs hold "
+        f"{percent(top.expected, 2)} of these failures, and the largest shares are {', '.join(parts)}."
+    )
 
 
 def _inputs(record: RiskOfRound, classes: Sequence[str]) -> list[dict[str, Any]]:
