@@ -160,6 +160,18 @@ def test_too_few_training_inputs_are_named_in_terminal_and_report(tmp_path: Path
     assert len(seeds.unique()) > 300
 
 
+def test_cases_that_hardly_fail_leave_the_margin_and_terminal_and_report_say_so(tmp_path: Path) -> None:
+    events: list[Event] = []
+    gentle = Recipe(severities={"gaussian_noise": uniform(0, 1e-3)})
+    run(tmp_path, recipe=gentle, draws=60, on_event=events.append)
+    said = "inputs are ranked by the margin alone"
+    assert results.load(tmp_path / "round-001" / "seeds.json", SeedRows).by == "margin"
+    assert any(said in line for event in events for line in permanent_lines(event))
+    evidence = gather(tmp_path, observers=TINY.observers)
+    assert said in render_page(evidence, TINY.observers)
+    assert "The cases taught no more than the margin, by which inputs are ranked here" in markdown(evidence)
+
+
 @pytest.mark.slow  # two processes
 def test_workers_and_interruptions_change_no_bit(done, tmp_path: Path) -> None:
     folder, _ = done

@@ -320,6 +320,8 @@ def test_cases_that_all_pass_or_all_fail_leave_the_margin(fails: bool) -> None:
     y = model.predict(x)
     only = fit_risk(model, suite_of(model, x, 1 - y if fails else y))
     assert found(only) == {"too few failures or passes"}
+    assert "inputs are ranked by the margin alone" in str(only)
+    assert not only.learned
     assert only.failing == float(fails)
     rated, margin = only(model, x[:300]), (model.batched_logits(x[:300]) @ torch.tensor([1.0, -1.0])).abs()
     assert torch.equal(rated.argsort(stable=True), margin.double().neg().argsort(stable=True))
@@ -339,15 +341,35 @@ def test_a_module_without_layers_is_rated_by_its_logits() -> None:
     label = torch.where(torch.rand(3000, generator=spawn(11)) < 0.2, 0, model.predict(x))
     map_ = fit_risk(model, suite_of(model, x, label))
     assert {"no penultimate layer", "class without cases", "class with few cases"} <= found(map_)
+    assert "no linear or convolutional layer of the model can be observed, so neighbours are found by logits" in str(
+        map_
+    )
+    assert torch.equal(map_.features, map_.logits)
     rated = map_(model, x)
     assert bool(((rated > 0) & (rated < 1)).all())
     assert float(rated[model.predict(x) == 0].mean()) < 0.05 < float(rated[model.predict(x) == 1].mean())
+
+
+def test_a_traced_module_is_rated_by_its_logits_and_known_again() -> None:
+    x, y, _ = inputs(600, 11)
+    with pytest.warns(DeprecationWarning, match=r"torch\.jit\.trace"):
+        one, other, changed = (torch.jit.trace(Blind(slope), x[:16]) for slope in (3.0, 3.0, 3.0 + 1e-6))
+    model = Classifier(one, bounds=(-10, 10))
+    map_ = fit_risk(model, suite_of(model, x, y))
+    assert {"no penultimate layer", "few cases"} == found(map_)
+    assert bool(map_(model, x).isfinite().all())
+    assert map_.for_model(Classifier(other, bounds=(-10, 10))) is map_
+    assert map_.for_model(Classifier(changed, bounds=(-10, 10))) is not map_
 
 
 def test_cases_of_one_class_are_reported() -> None:
     x, _, _ = inputs(3000, 12)
     one = fit_risk(blind(), suite_of(blind(), x, torch.ones(3000).long()))
     assert found(one) == {"cases of one class"}
+    assert (
+        "all cases are of class 1. Draw cases of every class that occurs in the field; risks of the others are"
+        in str(one)
+    )
     assert bool(one(blind(), x).isfinite().all())
 
 

@@ -75,8 +75,9 @@ class Campaign:
         retrainer: how to retrain; any `Retrainer`.
         when_drifted: ``"update"`` the profile or ``"stop"`` when new field inputs differ from earlier ones.
         feedback: whether rounds learn from each other where to search.
-        draws: unselected cases of the field's conditions that teach the risk map, if there are conditions; a third as
-            many, from clean inputs, judge every round's model without labels. 0 for none.
+        draws: unselected cases of the field's conditions that teach the risk map, if there are conditions; they come
+            from reserved training inputs, if there are enough. A third as many, from clean inputs, judge every round's
+            model without labels. 0 for none.
         seed_chooser: chooses training inputs to search from; any `SeedChooser`.
         case_chooser: chooses operational failures to learn from; any `CaseChooser`.
         engine: runs chunks of work (default: one after the other in this process; see `pool`).

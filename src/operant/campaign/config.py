@@ -252,7 +252,7 @@ class GenerateTable(Table):
     moves: dict[str, str] = {}
     """your own moves by name: functions that return a fuzzer, as "file.py:function" names them"""
     judge_draws: Annotated[int, Field(ge=0)] = 600
-    """unselected draws of each move that its judge learns from, at least 100; 0 for no judges"""
+    """unselected draws of each move that its judge learns from, of reserved inputs, at least 100; 0 for no judges"""
     dimensions: Count = 16
     """dimensions of the profile's codes"""
     level: Share = 0.05
@@ -260,7 +260,7 @@ class GenerateTable(Table):
     mass_quantile: Part = 0.1
     """minimum density quantile of an operational failure among field inputs"""
     draws: Annotated[int, Field(ge=0)] = 3000
-    """unselected cases that teach the risk map, if there are conditions; 0 for none"""
+    """unselected cases that teach the risk map, of reserved inputs, if there are conditions; 0 for none"""
 
 
 class RetrainTable(Table):

@@ -23,7 +23,7 @@ from operant.campaign.observers.risk_regions import (
 )
 from operant.campaign.records import Round
 from operant.data.class_texts import class_name
-from operant.formatting import percent
+from operant.formatting import at_most, percent
 from operant.measure import Lift, lift, margin
 from operant.model import Finding
 from operant.profile import RiskMap
@@ -273,7 +273,7 @@ def _rate_row(number: int, record: RiskOfRound, rounds: Sequence[Round]) -> dict
         "broken": record.broken,
         "fixed": record.fixed,
         "expected": percent(record.expected),
-        "labels": str(assessed) if assessed else "",
+        "labels": f"{percent(assessed.pmi)}, at most {at_most(assessed.upper)}" if assessed else "",
     }
 
 
