@@ -267,7 +267,7 @@ def test_probabilities_follow_the_priors() -> None:
     )
 
 
-def test_a_prior_that_is_wrongly_0_hardly_changes_the_ranking(risk: RiskMap) -> None:
+def test_a_prior_that_is_wrongly_small_hardly_changes_the_ranking(risk: RiskMap) -> None:
     x, y, _ = inputs(6000, 13)
     model = blind()
     failed = model.predict(x) != y
@@ -275,7 +275,8 @@ def test_a_prior_that_is_wrongly_0_hardly_changes_the_ranking(risk: RiskMap) -> 
     def top(risk: RiskMap) -> float:
         return float(failed[risk(model, x).argsort(descending=True)[:600]].double().mean())
 
-    assert top(fit_risk(model, cases(), priors=[0.999, 0.001])) > 0.9 * top(risk)
+    assert top(fit_risk(model, cases(), priors=[0.8, 0.2])) > 0.97 * top(risk)
+    assert top(fit_risk(model, cases(), priors=[0.999, 0.001])) > 0.85 * top(risk)
 
 
 def test_field_labels_correct_cases_of_a_wrong_recipe() -> None:

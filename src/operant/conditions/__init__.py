@@ -5,7 +5,7 @@ can be stored; ``apply(x, drawn)`` applies them to images, always with the same 
 """
 
 from operant.conditions.corruptions import CORRUPTIONS
-from operant.conditions.palette import default_palette
+from operant.conditions.palette import default_palette, wider
 from operant.conditions.recipe import (
     CONDITIONS,
     Condition,
@@ -30,4 +30,5 @@ __all__ = [
     "half_normal",
     "normal",
     "uniform",
+    "wider",
 ]

@@ -61,3 +61,12 @@ def one_outcome(known: Known, mass: Tensor) -> Finding | None:
     what = "stronger" if failing < MIN_OUTCOMES else "weaker"
     advice = f"Draw more cases; if the field has {what} conditions than the recipe, correct the recipe"
     return warning("too few failures or passes", problem, advice)
+
+
+def only_wider() -> Finding:
+    """Nearly all cases of the recipe itself have one outcome."""
+    problem = (
+        f"fewer than {MIN_OUTCOMES} seeds have a failing case, or a passing one, under the recipe itself, so that "
+        "probabilities are fitted to cases of wider conditions too; the ranking holds, their level does not"
+    )
+    return warning("level of wider conditions", problem, "Draw more cases, from inputs that the model has not learned")

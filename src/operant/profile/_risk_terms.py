@@ -1,5 +1,6 @@
-"""What a risk map knows about an input: four log odds of failing, each learned from cases."""
+"""What a risk map knows about an input: five log odds of failing, each learned from cases."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ PENALTY = 1e-5  # on temperature and biases: keeps separable cases finite
 MAX_HEAD = 2**27  # cases times features times classes, above which training it would take minutes: it is left out
 HEAD_PENALTY = 0.1  # scikit-learn's C of the second head
 MAX_LOG_ODDS = 12.0
-TERMS = ("neighbours", "second head", "corrected confidence", "margin")
+TERMS = ("neighbours", "labels around", "second head", "corrected confidence", "margin")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,21 +74,43 @@ def failing_share(known: Known, asked: Outputs, *, k: int, group: Tensor | None 
         group: of each input; cases of its own group are no neighbours. None: all cases are.
     """
     share, failed = torch.empty(len(asked), dtype=torch.float64), known.failed
-    mean = known.outputs.features.mean(0)
     for c in asked.predicted.unique():
         rows = (asked.predicted == c).nonzero().flatten()
         pool = (known.outputs.predicted == c).nonzero().flatten()
         pool = pool if len(pool) >= k else torch.arange(len(known))
-        a, w, f = known.outputs.features[pool] - mean, known.weight[pool], failed[pool]
+        w, f = known.weight[pool], failed[pool]
         base, extra = float((w * f).sum() / w.sum()), SMOOTHING * float(w.mean())
-        for some in rows.split(max(1, BLOCK // len(pool))):
-            distance = squared_distances(asked.features[some] - mean, a)
-            if group is not None:
-                distance[group[some, None] == known.group[pool]] = torch.inf
-            nearest = distance.topk(min(k, len(pool)), largest=False)
-            weight = w[nearest.indices] * nearest.values.isfinite()
-            share[some] = ((weight * f[nearest.indices]).sum(1) + extra * base) / (weight.sum(1) + extra)  # (1)
+        for some, near, weight in _nearest(known, asked, rows, pool, k, group):
+            share[some] = ((weight * failed[near]).sum(1) + extra * base) / (weight.sum(1) + extra)  # (1)
     return share
+
+
+def disagreeing_share(known: Known, asked: Outputs, *, k: int, group: Tensor | None = None) -> Tensor:
+    """The weighted share of the k nearest cases, whatever their prediction, with another label than is predicted.
+
+    Smoothed as in `failing_share`, by the failure rate of all cases.
+    """
+    share, w = torch.empty(len(asked), dtype=torch.float64), known.weight
+    base, extra = float((w * known.failed).sum() / w.sum()), SMOOTHING * float(w.mean())
+    for some, near, weight in _nearest(known, asked, torch.arange(len(asked)), torch.arange(len(known)), k, group):
+        other = (known.label[near] != asked.predicted[some, None]).double()
+        share[some] = ((weight * other).sum(1) + extra * base) / (weight.sum(1) + extra)
+    return share
+
+
+def _nearest(
+    known: Known, asked: Outputs, rows: Tensor, pool: Tensor, k: int, group: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For some rows at a time, the nearest cases of a pool ``(n, k)`` and their weights: 0 for cases of their group."""
+    mean = known.outputs.features.mean(0)
+    a = known.outputs.features[pool] - mean
+    for some in rows.split(max(1, BLOCK // len(pool))):
+        distance = squared_distances(asked.features[some] - mean, a)
+        if group is not None:
+            distance[group[some, None] == known.group[pool]] = torch.inf
+        nearest = distance.topk(min(k, len(pool)), largest=False)
+        near = pool[nearest.indices]
+        yield some, near, known.weight[near] * nearest.values.isfinite()
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:

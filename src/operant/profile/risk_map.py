@@ -14,12 +14,13 @@ from operant.data import Samples
 from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.model.hashing import content_hash
-from operant.profile._risk_findings import few_cases, lacking_classes, missing_layer, one_outcome
+from operant.profile._risk_findings import few_cases, lacking_classes, missing_layer, one_outcome, only_wider
 from operant.profile._risk_terms import (
     Correction,
     Head,
     Known,
     Outputs,
+    disagreeing_share,
     failing_share,
     fit_correction,
     fit_head,
@@ -28,15 +29,16 @@ from operant.profile._risk_terms import (
 )
 from operant.profile.priors import Priors, shares_of
 from operant.suite import Suite
-from operant.validation import check_at_least, check_finite, check_not_empty
+from operant.validation import check_at_least, check_finite, check_not_empty, check_row_shape
 
-# Chosen on MNIST under conditions and USPS, with seeds that no reported run uses; see `fit_risk`.
+# Chosen with seeds that no reported run uses; see `fit_risk`.
 NEIGHBOURS = 25
 FOLDS = 5
 PENALTY = 1.0  # scikit-learn's C of the combination
 PLATT_PENALTY = 1e4
 RISKIEST = 0.05
 TAUGHT_WEIGHT = 5.0  # of a labelled field input, in cases
+SMALL, SMALLEST = 0.4, 0.02  # of an even class share: below the first, a class counts less; at least the second
 ROWS = 8192  # inputs that are rated together
 PROBES = 32  # cases whose logits tell models apart that have equal weights, or none
 PROBE_SLACK = 1e-4  # by which these logits may differ between devices, if the weights are equal
@@ -45,13 +47,13 @@ EDGE = 1e-4  # no probability is nearer to 0 or to 1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RiskCases:
-    """What a risk map is fitted to, whatever the model: cases, then labelled field inputs.
+    """What a risk map is fitted to, whatever the model: cases, cases of wider conditions, labelled field inputs.
 
     Attributes:
         group: inputs of the same seed share a number.
-        weight: in the ranking, 1 on average over the cases; no class counts less than an even share of the field.
-        mass: in the calibration, by the priors as they were given.
-        taught: number of labelled field inputs, the last rows.
+        weight: in the ranking, 1 on average over all cases; see `fit_risk` for classes that are rare in the field.
+        mass: in the calibration, by the priors as they were given; 0 for cases of wider conditions.
+        wider, taught: numbers of cases of wider conditions, and of labelled field inputs, which are the last rows.
         classes: the name of each class; empty if they have only numbers.
     """
 
@@ -60,6 +62,7 @@ class RiskCases:
     group: Tensor = field(repr=False)
     weight: Tensor = field(repr=False)
     mass: Tensor = field(repr=False)
+    wider: int
     taught: int
     classes: tuple[str, ...] = ()
 
@@ -119,9 +122,11 @@ class RiskMap:
         return self.coefficients.numel() > 0
 
     def __str__(self) -> str:
-        n, taught = len(self.cases) - self.cases.taught, self.cases.taught
-        labels = f" and {taught} labelled field inputs" if taught else ""
-        first = f"Risk map from {n} cases{labels}: {percent(self.failing)} of the cases fail."
+        wider, taught = self.cases.wider, self.cases.taught
+        n = len(self.cases) - wider - taught
+        more = [f"{wider} of wider conditions"] if wider else []
+        more += [f"{taught} labelled field inputs"] if taught else []
+        first = f"Risk map from {' and '.join([f'{n} cases', *more])}: {percent(self.failing)} of the cases fail."
         if self.learned:
             first += f" The riskiest 5 % of them fail {self.lift:.1f} times as often as all, out of fold."
         return "\n".join([first, *(str(finding) for finding in self.findings)])
@@ -138,7 +143,7 @@ class RiskMap:
         if not self.learned:
             return margin_log_odds(asked).sigmoid().clamp(EDGE, 1 - EDGE)
         known = _known(self.cases, Outputs(logits=self.logits.double(), features=self.features.double()))
-        terms = _terms(asked, failing_share(known, asked, k=self.k), self.head.log_odds(asked), self.correction)
+        terms = _terms(known, asked, self.head.log_odds(asked), self.correction, k=self.k)
         slope, offset = self.calibration
         log_odds = _design((terms - self.centre) / self.scale) @ self.coefficients
         return (slope * log_odds + offset).sigmoid().clamp(EDGE, 1 - EDGE)
@@ -149,6 +154,7 @@ def fit_risk(
     model: Classifier,
     cases: Suite,
     *,
+    wider: Suite | None = None,
     priors: Priors | Sequence[float] | None = None,
     taught: Samples | None = None,
     k: int = NEIGHBOURS,
@@ -158,24 +164,32 @@ def fit_risk(
         P(fail | x) = σ(a (β · terms(x) + β_0) + b)        (1)
 
     Terms, all log odds of failing: the share of failing cases among the k nearest in the model's penultimate features
-    with the same prediction; a second last layer, trained on the cases; the model's confidence, corrected by a
-    temperature and one bias per class that are fitted to the cases; the model's margin. For cases the first two leave
-    out all cases of the same seed or fold. β is a logistic regression, a and b (Platt) are fitted out of fold.
+    with the same prediction; the share of the k nearest of all cases with another label than is predicted; a second
+    last layer, trained on the cases; the model's confidence, corrected by a temperature and one bias per class that are
+    fitted to the cases; the model's margin. For cases the first three leave out all cases of the same seed or fold. β
+    is a logistic regression, a and b (Platt) are fitted out of fold.
 
-    Estimated priors can be wrong for a class, and one that is wrongly 0 would make every prediction of that class look
-    like a failure. So in all but a and b no class has less weight than an even share: the ranking uses priors only to
-    favour frequent classes, and the probabilities follow them entirely.
+    Estimated priors can be wrong for a class, and one that is much too small would make every prediction of that class
+    look like a failure. So in all but a and b a class has the weight of an even share 1 / C or more, unless its prior
+    is far below that, where an estimate is rarely wrong by as much:
+
+        weight = max(prior, min(1, (prior C / 0.4)²) / C)        (2)
 
     The cases must be unselected draws of the field's conditions, such as those of `operant.generate.RecipeDraws`, and
-    must hold the cases that pass: failures alone do not say where inputs are safe. At least 3000 are advised.
+    must hold the cases that pass: failures alone do not say where inputs are safe. At least 3000 are advised. Draw them
+    from inputs that the model has not learned from, as far as there are labelled ones: it fails less often on others.
 
     The definition was chosen by the lift of the riskiest 5 % of unseen field inputs, on MNIST by Zipf's law under
-    conditions and on USPS, with seeds that no reported run uses, and then frozen. Neighbours alone, boosted trees and
-    an offset per class ranked no better than this sum.
+    conditions, USPS and Tiny ImageNet's images, with seeds that no reported run uses, and then frozen. Neighbours
+    alone, boosted trees and an offset per class ranked no better than this sum. The mean confidence in five copies of
+    an input, shifted by a pixel, added a little: too little for five passes of the model.
 
     Args:
         model: the model that will be rated.
         cases: with their true labels, which come from their seeds. Predictions are computed again.
+        wider: cases of wider conditions, such as draws of `operant.conditions.wider`; half as many are enough. They
+            teach the ranking what the recipe leaves unexplained, and what fails where the recipe's cases hardly ever
+            do. The probabilities are not fitted to them.
         priors: of the classes in the field; cases are weighted by them. None: the cases already have the field's
             class shares.
         taught: labelled field inputs, if there are any. Each counts as much as five cases.
@@ -189,44 +203,68 @@ def fit_risk(
     check_at_least(1, k=k)
     check_not_empty(cases=cases, advice="draw cases with operant.generate.RecipeDraws")
     model.check(Samples(cases.x, cases.label, classes=cases.classes))
-    return _fitted(model, _gathered(model, cases, priors, taught), k)
+    if wider is not None and len(wider):
+        model.check(Samples(wider.x, wider.label, classes=wider.classes))
+        check_row_shape(tuple(cases.x.shape[1:]), wider=wider.x, advice="like the other cases")
+    return _fitted(model, _gathered(model, cases, wider, priors, taught), k)
 
 
 # Gathering ------------------------------------------------------------------------------------------------------------
 
 
 def _gathered(
-    model: Classifier, cases: Suite, priors: Priors | Sequence[float] | None, taught: Samples | None
+    model: Classifier,
+    cases: Suite,
+    wider: Suite | None,
+    priors: Priors | Sequence[float] | None,
+    taught: Samples | None,
 ) -> RiskCases:
     """Cases and labelled field inputs in one table."""
-    weight, mass = _weights(cases.label, priors, model.classes(cases.x))
-    _, group = cases.seed.unique(return_inverse=True)
-    x, label, n = cases.x, cases.label, 0
-    if taught is not None and len(taught):
+    suites = [cases, *([wider] if wider is not None and len(wider) else [])]
+    x, label, seed = (torch.cat([getattr(s, name) for s in suites]) for name in ("x", "label", "seed"))
+    mass = torch.zeros(len(label), dtype=torch.float64)
+    values = None if priors is None else shares_of(priors)
+    classes = model.classes(cases.x)
+    mass[: len(cases)] = _by_shares(cases.label, values, classes)
+    weight = _by_shares(label, None if values is None else _believed(values), classes)
+    _, group = seed.unique(return_inverse=True)
+    n = 0 if taught is None else len(taught)
+    if taught is not None and n:
         model.check(taught)
-        if taught.shape != cases.x.shape[1:]:
-            shapes = f"{tuple(taught.shape)} and {tuple(cases.x.shape[1:])}"
+        if taught.shape != x.shape[1:]:
+            shapes = f"{tuple(taught.shape)} and {tuple(x.shape[1:])}"
             raise ValueError(f"labelled field inputs and cases must have one shape, got {shapes}; resize them")
-        n = len(taught)
         x, label = torch.cat([x, taught.x.cpu().to(x)]), torch.cat([label, taught.labels.cpu()])
         group = torch.cat([group, int(group.max()) + 1 + torch.arange(n)])
         weight, mass = (torch.cat([w, torch.full((n,), TAUGHT_WEIGHT, dtype=w.dtype)]) for w in (weight, mass))
-    return RiskCases(x=x, label=label, group=group, weight=weight, mass=mass, taught=n, classes=cases.classes)
+    return RiskCases(
+        x=x,
+        label=label,
+        group=group,
+        weight=weight,
+        mass=mass,
+        wider=sum(len(s) for s in suites[1:]),
+        taught=n,
+        classes=cases.classes,
+    )
 
 
-def _weights(label: Tensor, priors: Priors | Sequence[float] | None, classes: int) -> tuple[Tensor, Tensor]:
-    """Weight and mass of each case, each 1 on average."""
-    if priors is None:
-        even = torch.ones(len(label), dtype=torch.float64)
-        return even, even
-    values = shares_of(priors)
-    if len(values) != classes:
-        raise ValueError(f"priors must have one value for each of the model's {classes} classes, got {len(values)}")
-    share = label.bincount(minlength=classes).double() / len(label)
-    weight, mass = ((v / share)[label] for v in (values.clamp_min(1 / classes), values))
-    if not bool((mass > 0).any()):
+def _by_shares(label: Tensor, shares: Tensor | None, classes: int) -> Tensor:
+    """Weights, 1 on average, that give the classes these shares; all 1 without shares."""
+    if shares is None:
+        return torch.ones(len(label), dtype=torch.float64)
+    if len(shares) != classes:
+        raise ValueError(f"priors must have one value for each of the model's {classes} classes, got {len(shares)}")
+    weight = (shares / (label.bincount(minlength=classes).double() / len(label)))[label]
+    if not bool((weight > 0).any()):
         raise ValueError("no case has a class with a positive prior; draw cases of the classes that occur in the field")
-    return weight / weight.mean(), mass / mass.mean()
+    return weight / weight.mean()
+
+
+def _believed(priors: Tensor) -> Tensor:
+    """(2) of `fit_risk`: no class counts less than an even share, unless its prior is far below that."""
+    ratio = priors * len(priors)
+    return torch.maximum(ratio, (ratio / SMALL).clamp(max=1).square()).clamp_min(SMALLEST) / len(priors)
 
 
 # Fitting --------------------------------------------------------------------------------------------------------------
@@ -237,15 +275,16 @@ def _fitted(model: Classifier, cases: RiskCases, k: int) -> RiskMap:
     check_finite(logits=outputs.logits, features=outputs.features, advice="examine the model with model.doctor")
     known = _known(cases, outputs)
     n = len(cases) - cases.taught
-    findings = (*missing_layer(tapped), *few_cases(n), *lacking_classes(known, cases.classes, k))
+    mass, doubts = _calibrating(known, cases.mass)
+    findings = (*missing_layer(tapped), *few_cases(n), *lacking_classes(known, cases.classes, k), *doubts)
     correction, head = fit_correction(known), fit_head(known)
     w, failed = cases.mass[:n], known.failed[:n]
     empty = torch.empty(0, dtype=torch.float64)
     learned: dict[str, Any] = {"coefficients": empty, "centre": empty, "scale": empty, "lift": float("nan")}
-    if problem := one_outcome(known, cases.mass):
+    if problem := one_outcome(known, mass):
         findings = (*findings, problem)
     else:
-        learned = _combined(known, cases.mass, correction, k)
+        learned = _combined(known, mass, correction, k)
     return RiskMap(
         cases=cases,
         k=k,
@@ -261,14 +300,20 @@ def _fitted(model: Classifier, cases: RiskCases, k: int) -> RiskMap:
     )
 
 
+def _calibrating(known: Known, mass: Tensor) -> tuple[Tensor, tuple[Finding, ...]]:
+    """What probabilities are fitted to: the cases of the recipe or, if nearly all of them pass or fail, all cases."""
+    if one_outcome(known, mass) is None or one_outcome(known, known.weight) is not None:
+        return mass, ()
+    return known.weight, (only_wider(),)
+
+
 def _combined(known: Known, mass: Tensor, correction: Correction, k: int) -> dict[str, Any]:
     """The coefficients of (1), their calibration out of fold, and the lift that they reach there."""
     folds = folds_of(known, FOLDS)
-    shares = failing_share(known, known.outputs, k=k, group=known.group)
     second = torch.empty(len(known), dtype=torch.float64)
     for fold in range(FOLDS):
         second[folds == fold] = fit_head(known[folds != fold]).log_odds(known.outputs[folds == fold])
-    terms = _terms(known.outputs, shares, second, correction)
+    terms = _terms(known, known.outputs, second, correction, k=k, group=known.group)
     scale, centre = torch.std_mean(terms, 0)
     scale = torch.where(scale > 0, scale, 1.0)
     design = _design((terms - centre) / scale)
@@ -287,9 +332,12 @@ def _combined(known: Known, mass: Tensor, correction: Correction, k: int) -> dic
     }
 
 
-def _terms(outputs: Outputs, share: Tensor, second: Tensor, correction: Correction) -> Tensor:
-    """The terms of (1), ``(N, 4)``, in the order of `TERMS`."""
-    return torch.stack([share.logit(EDGE), second, correction.log_odds(outputs), margin_log_odds(outputs)], 1)
+def _terms(
+    known: Known, asked: Outputs, second: Tensor, correction: Correction, *, k: int, group: Tensor | None = None
+) -> Tensor:
+    """The terms of (1), ``(N, 5)``, in the order of `TERMS`; cases of an input's own group are no neighbours."""
+    shares = [find(known, asked, k=k, group=group).logit(EDGE) for find in (failing_share, disagreeing_share)]
+    return torch.stack([*shares, second, correction.log_odds(asked), margin_log_odds(asked)], 1)
 
 
 def _design(terms: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from operant.data import Samples
-from operant.measure import Naturalness, fit_judge, fit_naturalness
+from operant.measure import Judge, Naturalness, fit_judge, fit_naturalness
 from operant.measure.judge import LEVEL
 from operant.rng import shuffled, spawn
 from operant_studies.cases.kinds import ADDED, kinds_of, make
@@ -97,13 +97,13 @@ class JudgeUnit:
 
     def _judged(self, kind: str) -> KindJudged:
         _, draws = make(self.field, kind, 0)
-        seeds, cases = make(self.field, kind, 1)
+        _, cases = make(self.field, kind, 1)
         start = time.process_time()
         judge = fit_judge(self._seen, draws, generator=self.field.generator("judge", kind), progress=False)
         seconds = time.process_time() - start
         p, fresh = judge(cases.x), self.field.inputs.truth.x[: self.field.setting.fresh]
         if kind == ESTIMATED and self.field.seed == self.field.setting.judge_seeds[0]:
-            self._show(seeds, cases, p >= LEVEL)
+            self._show(judge)
         return KindJudged(
             kind=kind,
             n=len(cases),
@@ -114,8 +114,10 @@ class JudgeUnit:
             seconds=seconds,
         )
 
-    def _show(self, seeds: Samples, cases: Samples, accepted: Tensor) -> None:
-        rows = accepted.nonzero().flatten()[: self.field.setting.shown]
+    def _show(self, judge: Judge) -> None:
+        """The first cases that pass, of many draws if few do."""
+        seeds, cases = make(self.field, ESTIMATED, 2)
+        rows = (judge(cases.x) >= LEVEL).nonzero().flatten()[: self.field.setting.shown]
         x, labels = cases.x[rows], cases.labels[rows]
         shown = ShownCases(seeds=seeds.x[rows], cases=x, labels=labels, predictions=self.field.model.predict(x))
         shown_steps(self.field.out).step(self.field.case.name, ShownCases, lambda: shown)

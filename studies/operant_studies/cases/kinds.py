@@ -28,7 +28,7 @@ def kinds_of(field: CasesField) -> tuple[str, ...]:
 
 def make(field: CasesField, kind: str, role: int) -> tuple[Samples, Samples]:
     """The seeds of a kind and its cases, made of the images of a role; nothing is selected."""
-    n = (field.setting.draws, field.setting.cases)[role]
+    n = (field.setting.draws, field.setting.cases, field.setting.looked)[role]
     generator = field.generator(kind, str(role))
     seeds = field.seeds_for(role, n, _shares(field, kind))
     if kind == OTHER:

@@ -91,8 +91,8 @@ def move_step(number: int) -> str:
 
 def _ranked(field: CasesField) -> Ranked:
     truth, known = field.inputs.truth, field.known
-    cases = drawn(field.model, known.recipe, field.risk_seeds, generator=field.generator("risk cases"))
-    risk = fit_risk(field.model, cases, priors=known.priors)
+    cases, wider = field.teaching()
+    risk = fit_risk(field.model, cases, wider=wider, priors=known.priors)
     logits = field.model.batched_logits(truth.x)
     failed = logits.argmax(1) != truth.labels
     scores = {RISK: risk(field.model, truth.x), **rankings(field, truth.x, logits)}
@@ -140,14 +140,15 @@ def _move_ranked(field: CasesField, move: str) -> MoveRanked:
 def _moved(field: CasesField, move: str, seeds: Samples) -> Suite:
     """Cases of a move, passes and failures; gradient moves start from draws of the recipe."""
     model, recipe, generator = field.model, field.known.recipe, field.generator(move)
-    if move == DRAWS or not recipe.names:
+    if move == DRAWS or (move == HARDEST and not recipe.names):
         return drawn(model, recipe, seeds, generator=generator)
     if move == HARDEST:
         return hardest(RecipeDraws(recipe=recipe, per_seed=TRIES)(model, seeds, generator=generator))
     early = move == GRADIENT
     radius = default_radii(field.inputs.clean)[0 if early else 1]
     attack = PGD(radius=radius, norm="l2", stop_early=early, random_start=not early)
-    return attack(model, under(recipe, seeds, generator=generator), generator=generator)
+    start = under(recipe, seeds, generator=generator) if recipe.names else seeds
+    return attack(model, start, generator=generator)
 
 
 def hardest(cases: Suite) -> Suite:
@@ -176,21 +177,21 @@ def run_cost(setting: CasesSetting, data: Path | None, out: Path) -> None:
 
 def _cost(field: CasesField) -> RiskCost:
     """Fit and rate, less the passes that both need: logits and penultimate features of all inputs."""
-    cases = drawn(field.model, field.known.recipe, field.risk_seeds, generator=field.generator("risk cases"))
+    cases, wider = field.teaching()
     n = field.setting.rated
     x = field.inputs.truth.x[torch.arange(n) % len(field.inputs.truth)]
     times = [time.process_time()]
-    risk = fit_risk(field.model, cases, priors=field.known.priors)
+    risk = fit_risk(field.model, cases, wider=wider, priors=field.known.priors)
     times.append(time.process_time())
     risk(field.model, x)
     times.append(time.process_time())
     passes = []
-    for images in (cases.x, x):
+    for images in (torch.cat([cases.x, wider.x]), x):
         field.model.batched_logits(images), field.model.penultimate(images)
         times.append(time.process_time())
         passes.append(times[-1] - times[-2])
     return RiskCost(
-        cases=len(cases),
+        cases=len(cases) + len(wider),
         inputs=n,
         fit=times[1] - times[0] - passes[0],
         rate=times[2] - times[1] - passes[1],

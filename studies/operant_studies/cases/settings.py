@@ -67,7 +67,8 @@ class CasesSetting:
     fit_field: int = 600
     fit_draws: int = 400
     # the risk map
-    risk_cases: int = 5_000
+    risk_cases: int = 3_500  # of the estimated recipe, first from clean labelled inputs, then from training images
+    wider_cases: int = 1_500  # of wider conditions, two thirds of them from clean labelled inputs
     moved: int = 1_500  # cases of each move, when moves are compared
     move_seeds: tuple[int, ...] = (0, 1, 2)
     passes: int = 20  # of dropout
@@ -77,6 +78,7 @@ class CasesSetting:
     compared: int = 300  # cases, and field labels, that models are compared by
     attacked: int = 200  # clean inputs for the accuracy under PGD
     shown: int = 100  # cases on a sheet
+    looked: int = 4_000  # draws among which they are looked for
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -175,6 +177,7 @@ def _smoke() -> CasesSetting:
         fit_field=260,
         fit_draws=100,
         risk_cases=300,
+        wider_cases=150,
         moved=150,
         move_seeds=(0,),
         passes=4,
@@ -183,4 +186,5 @@ def _smoke() -> CasesSetting:
         compared=60,
         attacked=30,
         shown=20,
+        looked=60,
     )

@@ -118,7 +118,8 @@ def risk_section(outcome: Outcome) -> str:
     ]
     return f"""## The risk map
 
-`fit_risk` on {s.risk_cases} unselected draws of the *estimated* recipe from training images, weighted by the
+`fit_risk` on {s.risk_cases} unselected draws of the *estimated* recipe and {s.wider_cases} of wider conditions
+(`operant.conditions.wider`), made of {s.inputs.labelled} clean labelled inputs and of training images, weighted by the
 *estimated* class shares: what a user has without a label. It ranks labelled field inputs that nothing has seen. *Lift*
 is the failure rate of the riskiest share of them, divided by that of all (pmi); it cannot exceed 1 / pmi or 1 / share.
 *Precision* is the failure rate itself. {len(s.seeds)} seeds.
@@ -170,7 +171,8 @@ def _moves(outcome: Outcome) -> str:
     ]
     return f"""### By move
 
-The same risk map, fitted to {s.moved} cases of other moves, passes and failures; {len(s.move_seeds)} seeds. Gradient
+The same risk map, fitted to {s.moved} cases of one move, passes and failures, without wider conditions;
+{len(s.move_seeds)} seeds. Where no condition was found (Tiny ImageNet), draws are the clean inputs themselves. Gradient
 moves start from draws of the estimated recipe: PGD in L2 that stops at the first failure, with the smaller radius of
 `default_radii`, and PGD that takes all steps, with the larger one. CPU time is that of making the cases.
 

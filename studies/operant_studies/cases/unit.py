@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from operant.conditions import Recipe
+from operant.conditions import Recipe, wider
 from operant.data import Samples
 from operant.generate import RecipeDraws
 from operant.generate.engine import judge
@@ -92,12 +92,23 @@ class CasesField:
 
     @property
     def risk_seeds(self) -> Samples:
-        """Training images, in their own class shares."""
-        return self.inputs.fresh[: self.setting.risk_cases]
+        """Clean labelled inputs, which the model has not learned from, then training images."""
+        labelled = self.inputs.labelled
+        return Samples.concat([labelled, self.inputs.fresh[: max(0, self.setting.risk_cases - len(labelled))]])
+
+    def teaching(self) -> tuple[Suite, Suite]:
+        """What a user can teach a risk map without a field label: cases of the recipe, and of wider conditions."""
+        recipe, n = self.known.recipe, self.setting.wider_cases
+        held = self.inputs.labelled[: 2 * n // 3]
+        start = self.setting.risk_cases
+        others = Samples.concat([held, self.inputs.fresh[start : start + n - len(held)]])
+        more = RecipeDraws(recipe=wider(recipe, tuple(held.shape)), dense=1.0)
+        cases = drawn(self.model, recipe, self.risk_seeds, generator=self.generator("risk cases"))
+        return cases, more(self.model, others, generator=self.generator("wider cases"))
 
     def seeds_for(self, role: int, n: int, shares: tuple[float, ...]) -> Samples:
-        """Training images in these class shares, of a block of their own: role 0 teaches a judge, role 1 is judged."""
-        start = self.setting.risk_cases + role * self.setting.block
+        """Training images in these class shares, of a block of their own: role 0 teaches a judge, others are judged."""
+        start = self.setting.risk_cases + self.setting.wider_cases + role * self.setting.block
         block = self.inputs.fresh[start : start + self.setting.block]
         values = torch.tensor(shares, dtype=torch.float64)
         return in_shares(block, n, values, generator=self.generator("seeds", str(role)))
