@@ -187,7 +187,7 @@ def fit_risk(
     Args:
         model: the model that will be rated.
         cases: with their true labels, which come from their seeds. Predictions are computed again.
-        wider: cases of wider conditions, such as draws of `operant.conditions.wider`; half as many are enough. They
+        wider: cases of wider conditions, such as draws of `operant.conditions.wider`, half to equally many. They
             teach the ranking what the recipe leaves unexplained, and what fails where the recipe's cases hardly ever
             do. The probabilities are not fitted to them.
         priors: of the classes in the field; cases are weighted by them. None: the cases already have the field's

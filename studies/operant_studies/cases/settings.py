@@ -68,7 +68,7 @@ class CasesSetting:
     fit_draws: int = 400
     # the risk map
     risk_cases: int = 3_500  # of the estimated recipe, first from clean labelled inputs, then from training images
-    wider_cases: int = 1_500  # of wider conditions, two thirds of them from clean labelled inputs
+    wider_cases: int = 3_000  # of wider conditions, half of them from clean labelled inputs
     moved: int = 1_500  # cases of each move, when moves are compared
     move_seeds: tuple[int, ...] = (0, 1, 2)
     passes: int = 20  # of dropout

@@ -99,7 +99,7 @@ class CasesField:
     def teaching(self) -> tuple[Suite, Suite]:
         """What a user can teach a risk map without a field label: cases of the recipe, and of wider conditions."""
         recipe, n = self.known.recipe, self.setting.wider_cases
-        held = self.inputs.labelled[: 2 * n // 3]
+        held = self.inputs.labelled[: n // 2]
         start = self.setting.risk_cases
         others = Samples.concat([held, self.inputs.fresh[start : start + n - len(held)]])
         more = RecipeDraws(recipe=wider(recipe, tuple(held.shape)), dense=1.0)
