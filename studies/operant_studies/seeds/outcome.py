@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from operant.profile import FittedConditions
+from operant_studies.seeds.risk import PoolRisk
 from operant_studies.seeds.settings import SETUPS, SeedsSetting
 from operant_studies.seeds.trials import ArmTrials, DrawArm, PoolFacts, grid, resampled, root_mean_square
 from operant_studies.seeds.unit import SeedsUnit
@@ -72,6 +74,16 @@ class SeedsOutcome:
         return self.unit.steps.read("facts", PoolFacts)
 
     @cached_property
+    def conditions(self) -> FittedConditions:
+        """Of the field, for the risk map."""
+        return self.unit.field_steps.read("conditions", FittedConditions)
+
+    @cached_property
+    def rated(self) -> PoolRisk:
+        """The risk map."""
+        return self.unit.steps.read("risk", PoolRisk)
+
+    @cached_property
     def tried(self) -> dict[DrawArm, ArmResult]:
         """All arms, without the fresh repetitions of the best."""
         return {t.arm: t for name in self.unit.batches() for t in self._results(name)}
@@ -85,6 +97,12 @@ class SeedsOutcome:
     def grid(self) -> list[ArmResult]:
         """All arms that the best was chosen from."""
         return [self.tried[arm] for score in self.setting.scores for arm in grid(self.setting, score)]
+
+    @property
+    def expected(self) -> float:
+        """The pool's pmi by the risk map."""
+        mass = self.weighed[0].mass if self.weighed else torch.full_like(self.rated.values, 1 / self.facts.size)
+        return float(mass @ self.rated.values)
 
     @cached_property
     def weighed(self) -> list[PoolWeightings]:

@@ -27,6 +27,7 @@ def write_page(out: Path, setting: SeedsSetting, *, scale: str) -> Path:
         tables.possible(outcomes),
         tables.default(outcomes),
         tables.weightings(outcomes),
+        tables.risk_maps(outcomes),
         tables.rankings(outcomes),
         tables.designs(outcomes),
         tables.method(outcomes),
@@ -39,9 +40,10 @@ def _intro(setting: SeedsSetting, scale: str) -> str:
     return f"""# Seeds: does the profile matter?
 
 Step 2 draws seeds where use and weakness meet: by the profile's mass and by an estimate of risk. This page measures
-what that finds, and its effect on the estimate of the probability of misclassification (*pmi*), by `operant study seeds
---scale {scale}`. Every design draws n = {setting.draws} inputs and is repeated {setting.repetitions} times; intervals
-are 95 %, over these repetitions. *Failing mass found* is the profile's mass of the distinct failing inputs drawn.
+what that finds, with scores of the model's outputs and with the [risk map](../how-to/risk.md) of operational cases, and
+its effect on the estimate of the probability of misclassification (*pmi*), by `operant study seeds --scale {scale}`.
+Every design draws n = {setting.draws} inputs and is repeated {setting.repetitions} times; intervals are 95 %, over
+these repetitions. *Failing mass found* is the profile's mass of the distinct failing inputs drawn.
 
 ![Failing mass found and RMSE of the estimate, by design](seeds-designs.svg)
 """
@@ -51,6 +53,7 @@ def _write_numbers(outcomes: Sequence[SeedsOutcome], out: Path) -> None:
     numbers = {
         f"{o.name}-{o.kind}": {
             "facts": asdict(o.facts),
+            "risk map": _risk_numbers(o),
             "arms": [_numbers(t) for t in o.tried.values()],
             "best, fresh": _numbers(o.best),
             "weightings": [{"truth": w.truth, "ways": [asdict(way) for way in w.ways]} for w in o.weighed],
@@ -58,6 +61,11 @@ def _write_numbers(outcomes: Sequence[SeedsOutcome], out: Path) -> None:
         for o in outcomes
     }
     write_atomically(out / "seeds.json", json.dumps(numbers, indent=1).encode() + b"\n")
+
+
+def _risk_numbers(o: SeedsOutcome) -> dict[str, object]:
+    numbers = {name: getattr(o.rated, name) for name in ("cases", "failing", "distance", "learned", "findings")}
+    return numbers | {"conditions": o.conditions.active, "unexplained": o.conditions.unexplained, "pmi": o.expected}
 
 
 def _numbers(t: ArmResult) -> dict[str, object]:

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from operant.measure import fit_dsa
 from operant.model import Classifier
+from operant.profile import FittedConditions, Priors
 from operant.rng import spawn
 from operant.seeds import entropy_risk, gini_risk, gradient_risk, margin_risk, risk_of, surprise_risk
 from operant.types import Score
-from operant_studies.seeds.settings import SeedsSetting, SeedsSources
+from operant_studies.seeds.risk import PoolRisk, UserInputs, find_conditions, find_priors, make_user_inputs, rate_pool
+from operant_studies.seeds.settings import RISK_MAP, SeedsSetting, SeedsSources
 from operant_studies.seeds.setups import SeedsSetup, make_setup
 from operant_studies.seeds.trials import (
     DEFAULT,
@@ -32,7 +34,7 @@ from operant_studies.seeds.trials import (
     top,
 )
 from operant_studies.seeds.weighting import PoolWeightings, weigh_pool
-from operant_studies.shared import Steps
+from operant_studies.shared import Steps, slug
 
 SCORES: dict[str, Score] = {
     "margin": margin_risk,
@@ -67,9 +69,9 @@ class SeedsUnit:
         setting = self.setting
         batches = {"baselines": [SIMPLE, OPERATIONAL, *([ONCE] if self.weighted else [])]}
         for score in setting.scores:
-            batches[f"with-{score}"] = [*grid(setting, score), deepest(score), top(score)]
+            batches[with_step(score)] = [*grid(setting, score), deepest(score), top(score)]
             if self.weighted:
-                batches[f"without-{score}"] = [*grid(setting, score, profile=False), top(score, profile=False)]
+                batches[f"without-{slug(score)}"] = [*grid(setting, score, profile=False), top(score, profile=False)]
         return batches
 
     @property
@@ -80,6 +82,11 @@ class SeedsUnit:
     @property
     def steps(self) -> Steps:
         return Steps(self.folder / f"{self.setup_name}-{self.kind}")
+
+    @property
+    def field_steps(self) -> Steps:
+        """What all networks share."""
+        return Steps(self.folder / self.setup_name)
 
     def weighed(self, seed: int) -> PoolWeightings:
         def work() -> PoolWeightings:
@@ -116,7 +123,43 @@ class SeedsUnit:
         generator = spawn(0, "dsa")
         dsa = fit_dsa(self.model, train, layers=[setting.layer], references=setting.references, generator=generator)
         scores = {**SCORES, "dsa": surprise_risk(dsa)}
-        return {name: risk_of(self.model, self.setup.pool, scores[name]) for name in setting.scores}
+        return {
+            name: self.rated().values if name == RISK_MAP else risk_of(self.model, self.setup.pool, scores[name])
+            for name in setting.scores
+        }
+
+    # The risk map
+
+    def conditions(self) -> FittedConditions:
+        """The conditions of the field; the same for all networks."""
+
+        def work() -> FittedConditions:
+            return find_conditions(self.user_inputs, generator=spawn(0, self.setup_name, "conditions"))
+
+        return self.field_steps.step("conditions", FittedConditions, work)
+
+    def priors(self) -> Priors:
+        def work() -> Priors:
+            return find_priors(self.model, self.user_inputs, self.conditions(), generator=self._generator("priors"))
+
+        return self.steps.step("priors", Priors, work)
+
+    def rated(self) -> PoolRisk:
+        def work() -> PoolRisk:
+            known = self.conditions().recipe, self.priors()
+            cases, generator = self.setting.cases, self._generator("cases")
+            return rate_pool(self.model, self.setup, self.user_inputs, *known, cases=cases, generator=generator)
+
+        return self.steps.step("risk", PoolRisk, work)
+
+    @cached_property
+    def user_inputs(self) -> UserInputs:
+        return make_user_inputs(self.setup_name, self.sources, self.setup, self.setting.seeds[0])
+
+    def _generator(self, step: str) -> torch.Generator:
+        return spawn(0, self.setup_name, self.kind, step)
+
+    # Draws
 
     def _trials(self, arms: list[DrawArm], series: str) -> ArmTrials:
         setting = self.setting
@@ -132,6 +175,11 @@ class SeedsUnit:
         )
 
 
+def with_step(score: str) -> str:
+    """The step of a score's arms with the profile."""
+    return f"with-{slug(score)}"
+
+
 def best_arm(unit: SeedsUnit) -> DrawArm:
     """Of the grid with the profile, the arm that found most among those that estimate no worse than simple sampling.
 
@@ -140,7 +188,7 @@ def best_arm(unit: SeedsUnit) -> DrawArm:
     facts = unit.steps.read("facts", PoolFacts)
     best, most = DEFAULT, -1.0
     for score in unit.setting.scores:
-        trials = unit.steps.read(f"with-{score}", ArmTrials)
+        trials = unit.steps.read(with_step(score), ArmTrials)
         arms = grid(unit.setting, score)
         rows = zip(trials.arms, trials.found.mean(1).tolist(), trials.estimates - facts.pmi, strict=True)
         for arm, found, errors in rows:
