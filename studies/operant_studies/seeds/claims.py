@@ -22,10 +22,10 @@ def claims(outcomes: Sequence[SeedsOutcome]) -> str:
 
 *Held*: the design finds at least {TIMES:g} times as much as simple random sampling, and its RMSE is no larger, both
 with their whole 95 % intervals; *not held*: one of the two intervals lies on the wrong side; else *not decided*. The
-default was fixed beforehand, and so was the same design by the risk map, whose weights and design are those of a
-campaign; the best of the grid was chosen by the first repetitions and is judged by fresh ones. *At most* and *the
-riskiest* are the upper limits of the section on what is possible; *operational* draws by mass alone; these three are
-multiples of simple random sampling, too.
+default was fixed beforehand, and so was the same design by the risk map. A campaign draws its seeds by that, from
+training inputs, and then keeps shares of classes and cells. The best of the grid was chosen by the first repetitions
+and is judged by fresh ones. *At most* and *the riskiest* are the upper limits of the section on what is possible;
+*operational* draws by mass alone; these three are multiples of simple random sampling, too.
 
 {_ten_times(outcomes)}
 ### The risk map finds more than the margin

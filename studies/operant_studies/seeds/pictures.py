@@ -44,7 +44,7 @@ def draw_designs(outcomes: Sequence[SeedsOutcome], path: Path) -> None:
         _label(ax.yaxis, (1, 3, 10, 30), ax.get_ylim())
         ax.set_title(f"{SETUPS[o.name]}, {o.kind}", fontsize=8)
     axes[0][0].set_ylabel("failing mass found / simple")
-    axes[0][0].legend(fontsize=6, loc="lower left")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=7)
     save_figure(figure, path)
 
 

@@ -151,7 +151,8 @@ The risk map needs no label of the field. From unlabelled field inputs come the 
 of the difference from training images, and the class shares; *classes* is their total variation distance from the true
 ones. {outcomes[0].rated.cases} training images under these conditions, half by the estimated class shares and half
 evenly, teach the map; *cases that fail* are weighted by the class shares. *pmi by the map* is the mean of its values
-over the pool, weighted by mass, beside the pool's true pmi: right values are not needed for draws, a right order is.
+over the pool, weighted by mass, beside the pool's true pmi. Draws need values in the right proportions, not of the
+right size.
 
 """
     return text + table(columns, rows)
@@ -258,7 +259,7 @@ def method(outcomes: Sequence[SeedsOutcome]) -> str:
   estimated by LURE; it never draws inputs of risk 0.
 - Masses: `fit_profile`, {s.dimensions} principal components of features of layer {s.layer}; field labels are not
   used. Estimated priors: MLLS, from the pool and the field inputs' outputs.
-- The intervals are over draws; they do not include the variation of pool, field and networks.
+- The intervals are over draws; they do not include the variation of pool, field, networks and risk maps.
 """
 
 
