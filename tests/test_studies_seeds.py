@@ -78,8 +78,8 @@ def test_the_page_answers_every_question(study: Path) -> None:
     assert set(numbers) == {f"{name}-plain" for name in SETUPS}
     assert len(numbers["zipf-pool-plain"]["weightings"][0]["ways"]) == 14
     for each in numbers.values():
-        assert 0 < each["risk map"]["pmi"] < 1
-        assert each["risk map"]["learned"]
+        assert [one["seed"] for one in each["risk maps"]] == [0, 1]
+        assert all(0 < one["pmi"] < 1 and one["learned"] for one in each["risk maps"])
         assert any((arm["design"], arm["score"]) == ("top", RISK_MAP) for arm in each["arms"])
 
 
@@ -125,10 +125,12 @@ def test_small_has_the_promised_size() -> None:
 @pytest.mark.slow
 def test_the_risk_map_resumes_with_the_same_values(study: Path) -> None:
     unit = SeedsUnit(setting_of("smoke"), "zipf-pool", "plain", None, study / "steps")
-    before, written = unit.rated(), (study / "steps" / "zipf-pool" / "conditions.json").stat().st_mtime_ns
-    (study / "steps" / "zipf-pool-plain" / "risk.json").unlink()
-    assert torch.equal(unit.rated().values, before.values)
-    assert (study / "steps" / "zipf-pool" / "conditions.json").stat().st_mtime_ns == written
+    before, conditions = unit.rated(1), study / "steps" / "zipf-pool" / "conditions-1.json"
+    written = conditions.stat().st_mtime_ns
+    (study / "steps" / "zipf-pool-plain" / "risk-1.json").unlink()
+    assert torch.equal(unit.rated(1).values, before.values)
+    assert conditions.stat().st_mtime_ns == written
+    assert not torch.equal(unit.rated(0).values, before.values), "other seeds give other maps"
     assert bool(((before.values > 0) & (before.values < 1)).all())
 
 

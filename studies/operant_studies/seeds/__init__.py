@@ -33,7 +33,9 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
 
 def run_conditions(setting: SeedsSetting, name: str, data: Path | None, folder: Path) -> None:
     """The conditions of one set-up, before the networks that share them."""
-    SeedsUnit(setting, name, setting.networks[0], data, folder).conditions()
+    unit = SeedsUnit(setting, name, setting.networks[0], data, folder)
+    for seed in setting.seeds:
+        unit.conditions(seed)
 
 
 def run_unit(setting: SeedsSetting, name: str, kind: str, data: Path | None, folder: Path) -> None:

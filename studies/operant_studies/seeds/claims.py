@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
-from operant_studies.seeds.tables import cap, ceiling, interval
+from operant_studies.seeds.tables import cap, ceiling, interval, signed
 from operant_studies.seeds.trials import BY_MAP, DEFAULT, DrawArm
 from operant_studies.seeds.weighting import CHOSEN
-from operant_studies.shared import Mean, compare, mean, table, verdict
+from operant_studies.shared import compare, mean, table, verdict
 
 TIMES = 10.0
 
@@ -101,14 +101,10 @@ def _by_map(outcomes: Sequence[SeedsOutcome]) -> str:
 def _found_more(o: SeedsOutcome, arm: DrawArm, other: DrawArm) -> tuple[str, str]:
     """The difference in failing mass found, in multiples of simple sampling's, and the verdict."""
     difference = mean(((o.tried[arm].found - o.tried[other].found) / o.facts.simple_found).tolist())
-    return _signed(difference), f"**{verdict(difference)}**"
+    return signed(difference), f"**{verdict(difference)}**"
 
 
 def _estimated_better(o: SeedsOutcome, arm: DrawArm, other: DrawArm) -> tuple[str, str]:
     """RMSE of the other divided by that of the arm, and the verdict."""
     ratio = ratio_of_rmse(o.tried[other], o.tried[arm])
     return interval(ratio, 1, 2), f"**{compare(ratio.lower, ratio.upper, 1)}**"
-
-
-def _signed(value: Mean) -> str:
-    return f"{value.value:.1f} [{value.lower:.1f}, {value.upper:.1f}]"

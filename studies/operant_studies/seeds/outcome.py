@@ -12,7 +12,7 @@ from torch import Tensor
 from operant.profile import FittedConditions
 from operant_studies.seeds.risk import PoolRisk
 from operant_studies.seeds.settings import SETUPS, SeedsSetting
-from operant_studies.seeds.trials import ArmTrials, DrawArm, PoolFacts, grid, resampled, root_mean_square
+from operant_studies.seeds.trials import BY_MAP, ArmTrials, DrawArm, PoolFacts, grid, resampled, root_mean_square
 from operant_studies.seeds.unit import SeedsUnit
 from operant_studies.seeds.weighting import PoolWeightings
 from operant_studies.shared import Mean, mean
@@ -52,6 +52,17 @@ class ArmResult:
         return not bool(self.errors.isnan().any())
 
 
+@dataclass(frozen=True, kw_only=True)
+class MapResult:
+    """One risk map, and the draws by it."""
+
+    seed: int
+    conditions: FittedConditions
+    rated: PoolRisk
+    expected: float  # the pool's pmi by the map
+    arm: ArmResult
+
+
 @dataclass(frozen=True)
 class SeedsOutcome:
     """A finished unit."""
@@ -74,14 +85,20 @@ class SeedsOutcome:
         return self.unit.steps.read("facts", PoolFacts)
 
     @cached_property
-    def conditions(self) -> FittedConditions:
-        """Of the field, for the risk map."""
-        return self.unit.field_steps.read("conditions", FittedConditions)
+    def maps(self) -> list[MapResult]:
+        """One risk map per seed; the first is that of all other arms."""
+        return [self._map(seed) for seed in self.setting.seeds]
 
-    @cached_property
-    def rated(self) -> PoolRisk:
-        """The risk map."""
-        return self.unit.steps.read("risk", PoolRisk)
+    def _map(self, seed: int) -> MapResult:
+        rated = self.unit.steps.read(f"risk-{seed}", PoolRisk)
+        mass = self.weighed[0].mass if self.weighed else torch.full_like(rated.values, 1 / self.facts.size)
+        return MapResult(
+            seed=seed,
+            conditions=self.unit.field_steps.read(f"conditions-{seed}", FittedConditions),
+            rated=rated,
+            expected=float(mass @ rated.values),
+            arm=self.tried[BY_MAP] if seed == self.setting.seeds[0] else self._results(f"map-{seed}")[0],
+        )
 
     @cached_property
     def tried(self) -> dict[DrawArm, ArmResult]:
@@ -97,12 +114,6 @@ class SeedsOutcome:
     def grid(self) -> list[ArmResult]:
         """All arms that the best was chosen from."""
         return [self.tried[arm] for score in self.setting.scores for arm in grid(self.setting, score)]
-
-    @property
-    def expected(self) -> float:
-        """The pool's pmi by the risk map."""
-        mass = self.weighed[0].mass if self.weighed else torch.full_like(self.rated.values, 1 / self.facts.size)
-        return float(mass @ self.rated.values)
 
     @cached_property
     def weighed(self) -> list[PoolWeightings]:

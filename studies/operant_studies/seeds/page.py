@@ -10,7 +10,7 @@ from pathlib import Path
 from operant.results import write_atomically
 from operant_studies.seeds import tables
 from operant_studies.seeds.claims import claims
-from operant_studies.seeds.outcome import ArmResult, SeedsOutcome
+from operant_studies.seeds.outcome import ArmResult, MapResult, SeedsOutcome
 from operant_studies.seeds.pictures import draw_designs, draw_weightings
 from operant_studies.seeds.settings import SETUPS, SeedsSetting
 from operant_studies.shared import write_sections
@@ -53,7 +53,7 @@ def _write_numbers(outcomes: Sequence[SeedsOutcome], out: Path) -> None:
     numbers = {
         f"{o.name}-{o.kind}": {
             "facts": asdict(o.facts),
-            "risk map": _risk_numbers(o),
+            "risk maps": [_map_numbers(one) for one in o.maps],
             "arms": [_numbers(t) for t in o.tried.values()],
             "best, fresh": _numbers(o.best),
             "weightings": [{"truth": w.truth, "ways": [asdict(way) for way in w.ways]} for w in o.weighed],
@@ -63,9 +63,11 @@ def _write_numbers(outcomes: Sequence[SeedsOutcome], out: Path) -> None:
     write_atomically(out / "seeds.json", json.dumps(numbers, indent=1).encode() + b"\n")
 
 
-def _risk_numbers(o: SeedsOutcome) -> dict[str, object]:
-    numbers = {name: getattr(o.rated, name) for name in ("cases", "failing", "distance", "learned", "findings")}
-    return numbers | {"conditions": o.conditions.active, "unexplained": o.conditions.unexplained, "pmi": o.expected}
+def _map_numbers(one: MapResult) -> dict[str, object]:
+    names = ("failing", "distance", "learned", "findings")
+    numbers: dict[str, object] = {"seed": one.seed, **{name: getattr(one.rated, name) for name in names}}
+    known = {"conditions": one.conditions.active, "unexplained": one.conditions.unexplained, "pmi": one.expected}
+    return numbers | known | {"found / simple": one.arm.gain.value}
 
 
 def _numbers(t: ArmResult) -> dict[str, object]:

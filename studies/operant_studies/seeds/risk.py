@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from operant.campaign.risk import spread_seeds
-from operant.conditions import Recipe
+from operant.conditions import Recipe, normal, uniform
 from operant.data import Samples
 from operant.generate import RecipeDraws
 from operant.generate.engine import judge
@@ -20,6 +20,7 @@ from operant_studies.seeds.settings import SeedsSources
 from operant_studies.seeds.setups import SeedsSetup, in_field, zipf_rows
 
 MADE = {"zipf-field": "unlabelled", "zipf-pool": "field"}  # fields made of training images, and their random stream
+FEW = Recipe(severities={"rotation": normal(20), "blur": uniform(0, 2), "shift_x": normal(0.2)})  # for quick fits
 RESAMPLES = 40  # of class shares; their intervals are not used
 
 
@@ -37,7 +38,6 @@ class UserInputs:
 class PoolRisk:
     """The risk map of one network, on the inputs of the pool."""
 
-    cases: int
     failing: float  # share of the cases that fail, weighted by the estimated class shares
     distance: float  # total variation between estimated and true class shares in the field
     learned: bool  # False if inputs are ranked by the margin alone
@@ -76,9 +76,9 @@ def _unseen(sources: SeedsSources, seed: int) -> Samples:
     return test[shuffled(len(test), spawn(seed, "unseen"))[: sources.setting.labelled]]
 
 
-def find_conditions(inputs: UserInputs, *, generator: torch.Generator) -> FittedConditions:
-    """Conditions by default settings."""
-    return fit_conditions(inputs.field, inputs.clean, generator=generator, progress=False)
+def find_conditions(inputs: UserInputs, *, widest: Recipe | None, generator: torch.Generator) -> FittedConditions:
+    """Conditions of the field, by default settings if none are declared."""
+    return fit_conditions(inputs.field, inputs.clean, widest=widest, generator=generator, progress=False)
 
 
 def find_priors(
@@ -105,7 +105,6 @@ def rate_pool(
     seeds = spread_seeds(inputs.seeds, shares, cases, generator=generator)
     risk = fit_risk(model, _drawn(model, recipe, seeds, generator=generator), priors=priors)
     return PoolRisk(
-        cases=cases,
         failing=risk.failing,
         distance=float((shares - _true_shares(setup, len(shares))).abs().sum() / 2),
         learned=risk.learned,

@@ -42,7 +42,7 @@ class SeedsSetting:
     draws: int = 200
     repetitions: int = 100
     dimensions: int = 32  # of the codes
-    # seeds: of field, pool and fresh inputs for the comparison of weightings; draws use the first
+    # seeds: of field, pool and fresh inputs for the comparison of weightings, and of risk maps; draws use the first
     seeds: tuple[int, ...] = (0, 1, 2)
     # scores, powers, defensives: the grid
     scores: tuple[str, ...] = ("margin", "gini", "entropy", "gradient", "dsa", RISK_MAP)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
+from operant_studies.seeds.outcome import ArmResult, MapResult, SeedsOutcome, ratio_of_rmse
 from operant_studies.seeds.settings import RISK_MAP, SETUPS
 from operant_studies.seeds.trials import BY_MAP, DEFAULT, DESIGNS, ONCE, OPERATIONAL, SIMPLE, DrawArm, deepest, top
 from operant_studies.seeds.weighting import CHOSEN, PoolWeightings
@@ -136,26 +136,33 @@ def _weighting(weighed: Sequence[PoolWeightings], name: str) -> list[str]:
 
 
 def risk_maps(outcomes: Sequence[SeedsOutcome]) -> str:
-    """What the risk map knew, and what it expects."""
-    rows = []
-    for o in outcomes:
-        fitted, rated = o.conditions, o.rated
-        cells: list[object] = [", ".join(fitted.active) or "none", f"{fitted.unexplained:.2f}", f"{rated.distance:.3f}"]
-        cells += [percent(rated.failing), percent(o.expected), percent(o.facts.pmi), ", ".join(rated.findings)]
-        rows.append([o.label, *cells])
-    columns = ["set-up", "estimated conditions", "unexplained", "classes", "cases that fail, %"]
-    columns += ["pmi by the map, %", "pmi, %", "findings"]
+    """What the risk maps knew, expected and found."""
+    columns = ["set-up", "seed", "estimated conditions", "unexplained", "classes", "cases that fail, %"]
+    columns += ["pmi by the map, %", "pmi, %", "finds / simple", "less the margin's"]
     text = f"""## What the risk map knows
 
 The risk map needs no label of the field. From unlabelled field inputs come the conditions, with the *unexplained* share
 of the difference from training images, and the class shares; *classes* is their total variation distance from the true
-ones. {outcomes[0].rated.cases} training images under these conditions, half by the estimated class shares and half
+ones. {outcomes[0].setting.cases} training images under these conditions, half by the estimated class shares and half
 evenly, teach the map; *cases that fail* are weighted by the class shares. *pmi by the map* is the mean of its values
 over the pool, weighted by mass, beside the pool's true pmi. Draws need values in the right proportions, not of the
 right size.
 
+All other sections use the map of the first seed. Maps of other seeds come from other field inputs (in the USPS field
+pool the same ones), other training images and other cases; *finds / simple* is what the default by the risk map finds
+with each, on the same pool, and *less the margin's* the difference from the default. These maps were added after the
+results of the first had been seen, and decide no verdict.
+
 """
-    return text + table(columns, rows)
+    return text + table(columns, [_map_row(o, one) for o in outcomes for one in o.maps])
+
+
+def _map_row(o: SeedsOutcome, one: MapResult) -> list[object]:
+    fitted, rated = one.conditions, one.rated
+    more = mean(((one.arm.found - o.tried[DEFAULT].found) / o.facts.simple_found).tolist())
+    cells = [", ".join(fitted.active) or "none", f"{fitted.unexplained:.2f}", f"{rated.distance:.3f}"]
+    cells += [percent(rated.failing), percent(one.expected), percent(o.facts.pmi), interval(one.arm.gain, 1, 1)]
+    return [o.label, one.seed, *cells, signed(more)]
 
 
 def rankings(outcomes: Sequence[SeedsOutcome]) -> str:
@@ -286,6 +293,11 @@ def interval(value: Mean, factor: float, digits: int) -> str:
     numbers = (factor * value.value, factor * max(value.lower, 0.0), factor * value.upper)
     centre, low, high = (f"{number:.{digits}f}" for number in numbers)
     return f"{centre} [{low}, {high}]"
+
+
+def signed(value: Mean) -> str:
+    """A difference with its interval."""
+    return f"{value.value:.1f} [{value.lower:.1f}, {value.upper:.1f}]"
 
 
 def spread(values: Sequence[float], digits: int) -> str:

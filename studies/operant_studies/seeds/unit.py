@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,10 +16,19 @@ from operant.profile import FittedConditions, Priors
 from operant.rng import spawn
 from operant.seeds import entropy_risk, gini_risk, gradient_risk, margin_risk, risk_of, surprise_risk
 from operant.types import Score
-from operant_studies.seeds.risk import PoolRisk, UserInputs, find_conditions, find_priors, make_user_inputs, rate_pool
+from operant_studies.seeds.risk import (
+    FEW,
+    PoolRisk,
+    UserInputs,
+    find_conditions,
+    find_priors,
+    make_user_inputs,
+    rate_pool,
+)
 from operant_studies.seeds.settings import RISK_MAP, SeedsSetting, SeedsSources
 from operant_studies.seeds.setups import SeedsSetup, make_setup
 from operant_studies.seeds.trials import (
+    BY_MAP,
     DEFAULT,
     ONCE,
     OPERATIONAL,
@@ -63,6 +73,8 @@ class SeedsUnit:
         for name, arms in self.batches().items():
             steps.step(name, ArmTrials, partial(self._trials, arms, "first"))
         steps.step("fresh", ArmTrials, lambda: self._trials([best_arm(self)], "fresh"))
+        for seed in setting.seeds[1:]:
+            steps.step(f"map-{seed}", ArmTrials, partial(self._by_other_map, seed))
 
     def batches(self) -> dict[str, list[DrawArm]]:
         """The arms of each step."""
@@ -123,52 +135,59 @@ class SeedsUnit:
         generator = spawn(0, "dsa")
         dsa = fit_dsa(self.model, train, layers=[setting.layer], references=setting.references, generator=generator)
         scores = {**SCORES, "dsa": surprise_risk(dsa)}
-        return {
-            name: self.rated().values if name == RISK_MAP else risk_of(self.model, self.setup.pool, scores[name])
-            for name in setting.scores
-        }
+        rest = [name for name in setting.scores if name != RISK_MAP]
+        risks = {name: risk_of(self.model, self.setup.pool, scores[name]) for name in rest}
+        return {**risks, RISK_MAP: self.rated(setting.seeds[0]).values}
 
-    # The risk map
+    # Risk maps; the seed decides field inputs, training images by role, and cases, while the pool stays the same
 
-    def conditions(self) -> FittedConditions:
+    def conditions(self, seed: int) -> FittedConditions:
         """The conditions of the field; the same for all networks."""
 
         def work() -> FittedConditions:
-            return find_conditions(self.user_inputs, generator=spawn(0, self.setup_name, "conditions"))
+            widest, generator = (
+                FEW if self.setting.dataset == "digits" else None,
+                spawn(seed, self.setup_name, "conditions"),
+            )
+            return find_conditions(self._inputs(seed), widest=widest, generator=generator)
 
-        return self.field_steps.step("conditions", FittedConditions, work)
+        return self.field_steps.step(f"conditions-{seed}", FittedConditions, work)
 
-    def priors(self) -> Priors:
+    def priors(self, seed: int) -> Priors:
         def work() -> Priors:
-            return find_priors(self.model, self.user_inputs, self.conditions(), generator=self._generator("priors"))
+            generator = spawn(seed, self.setup_name, self.kind, "priors")
+            return find_priors(self.model, self._inputs(seed), self.conditions(seed), generator=generator)
 
-        return self.steps.step("priors", Priors, work)
+        return self.steps.step(f"priors-{seed}", Priors, work)
 
-    def rated(self) -> PoolRisk:
+    def rated(self, seed: int) -> PoolRisk:
+        """The pool by a risk map."""
+
         def work() -> PoolRisk:
-            known = self.conditions().recipe, self.priors()
-            cases, generator = self.setting.cases, self._generator("cases")
-            return rate_pool(self.model, self.setup, self.user_inputs, *known, cases=cases, generator=generator)
+            known, cases = (self.conditions(seed).recipe, self.priors(seed)), self.setting.cases
+            generator = spawn(seed, self.setup_name, self.kind, "cases")
+            return rate_pool(self.model, self.setup, self._inputs(seed), *known, cases=cases, generator=generator)
 
-        return self.steps.step("risk", PoolRisk, work)
+        return self.steps.step(f"risk-{seed}", PoolRisk, work)
 
-    @cached_property
-    def user_inputs(self) -> UserInputs:
-        return make_user_inputs(self.setup_name, self.sources, self.setup, self.setting.seeds[0])
+    def _inputs(self, seed: int) -> UserInputs:
+        setup = self.setup if seed == self.setting.seeds[0] else make_setup(self.setup_name, self.sources, seed)
+        return make_user_inputs(self.setup_name, self.sources, setup, seed)
 
-    def _generator(self, step: str) -> torch.Generator:
-        return spawn(0, self.setup_name, self.kind, step)
+    def _by_other_map(self, seed: int) -> ArmTrials:
+        """The default by a risk map of another seed."""
+        return self._trials([BY_MAP], f"map {seed}", {RISK_MAP: self.rated(seed).values})
 
     # Draws
 
-    def _trials(self, arms: list[DrawArm], series: str) -> ArmTrials:
+    def _trials(self, arms: list[DrawArm], series: str, risks: Mapping[str, Tensor] | None = None) -> ArmTrials:
         setting = self.setting
         return run_trials(
             arms,
             self.setup.pool,
             self.failed,
             self.mass,
-            self.risks,
+            self.risks if risks is None else risks,
             draws=setting.draws,
             repetitions=setting.repetitions,
             path=(self.setup_name, self.kind, series),
