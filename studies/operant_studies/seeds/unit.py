@@ -145,10 +145,8 @@ class SeedsUnit:
         """The conditions of the field; the same for all networks."""
 
         def work() -> FittedConditions:
-            widest, generator = (
-                FEW if self.setting.dataset == "digits" else None,
-                spawn(seed, self.setup_name, "conditions"),
-            )
+            widest = FEW if self.setting.dataset == "digits" else None
+            generator = spawn(seed, self.setup_name, "conditions")
             return find_conditions(self._inputs(seed), widest=widest, generator=generator)
 
         return self.field_steps.step(f"conditions-{seed}", FittedConditions, work)
