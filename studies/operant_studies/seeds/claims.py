@@ -33,7 +33,8 @@ and is judged by fresh ones. *At most* and *the riskiest* are the upper limits o
 The default by the risk map ({BY_MAP}) against the default, which differs only in the score.
 *Held*: the whole interval of the difference in failing mass found, in multiples of simple sampling's, lies above 0; for
 the estimate, that of the ratio of RMSEs above 1.
-*Best other*: of the scores without cases, the one that finds most with this design, chosen with hindsight.
+*Best other*: of the scores without cases, the one that finds most with this design, chosen with hindsight. The
+intervals are those of one risk map per set-up and network; [other maps](#what-the-risk-map-knows) can find less.
 
 {_by_map(outcomes)}
 ### The profile matters
