@@ -56,18 +56,13 @@ def make_user_inputs(name: str, sources: SeedsSources, setup: SeedsSetup, seed: 
         seen = setup.pool if setup.field is None else setup.field  # all of USPS is the pool: there is no other field
         used = torch.empty(0, dtype=torch.long)
     order = shuffled(len(train), spawn(seed, name, "roles"))
-    clean, labelled, rest = _split(order[~torch.isin(order, used)], setting.clean, setting.labelled)
+    free, a, b = order[~torch.isin(order, used)], setting.clean, setting.clean + setting.labelled
     return UserInputs(
         field=seen.with_labels(None),
-        clean=train[clean],
-        labelled=_unseen(sources, seed) if name == "usps-field" else train[labelled],
-        seeds=train[rest],
+        clean=train[free[:a]],
+        labelled=_unseen(sources, seed) if name == "usps-field" else train[free[a:b]],
+        seeds=train[free[b:]],
     )
-
-
-def _split(rows: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-    """Consecutive parts of these sizes, then the rest."""
-    return rows.split([*sizes, len(rows) - sum(sizes)])
 
 
 def _unseen(sources: SeedsSources, seed: int) -> Samples:

@@ -265,7 +265,7 @@ def method(outcomes: Sequence[SeedsOutcome]) -> str:
   (stratified, four strata). Simple random sampling: equal chances without replacement. DeepEST-like: ε = 0, equal mass,
   estimated by LURE; it never draws inputs of risk 0.
 - Masses: `fit_profile`, {s.dimensions} principal components of features of layer {s.layer}; field labels are not
-  used. Estimated priors: MLLS, from the pool and the field inputs' outputs.
+  used. Estimated priors: `estimate_priors` without conditions, from the pool and the field inputs' outputs.
 - The intervals are over draws; they do not include the variation of pool, field, networks and risk maps.
 """
 
