@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from typer.testing import CliRunner
 from operant import Samples, results, spawn
 from operant.assess.estimators import estimate
 from operant.cli import app
+from operant.conditions import Recipe
 from operant.seeds import draw
 from operant_studies.seeds.claims import ten_times
 from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
-from operant_studies.seeds.settings import SETUPS, SeedsSources, setting_of
-from operant_studies.seeds.setups import make_setup
+from operant_studies.seeds.risk import find_priors, make_user_inputs, rate_pool
+from operant_studies.seeds.settings import RISK_MAP, SETUPS, SeedsSources, setting_of
+from operant_studies.seeds.setups import make_setup, zipf_rows
 from operant_studies.seeds.trials import (
+    BY_MAP,
     DEFAULT,
     DESIGNS,
     ONCE,
@@ -35,6 +39,7 @@ from operant_studies.seeds.trials import (
     run_trials,
     top,
 )
+from operant_studies.seeds.unit import SeedsUnit
 from operant_studies.shared import Mean
 
 SMOKE = ["study", "seeds", "--scale", "smoke", "--workers", "1"]
@@ -56,12 +61,14 @@ def test_the_page_answers_every_question(study: Path) -> None:
     page = (study / "seeds.md").read_text()
     for words in ("What held", "What is possible", "Which default", "stands for the field", "Rankings", "What was run"):
         assert words in page
+    for words in ("The risk map finds more than the margin", "What the risk map knows"):
+        assert words in page
     for label in SETUPS.values():
         assert page.count(f"### {label}, plain network") == (
             2 if label.endswith(("labelled pool", "broad pool")) else 1
         )
     verdicts = [line.split("|")[-2].strip() for line in page.splitlines() if line.endswith("** |")]
-    assert len(verdicts) == 2 * 4 + 3 * 2
+    assert len(verdicts) == 3 * 4 + 4 + 5 * 2
     assert set(verdicts) <= {"**held**", "**not held**", "**not decided**"}
     assert "nan" not in page.lower()
     for picture in ("seeds-designs.svg", "seeds-weightings.svg"):
@@ -70,6 +77,10 @@ def test_the_page_answers_every_question(study: Path) -> None:
     numbers = json.loads((study / "seeds.json").read_text())
     assert set(numbers) == {f"{name}-plain" for name in SETUPS}
     assert len(numbers["zipf-pool-plain"]["weightings"][0]["ways"]) == 14
+    for each in numbers.values():
+        assert [one["seed"] for one in each["risk maps"]] == [0, 1]
+        assert all(0 < one["pmi"] < 1 and one["learned"] for one in each["risk maps"])
+        assert any((arm["design"], arm["score"]) == ("top", RISK_MAP) for arm in each["arms"])
 
 
 @pytest.mark.slow
@@ -107,7 +118,20 @@ def test_impossible_runs_give_a_message(tmp_path: Path) -> None:
 def test_small_has_the_promised_size() -> None:
     small = setting_of("small")
     assert (small.draws, small.repetitions, small.networks) == (200, 100, ("plain", "robust"))
-    assert sum(len(grid(small, score)) for score in small.scores) == 150
+    assert sum(len(grid(small, score)) for score in small.scores) == 180
+    assert small.cases == 5_000
+
+
+@pytest.mark.slow
+def test_the_risk_map_resumes_with_the_same_values(study: Path) -> None:
+    unit = SeedsUnit(setting_of("smoke"), "zipf-pool", "plain", None, study / "steps")
+    before, conditions = unit.rated(1), study / "steps" / "zipf-pool" / "conditions-1.json"
+    written = conditions.stat().st_mtime_ns
+    (study / "steps" / "zipf-pool-plain" / "risk-1.json").unlink()
+    assert torch.equal(unit.rated(1).values, before.values)
+    assert conditions.stat().st_mtime_ns == written
+    assert not torch.equal(unit.rated(0).values, before.values), "other seeds give other maps"
+    assert bool(((before.values > 0) & (before.values < 1)).all())
 
 
 @pytest.mark.slow
@@ -227,6 +251,7 @@ def test_arms_have_unique_names() -> None:
         arms += [top(score), top(score, profile=False)]
     assert len({str(arm) for arm in arms}) == len(arms), "names of arms seed random numbers"
     assert DEFAULT in grid(small, "margin")
+    assert BY_MAP in grid(small, RISK_MAP)
 
 
 # Set-ups and verdicts
@@ -240,6 +265,45 @@ def test_zipf_draws_the_first_classes_most() -> None:
     law = 1 / torch.arange(1.0, 11)
     assert torch.allclose(shares, law / law.sum(), atol=0.07)
     assert not bool(torch.isin(setup.field.ids, setup.fresh.ids).any())
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_risk_map_sees_no_label_of_the_field(name: str) -> None:
+    sources = SeedsSources(setting_of("smoke"), None)
+    setup = make_setup(name, sources, 0)
+    inputs = make_user_inputs(name, sources, setup, 0)
+    assert inputs.field.y is None
+    roles = [inputs.clean, inputs.labelled, inputs.seeds]
+    for a, b in combinations(roles, 2):
+        assert not bool(torch.isin(a.ids, b.ids).any()), "no image has two roles"
+    if name == "usps-field":
+        assert torch.equal(inputs.field.x, setup.pool.x), "there is no other USPS"
+    elif setup.field is None:
+        assert not bool(torch.isin(inputs.field.ids, setup.pool.ids).any())
+    else:
+        assert torch.equal(inputs.field.x, setup.field.x), "conditions and profile come from the same inputs"
+
+
+def test_images_of_a_made_field_have_no_other_role() -> None:
+    sources = SeedsSources(setting_of("smoke"), None)
+    train = sources.known.train
+    inputs = make_user_inputs("zipf-pool", sources, make_setup("zipf-pool", sources, 0), 0)
+    used = train[zipf_rows(train.labels, sources.setting.field, spawn(0, "zipf", "field")).unique()]
+    roles = Samples.concat([inputs.clean, inputs.labelled, inputs.seeds])
+    assert not bool(torch.isin(roles.ids, used.ids).any())
+    assert len(roles) + len(used) == len(train)
+
+
+def test_without_conditions_the_seeds_themselves_are_the_cases() -> None:
+    sources = SeedsSources(setting_of("smoke"), None)
+    model, setup = sources.network("plain"), make_setup("usps-pool", sources, 0)
+    inputs = make_user_inputs("usps-pool", sources, setup, 0)
+    priors = find_priors(model, inputs, None, generator=spawn(0))
+    rate = partial(rate_pool, model, setup, inputs, Recipe(severities={}), priors, cases=200)
+    risk = rate(generator=spawn(1))
+    assert risk.values.shape == (len(setup.pool),)
+    assert 0 <= risk.distance <= 1
+    assert torch.equal(rate(generator=spawn(1)).values, risk.values)
 
 
 def tried(found: list[float], errors: list[float]) -> ArmResult:

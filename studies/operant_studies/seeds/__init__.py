@@ -1,4 +1,4 @@
-"""Does the profile matter for the choice of seeds? Failing mass found and estimates, by design, score and mass."""
+"""Do profile and risk map matter for the choice of seeds? Failing mass found and estimates, by design and score."""
 
 from __future__ import annotations
 
@@ -25,8 +25,17 @@ def run_study(out: str | Path, *, data: Path | None, scale: str, workers: int, c
         for kind in setting.networks
         for name in SETUPS
     ]
+    fits = [(f"conditions of {name}", partial(run_conditions, setting, name, data, out / "steps")) for name in SETUPS]
+    run_units(fits, workers=workers, console=console)
     run_units(work, workers=workers, console=console)
     return write_page(out, setting, scale=scale)
+
+
+def run_conditions(setting: SeedsSetting, name: str, data: Path | None, folder: Path) -> None:
+    """The conditions of one set-up, before the networks that share them."""
+    unit = SeedsUnit(setting, name, setting.networks[0], data, folder)
+    for seed in setting.seeds:
+        unit.conditions(seed)
 
 
 def run_unit(setting: SeedsSetting, name: str, kind: str, data: Path | None, folder: Path) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from operant.profile import FittedConditions
+from operant_studies.seeds.risk import PoolRisk
 from operant_studies.seeds.settings import SETUPS, SeedsSetting
-from operant_studies.seeds.trials import ArmTrials, DrawArm, PoolFacts, grid, resampled, root_mean_square
+from operant_studies.seeds.trials import BY_MAP, ArmTrials, DrawArm, PoolFacts, grid, resampled, root_mean_square
 from operant_studies.seeds.unit import SeedsUnit
 from operant_studies.seeds.weighting import PoolWeightings
 from operant_studies.shared import Mean, mean
@@ -50,6 +52,17 @@ class ArmResult:
         return not bool(self.errors.isnan().any())
 
 
+@dataclass(frozen=True, kw_only=True)
+class MapResult:
+    """One risk map, and the draws by it."""
+
+    seed: int
+    conditions: FittedConditions
+    rated: PoolRisk
+    expected: float  # the pool's pmi by the map
+    arm: ArmResult
+
+
 @dataclass(frozen=True)
 class SeedsOutcome:
     """A finished unit."""
@@ -70,6 +83,22 @@ class SeedsOutcome:
     @cached_property
     def facts(self) -> PoolFacts:
         return self.unit.steps.read("facts", PoolFacts)
+
+    @cached_property
+    def maps(self) -> list[MapResult]:
+        """One risk map per seed; the first is that of all other arms."""
+        return [self._map(seed) for seed in self.setting.seeds]
+
+    def _map(self, seed: int) -> MapResult:
+        rated = self.unit.steps.read(f"risk-{seed}", PoolRisk)
+        mass = self.weighed[0].mass if self.weighed else torch.full_like(rated.values, 1 / self.facts.size)
+        return MapResult(
+            seed=seed,
+            conditions=self.unit.field_steps.read(f"conditions-{seed}", FittedConditions),
+            rated=rated,
+            expected=float(mass @ rated.values),
+            arm=self.tried[BY_MAP] if seed == self.setting.seeds[0] else self._results(f"map-{seed}")[0],
+        )
 
     @cached_property
     def tried(self) -> dict[DrawArm, ArmResult]:

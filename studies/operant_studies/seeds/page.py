@@ -10,7 +10,7 @@ from pathlib import Path
 from operant.results import write_atomically
 from operant_studies.seeds import tables
 from operant_studies.seeds.claims import claims
-from operant_studies.seeds.outcome import ArmResult, SeedsOutcome
+from operant_studies.seeds.outcome import ArmResult, MapResult, SeedsOutcome
 from operant_studies.seeds.pictures import draw_designs, draw_weightings
 from operant_studies.seeds.settings import SETUPS, SeedsSetting
 from operant_studies.shared import write_sections
@@ -27,6 +27,7 @@ def write_page(out: Path, setting: SeedsSetting, *, scale: str) -> Path:
         tables.possible(outcomes),
         tables.default(outcomes),
         tables.weightings(outcomes),
+        tables.risk_maps(outcomes),
         tables.rankings(outcomes),
         tables.designs(outcomes),
         tables.method(outcomes),
@@ -39,9 +40,10 @@ def _intro(setting: SeedsSetting, scale: str) -> str:
     return f"""# Seeds: does the profile matter?
 
 Step 2 draws seeds where use and weakness meet: by the profile's mass and by an estimate of risk. This page measures
-what that finds, and its effect on the estimate of the probability of misclassification (*pmi*), by `operant study seeds
---scale {scale}`. Every design draws n = {setting.draws} inputs and is repeated {setting.repetitions} times; intervals
-are 95 %, over these repetitions. *Failing mass found* is the profile's mass of the distinct failing inputs drawn.
+what that finds, with scores of the model's outputs and with the [risk map](../how-to/risk.md) of operational cases, and
+its effect on the estimate of the probability of misclassification (*pmi*), by `operant study seeds --scale {scale}`.
+Every design draws n = {setting.draws} inputs and is repeated {setting.repetitions} times; intervals are 95 %, over
+these repetitions. *Failing mass found* is the profile's mass of the distinct failing inputs drawn.
 
 ![Failing mass found and RMSE of the estimate, by design](seeds-designs.svg)
 """
@@ -51,6 +53,7 @@ def _write_numbers(outcomes: Sequence[SeedsOutcome], out: Path) -> None:
     numbers = {
         f"{o.name}-{o.kind}": {
             "facts": asdict(o.facts),
+            "risk maps": [_map_numbers(one) for one in o.maps],
             "arms": [_numbers(t) for t in o.tried.values()],
             "best, fresh": _numbers(o.best),
             "weightings": [{"truth": w.truth, "ways": [asdict(way) for way in w.ways]} for w in o.weighed],
@@ -58,6 +61,13 @@ def _write_numbers(outcomes: Sequence[SeedsOutcome], out: Path) -> None:
         for o in outcomes
     }
     write_atomically(out / "seeds.json", json.dumps(numbers, indent=1).encode() + b"\n")
+
+
+def _map_numbers(one: MapResult) -> dict[str, object]:
+    names = ("failing", "distance", "learned", "findings")
+    numbers: dict[str, object] = {"seed": one.seed, **{name: getattr(one.rated, name) for name in names}}
+    known = {"conditions": one.conditions.active, "unexplained": one.conditions.unexplained, "pmi": one.expected}
+    return numbers | known | {"found / simple": one.arm.gain.value}
 
 
 def _numbers(t: ArmResult) -> dict[str, object]:

@@ -13,11 +13,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 from operant_studies.seeds.outcome import ArmResult, SeedsOutcome
 from operant_studies.seeds.settings import SETUPS
 from operant_studies.seeds.tables import cap
-from operant_studies.seeds.trials import DEFAULT
+from operant_studies.seeds.trials import BY_MAP, DEFAULT
 from operant_studies.seeds.weighting import CHOSEN
 from operant_studies.shared import save_figure
 
-WITH, WITHOUT, DARK = "#2471a3", "#b7950b", "#c0392b"
+WITH, WITHOUT, DARK, MAP = "#2471a3", "#b7950b", "#c0392b", "#1e8449"
 
 
 def draw_designs(outcomes: Sequence[SeedsOutcome], path: Path) -> None:
@@ -31,6 +31,7 @@ def draw_designs(outcomes: Sequence[SeedsOutcome], path: Path) -> None:
         _dots(ax, without, WITHOUT, "without it")
         _dots(ax, o.grid, WITH, "with the profile")
         _dots(ax, [o.tried[DEFAULT]], DARK, "default", size=60)
+        _dots(ax, [o.tried[BY_MAP]], MAP, "default, by the risk map", size=60)
         f = o.facts
         point = f.operational_rmse / f.simple_rmse, f.operational_found / f.simple_found
         ax.plot(*point, "s", color="black", markersize=5, label="operational")
@@ -43,7 +44,7 @@ def draw_designs(outcomes: Sequence[SeedsOutcome], path: Path) -> None:
         _label(ax.yaxis, (1, 3, 10, 30), ax.get_ylim())
         ax.set_title(f"{SETUPS[o.name]}, {o.kind}", fontsize=8)
     axes[0][0].set_ylabel("failing mass found / simple")
-    axes[0][0].legend(fontsize=6, loc="lower left")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=7)
     save_figure(figure, path)
 
 

@@ -22,6 +22,7 @@ SETUPS = {
     "zipf-field": "Zipf and conditions, field pool",
     "zipf-pool": "Zipf and conditions, broad pool",
 }
+RISK_MAP = "risk map"  # the score of `operant.profile.fit_risk`
 STAND_IN = Recipe(severities={"shift_x": normal(0.12), "contrast": uniform(-0.9, -0.1), "blur": uniform(0.2, 0.6)})
 
 
@@ -41,13 +42,18 @@ class SeedsSetting:
     draws: int = 200
     repetitions: int = 100
     dimensions: int = 32  # of the codes
-    # seeds: of field, pool and fresh inputs for the comparison of weightings; draws use the first
+    # seeds: of field, pool and fresh inputs for the comparison of weightings, and of risk maps; draws use the first
     seeds: tuple[int, ...] = (0, 1, 2)
     # scores, powers, defensives: the grid
-    scores: tuple[str, ...] = ("margin", "gini", "entropy", "gradient", "dsa")
+    scores: tuple[str, ...] = ("margin", "gini", "entropy", "gradient", "dsa", RISK_MAP)
     powers: tuple[float, ...] = (0.5, 1.0, 2.0)
     defensives: tuple[float, ...] = (0.2, 0.1)
     references: int = 5_000  # training inputs that DSA compares with
+    # clean, labelled, cases: of the risk map: training images that conditions are fitted with, labelled inputs that
+    # class shares are estimated with, and cases
+    clean: int = 5_000
+    labelled: int = 2_000
+    cases: int = 5_000
 
 
 def setting_of(scale: str) -> SeedsSetting:
@@ -66,10 +72,13 @@ def setting_of(scale: str) -> SeedsSetting:
         repetitions=8,
         dimensions=8,
         seeds=(0, 1),
-        scores=("margin", "dsa"),
+        scores=("margin", "dsa", RISK_MAP),
         powers=(1.0, 2.0),
         defensives=(0.2,),
         references=400,
+        clean=400,
+        labelled=200,
+        cases=400,
     )
 
 

@@ -45,7 +45,7 @@ def _usps_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> Seeds
 
 
 def _zipf_field(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
-    return SeedsSetup(pool=_in_field(sources.known.test, setting.pool, spawn(seed, "zipf", "pool")))
+    return SeedsSetup(pool=in_field(sources.known.test, setting.pool, spawn(seed, "zipf", "pool")))
 
 
 def _zipf_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> SeedsSetup:
@@ -55,20 +55,25 @@ def _zipf_pool(setting: SeedsSetting, sources: SeedsSources, seed: int) -> Seeds
     drawn = BROAD.draw(len(broad), generator=spawn(seed, "zipf", "broad"))
     return SeedsSetup(
         pool=Samples(apply(broad.x, drawn), broad.y),
-        field=_in_field(sources.known.train, setting.field, spawn(seed, "zipf", "field")),
-        fresh=_in_field(test, setting.fresh, spawn(seed, "zipf", "fresh")),
+        field=in_field(sources.known.train, setting.field, spawn(seed, "zipf", "field")),
+        fresh=in_field(test, setting.fresh, spawn(seed, "zipf", "fresh")),
     )
 
 
 SETUP_OF = {"usps-field": _usps_field, "usps-pool": _usps_pool, "zipf-field": _zipf_field, "zipf-pool": _zipf_pool}
 
 
-def _in_field(samples: Samples, n: int, generator: torch.Generator) -> Samples:
+def in_field(samples: Samples, n: int, generator: torch.Generator) -> Samples:
     """n images, class c with a frequency of 1 / (c + 1) by Zipf's law, under the field's conditions."""
-    rows = torch.multinomial(zipf_chances(samples.labels), n, replacement=True, generator=generator)
+    rows = zipf_rows(samples.labels, n, generator)
     drawn = FIELD.draw(n, generator=generator)
     parts = [apply(samples.x[rows[some]], drawn[some]) for some in torch.arange(n).split(5_000)]
     return Samples(torch.cat(parts), samples.labels[rows])
+
+
+def zipf_rows(y: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """The images that `in_field` draws with the same generator."""
+    return torch.multinomial(zipf_chances(y), n, replacement=True, generator=generator)
 
 
 def zipf_chances(y: Tensor) -> Tensor:

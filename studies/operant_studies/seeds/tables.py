@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
-from operant_studies.seeds.settings import SETUPS
-from operant_studies.seeds.trials import DEFAULT, DESIGNS, ONCE, OPERATIONAL, SIMPLE, DrawArm, deepest, top
+from operant_studies.seeds.outcome import ArmResult, MapResult, SeedsOutcome, ratio_of_rmse
+from operant_studies.seeds.settings import RISK_MAP, SETUPS
+from operant_studies.seeds.trials import BY_MAP, DEFAULT, DESIGNS, ONCE, OPERATIONAL, SIMPLE, DrawArm, deepest, top
 from operant_studies.seeds.weighting import CHOSEN, PoolWeightings
 from operant_studies.shared import Mean, mean, table, verdict
 
@@ -57,8 +57,9 @@ def designs(outcomes: Sequence[SeedsOutcome]) -> str:
 of the pool's mass, with 95 % t-intervals over repetitions; */ simple* and */ operational* divide it by the
 expectation of those designs (by formula, not by simulation). *RMSE* of the estimate of pmi against the pool's own, in
 percentage points and in multiples of simple sampling's exact RMSE, with 95 % bootstrap intervals over repetitions. The
-default is in bold. The last row is the best of {len(outcomes[0].grid)}: the design that found most among those whose
-RMSE is below simple sampling's with its whole interval, judged in {s.repetitions} fresh repetitions.
+default and the same by the risk map are in bold. The last row is the best of {len(outcomes[0].grid)}: the design that
+found most among those whose RMSE is below simple sampling's with its whole interval, judged in {s.repetitions} fresh
+repetitions.
 """
     for o in outcomes:
         rows = [_row(o, o.tried[arm]) for arm in _shown(o)]
@@ -70,20 +71,22 @@ RMSE is below simple sampling's with its whole interval, judged in {s.repetition
 
 
 def _shown(o: SeedsOutcome) -> list[DrawArm]:
-    """The default, and arms that differ from it in one thing."""
+    """The default, the same by the risk map, and arms that differ from one of them in one thing."""
     s = o.setting
-    arms = [SIMPLE, OPERATIONAL, ONCE, DEFAULT]
+    arms = [SIMPLE, OPERATIONAL, ONCE, DEFAULT, BY_MAP]
     arms += [replace(DEFAULT, score=score) for score in s.scores]
     arms += [replace(DEFAULT, design=design) for design in DESIGNS]
     arms += [replace(DEFAULT, power=power, defensive=share) for share in s.defensives for power in s.powers]
     arms += [replace(DEFAULT, profile=False), replace(DEFAULT, design="stratified", profile=False)]
-    arms += [deepest("margin"), top("margin"), top("margin", profile=False)]
+    arms += [replace(BY_MAP, power=power, defensive=share) for share in s.defensives for power in s.powers]
+    arms += [replace(BY_MAP, profile=False)]
+    arms += [arm for score in ("margin", RISK_MAP) for arm in (deepest(score), top(score), top(score, profile=False))]
     return [arm for arm in dict.fromkeys(arms) if arm in o.tried]
 
 
 def _row(o: SeedsOutcome, t: ArmResult, *, name: str = "") -> list[object]:
     f = o.facts
-    name = name or (f"**{t.arm}**" if t.arm == DEFAULT else _described(t.arm, weighted=o.unit.weighted))
+    name = name or (f"**{t.arm}**" if t.arm in (DEFAULT, BY_MAP) else _described(t.arm, weighted=o.unit.weighted))
     cells: list[object] = [name, interval(t.mass, 100, 2), interval(t.gain, 1, 1)]
     cells += [f"{t.mass.value / f.operational_found:.1f}", f"{float(t.failures.mean()):.1f}"]
     if not t.estimates:
@@ -130,6 +133,36 @@ def _weighting(weighed: Sequence[PoolWeightings], name: str) -> list[str]:
     cells = [spread([100 * way.pmi for way in ways], 2), spread(ratios, 2)]
     cells += [spread([way.distance for way in ways], 3), spread([way.effective for way in ways], 0)]
     return [f"**{name}**" if name == CHOSEN else name, *cells]
+
+
+def risk_maps(outcomes: Sequence[SeedsOutcome]) -> str:
+    """What the risk maps knew, expected and found."""
+    columns = ["set-up", "seed", "estimated conditions", "unexplained", "classes", "cases that fail, %"]
+    columns += ["pmi by the map, %", "pmi, %", "finds / simple", "less the margin's"]
+    text = f"""## What the risk map knows
+
+The risk map needs no label of the field. From unlabelled field inputs come the conditions, with the *unexplained* share
+of the difference from training images, and the class shares; *classes* is their total variation distance from the true
+ones. {outcomes[0].setting.cases} training images under these conditions, half by the estimated class shares and half
+evenly, teach the map; *cases that fail* are weighted by the class shares. *pmi by the map* is the mean of its values
+over the pool, weighted by mass, beside the pool's true pmi. Draws need values in the right proportions, not of the
+right size.
+
+All other sections use the map of the first seed. Maps of other seeds come from other field inputs (in the USPS field
+pool the same ones), other training images and other cases; *finds / simple* is what the default by the risk map finds
+with each, on the same pool, and *less the margin's* the difference from the default. These maps were added after the
+results of the first had been seen, and decide no verdict.
+
+"""
+    return text + table(columns, [_map_row(o, one) for o in outcomes for one in o.maps])
+
+
+def _map_row(o: SeedsOutcome, one: MapResult) -> list[object]:
+    fitted, rated = one.conditions, one.rated
+    more = mean(((one.arm.found - o.tried[DEFAULT].found) / o.facts.simple_found).tolist())
+    cells = [", ".join(fitted.active) or "none", f"{fitted.unexplained:.2f}", f"{rated.distance:.3f}"]
+    cells += [percent(rated.failing), percent(one.expected), percent(o.facts.pmi), interval(one.arm.gain, 1, 1)]
+    return [o.label, one.seed, *cells, signed(more)]
 
 
 def rankings(outcomes: Sequence[SeedsOutcome]) -> str:
@@ -191,7 +224,7 @@ def _places(outcomes: Sequence[SeedsOutcome]) -> str:
     losses = {arm: max(o.tried[arm].loss.value for o in outcomes) for arm in arms}
     order = sorted((arm for arm in arms if losses[arm] <= 1), key=lambda arm: -gains[arm])
     worst = {arm: max(_over_operational(o, arm) for o in outcomes) for arm in arms}
-    shown = list(dict.fromkeys([*order[:8], *([DEFAULT] if DEFAULT in order else [])]))
+    shown = list(dict.fromkeys([*order[:8], *(arm for arm in (DEFAULT, BY_MAP) if arm in order)]))
     rows = [
         [order.index(arm) + 1, f"{gains[arm]:.1f}", f"{losses[arm]:.2f}", f"{worst[arm]:.2f}", str(arm)]
         for arm in shown
@@ -220,12 +253,20 @@ def method(outcomes: Sequence[SeedsOutcome]) -> str:
   {s.layer}). Weights: (1 - ε) p r^b / Σ + ε p, p the mass, r the score; without the profile, p is equal in the weights,
   while estimates still use the mass. Grid: {len(DESIGNS)} designs, {len(s.scores)} scores, b of
   {", ".join(f"{b:g}" for b in s.powers)}, ε of {", ".join(f"{e:g}" for e in s.defensives)}.
+- Risk map: `fit_conditions` and `estimate_priors` by default settings on unlabelled field inputs, then {s.cases}
+  `RecipeDraws`, then `fit_risk`. The field inputs are those of the profile; for the Zipf field pool {s.field} other
+  field inputs, made of training images; for the USPS field pool the pool itself, without its labels, because there is
+  no other USPS. The {s.clean} training images for the conditions, the {s.labelled} labelled inputs for the class
+  shares, the seeds of cases and the images of a made field are disjoint. The labelled inputs are test images for the
+  USPS field pool; the other pools are made of test images, so there they are training images, on which the networks err
+  less than on new inputs. The definition of the map was chosen earlier on the same kinds of field (MNIST by Zipf's law
+  under conditions, USPS), with other networks and other seeds, so these fields are not new to it.
 - Estimates: Hansen-Hurwitz (pps), Horvitz-Thompson (poisson), Rao-Hartley-Cochran (rhc), LURE (sequential), by stratum
   (stratified, four strata). Simple random sampling: equal chances without replacement. DeepEST-like: ε = 0, equal mass,
   estimated by LURE; it never draws inputs of risk 0.
 - Masses: `fit_profile`, {s.dimensions} principal components of features of layer {s.layer}; field labels are not
-  used. Estimated priors: MLLS, from the pool and the field inputs' outputs.
-- The intervals are over draws; they do not include the variation of pool, field and networks.
+  used. Estimated priors: `estimate_priors` without conditions, from the pool and the field inputs' outputs.
+- The intervals are over draws; they do not include the variation of pool, field, networks and risk maps.
 """
 
 
@@ -252,6 +293,11 @@ def interval(value: Mean, factor: float, digits: int) -> str:
     numbers = (factor * value.value, factor * max(value.lower, 0.0), factor * value.upper)
     centre, low, high = (f"{number:.{digits}f}" for number in numbers)
     return f"{centre} [{low}, {high}]"
+
+
+def signed(value: Mean) -> str:
+    """A difference with its interval."""
+    return f"{value.value:.1f} [{value.lower:.1f}, {value.upper:.1f}]"
 
 
 def spread(values: Sequence[float], digits: int) -> str:

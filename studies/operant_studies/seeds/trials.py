@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
@@ -15,7 +15,7 @@ from operant.assess.estimators import TERMS
 from operant.data import Samples
 from operant.rng import spawn
 from operant.seeds import Draw, combine, draw
-from operant_studies.seeds.settings import SeedsSetting
+from operant_studies.seeds.settings import RISK_MAP, SeedsSetting
 from operant_studies.shared import Mean
 
 RESAMPLES = 2000  # of the bootstrap over repetitions
@@ -57,6 +57,7 @@ NAMES = {
     ONCE: "operational, each input once",
 }
 DEFAULT = DrawArm(design="sequential", score="margin")
+BY_MAP = replace(DEFAULT, score=RISK_MAP)  # the weights and the design of a campaign
 
 
 def deepest(score: str) -> DrawArm:
