@@ -107,7 +107,8 @@ among those reported, and seed 0 of other fields had been examined by then, so s
 A case counts if the model fails on it, the judge calls it natural (level .05), and its density in the judge's profile
 is above the .1 quantile of field inputs. A cell contains what lies nearest to one of the judge's field inputs, in its
 codes; its mass is the share of the true field sample in it; *truly failing* is the share in it on which the model
-fails. The judge was fitted on other field inputs; see below for what it can see. Intervals are 95 %, over seeds.
+fails, and *lift* the failure rate in the cells found, divided by that of the field. The judge was fitted on other field
+inputs; see below for what it can see. Intervals are 95 %, over seeds.
 
 ![Mass of distinct failing cells found per CPU second]({PICTURE})
 """
@@ -167,6 +168,7 @@ def _arms(o: FindingOutcome) -> str:
                 mean(f.total for f in each).share,
                 _interval(mean(100 * f.rate for f in each)),
                 _interval(mean(100 * f.truly / f.seconds for f in each)),
+                _lift(each, o.facts),
                 f"{100 * mean(f.by_features / f.seconds for f in each).value:.2f}",
                 f"{100 * mean(f.within(budget) for f in each).value:.2f}",
             ]
@@ -175,10 +177,17 @@ def _arms(o: FindingOutcome) -> str:
     columns += [
         "mass per CPU second, %",
         "of it truly failing, %",
+        "lift",
         "mass, judged by features alone",
         f"mass in {budget:.2f} CPU s, %",
     ]
     return table(columns, rows)
+
+
+def _lift(found: list[SearchResult], facts: list[JudgeFacts]) -> str:
+    """Failure rate of true field inputs in the cells found, relative to all of the field; empty if nothing is found."""
+    values = [f.truly / f.total / fact.pmi for f, fact in zip(found, facts, strict=True) if f.total and fact.pmi]
+    return f"{sum(values) / len(values):.2f}" if values else ""
 
 
 def _judge(outcomes: list[FindingOutcome]) -> str:
