@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from operant import Classifier, Samples, load_digits, spawn
@@ -14,7 +16,7 @@ from operant.campaign.field import FieldState
 from operant.campaign.judging import _largest_radius, _no_judge, _rows, _seeds
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import MoveTest
-from operant.campaign.reserving import MAX_PER_SEED, RESERVED, reserve
+from operant.campaign.reserving import MAX_PER_SEED, RESERVED, reserve, risk_seeds
 from operant.conditions import Recipe, apply, half_normal, uniform
 from operant.data import labels_of
 from operant.execution import RunFolder
@@ -58,6 +60,10 @@ def model():
     return Classifier(fit(start, digits().train[:400], epochs=4, generator=spawn(0, "fit"), progress=False).module)
 
 
+def clean():
+    return digits().train[600:700]
+
+
 def labelled(recipe=NOISE, n=600):
     g, source = spawn(0, "field"), digits().test
     rows = torch.randint(len(source), (n,), generator=g)
@@ -67,7 +73,7 @@ def labelled(recipe=NOISE, n=600):
 def run(folder, *, later=None, on_event=ignore, **changes):
     """A campaign in a noisy field; the inputs of a later one arrive in round 2."""
     first, every = labelled(), labelled() if later is None else Samples.concat([labelled(), later])
-    parts = {"train": digits().train[:600], "clean": digits().train[600:700], "labeller": labels_of(every)}
+    parts = {"train": digits().train[:600], "clean": clean(), "labeller": labels_of(every)}
 
     def field(number):
         here = every if number >= 2 else first
@@ -273,16 +279,47 @@ def test_judges_and_risk_map_have_the_same_class_shares():
     ("judge_draws", "draws", "separate"), [(0, 300, True), (120, 300, True), (0, 5000, False), (120, 5000, False)]
 )
 def test_the_risk_map_learns_from_reserved_inputs_if_they_suffice(judge_draws, draws, separate):
-    train = digits().train[:600]
+    train, held = digits().train[:600], digits().train[600:900]
     parts = reserve(train, judge_draws=judge_draws, draws=draws)
     assert sorted([*parts.search.ids.tolist(), *parts.reserved.ids.tolist()]) == sorted(train.ids.tolist())
     assert len(parts.reserved) < 1.3 * RESERVED * len(train)
-    seeds, findings = parts.teaching(draws)
-    assert seeds is (parts.reserved if separate else train)
-    assert [finding.name for finding in findings] == ([] if separate else ["risk map not separate"])
-    assert (MAX_PER_SEED * len(parts.reserved) >= draws) == separate
-    lacking = reserve(train[train.labels < 9], judge_draws=0, draws=300)  # no reserved input is of class 9
-    assert replace(lacking, every=train).teaching(300)[0] is train
+    seeds = risk_seeds(parts, held, draws=draws)
+    from_train = seeds.teaching.ids[torch.isin(seeds.teaching.ids, train.ids)]
+    assert from_train.tolist() == (parts.reserved if separate else train).ids.tolist()
+    assert [finding.name for finding in seeds.findings] == ([] if separate else ["risk map not separate"])
+    assert (MAX_PER_SEED * (len(parts.reserved) + len(held) / 2) >= draws) == separate
+    none, some = held[:0], train[train.labels < 9]  # no reserved input is of class 9
+    lacking = replace(reserve(some, judge_draws=0, draws=300), every=train)
+    assert risk_seeds(lacking, none, draws=300).teaching.ids.tolist() == train.ids.tolist()
+    assert not risk_seeds(lacking, held, draws=300).findings  # clean inputs are
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(1, 200), scenes=st.integers(1, 60), draws=st.sampled_from([30, 3000]), grouped=st.booleans())
+def test_no_input_or_group_teaches_and_judges_and_nothing_searched_does_either(n, scenes, draws, grouped):
+    train, groups = digits().train[:600], tuple(f"scene {row % scenes}" for row in range(n))
+    held = digits().train[600 : 600 + n]
+    held = replace(held, groups=groups) if grouped else held
+    parts = reserve(train, judge_draws=0, draws=draws)
+    seeds = risk_seeds(parts, held, draws=draws)
+    ours = torch.isin(seeds.teaching.ids, held.ids)
+    assert sorted([*seeds.teaching.ids[ours].tolist(), *seeds.judging.ids.tolist()]) == sorted(held.ids.tolist())
+    assert set(seeds.judging.labels.tolist()) == set(held.labels.tolist())
+    assert not bool(torch.isin(seeds.judging.ids, torch.cat([seeds.teaching.ids, train.ids])).any())
+    if bool(ours.any()):
+        assert set(seeds.teaching[ours].labels.tolist()) == set(held.labels.tolist())
+        assert not bool(torch.isin(seeds.judging.units, seeds.teaching[ours].units).any())
+    if not seeds.findings:
+        assert not bool(torch.isin(parts.search.ids, seeds.teaching.ids).any())
+
+
+def test_clean_inputs_that_cannot_be_halved_all_judge():
+    parts = reserve(digits().train[:600], judge_draws=0, draws=300)
+    one_group = replace(clean(), groups=("scene",) * len(clean()))
+    for held in (one_group, clean()[:1]):
+        seeds = risk_seeds(parts, held, draws=300)
+        assert seeds.judging is held
+        assert seeds.teaching.ids.tolist() == parts.reserved.ids.tolist()
 
 
 def test_one_group_of_training_inputs_is_searched_from_and_nothing_is_reserved():
