@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from operant import Classifier, Samples, load_digits, spawn
+from operant import Classifier, Samples, load_digits, results, spawn
 from operant.campaign import Campaign, judging
 from operant.campaign.field import FieldState
 from operant.campaign.judging import _largest_radius, _no_judge, _rows, _seeds
+from operant.campaign.observers.risk import RiskOfField, RiskOfRound
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import MoveTest
 from operant.campaign.reserving import MAX_PER_SEED, RESERVED, reserve, risk_seeds
+from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD
 from operant.conditions import Recipe, apply, half_normal, uniform
 from operant.data import labels_of
 from operant.execution import RunFolder
@@ -70,7 +72,7 @@ def labelled(recipe=NOISE, n=600):
     return Samples(apply(source.x[rows], recipe.draw(n, generator=g)), source.labels[rows])
 
 
-def run(folder, *, later=None, on_event=ignore, **changes):
+def run(folder, *, later=None, recipe=None, on_event=ignore, **changes):
     """A campaign in a noisy field; the inputs of a later one arrive in round 2."""
     first, every = labelled(), labelled() if later is None else Samples.concat([labelled(), later])
     parts = {"train": digits().train[:600], "clean": clean(), "labeller": labels_of(every)}
@@ -79,7 +81,7 @@ def run(folder, *, later=None, on_event=ignore, **changes):
         here = every if number >= 2 else first
         return Samples(here.x, ids=here.ids)
 
-    return replace(TINY, **changes)(model(), field=field, folder=folder, on_event=on_event, **parts)
+    return replace(TINY, **changes)(model(), field=field, folder=folder, recipe=recipe, on_event=on_event, **parts)
 
 
 def digest(folder):
@@ -188,6 +190,24 @@ def test_a_changed_field_is_judged_by_its_own_inputs_and_its_moves_anew(tmp_path
     assert again.rounds == done.rounds
     assert digest(tmp_path) == before
     assert len(judged) == 5  # only the judge that was missing is fitted again
+
+
+def test_conditions_that_are_unlike_a_changed_field_are_doubted_there_and_said_once(tmp_path):
+    events, options = [], {"rounds": 4, "labels": 300, "draws": 60, "observers": (RiskOfField(),)}
+    done = run(tmp_path, later=labelled(DARK), moves=BOTH, recipe=NOISE, on_event=events.append, **options)
+    assert [r.drift is not None for r in done.rounds] == [False, False, True, False, False]
+    doubted = [number for number in range(1, 5) if CONDITIONS_UNLIKE_FIELD in names_of_findings(tmp_path, number)]
+    assert doubted == [3, 4]
+    said = [event.round for event in events for line in permanent_lines(event) if "not to be believed" in line]
+    assert said == [3]
+    before = digest(tmp_path)
+    run(tmp_path, later=labelled(DARK), moves=BOTH, recipe=NOISE, **options)
+    assert digest(tmp_path) == before
+
+
+def names_of_findings(folder, number):
+    record = results.load(folder / f"round-{number:03d}" / "risk.json", RiskOfRound)
+    return {finding.name for finding in record.findings}
 
 
 def test_few_inputs_of_a_changed_field_leave_the_five_scores_and_terminal_and_report_say_so(tmp_path):
