@@ -31,10 +31,10 @@ class TrainingParts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RiskSeeds:
-    """Seeds of the cases that teach a risk map, and of those that judge models; no input, and no group, is in both.
+    """Seeds of the cases that teach a risk map, and of those that judge models; no input is in both.
 
     Attributes:
-        teaching: reserved training inputs, and half of the clean inputs.
+        teaching: reserved training inputs, and half of the clean inputs, by group or id.
         judging: the other half of the clean inputs; all of them if they cannot be halved.
         findings: why some of the inputs that teach are searched from, too; empty if none is.
     """
@@ -71,7 +71,7 @@ def risk_seeds(train: TrainingParts, clean: Samples, *, draws: int) -> RiskSeeds
 
     Args:
         train: training inputs by role. If too few are reserved for the map, or none of a class, all of them teach.
-        clean: labelled inputs that nothing learns from.
+        clean: labelled inputs that no round learns from.
         draws: cases of the conditions that teach.
     """
     halves = clean.split(teaching=0.5, judging=0.5)

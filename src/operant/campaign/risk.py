@@ -44,7 +44,7 @@ class CampaignRisk:
     Cases that judge models come from the other half of the clean inputs, so that neither the map nor a retraining ever
     learns from them or from their seeds. See `risk_seeds` for what happens if inputs are too few.
 
-    All are drawn in the first round after an assessment, and kept as suites in ``draws`` with passes and failures: a
+    All are drawn once, before seeds are first chosen, and kept as suites in ``draws`` with passes and failures: a
     later model can be run against them.
 
     Attributes:
