@@ -6,15 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from operant import Classifier, Samples, load_digits, spawn
+from operant import Classifier, Samples, load_digits, results, spawn
 from operant.campaign import Campaign, judging
 from operant.campaign.field import FieldState
 from operant.campaign.judging import _largest_radius, _no_judge, _rows, _seeds
+from operant.campaign.observers.risk import RiskOfField, RiskOfRound
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import MoveTest
-from operant.campaign.reserving import MAX_PER_SEED, RESERVED, reserve
+from operant.campaign.reserving import MAX_PER_SEED, RESERVED, reserve, risk_seeds
+from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD
 from operant.conditions import Recipe, apply, half_normal, uniform
 from operant.data import labels_of
 from operant.execution import RunFolder
@@ -58,22 +62,26 @@ def model():
     return Classifier(fit(start, digits().train[:400], epochs=4, generator=spawn(0, "fit"), progress=False).module)
 
 
+def clean():
+    return digits().train[600:700]
+
+
 def labelled(recipe=NOISE, n=600):
     g, source = spawn(0, "field"), digits().test
     rows = torch.randint(len(source), (n,), generator=g)
     return Samples(apply(source.x[rows], recipe.draw(n, generator=g)), source.labels[rows])
 
 
-def run(folder, *, later=None, on_event=ignore, **changes):
+def run(folder, *, later=None, recipe=None, on_event=ignore, **changes):
     """A campaign in a noisy field; the inputs of a later one arrive in round 2."""
     first, every = labelled(), labelled() if later is None else Samples.concat([labelled(), later])
-    parts = {"train": digits().train[:600], "clean": digits().train[600:700], "labeller": labels_of(every)}
+    parts = {"train": digits().train[:600], "clean": clean(), "labeller": labels_of(every)}
 
     def field(number):
         here = every if number >= 2 else first
         return Samples(here.x, ids=here.ids)
 
-    return replace(TINY, **changes)(model(), field=field, folder=folder, on_event=on_event, **parts)
+    return replace(TINY, **changes)(model(), field=field, folder=folder, recipe=recipe, on_event=on_event, **parts)
 
 
 def digest(folder):
@@ -184,6 +192,24 @@ def test_a_changed_field_is_judged_by_its_own_inputs_and_its_moves_anew(tmp_path
     assert len(judged) == 5  # only the judge that was missing is fitted again
 
 
+def test_conditions_that_are_unlike_a_changed_field_are_doubted_there_and_said_once(tmp_path):
+    events, options = [], {"rounds": 4, "labels": 300, "draws": 60, "observers": (RiskOfField(),)}
+    done = run(tmp_path, later=labelled(DARK), moves=BOTH, recipe=NOISE, on_event=events.append, **options)
+    assert [r.drift is not None for r in done.rounds] == [False, False, True, False, False]
+    doubted = [number for number in range(1, 5) if CONDITIONS_UNLIKE_FIELD in names_of_findings(tmp_path, number)]
+    assert doubted == [3, 4]
+    said = [event.round for event in events for line in permanent_lines(event) if "not to be believed" in line]
+    assert said == [3]
+    before = digest(tmp_path)
+    run(tmp_path, later=labelled(DARK), moves=BOTH, recipe=NOISE, **options)
+    assert digest(tmp_path) == before
+
+
+def names_of_findings(folder, number):
+    record = results.load(folder / f"round-{number:03d}" / "risk.json", RiskOfRound)
+    return {finding.name for finding in record.findings}
+
+
 def test_few_inputs_of_a_changed_field_leave_the_five_scores_and_terminal_and_report_say_so(tmp_path):
     events = []
     done = run(tmp_path / "run", later=labelled(DARK, 200), moves=BOTH, rounds=3, labels=200, on_event=events.append)
@@ -273,16 +299,47 @@ def test_judges_and_risk_map_have_the_same_class_shares():
     ("judge_draws", "draws", "separate"), [(0, 300, True), (120, 300, True), (0, 5000, False), (120, 5000, False)]
 )
 def test_the_risk_map_learns_from_reserved_inputs_if_they_suffice(judge_draws, draws, separate):
-    train = digits().train[:600]
+    train, held = digits().train[:600], digits().train[600:900]
     parts = reserve(train, judge_draws=judge_draws, draws=draws)
     assert sorted([*parts.search.ids.tolist(), *parts.reserved.ids.tolist()]) == sorted(train.ids.tolist())
     assert len(parts.reserved) < 1.3 * RESERVED * len(train)
-    seeds, findings = parts.teaching(draws)
-    assert seeds is (parts.reserved if separate else train)
-    assert [finding.name for finding in findings] == ([] if separate else ["risk map not separate"])
-    assert (MAX_PER_SEED * len(parts.reserved) >= draws) == separate
-    lacking = reserve(train[train.labels < 9], judge_draws=0, draws=300)  # no reserved input is of class 9
-    assert replace(lacking, every=train).teaching(300)[0] is train
+    seeds = risk_seeds(parts, held, draws=draws)
+    from_train = seeds.teaching.ids[torch.isin(seeds.teaching.ids, train.ids)]
+    assert from_train.tolist() == (parts.reserved if separate else train).ids.tolist()
+    assert [finding.name for finding in seeds.findings] == ([] if separate else ["risk map not separate"])
+    assert (MAX_PER_SEED * (len(parts.reserved) + len(held) / 2) >= draws) == separate
+    none, some = held[:0], train[train.labels < 9]  # no reserved input is of class 9
+    lacking = replace(reserve(some, judge_draws=0, draws=300), every=train)
+    assert risk_seeds(lacking, none, draws=300).teaching.ids.tolist() == train.ids.tolist()
+    assert not risk_seeds(lacking, held, draws=300).findings  # clean inputs are
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(1, 200), scenes=st.integers(1, 60), draws=st.sampled_from([30, 3000]), grouped=st.booleans())
+def test_no_input_or_group_teaches_and_judges_and_nothing_searched_does_either(n, scenes, draws, grouped):
+    train, groups = digits().train[:600], tuple(f"scene {row % scenes}" for row in range(n))
+    held = digits().train[600 : 600 + n]
+    held = replace(held, groups=groups) if grouped else held
+    parts = reserve(train, judge_draws=0, draws=draws)
+    seeds = risk_seeds(parts, held, draws=draws)
+    ours = torch.isin(seeds.teaching.ids, held.ids)
+    assert sorted([*seeds.teaching.ids[ours].tolist(), *seeds.judging.ids.tolist()]) == sorted(held.ids.tolist())
+    assert set(seeds.judging.labels.tolist()) == set(held.labels.tolist())
+    assert not bool(torch.isin(seeds.judging.ids, torch.cat([seeds.teaching.ids, train.ids])).any())
+    if bool(ours.any()):
+        assert set(seeds.teaching[ours].labels.tolist()) == set(held.labels.tolist())
+        assert not bool(torch.isin(seeds.judging.units, seeds.teaching[ours].units).any())
+    if not seeds.findings:
+        assert not bool(torch.isin(parts.search.ids, seeds.teaching.ids).any())
+
+
+def test_clean_inputs_that_cannot_be_halved_all_judge():
+    parts = reserve(digits().train[:600], judge_draws=0, draws=300)
+    one_group = replace(clean(), groups=("scene",) * len(clean()))
+    for held in (one_group, clean()[:1]):
+        seeds = risk_seeds(parts, held, draws=300)
+        assert seeds.judging is held
+        assert seeds.teaching.ids.tolist() == parts.reserved.ids.tolist()
 
 
 def test_one_group_of_training_inputs_is_searched_from_and_nothing_is_reserved():

@@ -15,21 +15,23 @@ from torch import nn
 
 from operant import Classifier, Samples, Suite, labels_of, load_digits, results, spawn
 from operant.assess import assess_reliability, failure_rate, regressions
-from operant.campaign import Campaign, CampaignResult
+from operant.campaign import Campaign, CampaignResult, judging
 from operant.campaign import field as field_module
 from operant.campaign.choosers import risk_score
 from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound, describe_lift
 from operant.campaign.observers.risk_regions import RISKIEST, Rated, regions_of
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import SeedRows
-from operant.campaign.risk import spread_seeds, teaching_cases
+from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD, SUITES, spread_seeds, teaching_cases
+from operant.cli.assess import _read_risk
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
 from operant.execution.events import Event, EventHandler, ignore
 from operant.formatting import percent
-from operant.generate import GradientMove
+from operant.generate import GradientMove, RecipeDraws, unguided
+from operant.measure import judge as judge_module
 from operant.networks import fit, initialise
-from operant.profile import fit_profile, fit_risk
+from operant.profile import RiskMap, fit_profile, fit_risk
 from operant.report import gather
 from operant.report.markdown import markdown
 from operant.report.page import render_page
@@ -130,21 +132,52 @@ def record_of(folder: Path) -> RiskOfRound:
     return found
 
 
+def map_of(folder: Path, **options: Any) -> RiskMap:
+    taught = teaching_cases(folder)
+    return fit_risk(model(), taught.cases, wider=taught.wider, **options)
+
+
 # Cases
 
 
-def test_cases_that_teach_or_judge_share_no_seed_with_cases_that_are_learned_from(done) -> None:
+def test_no_seed_teaches_and_judges_and_nothing_searched_shares_a_seed_with_either(done) -> None:
     folder, result = done
     searched = results.load(folder / "round-001" / "seeds.json", SeedRows).samples(train())
-    teaching, judging = (Suite.open(folder / "draws" / name) for name in ("teaching", "judging"))
-    assert (len(teaching), len(judging)) == (300, 100)
-    assert bool(torch.isin(teaching.seed, train().ids).all())
+    teaching, wider, judging = suites = [Suite.open(folder / "draws" / name) for name in SUITES]
+    assert [len(suite) for suite in suites] == [300, 150, 100]
+    for suite in (teaching, wider):
+        of_clean = torch.isin(suite.seed, clean().ids)
+        assert bool((of_clean | torch.isin(suite.seed, train().ids)).all())
+        assert 0.2 < float(of_clean.double().mean()) < 0.6  # inputs that the model has not learned from
+        assert not bool(torch.isin(suite.seed, judging.seed).any())
     assert bool(torch.isin(judging.seed, clean().ids).all())
-    assert not bool(torch.isin(judging.seed, torch.cat([teaching.seed, result.suite.seed])).any())
-    assert not bool(torch.isin(teaching.seed, torch.cat([searched.ids, result.suite.seed])).any())
-    for suite in (teaching, judging):  # nothing is selected: passes as well as failures
+    for suite in suites:  # nothing is selected: passes as well as failures
+        assert not bool(torch.isin(suite.seed, torch.cat([searched.ids, result.suite.seed])).any())
         assert 0 < int((suite.prediction != suite.label).sum()) < len(suite)
     assert not list(folder.glob("draws/*-chunks"))
+
+
+def test_cases_of_wider_conditions_are_under_more_conditions_and_fail_more_often(done) -> None:
+    teaching, wider = (Suite.open(done[0] / "draws" / name) for name in SUITES[:2])
+    assert set(teaching.columns) < set(wider.columns)
+    assert bool((wider["blur"] > 0).any())
+    rates = [float((suite.prediction != suite.label).double().mean()) for suite in (teaching, wider)]
+    assert rates[1] > rates[0]
+
+
+def test_a_folder_without_wider_cases_and_a_plain_suite_teach_as_well(done, tmp_path: Path) -> None:
+    whole = teaching_cases(done[0])
+    shutil.copytree(done[0], tmp_path / "earlier")
+    shutil.rmtree(tmp_path / "earlier" / "draws" / "wider")
+    earlier, plain = teaching_cases(tmp_path / "earlier"), teaching_cases(done[0] / "draws" / "teaching")
+    assert whole.wider is not None
+    assert earlier.wider is plain.wider is None
+    assert earlier.digest() == plain.digest() == whole.cases.digest() != whole.digest()
+    for folder, wider in ((done[0], 150), (tmp_path / "earlier", 0)):
+        found, (mark,) = _read_risk(model(), folder)  # of `operant assess --risk`
+        assert isinstance(found, RiskMap)
+        assert found.cases.wider == wider
+        assert (mark == _read_risk(model(), done[0])[1][0]) == bool(wider)
 
 
 def test_too_few_training_inputs_are_named_in_terminal_and_report(tmp_path: Path) -> None:
@@ -152,7 +185,7 @@ def test_too_few_training_inputs_are_named_in_terminal_and_report(tmp_path: Path
     run(tmp_path, draws=600, on_event=events.append)
     lines = [line for event in events for line in permanent_lines(event)]
     assert any("the 500 training inputs are too few" in line for line in lines)
-    assert any("the map was fitted to 600 cases" in line for line in lines)
+    assert any("the map was fitted to 900 cases" in line for line in lines)
     assert {"risk map not separate", "few cases"} <= {finding.name for finding in record_of(tmp_path).findings}
     page = render_page(gather(tmp_path, observers=TINY.observers), TINY.observers)
     assert "The 500 training inputs are too few" in page
@@ -163,7 +196,7 @@ def test_too_few_training_inputs_are_named_in_terminal_and_report(tmp_path: Path
 def test_cases_that_hardly_fail_leave_the_margin_and_terminal_and_report_say_so(tmp_path: Path) -> None:
     events: list[Event] = []
     gentle = Recipe(severities={"gaussian_noise": uniform(0, 1e-3)})
-    run(tmp_path, recipe=gentle, draws=60, on_event=events.append)
+    run(tmp_path, recipe=gentle, draws=15, on_event=events.append)
     said = "inputs are ranked by the margin alone"
     assert results.load(tmp_path / "round-001" / "seeds.json", SeedRows).by == "margin"
     assert any(said in line for event in events for line in permanent_lines(event))
@@ -172,13 +205,75 @@ def test_cases_that_hardly_fail_leave_the_margin_and_terminal_and_report_say_so(
     assert "The cases taught no more than the margin, by which inputs are ranked here" in markdown(evidence)
 
 
+def test_where_only_wider_cases_fail_inputs_are_ranked_and_the_level_is_doubted(tmp_path: Path) -> None:
+    events: list[Event] = []
+    gentle = Recipe(severities={"gaussian_noise": uniform(0, 1e-3)})
+    run(tmp_path, recipe=gentle, draws=75, on_event=events.append)
+    said = "the ranking holds, their level does not"
+    assert results.load(tmp_path / "round-001" / "seeds.json", SeedRows).by == "risk map"
+    assert any(said in line for event in events for line in permanent_lines(event))
+    evidence = gather(tmp_path, observers=TINY.observers)
+    for text in (render_page(evidence, TINY.observers), markdown(evidence)):
+        assert text.count(said) == 1
+
+
+# Conditions that a judge rejects
+
+DRAWS = partial(unguided, RecipeDraws(recipe=RECIPE, per_seed=2))
+REJECTED = "their level and the expected failures are not to be believed"
+
+
+@pytest.fixture
+def rejecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge of the first move rejects its draws, those of others accept them."""
+    real, fitted = judging.fit_judge, []
+
+    def fit_judge(*given: Any, **options: Any) -> Any:
+        fitted.append(real(*given, **options) if not fitted else fitted[0])
+        return replace(fitted[0], accepted=float(len(fitted) > 1))
+
+    monkeypatch.setattr(judge_module, "NETWORK_STEPS", 10)
+    monkeypatch.setattr(judging, "fit_judge", fit_judge)
+
+
+@pytest.mark.usefixtures("rejecting")
+def test_a_rejected_recipe_ranks_seeds_and_cases_but_is_not_searched_with(tmp_path: Path) -> None:
+    result = run(tmp_path, moves={"conditions": DRAWS, **TINY.moves}, judge_draws=120)
+    last = result.rounds[-1]
+    assert [(test.move, test.searched) for test in last.tests] == [("conditions", False), ("gradient", True)]
+    assert list(last.moves) == ["gradient"]
+    assert results.load(tmp_path / "round-001" / "seeds.json", SeedRows).by == "risk map"
+    assert result.suite is not None
+    again = map_of(tmp_path, priors=_shares(tmp_path))(model(), result.suite.x)
+    assert torch.allclose(Suite.open(tmp_path / "cases")["risk"], again, atol=1e-6)
+    assert CONDITIONS_UNLIKE_FIELD in {finding.name for finding in record_of(tmp_path).findings}
+
+
+@pytest.mark.usefixtures("rejecting")
+def test_where_nothing_is_searched_risks_are_shown_and_their_level_is_doubted(tmp_path: Path) -> None:
+    events: list[Event] = []
+    result = run(tmp_path, moves={"conditions": DRAWS}, judge_draws=120, on_event=events.append)
+    assert result.rounds[-1].nothing_to_search
+    assert result.suite is None
+    assert sum(REJECTED in line for event in events for line in permanent_lines(event)) == 1
+    assert len(record_of(tmp_path).riskiest) == 12
+    evidence = gather(tmp_path, observers=TINY.observers)
+    for text in (render_page(evidence, TINY.observers), markdown(evidence)):
+        assert text.count(REJECTED) == 1
+        assert "Label a hundred random field inputs" in text
+    before = digest(tmp_path)
+    run(tmp_path, moves={"conditions": DRAWS}, judge_draws=120)  # resumed: no record for the round before the cases
+    assert digest(tmp_path) == before
+
+
 @pytest.mark.slow  # two processes
 def test_workers_and_interruptions_change_no_bit(done, tmp_path: Path) -> None:
     folder, _ = done
     shutil.copytree(folder, tmp_path / "again")
-    for part in ("round-001", "draws/judging"):
+    for part in ("round-001", "draws/wider", "draws/judging"):
         shutil.rmtree(tmp_path / "again" / part)
-    (tmp_path / "again" / "draws" / ".judging.seal").unlink()
+    for name in ("wider", "judging"):
+        (tmp_path / "again" / "draws" / f".{name}.seal").unlink()
     run(tmp_path / "again", engine=pool(2))
     assert digest(tmp_path / "again") == digest(folder)
 
@@ -217,8 +312,8 @@ def test_without_conditions_or_draws_there_is_no_map(tmp_path: Path) -> None:
 def test_seeds_are_drawn_by_the_map_where_it_has_learned(done) -> None:
     folder, _ = done
     assert results.load(folder / "round-001" / "seeds.json", SeedRows).by == "risk map"
-    taught = fit_risk(model(), teaching_cases(folder))
-    untaught = fit_risk(model(), teaching_cases(folder)[:5])
+    taught = map_of(folder)
+    untaught = fit_risk(model(), teaching_cases(folder).cases[:5])
     assert taught.learned
     assert not untaught.learned
     assert risk_score(taught) is taught
@@ -229,7 +324,7 @@ def test_cases_carry_their_risk_for_triage(done) -> None:
     folder, result = done
     assert result.suite is not None
     risk = Suite.open(folder / "cases")["risk"]
-    again = fit_risk(model(), teaching_cases(folder), priors=_shares(folder))(model(), result.suite.x)
+    again = map_of(folder, priors=_shares(folder))(model(), result.suite.x)
     assert torch.allclose(risk, again, atol=1e-6)
 
 
@@ -255,7 +350,7 @@ def _normalised(shares: list[float]) -> list[float]:
 
 
 def test_the_map_is_a_score_for_the_proof(done) -> None:
-    risk, data = fit_risk(model(), teaching_cases(done[0])), field()
+    risk, data = map_of(done[0]), field()
     parts = data.split(profile=0.4, assessment=0.6)
     found = assess_reliability(
         model(),

@@ -23,12 +23,14 @@ from operant.conditions import (
     Severity,
     apply,
     corruption,
+    default_palette,
     fixed,
     half_normal,
     normal,
     operations,
     recipe,
     uniform,
+    wider,
 )
 from operant.conditions._fields import clouds, normals, poisson, uniforms
 from operant.results import load, save
@@ -701,6 +703,53 @@ def test_a_recipe_without_conditions_does_nothing(generator):
     assert [len(v) for v in Recipe(severities={}).limits] == [0, 0]
 
 
+# Wider conditions
+
+
+def test_wider_conditions_leave_those_of_the_recipe_as_they_are(generator):
+    declared = Recipe(
+        severities={"rotation": normal(10), "blur": uniform(0.5, 1.5, absent=0.4), "c/fog": fixed(2)},
+        bounds=(-1.0, 3.0),
+        padding="zeros",
+    )
+    more = wider(declared, (3, 16, 20))
+    assert (more.bounds, more.padding) == (declared.bounds, declared.padding)
+    assert {name: more.severities[name] for name in declared.names} == declared.severities
+    assert wider(more, (3, 16, 20)) == more
+    drawn = dict(zip(more.names, more.draw(20_000, generator=generator).values.T, strict=True))
+    assert stats.kstest(drawn["rotation"].numpy(), stats.truncnorm(-3, 3, 0, 10).cdf).statistic < 0.02
+    assert abs(float((drawn["blur"] == 0).double().mean()) - 0.4) < 0.02
+    assert drawn["c/fog"].unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 20), (3, 16, 20)])
+def test_wider_conditions_are_mostly_absent_and_half_as_strong_as_the_palette(shape, generator):
+    more, palette = wider(Recipe(severities={"rotation": normal(10)}), shape), default_palette(shape)
+    added = [name for name in more.names if name != "rotation"]
+    assert set(added) == set(palette.names) - {"rotation"}
+    assert set(COLOUR).isdisjoint(added) == (shape[0] == 1)
+    drawn = more.draw(20_000, generator=generator)
+    for name, values in zip(drawn.names, drawn.values.T, strict=True):
+        if name in added:
+            widest = palette.severities[name]
+            assert abs(float((values == 0).double().mean()) - 0.85) < 0.015
+            assert 0.5 * widest.low - 1e-6 <= float(values.min()) < float(values.max()) <= 0.5 * widest.high + 1e-6
+    x = images(50, shape)
+    changed = apply(x, drawn[:50])
+    assert bool(((changed >= 0) & (changed <= 1)).all())
+    assert not torch.equal(changed, x)
+
+
+@given(low=st.floats(-5, 5), span=st.floats(0.5, 300), seed=st.integers(0, 2**31))
+@settings(max_examples=10, deadline=None)
+def test_wider_conditions_keep_images_within_the_declared_bounds(low, span, seed):
+    declared = Recipe(severities={"brightness": normal(0.2)}, bounds=(low, low + span))
+    x = (low + span * images(6, (1, 8, 8), dtype=torch.float64, seed=seed)).clamp(*declared.bounds)
+    more = wider(declared, (1, 8, 8))
+    changed = apply(x, more.draw(6, generator=torch.Generator().manual_seed(seed)))
+    assert bool(((changed >= low) & (changed <= low + span)).all())
+
+
 # What is rejected
 
 
@@ -726,6 +775,7 @@ X = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
             lambda: Recipe(severities={"blur": fixed(1)}).log_prob(under("gamma", 0, 2)),
             "of this recipe (blur), got gamma",
         ),
+        (lambda: wider(Recipe(severities={}), (64,)), "shape must be (channels, height, width), got (64,)"),
         (lambda: corruption("rain", 3), "no corruption is named 'rain'; there are gaussian_noise, shot_noise"),
         (lambda: corruption("fog", 6), "c/fog must lie between 0 and 5"),
         (lambda: under("blur", float("nan"), 3), "blur must lie between 0 and 32"),

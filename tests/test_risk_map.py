@@ -17,7 +17,16 @@ from operant.measure import lift
 from operant.model.hashing import content_hash
 from operant.profile import RiskMap, fit_risk
 from operant.profile import risk_map as module_under_test
-from operant.profile._risk_terms import SMOOTHING, Known, Outputs, failing_share, fit_correction, fit_head, folds_of
+from operant.profile._risk_terms import (
+    SMOOTHING,
+    Known,
+    Outputs,
+    disagreeing_share,
+    failing_share,
+    fit_correction,
+    fit_head,
+    folds_of,
+)
 from operant.seeds import risk_of
 
 # A field whose failures are known: the model reads u and ignores v, the labels depend on both ------------------------
@@ -163,14 +172,31 @@ def test_neighbours_are_those_of_scikit_learn(seed: int, k: int, n: int) -> None
         assert float(share[row]) == pytest.approx(float(expected), abs=1e-9)
 
 
-def test_cases_of_the_own_seed_are_no_neighbours() -> None:
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), k=st.integers(1, 9), n=st.integers(30, 80))
+def test_labels_around_are_those_of_scikit_learns_neighbours(seed: int, k: int, n: int) -> None:
+    g = spawn(seed)
+    x, label, weight = torch.randn(n, 2, generator=g), torch.randint(2, (n,), generator=g), torch.rand(n, generator=g)
+    known = known_of(x, label, weight=weight.double() + 0.1)
+    asked = known_of(torch.randn(20, 2, generator=g), torch.zeros(20).long()).outputs
+    share, w = disagreeing_share(known, asked, k=k), known.weight
+    found = NearestNeighbors(n_neighbors=k).fit(known.outputs.features).kneighbors(asked.features)[1]
+    base, extra = (w * known.failed).sum() / w.sum(), SMOOTHING * w.mean()
+    for row, near in enumerate(torch.tensor(found)):
+        other = (label[near] != asked.predicted[row]).double()
+        expected = ((w[near] * other).sum() + extra * base) / (w[near].sum() + extra)
+        assert float(share[row]) == pytest.approx(float(expected), abs=1e-9)
+
+
+@pytest.mark.parametrize("share_of", [failing_share, disagreeing_share])
+def test_cases_of_the_own_seed_are_no_neighbours(share_of: Callable[..., Tensor]) -> None:
     """Three copies per seed with labels by coin: with its own copies an input would know its outcome."""
     g = spawn(0)
     x, coin = torch.randn(600, 2, generator=g), torch.randint(2, (600,), generator=g)
     group = torch.arange(600).repeat(3)
     known = known_of(x.repeat(3, 1), coin.repeat(3), group=group)
-    inside = failing_share(known, known.outputs, k=3)
-    outside = failing_share(known, known.outputs, k=3, group=group)
+    inside = share_of(known, known.outputs, k=3)
+    outside = share_of(known, known.outputs, k=3, group=group)
     failed = known.failed > 0
     assert float(inside[failed].mean()) > float(inside[~failed].mean()) + 0.5
     assert float(outside[failed].mean()) == pytest.approx(float(outside[~failed].mean()), abs=0.15)
@@ -296,6 +322,85 @@ def test_field_labels_correct_cases_of_a_wrong_recipe() -> None:
     assert "1500 labelled field inputs" in str(both)
 
 
+# Wider conditions ----------------------------------------------------------------------------------------------------
+
+
+def wider_cases(n: int = 2000, *, seed: int = 20) -> Suite:
+    """Labels that mostly contradict the model: most of these cases fail, whatever it reads."""
+    x, _, _ = inputs(n, seed)
+    y = (2 * x[:, 0] - 6 * x[:, 1] + torch.randn(n, generator=spawn(seed)) < 0).long()
+    return suite_of(blind(), x, y)
+
+
+def easy_cases(n: int = 3000, *, failing: int = 0, seed: int = 21) -> Suite:
+    """Cases that pass, except for the first few."""
+    x, _, _ = inputs(n, seed)
+    y = blind().predict(x)
+    y[:failing] = 1 - y[:failing]
+    return suite_of(blind(), x, y)
+
+
+def test_without_wider_cases_nothing_changes(risk: RiskMap) -> None:
+    x, _, _ = inputs(300, 22)
+    empty = fit_risk(blind(), cases(), wider=wider_cases()[:0])
+    assert torch.equal(empty(blind(), x), risk(blind(), x))
+    assert empty.cases.wider == risk.cases.wider == 0
+    assert "wider" not in str(empty)
+
+
+def test_probabilities_follow_cases_of_the_recipe_although_wider_cases_fail_far_more_often(risk: RiskMap) -> None:
+    model, more = blind(), wider_cases()
+    assert float((more.prediction != more.label).double().mean()) > 0.5
+    both = fit_risk(model, cases(), wider=more)
+    x, y, _ = inputs(20_000, 23)
+    assert float(both(model, x).mean()) == pytest.approx(float((model.predict(x) != y).double().mean()), abs=0.02)
+    assert both.failing == risk.failing < 0.4
+    assert (both.cases.wider, len(both.cases)) == (2000, 6000)
+    assert not both.findings
+    assert "from 4000 cases and 2000 of wider conditions: " in str(both)
+
+
+@pytest.mark.parametrize("failing", [0, 9])
+def test_where_cases_of_the_recipe_hardly_fail_wider_ones_teach_and_the_level_is_doubted(failing: int) -> None:
+    model = blind()
+    x, y, _ = inputs(6000, 24)
+    failed = model.predict(x) != y
+    x_wider, y_wider, _ = inputs(2000, 25)
+    both = fit_risk(model, easy_cases(failing=failing), wider=suite_of(model, x_wider, y_wider))
+    assert both.learned
+    assert found(both) == {"level of wider conditions"}
+    assert both.failing == pytest.approx(failing / 3000)
+    top = both(model, x).argsort(descending=True)[:600]
+    assert float(failed[top].double().mean()) > 2 * float(failed.double().mean())
+
+
+def test_enough_failures_of_the_recipe_leave_no_doubt_about_the_level() -> None:
+    both = fit_risk(blind(), easy_cases(failing=30), wider=wider_cases())
+    assert both.learned
+    assert not both.findings
+    assert float(both(blind(), inputs(6000, 26)[0]).mean()) == pytest.approx(0.01, abs=0.01)
+
+
+def test_cases_of_one_seed_in_both_suites_are_one_group() -> None:
+    few, more = cases(600, per_seed=3), wider_cases(400)
+    joined = fit_risk(blind(), few, wider=more).cases  # both number their seeds from 0
+    assert int(joined.group.max()) + 1 == 400
+    for seed in (0, 7, 199):
+        assert joined.group[:600][few.seed == seed].unique().tolist() == joined.group[600:][more.seed == seed].tolist()
+
+
+def test_a_map_with_wider_cases_survives_saving_and_another_model(tmp_path: Path) -> None:
+    x, _, _ = inputs(200, 27)
+    both, other = fit_risk(blind(), cases(600), wider=wider_cases(300)), blind(slope=-2.0, bias=0.5)
+    results.save(both, tmp_path / "risk.json")
+    loaded = results.load(tmp_path / "risk.json", RiskMap)
+    assert str(loaded) == str(both)
+    assert loaded.cases.wider == 300
+    assert torch.equal(loaded(blind(), x), both(blind(), x))
+    fresh = fit_risk(other, cases(600), wider=wider_cases(300))
+    assert torch.equal(loaded(other, x), fresh(other, x))
+
+
 # Fallbacks and bad input ---------------------------------------------------------------------------------------------
 
 
@@ -374,6 +479,11 @@ def test_cases_of_one_class_are_reported() -> None:
     assert bool(one(blind(), x).isfinite().all())
 
 
+def of_three_values() -> Suite:
+    seeds, zeros = Samples(torch.zeros(4, 3), torch.zeros(4).long()), torch.zeros(4).long()
+    return Suite.of(seeds.x, seeds=seeds, origin=torch.arange(4), prediction=zeros, method="draws")
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -386,6 +496,10 @@ def test_cases_of_one_class_are_reported() -> None:
         (
             lambda m, c: fit_risk(m, c, taught=Samples(torch.zeros(3, 2), torch.tensor([0, 1, 2]))),
             "below the model's 2",
+        ),
+        (
+            lambda m, c: fit_risk(m, c, wider=of_three_values()),
+            r"wider must have shape \(N, 2\), got \(4, 3\); draw them",
         ),
         (lambda m, c: fit_risk(m, c)(m, torch.full((3, 2), torch.nan)), "NaN"),
         (lambda m, c: fit_risk(m, c)(m, torch.zeros(0, 2)), "at least one row"),

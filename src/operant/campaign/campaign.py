@@ -75,9 +75,9 @@ class Campaign:
         retrainer: how to retrain; any `Retrainer`.
         when_drifted: ``"update"`` the profile or ``"stop"`` when new field inputs differ from earlier ones.
         feedback: whether rounds learn from each other where to search.
-        draws: unselected cases of the field's conditions that teach the risk map, if there are conditions; they come
-            from reserved training inputs, if there are enough. A third as many, from clean inputs, judge every round's
-            model without labels. 0 for none.
+        draws: unselected cases of the field's conditions that teach the risk map, if there are conditions, with half as
+            many of wider conditions; they come from reserved training inputs, if there are enough, and from half of the
+            clean inputs. A third as many, from the other half, judge every round's model without labels. 0 for none.
         seed_chooser: chooses training inputs to search from; any `SeedChooser`.
         case_chooser: chooses operational failures to learn from; any `CaseChooser`.
         engine: runs chunks of work (default: one after the other in this process; see `pool`).
@@ -148,7 +148,7 @@ class Campaign:
         Args:
             model: the initial model; it is not changed.
             train: labelled training data, to search from and to retrain with.
-            clean: labelled data of the same kind that nothing learns from; clean accuracy is measured on it.
+            clean: labelled data of the same kind that no round learns from; clean accuracy is measured on it.
             field: field inputs, labels not needed; or a function from the number of a round to all field inputs that
                 have arrived by then.
             labeller: gives the true labels of field inputs.

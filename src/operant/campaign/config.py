@@ -260,7 +260,7 @@ class GenerateTable(Table):
     mass_quantile: Part = 0.1
     """minimum density quantile of an operational failure among field inputs"""
     draws: Annotated[int, Field(ge=0)] = 3000
-    """unselected cases that teach the risk map, of reserved inputs, if there are conditions; 0 for none"""
+    """unselected cases that teach the risk map, of reserved and clean inputs, if there are conditions; 0 for none"""
 
 
 class RetrainTable(Table):

@@ -54,6 +54,7 @@ PART_OF_FILE = {
     "field": "profile",
     "drift": "profile",
     "teaching": "risk",
+    "wider": "risk",
     "judging": "risk",
     "seeds": "generate",
     "shares": "generate",

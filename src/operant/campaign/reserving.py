@@ -1,15 +1,17 @@
-"""Training inputs that nothing is searched from, so that no retraining learns from cases of theirs."""
+"""Which labelled inputs are searched from, which teach judges and the risk map, and which judge models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from operant.data import Samples
 from operant.model import Finding
 
 RESERVED = 0.25  # largest share of the training inputs that is reserved
 PER_JUDGE_DRAW = 2  # inputs reserved per draw of a judge, so that the field's class shares can be drawn
-MAX_PER_SEED = 3  # cases of the risk map per reserved input; with more, the map ranks inputs less well
+MAX_PER_SEED = 3  # cases of the conditions per input that teaches the risk map; with more, it ranks inputs less well
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,12 +28,20 @@ class TrainingParts:
     search: Samples
     reserved: Samples
 
-    def teaching(self, draws: int) -> tuple[Samples, tuple[Finding, ...]]:
-        """The inputs that cases of the risk map are drawn from, with a finding if they are not the reserved ones."""
-        enough = MAX_PER_SEED * len(self.reserved) >= draws
-        if enough and len(self.reserved.labels.unique()) == len(self.every.labels.unique()):
-            return self.reserved, ()
-        return self.every, (_not_separate(len(self.every)),)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RiskSeeds:
+    """Seeds of the cases that teach a risk map, and of those that judge models; no input is in both.
+
+    Attributes:
+        teaching: reserved training inputs, and half of the clean inputs, by group or id.
+        judging: the other half of the clean inputs; all of them if they cannot be halved.
+        findings: why some of the inputs that teach are searched from, too; empty if none is.
+    """
+
+    teaching: Samples
+    judging: Samples
+    findings: tuple[Finding, ...] = ()
 
 
 def reserve(train: Samples, *, judge_draws: int, draws: int) -> TrainingParts:
@@ -50,6 +60,32 @@ def reserve(train: Samples, *, judge_draws: int, draws: int) -> TrainingParts:
         if len(parts["search"]):  # one group may hold everything
             return TrainingParts(every=train, **parts)
     return TrainingParts(every=train, search=train, reserved=train[:0])
+
+
+def risk_seeds(train: TrainingParts, clean: Samples, *, draws: int) -> RiskSeeds:
+    """The seeds of a risk map's cases.
+
+    A model hardly fails on inputs that it has learned, even under conditions. So half of the clean inputs, which no
+    round learns from, join the reserved training inputs. If one of the halves would be empty or lack a class, only
+    training inputs teach, and all clean inputs judge.
+
+    Args:
+        train: training inputs by role. If too few are reserved for the map, or none of a class, all of them teach.
+        clean: labelled inputs that no round learns from.
+        draws: cases of the conditions that teach.
+    """
+    halves = clean.split(teaching=0.5, judging=0.5)
+    if any(_lacks_class(half, clean.labels) for half in halves.values()):
+        halves = {"teaching": clean[:0], "judging": clean}
+    seeds = Samples.concat([train.reserved, halves["teaching"]])
+    if MAX_PER_SEED * len(seeds) >= draws and not _lacks_class(seeds, train.every.labels):
+        return RiskSeeds(teaching=seeds, judging=halves["judging"])
+    seeds, finding = Samples.concat([train.every, halves["teaching"]]), _not_separate(len(train.every))
+    return RiskSeeds(teaching=seeds, judging=halves["judging"], findings=(finding,))
+
+
+def _lacks_class(inputs: Samples, labels: Tensor) -> bool:
+    return not set(labels.tolist()) <= set(inputs.labels.tolist())
 
 
 def _not_separate(n: int) -> Finding:

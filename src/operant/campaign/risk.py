@@ -1,7 +1,8 @@
-"""The risk map of a campaign, and the unselected cases behind it: some teach the map, others judge models."""
+"""The risk map of a campaign, and the unselected cases behind it: most teach the map, others judge models."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from operant.activity import activity
 from operant.campaign.field import FieldState
-from operant.campaign.reserving import TrainingParts
-from operant.conditions import Recipe
+from operant.campaign.reserving import TrainingParts, risk_seeds
+from operant.conditions import Recipe, wider
 from operant.data import Samples
 from operant.data.class_rows import rows_per_class
 from operant.execution.chunked_fuzzing import ChunkedFuzzing
@@ -19,23 +20,31 @@ from operant.execution.chunks import run_chunks
 from operant.execution.round_state import RoundState
 from operant.execution.run_folder import RUN, finished
 from operant.generate import RecipeDraws
-from operant.model import Classifier
+from operant.model import Classifier, Finding
+from operant.model.hashing import hash_of
 from operant.profile import RiskMap, fit_risk
 from operant.rng import shuffled, spawn
 from operant.suite import Suite
 
-DRAWS, TEACHING, JUDGING = "draws", "teaching", "judging"  # folder of the cases, and the two suites in it
+DRAWS = "draws"  # folder of the cases
+TEACHING, WIDER, JUDGING = SUITES = ("teaching", "wider", "judging")  # in it
 CHUNK = 250  # draws per chunk of work, at least: a draw costs little
-JUDGING_SHARE = 1 / 3  # cases that judge, per case that teaches
+CONDITIONS_UNLIKE_FIELD = "conditions unlike the field"  # finding that the level of risks is not to be believed
+WIDER_SHARE = 1 / 2  # cases of wider conditions, per case of the conditions that teaches
+JUDGING_SHARE = 1 / 3  # cases that judge, per case of the conditions that teaches
 
 
 class CampaignRisk:
     """Unselected cases of the field's conditions, and the risk map that they teach.
 
-    Cases that teach come from reserved training inputs, if these suffice. Nothing is searched from those, so that no
-    retraining learns from their cases; but the initial model has learned from the inputs themselves, and retraining
-    repeats them. Cases that judge models come from clean inputs, so that nothing ever learns from them or from their
-    seeds. Both are drawn in the first round that searches, and kept as suites in ``draws`` with passes and failures: a
+    Cases that teach come from reserved training inputs, if these suffice, and from half of the clean inputs. Nothing
+    is searched from either, so that no retraining learns from their cases. The initial model has learned from the
+    training inputs themselves, and retraining repeats them; no round learns from clean inputs. Half as many cases of
+    `operant.conditions.wider` come from the same seeds: they teach the ranking what the conditions leave unexplained.
+    Cases that judge models come from the other half of the clean inputs, so that neither the map nor a retraining ever
+    learns from them or from their seeds. See `risk_seeds` for what happens if inputs are too few.
+
+    All are drawn once, before seeds are first chosen, and kept as suites in ``draws`` with passes and failures: a
     later model can be run against them.
 
     Attributes:
@@ -44,9 +53,9 @@ class CampaignRisk:
     Args:
         recipe: the conditions.
         train: labelled training inputs by role.
-        clean: labelled inputs that cases that judge are drawn from.
+        clean: labelled inputs that no round learns from.
         state: of the rounds, which knows the model and keeps the cases.
-        draws: number of cases that teach.
+        draws: number of cases of the conditions that teach.
         chunk: seeds per chunk of work.
     """
 
@@ -60,24 +69,31 @@ class CampaignRisk:
         draws: int,
         chunk: int,
     ) -> None:
-        self.recipe, self.train, self.clean, self.state = recipe, train.every, clean, state
-        self.seeds, self.findings = train.teaching(draws)
+        self.recipe, self.train, self.state = recipe, train.every, state
+        self.seeds = risk_seeds(train, clean, draws=draws)
+        self.findings = self.seeds.findings
         self.draws, self.chunk = draws, chunk
         self._suites: dict[str, Suite] = {}
         self._map: tuple[tuple[float, ...], RiskMap] | None = None  # with the class shares that it was fitted with
 
     def teaching(self, field: FieldState) -> Suite:
-        """Cases that the risk map is fitted to."""
-        return self._drawn(TEACHING, self.seeds, self.draws, field)
+        """Cases of the conditions that the risk map is fitted to."""
+        return self._drawn(TEACHING, RecipeDraws(recipe=self.recipe), self.seeds.teaching, self.draws, field)
+
+    def wider(self, field: FieldState) -> Suite:
+        """Cases of wider conditions that teach the map's ranking, from the same seeds."""
+        fuzz = RecipeDraws(recipe=wider(self.recipe, tuple(self.train.shape)), dense=1.0)
+        return self._drawn(WIDER, fuzz, self.seeds.teaching, _part(WIDER_SHARE, self.draws), field)
 
     def judging(self, field: FieldState) -> Suite:
         """Cases that models are judged with."""
-        return self._drawn(JUDGING, self.clean, max(1, round(JUDGING_SHARE * self.draws)), field)
+        n = _part(JUDGING_SHARE, self.draws)
+        return self._drawn(JUDGING, RecipeDraws(recipe=self.recipe), self.seeds.judging, n, field)
 
     @property
     def drawn(self) -> bool:
         """Whether the cases are on disk."""
-        return all(finished(self.state.folder.path / DRAWS / name) for name in (TEACHING, JUDGING))
+        return all(finished(self.state.folder.path / DRAWS / name) for name in SUITES)
 
     def begin(self, field: FieldState) -> RiskMap:
         """Draw all cases, if that is still to be done, and fit the map for the current model."""
@@ -88,23 +104,23 @@ class CampaignRisk:
         """The risk map of a model in the present field; fitted again when either has changed."""
         shares = tuple(field.class_shares(self.train).tolist())
         if self._map is None or self._map[0] != shares:
-            self._map = shares, fit_risk(model, self.teaching(field), priors=shares)
+            self._map = shares, fit_risk(model, self.teaching(field), wider=self.wider(field), priors=shares)
         self._map = shares, self._map[1].for_model(model)
         return self._map[1]
 
-    def _drawn(self, name: str, inputs: Samples, n: int, field: FieldState) -> Suite:
+    def _drawn(self, name: str, fuzz: RecipeDraws, inputs: Samples, n: int, field: FieldState) -> Suite:
         """A suite of draws: computed in chunks and saved, or read."""
         if name not in self._suites:
-            work = partial(self._draw, name, inputs, n, field)
+            work = partial(self._draw, name, fuzz, inputs, n, field)
             self._suites[name] = self.state.folder.suite(f"{DRAWS}/{name}", work)
             self.state.folder.clear(f"{DRAWS}/{name}-chunks")
         return self._suites[name]
 
     @activity("drawing cases from the conditions")
-    def _draw(self, name: str, inputs: Samples, n: int, field: FieldState) -> Suite:
+    def _draw(self, name: str, fuzz: RecipeDraws, inputs: Samples, n: int, field: FieldState) -> Suite:
         state = self.state
         seeds = spread_seeds(inputs, field.class_shares(self.train), n, generator=spawn(state.seed, DRAWS, name))
-        path, fuzz = (state.seed, DRAWS, name), RecipeDraws(recipe=self.recipe)
+        path = (state.seed, DRAWS, name)
         work = ChunkedFuzzing(fuzz=fuzz, model=state.model, seeds=seeds, size=max(self.chunk, CHUNK), path=path)
         state.model.prepare(seeds.x)
         return run_chunks(
@@ -116,6 +132,10 @@ class CampaignRisk:
             engine=state.engine,
             progress=partial(state.report, "risk"),
         )
+
+
+def _part(share: float, draws: int) -> int:
+    return max(1, round(share * draws))
 
 
 def spread_seeds(inputs: Samples, shares: Tensor, n: int, *, generator: torch.Generator) -> Samples:
@@ -132,19 +152,44 @@ def spread_seeds(inputs: Samples, shares: Tensor, n: int, *, generator: torch.Ge
     return inputs[chosen[shuffled(len(chosen), generator)]]
 
 
+def unlike_field() -> Finding:
+    """A judge rejects the conditions: a ranking stands up to that, probabilities do not."""
+    problem = (
+        "a judge tells most draws of the conditions from field inputs, so risks rank inputs, but their level and the "
+        "expected failures are not to be believed"
+    )
+    advice = "Label a hundred random field inputs: the share of them that fail is the level"
+    return Finding(name=CONDITIONS_UNLIKE_FIELD, problem=problem, advice=advice)
+
+
 def with_risk(cases: Suite, model: Classifier, risk: RiskMap | None) -> Suite:
     """The same cases with a column ``risk``: how likely the model is to fail on field inputs like each of them."""
     return cases if risk is None or len(cases) == 0 else cases.with_columns(risk=risk(model, cases.x))
 
 
-def teaching_cases(folder: str | Path) -> Suite:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TeachingCases:
+    """What a risk map is fitted to: cases of the conditions, and of wider ones; None if there are none of these."""
+
+    cases: Suite
+    wider: Suite | None = None
+
+    def digest(self) -> str:
+        """A hash of all cases."""
+        own = self.cases.digest()
+        return own if self.wider is None else hash_of(own.encode(), self.wider.digest().encode())
+
+
+def teaching_cases(folder: str | Path) -> TeachingCases:
     """The cases that teach a risk map: those of a campaign's folder, or a suite itself."""
     place = Path(folder)
-    if (place / RUN).exists():
-        place = place / DRAWS / TEACHING
-        if not finished(place):
-            raise ValueError(
-                f"{folder} has no cases for a risk map: a campaign draws them when it first searches, if there are "
-                "conditions; give a suite of operant.generate.RecipeDraws instead"
-            )
-    return Suite.open(place)
+    if not (place / RUN).exists():
+        return TeachingCases(cases=Suite.open(place))
+    draws = place / DRAWS
+    if not finished(draws / TEACHING):
+        raise ValueError(
+            f"{folder} has no cases for a risk map: a campaign draws them when it first searches, if there are "
+            "conditions; give a suite of operant.generate.RecipeDraws instead"
+        )
+    more = Suite.open(draws / WIDER) if finished(draws / WIDER) else None  # earlier versions drew none
+    return TeachingCases(cases=Suite.open(draws / TEACHING), wider=more)

@@ -20,14 +20,13 @@ from operant.campaign.observers import DescriptionOfField, ObservedRound, observ
 from operant.campaign.observers.field_description import campaign_lines
 from operant.campaign.records import CampaignResult, MoveTest, Round, SearchShares, SeedRows, StopReason, seed_rows
 from operant.campaign.reserving import TrainingParts
-from operant.campaign.risk import CampaignRisk, with_risk
+from operant.campaign.risk import CampaignRisk, unlike_field, with_risk
 from operant.campaign.stopping import latest_assessment, stop_reason, stop_record
-from operant.conditions import Recipe
 from operant.data import Samples
 from operant.execution.round_state import RoundState
 from operant.formatting import at_least, percent
 from operant.generate import OperationalFuzz
-from operant.model import Classifier
+from operant.model import Classifier, Finding
 from operant.profile import FieldDescription, FittedConditions, RiskMap
 from operant.retrain import FinetuneRecord, brier_monitor
 from operant.suite import Suite
@@ -145,15 +144,24 @@ class CampaignRun:
     # Step 2: seeds
 
     def _fit_risk(self) -> RiskMap | None:
-        """The risk map of the current model; None without conditions, or if they do not look like the field's."""
-        if self.risk is None or self._is_rejected(self.risk.recipe, self.judged.tests):
+        """The risk map of the current model; None without conditions. Conditions that a judge rejects still rank."""
+        if self.risk is None:
             return None
-        new = not self.risk.drawn
+        tests, new = self.judged.tests, not self.risk.drawn
         with self.state.timed("risk"):
             found = self.risk.begin(self.field)
-        if new:
-            self.state.report("risk", 1, 1, findings=(*self.risk.findings, *found.findings))
+        doubts = self._risk_doubts(tests)
+        if new or (doubts and all(r.tests != tests for r in self.rounds)):  # another field may be judged otherwise
+            self.state.report("risk", 1, 1, findings=(*self.risk.findings, *found.findings, *doubts))
         return found
+
+    def _risk_doubts(self, tests: Sequence[MoveTest]) -> tuple[Finding, ...]:
+        """A finding if a judge has found that draws of the risk map's conditions do not look like field inputs."""
+        if self.risk is None:
+            return ()
+        dropped = [self.moves[test.move](naturalness=self.field.naturalness) for test in tests if not test.searched]
+        rejected = any(getattr(fuzz, "recipe", None) == self.risk.recipe for fuzz in dropped)
+        return (unlike_field(),) if rejected else ()
 
     @activity("choosing seeds")
     def _choose_seeds(self) -> tuple[Samples, SearchShares]:
@@ -197,11 +205,6 @@ class CampaignRun:
         if new:
             state.report("judge", 1, 1, tests=judged.tests)
         return judged
-
-    def _is_rejected(self, recipe: Recipe, tests: Sequence[MoveTest]) -> bool:
-        """Whether a judge has found that draws of these conditions do not look like field inputs."""
-        dropped = [self.moves[test.move](naturalness=self.field.naturalness) for test in tests if not test.searched]
-        return any(getattr(fuzz, "recipe", None) == recipe for fuzz in dropped)
 
     def _generate(self, seeds: Samples, shares: SearchShares) -> tuple[Suite, Suite]:
         """All failures found around the seeds, and the operational ones among them; none without a usable move."""
@@ -290,14 +293,14 @@ class CampaignRun:
             conditions=self.conditions,
             known=known,
             risk=self._observed_risk(record),
+            risk_doubts=self._risk_doubts(record.tests),
         )
         observe_round(seen, self.options.observers, state)
 
     def _observed_risk(self, record: Round) -> CampaignRisk | None:
-        """The risk map's cases, if they were drawn and come from conditions that look like the field's."""
-        searched = any(r.attempted for r in (*self.rounds, record))
-        usable = self.risk is not None and searched and not self._is_rejected(self.risk.recipe, record.tests)
-        return self.risk if usable else None
+        """The risk map's cases, from the round on that drew them; others only assess."""
+        drew = any(r.number and not r.drift for r in (*self.rounds, record))  # the same on resume
+        return self.risk if self.risk is not None and drew and self.risk.drawn else None
 
     def _described(self) -> dict[str, tuple[str, ...]]:
         """What is estimated without labels of a field that is new in this round, in sentences; it decides nothing."""

@@ -262,10 +262,10 @@ def _read_risk(model: Classifier, folder: Path | None) -> tuple[Score, list[int]
     from operant.campaign.risk import teaching_cases
     from operant.profile import fit_risk
 
-    cases = teaching_cases(folder)
-    found = fit_risk(model, cases)
+    taught = teaching_cases(folder)
+    found = fit_risk(model, taught.cases, wider=taught.wider)
     print_line(str(found))
-    return found, [int(cases.digest()[:12], 16)]
+    return found, [int(taught.digest()[:12], 16)]
 
 
 def _read_history(out: Path, labels: int, seed: int, mark: Sequence[int] = ()) -> tuple[int, list[list[int]]]:

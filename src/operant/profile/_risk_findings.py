@@ -10,6 +10,7 @@ from operant.profile._checks import warning
 from operant.profile._risk_terms import Known
 
 ADVISED_CASES = 3000
+LEVEL_OF_WIDER = "level of wider conditions"  # finding that the level of probabilities is not to be believed
 MIN_OUTCOMES = 10  # seeds with a failing case, and seeds with a passing one, that a fit needs
 
 
@@ -69,4 +70,4 @@ def only_wider() -> Finding:
         f"fewer than {MIN_OUTCOMES} seeds have a failing case, or a passing one, under the recipe itself, so that "
         "probabilities are fitted to cases of wider conditions too; the ranking holds, their level does not"
     )
-    return warning("level of wider conditions", problem, "Draw more cases, from inputs that the model has not learned")
+    return warning(LEVEL_OF_WIDER, problem, "Draw more cases, from inputs that the model has not learned")

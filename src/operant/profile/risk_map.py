@@ -204,8 +204,8 @@ def fit_risk(
     check_not_empty(cases=cases, advice="draw cases with operant.generate.RecipeDraws")
     model.check(Samples(cases.x, cases.label, classes=cases.classes))
     if wider is not None and len(wider):
+        check_row_shape(tuple(cases.x.shape[1:]), wider=wider.x, advice="draw them from the seeds of the other cases")
         model.check(Samples(wider.x, wider.label, classes=wider.classes))
-        check_row_shape(tuple(cases.x.shape[1:]), wider=wider.x, advice="like the other cases")
     return _fitted(model, _gathered(model, cases, wider, priors, taught), k)
 
 

@@ -20,7 +20,7 @@ from operant.campaign.risk import CampaignRisk
 from operant.data import Samples
 from operant.execution.memory import in_batches, with_smaller_batches
 from operant.execution.round_state import RoundState
-from operant.model import Classifier
+from operant.model import Classifier, Finding
 from operant.profile import FittedConditions
 from operant.suite import Suite
 
@@ -51,6 +51,7 @@ class ObservedRound:
         conditions: estimated from the first field inputs; None if they were not.
         known: all labelled inputs of the present field; None if they are not given.
         risk: of the campaign; None if no cases were drawn for it.
+        risk_doubts: why its probabilities are not to be believed, by what judges say of its conditions.
     """
 
     record: Round
@@ -65,6 +66,7 @@ class ObservedRound:
     conditions: FittedConditions | None = None
     known: Samples | None = None
     risk: CampaignRisk | None = None
+    risk_doubts: tuple[Finding, ...] = ()
 
     @property
     def failures(self) -> Suite | None:

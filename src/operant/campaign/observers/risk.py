@@ -22,11 +22,13 @@ from operant.campaign.observers.risk_regions import (
     regions_of,
 )
 from operant.campaign.records import Round
+from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD
 from operant.data.class_texts import class_name
 from operant.formatting import at_most, percent
 from operant.measure import Lift, lift, margin
 from operant.model import Finding
 from operant.profile import RiskMap
+from operant.profile._risk_findings import LEVEL_OF_WIDER
 from operant.profile.describe import packed, unpacked
 from operant.suite.drawing import MAX_SMALL, data_uri, is_picture, shades, shrunk, unit
 
@@ -57,8 +59,8 @@ class RiskOfRound:
         before, after: failure rates of the model before and after the round on cases that judge.
         broken, fixed: cases that judge which only the model after, or only the one before, gets wrong.
         learned: whether the risk map learned more than the margin.
-        findings: what the map had to do without.
-        cases: that teach the map.
+        findings: what the map had to do without, and why its probabilities may be wrong.
+        cases: that teach the map, those of wider conditions included.
         rated: number of field inputs that were rated.
         expected: their mean risk, for the model after the round.
         regions: the riskiest of these inputs and the predicted classes, with the failures expected there.
@@ -89,10 +91,10 @@ class RiskOfRound:
 def _doubts(seen: ObservedRound) -> tuple[Finding, ...]:
     """Why the conditions behind the cases may not be those of the present field."""
     if not seen.field.changed:
-        return ()
+        return seen.risk_doubts
     problem = "the field has changed, and cases are still drawn from the conditions of the earlier one"
     advice = "Start a new folder with the present field data"
-    return (Finding(name="conditions of an earlier field", problem=problem, advice=advice),)
+    return (*seen.risk_doubts, Finding(name="conditions of an earlier field", problem=problem, advice=advice))
 
 
 class RiskOfField:
@@ -131,6 +133,7 @@ class RiskOfField:
         if not records:
             return None
         newest = records[max(records)]
+        level, others = _by_level(newest.findings)
         table = region_table(newest.regions, newest.failures, classes)
         values: dict[str, Any] = {
             "learned": newest.learned,
@@ -143,10 +146,11 @@ class RiskOfField:
             "check": describe_lift(newest),
             "lift_rows": _lift_rows(newest.lift),
             "rates": [_rate_row(number, records[number], rounds) for number in sorted(records)],
-            "findings": [[f.name, f.problem, f.advice] for f in newest.findings],
+            "findings": [[f.name, f.problem, f.advice] for f in others],
         }
         title = "Where inputs are likely to fail"
-        summary = f"{_concentration(newest, classes)} {values['check']}"
+        doubts = [f"{f.problem[0].upper()}{f.problem[1:]}. {f.advice}." for f in level]
+        summary = " ".join([_concentration(newest, classes), values["check"], *doubts])
         lines = tuple(f"{one['name']}: predicted {one['prediction']}, risk {one['risk']}" for one in values["inputs"])
         return Section(
             name=self.name,
@@ -231,6 +235,12 @@ def _concentration(record: RiskOfRound, classes: Sequence[str]) -> str:
         f"{record.rated} field inputs fail; the {region_name(top, classes)} of the inputs hold "
         f"{percent(top.expected, 2)} of these failures, and the largest shares are {', '.join(parts)}."
     )
+
+
+def _by_level(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Why the expected failures are not to be believed, which belongs beside them, and all other findings."""
+    level = [f for f in findings if f.name in (CONDITIONS_UNLIKE_FIELD, LEVEL_OF_WIDER)]
+    return level, [f for f in findings if f not in level]
 
 
 def _inputs(record: RiskOfRound, classes: Sequence[str]) -> list[dict[str, Any]]:
