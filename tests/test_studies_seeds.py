@@ -12,14 +12,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from operant import Samples, results, spawn
+from operant import Classifier, Samples, Suite, results, spawn
 from operant.assess.estimators import estimate
 from operant.cli import app
 from operant.conditions import Recipe
+from operant.profile import Priors, RiskMap, fit_risk
 from operant.seeds import draw
+from operant_studies.seeds import risk as risk_module
 from operant_studies.seeds.claims import ten_times
 from operant_studies.seeds.outcome import ArmResult, SeedsOutcome, ratio_of_rmse
-from operant_studies.seeds.risk import find_priors, make_user_inputs, rate_pool
+from operant_studies.seeds.risk import FEW, find_priors, make_user_inputs, rate_pool
 from operant_studies.seeds.settings import RISK_MAP, SETUPS, SeedsSources, setting_of
 from operant_studies.seeds.setups import make_setup, zipf_rows
 from operant_studies.seeds.trials import (
@@ -304,6 +306,25 @@ def test_without_conditions_the_seeds_themselves_are_the_cases() -> None:
     assert risk.values.shape == (len(setup.pool),)
     assert 0 <= risk.distance <= 1
     assert torch.equal(rate(generator=spawn(1)).values, risk.values)
+
+
+def test_cases_of_wider_conditions_come_from_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Suite, Suite]] = []
+
+    def fit(model: Classifier, cases: Suite, *, wider: Suite, priors: Priors) -> RiskMap:
+        seen.append((cases, wider))
+        return fit_risk(model, cases, wider=wider, priors=priors)
+
+    monkeypatch.setattr(risk_module, "fit_risk", fit)
+    sources = SeedsSources(setting_of("smoke"), None)
+    model, setup = sources.network("plain"), make_setup("usps-pool", sources, 0)
+    inputs = make_user_inputs("usps-pool", sources, setup, 0)
+    priors = find_priors(model, inputs, None, generator=spawn(0))
+    rate_pool(model, setup, inputs, FEW, priors, cases=200, generator=spawn(1))
+    ((cases, wider),) = seen
+    assert (len(cases), len(wider)) == (200, 100)
+    assert not bool(torch.isin(wider.seed, cases.seed).any())
+    assert set(cases.columns) < set(wider.columns)
 
 
 def tried(found: list[float], errors: list[float]) -> ArmResult:

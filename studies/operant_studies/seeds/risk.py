@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from operant.campaign.risk import spread_seeds
-from operant.conditions import Recipe, normal, uniform
+from operant.conditions import Recipe, normal, uniform, wider
 from operant.data import Samples
 from operant.generate import RecipeDraws
 from operant.generate.engine import judge
@@ -22,6 +22,7 @@ from operant_studies.seeds.setups import SeedsSetup, in_field, zipf_rows
 MADE = {"zipf-field": "unlabelled", "zipf-pool": "field"}  # fields made of training images, and their random stream
 FEW = Recipe(severities={"rotation": normal(20), "blur": uniform(0, 2), "shift_x": normal(0.2)})  # for quick fits
 RESAMPLES = 40  # of class shares; their intervals are not used
+WIDER = 0.5  # cases of wider conditions, per case of the recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +96,13 @@ def rate_pool(
     cases: int,
     generator: torch.Generator,
 ) -> PoolRisk:
-    """Draw cases, fit the map to them, and rate the pool."""
+    """Draw cases of the recipe, then of wider conditions from other seeds, fit the map to them, and rate the pool."""
     shares = torch.tensor(priors.values, dtype=torch.float64)
     seeds = spread_seeds(inputs.seeds, shares, cases, generator=generator)
-    risk = fit_risk(model, _drawn(model, recipe, seeds, generator=generator), priors=priors)
+    drawn = _drawn(model, recipe, seeds, generator=generator)
+    others = spread_seeds(_without(inputs.seeds, seeds), shares, wider_of(cases), generator=generator)
+    draws = RecipeDraws(recipe=wider(recipe, tuple(others.shape)), dense=1.0)
+    risk = fit_risk(model, drawn, wider=draws(model, others, generator=generator), priors=priors)
     return PoolRisk(
         failing=risk.failing,
         distance=float((shares - _true_shares(setup, len(shares))).abs().sum() / 2),
@@ -108,11 +112,22 @@ def rate_pool(
     )
 
 
+def wider_of(cases: int) -> int:
+    """The number of cases of wider conditions."""
+    return round(WIDER * cases)
+
+
 def _drawn(model: Classifier, recipe: Recipe, seeds: Samples, *, generator: torch.Generator) -> Suite:
     """One case per seed; the seeds themselves if the recipe has no condition."""
     if not recipe.names:
         return judge(model, seeds, seeds.x, method="draws")
     return RecipeDraws(recipe=recipe)(model, seeds, generator=generator)
+
+
+def _without(inputs: Samples, used: Samples) -> Samples:
+    """The other inputs; all of them if none would be left, as in quick runs."""
+    unused = ~torch.isin(inputs.ids, used.ids)
+    return inputs[unused.nonzero().flatten()] if bool(unused.any()) else inputs
 
 
 def _true_shares(setup: SeedsSetup, classes: int) -> Tensor:

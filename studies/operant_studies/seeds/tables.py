@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from operant_studies.seeds.outcome import ArmResult, MapResult, SeedsOutcome, ratio_of_rmse
+from operant_studies.seeds.risk import wider_of
 from operant_studies.seeds.settings import RISK_MAP, SETUPS
 from operant_studies.seeds.trials import BY_MAP, DEFAULT, DESIGNS, ONCE, OPERATIONAL, SIMPLE, DrawArm, deepest, top
 from operant_studies.seeds.weighting import CHOSEN, PoolWeightings
@@ -139,19 +140,20 @@ def risk_maps(outcomes: Sequence[SeedsOutcome]) -> str:
     """What the risk maps knew, expected and found."""
     columns = ["set-up", "seed", "estimated conditions", "unexplained", "classes", "cases that fail, %"]
     columns += ["pmi by the map, %", "pmi, %", "finds / simple", "less the margin's"]
+    cases = outcomes[0].setting.cases
     text = f"""## What the risk map knows
 
 The risk map needs no label of the field. From unlabelled field inputs come the conditions, with the *unexplained* share
 of the difference from training images, and the class shares; *classes* is their total variation distance from the true
-ones. {outcomes[0].setting.cases} training images under these conditions, half by the estimated class shares and half
-evenly, teach the map; *cases that fail* are weighted by the class shares. *pmi by the map* is the mean of its values
-over the pool, weighted by mass, beside the pool's true pmi. Draws need values in the right proportions, not of the
-right size.
+ones. {cases} training images under these conditions, half by the estimated class shares and half evenly, teach the map,
+and so do {wider_of(cases)} others under wider conditions, which teach the ranking but not the probabilities.
+*Cases that fail* are of the estimated conditions alone, weighted by the class shares. *pmi by the map* is the mean of
+its values over the pool, weighted by mass, beside the pool's true pmi. Draws need values in the right proportions, not
+of the right size.
 
 All other sections use the map of the first seed. Maps of other seeds come from other field inputs (in the USPS field
 pool the same ones), other training images and other cases; *finds / simple* is what the default by the risk map finds
-with each, on the same pool, and *less the margin's* the difference from the default. These maps were added after the
-results of the first had been seen, and decide no verdict.
+with each, on the same pool, and *less the margin's* the difference from the default. These maps decide no verdict.
 
 """
     return text + table(columns, [_map_row(o, one) for o in outcomes for one in o.maps])
@@ -254,13 +256,14 @@ def method(outcomes: Sequence[SeedsOutcome]) -> str:
   while estimates still use the mass. Grid: {len(DESIGNS)} designs, {len(s.scores)} scores, b of
   {", ".join(f"{b:g}" for b in s.powers)}, ε of {", ".join(f"{e:g}" for e in s.defensives)}.
 - Risk map: `fit_conditions` and `estimate_priors` by default settings on unlabelled field inputs, then {s.cases}
-  `RecipeDraws`, then `fit_risk`. The field inputs are those of the profile; for the Zipf field pool {s.field} other
+  `RecipeDraws` of these conditions and {wider_of(s.cases)} of `operant.conditions.wider`, from other training images,
+  then `fit_risk`. The field inputs are those of the profile; for the Zipf field pool {s.field} other
   field inputs, made of training images; for the USPS field pool the pool itself, without its labels, because there is
   no other USPS. The {s.clean} training images for the conditions, the {s.labelled} labelled inputs for the class
   shares, the seeds of cases and the images of a made field are disjoint. The labelled inputs are test images for the
   USPS field pool; the other pools are made of test images, so there they are training images, on which the networks err
-  less than on new inputs. The definition of the map was chosen earlier on the same kinds of field (MNIST by Zipf's law
-  under conditions, USPS), with other networks and other seeds, so these fields are not new to it.
+  less than on new inputs. The definition of the map was chosen with other networks and other seeds, on MNIST by Zipf's
+  law under conditions, USPS and Tiny ImageNet; so its kinds of field, and the images of USPS, are not new to it.
 - Estimates: Hansen-Hurwitz (pps), Horvitz-Thompson (poisson), Rao-Hartley-Cochran (rhc), LURE (sequential), by stratum
   (stratified, four strata). Simple random sampling: equal chances without replacement. DeepEST-like: ε = 0, equal mass,
   estimated by LURE; it never draws inputs of risk 0.
