@@ -508,3 +508,74 @@ def of_three_values() -> Suite:
 def test_bad_input_is_refused(call: Callable[[Classifier, Suite], object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         call(blind(), cases(600))
+
+
+# Groups, many classes, large heads
+
+
+def test_cases_of_one_group_of_seeds_are_neither_neighbours_nor_in_two_folds() -> None:
+    suite = cases()
+    seeds = Samples(suite.x, suite.label, suite.seed, groups=tuple(str(i % 40) for i in range(len(suite))))
+    table = fit_risk(blind(), suite, seeds=seeds).cases
+    assert len(table.group.unique()) == 40
+    for of in seeds.units.unique()[:5]:
+        assert len(table.group[seeds.units == of].unique()) == 1
+    with pytest.raises(ValueError, match="every input that cases were drawn from"):
+        fit_risk(blind(), suite, seeds=seeds[:-1])
+
+
+def test_groups_of_like_seeds_do_not_make_the_map_too_sure() -> None:
+    """Ten copies of each seed, nearly equal: out of fold the map must not learn from the copies."""
+    x, y, _ = inputs(300, 21)
+    copies = (x.repeat_interleave(10, 0) + 1e-4 * torch.randn(3000, *x.shape[1:], generator=spawn(3))).clamp(-10, 10)
+    grouped = Samples(copies, y.repeat_interleave(10), groups=tuple(str(i // 10) for i in range(3000)))
+    model = blind()
+    suite = Suite.of(copies, seeds=grouped, origin=torch.arange(3000), prediction=model.predict(copies), method="m")
+    fresh, labels, _ = inputs(4000, 22)
+    failed = (model.predict(fresh) != labels).double()
+    brier = [
+        float((fit_risk(model, suite, seeds=seeds)(model, fresh) - failed).square().mean()) for seeds in (grouped, None)
+    ]
+    assert brier[0] < brier[1]
+
+
+def test_a_head_that_is_too_large_is_left_out_everywhere_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = cases()
+    known = fit_risk(blind(), suite)
+    full = known.features.numel() * known.logits.shape[1]
+    monkeypatch.setattr("operant.profile._risk_terms.MAX_HEAD", int(0.9 * full))  # folds alone would be small enough
+    found = fit_risk(blind(), suite)
+    assert "no second head" in [finding.name for finding in found.findings]
+    assert float(found.coefficients[2]) == pytest.approx(0, abs=1e-9)
+    fresh, labels, _ = inputs(4000, 23)
+    failed = (blind().predict(fresh) != labels).double()
+    assert float(found(blind(), fresh).mean()) == pytest.approx(float(failed.mean()), abs=0.04)
+
+
+def test_with_many_classes_probabilities_hold_out_of_fold() -> None:
+    """One bias per class is easily fitted to the cases themselves; then risks would be too sure."""
+    classes, n = 200, 3000
+    generator = spawn(5)
+    centres = torch.randn(classes, 16, generator=generator)
+    linear = nn.Linear(16, classes)
+    with torch.no_grad():
+        linear.weight.copy_(centres)
+        linear.bias.copy_(-centres.square().sum(1) / 2)
+    model = Classifier(linear, bounds=(-20, 20))
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        y = torch.randint(classes, (count,), generator=generator)
+        return (centres[y] + 1.1 * torch.randn(count, 16, generator=generator)).clamp(-20, 20), y
+
+    x, y = draw(n)
+    suite = Suite.of(x, seeds=Samples(x, y), origin=torch.arange(n), prediction=model.predict(x), method="m")
+    risk = fit_risk(model, suite)
+    fresh, labels = draw(6000)
+    values, failed = risk(model, fresh), (model.predict(fresh) != labels).double()
+    for rows in (values > values.quantile(0.8), values < values.quantile(0.3)):
+        assert float(values[rows].mean()) == pytest.approx(float(failed[rows].mean()), abs=0.05)
+
+
+def test_calibration_does_not_speak_of_wider_cases_where_there_are_none() -> None:
+    found = fit_risk(blind(), cases(), priors=[1.0, 0.0])
+    assert "level of wider conditions" not in [finding.name for finding in found.findings]

@@ -64,6 +64,11 @@ def one_outcome(known: Known, mass: Tensor) -> Finding | None:
     return warning("too few failures or passes", problem, advice)
 
 
+def no_second_head() -> tuple[Finding, ...]:
+    problem = "there are too many cases, features and classes to train a second last layer in minutes; it is left out"
+    return (warning("no second head", problem, "Draw fewer cases, if this term matters to you"),)
+
+
 def only_wider() -> Finding:
     """Nearly all cases of the recipe itself have one outcome."""
     problem = (

@@ -1,6 +1,6 @@
 """What a risk map knows about an input: five log odds of failing, each learned from cases."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,10 +74,11 @@ def failing_share(known: Known, asked: Outputs, *, k: int, group: Tensor | None 
         group: of each input; cases of its own group are no neighbours. None: all cases are.
     """
     share, failed = torch.empty(len(asked), dtype=torch.float64), known.failed
-    for c in asked.predicted.unique():
-        rows = (asked.predicted == c).nonzero().flatten()
-        pool = (known.outputs.predicted == c).nonzero().flatten()
-        pool = pool if len(pool) >= k else torch.arange(len(known))
+    common = known.outputs.predicted.bincount(minlength=known.outputs.logits.shape[1]) >= k
+    own = torch.where(common[asked.predicted], asked.predicted, -1)  # -1: neighbours of all classes
+    for c in own.unique():
+        rows = (own == c).nonzero().flatten()
+        pool = torch.arange(len(known)) if c < 0 else (known.outputs.predicted == c).nonzero().flatten()
         w, f = known.weight[pool], failed[pool]
         base, extra = float((w * f).sum() / w.sum()), SMOOTHING * float(w.mean())
         for some, near, weight in _nearest(known, asked, rows, pool, k, group):
@@ -159,6 +160,20 @@ class Head:
         return log_odds_of_failing(outputs.features @ self.weight + self.bias, outputs.predicted)
 
 
+def head_fitter(known: Known) -> tuple[Callable[[Known], Head], bool]:
+    """How second heads are made, the same way for all folds, and whether they are left out."""
+    too_large = known.outputs.features.numel() * known.outputs.logits.shape[1] > MAX_HEAD
+    return (_no_head if too_large else fit_head), too_large
+
+
+def _no_head(known: Known) -> Head:
+    """One that prefers no class, so that its log odds are the same for every input."""
+    features, classes = known.outputs.features.shape[1], known.outputs.logits.shape[1]
+    return Head(
+        weight=torch.zeros(features, classes, dtype=torch.float64), bias=torch.zeros(classes, dtype=torch.float64)
+    )
+
+
 def fit_head(known: Known) -> Head:
     """A linear classifier of the features, trained on the labels of the cases.
 
@@ -172,8 +187,8 @@ def fit_head(known: Known) -> Head:
     scale = torch.where(scale > 0, scale, 1.0)
     weights = (known.weight / known.weight.mean()).numpy()
     weight, bias = torch.zeros(classes, x.shape[1], dtype=x.dtype), torch.full((classes,), -1e3, dtype=x.dtype)
-    if len(known.label.unique()) < 2 or x.numel() * classes > MAX_HEAD:
-        return Head(weight=weight.T.contiguous(), bias=torch.zeros_like(bias))
+    if len(known.label.unique()) < 2:
+        return _no_head(known)
     fitted = LogisticRegression(C=HEAD_PENALTY, max_iter=300, tol=1e-3)
     fitted.fit(((x - centre) / scale).numpy(), known.label.numpy(), sample_weight=weights)
     coefficients, intercept = torch.tensor(fitted.coef_), torch.tensor(fitted.intercept_)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,15 @@ from operant.data import Samples
 from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.model.hashing import content_hash
-from operant.profile._risk_findings import few_cases, lacking_classes, missing_layer, one_outcome, only_wider
+from operant.profile._risk_cases import RiskCases, gather
+from operant.profile._risk_findings import (
+    few_cases,
+    lacking_classes,
+    missing_layer,
+    no_second_head,
+    one_outcome,
+    only_wider,
+)
 from operant.profile._risk_terms import (
     Correction,
     Head,
@@ -23,11 +31,11 @@ from operant.profile._risk_terms import (
     disagreeing_share,
     failing_share,
     fit_correction,
-    fit_head,
     folds_of,
+    head_fitter,
     margin_log_odds,
 )
-from operant.profile.priors import Priors, shares_of
+from operant.profile.priors import Priors
 from operant.suite import Suite
 from operant.validation import check_at_least, check_finite, check_not_empty, check_row_shape
 
@@ -37,37 +45,10 @@ FOLDS = 5
 PENALTY = 1.0  # scikit-learn's C of the combination
 PLATT_PENALTY = 1e4
 RISKIEST = 0.05
-TAUGHT_WEIGHT = 5.0  # of a labelled field input, in cases
-SMALL, SMALLEST = 0.4, 0.02  # of an even class share: below the first, a class counts less; at least the second
 ROWS = 8192  # inputs that are rated together
 PROBES = 32  # cases whose logits tell models apart that have equal weights, or none
 PROBE_SLACK = 1e-4  # by which these logits may differ between devices, if the weights are equal
 EDGE = 1e-4  # no probability is nearer to 0 or to 1
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RiskCases:
-    """What a risk map is fitted to, whatever the model: cases, cases of wider conditions, labelled field inputs.
-
-    Attributes:
-        group: inputs of the same seed share a number.
-        weight: in the ranking, 1 on average over all cases; see `fit_risk` for classes that are rare in the field.
-        mass: in the calibration, by the priors as they were given; 0 for cases of wider conditions.
-        wider, taught: numbers of cases of wider conditions, and of labelled field inputs, which are the last rows.
-        classes: the name of each class; empty if they have only numbers.
-    """
-
-    x: Tensor = field(repr=False)
-    label: Tensor = field(repr=False)
-    group: Tensor = field(repr=False)
-    weight: Tensor = field(repr=False)
-    mass: Tensor = field(repr=False)
-    wider: int
-    taught: int
-    classes: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.label)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,8 +103,7 @@ class RiskMap:
         return self.coefficients.numel() > 0
 
     def __str__(self) -> str:
-        wider, taught = self.cases.wider, self.cases.taught
-        n = len(self.cases) - wider - taught
+        n, wider, taught = self.cases.own, self.cases.wider, self.cases.taught
         more = [f"{wider} of wider conditions"] if wider else []
         more += [f"{taught} labelled field inputs"] if taught else []
         first = f"Risk map from {' and '.join([f'{n} cases', *more])}: {percent(self.failing)} of the cases fail."
@@ -143,7 +123,7 @@ class RiskMap:
         if not self.learned:
             return margin_log_odds(asked).sigmoid().clamp(EDGE, 1 - EDGE)
         known = _known(self.cases, Outputs(logits=self.logits.double(), features=self.features.double()))
-        terms = _terms(known, asked, self.head.log_odds(asked), self.correction, k=self.k)
+        terms = _terms(known, asked, self.head.log_odds(asked), self.correction.log_odds(asked), k=self.k)
         slope, offset = self.calibration
         log_odds = _design((terms - self.centre) / self.scale) @ self.coefficients
         return (slope * log_odds + offset).sigmoid().clamp(EDGE, 1 - EDGE)
@@ -157,6 +137,7 @@ def fit_risk(
     wider: Suite | None = None,
     priors: Priors | Sequence[float] | None = None,
     taught: Samples | None = None,
+    seeds: Samples | None = None,
     k: int = NEIGHBOURS,
 ) -> RiskMap:
     """Learn from cases that pass and cases that fail how likely any input is to fail; no field label is needed.
@@ -166,7 +147,7 @@ def fit_risk(
     Terms, all log odds of failing: the share of failing cases among the k nearest in the model's penultimate features
     with the same prediction; the share of the k nearest of all cases with another label than is predicted; a second
     last layer, trained on the cases; the model's confidence, corrected by a temperature and one bias per class that are
-    fitted to the cases; the model's margin. For cases the first three leave out all cases of the same seed or fold. β
+    fitted to the cases; the model's margin. For cases the first four leave out all cases of the same seed or fold. β
     is a logistic regression, a and b (Platt) are fitted out of fold.
 
     Estimated priors can be wrong for a class, and one that is much too small would make every prediction of that class
@@ -193,6 +174,8 @@ def fit_risk(
         priors: of the classes in the field; cases are weighted by them. None: the cases already have the field's
             class shares.
         taught: labelled field inputs, if there are any. Each counts as much as five cases.
+        seeds: the inputs that cases were drawn from, if they have groups: cases of one group depend on each other, so
+            they are no neighbours of each other and stay in one fold. None: cases of different seeds are independent.
         k: neighbours.
 
     References:
@@ -206,65 +189,7 @@ def fit_risk(
     if wider is not None and len(wider):
         check_row_shape(tuple(cases.x.shape[1:]), wider=wider.x, advice="draw them from the seeds of the other cases")
         model.check(Samples(wider.x, wider.label, classes=wider.classes))
-    return _fitted(model, _gathered(model, cases, wider, priors, taught), k)
-
-
-# Gathering ------------------------------------------------------------------------------------------------------------
-
-
-def _gathered(
-    model: Classifier,
-    cases: Suite,
-    wider: Suite | None,
-    priors: Priors | Sequence[float] | None,
-    taught: Samples | None,
-) -> RiskCases:
-    """Cases and labelled field inputs in one table."""
-    suites = [cases, *([wider] if wider is not None and len(wider) else [])]
-    x, label, seed = (torch.cat([getattr(s, name) for s in suites]) for name in ("x", "label", "seed"))
-    mass = torch.zeros(len(label), dtype=torch.float64)
-    values = None if priors is None else shares_of(priors)
-    classes = model.classes(cases.x)
-    mass[: len(cases)] = _by_shares(cases.label, values, classes)
-    weight = _by_shares(label, None if values is None else _believed(values), classes)
-    _, group = seed.unique(return_inverse=True)
-    n = 0 if taught is None else len(taught)
-    if taught is not None and n:
-        model.check(taught)
-        if taught.shape != x.shape[1:]:
-            shapes = f"{tuple(taught.shape)} and {tuple(x.shape[1:])}"
-            raise ValueError(f"labelled field inputs and cases must have one shape, got {shapes}; resize them")
-        x, label = torch.cat([x, taught.x.cpu().to(x)]), torch.cat([label, taught.labels.cpu()])
-        group = torch.cat([group, int(group.max()) + 1 + torch.arange(n)])
-        weight, mass = (torch.cat([w, torch.full((n,), TAUGHT_WEIGHT, dtype=w.dtype)]) for w in (weight, mass))
-    return RiskCases(
-        x=x,
-        label=label,
-        group=group,
-        weight=weight,
-        mass=mass,
-        wider=sum(len(s) for s in suites[1:]),
-        taught=n,
-        classes=cases.classes,
-    )
-
-
-def _by_shares(label: Tensor, shares: Tensor | None, classes: int) -> Tensor:
-    """Weights, 1 on average, that give the classes these shares; all 1 without shares."""
-    if shares is None:
-        return torch.ones(len(label), dtype=torch.float64)
-    if len(shares) != classes:
-        raise ValueError(f"priors must have one value for each of the model's {classes} classes, got {len(shares)}")
-    weight = (shares / (label.bincount(minlength=classes).double() / len(label)))[label]
-    if not bool((weight > 0).any()):
-        raise ValueError("no case has a class with a positive prior; draw cases of the classes that occur in the field")
-    return weight / weight.mean()
-
-
-def _believed(priors: Tensor) -> Tensor:
-    """(2) of `fit_risk`: no class counts less than an even share, unless its prior is far below that."""
-    ratio = priors * len(priors)
-    return torch.maximum(ratio, (ratio / SMALL).clamp(max=1).square()).clamp_min(SMALLEST) / len(priors)
+    return _fitted(model, gather(model, cases, wider=wider, priors=priors, taught=taught, seeds=seeds), k)
 
 
 # Fitting --------------------------------------------------------------------------------------------------------------
@@ -274,17 +199,17 @@ def _fitted(model: Classifier, cases: RiskCases, k: int) -> RiskMap:
     outputs, tapped = _outputs(model, cases.x)
     check_finite(logits=outputs.logits, features=outputs.features, advice="examine the model with model.doctor")
     known = _known(cases, outputs)
-    n = len(cases) - cases.taught
-    mass, doubts = _calibrating(known, cases.mass)
-    findings = (*missing_layer(tapped), *few_cases(n), *lacking_classes(known, cases.classes, k), *doubts)
-    correction, head = fit_correction(known), fit_head(known)
-    w, failed = cases.mass[:n], known.failed[:n]
+    to_head, no_head = head_fitter(known)
+    mass, doubts = _calibrating(known, cases)
+    findings = (*missing_layer(tapped), *few_cases(cases.own), *lacking_classes(known, cases.classes, k), *doubts)
+    findings = (*findings, *(no_second_head() if no_head else ()))
     empty = torch.empty(0, dtype=torch.float64)
     learned: dict[str, Any] = {"coefficients": empty, "centre": empty, "scale": empty, "lift": float("nan")}
     if problem := one_outcome(known, mass):
         findings = (*findings, problem)
     else:
-        learned = _combined(known, mass, correction, k)
+        learned = _combined(known, mass, to_head, k)
+    w, failed = cases.mass[: cases.own], known.failed[: cases.own]
     return RiskMap(
         cases=cases,
         k=k,
@@ -294,30 +219,33 @@ def _fitted(model: Classifier, cases: RiskCases, k: int) -> RiskMap:
         logits=outputs.logits.float(),
         model=content_hash(model),
         probed=_probed(model, cases),
-        correction=correction,
-        head=head,
+        correction=fit_correction(known),
+        head=to_head(known),
         **learned,
     )
 
 
-def _calibrating(known: Known, mass: Tensor) -> tuple[Tensor, tuple[Finding, ...]]:
-    """What probabilities are fitted to: the cases of the recipe or, if nearly all of them pass or fail, all cases."""
-    if one_outcome(known, mass) is None or one_outcome(known, known.weight) is not None:
-        return mass, ()
-    return known.weight, (only_wider(),)
+def _calibrating(known: Known, cases: RiskCases) -> tuple[Tensor, tuple[Finding, ...]]:
+    """What probabilities are fitted to: cases of the recipe or, if nearly all of them pass or fail, wider ones too."""
+    mass, wider = cases.mass.clone(), slice(cases.own, cases.own + cases.wider)
+    mass[wider] = known.weight[wider]
+    if not cases.wider or one_outcome(known, cases.mass) is None or one_outcome(known, mass) is not None:
+        return cases.mass, ()
+    return mass, (only_wider(),)
 
 
-def _combined(known: Known, mass: Tensor, correction: Correction, k: int) -> dict[str, Any]:
+def _combined(known: Known, mass: Tensor, to_head: Callable[[Known], Head], k: int) -> dict[str, Any]:
     """The coefficients of (1), their calibration out of fold, and the lift that they reach there."""
     folds = folds_of(known, FOLDS)
-    second = torch.empty(len(known), dtype=torch.float64)
+    second, corrected, log_odds = torch.empty(3, len(known), dtype=torch.float64)
     for fold in range(FOLDS):
-        second[folds == fold] = fit_head(known[folds != fold]).log_odds(known.outputs[folds == fold])
-    terms = _terms(known, known.outputs, second, correction, k=k, group=known.group)
+        here, rest = folds == fold, known[folds != fold]
+        second[here] = to_head(rest).log_odds(known.outputs[here])
+        corrected[here] = fit_correction(rest).log_odds(known.outputs[here])
+    terms = _terms(known, known.outputs, second, corrected, k=k, group=known.group)
     scale, centre = torch.std_mean(terms, 0)
     scale = torch.where(scale > 0, scale, 1.0)
     design = _design((terms - centre) / scale)
-    log_odds = torch.empty(len(known), dtype=torch.float64)
     for fold in range(FOLDS):
         here = folds == fold
         log_odds[here] = design[here] @ _regression(design[~here], known.failed[~here], known.weight[~here])
@@ -333,11 +261,11 @@ def _combined(known: Known, mass: Tensor, correction: Correction, k: int) -> dic
 
 
 def _terms(
-    known: Known, asked: Outputs, second: Tensor, correction: Correction, *, k: int, group: Tensor | None = None
+    known: Known, asked: Outputs, second: Tensor, corrected: Tensor, *, k: int, group: Tensor | None = None
 ) -> Tensor:
     """The terms of (1), ``(N, 5)``, in the order of `TERMS`; cases of an input's own group are no neighbours."""
     shares = [find(known, asked, k=k, group=group).logit(EDGE) for find in (failing_share, disagreeing_share)]
-    return torch.stack([*shares, second, correction.log_odds(asked), margin_log_odds(asked)], 1)
+    return torch.stack([*shares, second, corrected, margin_log_odds(asked)], 1)
 
 
 def _design(terms: Tensor) -> Tensor:
@@ -358,7 +286,7 @@ def _lift(log_odds: Tensor, failed: Tensor, mass: Tensor) -> float:
     """Failure rate of the riskiest 5 % of the mass, divided by that of all."""
     order = log_odds.argsort(descending=True)
     w, failed = mass[order], failed[order]
-    top = w.cumsum(0) <= RISKIEST * w.sum()
+    top = w.cumsum(0) - w < RISKIEST * w.sum()  # never empty
     rate = float((w * failed).sum() / w.sum())
     return float((w * failed)[top].sum() / w[top].sum().clamp_min(1e-300)) / rate
 

@@ -7,6 +7,7 @@ from scipy.special import softmax
 from torch import Tensor
 from torch.nn.functional import pad
 
+from operant.data import Samples
 from operant.measure import mc_dropout, with_dropout
 from operant.model import Classifier
 from operant.model.classifier import WEIGHTED
@@ -53,12 +54,12 @@ def _corrected(field: CasesField, logits: Tensor) -> Tensor:
 
 
 def _by_training_data(field: CasesField, x: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """By clean training images in the penultimate features.
+    """By clean images in the penultimate features: training images, and the labelled inputs that cases are made of.
 
     The share of the nearest with another label than the prediction; and the distance to the nearest with that label,
     divided by the distance to the nearest with another one (To Trust Or Not To Trust A Classifier, Jiang et al., 2018).
     """
-    clean = field.inputs.clean
+    clean = Samples.concat([field.inputs.clean, field.inputs.labelled])
     known, asked = field.model.penultimate(clean.x), field.model.penultimate(x)
     assert known is not None
     assert asked is not None

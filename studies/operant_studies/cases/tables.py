@@ -126,9 +126,9 @@ is the failure rate of the riskiest share of them, divided by that of all (pmi);
 
 {table(["field", "inputs", "pmi, %", "cases that fail, %", "precision at 5 %, %", "ceiling", "findings"], rows)}
 Lift at 5 and 10 %, mean over seeds. Rivals need no case: the margin; confidence after a temperature from clean labelled
-inputs and the estimated priors; the share of the 25 nearest clean training images, by the model's features, with
-another label than the prediction; their trust score; {s.passes} passes with dropout before the last three layers; and
-five copies of the image, shifted by a pixel.
+inputs and the estimated priors; the share of the 25 nearest clean images (training images and those labelled inputs),
+by the model's features, with another label than the prediction; their trust score; {s.passes} passes with dropout
+before the last three layers; and five copies of the image, shifted by a pixel.
 
 {table(["ranking", *shares], lifts)}
 ![Lift of the riskiest 5 %, by ranking and field](cases-lift.svg)
