@@ -6,7 +6,7 @@ with BADGE on gradients that are all in memory, as its authors' program has them
 
 The field is made of digits under conditions. A model that was adapted to cases of the same conditions chooses inputs
 and learns from their labels; errors are on other inputs of the field, in percent, averaged over seeds. The images are
-small and the seeds few: a check that choices are sensible, no ranking.
+small, and all seeds share their digits: a check that choices are sensible, no ranking.
 
     python benchmarks/acquire.py [--quick]
 """
@@ -58,11 +58,19 @@ def main() -> None:
     print(f"BADGE, 100 of 10 000: {ratio:.1f} times as fast as with materialised gradients")
     errors = [errors_of(seed) for seed in range(100, 101 if options.quick else 110)]
     means = {name: sum(row[name] for row in errors) / len(errors) for name in errors[0]}
+    rows = [[name, f"{value:.1f}", against_random(errors, name)] for name, value in means.items()]
     title = f"Field error after {LABELS} labels, {len(errors)} seeds"
-    _timing.show(title, ["labels", "error in %"], [[n, f"{v:.1f}"] for n, v in means.items()])
+    _timing.show(title, ["labels", "error in %", "minus random, ± standard error"], rows)
     ratios = {f"seconds, {name}": value for name, value in seconds.items()}
     ratios |= {f"error, {name}": value for name, value in means.items()}
     _timing.finish("acquire", ratios | {"badge_vs_materialised": ratio})
+
+
+def against_random(errors: list[dict[str, float]], name: str) -> str:
+    """Mean difference from random labels over seeds, with its standard error."""
+    apart = torch.tensor([row[name] - row["random"] for row in errors], dtype=torch.float64)
+    spread = f" ± {float(apart.std()) / len(apart) ** 0.5:.1f}" if len(apart) > 1 else ""
+    return f"{float(apart.mean()):+.1f}{spread}"
 
 
 def strategies(risk: Score, original: Classifier, mass: Callable[[Samples], Tensor]) -> dict[str, Strategy]:

@@ -97,8 +97,8 @@ def nearest_rows(h: Tensor, centres: Tensor) -> Tensor:
     best = torch.full((len(centres),), inf, dtype=h.dtype)
     nearest = torch.zeros(len(centres), dtype=torch.int64)
     for part in _blocks(h, centres):
-        apart, row = _squared(h[part], centres).min(0)
-        nearest = torch.where(apart < best, row + part.start, nearest)
+        apart, rows = _squared(h[part], centres).min(0)
+        nearest = torch.where(apart < best, rows + part.start, nearest)
         best = torch.minimum(best, apart)
     taken = torch.zeros(len(h), dtype=torch.bool)
     for k, row in enumerate(nearest.tolist()):
