@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from operant import Classifier, Samples, spawn
+from operant import Classifier, Samples, Suite, spawn
+from operant.profile import fit_risk
 from operant.results import load, save
 from operant.seeds import (
     Acquired,
@@ -330,6 +331,21 @@ def test_rankings_take_the_largest_values_first():
     for name, value in values.items():
         chosen = acquire(model, pool, 15, strategy=STRATEGIES[name], generator=spawn(0))
         assert chosen.rows.tolist() == value.topk(15).indices.tolist()
+
+
+def test_a_risk_map_of_cases_guides_the_choice():
+    """The model is wrong wherever the second value is large, and its probabilities do not show it."""
+    x = torch.randn(600, 5, generator=spawn(5), dtype=torch.float64)
+    model = network()
+    predicted = model.predict(x)
+    y = torch.where(x[:, 1] > 0.5, (predicted + 1) % CLASSES, predicted)
+    seeds = Samples(x, y)
+    cases = Suite.of(x, seeds=seeds, origin=torch.arange(600), prediction=predicted, method="draws")
+    risk, pool = fit_risk(model, cases), pool_of(400)
+    strategies = (AtRandom(), Badge(), RiskBadge(risk=risk), ByRisk(risk=risk))
+    found = [acquire(model, pool, 50, strategy=s, generator=spawn(0)).samples(pool).x for s in strategies]
+    shares = [float((x[:, 1] > 0.5).double().mean()) for x in found]
+    assert shares[3] > shares[2] > max(shares[:2])
 
 
 def test_equal_values_are_taken_in_random_order():
