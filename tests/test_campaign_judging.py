@@ -25,6 +25,7 @@ from operant.execution import RunFolder
 from operant.execution.events import ignore
 from operant.generate import PGD, ConditionMove, GradientMove, RecipeDraws, unguided
 from operant.measure import judge as judge_module
+from operant.measure.judge import MIN_DRAWS
 from operant.model import Finding
 from operant.networks import fit, initialise
 from operant.report import write_report
@@ -274,8 +275,8 @@ def test_seeds_of_judges_are_not_searched_and_have_the_shares_of_the_field():
     assert set(seeds.labels.tolist()) == {0, 1}
     assert not bool(torch.isin(seeds.ids, parts.search.ids).any())
     assert 400 <= len(parts.search) < 600
-    few = reserve(train[:200], judge_draws=120, draws=0)
-    assert len(_seeds(few, field_of(), 120)) == len(few.reserved) < 120  # not more than were reserved
+    few = replace(parts, reserved=parts.reserved[:80])
+    assert len(_seeds(few, field_of(), 120)) == 80  # not more than were reserved
     labels, shares = torch.tensor([0, 1, 1, 1]), torch.tensor([0.5, 0.4, 0.1])  # no input of class 2
     drawn = labels[_rows(labels, shares, 900, spawn(0))]
     assert 400 < int((drawn == 0).sum()) < 600
@@ -293,6 +294,16 @@ def test_judges_and_risk_map_have_the_same_class_shares():
     ours = train.labels.bincount(minlength=10)[:2] / int((train.labels < 2).sum())
     assert moved.class_shares(train).tolist() == pytest.approx([*ours.tolist(), *[0.0] * 8])
     assert set(_seeds(parts, moved, 120).labels.tolist()) == {0, 1}  # priors of the earlier field no longer hold
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(1, 900), judge_draws=st.integers(100, 600))
+def test_inputs_are_reserved_for_judges_only_if_a_judge_can_be_fitted(n, judge_draws):
+    parts = reserve(digits().train[:n], judge_draws=judge_draws, draws=0)
+    kept = len(parts.reserved)
+    assert kept == 0 or kept >= MIN_DRAWS
+    assert len(parts.search) == n - kept
+    assert kept > 0 or n < 500
 
 
 @pytest.mark.parametrize(
@@ -372,7 +383,7 @@ def test_one_group_of_training_inputs_is_searched_from_and_nothing_is_reserved()
     parts = reserve(train, judge_draws=120, draws=300)
     assert len(parts.search) == 600
     assert len(_seeds(parts, field_of(), 120)) == 0
-    assert "0 training inputs that are reserved for judges are too few" in _no_judge(DRAWS, labelled(), 0)
+    assert "fewer than 100 training inputs can be reserved for judges" in _no_judge(DRAWS, labelled(), 0)
 
 
 def test_few_field_inputs_and_foreign_fuzzers_have_no_judge():
@@ -380,7 +391,7 @@ def test_few_field_inputs_and_foreign_fuzzers_have_no_judge():
     assert _no_judge(DRAWS, inputs, 120) == ""
     assert "240 distinct field inputs are too few: 250 are needed" in _no_judge(DRAWS, inputs[:240], 120)
     assert "no unselected draws" in _no_judge(PGD(radius=1), inputs, 120)
-    assert "80 training inputs that are reserved for judges are too few" in _no_judge(DRAWS, inputs, 80)
+    assert "fewer than 100 training inputs can be reserved for judges" in _no_judge(DRAWS, inputs, 80)
     grouped = replace(inputs, groups=("scene",) * 260)
     assert "nearly all field inputs are in one half" in _no_judge(DRAWS, grouped, 120)
     (told,) = MoveTest(move="1", searched=True, why="240 distinct field inputs are too few").findings

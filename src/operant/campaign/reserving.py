@@ -9,6 +9,7 @@ import torch
 
 from operant.data import Samples
 from operant.data.class_texts import class_names
+from operant.measure.judge import MIN_DRAWS
 from operant.model import Finding
 
 RESERVED = 0.25  # largest share of the training inputs that is reserved
@@ -53,11 +54,20 @@ def reserve(train: Samples, *, judge_draws: int, draws: int) -> TrainingParts:
 
     Args:
         train: labelled training data.
-        judge_draws: draws per move for its judge; 0 without judges.
+        judge_draws: draws per move for its judge; 0 without judges. Nothing is reserved for judges if that would be
+            fewer inputs than a judge needs.
         draws: cases that teach the risk map; 0 without a map. Nothing is reserved for it if that would not suffice.
     """
-    suffices = MAX_PER_SEED * RESERVED * len(train) >= draws
-    needed = max(PER_JUDGE_DRAW * judge_draws, draws if suffices else 0)
+    for_map = draws if MAX_PER_SEED * RESERVED * len(train) >= draws else 0
+    if judge_draws:
+        parts = _split(train, max(PER_JUDGE_DRAW * judge_draws, for_map))
+        if len(parts.reserved) >= MIN_DRAWS:
+            return parts
+    return _split(train, for_map)
+
+
+def _split(train: Samples, needed: int) -> TrainingParts:
+    """So many inputs are reserved, but at most a quarter, and none if nothing would remain to search from."""
     if needed:
         share = min(RESERVED, needed / max(len(train), 1))
         parts = train.split(reserved=share, search=1 - share)
