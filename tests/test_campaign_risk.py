@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound
 from operant.campaign.observers.risk_regions import RISKIEST, Rated, regions_of
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import SeedRows
-from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD, SUITES, spread_seeds, teaching_cases
+from operant.campaign.reserving import reserve
+from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD, SUITES, CampaignRisk, spread_seeds, teaching_cases
 from operant.cli.assess import _read_risk
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
@@ -157,6 +159,23 @@ def test_no_seed_teaches_and_judges_and_nothing_searched_shares_a_seed_with_eith
     assert not list(folder.glob("draws/*-chunks"))
 
 
+@settings(max_examples=5, deadline=None)
+@given(scenes=st.integers(40, 80))
+def test_cases_of_one_group_of_seeds_stay_together_in_the_map(scenes: int) -> None:
+    inputs = replace(train(), groups=tuple(f"scene {row % scenes}" for row in range(len(train()))))
+    held = replace(clean(), groups=tuple(f"clean scene {row % 20}" for row in range(len(clean()))))
+    parts, state = reserve(inputs, judge_draws=0, draws=150), cast(Any, None)
+    risk = CampaignRisk(RECIPE, parts, held, state, draws=150, chunk=20)
+    seeds = risk.seeds.teaching
+    cases = RecipeDraws(recipe=RECIPE)(model(), seeds, generator=spawn(scenes))
+    risk._suites = {"teaching": cases, "wider": cases[:50]}
+    known: Any = SimpleNamespace(class_shares=lambda inputs: torch.full((10,), 0.1, dtype=torch.float64))
+    group = risk.map_for(model(), known).cases.group
+    unit = seeds.units[seeds.rows_of(torch.cat([cases.seed, cases.seed[:50]]))]
+    pairs = torch.stack([group, unit.unique(return_inverse=True)[1]], 1).unique(dim=0)
+    assert len(pairs) == len(group.unique()) == len(unit.unique())
+
+
 def test_cases_of_wider_conditions_are_under_more_conditions_and_fail_more_often(done) -> None:
     teaching, wider = (Suite.open(done[0] / "draws" / name) for name in SUITES[:2])
     assert set(teaching.columns) < set(wider.columns)
@@ -185,7 +204,7 @@ def test_too_few_training_inputs_are_named_in_terminal_and_report(tmp_path: Path
     run(tmp_path, draws=600, on_event=events.append)
     lines = [line for event in events for line in permanent_lines(event)]
     assert any("the 500 training inputs are too few" in line for line in lines)
-    assert any("the map was fitted to 900 cases" in line for line in lines)
+    assert any("the map was fitted to 600 cases" in line for line in lines)
     assert {"risk map not separate", "few cases"} <= {finding.name for finding in record_of(tmp_path).findings}
     page = render_page(gather(tmp_path, observers=TINY.observers), TINY.observers)
     assert "The 500 training inputs are too few" in page

@@ -104,7 +104,8 @@ class CampaignRisk:
         """The risk map of a model in the present field; fitted again when either has changed."""
         shares = tuple(field.class_shares(self.train).tolist())
         if self._map is None or self._map[0] != shares:
-            self._map = shares, fit_risk(model, self.teaching(field), wider=self.wider(field), priors=shares)
+            cases, more = self.teaching(field), self.wider(field)
+            self._map = shares, fit_risk(model, cases, wider=more, priors=shares, seeds=self.seeds.teaching)
         self._map = shares, self._map[1].for_model(model)
         return self._map[1]
 
