@@ -24,15 +24,23 @@ from operant.campaign.observers.risk_regions import RISKIEST, Rated, regions_of
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import SeedRows
 from operant.campaign.reserving import reserve
-from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD, SUITES, CampaignRisk, spread_seeds, teaching_cases
-from operant.cli.assess import _read_risk
+from operant.campaign.risk import (
+    CONDITIONS_UNLIKE_FIELD,
+    SUITES,
+    CampaignRisk,
+    ClassShares,
+    spread_seeds,
+    teaching_cases,
+)
+from operant.cli.assess import _print_weights, _read_risk
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
 from operant.execution.events import Event, EventHandler, ignore
+from operant.execution.run_folder import finished
 from operant.formatting import percent
 from operant.generate import GradientMove, RecipeDraws, unguided
 from operant.measure import judge as judge_module
-from operant.networks import fit, initialise
+from operant.networks import fit, initialise, save_weights
 from operant.profile import RiskMap, fit_profile, fit_risk
 from operant.report import gather
 from operant.report.markdown import markdown
@@ -188,15 +196,61 @@ def test_a_folder_without_wider_cases_and_a_plain_suite_teach_as_well(done, tmp_
     whole = teaching_cases(done[0])
     shutil.copytree(done[0], tmp_path / "earlier")
     shutil.rmtree(tmp_path / "earlier" / "draws" / "wider")
+    (tmp_path / "earlier" / "draws" / "shares.json").unlink()
     earlier, plain = teaching_cases(tmp_path / "earlier"), teaching_cases(done[0] / "draws" / "teaching")
     assert whole.wider is not None
-    assert earlier.wider is plain.wider is None
+    assert earlier.wider is plain.wider is earlier.shares is plain.shares is None
     assert earlier.digest() == plain.digest() == whole.cases.digest() != whole.digest()
     for folder, wider in ((done[0], 150), (tmp_path / "earlier", 0)):
         found, (mark,) = _read_risk(model(), folder)  # of `operant assess --risk`
         assert isinstance(found, RiskMap)
         assert found.cases.wider == wider
         assert (mark == _read_risk(model(), done[0])[1][0]) == bool(wider)
+
+
+def test_an_assessment_weights_the_cases_of_a_campaign_as_the_campaign_does(done, tmp_path: Path) -> None:
+    taught, (risk, mark) = teaching_cases(done[0]), _read_risk(model(), done[0])
+    assert taught.shares == pytest.approx(_normalised(_shares(done[0])))
+    assert isinstance(risk, RiskMap)
+    assert torch.equal(risk.cases.mass, map_of(done[0], priors=taught.shares).cases.mass)
+    shutil.copytree(done[0], tmp_path / "moved")
+    results.save(ClassShares(values=taught.shares[::-1]), tmp_path / "moved" / "draws" / "shares.json")
+    other, (another,) = _read_risk(model(), tmp_path / "moved")
+    assert another != mark[0]  # another map draws other inputs to label
+    assert not torch.equal(other.cases.mass, risk.cases.mass)
+
+
+def test_the_class_shares_of_the_newest_field_are_kept(tmp_path: Path) -> None:
+    shares = torch.arange(10, dtype=torch.float64) / 45
+    with RunFolder(tmp_path, signature={}) as folder:
+        state: Any = SimpleNamespace(folder=folder)
+        risk = CampaignRisk(RECIPE, reserve(train(), judge_draws=0, draws=30), clean(), state, draws=30, chunk=20)
+        for now in (shares, shares, shares.flip(0)):
+            risk._keep_shares(cast(Any, SimpleNamespace(class_shares=lambda inputs, now=now: now)))
+            assert results.load(tmp_path / "draws" / "shares.json", ClassShares).values == tuple(now.tolist())
+            assert finished(tmp_path / "draws" / "shares.json")
+
+
+def test_folders_without_cases_are_refused_with_the_one_to_give(done, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the folder .*nosuch does not exist"):
+        teaching_cases(tmp_path / "nosuch")
+    with pytest.raises(ValueError, match=f"give that folder, {done[0]}, instead"):
+        teaching_cases(done[0] / "draws")
+    with pytest.raises(ValueError, match="is not a suite"):
+        teaching_cases(tmp_path)
+
+
+def test_an_assessment_says_which_weights_it_assesses(done, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    final, others = done[0] / "model.safetensors", tmp_path / "others.safetensors"
+    save_weights(initialise(network, generator=spawn(1)), others)
+    shutil.copy(final, tmp_path / "copy.safetensors")
+    for file, told in ((others, True), (None, True), (final, False), (tmp_path / "copy.safetensors", False)):
+        _print_weights(file, None, done[0])
+        said = "".join(capsys.readouterr().out.split())
+        assert ("" if file is None else str(file)) in said
+        assert (f"--weights{final}" in said) == told
+    _print_weights(others, None, tmp_path)
+    assert "--weights" not in capsys.readouterr().out
 
 
 def test_too_few_training_inputs_are_named_in_terminal_and_report(tmp_path: Path) -> None:
