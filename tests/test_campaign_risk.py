@@ -40,14 +40,17 @@ from operant.execution.run_folder import finished
 from operant.formatting import percent
 from operant.generate import GradientMove, RecipeDraws, unguided
 from operant.measure import judge as judge_module
+from operant.model import Finding
 from operant.networks import fit, initialise, save_weights
 from operant.profile import RiskMap, fit_profile, fit_risk
+from operant.profile._risk_findings import LEVEL_OF_WIDER
 from operant.report import gather
 from operant.report.markdown import markdown
 from operant.report.page import render_page
 from operant.retrain import OperationalFinetune
 from operant.seeds import margin_risk
 
+LEVEL = (CONDITIONS_UNLIKE_FIELD, LEVEL_OF_WIDER)
 RECIPE = Recipe(severities={"rotation": normal(15), "gaussian_noise": uniform(0, 0.4)})
 digits = cache(load_digits)
 TINY = Campaign(
@@ -456,6 +459,21 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     few = replace(record, lift=None, labels=MIN_LABELS - 1, failures=3)
     assert "3 of 99 labelled field inputs fail, and at least 100" in describe_lift(few)
     assert "no more than the margin" in describe_lift(replace(record, learned=False))
+
+
+@settings(deadline=None, max_examples=15)
+@given(names=st.sets(st.sampled_from([*LEVEL, "conditions of an earlier field", "risk map not separate"])))
+def test_page_and_markdown_show_every_finding_and_doubts_of_the_level_beside_the_estimate(done, names) -> None:
+    record, evidence = record_of(done[0]), gather(done[0], observers=())
+    findings = tuple(Finding(name=n, problem=f"the {n} is doubted", advice=f"Mend the {n}") for n in sorted(names))
+    section = RiskOfField().section({1: replace(record, findings=findings)}, rounds=(), classes=())
+    assert section is not None
+    evidence = replace(evidence, sections=(section,))
+    for text in (render_page(evidence, TINY.observers), markdown(evidence)):
+        for finding in findings:
+            assert text.count(f"he {finding.name} is doubted. {finding.advice}.") == 1
+    for finding in findings:
+        assert (finding.advice in section.summary) == (finding.name in LEVEL)
 
 
 @settings(deadline=None)

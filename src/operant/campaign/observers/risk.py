@@ -161,6 +161,7 @@ class RiskOfField:
             lines=lines,
             caption=CAPTION,
             table=table,
+            findings=tuple(others),
         )
 
 
