@@ -372,6 +372,15 @@ def test_seeds_have_every_class_and_repeat_only_when_all_are_used(n: int, classe
     assert int(uses.sum()) == n
 
 
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1), classes=st.integers(1, 30), more=st.integers(0, 50))
+def test_every_class_is_drawn_by_twice_as_many_cases_as_classes(seed: int, classes: int, more: int) -> None:
+    inputs = Samples(torch.rand(3 * classes, 2, generator=spawn(0)), torch.arange(3 * classes) % classes)
+    shares = torch.rand(classes, generator=spawn(seed), dtype=torch.float64) ** 20
+    chosen = spread_seeds(inputs, shares / shares.sum(), 2 * classes + more, generator=spawn(seed))
+    assert set(chosen.labels.tolist()) == set(range(classes))
+
+
 def test_without_conditions_or_draws_there_is_no_map(tmp_path: Path) -> None:
     for name, changes in (("none", {"recipe": None}), ("off", {"draws": 0})):
         run(tmp_path / name, **changes)
@@ -450,8 +459,10 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     assert risks == sorted(risks, reverse=True)
     assert risks[-1] > record.expected
     assert record.rated == 700
+    assert record.cases == TINY.draws  # without those of wider conditions
     section = next(s for s in evidence.sections if s.name == "risk")
     page = render_page(evidence, TINY.observers)
+    assert section.summary.startswith(f"By {TINY.draws} unselected cases, without labels, ")
     assert section.summary in page.replace("\u00a0", " ").replace("&#39;", "'")
     assert page.count("<figcaption>") >= len(record.riskiest)
     assert len(section.values["rates"]) == 1
