@@ -156,10 +156,11 @@ def _part(share: float, draws: int) -> int:
 
 
 def spread_seeds(inputs: Samples, shares: Tensor, n: int, *, generator: torch.Generator) -> Samples:
-    """n labelled inputs: half of them by the given class shares, half evenly, so that every class has some.
+    """n labelled inputs: half of them by the given class shares, half evenly.
 
-    Estimated shares can be wrong, and a class without cases could not be rated; weights make up for the other half.
-    Within a class, every input is used once before one is used again.
+    So every class that has inputs is drawn, if n is at least twice the number of classes. Estimated shares can be
+    wrong, and a class without cases could not be rated; weights make up for the other half. Within a class, every input
+    is used once before one is used again.
     """
     labels = inputs.labels.cpu()
     counts = labels.bincount(minlength=len(shares))
