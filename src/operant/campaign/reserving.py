@@ -93,13 +93,12 @@ def risk_seeds(train: TrainingParts, clean: Samples, *, draws: int) -> RiskSeeds
     if not all(len(half) for half in halves.values()):
         halves = {"teaching": clean[:0], "judging": clean}
     seeds, every = Samples.concat([train.reserved, halves["teaching"]]), train.every
+    findings: tuple[Finding, ...] = ()
     if MAX_PER_SEED * len(seeds) < draws:
         seeds, findings = Samples.concat([every, halves["teaching"]]), (_not_separate(len(every)),)
     elif lacking := sorted(set(every.labels.tolist()) - set(seeds.labels.tolist())):
         rows = torch.isin(every.labels, torch.tensor(lacking).to(every.labels))
         seeds, findings = Samples.concat([seeds, every[rows]]), (_rare(lacking, every.classes),)
-    else:
-        findings = ()
     return RiskSeeds(teaching=seeds, judging=halves["judging"], findings=findings)
 
 
