@@ -304,6 +304,7 @@ def test_doubts_about_conditions_and_notes_are_in_the_report(user, monkeypatch):
     values = {"parameters": (), "before": 1.0, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
     found = FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
     monkeypatch.setattr("operant.profile._conditions.fit_conditions", lambda *_, **__: found)
+    monkeypatch.setattr("operant.campaign.build.check_field_size", lambda inputs: None)  # refused after the estimate
     user.write("field.npz", user.samples(140, "field"))
     user.configure("[conditions]\nestimate = true\nrotation = {normal = 12}\n")
     done = CliRunner().invoke(app, ["run", str(user.path), "--quiet"])
@@ -329,6 +330,18 @@ def test_quick_checks_come_before_conditions_are_estimated(user, monkeypatch):
         build(load_config(user.path), check=rejected)
 
 
+@pytest.mark.parametrize("asked", ["", "[conditions]\nestimate = true\nrotation = {normal = 12}\n"])
+def test_too_few_field_inputs_are_refused_before_conditions_are_estimated(user, monkeypatch, asked):
+    monkeypatch.setattr("operant.campaign.build.estimate_conditions", lambda *_, **__: pytest.fail("estimated"))
+    user.write("field.npz", user.samples(140, "field"))
+    user.configure(asked)
+    done = CliRunner().invoke(app, ["run", str(user.path)])
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert "cannot run: a campaign needs about 500 field inputs" in said
+    assert "got 140; collect more. `operant field` and `fit_risk` work with fewer" in said
+
+
 def test_conditions_are_estimated_once(user, monkeypatch):
     asked = []
 
@@ -350,7 +363,7 @@ def test_conditions_are_estimated_once(user, monkeypatch):
         )
 
     monkeypatch.setattr("operant.profile._conditions.fit_conditions", fitted)
-    user.write("field.npz", user.samples(140, "field"))
+    user.write("field.npz", user.samples(600, "field"))
     text = "[conditions]\nestimate = true\nrotation = {normal = 12}\nblur = {uniform = [0, 2]}\n"
     first, again = (user.build(text) for _ in range(2))
     assert len(asked) == 1
@@ -380,7 +393,7 @@ def test_conditions_are_estimated_for_images_unless_switched_off(user, monkeypat
         return FittedConditions(recipe=recipe, **values, confidence=0.95, findings=(UNEXPLAINED,))
 
     monkeypatch.setattr("operant.profile._conditions.fit_conditions", fitted)
-    user.write("field.npz", user.samples(140, "field"))
+    user.write("field.npz", user.samples(600, "field"))
     first, again = user.build(), user.build()
     assert len(limits) == 1  # a resumed campaign keeps them
     assert len(limits[0].severities) > 5
@@ -407,7 +420,7 @@ def test_no_condition_found_is_said_and_nothing_is_searched_with(user, monkeypat
     values = {"parameters": (), "before": 0.5, "after": 0.5, "floor": 0.5, "floor_high": 0.6, "priors": ()}
     found = FittedConditions(recipe=nothing, **values, confidence=0.95, findings=())
     monkeypatch.setattr("operant.profile._conditions.fit_conditions", lambda *_, **__: found)
-    user.write("field.npz", user.samples(140, "field"))
+    user.write("field.npz", user.samples(600, "field"))
     job = user.build()
     assert "conditions" not in job.campaign.moves
     assert any(note.startswith("No condition was found: ") for note in job.notes)
@@ -423,7 +436,7 @@ def test_a_campaign_goes_on_without_conditions_that_cannot_be_estimated(user, mo
         raise ValueError("it is too hard; simplify it")
 
     monkeypatch.setattr("operant.profile._conditions.fit_conditions", fails)
-    user.write("field.npz", user.samples(140, "field"))
+    user.write("field.npz", user.samples(600, "field"))
     job = user.build()
     assert any(n == f"{note}it is too hard; simplify it" for n in job.notes)
     assert "conditions" not in job.campaign.moves
@@ -440,7 +453,7 @@ def test_a_resumed_campaign_does_not_ignore_other_limits_of_its_conditions(user,
         floor_high=0.6, priors=(), confidence=0.95, findings=(),
     )  # fmt: skip
     monkeypatch.setattr("operant.profile._conditions.fit_conditions", lambda *_, **__: found)
-    user.write("field.npz", user.samples(140, "field"))
+    user.write("field.npz", user.samples(600, "field"))
     user.build()
     with pytest.raises(ValueError, match=r"\[conditions\]: .* other settings: seed"):
         user.build("[run]\nseed = 3\n")

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,22 +23,34 @@ from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound
 from operant.campaign.observers.risk_regions import RISKIEST, Rated, regions_of
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import SeedRows
-from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD, SUITES, spread_seeds, teaching_cases
-from operant.cli.assess import _read_risk
+from operant.campaign.reserving import reserve
+from operant.campaign.risk import (
+    CONDITIONS_UNLIKE_FIELD,
+    SUITES,
+    CampaignRisk,
+    ClassShares,
+    spread_seeds,
+    teaching_cases,
+)
+from operant.cli.assess import _print_weights, _read_risk
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
 from operant.execution.events import Event, EventHandler, ignore
+from operant.execution.run_folder import finished
 from operant.formatting import percent
 from operant.generate import GradientMove, RecipeDraws, unguided
 from operant.measure import judge as judge_module
-from operant.networks import fit, initialise
+from operant.model import Finding
+from operant.networks import fit, initialise, save_weights
 from operant.profile import RiskMap, fit_profile, fit_risk
+from operant.profile._risk_findings import LEVEL_OF_WIDER
 from operant.report import gather
 from operant.report.markdown import markdown
 from operant.report.page import render_page
 from operant.retrain import OperationalFinetune
 from operant.seeds import margin_risk
 
+LEVEL = (CONDITIONS_UNLIKE_FIELD, LEVEL_OF_WIDER)
 RECIPE = Recipe(severities={"rotation": normal(15), "gaussian_noise": uniform(0, 0.4)})
 digits = cache(load_digits)
 TINY = Campaign(
@@ -157,6 +170,23 @@ def test_no_seed_teaches_and_judges_and_nothing_searched_shares_a_seed_with_eith
     assert not list(folder.glob("draws/*-chunks"))
 
 
+@settings(max_examples=5, deadline=None)
+@given(scenes=st.integers(40, 80))
+def test_cases_of_one_group_of_seeds_stay_together_in_the_map(scenes: int) -> None:
+    inputs = replace(train(), groups=tuple(f"scene {row % scenes}" for row in range(len(train()))))
+    held = replace(clean(), groups=tuple(f"clean scene {row % 20}" for row in range(len(clean()))))
+    parts, state = reserve(inputs, judge_draws=0, draws=150), cast(Any, None)
+    risk = CampaignRisk(RECIPE, parts, held, state, draws=150, chunk=20)
+    seeds = risk.seeds.teaching
+    cases = RecipeDraws(recipe=RECIPE)(model(), seeds, generator=spawn(scenes))
+    risk._suites = {"teaching": cases, "wider": cases[:50]}
+    known: Any = SimpleNamespace(class_shares=lambda inputs: torch.full((10,), 0.1, dtype=torch.float64))
+    group = risk.map_for(model(), known).cases.group
+    unit = seeds.units[seeds.rows_of(torch.cat([cases.seed, cases.seed[:50]]))]
+    pairs = torch.stack([group, unit.unique(return_inverse=True)[1]], 1).unique(dim=0)
+    assert len(pairs) == len(group.unique()) == len(unit.unique())
+
+
 def test_cases_of_wider_conditions_are_under_more_conditions_and_fail_more_often(done) -> None:
     teaching, wider = (Suite.open(done[0] / "draws" / name) for name in SUITES[:2])
     assert set(teaching.columns) < set(wider.columns)
@@ -169,9 +199,10 @@ def test_a_folder_without_wider_cases_and_a_plain_suite_teach_as_well(done, tmp_
     whole = teaching_cases(done[0])
     shutil.copytree(done[0], tmp_path / "earlier")
     shutil.rmtree(tmp_path / "earlier" / "draws" / "wider")
+    (tmp_path / "earlier" / "draws" / "shares.json").unlink()
     earlier, plain = teaching_cases(tmp_path / "earlier"), teaching_cases(done[0] / "draws" / "teaching")
     assert whole.wider is not None
-    assert earlier.wider is plain.wider is None
+    assert earlier.wider is plain.wider is earlier.shares is plain.shares is None
     assert earlier.digest() == plain.digest() == whole.cases.digest() != whole.digest()
     for folder, wider in ((done[0], 150), (tmp_path / "earlier", 0)):
         found, (mark,) = _read_risk(model(), folder)  # of `operant assess --risk`
@@ -180,12 +211,57 @@ def test_a_folder_without_wider_cases_and_a_plain_suite_teach_as_well(done, tmp_
         assert (mark == _read_risk(model(), done[0])[1][0]) == bool(wider)
 
 
+def test_an_assessment_weights_the_cases_of_a_campaign_as_the_campaign_does(done, tmp_path: Path) -> None:
+    taught, (risk, mark) = teaching_cases(done[0]), _read_risk(model(), done[0])
+    assert taught.shares == pytest.approx(_normalised(_shares(done[0])))
+    assert isinstance(risk, RiskMap)
+    assert torch.equal(risk.cases.mass, map_of(done[0], priors=taught.shares).cases.mass)
+    shutil.copytree(done[0], tmp_path / "moved")
+    results.save(ClassShares(values=taught.shares[::-1]), tmp_path / "moved" / "draws" / "shares.json")
+    other, (another,) = _read_risk(model(), tmp_path / "moved")
+    assert another != mark[0]  # another map draws other inputs to label
+    assert not torch.equal(other.cases.mass, risk.cases.mass)
+
+
+def test_the_class_shares_of_the_newest_field_are_kept(tmp_path: Path) -> None:
+    shares = torch.arange(10, dtype=torch.float64) / 45
+    with RunFolder(tmp_path, signature={}) as folder:
+        state: Any = SimpleNamespace(folder=folder)
+        risk = CampaignRisk(RECIPE, reserve(train(), judge_draws=0, draws=30), clean(), state, draws=30, chunk=20)
+        for now in (shares, shares, shares.flip(0)):
+            risk._keep_shares(cast(Any, SimpleNamespace(class_shares=lambda inputs, now=now: now)))
+            assert results.load(tmp_path / "draws" / "shares.json", ClassShares).values == tuple(now.tolist())
+            assert finished(tmp_path / "draws" / "shares.json")
+
+
+def test_folders_without_cases_are_refused_with_the_one_to_give(done, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the folder .*nosuch does not exist"):
+        teaching_cases(tmp_path / "nosuch")
+    with pytest.raises(ValueError, match=f"give that folder, {done[0]}, instead"):
+        teaching_cases(done[0] / "draws")
+    with pytest.raises(ValueError, match="is not a suite"):
+        teaching_cases(tmp_path)
+
+
+def test_an_assessment_says_which_weights_it_assesses(done, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    final, others = done[0] / "model.safetensors", tmp_path / "others.safetensors"
+    save_weights(initialise(network, generator=spawn(1)), others)
+    shutil.copy(final, tmp_path / "copy.safetensors")
+    for file, told in ((others, True), (None, True), (final, False), (tmp_path / "copy.safetensors", False)):
+        _print_weights(file, None, done[0])
+        said = "".join(capsys.readouterr().out.split())
+        assert ("" if file is None else str(file)) in said
+        assert (f"--weights{final}" in said) == told
+    _print_weights(others, None, tmp_path)
+    assert "--weights" not in capsys.readouterr().out
+
+
 def test_too_few_training_inputs_are_named_in_terminal_and_report(tmp_path: Path) -> None:
     events: list[Event] = []
     run(tmp_path, draws=600, on_event=events.append)
     lines = [line for event in events for line in permanent_lines(event)]
     assert any("the 500 training inputs are too few" in line for line in lines)
-    assert any("the map was fitted to 900 cases" in line for line in lines)
+    assert any("the map was fitted to 600 cases" in line for line in lines)
     assert {"risk map not separate", "few cases"} <= {finding.name for finding in record_of(tmp_path).findings}
     page = render_page(gather(tmp_path, observers=TINY.observers), TINY.observers)
     assert "The 500 training inputs are too few" in page
@@ -296,6 +372,15 @@ def test_seeds_have_every_class_and_repeat_only_when_all_are_used(n: int, classe
     assert int(uses.sum()) == n
 
 
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1), classes=st.integers(1, 30), more=st.integers(0, 50))
+def test_every_class_is_drawn_by_twice_as_many_cases_as_classes(seed: int, classes: int, more: int) -> None:
+    inputs = Samples(torch.rand(3 * classes, 2, generator=spawn(0)), torch.arange(3 * classes) % classes)
+    shares = torch.rand(classes, generator=spawn(seed), dtype=torch.float64) ** 20
+    chosen = spread_seeds(inputs, shares / shares.sum(), 2 * classes + more, generator=spawn(seed))
+    assert set(chosen.labels.tolist()) == set(range(classes))
+
+
 def test_without_conditions_or_draws_there_is_no_map(tmp_path: Path) -> None:
     for name, changes in (("none", {"recipe": None}), ("off", {"draws": 0})):
         run(tmp_path / name, **changes)
@@ -374,8 +459,10 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     assert risks == sorted(risks, reverse=True)
     assert risks[-1] > record.expected
     assert record.rated == 700
+    assert record.cases == TINY.draws  # without those of wider conditions
     section = next(s for s in evidence.sections if s.name == "risk")
     page = render_page(evidence, TINY.observers)
+    assert section.summary.startswith(f"By {TINY.draws} unselected cases, without labels, ")
     assert section.summary in page.replace("\u00a0", " ").replace("&#39;", "'")
     assert page.count("<figcaption>") >= len(record.riskiest)
     assert len(section.values["rates"]) == 1
@@ -383,6 +470,21 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     few = replace(record, lift=None, labels=MIN_LABELS - 1, failures=3)
     assert "3 of 99 labelled field inputs fail, and at least 100" in describe_lift(few)
     assert "no more than the margin" in describe_lift(replace(record, learned=False))
+
+
+@settings(deadline=None, max_examples=15)
+@given(names=st.sets(st.sampled_from([*LEVEL, "conditions of an earlier field", "risk map not separate"])))
+def test_page_and_markdown_show_every_finding_and_doubts_of_the_level_beside_the_estimate(done, names) -> None:
+    record, evidence = record_of(done[0]), gather(done[0], observers=())
+    findings = tuple(Finding(name=n, problem=f"the {n} is doubted", advice=f"Mend the {n}") for n in sorted(names))
+    section = RiskOfField().section({1: replace(record, findings=findings)}, rounds=(), classes=())
+    assert section is not None
+    evidence = replace(evidence, sections=(section,))
+    for text in (render_page(evidence, TINY.observers), markdown(evidence)):
+        for finding in findings:
+            assert text.count(f"he {finding.name} is doubted. {finding.advice}.") == 1
+    for finding in findings:
+        assert (finding.advice in section.summary) == (finding.name in LEVEL)
 
 
 @settings(deadline=None)

@@ -15,7 +15,7 @@ from torch import Tensor
 from operant.activity import Activity, activity
 from operant.campaign.campaign import Campaign
 from operant.campaign.config import ConditionsTable, Config
-from operant.campaign.field import MIN_PROFILE_INPUTS
+from operant.campaign.field import MIN_PROFILE_INPUTS, FewFieldInputs, check_field_size
 from operant.campaign.observers import OBSERVERS, Observer
 from operant.campaign.records import CampaignResult
 from operant.conditions import Recipe
@@ -599,6 +599,7 @@ def _estimate(
         inputs = arrived(0)
         for part in (inputs, inputs.split(profile=0.5, assessment=0.5)["profile"]):
             check_estimable(part, train)
+        check_field_size(inputs)  # an estimate takes a minute or two, which would be in vain
     signature = {"estimated within": described(widest), "train": described(train), "seed": str(seed)}
     with RunFolder(folder, signature=signature) as run:
         return run.step(ESTIMATED, FittedConditions, fit)
@@ -613,6 +614,8 @@ def _naming_key(table: str, key: str = "") -> Iterator[None]:
     name = f"[{table}] {key}".rstrip()
     try:
         yield
+    except FewFieldInputs:  # not about this key
+        raise
     except FileNotFoundError as error:
         raise ValueError(f"{name}: there is no {error.filename or error}") from error
     except (ValueError, OSError, RuntimeError) as error:

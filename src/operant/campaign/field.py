@@ -30,6 +30,22 @@ Arrivals = Callable[[int], Samples]
 """From the number of a round to all field inputs that have arrived by then."""
 
 
+class FewFieldInputs(ValueError):
+    """There are too few field inputs for a campaign."""
+
+
+def check_field_size(inputs: Samples) -> None:
+    """Refuse field inputs that are too few to learn the profile from one half of them and to assess with the other."""
+    parts = inputs.split(profile=0.5, assessment=0.5)
+    if len(parts["profile"]) >= MIN_PROFILE_INPUTS and len(parts["assessment"]):
+        return
+    groups = "" if inputs.groups is None else f" in {len(inputs.units.unique())} groups, which are never separated"
+    raise FewFieldInputs(
+        f"a campaign needs about {2 * MIN_PROFILE_INPUTS} field inputs, half of them to learn the profile and half to "
+        f"assess, got {len(inputs)}{groups}; collect more. `operant field` and `fit_risk` work with fewer"
+    )
+
+
 class FieldState:
     """The field inputs of a campaign and what was learned from them.
 
@@ -127,12 +143,8 @@ class FieldState:
         parts = new.split(profile=0.5, assessment=0.5)
         fresh = parts["assessment"]
         fresh = fresh[~torch.isin(fresh.ids, self.used)]
-        if number == 0 and (len(parts["profile"]) < MIN_PROFILE_INPUTS or not len(parts["assessment"])):
-            groups = "" if new.groups is None else f" in {len(new.units.unique())} groups, which are never separated"
-            raise ValueError(
-                f"a campaign needs about {2 * MIN_PROFILE_INPUTS} field inputs, half of them to learn the profile and "
-                f"half to assess, got {len(new)}{groups}; collect more"
-            )
+        if number == 0:
+            check_field_size(new)
         self.drift = self._compare(name, number, parts["profile"]) if number else None
         self.changed = self.changed or self.drift is not None
         if number == 0 or (self.drift and self.follow):  # earlier inputs are not, or no longer, the field

@@ -129,7 +129,7 @@ def _no_judge(fuzz: Fuzzer, inputs: Samples, draws: int) -> str:
     if not isinstance(fuzz, UnselectedDraws):
         return "it has no unselected draws to learn from"
     if draws < MIN_DRAWS:
-        return f"{draws} training inputs that are reserved for judges are too few: {MIN_DRAWS} are needed"
+        return f"fewer than {MIN_DRAWS} training inputs can be reserved for judges, at most a quarter of them"
     distinct = len(inputs.ids.unique())
     if distinct < MIN_FIELD:
         return f"{distinct} distinct field inputs are too few: {MIN_FIELD} are needed"

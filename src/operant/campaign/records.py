@@ -228,7 +228,7 @@ class MoveTest:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What a user must know about the move and its judge; empty if its draws look like field inputs."""
+        """What a user must know about the move, and doubts about its judge; empty if all is well."""
         name = ""
         if self.accepted is None:
             name = "no judge"

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from operant import results
 from operant.activity import activity
 from operant.campaign.field import FieldState
 from operant.campaign.reserving import TrainingParts, risk_seeds
@@ -28,10 +29,18 @@ from operant.suite import Suite
 
 DRAWS = "draws"  # folder of the cases
 TEACHING, WIDER, JUDGING = SUITES = ("teaching", "wider", "judging")  # in it
+SHARES = "shares"  # in it: the class shares of the field
 CHUNK = 250  # draws per chunk of work, at least: a draw costs little
 CONDITIONS_UNLIKE_FIELD = "conditions unlike the field"  # finding that the level of risks is not to be believed
 WIDER_SHARE = 1 / 2  # cases of wider conditions, per case of the conditions that teaches
 JUDGING_SHARE = 1 / 3  # cases that judge, per case of the conditions that teaches
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassShares:
+    """The share of each class in the field; ``shares.json`` beside a campaign's cases, which weights them."""
+
+    values: tuple[float, ...]
 
 
 class CampaignRisk:
@@ -97,14 +106,22 @@ class CampaignRisk:
 
     def begin(self, field: FieldState) -> RiskMap:
         """Draw all cases, if that is still to be done, and fit the map for the current model."""
+        self._keep_shares(field)
         self.judging(field)
         return self.map_for(self.state.model, field)
+
+    def _keep_shares(self, field: FieldState) -> None:
+        """Write the class shares of the present field beside the cases, which have others."""
+        now = ClassShares(values=tuple(field.class_shares(self.train).tolist()))
+        if self.state.folder.step(f"{DRAWS}/{SHARES}", ClassShares, lambda: now) != now:
+            self.state.folder.replace(f"{DRAWS}/{SHARES}", now)
 
     def map_for(self, model: Classifier, field: FieldState) -> RiskMap:
         """The risk map of a model in the present field; fitted again when either has changed."""
         shares = tuple(field.class_shares(self.train).tolist())
         if self._map is None or self._map[0] != shares:
-            self._map = shares, fit_risk(model, self.teaching(field), wider=self.wider(field), priors=shares)
+            cases, more = self.teaching(field), self.wider(field)
+            self._map = shares, fit_risk(model, cases, wider=more, priors=shares, seeds=self.seeds.teaching)
         self._map = shares, self._map[1].for_model(model)
         return self._map[1]
 
@@ -139,10 +156,11 @@ def _part(share: float, draws: int) -> int:
 
 
 def spread_seeds(inputs: Samples, shares: Tensor, n: int, *, generator: torch.Generator) -> Samples:
-    """n labelled inputs: half of them by the given class shares, half evenly, so that every class has some.
+    """n labelled inputs: half of them by the given class shares, half evenly.
 
-    Estimated shares can be wrong, and a class without cases could not be rated; weights make up for the other half.
-    Within a class, every input is used once before one is used again.
+    So every class that has inputs is drawn, if n is at least twice the number of classes. Estimated shares can be
+    wrong, and a class without cases could not be rated; weights make up for the other half. Within a class, every input
+    is used once before one is used again.
     """
     labels = inputs.labels.cpu()
     counts = labels.bincount(minlength=len(shares))
@@ -169,21 +187,34 @@ def with_risk(cases: Suite, model: Classifier, risk: RiskMap | None) -> Suite:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TeachingCases:
-    """What a risk map is fitted to: cases of the conditions, and of wider ones; None if there are none of these."""
+    """What a risk map is fitted to.
+
+    Attributes:
+        cases: of the conditions.
+        wider: cases of wider conditions; None if there are none.
+        shares: of the classes in the field, the ``priors`` of the map; None if the cases are taken to have them.
+    """
 
     cases: Suite
     wider: Suite | None = None
+    shares: tuple[float, ...] | None = None
 
     def digest(self) -> str:
-        """A hash of all cases."""
+        """A hash of all cases, and of the class shares."""
         own = self.cases.digest()
-        return own if self.wider is None else hash_of(own.encode(), self.wider.digest().encode())
+        more = [] if self.wider is None else [self.wider.digest().encode()]
+        more += [] if self.shares is None else [repr(self.shares).encode()]
+        return hash_of(own.encode(), *more) if more else own
 
 
 def teaching_cases(folder: str | Path) -> TeachingCases:
-    """The cases that teach a risk map: those of a campaign's folder, or a suite itself."""
+    """The cases that teach a risk map: those of a campaign's folder, or a suite itself.
+
+    A suite, and the folder of an earlier version, have no class shares.
+    """
     place = Path(folder)
     if not (place / RUN).exists():
+        _check_suite(place)
         return TeachingCases(cases=Suite.open(place))
     draws = place / DRAWS
     if not finished(draws / TEACHING):
@@ -192,4 +223,14 @@ def teaching_cases(folder: str | Path) -> TeachingCases:
             "conditions; give a suite of operant.generate.RecipeDraws instead"
         )
     more = Suite.open(draws / WIDER) if finished(draws / WIDER) else None  # earlier versions drew none
-    return TeachingCases(cases=Suite.open(draws / TEACHING), wider=more)
+    file = draws / f"{SHARES}.json"
+    shares = results.load(file, ClassShares).values if finished(file) else None
+    return TeachingCases(cases=Suite.open(draws / TEACHING), wider=more, shares=shares)
+
+
+def _check_suite(place: Path) -> None:
+    """Refuse a folder that does not exist, and one inside a campaign's that is no suite."""
+    if not place.exists():
+        raise ValueError(f"the folder {place} does not exist; give the folder of a campaign, or of a suite")
+    if place.resolve().name == DRAWS and (place / ".." / RUN).exists():
+        raise ValueError(f"{place} is a part of a campaign's folder; give that folder, {place.parent}, instead")

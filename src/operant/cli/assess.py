@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -116,6 +117,7 @@ def assess(
             source = _read_configured(classifier, config, options, labels_file)
         else:
             source = _read_files(classifier, field, options, labels_file, out / "to_label")
+        _print_weights(weights, config if model is None else None, risk)
         score, mark = _read_risk(classifier, risk)
         number, history = _read_history(out, labels, seed, mark)
         level = 1 - (1 - confidence) * LEFT_AFTER_EACH**number * (1 - LEFT_AFTER_EACH)
@@ -253,6 +255,18 @@ def _check_shares(requirement: float, confidence: float) -> None:
         raise ValueError(f"--confidence must be between 0 and 1, got {confidence}; 0.95 is usual")
 
 
+def _print_weights(given: Path | None, config: Config | None, campaign: Path | None) -> None:
+    """Say which weights are assessed, and how to assess the final ones of the campaign, if they differ."""
+    from operant.execution.run_folder import MODEL
+
+    configured = None if config is None or config.model.weights is None else config.path(config.model.weights)
+    file = configured if given is None else given
+    print_line(f"Assessed weights: {file or 'those that the callable of the module gives it'}")
+    final = None if campaign is None else campaign / f"{MODEL}.safetensors"
+    if final is not None and final.is_file() and (file is None or not filecmp.cmp(file, final, shallow=False)):
+        print_line(f"The final weights of the campaign in {campaign} are others: to assess them, add --weights {final}")
+
+
 def _read_risk(model: Classifier, folder: Path | None) -> tuple[Score, list[int]]:
     """The score that decides where labels go, and a number that tells apart the cases it was learned from."""
     from operant.seeds import margin_risk
@@ -263,7 +277,7 @@ def _read_risk(model: Classifier, folder: Path | None) -> tuple[Score, list[int]
     from operant.profile import fit_risk
 
     taught = teaching_cases(folder)
-    found = fit_risk(model, taught.cases, wider=taught.wider)
+    found = fit_risk(model, taught.cases, wider=taught.wider, priors=taught.shares)
     print_line(str(found))
     return found, [int(taught.digest()[:12], 16)]
 

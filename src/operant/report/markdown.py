@@ -7,6 +7,7 @@ from operant.campaign.observers import Section
 from operant.campaign.progress import describe_times
 from operant.campaign.records import Round
 from operant.formatting import accuracy, at_most, percent
+from operant.model import Finding
 from operant.report.evidence import HASHED, Evidence, describe_labels
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~@<>-])")
@@ -30,7 +31,7 @@ def markdown(evidence: Evidence) -> str:
         *(part for section in evidence.sections for part in _section(section)),
         plain(str(evidence.triage)) if evidence.triage else "",
         "\n".join(f"Round {done.number}: {plain(done.drift.summary)}" for done in evidence.rounds if done.drift),
-        "\n".join(f"- **{plain(f.name)}** ({f.severity}): {plain(f.problem)}" for _, f in evidence.findings),
+        "\n".join(_finding(finding) for _, finding in evidence.findings),
         "\n".join(_note(note) for note in (evidence.info.notes if evidence.info else ())),
         _settings(evidence),
     ]
@@ -47,10 +48,16 @@ def plain(text: str) -> str:
 
 
 def _section(section: Section) -> list[str]:
-    """The summary of a section, its table, and its details folded away."""
+    """The summary of a section, its table, its findings, and its details folded away."""
     details = "\n".join(f"- {plain(line)}" for line in section.lines)
     folded = f"<details><summary>{plain(section.title)}: details</summary>\n\n{details}\n\n</details>"
-    return [plain(section.summary), plain(section.caption), _table(section.table), folded * bool(details)]
+    findings = "\n".join(f"{_finding(f)}. {plain(f.advice)}." for f in section.findings)
+    return [plain(section.summary), plain(section.caption), _table(section.table), findings, folded * bool(details)]
+
+
+def _finding(finding: Finding) -> str:
+    """A list item."""
+    return f"- **{plain(finding.name)}** ({finding.severity}): {plain(finding.problem)}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -86,6 +86,7 @@ class Section:
         after: the part of the page that it follows.
         lines: details that the Markdown report lists below the summary, folded away.
         caption, table: a table that the Markdown report shows below the summary, its head first; empty without one.
+        findings: that the Markdown report lists below both; the template shows them from ``values``.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Section:
     lines: tuple[str, ...] = ()
     caption: str = ""
     table: tuple[tuple[str, ...], ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 class Observer(Protocol):

@@ -60,7 +60,7 @@ class RiskOfRound:
         broken, fixed: cases that judge which only the model after, or only the one before, gets wrong.
         learned: whether the risk map learned more than the margin.
         findings: what the map had to do without, and why its probabilities may be wrong.
-        cases: that teach the map, those of wider conditions included.
+        cases: of the conditions that teach the map; those of wider conditions, which estimate nothing, do not count.
         rated: number of field inputs that were rated.
         expected: their mean risk, for the model after the round.
         regions: the riskiest of these inputs and the predicted classes, with the failures expected there.
@@ -119,7 +119,7 @@ class RiskOfField:
             fixed=len(changed.fixed),
             learned=risk.learned,
             findings=(*seen.risk.findings, *risk.findings, *_doubts(seen)),
-            cases=len(risk.cases),
+            cases=risk.cases.own,
             **_rated(seen, risk, labelled, failed),
             labels=len(failed),
             failures=int(failed.sum()),
@@ -161,6 +161,7 @@ class RiskOfField:
             lines=lines,
             caption=CAPTION,
             table=table,
+            findings=tuple(others),
         )
 
 
