@@ -17,7 +17,8 @@ from operant.profile.fitting import (
 from operant.profile.label_shift import estimate_priors
 from operant.profile.priors import Priors
 from operant.profile.ratio import Ratio, fit_ratio
-from operant.profile.risk_map import RiskCases, RiskMap, fit_risk
+from operant.profile.risk_cases import RiskCases
+from operant.profile.risk_map import RiskMap, fit_risk
 from operant.profile.synthesis import (
     ClassVAEs,
     FromImages,

@@ -14,7 +14,6 @@ from operant.data import Samples
 from operant.formatting import percent
 from operant.model import Classifier, Finding
 from operant.model.hashing import content_hash
-from operant.profile._risk_cases import RiskCases, gather
 from operant.profile._risk_findings import (
     few_cases,
     lacking_classes,
@@ -36,6 +35,7 @@ from operant.profile._risk_terms import (
     margin_log_odds,
 )
 from operant.profile.priors import Priors
+from operant.profile.risk_cases import RiskCases, gather
 from operant.suite import Suite
 from operant.validation import check_at_least, check_finite, check_not_empty, check_row_shape
 

@@ -95,6 +95,7 @@ def _with_taught(table: RiskCases, model: Classifier, taught: Samples) -> RiskCa
 
 def _groups(seed: Tensor, seeds: Samples | None) -> Tensor:
     """A number per case, the same for cases of one seed, and for seeds of one group."""
+    group: Tensor
     ids, group = seed.unique(return_inverse=True)
     if seeds is None or seeds.groups is None:
         return group
@@ -103,8 +104,8 @@ def _groups(seed: Tensor, seeds: Samples | None) -> Tensor:
     found = order[place]
     if not bool((seeds.ids.cpu()[found] == ids).all()):
         raise ValueError("seeds must hold every input that cases were drawn from; give the same samples")
-    _, unit = seeds.units.cpu()[found].unique(return_inverse=True)
-    return unit[group]
+    units: Tensor = seeds.units.cpu()[found].unique(return_inverse=True)[1]
+    return units[group]
 
 
 def _by_shares(label: Tensor, shares: Tensor | None, classes: int) -> Tensor:
