@@ -1,5 +1,7 @@
 """Laws of a campaign's risk map: what cases it draws, that they are kept, and what seeds, triage and the report use."""
 
+import csv
+import io
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from typer.testing import CliRunner
 
 from operant import Classifier, Samples, Suite, labels_of, load_digits, results, spawn
 from operant.assess import assess_reliability, failure_rate, regressions
@@ -19,10 +22,12 @@ from operant.campaign import Campaign, CampaignResult, judging
 from operant.campaign import field as field_module
 from operant.campaign.choosers import risk_score
 from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound, describe_lift
+from operant.campaign.observers.risk_listing import list_risks
 from operant.campaign.observers.risk_regions import RISKIEST, Rated, regions_of
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import SeedRows
 from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD, SUITES, spread_seeds, teaching_cases
+from operant.cli import app
 from operant.cli.assess import _read_risk
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
@@ -32,9 +37,10 @@ from operant.generate import GradientMove, RecipeDraws, unguided
 from operant.measure import judge as judge_module
 from operant.networks import fit, initialise
 from operant.profile import RiskMap, fit_profile, fit_risk
-from operant.report import gather
+from operant.report import gather, write_report
 from operant.report.markdown import markdown
 from operant.report.page import render_page
+from operant.report.risks import risks_csv
 from operant.retrain import OperationalFinetune
 from operant.seeds import margin_risk
 
@@ -383,6 +389,44 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     few = replace(record, lift=None, labels=MIN_LABELS - 1, failures=3)
     assert "3 of 99 labelled field inputs fail, and at least 100" in describe_lift(few)
     assert "no more than the margin" in describe_lift(replace(record, learned=False))
+
+
+def test_the_report_lists_all_field_inputs_by_risk(done, tmp_path: Path) -> None:
+    folder, result = done
+    page = write_report(folder, tmp_path / "report")
+    text = (tmp_path / "report" / "risks.csv").read_text()
+    head, *rows = csv.reader(text.splitlines())
+    assert head == ["name", "prediction", "risk"]
+    assert [name for name, _, _ in rows[:3]] == [one.name for one in record_of(folder).riskiest[:3]]
+    order = {name: (prediction, float(risk)) for name, prediction, risk in rows}
+    assert sorted(order) == sorted(set(field().titles))
+    assert [float(risk) for _, _, risk in rows] == sorted((float(risk) for _, _, risk in rows), reverse=True)
+    predicted = result.model.predict(field().x).tolist()
+    assert [order[name][0] for name in field().titles] == [str(p) for p in predicted]
+    assert sum(float(risk) for _, _, risk in rows) / 700 == pytest.approx(record_of(folder).expected, abs=1e-4)
+    assert "All 700 are listed in risks.csv, riskiest first." in plain_text(page.with_suffix(".md").read_text())
+    write_report(folder, tmp_path / "again")
+    assert (tmp_path / "again" / "risks.csv").read_text() == text
+    said = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "report")]).output
+    assert "risks.csv" in said
+
+
+def plain_text(markdown: str) -> str:
+    return markdown.replace("\\", "")
+
+
+def test_a_listing_keeps_names_of_any_characters_and_no_cell_is_a_formula() -> None:
+    names = ["a,b.png", "=1+1", "ü\n.png", "i7"]
+    rated = Rated(risk=torch.tensor([0.1, 0.4, 0.2, 0.4]).double(), predicted=torch.tensor([0, 1, 2, 1]))
+    listing = list_risks(names, rated)
+    assert [name for name, _, _ in listing.rows()] == ["=1+1", "i7", "ü\n.png", "a,b.png"]
+    rows = list(csv.reader(io.StringIO(risks_csv(listing, ("cat", "dog", "@x")))))
+    assert rows[1:] == [
+        ["'=1+1", "dog", "0.4"],
+        ["i7", "dog", "0.4"],
+        ["ü\n.png", "'@x", "0.2"],
+        ["a,b.png", "cat", "0.1"],
+    ]
 
 
 @settings(deadline=None)

@@ -13,6 +13,7 @@ from torch import Tensor
 from operant.assess.case_rate import CaseRate, failure_rate
 from operant.assess.regressions import regressions
 from operant.campaign.observers.base import ObservedRound, Section, evenly, read_template
+from operant.campaign.observers.risk_listing import RiskListing, list_risks
 from operant.campaign.observers.risk_regions import (
     Rated,
     RiskRegion,
@@ -33,6 +34,7 @@ from operant.profile.describe import packed, unpacked
 from operant.suite.drawing import MAX_SMALL, data_uri, is_picture, shades, shrunk, unit
 
 MAX_RATED = 20_000  # field inputs
+RISKS = "risks.csv"  # of a report: all rated field inputs
 SHOWN, MAX_SIDE = 12, 96  # riskiest inputs in the report, and pixels of their longer side
 MAX_NAMED = 3  # classes in the summary
 MIN_LABELS, MIN_FAILURES = 100, 5  # that a lift needs
@@ -68,6 +70,7 @@ class RiskOfRound:
         pictures, bounds: the same as `packed` inputs, and the range of their values.
         labels, failures: labelled inputs of the present field, and how many of them the model after gets wrong.
         lift: how well the map ranks them; None if they are too few.
+        listing: all rated inputs by risk; None in records of earlier versions.
     """
 
     before: CaseRate
@@ -86,6 +89,7 @@ class RiskOfRound:
     labels: int
     failures: int
     lift: Lift | None
+    listing: RiskListing | None = None
 
 
 def _doubts(seen: ObservedRound) -> tuple[Finding, ...]:
@@ -145,12 +149,14 @@ class RiskOfField:
             "regions": [list(row) for row in table],
             "check": describe_lift(newest),
             "lift_rows": _lift_rows(newest.lift),
+            "listed": 0 if newest.listing is None else len(newest.listing),
             "rates": [_rate_row(number, records[number], rounds) for number in sorted(records)],
             "findings": [[f.name, f.problem, f.advice] for f in others],
         }
         title = "Where inputs are likely to fail"
         doubts = [f"{f.problem[0].upper()}{f.problem[1:]}. {f.advice}." for f in level]
-        summary = " ".join([_concentration(newest, classes), values["check"], *doubts])
+        listed = [f"All {newest.rated} are listed in {RISKS}, riskiest first."] if values["listed"] else []
+        summary = " ".join([_concentration(newest, classes), *listed, values["check"], *doubts])
         lines = tuple(f"{one['name']}: predicted {one['prediction']}, risk {one['risk']}" for one in values["inputs"])
         return Section(
             name=self.name,
@@ -181,6 +187,7 @@ def _rated(seen: ObservedRound, risk: RiskMap, labelled: Rated, failed: Tensor) 
         "riskiest": tuple(RiskyInput(name=name, prediction=p, risk=r) for name, p, r in rows),
         "pictures": packed(_small(some.x[shown]), seen.after.bounds),
         "bounds": seen.after.bounds,
+        "listing": list_risks(some.titles, field),
     }
 
 
