@@ -391,6 +391,22 @@ def test_the_report_shows_the_riskiest_inputs_and_what_labels_say(done) -> None:
     assert "no more than the margin" in describe_lift(replace(record, learned=False))
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((0.1, 2.0), ", which is better than the model's margin (3.2) as far as these labels tell."),
+        ((-2.0, -0.1), ", which is worse than the model's margin (3.2) as far as these labels tell."),
+        ((-0.1, 2.0), "; 150 labels are too few to tell whether it ranks better than the model's margin (3.2)."),
+    ],
+)
+def test_labels_that_cannot_tell_map_and_margin_apart_are_called_too_few(done, ends, said: str) -> None:
+    record = record_of(done[0])
+    assert record.lift is not None
+    top = replace(record.lift.at[0], margin=3.2, gain_lower=ends[0], gain_upper=ends[1])
+    text = describe_lift(replace(record, learned=True, lift=replace(record.lift, inputs=150, at=(top,))))
+    assert text.endswith(f"is possible){said}")
+
+
 def test_the_report_lists_all_field_inputs_by_risk(done, tmp_path: Path) -> None:
     folder, result = done
     page = write_report(folder, tmp_path / "report")

@@ -27,6 +27,7 @@ from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD
 from operant.data.class_texts import class_name
 from operant.formatting import at_most, percent
 from operant.measure import Lift, lift, margin
+from operant.measure.lift import LiftAt
 from operant.model import Finding
 from operant.profile import RiskMap
 from operant.profile._risk_findings import LEVEL_OF_WIDER
@@ -224,12 +225,19 @@ def describe_lift(record: RiskOfRound) -> str:
             f"fail, and at least {MIN_LABELS} labels with {MIN_FAILURES} failures are needed."
         )
     top = found.at[0]
-    better = "better than" if top.gain_lower > 0 else "worse than" if top.gain_upper < 0 else "no differently from"
     return (
         f"Labels of {found.inputs} field inputs: the riskiest {percent(top.share)} fail {top.lift:.1f} times as often "
-        f"as all ([{top.lower:.1f}, {top.upper:.1f}], at most {top.ceiling:.1f} is possible), which is {better} the "
-        f"model's margin ({top.margin:.1f}) as far as these labels tell."
+        f"as all ([{top.lower:.1f}, {top.upper:.1f}], at most {top.ceiling:.1f} is possible)"
+        f"{_beside_margin(found.inputs, top)}."
     )
+
+
+def _beside_margin(labels: int, top: LiftAt) -> str:
+    """Whether the map ranks better than the margin, as the end of a sentence."""
+    if top.gain_lower > 0 or top.gain_upper < 0:
+        word = "better" if top.gain_lower > 0 else "worse"
+        return f", which is {word} than the model's margin ({top.margin:.1f}) as far as these labels tell"
+    return f"; {labels} labels are too few to tell whether it ranks better than the model's margin ({top.margin:.1f})"
 
 
 def _concentration(record: RiskOfRound, classes: Sequence[str]) -> str:
