@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from operant import Classifier, Samples, Suite, results, spawn
 from operant.assess import Abstention, abstain, check_abstention, clopper_pearson_interval, regressions
+from operant.assess.abstention import labels_that_decide
 
 
 @settings(max_examples=50, deadline=None)
@@ -38,6 +40,31 @@ def test_it_prints_and_says_that_it_estimates(tmp_path) -> None:
     assert abstain(torch.zeros(3), target=0.1).threshold == math.inf
     results.save(plan, tmp_path / "plan.json")
     assert results.load(tmp_path / "plan.json", Abstention) == plan
+
+
+def test_it_says_that_it_is_optimistic_and_how_many_labels_decide() -> None:
+    plan = abstain(torch.tensor([0.0, 0.02, 0.04, 0.9]), target=0.03)
+    assert "usually too low: test it with check_abstention and about 356 labelled" in str(plan)
+    assert abstain(torch.ones(3), target=0.1).labels == 0
+    assert "check_abstention" not in str(abstain(torch.ones(3), target=0.1))
+
+
+@pytest.mark.parametrize("target", [0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.9])
+def test_so_many_labels_exclude_twice_the_target_if_it_holds(target: float) -> None:
+    n = labels_that_decide(target)
+    assert clopper_pearson_interval(math.floor(target * n + 1e-6), n).upper < 2 * target
+
+
+@pytest.mark.parametrize("kind", [np.array, list])
+def test_arrays_and_lists_are_risks_too(kind) -> None:
+    plan = abstain(kind([0.0, 0.02, 0.04, 0.9]), target=0.03)
+    assert plan == abstain(torch.tensor([0.0, 0.02, 0.04, 0.9], dtype=torch.float64), target=0.03)
+    assert plan.hands_over(kind([0.01, 0.5])).tolist() == [False, True]
+
+
+def test_what_holds_no_numbers_is_refused() -> None:
+    with pytest.raises(TypeError, match="risk must be a tensor, an array or a list of numbers, got str"):
+        abstain("high", target=0.1)
 
 
 def echo() -> Classifier:

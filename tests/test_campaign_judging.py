@@ -126,7 +126,8 @@ def test_a_judge_rates_the_cases_of_its_move_and_survives_a_resume(tmp_path):
 )
 def test_nothing_is_searched_with_a_move_whose_draws_are_all_rejected(tmp_path, monkeypatch, move, said):
     real = judging.fit_judge
-    monkeypatch.setattr(judging, "fit_judge", cached_first(lambda *a, **b: replace(real(*a, **b), accepted=0.0)))
+    reject = cached_first(lambda *a, **b: replace(real(*a, **b), accepted=0.0, findings=()))
+    monkeypatch.setattr(judging, "fit_judge", reject)
     done = run(tmp_path, moves={"bad": move})
     last = done.rounds[-1]
     assert last.nothing_to_search
@@ -162,6 +163,31 @@ def test_a_doubt_does_not_repeat_what_the_test_of_the_move_says():
     test = judging._move_judge("m", judge).test
     assert [f.name for f in test.findings] == ["draws unlike the field", "few draws"]
     assert str(test).count("draws look like field inputs") == 1
+
+
+def test_a_move_with_some_draws_unlike_the_field_is_searched_with_and_doubted(tmp_path, monkeypatch):
+    real, events = judging.fit_judge, []
+
+    def fit_judge(*given, **options):
+        judge = replace(real(*given, **options), accepted=0.69)
+        return replace(judge, findings=judge_module._findings(judge, given[1]))
+
+    monkeypatch.setattr(judging, "fit_judge", fit_judge)
+    done = run(tmp_path / "run", on_event=events.append)
+    (test,) = done.rounds[1].tests
+    said = "part of the draws do not look like field inputs, and a good recipe reaches 80 to 100 %"
+    assert test.searched
+    assert [finding.name for finding in test.findings] == ["some draws unlike the field"]
+    assert str(test) == f"conditions: 69 % of 120 unselected draws look like field inputs; {said}"
+    assert str(test) in [line for event in events for line in permanent_lines(event)]
+    page = write_report(tmp_path / "run", tmp_path / "report")
+    assert page.read_text().count(said.removesuffix(" %")) == 2  # with the move, and as a self-check
+    assert "their orientation above all" in page.read_text()
+
+
+def test_a_share_just_below_half_is_shown_below_half():
+    test = MoveTest(move="m", searched=False, accepted=299 / 600, draws=600)
+    assert str(test) == "m: 49.8 % of 600 unselected draws look like field inputs, so nothing is searched with it"
 
 
 # After drift

@@ -1,5 +1,7 @@
 """Laws of a campaign's risk map: what cases it draws, that they are kept, and what seeds, triage and the report use."""
 
+import csv
+import io
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from typer.testing import CliRunner
 
 from operant import Classifier, Samples, Suite, labels_of, load_digits, results, spawn
 from operant.assess import assess_reliability, failure_rate, regressions
@@ -20,6 +23,7 @@ from operant.campaign import Campaign, CampaignResult, judging
 from operant.campaign import field as field_module
 from operant.campaign.choosers import risk_score
 from operant.campaign.observers.risk import MIN_LABELS, RiskOfField, RiskOfRound, describe_lift
+from operant.campaign.observers.risk_listing import list_risks
 from operant.campaign.observers.risk_regions import RISKIEST, Rated, regions_of
 from operant.campaign.progress import permanent_lines
 from operant.campaign.records import SeedRows
@@ -32,6 +36,7 @@ from operant.campaign.risk import (
     spread_seeds,
     teaching_cases,
 )
+from operant.cli import app
 from operant.cli.assess import _print_weights, _read_risk
 from operant.conditions import Recipe, apply, normal, uniform
 from operant.execution import RunFolder, pool
@@ -44,9 +49,10 @@ from operant.model import Finding
 from operant.networks import fit, initialise, save_weights
 from operant.profile import RiskMap, fit_profile, fit_risk
 from operant.profile._risk_findings import LEVEL_OF_WIDER
-from operant.report import gather
+from operant.report import gather, write_report
 from operant.report.markdown import markdown
 from operant.report.page import render_page
+from operant.report.risks import risks_csv
 from operant.retrain import OperationalFinetune
 from operant.seeds import margin_risk
 
@@ -485,6 +491,60 @@ def test_page_and_markdown_show_every_finding_and_doubts_of_the_level_beside_the
             assert text.count(f"he {finding.name} is doubted. {finding.advice}.") == 1
     for finding in findings:
         assert (finding.advice in section.summary) == (finding.name in LEVEL)
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((0.1, 2.0), ", which is better than the model's margin (3.2) as far as these labels tell."),
+        ((-2.0, -0.1), ", which is worse than the model's margin (3.2) as far as these labels tell."),
+        ((-0.1, 2.0), "; 150 labels are too few to tell whether it ranks better than the model's margin (3.2)."),
+    ],
+)
+def test_labels_that_cannot_tell_map_and_margin_apart_are_called_too_few(done, ends, said: str) -> None:
+    record = record_of(done[0])
+    assert record.lift is not None
+    top = replace(record.lift.at[0], margin=3.2, gain_lower=ends[0], gain_upper=ends[1])
+    text = describe_lift(replace(record, learned=True, lift=replace(record.lift, inputs=150, at=(top,))))
+    assert text.endswith(f"is possible){said}")
+
+
+def test_the_report_lists_all_field_inputs_by_risk(done, tmp_path: Path) -> None:
+    folder, result = done
+    page = write_report(folder, tmp_path / "report")
+    text = (tmp_path / "report" / "risks.csv").read_text()
+    head, *rows = csv.reader(text.splitlines())
+    assert head == ["name", "prediction", "risk"]
+    assert [name for name, _, _ in rows[:3]] == [one.name for one in record_of(folder).riskiest[:3]]
+    order = {name: (prediction, float(risk)) for name, prediction, risk in rows}
+    assert sorted(order) == sorted(set(field().titles))
+    assert [float(risk) for _, _, risk in rows] == sorted((float(risk) for _, _, risk in rows), reverse=True)
+    predicted = result.model.predict(field().x).tolist()
+    assert [order[name][0] for name in field().titles] == [str(p) for p in predicted]
+    assert sum(float(risk) for _, _, risk in rows) / 700 == pytest.approx(record_of(folder).expected, abs=1e-4)
+    assert "All 700 are listed in risks.csv, riskiest first." in plain_text(page.with_suffix(".md").read_text())
+    write_report(folder, tmp_path / "again")
+    assert (tmp_path / "again" / "risks.csv").read_text() == text
+    said = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "report")]).output
+    assert "risks.csv" in said
+
+
+def plain_text(markdown: str) -> str:
+    return markdown.replace("\\", "")
+
+
+def test_a_listing_keeps_names_of_any_characters_and_no_cell_is_a_formula() -> None:
+    names = ["a,b.png", "=1+1", "ü\n.png", "i7"]
+    rated = Rated(risk=torch.tensor([0.1, 0.4, 0.2, 0.4]).double(), predicted=torch.tensor([0, 1, 2, 1]))
+    listing = list_risks(names, rated)
+    assert [name for name, _, _ in listing.rows()] == ["=1+1", "i7", "ü\n.png", "a,b.png"]
+    rows = list(csv.reader(io.StringIO(risks_csv(listing, ("cat", "dog", "@x")))))
+    assert rows[1:] == [
+        ["'=1+1", "dog", "0.4"],
+        ["i7", "dog", "0.4"],
+        ["ü\n.png", "'@x", "0.2"],
+        ["a,b.png", "cat", "0.1"],
+    ]
 
 
 @settings(deadline=None)

@@ -177,6 +177,7 @@ def test_folders_of_pictures_are_read(run: Callable[..., Result], folder: Path) 
         ("users_code:settings --data data.npz", "users_code:settings must be a callable"),
         ("users_code:broken --data data.npz", "KeyError: 'no such layer'"),
         ("users_code:needs --data data.npz", "must build the model without arguments, but raised TypeError"),
+        ("users_code:needs --data data.npz", "a function from inputs to logits must be wrapped in a module"),
         ("users_code:number --data data.npz", "users_code:number() must return a torch.nn.Module, got int"),
         ("users_code:Net --data absent.npz", "there is no absent.npz"),
         ("users_code:Net --data users_code.py", "users_code.py must be an npz file, or a folder of pictures"),

@@ -69,6 +69,7 @@ def test_where_nothing_happened_nothing_is_found(parts) -> None:
     assert fitted.recipe.severities == {}
     assert fitted.unexplained == 0
     assert "no condition was found" in str(fitted)
+    assert "Each interval" not in str(fitted)
     assert fitted.after == pytest.approx(fitted.before, rel=0.1)
     assert fitted.findings == ()
 
@@ -101,6 +102,7 @@ def test_a_range_that_is_too_narrow_is_reported(parts) -> None:
     assert by_name(fitted)["brightness high"] == pytest.approx(0.2, abs=0.01)
     assert "parameter at the end of its range" in [f.name for f in fitted.findings]
     assert "brightness high 0.2" in str(fitted)
+    assert "Each interval holds if these are the right conditions" in str(fitted)
 
 
 def test_conditions_are_found_without_being_declared() -> None:

@@ -14,6 +14,7 @@ from torch.nn.functional import interpolate
 
 from operant import Samples, results, spawn
 from operant.measure import Judge, appearance, fit_judge, fit_naturalness
+from operant.measure import judge as judge_module
 from operant.measure.conformal import fit_conformal
 from operant.measure.judge import FoldJudge, too_few
 from operant.networks.perceptron import Perceptron, fit_perceptron
@@ -120,6 +121,24 @@ def test_draws_like_the_field_are_accepted():
     assert judge.trusted
     assert judge.findings == ()
     assert float((judge(images(200, 3)) >= 0.05).double().mean()) >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("accepted", "name"),
+    [
+        (0.4999, "draws unlike the field"),
+        (0.5, "some draws unlike the field"),
+        (0.7999, "some draws unlike the field"),
+        (0.8, None),
+    ],
+)
+def test_acceptance_below_four_fifths_is_a_finding_and_only_below_half_distrusted(dark, accepted, name):
+    judge = replace(dark, accepted=accepted)
+    found = judge_module._findings(judge, Samples(images(120, 1)))
+    assert [finding.name for finding in found] == ([name] if name else [])
+    assert judge.trusted == (accepted >= 0.5)
+    shown = float(str(judge).split(" %")[0]) / 100
+    assert (shown < 0.5, shown < 0.8) == (accepted < 0.5, accepted < 0.8)
 
 
 def test_differences_below_a_grey_level_are_not_seen(dark):

@@ -1,5 +1,6 @@
 """Lift of rankings: closed forms, ties, mass, and what the margin already knows."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,19 @@ def test_lift_round_trips_and_prints(tmp_path: Path) -> None:
     assert results.load(tmp_path / "lift.json", Lift) == found
     assert "riskiest 5 %" in str(found)
     assert "times as often" in str(found)
+
+
+def test_a_ratio_without_failures_in_the_safer_halves_is_said_in_words() -> None:
+    n = torch.arange(400)
+    failed = n >= 390
+    safe = {"margin": torch.zeros(400), "predicted": torch.zeros(400).long(), "generator": spawn(0)}
+    found = lift(n.double(), failed, **safe)
+    assert found.ratio == math.inf
+    assert str(found).endswith("oftener riskier inputs fail cannot be computed: no failure in the safer halves")
+    none = lift(torch.zeros(400), failed, **safe)
+    assert math.isnan(none.ratio)
+    assert str(none).endswith("cannot be computed: no failure in either half")
+    assert "nan" not in str(found) + str(none)
 
 
 def test_bad_input() -> None:

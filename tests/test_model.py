@@ -643,8 +643,10 @@ def test_bad_settings_are_rejected(options: dict[str, object], sentence: str) ->
 
 
 def test_what_is_no_module_is_rejected() -> None:
-    with pytest.raises(TypeError, match="must be a torch.nn.Module, got function"):
+    with pytest.raises(TypeError, match="must be a torch.nn.Module, got function; a function .* wrapped in a module"):
         Classifier(draw)
+    with pytest.raises(TypeError, match="must be a torch.nn.Module, got int$"):
+        Classifier(3)
     with pytest.raises(ValueError, match=r"one value per channel \(6\), got \[0.1, 0.2\]"):
         Classifier(mlp(), mean=[0.1, 0.2]).predict(inputs(4, 6))
 

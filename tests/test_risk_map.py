@@ -479,6 +479,11 @@ def test_cases_of_one_class_are_reported() -> None:
     assert bool(one(blind(), x).isfinite().all())
 
 
+def test_inputs_are_no_cases() -> None:
+    with pytest.raises(TypeError, match="cases must be a Suite of cases, got Samples; draw cases from labelled inputs"):
+        fit_risk(blind(), Samples(torch.zeros(4, 2), torch.zeros(4).long()))
+
+
 def of_three_values() -> Suite:
     seeds, zeros = Samples(torch.zeros(4, 3), torch.zeros(4).long()), torch.zeros(4).long()
     return Suite.of(seeds.x, seeds=seeds, origin=torch.arange(4), prediction=zeros, method="draws")

@@ -37,10 +37,11 @@ report.html   the report, for a browser
 report.json   the same, for programs: operant.report.load_evidence reads it
 report.xml    the same, for CI servers (JUnit)
 report.md     the same, for a pull request
+risks.csv     all field inputs by the risk that the model fails on them
 demo.json     the result: operant.results.load reads it into an operant.demo.DemoResult
 run/          the campaign: all cases, labels, decisions and weights, round by round
 """
-DEMO_FILES = ("report.html", "report.json", "report.xml", "report.md", "demo.json", "run")
+DEMO_FILES = ("report.html", "report.json", "report.xml", "report.md", "risks.csv", "demo.json", "run")
 CLASSES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 # What a meter-reading camera does to digits. The campaign does not know it; it knows only the limits WIDEST.

@@ -19,6 +19,17 @@ def percent(share: float, digits: int = 3) -> str:
     return f"{100 * share:.0f} %" if "e+" in text else f"{text} %"
 
 
+def percent_beside(share: float, *limits: float, digits: int = 2) -> str:
+    """A percentage with as many digits as it takes to see on which side of each limit it lies.
+
+    >>> percent_beside(0.4983, 0.5), percent_beside(0.69, 0.5, 0.8), percent_beside(0.5, 0.5)
+    ('49.8 %', '69 %', '50 %')
+    """
+    while digits < 9 and any((float(f"{share:.{digits}g}") < limit) != (share < limit) for limit in limits):
+        digits += 1
+    return percent(share, digits)
+
+
 def accuracy(share: float) -> str:
     """An accuracy as a percentage, with enough digits to see a few lost inputs.
 

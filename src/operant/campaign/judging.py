@@ -21,9 +21,8 @@ from operant.campaign.records import MoveTest
 from operant.campaign.reserving import TrainingParts
 from operant.data import Samples
 from operant.data.class_rows import rows_per_class
-from operant.formatting import percent
 from operant.measure import Judge, Naturalness, fit_judge
-from operant.measure.judge import MIN_DRAWS, MIN_FIELD, UNLIKE_FIELD, too_few
+from operant.measure.judge import MIN_DRAWS, MIN_FIELD, UNLIKE_FIELD, accepted_text, too_few
 from operant.model import Classifier
 from operant.rng import spawn
 from operant.types import Fuzzer, Move, UnselectedDraws
@@ -108,7 +107,9 @@ def _judged(name: str, fuzz: Fuzzer, model: Classifier, seeds: Callable[[], Samp
     radius, judge = _largest_radius(given, fit)
     if judge is None:
         return MoveJudge(test=replace(_move_judge(name, first).test, why=_why_dropped(given, radius)), judge=first)
-    return _move_judge(name, judge, radius=radius, why=f"{percent(first.accepted, 2)} at the given radius {given:g}")
+    return _move_judge(
+        name, judge, radius=radius, why=f"{accepted_text(first.accepted, 2)} at the given radius {given:g}"
+    )
 
 
 def _move_judge(name: str, judge: Judge, *, radius: float | None = None, why: str = "") -> MoveJudge:

@@ -15,7 +15,7 @@ from torch import Tensor
 from operant.campaign.assessing import SequentialAssessment
 from operant.data import Samples
 from operant.formatting import accuracy, at_most, percent
-from operant.measure.judge import UNLIKE_FIELD
+from operant.measure.judge import UNLIKE_FIELD, accepted_text
 from operant.model import Classifier, Finding
 from operant.model.hashing import fingerprint_of
 from operant.networks.weights import weights_content
@@ -202,7 +202,7 @@ class MoveTest:
         draws: their number.
         radius: that it is searched with; None if that is the given one, or if it has none.
         why: why it has no judge, another radius or none, as half a sentence.
-        doubts: reasons to doubt its judge, such as few draws.
+        doubts: reasons to doubt its judge, such as few draws, or its recipe, such as some draws unlike the field.
     """
 
     move: str
@@ -220,7 +220,7 @@ class MoveTest:
     def _result(self) -> str:
         if self.accepted is None:
             return f"{_quoted(self.move)}: no judge, because {self.why}; the five scores rate its cases"
-        share = f"{percent(self.accepted, 2)} of {self.draws} unselected draws look like field inputs"
+        share = f"{accepted_text(self.accepted, 2)} of {self.draws} unselected draws look like field inputs"
         if self.radius is not None:
             return f"{_quoted(self.move)}: {share} at the smaller radius {self.radius:g} ({self.why})"
         at = f" {self.why}" if self.why else ""

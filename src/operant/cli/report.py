@@ -24,15 +24,17 @@ def report(
     limit: Annotated[int, typer.Option(help="Maximum number of failures to show.", min=1)] = 1000,
     valid: Annotated[bool, typer.Option(help="Show only failures that were judged valid in triage.")] = False,
 ) -> None:
-    """Write the report of a campaign: report.html, report.json, report.xml (JUnit) and report.md.
+    """Write the report of a campaign: report.html, report.json, report.xml (JUnit) and report.md; also risks.csv.
 
     Exit code 0: the files are written, whatever the result; 2: they could not be written.
     """
     with exit_on_error():
         with loading("operant report"):
+            from operant.campaign.observers.risk import RISKS
             from operant.report.evidence import load_evidence
             from operant.report.writing import write_report
 
         page = write_report(folder or run_folder(), out, limit=limit, valid=valid)
-        verdict = load_evidence(page.with_suffix(".json")).verdict
-        print_line(f"{verdict}\nreport: {page}")
+        evidence = load_evidence(page.with_suffix(".json"))
+        risks = f"\nrisks: {page.with_name(RISKS)}" if evidence.lists_risks else ""
+        print_line(f"{evidence.verdict}\nreport: {page}{risks}")

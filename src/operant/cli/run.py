@@ -127,11 +127,13 @@ def _print_result(result: CampaignResult, job: CampaignJob, output: Output) -> N
 
 def _output_paths(folder: Path, output: Output) -> dict[str, Path]:
     """The files of the campaign; a report that cannot be written does not change how the campaign ended."""
+    from operant.campaign.observers.risk import RISKS
     from operant.report import write_report
 
     paths = {"model": folder / "model.safetensors", "suite": folder / "cases"}
     try:
         paths["report"] = write_report(folder)
+        paths["risks"] = folder / RISKS
     except Exception as error:
         output.warn(f"the report could not be written: {sentence_of(error)}. To try again: operant report {folder}")
     return {name: path for name, path in paths.items() if path.exists()}

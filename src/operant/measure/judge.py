@@ -11,7 +11,7 @@ from torch import Tensor
 
 from operant.activity import activity
 from operant.data import Samples
-from operant.formatting import percent
+from operant.formatting import percent_beside
 from operant.measure._texture import is_image
 from operant.measure.appearance import appearance
 from operant.measure.conformal import Conformal, fit_conformal, min_calibration_size
@@ -26,11 +26,13 @@ LEVEL = 0.05  # p-value from which a draw counts as accepted
 MIN_FIELD = 250  # distinct field inputs, below which the judge detects little
 MIN_DRAWS = 100  # below which the judge detects little
 MIN_ACCEPTED = 0.5  # share of unselected draws that must be accepted; otherwise the recipe or the radius is wrong
+GOOD_ACCEPTED = 0.8  # share that a good recipe reaches; below it, a part of the draws is unlike the field
 GREY_STEPS = 255  # images are rounded to the grey levels of stored images
 NETWORK_STEPS = 100  # of the convolutional network's training
 MIN_SPREAD = 1e-6  # of logits
 ROWS = 512  # inputs per pass
 UNLIKE_FIELD = "draws unlike the field"  # finding that the move, not the judge, is to be doubted
+PARTLY_UNLIKE_FIELD = "some draws unlike the field"  # finding about a move that is searched with nevertheless
 
 
 class Views(NamedTuple):
@@ -154,7 +156,8 @@ class Judge:
     def trusted(self) -> bool:
         """Whether the move may be searched with: at least half of its unselected draws are accepted.
 
-        Otherwise its recipe or radius is wrong, and its failures are not those of the field.
+        Otherwise its recipe or radius is wrong, and its failures are not those of the field. A trusted move can be
+        wrong too, in what a judge hardly sees, such as orientation; a good recipe reaches 80 to 100 %.
         """
         return self.accepted >= MIN_ACCEPTED
 
@@ -165,7 +168,7 @@ class Judge:
 
     def __str__(self) -> str:
         verdict = "" if self.trusted else "; its recipe or radius is wrong"
-        first = f"{percent(self.accepted)} of {self.draws} unselected draws look like field inputs{verdict}"
+        first = f"{accepted_text(self.accepted)} of {self.draws} unselected draws look like field inputs{verdict}"
         return "\n".join([first, *(str(finding) for finding in self.findings)])
 
     @property
@@ -326,11 +329,27 @@ def _findings(judge: Judge, draws: Samples) -> tuple[Finding, ...]:
     if not all(fold.calibration.varies for fold in judge.folds):
         problem = "the judge rates all field inputs equally, so it rejects too little"
         found.append(_finding("judge is blind", problem, "Check that inputs and draws are what they should be"))
+    return (*found, *_findings_about_draws(judge))
+
+
+def _findings_about_draws(judge: Judge) -> tuple[Finding, ...]:
     if not judge.trusted:
-        problem = f"only {percent(judge.accepted)} of the move's unselected draws look like field inputs"
+        problem = f"only {accepted_text(judge.accepted)} of the move's unselected draws look like field inputs"
         advice = "The recipe or the radius is wrong: fit it again or make it smaller before you search with it"
-        found.append(_finding(UNLIKE_FIELD, problem, advice))
-    return tuple(found)
+        return (_finding(UNLIKE_FIELD, problem, advice),)
+    if judge.accepted < GOOD_ACCEPTED:
+        problem = "part of the draws do not look like field inputs, and a good recipe reaches 80 to 100 %"
+        advice = (
+            "Compare draws with field inputs, their orientation above all, which a judge hardly sees. Fit the recipe "
+            "again, declare a better one, or make the radius smaller"
+        )
+        return (_finding(PARTLY_UNLIKE_FIELD, problem, advice),)
+    return ()
+
+
+def accepted_text(share: float, digits: int = 3) -> str:
+    """A share of accepted draws, with enough digits to see whether it is at least half, and at least four fifths."""
+    return percent_beside(share, MIN_ACCEPTED, GOOD_ACCEPTED, digits=digits)
 
 
 def _finding(name: str, problem: str, advice: str) -> Finding:

@@ -1,5 +1,6 @@
 """Lift: how much more often than average inputs fail where a ranking says that they do."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,8 @@ class Lift:
         pmi: failure rate of all inputs, weighted by their mass.
         at: one entry per share.
         ratio, ratio_lower, ratio_upper: how much oftener inputs fail in the riskier half of those with the same
-            predicted class and a similar margin, see (2) of `lift`; NaN if there is no such pair of halves.
+            predicted class and a similar margin, see (2) of `lift`; infinite if no input of the safer halves fails,
+            NaN if none of either half does.
         margin_ratio: the same if the margin itself ranks, i.e. what a similar margin leaves.
     """
 
@@ -71,9 +73,15 @@ class Lift:
 
     def __str__(self) -> str:
         first = f"{self.failures} of {self.inputs} inputs fail, {percent(self.pmi)} of the mass."
-        within = f"{self.ratio:.2f} [{self.ratio_lower:.2f}, {self.ratio_upper:.2f}]"
-        last = f"  within class and margin, riskier inputs fail {within} times as often"
-        return "\n".join([first, *(f"  {a}" for a in self.at), last])
+        return "\n".join([first, *(f"  {a}" for a in self.at), f"  within class and margin, {self._within}"])
+
+    @property
+    def _within(self) -> str:
+        if math.isfinite(self.ratio):
+            ratio = f"{self.ratio:.2f} [{self.ratio_lower:.2f}, {self.ratio_upper:.2f}]"
+            return f"riskier inputs fail {ratio} times as often"
+        where = "either half" if math.isnan(self.ratio) else "the safer halves"
+        return f"how much oftener riskier inputs fail cannot be computed: no failure in {where}"
 
 
 def lift(

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from operant.data import Samples
 from operant.model.copies import copy_module, freeze, on_output
-from operant.model.errors import ModuleFails, NoGradients, NotLogits, WrongChannels, explained, first_line, no_gradients
+from operant.model.errors import (
+    ModuleFails,
+    NoGradients,
+    NotLogits,
+    WrongChannels,
+    explained,
+    first_line,
+    how_to_wrap,
+    no_gradients,
+)
 from operant.model.fast import FastCopy, fast_copies
 from operant.model.gradients import rows_with_gradient
 from operant.rng import spawn, uniform_like
@@ -59,7 +68,7 @@ class Classifier:
         strict: bool = False,
     ) -> None:
         if not isinstance(module, nn.Module):
-            raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+            raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}{how_to_wrap(module)}")
         check_ascending(finite=False, bounds=bounds)
         check_at_least(1, batch_size=batch_size)
         _check_normalisation("mean", mean)

@@ -57,6 +57,16 @@ def no_gradients(why: str) -> NoGradients:
     )
 
 
+def how_to_wrap(value: object) -> str:
+    """How to make a module from a function, as the end of a sentence; empty for classes and what cannot be called."""
+    if isinstance(value, type) or not callable(value):
+        return ""
+    return (
+        "; a function from inputs to logits must be wrapped in a module: class Wrapped(nn.Module) with "
+        "def forward(self, x): return function(x), then use Wrapped()"
+    )
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """torch raises a plain RuntimeError when the CPU allocator fails, so its text is all there is to go by."""
     if not isinstance(error, (MemoryError, RuntimeError)):

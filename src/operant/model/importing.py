@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from operant.files import existing
+from operant.model.errors import how_to_wrap
 
 
 def build_module(target: str, *, root: Path | None = None) -> nn.Module:
@@ -25,9 +26,12 @@ def build_module(target: str, *, root: Path | None = None) -> nn.Module:
     try:
         module = build()
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"{target}() must build the model without arguments, but raised {_message(error)}") from error
+        wrap = how_to_wrap(build) if isinstance(error, TypeError) else ""  # it may be the model, called without inputs
+        what = f"{target}() must build the model without arguments, but raised {_message(error)}"
+        raise ValueError(f"{what}{wrap}") from error
     if not isinstance(module, nn.Module):
-        raise ValueError(f"{target}() must return a torch.nn.Module, got {type(module).__name__}")
+        got = f"{type(module).__name__}{how_to_wrap(module)}"
+        raise ValueError(f"{target}() must return a torch.nn.Module, got {got}")
     return module
 
 

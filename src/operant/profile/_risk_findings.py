@@ -18,7 +18,8 @@ def missing_layer(tapped: bool) -> tuple[Finding, ...]:
     if tapped:
         return ()
     problem = "no linear or convolutional layer of the model can be observed, so neighbours are found by logits"
-    return (warning("no penultimate layer", problem, "Pass a plain module instead of a scripted one or a callable"),)
+    advice = "Pass a plain module with its layers, not a scripted one or one that only calls a function"
+    return (warning("no penultimate layer", problem, advice),)
 
 
 def few_cases(n: int) -> tuple[Finding, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operant.conditions import CONDITIONS
 from operant.formatting import percent
 from operant.profile.error_estimate import BREAKS, ErrorEstimate
-from operant.profile.fit_conditions import FittedConditions, Parameter
+from operant.profile.fit_conditions import GIVEN_THE_OTHERS, FittedConditions, Parameter
 from operant.profile.priors import Priors
 from operant.suite.drawing import is_picture
 
@@ -14,9 +14,6 @@ MAX_LISTED = 20  # sources, groups, classes and values that are listed
 LOG_FACTORS = ("exposure", "warmth", "tint", "scale", "contrast", "saturation")  # conditions that are logs of factors
 ANGLE, ANY_ANGLE = "motion_angle", 60.0  # degrees of standard deviation from which a movement has any direction
 BLURS = ("blur", "defocus", "motion_blur")  # conditions that look much alike
-GIVEN_THE_OTHERS = (
-    "Each interval holds if these are the right conditions; it does not count that others could have been found."
-)
 SHARE_TERMS = {
     "mlls": "the shares that make the model's outputs on field inputs most likely",
     "bbse": "the shares that explain how often each class is predicted",

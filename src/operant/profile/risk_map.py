@@ -184,12 +184,22 @@ def fit_risk(
         | neighbours in training data
     """
     check_at_least(1, k=k)
+    _check_suites(cases=cases, wider=wider)
     check_not_empty(cases=cases, advice="draw cases with operant.generate.RecipeDraws")
     model.check(Samples(cases.x, cases.label, classes=cases.classes))
     if wider is not None and len(wider):
         check_row_shape(tuple(cases.x.shape[1:]), wider=wider.x, advice="draw them from the seeds of the other cases")
         model.check(Samples(wider.x, wider.label, classes=wider.classes))
     return _fitted(model, gather(model, cases, wider=wider, priors=priors, taught=taught, seeds=seeds), k)
+
+
+def _check_suites(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Suite):
+            raise TypeError(
+                f"{name} must be a Suite of cases, got {type(value).__name__}; draw cases from labelled inputs: "
+                "operant.generate.RecipeDraws(recipe=...)(model, samples, generator=...)"
+            )
 
 
 # Fitting --------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from operant import results
 from operant.campaign.assessing import SequentialAssessment, what_it_takes
 from operant.campaign.observers import Section
+from operant.campaign.observers.risk import RiskOfField
 from operant.campaign.records import CampaignInfo, MoveTest, Round, StopRecord
 from operant.data.class_texts import class_name
 from operant.files import read_regular
@@ -92,6 +93,11 @@ class Evidence:
     def tests(self) -> tuple[MoveTest, ...]:
         """Whether each move makes cases like field inputs, in the present field; empty if nothing was judged."""
         return latest_tests(self.rounds)
+
+    @property
+    def lists_risks(self) -> bool:
+        """Whether all rated field inputs are written to ``risks.csv``."""
+        return any(section.name == RiskOfField.name and section.values.get("listed") for section in self.sections)
 
     @property
     def requirement(self) -> float:

@@ -16,6 +16,8 @@ from operant import results
 from operant.assess import clopper_pearson_interval
 from operant.campaign.build import CONDITIONS, ESTIMATED
 from operant.campaign.observers import OBSERVERS, Observer, Section
+from operant.campaign.observers.risk import RiskOfField, RiskOfRound
+from operant.campaign.observers.risk_listing import RiskListing
 from operant.campaign.progress import seconds_by_part
 from operant.campaign.records import CampaignInfo, FieldIds, Round, StopRecord
 from operant.execution.round_state import LabelBatch
@@ -170,6 +172,13 @@ def _sections(
         section = observer.section(records, rounds=rounds, classes=info.classes if info else ()) if records else None
         if section is not None:
             yield section
+
+
+def newest_risks(folder: str | Path) -> RiskListing | None:
+    """All field inputs that the newest risk map rated; None if there is no map, or an earlier version recorded it."""
+    files = [place / f"{RiskOfField.name}.json" for place in _places(Path(folder))]
+    newest = max((file for file in files if finished(file)), default=None, key=lambda file: number_of(file.parent))
+    return None if newest is None else _read(newest, RiskOfRound).listing
 
 
 # Labels

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from operant.activity import activity
 from operant.campaign.observers import OBSERVERS, Observer
+from operant.campaign.observers.risk import RISKS
 from operant.report.failures import LIMIT
-from operant.report.gathering import gather
+from operant.report.gathering import gather, newest_risks
 from operant.report.junit import junit_xml
 from operant.report.markdown import markdown
 from operant.report.page import render_page
+from operant.report.risks import risks_csv
 from operant.results import save, write_atomically
 
 
@@ -23,6 +25,9 @@ def write_report(
     observers: Sequence[Observer] = OBSERVERS,
 ) -> Path:
     """Write ``report.html``, ``report.json``, ``report.xml`` (JUnit) and ``report.md`` of a campaign; returns the page.
+
+    If the campaign has a risk map, ``risks.csv`` lists all rated field inputs: name or id, predicted class, and risk,
+    riskiest first.
 
     The campaign may be under way: the report shows what is finished. Files are only read, nothing is computed, and a
     running campaign is not disturbed.
@@ -44,6 +49,8 @@ def write_report(
     except FileExistsError:
         raise ValueError(f"a report is written to a folder, but {place} is a file; choose another") from None
     page = place / "report.html"
+    if evidence.lists_risks and (listing := newest_risks(folder)) is not None:
+        write_atomically(place / RISKS, risks_csv(listing, evidence.info.classes if evidence.info else ()).encode())
     save(evidence, page.with_suffix(".json"))
     write_atomically(page.with_suffix(".xml"), junit_xml(evidence))
     write_atomically(page.with_suffix(".md"), markdown(evidence).encode())

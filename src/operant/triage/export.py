@@ -42,19 +42,22 @@ def csv_of(suite: Suite, judgements: Sequence[Judgement], classes: Sequence[str]
         if judgement.verdict:
             each[judgement.by][judgement.row] = judgement.verdict
     classes = classes or suite.classes
-    files = {} if suite.pool.names is None else {"seed file": [_safe(name) for name in suite.seed_names]}
+    files = {} if suite.pool.names is None else {"seed file": [safe_cell(name) for name in suite.seed_names]}
     columns: dict[str, Sequence[Any]] = {
         "row": range(len(suite)),
         "seed": suite.seed.tolist(),
         **files,
         "label": [_name(classes, label) for label in suite.label.tolist()],
         "prediction": [_name(classes, label) for label in suite.prediction.tolist()],
-        "method": [_safe(str(method)) for method in suite.method],
-        **{_safe(name): _cells(values) for name, values in measured.items()},
-        **{name: [_safe(str(cell)) for cell in values] for name, values in columns_of(judgements, len(suite)).items()},
-        **{_safe(f"verdict of {name}"): values for name, values in each.items()},
+        "method": [safe_cell(str(method)) for method in suite.method],
+        **{safe_cell(name): _cells(values) for name, values in measured.items()},
+        **{
+            name: [safe_cell(str(cell)) for cell in values]
+            for name, values in columns_of(judgements, len(suite)).items()
+        },
+        **{safe_cell(f"verdict of {name}"): values for name, values in each.items()},
     }
-    return _lines([tuple(columns), *zip(*columns.values(), strict=True)])
+    return csv_text([tuple(columns), *zip(*columns.values(), strict=True)])
 
 
 def export_pictures(
@@ -95,26 +98,27 @@ def export_pictures(
         (place / file).write_bytes(png(shades(unit(pair_of(suite, row)[1], limits))))
         written.append((file, label, _name(classes, label)))
     place.mkdir(parents=True, exist_ok=True)
-    write_atomically(place / TABLE, _lines([("file", "label", "class"), *sorted(written)]).encode())
+    write_atomically(place / TABLE, csv_text([("file", "label", "class"), *sorted(written)]).encode())
     return len(chosen)
 
 
 def _name(classes: Sequence[str], label: int) -> str:
-    return _safe(classes[label]) if 0 <= label < len(classes) else str(label)
+    return safe_cell(classes[label]) if 0 <= label < len(classes) else str(label)
 
 
 def _cells(values: Any) -> list[str]:
     if isinstance(values, Tensor):
         return ["" if value != value else f"{value:.9g}" for value in values.tolist()]
-    return [_safe(str(value)) for value in values]
+    return [safe_cell(str(value)) for value in values]
 
 
-def _safe(text: str) -> str:
+def safe_cell(text: str) -> str:
     """A text that spreadsheets do not run as a formula."""
     return f"'{text}" if FORMULA.match(text) else text
 
 
-def _lines(rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as the text of a CSV file."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

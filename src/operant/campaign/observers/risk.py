@@ -13,6 +13,7 @@ from torch import Tensor
 from operant.assess.case_rate import CaseRate, failure_rate
 from operant.assess.regressions import regressions
 from operant.campaign.observers.base import ObservedRound, Section, evenly, read_template
+from operant.campaign.observers.risk_listing import RiskListing, list_risks
 from operant.campaign.observers.risk_regions import (
     Rated,
     RiskRegion,
@@ -26,6 +27,7 @@ from operant.campaign.risk import CONDITIONS_UNLIKE_FIELD
 from operant.data.class_texts import class_name
 from operant.formatting import at_most, percent
 from operant.measure import Lift, lift, margin
+from operant.measure.lift import LiftAt
 from operant.model import Finding
 from operant.profile import RiskMap
 from operant.profile._risk_findings import LEVEL_OF_WIDER
@@ -33,6 +35,7 @@ from operant.profile.describe import packed, unpacked
 from operant.suite.drawing import MAX_SMALL, data_uri, is_picture, shades, shrunk, unit
 
 MAX_RATED = 20_000  # field inputs
+RISKS = "risks.csv"  # of a report: all rated field inputs
 SHOWN, MAX_SIDE = 12, 96  # riskiest inputs in the report, and pixels of their longer side
 MAX_NAMED = 3  # classes in the summary
 MIN_LABELS, MIN_FAILURES = 100, 5  # that a lift needs
@@ -68,6 +71,7 @@ class RiskOfRound:
         pictures, bounds: the same as `packed` inputs, and the range of their values.
         labels, failures: labelled inputs of the present field, and how many of them the model after gets wrong.
         lift: how well the map ranks them; None if they are too few.
+        listing: all rated inputs by risk; None in records of earlier versions.
     """
 
     before: CaseRate
@@ -86,6 +90,7 @@ class RiskOfRound:
     labels: int
     failures: int
     lift: Lift | None
+    listing: RiskListing | None = None
 
 
 def _doubts(seen: ObservedRound) -> tuple[Finding, ...]:
@@ -145,12 +150,14 @@ class RiskOfField:
             "regions": [list(row) for row in table],
             "check": describe_lift(newest),
             "lift_rows": _lift_rows(newest.lift),
+            "listed": 0 if newest.listing is None else len(newest.listing),
             "rates": [_rate_row(number, records[number], rounds) for number in sorted(records)],
             "findings": [[f.name, f.problem, f.advice] for f in others],
         }
         title = "Where inputs are likely to fail"
         doubts = [f"{f.problem[0].upper()}{f.problem[1:]}. {f.advice}." for f in level]
-        summary = " ".join([_concentration(newest, classes), values["check"], *doubts])
+        listed = [f"All {newest.rated} are listed in {RISKS}, riskiest first."] if values["listed"] else []
+        summary = " ".join([_concentration(newest, classes), *listed, values["check"], *doubts])
         lines = tuple(f"{one['name']}: predicted {one['prediction']}, risk {one['risk']}" for one in values["inputs"])
         return Section(
             name=self.name,
@@ -182,6 +189,7 @@ def _rated(seen: ObservedRound, risk: RiskMap, labelled: Rated, failed: Tensor) 
         "riskiest": tuple(RiskyInput(name=name, prediction=p, risk=r) for name, p, r in rows),
         "pictures": packed(_small(some.x[shown]), seen.after.bounds),
         "bounds": seen.after.bounds,
+        "listing": list_risks(some.titles, field),
     }
 
 
@@ -218,12 +226,19 @@ def describe_lift(record: RiskOfRound) -> str:
             f"fail, and at least {MIN_LABELS} labels with {MIN_FAILURES} failures are needed."
         )
     top = found.at[0]
-    better = "better than" if top.gain_lower > 0 else "worse than" if top.gain_upper < 0 else "no differently from"
     return (
         f"Labels of {found.inputs} field inputs: the riskiest {percent(top.share)} fail {top.lift:.1f} times as often "
-        f"as all ([{top.lower:.1f}, {top.upper:.1f}], at most {top.ceiling:.1f} is possible), which is {better} the "
-        f"model's margin ({top.margin:.1f}) as far as these labels tell."
+        f"as all ([{top.lower:.1f}, {top.upper:.1f}], at most {top.ceiling:.1f} is possible)"
+        f"{_beside_margin(found.inputs, top)}."
     )
+
+
+def _beside_margin(labels: int, top: LiftAt) -> str:
+    """Whether the map ranks better than the margin, as the end of a sentence."""
+    if top.gain_lower > 0 or top.gain_upper < 0:
+        word = "better" if top.gain_lower > 0 else "worse"
+        return f", which is {word} than the model's margin ({top.margin:.1f}) as far as these labels tell"
+    return f"; {labels} labels are too few to tell whether it ranks better than the model's margin ({top.margin:.1f})"
 
 
 def _concentration(record: RiskOfRound, classes: Sequence[str]) -> str:
