@@ -146,9 +146,10 @@ def fresh_steps(out: Path, case: FieldCase) -> Steps:
 
 def run_fresh(setting: CasesSetting, case: FieldCase, data: Path | None, out: Path) -> None:
     """Many fits on images of which none is used twice, so that their rates are independent."""
-    known = read_dataset(case.dataset, data).train
+    images, sizes = read_dataset(case.dataset, data), [setting.fit_field, setting.fresh, setting.fit_draws]
+    enough = len(images.train) >= setting.fits * sum(sizes)
+    known = images.train if enough else Samples.concat([images.train, images.test])
     order = shuffled(len(known), spawn(setting.judge_seeds[0], case.name, "fresh"))
-    sizes = [setting.fit_field, setting.fresh, setting.fit_draws]
     for i, rows in enumerate(order.split(sum(sizes))[: setting.fits]):
         work = partial(_fresh, setting, case, known, rows.split(sizes), i)
         fresh_steps(out, case).step(f"fit-{i}", FreshRejects, work)
