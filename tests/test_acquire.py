@@ -383,14 +383,16 @@ class Opaque(nn.Module):
         return x[:, :3] * 2
 
 
-@pytest.mark.parametrize("strategy", [Badge(), RiskBadge(risk=first_value), Clue(), DiverseMargin()], ids=repr)
+@pytest.mark.parametrize(
+    "strategy", [Badge(), RiskBadge(risk=first_value), Clue(), DiverseMargin()], ids=lambda s: type(s).__name__
+)
 def test_without_a_penultimate_layer_logits_serve_as_features(strategy):
     chosen = acquire(Classifier(Opaque(), bounds=(-10, 10)), pool_of(), 20, strategy=strategy, generator=spawn(0))
     assert [finding.name for finding in chosen.findings] == ["no penultimate layer"]
     assert "warning: no penultimate layer: no linear or convolutional layer" in str(chosen)
 
 
-@pytest.mark.parametrize("strategy", [Badge(), Clue(), DiverseMargin()], ids=repr)
+@pytest.mark.parametrize("strategy", [Badge(), Clue(), DiverseMargin()], ids=lambda s: type(s).__name__)
 def test_inputs_that_look_the_same_to_the_model_are_chosen_arbitrarily(strategy):
     class Constant(nn.Module):
         def __init__(self) -> None:
