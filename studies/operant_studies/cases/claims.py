@@ -99,7 +99,7 @@ def _gains(outcome: Outcome) -> list[Row]:
 
 
 def _ratios(outcome: Outcome) -> list[Row]:
-    found = {name: mean(r.ratio[RISK] for r in each) for name, each in outcome.ranked.items()}
+    found = {name: outcome.ratio(name, RISK) for name in outcome.ranked}
     claim = f"within class and margin, riskier inputs fail at least {MIN_RATIO:g} times as often"
     return [[f"{name}: {claim}", value.plain, at_least(value, MIN_RATIO)] for name, value in found.items()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,6 +101,12 @@ class Outcome:
     def best_rival(self, name: str) -> str:
         """The rival with the largest mean lift at 5 %, as known afterwards."""
         return max(RIVALS, key=lambda rival: mean(r.lift5[rival] for r in self.ranked[name]).value)
+
+    def ratio(self, name: str, ranking: str) -> Mean:
+        """How much oftener riskier inputs fail within class and margin; infinite ones count as the largest finite."""
+        values = [r.ratio[ranking] for r in self.ranked[name]]
+        finite = [v for v in values if math.isfinite(v)]
+        return mean(min(v, max(finite, default=1.0)) if not math.isnan(v) else 1.0 for v in values)
 
     @cached_property
     def cost(self) -> RiskCost:

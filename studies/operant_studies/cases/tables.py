@@ -112,10 +112,7 @@ def risk_section(outcome: Outcome) -> str:
         for rival in RIVALS
     ]
     shares = [f"{name}: {at} %" for name in names for at in (5, 10)]
-    ratios = [
-        [ranking, *(_plain(mean(r.ratio[ranking] for r in outcome.ranked[name])) for name in names)]
-        for ranking in (RISK, *RIVALS)
-    ]
+    ratios = [[ranking, *(_plain(outcome.ratio(name, ranking)) for name in names)] for ranking in (RISK, *RIVALS)]
     return f"""## The risk map
 
 `fit_risk` on {s.risk_cases} unselected draws of the *estimated* recipe and {s.wider_cases} of wider conditions
@@ -136,7 +133,8 @@ before the last three layers; and five copies of the image, shifted by a pixel.
 Gain of the risk map in lift over each rival, at 5 and 10 %, paired by seed:
 
 {table(["rival", *shares], gains)}
-Within a predicted class and a fifth of its margins, how much oftener inputs of the riskier half fail:
+Within a predicted class and a fifth of its margins, how much oftener inputs of the riskier half fail. Where no input of
+a safer half fails, the ratio is infinite and counts as the largest finite one of the same row and field:
 
 {table(["ranking", *names], ratios)}
 {_moves(outcome)}"""
