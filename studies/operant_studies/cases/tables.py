@@ -170,7 +170,7 @@ def _moves(outcome: Outcome) -> str:
     return f"""### By move
 
 The same risk map, fitted to {s.moved} cases of one move, passes and failures, without wider conditions;
-{len(s.move_seeds)} seeds. Where no condition was found (Tiny ImageNet), draws are the clean inputs themselves. Gradient
+{len(s.move_seeds)} seeds. Where no condition was found, draws are the clean inputs themselves. Gradient
 moves start from draws of the estimated recipe: PGD in L2 that stops at the first failure, with the smaller radius of
 `default_radii`, and PGD that takes all steps, with the larger one. CPU time is that of making the cases.
 
