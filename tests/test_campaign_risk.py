@@ -604,3 +604,15 @@ def test_recipes_that_do_not_fit_are_refused_before_a_label_is_bought(tmp_path: 
             folder=tmp_path / "table",
             recipe=RECIPE,
         )
+
+
+def test_failures_in_the_report_carry_their_risk_and_can_be_sorted_by_it(done) -> None:
+    folder, result = done
+    assert result.suite is not None
+    evidence = gather(folder, observers=())
+    rated = [round(failure.risk, 9) for failure in evidence.gallery.failures if failure.risk is not None]
+    assert rated
+    assert set(rated) <= {round(float(risk), 9) for risk in Suite.open(folder / "cases")["risk"]}
+    page = render_page(evidence, ())
+    assert '<option value="-risk">' in page
+    assert page.count("<dt>risk</dt>") == len(rated)

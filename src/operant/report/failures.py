@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,8 @@ class Failure:
         file: where its seed comes from; empty if that is not known.
         naturalness: a p-value; small means unlike field data.
         mass: share of the field around it.
+        risk: how likely field inputs like it are to fail, by the risk map; None if it was not chosen to learn from, or
+            without a map.
         linf, l2: distance from its seed.
         learned: whether the model was retrained with it.
         pictures: seed, case and difference, as data URIs; empty if inputs are not images.
@@ -51,6 +54,7 @@ class Failure:
     linf: float
     l2: float
     learned: bool
+    risk: float | None = None
     pictures: tuple[str, ...] = ()
     changes: tuple[tuple[str, str, str], ...] = ()
 
@@ -169,6 +173,7 @@ def _failures(
 ) -> tuple[Failure, ...]:
     moves = suite.columns.get("move", suite.method)
     numbers = [suite["naturalness"], suite["mass"], suite.distances("linf"), suite.distances("l2")]
+    risks = torch.as_tensor(suite.columns.get("risk", torch.full((len(suite),), torch.nan))).tolist()
     rows = zip(
         rounds.tolist(), moves, suite.label.tolist(), suite.prediction.tolist(), suite.seed.tolist(), suite.seed_names,
         *(torch.as_tensor(column).tolist() for column in numbers), learned.tolist(),
@@ -178,6 +183,7 @@ def _failures(
         Failure(
             round=number, move=str(move), label=label, prediction=prediction, seed=str(seed), file=file,
             naturalness=natural, mass=mass, linf=linf, l2=l2, learned=used,
+            risk=None if math.isnan(risks[i]) else risks[i],
             pictures=pictures[i] if pictures else (), changes=changes[i] if changes else (),
         )
         for i, (number, move, label, prediction, seed, file, natural, mass, linf, l2, used) in enumerate(rows)

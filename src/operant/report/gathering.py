@@ -1,6 +1,7 @@
 """Gathering what a report shows from a campaign's folder; files are only read."""
 
 import json
+import math
 import re
 import shlex
 import warnings
@@ -27,7 +28,7 @@ from operant.model import Finding
 from operant.model.hashing import bytes_of, fingerprint, hash_of
 from operant.profile import FittedConditions, load_profile
 from operant.report.evidence import INITIAL_MODEL, Evidence, Prior, latest_tests
-from operant.report.failures import LIMIT, Gallery, RoundFailures, contents, different, gallery_of
+from operant.report.failures import LIMIT, Gallery, Key, RoundFailures, contents, different, gallery_of
 from operant.suite import Suite
 from operant.triage.sampling import ValidShare, valid_share
 from operant.triage.verdicts import verdicts_for
@@ -289,11 +290,19 @@ def _failures(
             continue
         good = suite.operational(info.requirement.level, info.requirement.mass_quantile)
         cases = list(_suites([place / "cases"], findings))
-        known = set(contents(cases[0])) if cases else set()
-        chosen = torch.tensor([content in known for content in contents(good)], dtype=torch.bool)
+        known, names = _risks(cases[0]) if cases else {}, contents(good)
+        chosen = torch.tensor([name in known for name in names], dtype=torch.bool)
         learned = chosen & (number_of(place) <= kept)
-        found.append(RoundFailures(round=number_of(place), suite=good, chosen=chosen, learned=learned))
+        rated = good.with_columns(risk=torch.tensor([known.get(name, math.nan) for name in names], dtype=torch.float64))
+        found.append(RoundFailures(round=number_of(place), suite=rated, chosen=chosen, learned=learned))
     return found
+
+
+def _risks(cases: Suite) -> dict[Key, float]:
+    """The risk of each case that was chosen to learn from, NaN without a risk map."""
+    column = cases.columns.get("risk")
+    values = column.tolist() if isinstance(column, Tensor) else [math.nan] * len(cases)
+    return dict(zip(contents(cases), values, strict=True))
 
 
 def _suites(places: list[Path], findings: Findings) -> Iterator[Suite]:
