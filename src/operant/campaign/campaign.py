@@ -170,15 +170,13 @@ class Campaign:
         recipe = conditions.recipe if recipe is None and conditions is not None else recipe
         searched = recipe if recipe is not None and recipe.names else None
         moves = dict(default_moves(train, recipe=searched) if self.moves is None else self.moves)
-        parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
         if searched is not None:
             _check_recipe(searched, model, train)
         draws = 0 if searched is None else self.draws
-        if draws:
-            parts |= {"recipe": searched}
         priors = () if conditions is None else conditions.priors
-        if priors and (draws or self.judge_draws):
-            parts |= {"priors": priors}
+        parts = {"seed": seed, "model": model, "train": train, "clean": clean, "classes": tuple(classes)}
+        parts |= {"recipe": searched} if draws else {}
+        parts |= {"priors": priors} if priors and (draws or self.judge_draws) else {}
         with activity("checking model and data"):
             signature = signature_of(replace(self, moves=moves), free=MAY_CHANGE, **parts)
         with RunFolder(Path(folder), signature=signature, stopwatch=stopwatch) as run:
@@ -203,18 +201,12 @@ class Campaign:
                 )
             options = replace(self, retrainer=without_bar(self.retrainer))  # progress is shown by on_event
             labels = FieldLabels(options, labeller, field_state, state)
-            split, risk = reserve(train, judge_draws=self.judge_draws, draws=draws), None
+            split = reserve(train, judge_draws=self.judge_draws, draws=draws)
+            risk = None
             if searched is not None and draws:
                 risk = CampaignRisk(searched, split, clean, state, draws=draws, chunk=self.chunk)
             result = CampaignRun(
-                options,
-                moves,
-                split,
-                field=field_state,
-                state=state,
-                labels=labels,
-                conditions=conditions,
-                risk=risk,
+                options, moves, split, field=field_state, state=state, labels=labels, conditions=conditions, risk=risk
             ).run()
             with activity("writing the final model and all cases"):
                 run.deliver(result.model, result.suite)

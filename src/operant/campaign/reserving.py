@@ -15,7 +15,7 @@ from operant.model import Finding
 RESERVED = 0.25  # largest share of the training inputs that is reserved
 PER_JUDGE_DRAW = 2  # inputs reserved per draw of a judge, so that the field's class shares can be drawn
 MAX_PER_SEED = 3  # cases of the conditions per input that teaches the risk map; with more, it ranks inputs less well
-EFFECT = "a model that is retrained with failures of the same inputs passes more of these cases"  # half a sentence
+BIAS = "a model that is retrained with failures of the same inputs passes more of these cases"  # used in findings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,7 +105,7 @@ def risk_seeds(train: TrainingParts, clean: Samples, *, draws: int) -> RiskSeeds
 def _not_separate(n: int) -> Finding:
     problem = (
         f"the {n} training inputs are too few, or have too large groups, to reserve some for the risk map, so it "
-        f"learns from cases of all of them; {EFFECT}, and its mean risk comes out too low"
+        f"learns from cases of all of them; {BIAS}, and its mean risk comes out too low"
     )
     return Finding(name="risk map not separate", problem=problem, advice="Give more training inputs")
 
@@ -114,6 +114,6 @@ def _rare(labels: Sequence[int], classes: Sequence[str]) -> Finding:
     names = f"{'class' if len(labels) == 1 else 'classes'} {class_names(labels, classes)}"
     problem = (
         f"no input that is reserved for the risk map is of {names}, so the map learns from all training inputs of "
-        f"{names}, which are searched from, too; {EFFECT}, and risks of {names} come out too low"
+        f"{names}, which are searched from, too; {BIAS}, and risks of {names} come out too low"
     )
     return Finding(name="risk map not separate", problem=problem, advice=f"Give more training inputs of {names}")
