@@ -25,6 +25,7 @@ ORDER = [
     "campaign robot",
     "triage",
     "report",
+    "export",
     "testing pytest_plugin demo",
     "cli",
     "__main__",

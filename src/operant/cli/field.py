@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.activities import loading
+from operant.cli.field_data import read_field_data
 from operant.cli.options import (
-    CONFIG,
     Bounds,
     Mean,
     ModelOrConfig,
@@ -22,7 +22,7 @@ from operant.cli.options import (
     config_here,
     load_classifier,
 )
-from operant.cli.output import Output, check_model, exit_on_error, print_line
+from operant.cli.output import exit_on_error, print_line
 
 if TYPE_CHECKING:
     from operant.campaign.build import DataOptions
@@ -101,37 +101,21 @@ def _describe(
     seed: int,
 ) -> FieldDescription:
     """Read all data, check the model and describe the field."""
-    from operant.campaign.build import configured_classes, field_files, limits_of, read_known
-    from operant.campaign.config import ConditionsTable
     from operant.profile import describe_field
-    from operant.profile._conditions import NoConditions
     from operant.rng import spawn
 
-    if options.train is None or not options.field:
-        missing = "training" if options.train is None else "field"
-        option = "--train" if options.train is None else "--field"
-        raise ValueError(f"there are no {missing} data: give {option}, or run this in a folder with {CONFIG}")
-    notes: list[str] = []
-    train, clean = read_known(options, model, notes)
-    if config is not None:
-        train = replace(train, classes=configured_classes(config, model, train))
-    check_model(model, clean, Output())
-    inputs = field_files(options, model, train, clean).read()
-    table = config.conditions if config is not None and config.conditions is not None else ConditionsTable()
-    limits = None
-    with suppress(NoConditions):  # the description says why
-        limits = limits_of(table, train, model.bounds)
+    data = read_field_data(model, options, config)
     described = describe_field(
         model,
-        inputs,
-        train=train,
-        labelled=clean,
-        estimate=table.wanted if conditions is None else conditions,
-        widest=limits,
+        data.inputs,
+        train=data.train,
+        labelled=data.clean,
+        estimate=data.table.wanted if conditions is None else conditions,
+        widest=data.limits,
         last=last,
         generator=spawn(seed, "field"),
     )
-    return replace(described, notes=(*(f"{note}." for note in notes), *described.notes))
+    return replace(described, notes=(*data.notes, *described.notes))
 
 
 def _last(out: Path, config: Config | None) -> tuple[FieldDescription | None, str]:

@@ -273,6 +273,15 @@ def _valid(part: RoundFailures, folder: Path) -> RoundFailures:
 # Suites
 
 
+def operational_failures(folder: str | Path) -> tuple[list[RoundFailures], Findings]:
+    """The operational failures of each round of a campaign, each once, and findings about damaged files."""
+    place, findings = Path(folder), Findings()
+    _settings(place)  # an error if the folder is not a campaign's
+    info = _read(place / "info.json", CampaignInfo) if finished(place / "info.json") else None
+    rounds = [_read(p / "round.json", Round) for p in _places(place) if finished(p / "round.json")]
+    return different(_failures(place, info, rounds, findings)), findings
+
+
 def _failures(
     folder: Path, info: CampaignInfo | None, rounds: Sequence[Round], findings: Findings
 ) -> list[RoundFailures]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +89,27 @@ def export_pictures(
         raise ValueError(f"nobody has judged the cases of {path}; `operant triage {path}` opens a page to do so")
     chosen = (suite["verdict"] == verdict).nonzero()[0].tolist()
     classes = classes or suite.classes
-    limits, folders = range_of(suite, bounds), _folder_names(suite, classes)
-    written: list[tuple[str, int, str]] = []
-    for row in chosen:
-        label = int(suite.label[row])
-        file = f"{folders[label]}/case-{row:06d}.png"
-        (place / file).parent.mkdir(parents=True, exist_ok=True)
-        (place / file).write_bytes(png(shades(unit(pair_of(suite, row)[1], limits))))
-        written.append((file, label, _name(classes, label)))
+    files = picture_names(suite, numbered_folders(suite.label.tolist(), classes))
+    write_pictures(suite, {row: files[row] for row in chosen}, place, bounds=bounds)
+    rows = [(files[row], int(suite.label[row]), _name(classes, int(suite.label[row]))) for row in chosen]
     place.mkdir(parents=True, exist_ok=True)
-    write_atomically(place / TABLE, csv_text([("file", "label", "class"), *sorted(written)]).encode())
+    write_atomically(place / TABLE, csv_text([("file", "label", "class"), *sorted(rows)]).encode())
     return len(chosen)
+
+
+def picture_names(suite: Suite, folders: Mapping[int, str]) -> list[str]:
+    """The file of each case, in the folder of its label."""
+    return [f"{folders[label]}/case-{row:06d}.png" for row, label in enumerate(suite.label.tolist())]
+
+
+def write_pictures(
+    suite: Suite, files: Mapping[int, str], folder: Path, *, bounds: tuple[float, float] | None = None
+) -> None:
+    """Write rows of a suite as PNG files below a folder; ``bounds`` are those of a pixel (default: of the cases)."""
+    limits = range_of(suite, bounds)
+    for row, file in files.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(png(shades(unit(pair_of(suite, row)[1], limits))))
 
 
 def _name(classes: Sequence[str], label: int) -> str:
@@ -124,10 +134,15 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _folder_names(suite: Suite, classes: Sequence[str]) -> dict[int, str]:
-    """For each label a folder name that is valid on every system; the names sort by label."""
-    labels = suite.label.unique().tolist()
-    digits = len(str(max([len(classes) - 1, *labels])))
-    names = {label: classes[label] if 0 <= label < len(classes) else str(label) for label in labels}
-    plain = {label: re.sub(r"[^\w ()-]", "_", name).strip() for label, name in names.items()}
-    return {label: f"{label:0{digits}d}{f'-{plain[label]}' if names[label] != str(label) else ''}" for label in labels}
+def numbered_folders(labels: Iterable[int], classes: Sequence[str]) -> dict[int, str]:
+    """For each label a folder name such as ``02-cat`` that is valid on every system; the names sort by label."""
+    known = sorted(set(labels))
+    digits = len(str(max([len(classes) - 1, *known])))
+    names = class_folders(known, classes)
+    return {label: f"{label:0{digits}d}{f'-{names[label]}' if names[label] != str(label) else ''}" for label in known}
+
+
+def class_folders(labels: Iterable[int], classes: Sequence[str]) -> dict[int, str]:
+    """For each label the name of its class, its number if it has none, without what is not valid on every system."""
+    names = {label: classes[label] if 0 <= label < len(classes) else str(label) for label in set(labels)}
+    return {label: re.sub(r"[^\w ()-]", "_", name).strip() for label, name in names.items()}
