@@ -278,6 +278,7 @@ COMMANDS = {
     "doctor": (f"doctor {' '.join(HEALTHY)}", "operant.campaign.build.read_samples"),
     "field": ("field a:b --field x --train x", "operant.model.importing.build_module"),
     "assess": ("assess a:b --field x --requirement 0.1", "operant.model.importing.build_module"),
+    "export": ("export a:b --field x --train x", "operant.model.importing.build_module"),
     "robot": (
         "robot a:b --train x --test x --radius 0.1 --requirement 0.5",
         "operant.model.importing.build_module",

@@ -78,7 +78,7 @@ def write_failures(failures: ExportedFailures, place: Path) -> None:
 def arrays_of(failures: ExportedFailures) -> bytes:
     """The npz file: inputs ``x``, true labels ``y``, names, predictions, class names, and columns of finite numbers."""
     suite = failures.suite
-    columns = {name: values for name, values in suite.columns.items() if name not in ("x", "y")}
+    columns = {name: values for name, values in suite.columns.items() if name not in ("file", "allow_pickle")}
     arrays: dict[str, Any] = {
         name: values.numpy() for name, values in columns.items() if isinstance(values, Tensor) and _is_finite(values)
     }

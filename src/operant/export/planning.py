@@ -17,6 +17,7 @@ from operant.export.labelling import DEFAULT_STRATEGY, choose_to_label, labelled
 from operant.export.stored import campaign_conditions, stored_description
 from operant.model import Classifier
 from operant.profile import FieldDescription, describe_field
+from operant.profile._words import describe_unexplained
 from operant.seeds.strategies import Strategy
 
 PARTS = {"field", "conditions", "class shares"}  # of a description whose findings concern an export
@@ -149,7 +150,9 @@ class ExportPlan:
         if self.declared is not None:
             return ExportContents(recipe=self.declared, recipe_from="declared in [conditions] of operant.toml")
         if found.field.conditions is not None:
-            return ExportContents(recipe=found.field.conditions.recipe, recipe_from=found.source)
+            fitted = found.field.conditions
+            explained = (describe_unexplained(fitted),) if fitted.parameters else ()
+            return ExportContents(recipe=fitted.recipe, recipe_from=found.source, notes=explained)
         return _lacking(TRANSFORM, _note_on(found.field, "Conditions", "conditions were not estimated"))
 
 

@@ -15,7 +15,7 @@ def readme(contents: ExportContents, folder: str) -> str:
     """The text; ``folder`` is the name of the export's folder."""
     parts = [
         "# What Operant knows about the field",
-        "Written by `operant export`. The same command replaces these files.",
+        "Written by `operant export`. The same command replaces these files, if none of them has changed.",
         _table(contents),
         _example(contents, folder),
         _conditions(contents),
@@ -65,7 +65,8 @@ def _weight_lines(folder: str) -> list[str]:
     return [
         "import csv",
         "import torch",
-        f'rows = list(csv.DictReader(open({json.dumps(f"{folder}/{WEIGHTS}")}, encoding="utf-8")))',
+        "from pathlib import Path",
+        f"rows = csv.DictReader(Path({json.dumps(f'{folder}/{WEIGHTS}')}).read_text().splitlines())",
         'loss = torch.nn.CrossEntropyLoss(weight=torch.tensor([float(row["weight"] or 0) for row in rows]))',
     ]
 
