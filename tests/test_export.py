@@ -428,7 +428,8 @@ def test_the_configuration_is_enough(here, quick):
     learned = learning_half(field)
     assert quick == [len(learned)]  # estimates do not see the half to assess with either
     assert {row["id"] for row in rows} <= {name_of(i) for i in learned.ids.tolist()}
-    assert all(row["name"].startswith("field.npz[") and row["file"].endswith("field.npz") for row in rows)
+    assert all(row["name"].startswith("field.npz[") and row["file"] == "field.npz" for row in rows)
+    assert not any(str(here.path) in file.read_text() for file in place.iterdir())
     weights = table(place / "class_weights.csv")
     assert sum(float(row["weight"]) * float(row["training share"]) for row in weights) == pytest.approx(1)
 

@@ -120,7 +120,7 @@ def export(
             labels=labels,
             strategy=chooser,
             present=present,
-            root=options.root,
+            root=_from_here(options.root),
             held_out=options.clean is None,
         )
         known = {"train": data.train, "labelled": data.clean}
@@ -132,7 +132,7 @@ def _campaign_folder(given: Path | None) -> Path | None:
     """The folder of the given campaign, or of the one here if it exists."""
     from operant.execution.run_folder import RUN
 
-    folder = run_folder() if given is None else given
+    folder = _from_here(run_folder()) if given is None else given
     if (folder / RUN).is_file():
         return folder
     if given is not None:
@@ -140,6 +140,12 @@ def _campaign_folder(given: Path | None) -> Path | None:
             f"{folder} is not a campaign's folder: it has no {RUN}; give the folder that `operant run` wrote"
         )
     return None
+
+
+def _from_here(path: Path) -> Path:
+    """A path as seen from the current folder, if it is below: exports are given to others, on other machines."""
+    here = Path.cwd()
+    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
 def _declared(data: FieldData, model: Classifier) -> Recipe | None:

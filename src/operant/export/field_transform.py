@@ -2,9 +2,9 @@
 
     from field_transform import FieldTransform
 
-    transform = FieldTransform()            # conditions as in the field
+    transform = FieldTransform()              # conditions as in the field
     transform = FieldTransform(strength=0.5)  # half as strong
-    x = transform(x)                        # an image (C, H, W), or a batch (N, C, H, W)
+    x = transform(x)                          # an image (C, H, W), or a batch (N, C, H, W)
 
 Put it after the conversion to floating point and before normalisation: images must lie in the bounds of the recipe.
 """
