@@ -1,4 +1,4 @@
-"""Every retrainer behind the one signature of `Retrainer`, and losses that users write themselves."""
+"""Every retrainer behind the one signature of `CaseRetrainer`, and losses that users write themselves."""
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from operant.retrain import (
     ManifoldMixup,
     OperationalFinetune,
     Retrained,
-    Retrainer,
+    CaseRetrainer,
     TrainableModel,
     TrainingBatch,
     pmi_monitor,
@@ -41,7 +41,7 @@ MODEL = Classifier(
     initialise(lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)), generator=spawn(0, "weights"))
 )
 QUICK = {"epochs": 2, "batch_size": 20, "learning_rate": 0.02, "max_drop": 1.0, "progress": False}
-RETRAINERS: dict[str, Retrainer] = {
+RETRAINERS: dict[str, CaseRetrainer] = {
     "fine-tuning": Finetune(**QUICK),
     "label smoothing": Finetune(loss=LabelSmoothing(share=0.2), **QUICK),
     "manifold mixup": Finetune(loss=ManifoldMixup(layers=("input", "1")), **QUICK),
@@ -57,7 +57,7 @@ def weights(model: Classifier) -> Tensor:
 # The signature
 
 
-def retrained(retrain: Retrainer, seed: int = 1, **options) -> Retrained:
+def retrained(retrain: CaseRetrainer, seed: int = 1, **options) -> Retrained:
     data = {"validation": VALIDATION, "monitor": pmi_monitor(FIELD), "generator": spawn(seed)}
     return retrain(MODEL, TRAIN, CASES, **(data | options))
 
@@ -121,7 +121,7 @@ def test_a_function_is_a_retrainer() -> None:
     def unchanged(model, train, cases, *, validation, monitor=None, max_drop=None, generator, **_) -> Retrained:
         return Retrained(model=model, record=retrained(RETRAINERS["fine-tuning"]).record)
 
-    plugged: Retrainer = unchanged
+    plugged: CaseRetrainer = unchanged
     assert retrained(plugged).model is MODEL
 
 
@@ -158,7 +158,7 @@ class Focal:
 
 
 def test_a_loss_can_be_plugged_in(tmp_path: Path) -> None:
-    def focal(gamma: float) -> Retrainer:
+    def focal(gamma: float) -> CaseRetrainer:
         return Finetune(loss=Focal(gamma=gamma), **QUICK)
 
     plain = retrained(RETRAINERS["fine-tuning"]).model

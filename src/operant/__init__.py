@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from operant.model import Classifier, Finding
     from operant.profile import fit_profile
     from operant.report import write_report
+    from operant.retrain import FieldKnowledge, TeachingLabels, repair
     from operant.rng import spawn
     from operant.suite import Suite, add_columns
     from operant.types import Density, Fuzzer, Labeller, Monitor, Score
@@ -33,6 +34,7 @@ __all__ = [
     "Classifier",
     "Dataset",
     "Density",
+    "FieldKnowledge",
     "Finding",
     "Fuzzer",
     "Labeller",
@@ -40,6 +42,7 @@ __all__ = [
     "Samples",
     "Score",
     "Suite",
+    "TeachingLabels",
     "add_columns",
     "assess_reliability",
     "fit_profile",
@@ -47,6 +50,7 @@ __all__ = [
     "load",
     "load_digits",
     "read_samples",
+    "repair",
     "samples_from_folder",
     "samples_from_npz",
     "samples_from_pictures",
@@ -64,6 +68,7 @@ _NAMES = {
     "model": "Classifier Finding",
     "profile": "fit_profile",
     "report": "write_report",
+    "retrain": "FieldKnowledge TeachingLabels repair",
     "rng": "spawn",
     "suite": "Suite add_columns",
     "types": "Density Fuzzer Labeller Monitor Score",

@@ -24,7 +24,7 @@ from operant.execution.run_folder import RunFolder
 from operant.execution.signature import signature_of
 from operant.formatting import accuracy, percent
 from operant.model import Classifier
-from operant.retrain import Finetune, FinetuneRecord, Retrainer
+from operant.retrain import CaseRetrainer, Finetune, FinetuneRecord
 from operant.rng import spawn
 from operant.select import be_st
 from operant.suite import Suite
@@ -111,7 +111,7 @@ class RobOT:
         rounds: the budget.
         chunk: seeds or samples per chunk of work; finished chunks are on disk.
         max_drop: clean accuracy that may be lost in all.
-        retrainer: how to retrain; any `Retrainer`. Its own ``max_drop`` is replaced by the loop's.
+        retrainer: how to retrain; any `CaseRetrainer`. Its own ``max_drop`` is replaced by the loop's.
         engine: runs chunks of work (default: one after the other in this process; see `pool`).
 
     References:
@@ -130,7 +130,7 @@ class RobOT:
     rounds: int = 5
     chunk: int = 250
     max_drop: float = 0.01
-    retrainer: Retrainer = Finetune()  # noqa: RUF009  # frozen
+    retrainer: CaseRetrainer = Finetune()  # noqa: RUF009  # frozen
     engine: Engine = serial
 
     def __post_init__(self) -> None:

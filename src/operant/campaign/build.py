@@ -39,7 +39,7 @@ from operant.profile import FittedConditions
 from operant.profile._conditions import NoConditions, check_estimable, estimate_conditions, usual_conditions
 from operant.profile._words import describe_conditions
 from operant.profile.describe import field_findings, one_class
-from operant.retrain import OperationalFinetune, Retrainer
+from operant.retrain import CaseRetrainer, OperationalFinetune
 from operant.rng import spawn
 from operant.types import Labeller, Move, StoredLabels
 
@@ -146,7 +146,7 @@ def build(
     )
 
 
-def _campaign(config: Config, moves: dict[str, Move], retrainer: Retrainer, workers: int | None) -> Campaign:
+def _campaign(config: Config, moves: dict[str, Move], retrainer: CaseRetrainer, workers: int | None) -> Campaign:
     return Campaign(
         requirement=config.requirement.pmi,
         confidence=config.requirement.confidence,
@@ -198,7 +198,7 @@ def build_model(config: Config, notes: list[str]) -> Classifier:
         return Classifier(module, **table.model_dump(include={"bounds", "mean", "std", "batch_size"}))
 
 
-def build_retrainer(config: Config) -> Retrainer:
+def build_retrainer(config: Config) -> CaseRetrainer:
     """The retrainer of [retrain]: the user's own, or `OperationalFinetune` with its options."""
     if config.retrain.method is not None:
         with _naming_key("retrain", "method"):

@@ -31,7 +31,7 @@ from operant.generate import default_moves
 from operant.generate.operational._cases import check_same_bounds
 from operant.model import Classifier
 from operant.profile import FittedConditions
-from operant.retrain import OperationalFinetune, Retrainer, without_bar
+from operant.retrain import CaseRetrainer, OperationalFinetune, without_bar
 from operant.types import Labeller, Move
 from operant.validation import check_at_least, check_between, check_one_of, check_share
 
@@ -72,7 +72,7 @@ class Campaign:
             look like field inputs is not searched with. 0 for no judges: the five scores of naturalness rate all cases.
         level, mass_quantile: a failure is operational if its naturalness is at least ``level``, and the field is at
             least as dense there as at this quantile of field inputs.
-        retrainer: how to retrain; any `Retrainer`.
+        retrainer: how to retrain; any `CaseRetrainer`.
         when_drifted: ``"update"`` the profile or ``"stop"`` when new field inputs differ from earlier ones.
         feedback: whether rounds learn from each other where to search.
         draws: unselected cases of the field's conditions that teach the risk map, if there are conditions, with half as
@@ -103,7 +103,7 @@ class Campaign:
     judge_draws: int = DRAWS
     level: float = 0.05
     mass_quantile: float = 0.1
-    retrainer: Retrainer = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
+    retrainer: CaseRetrainer = OperationalFinetune(progress=False)  # noqa: RUF009  # frozen
     when_drifted: str = "update"
     feedback: bool = True
     draws: int = 3000

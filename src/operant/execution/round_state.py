@@ -21,7 +21,7 @@ from operant.execution.events import Event, EventHandler
 from operant.execution.interrupt import Interrupted, defer_interrupt
 from operant.execution.run_folder import RunFolder, finished, require_existing
 from operant.model import Classifier
-from operant.retrain import FinetuneEpoch, FinetuneRecord, Retrainer
+from operant.retrain import CaseRetrainer, FinetuneEpoch, FinetuneRecord
 from operant.retrain._checkpoint import finished_epochs
 from operant.rng import spawn
 from operant.suite import Suite
@@ -190,7 +190,7 @@ class RoundState:
     # Retraining
 
     def retrain(
-        self, retrainer: Retrainer, train: Samples, *, monitor: Monitor | None, generator: torch.Generator
+        self, retrainer: CaseRetrainer, train: Samples, *, monitor: Monitor | None, generator: torch.Generator
     ) -> FinetuneRecord:
         """Retrain the current model with all cases so far; clean accuracy may fall by what is left of ``max_drop``."""
         left = min(max(self.max_drop - (self.initial_accuracy - self.model.accuracy(self.clean)), 0.0), 1.0)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,8 +16,7 @@ from operant.files import check_regular
 from operant.model import Classifier, copy_module
 from operant.model.hashing import described, tensors_of
 from operant.results import write_atomically
-from operant.retrain.retrainer import FinetuneEpoch
-from operant.retrain.training import TrainableModel, TrainingOptions
+from operant.retrain.training import TrainableModel
 from operant.rng import restore_streams, stream_states
 from operant.suite.shards import digest
 
@@ -25,21 +24,24 @@ KIND = "operant retraining, format 1"
 STATE_KEYS = {torch.optim.SGD: ("momentum_buffer",), torch.optim.Adam: ("step", "exp_avg", "exp_avg_sq")}
 
 
-class Checkpoint:
+E = TypeVar("E")  # a finished epoch: a frozen dataclass with at least ``epoch``, its number, and ``kept``
+
+
+class Checkpoint(Generic[E]):
     """The state after each epoch in one file; without a path, nothing is saved.
 
     The constructor restores an existing file: weights, averaged weights, optimiser, generator and history. Call
     `resume_streams` to restore the global random streams, once they belong to the retraining.
 
-    The options, but for ``progress``, and the inputs, by name, identify the retraining; the file of another is
-    rejected.
+    ``identity``, the options and inputs by name, identifies the retraining; the file of another is rejected. The
+    history consists of values of the type ``entry``.
     """
 
     def __init__(
         self,
         path: str | Path | None,
-        options: TrainingOptions,
-        inputs: Mapping[str, object],
+        identity: Mapping[str, object],
+        entry: type[E],
         *,
         trainable: TrainableModel,
         average: nn.Module | None,
@@ -47,12 +49,11 @@ class Checkpoint:
     ) -> None:
         self.path = None if path is None else Path(path)
         self.trainable, self.average, self.generator = trainable, average, generator
-        self.history: list[FinetuneEpoch] = []  # finished epochs
+        self.history: list[E] = []  # finished epochs
         self.kept: Classifier | None = None  # the best model so far; None for the original one
-        self._streams: dict[str, Tensor] = {}
+        self._entry, self._streams = entry, dict[str, Tensor]()
         if self.path is not None:
-            named = {f.name: getattr(options, f.name) for f in fields(options) if f.name != "progress"}
-            self._identity = {name: described(value) for name, value in {**named, **inputs}.items()}
+            self._identity = {name: described(value) for name, value in identity.items()}
             if self.path.exists():
                 self._resume(self.path)
 
@@ -66,7 +67,7 @@ class Checkpoint:
         if kept is not None:
             tensors |= _prefixed("kept", tensors_of(kept.unwrap()))
         tensors |= _prefixed("streams", {"generator": self.generator.get_state(), **stream_states()})
-        state = json.dumps({"identity": self._identity, "history": [asdict(e) for e in self.history]})
+        state = json.dumps({"identity": self._identity, "history": [_page(e) for e in self.history]})
         apart = {name: v.detach().cpu().clone(memory_format=torch.contiguous_format) for name, v in tensors.items()}
         metadata = {"kind": KIND, "state": state, "digest": _digest(apart, state)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,12 +99,12 @@ class Checkpoint:
             raise ValueError(f"{self.path} does not fit this retraining ({error}); delete it to restart") from None
 
     def _restore_all(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        self.history += _epochs(state["history"])
+        self.history += _entries(state["history"], self._entry)
         _restore(self.trainable.module, _below("trainable", tensors))
         if self.average is not None:
             _restore(self.average, _below("average", tensors))
         best = _below("kept", tensors)
-        if bool(best) != any(epoch.kept for epoch in self.history):
+        if bool(best) != any(_page(epoch)["kept"] for epoch in self.history):
             raise ValueError("it must hold the best weights if, and only if, an epoch was kept")
         if best:
             module = copy_module(self.trainable.module)
@@ -187,13 +188,23 @@ def _kind(values: Tensor) -> str:
     return f"{values.dtype} of shape {tuple(values.shape)}"
 
 
-def _epochs(pages: list[Any]) -> list[FinetuneEpoch]:
+def _entries(pages: list[Any], entry: type[E]) -> list[E]:
     """The finished epochs, with every value of its type."""
-    epochs = [FinetuneEpoch(**page) for page in pages]
+    epochs, types = [entry(**page) for page in pages], get_type_hints(entry)
     for number, epoch in enumerate(epochs, 1):
-        if epoch.epoch != number or not all(type(getattr(epoch, f.name)) is f.type for f in fields(epoch)):
+        values = _page(epoch)
+        if values["epoch"] != number or not all(type(value) is types[name] for name, value in values.items()):
             raise ValueError(f"its epoch {number} is {epoch!s:.80}")
     return epochs
+
+
+def _page(epoch: Any) -> dict[str, Any]:
+    return asdict(epoch)
+
+
+def options_of(options: Any) -> dict[str, object]:
+    """The fields of a dataclass of options that identify a retraining: all but ``progress``."""
+    return {f.name: getattr(options, f.name) for f in fields(options) if f.name != "progress"}
 
 
 def _prefixed(word: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from operant.data import Samples
 from operant.model import Classifier, copy_module
 from operant.networks.training import announced_training
-from operant.retrain._checkpoint import Checkpoint
+from operant.retrain._checkpoint import Checkpoint, options_of
 from operant.retrain._judge import EpochJudge, best_of, monitor_value
 from operant.retrain._sampling import EpochRows
 from operant.retrain.losses import Loss, ModelCheck, TrainingBatch
@@ -46,9 +46,9 @@ class TrainingRun:
         generator: torch.Generator,
         checkpoint: str | Path | None,
         on_epoch: OnEpoch | None,
-        identity: Mapping[str, object] | None = None,
+        also: Mapping[str, object] | None = None,
     ) -> Retrained:
-        """Train from ``start`` if given; arguments are those of `Retrainer`, and others that identify a checkpoint."""
+        """Train from ``start`` if given; arguments are those of `CaseRetrainer`; ``also`` identifies a checkpoint."""
         options = self.options if max_drop is None else replace(self.options, max_drop=max_drop)
         begin = model if start is None else start
         begin.check(validation)
@@ -57,13 +57,16 @@ class TrainingRun:
             self.loss.check(begin, rows.train.x)
         judge = self._judge(model, validation, monitor, options.max_drop)
         trainable = TrainableModel(begin, optimiser=options.optimiser, learning_rate=options.learning_rate)
-        inputs = {
-            "model": model, "start": start, "train": rows.train, "cases": rows.cases, "validation": validation,
+        identity = {
+            **options_of(options), "model": model, "start": start, "train": rows.train, "cases": rows.cases,
+            "validation": validation,
             "weights or seeds": (*rows.chances, rows.seeds), "monitor": monitor, "generator": generator.get_state(),
-            **(identity or {}),
+            **(also or {}),
         }  # fmt: skip
         average = copy_module(trainable.module) if self.ema else None
-        saved = Checkpoint(checkpoint, options, inputs, trainable=trainable, average=average, generator=generator)
+        saved = Checkpoint(
+            checkpoint, identity, FinetuneEpoch, trainable=trainable, average=average, generator=generator
+        )
         kept, problem = self._train(saved, rows, judge, on_epoch)
         record = _record(rows, judge, saved.history, problem, epochs=options.epochs)
         return Retrained(model=model if kept is None else kept, record=record)
@@ -80,7 +83,7 @@ class TrainingRun:
         )
 
     def _train(
-        self, saved: Checkpoint, rows: EpochRows, judge: EpochJudge, on_epoch: OnEpoch | None
+        self, saved: Checkpoint[FinetuneEpoch], rows: EpochRows, judge: EpochJudge, on_epoch: OnEpoch | None
     ) -> tuple[Classifier | None, str]:
         """The best model, or None if no epoch is acceptable; and a message if training diverged."""
         history, kept = saved.history, saved.kept
@@ -97,7 +100,7 @@ class TrainingRun:
             return None, f"{error}, so the original weights were kept; try a lower learning_rate"
         return kept, ""
 
-    def _epochs(self, saved: Checkpoint, rows: EpochRows) -> Generator[tuple[float, Classifier]]:
+    def _epochs(self, saved: Checkpoint[FinetuneEpoch], rows: EpochRows) -> Generator[tuple[float, Classifier]]:
         """Yield the mean loss and the model to judge after each epoch that the checkpoint does not hold yet.
 
         Batches are of even size, so that batch norm never gets a last batch of one row.
@@ -121,7 +124,7 @@ class TrainingRun:
                 yield loss, saved.trainable.classifier(saved.average)
                 show(_accuracies(saved), loss, 0)
 
-    def _step(self, saved: Checkpoint, batch: TrainingBatch, rate: float) -> float:
+    def _step(self, saved: Checkpoint[FinetuneEpoch], batch: TrainingBatch, rate: float) -> float:
         """Train on a batch and return its loss."""
         loss = self.loss(saved.trainable, batch, generator=saved.generator)
         value = saved.trainable.descend(loss, rate=rate)
@@ -130,7 +133,7 @@ class TrainingRun:
         return value
 
 
-def _accuracies(saved: Checkpoint) -> list[float]:
+def _accuracies(saved: Checkpoint[FinetuneEpoch]) -> list[float]:
     return [epoch.accuracy for epoch in saved.history]
 
 

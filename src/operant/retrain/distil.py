@@ -71,7 +71,7 @@ class DefensiveDistillation(TrainingOptions):
         checkpoint: str | Path | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Distilled:
-        """Distil a model; arguments are those of `Retrainer`, and:
+        """Distil a model; arguments are those of `CaseRetrainer`, and:
 
         Args:
             start: network whose weights both train (default: the model's). The student must not start with the
@@ -102,7 +102,7 @@ class DefensiveDistillation(TrainingOptions):
             taught = stage(rows.data.labels)(checkpoint=beside)  # (1)
             teacher = taught.model
         soft = (teacher.batched_logits(rows.data.x) / self.temperature).softmax(1)
-        student = stage(soft)(checkpoint=checkpoint, identity={"teacher": teacher})  # (2)
+        student = stage(soft)(checkpoint=checkpoint, also={"teacher": teacher})  # (2)
         record = taught.record if taught else None
         return Distilled(model=student.model, teacher=teacher, record=student.record, teacher_record=record)
 

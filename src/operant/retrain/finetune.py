@@ -62,7 +62,7 @@ class Finetune(TrainingOptions):
         checkpoint: str | Path | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Retrained:
-        """Retrain a model; arguments are those of `Retrainer`, and ``start``: the network whose weights are trained.
+        """Retrain a model; arguments are those of `CaseRetrainer`, and ``start``: the network whose weights train.
 
         To train from scratch, pass ``model.rewrap(initialise(LeNet5, ...))``; by default it is the model itself.
         """

@@ -125,7 +125,7 @@ class OperationalFinetune(TrainingOptions):
         checkpoint: str | Path | None = None,
         on_epoch: OnEpoch | None = None,
     ) -> Retrained:
-        """Retrain a model; arguments are those of `Retrainer`, and:
+        """Retrain a model; arguments are those of `CaseRetrainer`, and:
 
         Args:
             weights: one per case, mass times naturalness (default: equal).

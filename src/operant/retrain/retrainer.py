@@ -90,7 +90,7 @@ class Retrained:
     record: FinetuneRecord
 
 
-class Retrainer(Protocol):
+class CaseRetrainer(Protocol):
     """Returns a model retrained with training data and cases; any function with this signature is a retrainer.
 
     Neither ``model`` nor torch's global random state changes. The same generator gives the same weights, bit for bit.
@@ -125,10 +125,10 @@ class Retrainer(Protocol):
     ) -> Retrained: ...
 
 
-def without_bar(retrainer: Retrainer) -> Retrainer:
+def without_bar(retrainer: CaseRetrainer) -> CaseRetrainer:
     """The same retrainer, which shows no progress of its own."""
     if "progress" not in getattr(retrainer, "__dataclass_fields__", {}):
         return retrainer
     options: Any = retrainer
-    quiet: Retrainer = replace(options, progress=False)
+    quiet: CaseRetrainer = replace(options, progress=False)
     return quiet

@@ -1,0 +1,149 @@
+"""The race: several arms share one budget, and are judged on labels that none of them learns from."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from operant.data import Samples
+from operant.model import Classifier
+from operant.retrain.arms import Retrainer
+from operant.retrain.knowledge import FieldKnowledge
+from operant.retrain.monitor import brier_scores, errors
+from operant.retrain.training import TrainingDiverged
+from operant.rng import spawn
+
+if TYPE_CHECKING:
+    from operant.execution.engines import Engine
+
+FINALISTS = 2  # arms that train to the end
+FIRST_SHARE = 0.2  # of the training of the other arms, at most
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    """Brier score and error of each judge label."""
+
+    brier: Tensor
+    wrong: Tensor
+
+    @staticmethod
+    def of(model: Classifier, judges: Samples) -> Scores:
+        logits, y = model.batched_logits(judges.x).cpu(), judges.labels.cpu()
+        return Scores(brier=brier_scores(logits, y), wrong=errors(logits, y))
+
+    def gain_over(self, other: Scores) -> tuple[float, float]:
+        """How much lower the Brier score is than another's, and the standard error of this paired difference."""
+        apart = other.brier - self.brier
+        return float(apart.mean()), float(apart.std() / math.sqrt(len(apart))) if len(apart) > 1 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Candidate:
+    """What became of an arm."""
+
+    name: str
+    model: Classifier | None = field(repr=False)  # None if it failed
+    trained: float = 0.0  # share of its training
+    seconds: float = 0.0  # of CPU time
+    problem: str = ""  # why it left the race
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArmWork:
+    """Trains one arm up to a share; sent to the engine's workers."""
+
+    known: FieldKnowledge
+    seed: int
+    folder: Path
+
+    def __call__(self, item: tuple[str, Retrainer, Classifier, float]) -> Candidate:
+        name, arm, start, until = item
+        began = time.process_time()
+        try:
+            model = arm(
+                start,
+                self.known,
+                generator=spawn(self.seed, name),
+                until=until,
+                checkpoint=self.folder / f"{slug(name)}.safetensors",
+            )
+            model.accuracy(self.known.clean)  # raises if its outputs are not finite
+        except (TrainingDiverged, ValueError) as error:
+            return Candidate(name=name, model=None, seconds=time.process_time() - began, problem=str(error))
+        return Candidate(name=name, model=model, trained=until, seconds=time.process_time() - began)
+
+
+def slug(name: str) -> str:
+    """A name as part of a file name.
+
+    >>> slug("labels, simulated field")
+    'labels-simulated-field'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def one_after_another(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """An engine: each item in this process, on one thread, so that workers would round alike."""
+    threads = torch.get_num_threads()
+    for number, item in enumerate(items):
+        torch.set_num_threads(1)
+        try:
+            result = work(item)
+        finally:
+            torch.set_num_threads(threads)
+        yield number, result
+
+
+def train_arms(
+    arms: Mapping[str, Retrainer], starts: Mapping[str, Classifier], share: float, work: ArmWork, engine: Engine
+) -> dict[str, Candidate]:
+    """Every arm trained up to a share, by name, in the order given."""
+    items = [(name, arm, starts[name], share) for name, arm in arms.items()]
+    found = dict(engine(work, items))
+    return {items[number][0]: found[number] for number in sorted(found)}
+
+
+def run_race(
+    arms: Mapping[str, Retrainer],
+    default: str,
+    starts: Mapping[str, Classifier],
+    judge: Callable[[Classifier], Scores],
+    work: ArmWork,
+    engine: Engine,
+) -> dict[str, Candidate]:
+    """All arms, after successive halving: the default and the best other one train to the end.
+
+    The others train so little that the race costs at most 2.5 times one whole training.
+    """
+    free = {name: arm for name, arm in arms.items() if not hasattr(arm, "schedule")}
+    trained = {name: arm for name, arm in arms.items() if name not in free}
+    done = train_arms(free, starts, 1.0, work, engine)
+    if len(trained) <= FINALISTS:
+        return done | train_arms(trained, starts, 1.0, work, engine)
+    share = min(FIRST_SHARE, 0.4 / (len(trained) - FINALISTS))
+    first = train_arms(trained, starts, share, work, engine)
+    ranked = sorted(
+        (name for name, c in first.items() if c.model is not None and name != default),
+        key=lambda name: float(judge(_model(first[name])).brier.mean()),
+    )
+    last = {name: trained[name] for name in (default, *ranked[: FINALISTS - 1])}
+    ended = train_arms(last, starts, 1.0, work, engine)
+    for name, candidate in ended.items():
+        ended[name] = replace(candidate, seconds=candidate.seconds + first[name].seconds)
+    behind = f"behind after {share:.0%} of its training"
+    left = {n: c if c.problem else replace(c, problem=behind) for n, c in first.items() if n not in ended}
+    return {name: (done | left | ended)[name] for name in arms}
+
+
+def _model(candidate: Candidate) -> Classifier:
+    assert candidate.model is not None
+    return candidate.model
