@@ -102,17 +102,8 @@ class FieldKnowledge:
 
     @property
     def class_shares(self) -> Tensor:
-        """Class shares that simulated inputs are drawn by.
-
-            (1 - u / 2) · priors + u / 2 · shares of the training data,    u the unexplained share        (1)
-
-        Estimated priors are the less right the less conditions explain.
-        """
-        counts = torch.bincount(self.train.labels.cpu(), minlength=len(self.priors)).double()
-        shares = counts / counts.sum()
-        if not self.priors:
-            return shares
-        return torch.tensor(self.priors, dtype=torch.float64).lerp(shares, self.unexplained / 2)  # (1)
+        """Class shares in the field; those of the training data if no others are known."""
+        return torch.tensor(self.priors, dtype=torch.float64) if self.priors else shares_among(self.train)
 
     @property
     def failure_weights(self) -> Tensor:
@@ -195,16 +186,33 @@ def known_field(
     failures: Suite | None = None,
     reserved: Tensor | None = None,
 ) -> FieldKnowledge:
-    """`FieldKnowledge` from what `fit_conditions` and `estimate_priors` return."""
+    """`FieldKnowledge` from what `fit_conditions` and `estimate_priors` return.
+
+        shares = (1 - u) · priors + u · shares of the training data,    u the unexplained share        (1)
+
+    Estimated priors are the less right the less conditions explain, and wrong ones cost more than unknown ones.
+    """
+    unexplained = 1.0 if conditions is None else conditions.unexplained
+    shares = () if priors is None else tuple(_mixed(shares_of(priors), train, unexplained).tolist())  # (1)
     return FieldKnowledge(
         train=train,
         clean=clean,
         field=field,
         taught=tuple(taught),
         recipe=None if conditions is None else conditions.recipe,
-        unexplained=1.0 if conditions is None else conditions.unexplained,
-        priors=() if priors is None else tuple(shares_of(priors).tolist()),
+        unexplained=unexplained,
+        priors=shares,
         profile=profile,
         failures=failures,
         reserved=reserved,
     )
+
+
+def _mixed(shares: Tensor, train: Samples, share: float) -> Tensor:
+    return shares.lerp(shares_among(train, len(shares)), share)
+
+
+def shares_among(samples: Samples, classes: int = 0) -> Tensor:
+    """The share of each class among labelled inputs."""
+    counts = torch.bincount(samples.labels.cpu(), minlength=classes).double()
+    return counts / counts.sum()
