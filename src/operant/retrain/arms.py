@@ -24,7 +24,7 @@ from operant.retrain.unlabelled import UnlabelledRows
 from operant.types import Fuzzer
 from operant.validation import check_above_to, check_at_least, check_from_to, check_nonnegative
 
-HALF_TRUST = 500  # teaching labels that get half of the places that labels may take
+HALF_TRUST, HALF_USE = 500, 50  # teaching labels that get half of their places where conditions explain all, or nothing
 LABEL_SHARE = 0.6  # of the field's rows that labels may take, at most
 WEAK, STRONG = 0.5, 0.7  # strength of conditions on labelled and on unlabelled field inputs
 UNKNOWN = 0.4  # unexplained share from which augmentation of field inputs is generic instead
@@ -63,7 +63,7 @@ class FieldTraining:
 
     Of the ``field_rows`` of a step, with L teaching labels and the unexplained share u,
 
-        labels:      0.6 · max(u, L / (L + 500)) of them                                            (1)
+        labels:      0.6 · max(u · L / (L + 50), L / (L + 500)) of them                             (1)
         failures:    a quarter of the rest, if ``failures``
         simulated:   the others: training inputs drawn by the field's class shares, each under fresh
                      draws of the conditions or, a share ``min(u, generic)`` of them, of generic
@@ -91,7 +91,7 @@ class FieldTraining:
     priors: bool = True
     failures: bool = False
     self_training: float = 0.0
-    information: float = 0.0
+    information: float = 0.3
     clean_rows: int = 16
     field_rows: int = 80
     unlabelled_rows: int = 48
@@ -135,7 +135,8 @@ class FieldTraining:
         if not self.labels or len(labels) == 0:
             return []
         u = known.unexplained if self.conditions else 1.0
-        rows = round(LABEL_SHARE * self.field_rows * max(u, len(labels) / (len(labels) + HALF_TRUST)))  # (1)
+        n = len(labels)
+        rows = round(LABEL_SHARE * self.field_rows * max(u * n / (n + HALF_USE), n / (n + HALF_TRUST)))  # (1)
         change = self._weak(known, any_change)
         return [RowSource(samples=labels, chances=equal_chances(labels), rows=max(1, rows), change=change)]
 

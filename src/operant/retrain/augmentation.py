@@ -1,4 +1,4 @@
-"""Strong augmentation that knows nothing of the field: flips, crops, and a few random operations per image."""
+"""Augmentation that knows nothing of the field: flips, crops, and a random operation per image."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from operant.model import Classifier
 from operant.retrain.rows import Change
 from operant.rng import normal_like
 
-STRENGTH = 0.5  # of the palette's strongest values
+STRENGTH = 0.3  # of the palette's strongest values
 MAX_LOSS = 0.02  # of clean accuracy that a flip may cost a model that knows flipped images
 FLIP_ROWS = 500  # clean images that decide about flips
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenericAugmentation:
-    """Each image under a few operations of any kind and strength, as TrivialAugment does, plus flips and crops.
+    """Each image under one operation of any kind and strength, as TrivialAugment does, plus flips and crops.
 
     Args:
         palette: the operations with their ranges; every image gets ``operations`` of them.
@@ -35,7 +35,7 @@ class GenericAugmentation:
     """
 
     palette: Recipe
-    operations: int = 2
+    operations: int = 1
     crop: float = 0.08
     flip: bool = False
 

@@ -136,6 +136,16 @@ class FieldKnowledge:
         ]
         return replace(self, field=self.field[~torch.isin(self.field.ids, ids)], taught=tuple(kept))
 
+    def with_shares_of(self, model: Classifier) -> FieldKnowledge:
+        """The same with class shares half-way to those that a model predicts for the field inputs.
+
+        Call it with each repaired model: the better the model, the better its predicted shares.
+        """
+        classes = model.classes(self.train.x[:1])
+        predicted = torch.bincount(model.predict(self.field.x).cpu(), minlength=classes).double() + 1
+        known = self.class_shares if self.priors else shares_among(self.train, classes)
+        return replace(self, priors=tuple(((known + predicted / predicted.sum()) / 2).tolist()))
+
     def check_model(self, model: Classifier) -> None:
         """Raise ValueError if the model cannot be used with these inputs and labels."""
         for part in (self.train, self.clean, self.labels):

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from operant.execution.engines import Engine
 
 ORIGINAL = "original model"
-SIMULATED, LABELS, GENERIC = "simulated field", "labels and simulated field", "labels and generic augmentation"
-SELF_TRAINING, FAILURES = "labels, simulated field and self-training", "labels, simulated field and failures"
+DEFAULT, PLAIN = "labels and simulated field", "the same without unlabelled inputs"
+SELF_TRAINING, FAILURES = "the same with self-training", "the same with operational failures"
+GENERIC = "labels and generic augmentation"
 MIN_JUDGES = 10  # labels; fewer decide nothing
 MIXES = (0.75, 0.5)  # shares of the winner's weights that are judged beside it
 ALLOWED_MIXES = (1.0, 0.9, 0.75, 0.5, 0.25)  # tried in this order, to keep clean accuracy
@@ -42,11 +43,12 @@ MIN_FOLDED = 8  # teaching labels that can judge each other
 
 
 def default_arms(schedule: Schedule, known: FieldKnowledge) -> dict[str, Retrainer]:
-    """The arms of a race, the default one first."""
+    """The arms of a race, the default one first; without teaching labels, it learns from the simulated field alone."""
     field = FieldTraining(schedule=schedule)
     arms: dict[str, Retrainer] = {
-        LABELS: field,
-        SELF_TRAINING: replace(field, self_training=0.5, information=0.1),
+        DEFAULT: field,
+        PLAIN: replace(field, information=0.0),
+        SELF_TRAINING: replace(field, self_training=1.0),
         GENERIC: replace(field, conditions=False, generic=1.0),
     }
     if known.failures is not None and len(known.failures):
