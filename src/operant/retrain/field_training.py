@@ -43,7 +43,7 @@ class Schedule:
         smoothing: of the labels.
     """
 
-    steps: int = 300
+    steps: int = 400
     learning_rate: float | None = None
     optimiser: str = "adam"
     warm_up: float = 0.2

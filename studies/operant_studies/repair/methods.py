@@ -65,7 +65,7 @@ ARMS: dict[str, FieldTraining] = {
 }
 STARTS_LATE = (RANDOM_FT, BADGE_FT)  # nothing to train without labels
 CONSTANT = (AUGMENTED, SHOT, BATCH_NORM)  # methods that use no labels: trained once
-LARGE_ROWS = {"field_rows": 48, "unlabelled_rows": 32}  # per step, where training is expensive
+LARGE_ROWS = {"clean_rows": 8, "field_rows": 40, "unlabelled_rows": 24}  # per step, where training is expensive
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,7 +211,7 @@ class MethodRun:
 
     def _arms(self, schedule: Schedule, known: FieldKnowledge) -> dict[str, Retrainer]:
         size: dict[str, Any] = LARGE_ROWS if self.large else {}
-        arms = default_arms(schedule, known)
+        arms = default_arms(self.model, known, schedule)
         return {n: replace(arm, **size) if isinstance(arm, FieldTraining) else arm for n, arm in arms.items()}
 
     def _state(self, done: Repaired, labels: int, start: float) -> Budgeted:

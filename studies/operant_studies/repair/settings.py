@@ -39,8 +39,8 @@ class RepairSetting:
     large_truth: int = 2_500
     first: int = 400  # training steps without labels
     later: int = 250  # in each round with labels
-    large_first: int = 80
-    large_later: int = 40
+    large_first: int = 60
+    large_later: int = 30
     max_drop: float = 0.1
     hard_runs: int = 200
 
