@@ -138,9 +138,9 @@ def train_on_rows(
     if not any(p.requires_grad for p in trainable.module.parameters()):
         raise ValueError("the model has no trainable parameters; unfreeze some layers")
     named = {**options_of(schedule), **(identity or {}), "model": model, "generator": generator.get_state()}
-    average = copy_module(trainable.module)
-    saved = Checkpoint(checkpoint, named, TrainingSegment, trainable=trainable, average=average, generator=generator)
     highest = schedule.learning_rate or find_rate(model, rows, schedule, generator=generator)
+    average = copy_module(trainable.module)  # a checkpoint restores the generator, so the rate is found before it
+    saved = Checkpoint(checkpoint, named, TrainingSegment, trainable=trainable, average=average, generator=generator)
     _Loop(rows=rows, schedule=schedule, highest=highest, saved=saved).run(until)
     return trainable.classifier(average)
 
