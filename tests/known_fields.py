@@ -56,10 +56,8 @@ def lenet8() -> Classifier:
 def blobs(n: int, *, seed: str, shift: float = 0.0) -> Samples:
     """Two clouds in the plane, separated by the first coordinate."""
     y = torch.arange(n) % 2
-    x = torch.randn(n, 2, generator=spawn(0, seed)) * 0.1 + torch.stack(
-        [0.2 + 0.6 * y + shift, torch.full((n,), 0.5)], 1
-    )
-    return Samples(x.clamp(0, 1), y)
+    centres = torch.stack([0.2 + 0.6 * y + shift, torch.full((n,), 0.5)], 1)
+    return Samples((centres + 0.1 * torch.randn(n, 2, generator=spawn(0, seed))).clamp(0, 1), y)
 
 
 def known_blobs(labels: int = 0, **options: Any) -> FieldKnowledge:
@@ -70,25 +68,23 @@ def known_blobs(labels: int = 0, **options: Any) -> FieldKnowledge:
     return FieldKnowledge(**({"train": train, "clean": clean, "field": field, "taught": taught} | options))
 
 
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
 @cache
 def separator() -> Classifier:
     """A small network that separates the clouds where they were in training."""
-    start = initialise(
-        lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)), generator=spawn(0, "weights")
-    )
-    train = blobs(100, seed="train")
+    start = initialise(perceptron, generator=spawn(0, "weights"))
     options = {"epochs": 10, "batch_size": 20, "learning_rate": 0.02, "progress": False}
-    return Classifier(fit(start, train, generator=spawn(0, "training"), **options).module)
+    return Classifier(fit(start, blobs(100, seed="train"), generator=spawn(0, "training"), **options).module)
 
 
 def failures_of(model: Classifier, seeds: Samples, *, mass: Tensor, naturalness: Tensor) -> Suite:
     """Cases a little off labelled seeds, as a suite of operational failures."""
-    x = (seeds.x + 0.05).clamp(0, 1)
+    x, rows = (seeds.x + 0.05).clamp(0, 1), torch.arange(len(seeds))
     columns = {"mass": mass, "naturalness": naturalness}
-    suite = Suite.of(
-        x, seeds=seeds, origin=torch.arange(len(seeds)), prediction=model.predict(x), method="test", columns=columns
-    )
-    return suite
+    return Suite.of(x, seeds=seeds, origin=rows, prediction=model.predict(x), method="test", columns=columns)
 
 
 def weights_of(model: Classifier) -> dict[str, Tensor]:

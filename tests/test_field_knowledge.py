@@ -71,9 +71,7 @@ def test_later_labels_of_the_assessment_half_are_rejected_too():
     ],
 )
 def test_clean_inputs_must_not_be_learned_from(part, name):
-    with pytest.raises(
-        ValueError, match=f"clean must hold no input that is learned from, got 2 of 60 .* in {name} too"
-    ):
+    with pytest.raises(ValueError, match=f"learned from, got 2 of 60 that are in {name} too"):
         known_blobs(**part)
 
 

@@ -134,9 +134,9 @@ def train_on_rows(
         TrainingDiverged: if the loss is no longer finite.
     """
     model.prepare(rows.sources[0].samples.x)
-    trainable = TrainableModel(model, optimiser=schedule.optimiser, learning_rate=schedule.learning_rate or 1.0)
-    if not any(p.requires_grad for p in trainable.module.parameters()):
+    if not any(p.requires_grad for p in model.unwrap().parameters()):
         raise ValueError("the model has no trainable parameters; unfreeze some layers")
+    trainable = TrainableModel(model, optimiser=schedule.optimiser, learning_rate=schedule.learning_rate or 1.0)
     named = {**options_of(schedule), **(identity or {}), "model": model, "generator": generator.get_state()}
     highest = schedule.learning_rate or find_rate(model, rows, schedule, generator=generator)
     average = copy_module(trainable.module)  # a checkpoint restores the generator, so the rate is found before it
