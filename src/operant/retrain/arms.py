@@ -19,7 +19,15 @@ from operant.retrain.field_training import BatchNorm, Schedule, TrainingRows, tr
 from operant.retrain.knowledge import FieldKnowledge
 from operant.retrain.operational import OperationalFinetune
 from operant.retrain.retrainer import CaseRetrainer, Retrained
-from operant.retrain.rows import Change, RowSource, Sometimes, UnderConditions, chances_by_class, equal_chances
+from operant.retrain.rows import (
+    Change,
+    RowSource,
+    Sometimes,
+    UnderConditions,
+    chances_by_class,
+    equal_chances,
+    resized,
+)
 from operant.retrain.unlabelled import UnlabelledRows
 from operant.types import Fuzzer
 from operant.validation import check_above_to, check_at_least, check_from_to, check_nonnegative
@@ -125,7 +133,7 @@ class FieldTraining:
         simulated = self._simulated(known, n - sum(source.rows for source in failing), any_change)
         plain = RowSource(samples=known.train, chances=equal_chances(known.train), rows=self.clean_rows)
         sources = [plain, *labelled, *failing, *simulated]
-        return TrainingRows(sources=[s for s in sources if s.rows], unlabelled=self._unlabelled(known, any_change))
+        return TrainingRows(sources=[s for s in sources if s.rows], unlabelled=self._unlabelled(model, known, any_change))
 
     def _explains(self, known: FieldKnowledge) -> bool:
         return self.conditions and known.has_conditions and known.unexplained < UNKNOWN
@@ -161,7 +169,7 @@ class FieldTraining:
         parts = ((any_change, anyhow), (under, rows - anyhow))
         return [RowSource(samples=known.train, chances=chances, rows=n, change=change) for change, n in parts]
 
-    def _unlabelled(self, known: FieldKnowledge, any_change: Change) -> UnlabelledRows | None:
+    def _unlabelled(self, model: Classifier, known: FieldKnowledge, any_change: Change) -> UnlabelledRows | None:
         if not (self.self_training or self.information) or len(known.field) == 0:
             return None
         change: Change | None = None
@@ -171,7 +179,7 @@ class FieldTraining:
         return UnlabelledRows(
             field=known.field,
             rows=self.unlabelled_rows,
-            priors=known.class_shares,
+            priors=resized(known.class_shares, model.classes(known.train.x)),
             change=change,
             pseudo_weight=self.self_training,
             information_weight=self.information,

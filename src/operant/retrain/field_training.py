@@ -21,6 +21,7 @@ from operant.rng import global_streams
 from operant.validation import check_above_to, check_at_least, check_from_below, check_one_of, check_positive
 
 SEGMENT = 20  # steps between two checkpoints, at most
+SEGMENTS = 15  # of a training, at least, so that shares of short ones can be had too
 MAX_BYTES = 2**28  # of rows that are drawn at once
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -124,8 +125,8 @@ def train_on_rows(
         rows: to learn from.
         schedule: with a learning rate; without one, `find_rate` is called first.
         generator: draws rows and conditions and seeds dropout.
-        until: share of the steps after which to stop. Called again with a larger share and the same checkpoint,
-            training resumes there.
+        until: share of the steps after which to stop, rounded down to whole segments. Called again with a larger share
+            and the same checkpoint, training resumes there.
         checkpoint: file for the state after every few steps. Called again with the same arguments, an interrupted
             training resumes after the last of them, with the same result.
         identity: what else identifies the training in its checkpoint.
@@ -134,13 +135,13 @@ def train_on_rows(
         TrainingDiverged: if the loss is no longer finite.
     """
     model.prepare(rows.sources[0].samples.x)
-    trainable = TrainableModel(model, optimiser=schedule.optimiser, learning_rate=schedule.learning_rate or 1.0)
-    if not any(p.requires_grad for p in trainable.module.parameters()):
+    if not any(p.requires_grad for p in model.unwrap().parameters()):
         raise ValueError("the model has no trainable parameters; unfreeze some layers")
+    trainable = TrainableModel(model, optimiser=schedule.optimiser, learning_rate=schedule.learning_rate or 1.0)
     named = {**options_of(schedule), **(identity or {}), "model": model, "generator": generator.get_state()}
-    average = copy_module(trainable.module)
-    saved = Checkpoint(checkpoint, named, TrainingSegment, trainable=trainable, average=average, generator=generator)
     highest = schedule.learning_rate or find_rate(model, rows, schedule, generator=generator)
+    average = copy_module(trainable.module)  # a checkpoint restores the generator, so the rate is found before it
+    saved = Checkpoint(checkpoint, named, TrainingSegment, trainable=trainable, average=average, generator=generator)
     _Loop(rows=rows, schedule=schedule, highest=highest, saved=saved).run(until)
     return trainable.classifier(average)
 
@@ -156,11 +157,12 @@ class _Loop:
     def __post_init__(self) -> None:
         one = self.rows.sources[0].samples.x[:1]
         step = max(1, self.rows.rows * one.numel() * one.element_size())
-        object.__setattr__(self, "segment", max(1, min(SEGMENT, MAX_BYTES // step)))
+        object.__setattr__(self, "segment", max(1, min(SEGMENT, self.schedule.steps // SEGMENTS, MAX_BYTES // step)))
 
     def run(self, until: float) -> None:
         history, steps = self.saved.history, self.schedule.steps
-        last = math.ceil(until * steps / self.segment)  # number of the last segment
+        whole = math.ceil(steps / self.segment)
+        last = whole if until >= 1 else max(1, math.floor(until * steps / self.segment + 1e-9))
         if len(history) >= last:
             return
         with global_streams(self.saved.generator), activity("training", steps, unit="steps") as work:

@@ -119,9 +119,11 @@ class FieldKnowledge:
     def identity(self) -> tuple[object, ...]:
         """What identifies this knowledge: two that are equal in it teach the same."""
         labels = self.labels
-        failures = None if self.failures is None else (self.failures.samples().ids, self.failure_weights)
-        ids = (self.train.ids, self.train.labels, self.field.ids, labels.ids, labels.y)
-        return (*ids, self.recipe, self.unexplained, self.priors, failures)
+        failures = None
+        if self.failures is not None:
+            failures = (self.failures.samples().ids, self.failures.label, self.failure_weights)
+        ids = (self.train.ids, self.train.labels, self.clean.ids, self.clean.labels, self.field.ids)
+        return (*ids, labels.ids, labels.y, self.recipe, self.unexplained, self.priors, failures)
 
     def with_labels(self, *draws: TeachingLabels) -> FieldKnowledge:
         """The same with further teaching labels."""
@@ -160,12 +162,14 @@ class FieldKnowledge:
     def _check_reserved(self) -> None:
         if self.reserved is None:
             return
-        named = {"field": self.field, "train": self.train}
-        named |= {f"taught[{i}]": draw.samples for i, draw in enumerate(self.taught)}
-        for name, part in named.items():
-            if shared := int(torch.isin(part.ids.cpu(), self.reserved.cpu()).sum()):
+        named = {"field": self.field.ids, "train": self.train.ids}
+        named |= {f"taught[{i}]": draw.samples.ids for i, draw in enumerate(self.taught)}
+        if self.failures is not None:
+            named |= {"failures": self.failures.samples().ids, "the seeds of failures": self.failures.seed}
+        for name, ids in named.items():
+            if shared := int(torch.isin(ids.cpu(), self.reserved.cpu()).sum()):
                 raise ValueError(
-                    f"{name} must hold no input of the assessment half, got {shared} of {len(part)}: a bound on inputs "
+                    f"{name} must hold no input of the assessment half, got {shared} of {len(ids)}: a bound on inputs "
                     "that a model has learned from would mean nothing; leave them out"
                 )
 

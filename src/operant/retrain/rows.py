@@ -96,6 +96,12 @@ def chances_by_class(samples: Samples, shares: Tensor, *, floor: float = 0.1) ->
     """
     labels, equal = samples.labels.cpu(), equal_chances(samples)
     counts = torch.bincount(labels, minlength=len(shares)).double()
-    each = torch.where(counts > 0, shares.double() / counts.clamp_min(1), 0.0)[labels]
+    shares = resized(shares.double(), len(counts))
+    each = torch.where(counts > 0, shares / counts.clamp_min(1), 0.0)[labels]
     total = float(each.sum())
     return equal if total == 0 else (1 - floor) * each / total + floor * equal
+
+
+def resized(shares: Tensor, classes: int) -> Tensor:
+    """Class shares with zeros for further classes: training data need not contain the model's last ones."""
+    return torch.cat([shares, shares.new_zeros(max(0, classes - len(shares)))])
