@@ -172,7 +172,7 @@ def repair(
             if note not in early:
                 output.note(note)
         _print_record(record, out, output)
-        _print_next(record, out, model, as_given=config is None, arms=arm or [], output=output)
+        _print_next(record, out, model, configured=config is not None, arms=arm or [], output=output)
 
 
 def _keeps_work(out: Path) -> bool:
@@ -238,7 +238,7 @@ def _print_record(record: RepairRecord, out: Path, output: Output) -> None:
 
 
 def _print_next(
-    record: RepairRecord, out: Path, model: str | None, *, as_given: bool, arms: list[str], output: Output
+    record: RepairRecord, out: Path, model: str | None, *, configured: bool, arms: list[str], output: Output
 ) -> None:
     """Print what to do next."""
     if output.as_json:
@@ -250,9 +250,10 @@ def _print_next(
         )
     name = f"{model} " if model else ""
     if not record.changed:
-        print_line(f"Next: operant export {name}--labels 100 lists field inputs that are worth a label.")
+        data = "" if configured else " with the same --weights, --train, --clean and --field"
+        print_line(f"Next: operant export {name}--labels 100{data} lists field inputs that are worth a label.")
         return
-    required = " --requirement 0.05" if as_given else ""
+    required = "" if configured else " --requirement 0.05"
     print_line(
         f"Next: operant assess {name}--weights {out / 'model.safetensors'} --field NEW{required}\n"
         "NEW are field inputs that were not given to this command, with labels of random draws. Labels that taught or "

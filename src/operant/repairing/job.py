@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from operant.repairing.inputs import RepairInputs
 from operant.repairing.record import RepairRecord
 from operant.repairing.saved_arms import RACE, SavedArms
 from operant.retrain import FieldKnowledge, Retrainer, Schedule, default_arms, hold_out_judges, known_field, repair
+from operant.retrain.knowledge import shares_among
 from operant.rng import spawn
 from operant.validation import check_share
 
@@ -92,22 +93,18 @@ class RepairJob:
         )
 
     def _repair(self, run: RunFolder, model: Classifier, inputs: RepairInputs, seed: int) -> None:
-        known, notes = self._known(run, model, inputs, seed)
-        known, judges = hold_out_judges(known)
-        arms = {**default_arms(self.schedule, known), **self.own}
+        found, notes = self._known(run, model, inputs, seed)
+        known, judges = hold_out_judges(_with_all_classes(found, model))
         done = repair(
             model,
             known,
             judges=judges,
-            arms=arms,
-            schedule=self.schedule,
+            arms={**default_arms(self.schedule, known), **self.own},
             max_drop=self.max_drop,
             engine=SavedArms(run=run, model=model, engine=self.engine),
             folder=run.path / RACE,
             generator=spawn(seed, "repair"),
         )
-        if done.changed:
-            run.weights(MODEL, model, lambda: done.model)
         record = RepairRecord.of(
             done,
             judge_names=() if judges is None else tuple(judges.titles),
@@ -116,6 +113,8 @@ class RepairJob:
             unexplained=known.unexplained,
             notes=(*inputs.notes, *notes),
         )
+        if done.changed:
+            run.weights(MODEL, model, lambda: done.model)
         run.step(RECORD, RepairRecord, lambda: record)
 
     def _known(
@@ -143,6 +142,14 @@ class RepairJob:
         found = self.describe(model, part, **data, generator=generator)
         read = () if found.file is None else (f"Conditions and class shares were read from {found.file}.",)
         return FieldFound(description=found.field, notes=(*read, *found.notes))
+
+
+def _with_all_classes(known: FieldKnowledge, model: Classifier) -> FieldKnowledge:
+    """The same, with the training data's class shares if no others are known: one for each class of the model."""
+    if known.priors:
+        return known
+    shares = shares_among(known.train, model.classes(known.train.x[:1]))
+    return replace(known, priors=tuple(shares.tolist()))
 
 
 def has_begun(folder: Path) -> bool:
