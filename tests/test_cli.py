@@ -1,5 +1,6 @@
 """The command line: what it prints, its exit codes, and what it imports."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -27,10 +28,12 @@ from operant.__main__ import main
 from operant.assess import Assessment
 from operant.campaign.init import NAME
 from operant.cli import app
+from operant.cli.repair import MAX_DROP
 from operant.conditions import Recipe, uniform
 from operant.generate import RecipeDraws
 from operant.networks import fit, load_weights, save_weights
 from operant.report.failures import LIMIT
+from operant.retrain import Schedule, repair
 
 MODULE = """
 from torch import nn
@@ -279,6 +282,7 @@ COMMANDS = {
     "field": ("field a:b --field x --train x", "operant.model.importing.build_module"),
     "assess": ("assess a:b --field x --requirement 0.1", "operant.model.importing.build_module"),
     "export": ("export a:b --field x --train x", "operant.model.importing.build_module"),
+    "repair": ("repair a:b --field x --train x", "operant.model.importing.build_module"),
     "robot": (
         "robot a:b --train x --test x --radius 0.1 --requirement 0.5",
         "operant.model.importing.build_module",
@@ -364,6 +368,10 @@ def test_defaults_are_those_of_the_library() -> None:
     }
     assert defaults["report limit"] == LIMIT
     assert defaults["run config"] == Path(NAME)
+    schedule = Schedule()
+    assert defaults["repair steps"] == schedule.steps
+    assert defaults["repair optimiser"] == schedule.optimiser
+    assert inspect.signature(repair).parameters["max_drop"].default == MAX_DROP
 
 
 # operant assess

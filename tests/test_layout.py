@@ -26,6 +26,7 @@ ORDER = [
     "triage",
     "report",
     "export",
+    "repairing",
     "testing pytest_plugin demo",
     "cli",
     "__main__",

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from operant.cli import assess, demo, doctor, export, field, init, report, robot, run, study, triage
+from operant.cli import assess, demo, doctor, export, field, init, repair, report, robot, run, study, triage
 from operant.cli.activities import showing_activities
 
 __all__ = ["app"]
@@ -26,6 +26,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Start": (demo.demo, init.init, doctor.doctor),
     "Campaign": (run.run, report.report, triage.triage, robot.robot),
     "Measure": (field.field, assess.assess),
+    "Repair": (repair.repair,),
     "Use elsewhere": (export.export,),
     "Research": (study.study,),
 }

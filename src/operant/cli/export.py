@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from operant.cli.activities import loading
-from operant.cli.field_data import FieldData, read_field_data
+from operant.cli.field_data import read_field_data
 from operant.cli.options import (
     Bounds,
     Mean,
@@ -18,14 +18,14 @@ from operant.cli.options import (
     Size,
     Std,
     Weights,
+    campaign_folder,
     config_here,
+    from_here,
     load_classifier,
-    run_folder,
 )
 from operant.cli.output import exit_on_error, print_line
 
 if TYPE_CHECKING:
-    from operant.conditions import Recipe
     from operant.export import ExportContents
     from operant.model import Classifier
     from operant.seeds.strategies import Strategy
@@ -106,7 +106,7 @@ def export(
 
         check_replaceable(out)  # before anything that takes long
         config = config_here()
-        campaign = _campaign_folder(run)
+        campaign = campaign_folder(run)
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
         chooser, present = _strategy(strategy, classifier, campaign)
         options = data_options(config, train=train, clean=clean, field=field, size=size, groups=groups)
@@ -114,46 +114,18 @@ def export(
         plan = ExportPlan(
             run=campaign,
             described=described,
-            declared=_declared(data, classifier),
+            declared=data.declared(classifier),
             widest=data.limits,
             estimate=data.table.wanted if conditions is None else conditions,
             labels=labels,
             strategy=chooser,
             present=present,
-            root=_from_here(options.root),
+            root=from_here(options.root),
             held_out=options.clean is None,
         )
         known = {"train": data.train, "labelled": data.clean}
         contents = plan(classifier, data.inputs, **known, generator=spawn(seed, "export"))
         _print_summary(contents, write_export(replace(contents, notes=(*data.notes, *contents.notes)), out))
-
-
-def _campaign_folder(given: Path | None) -> Path | None:
-    """The folder of the given campaign, or of the one here if it exists."""
-    from operant.execution.run_folder import RUN
-
-    folder = _from_here(run_folder()) if given is None else given
-    if (folder / RUN).is_file():
-        return folder
-    if given is not None:
-        raise ValueError(
-            f"{folder} is not a campaign's folder: it has no {RUN}; give the folder that `operant run` wrote"
-        )
-    return None
-
-
-def _from_here(path: Path) -> Path:
-    """A path as seen from the current folder, if it is below: exports are given to others, on other machines."""
-    here = Path.cwd()
-    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
-
-
-def _declared(data: FieldData, model: Classifier) -> Recipe | None:
-    """The conditions of the configuration, if they are not to be estimated."""
-    from operant.campaign.build import declared_recipe
-
-    declared = bool(data.table.severities) and not data.table.estimated
-    return declared_recipe(data.table, model.bounds) if declared else None
 
 
 def _strategy(word: str, model: Classifier, run: Path | None) -> tuple[Strategy, Classifier | None]:

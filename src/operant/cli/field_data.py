@@ -36,8 +36,17 @@ class FieldData:
     limits: Recipe | None
     notes: tuple[str, ...]
 
+    def declared(self, model: Classifier) -> Recipe | None:
+        """The conditions of the configuration, if they are not to be estimated."""
+        from operant.campaign.build import declared_recipe
 
-def read_field_data(model: Classifier, options: DataOptions, config: Config | None) -> FieldData:
+        declared = bool(self.table.severities) and not self.table.estimated
+        return declared_recipe(self.table, model.bounds) if declared else None
+
+
+def read_field_data(
+    model: Classifier, options: DataOptions, config: Config | None, output: Output | None = None
+) -> FieldData:
     """Read all data and check the model with them; an error if the doctor finds results meaningless."""
     from operant.campaign.build import configured_classes, field_files, limits_of, read_known
     from operant.campaign.config import ConditionsTable
@@ -51,7 +60,7 @@ def read_field_data(model: Classifier, options: DataOptions, config: Config | No
     train, clean = read_known(options, model, notes)
     if config is not None:
         train = replace(train, classes=configured_classes(config, model, train))
-    check_model(model, clean, Output())
+    check_model(model, clean, output or Output())
     inputs = field_files(options, model, train, clean).read()
     table = config.conditions if config is not None and config.conditions is not None else ConditionsTable()
     limits = None

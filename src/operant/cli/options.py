@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,11 +82,17 @@ def load_classifier(
 
 
 def read_labels_file(
-    path: Path, model: Classifier, x: Tensor, names: dict[str, int], class_names: tuple[str, ...]
+    path: Path,
+    model: Classifier,
+    x: Tensor,
+    names: dict[str, int],
+    class_names: tuple[str, ...],
+    *,
+    note: Callable[[str], None] = print_line,
 ) -> StoredLabels:
     """The labeller of ``--labels-file`` for inputs like ``x``, which have these names.
 
-    Prints a note on unused rows, and one if only numbers can be read, since classes have no names.
+    Notes unused rows, and that only numbers can be read if classes have no names.
     """
     from operant.campaign.build import labels_from_file
 
@@ -97,8 +104,8 @@ def read_labels_file(
             f"{path}: labels are read as numbers from 0 to {classes - 1}, since the names of the classes are unknown "
             f"([data] train or classes of {CONFIG} gives them)"
         )
-    for note in notes:
-        print_line(note)
+    for text in notes:
+        note(text)
     return labeller
 
 
@@ -116,6 +123,26 @@ def run_folder() -> Path:
     """The folder of the campaign that ``operant run`` would run here."""
     config = config_here()
     return Path("operant-run") if config is None else config.path(config.run.folder)
+
+
+def campaign_folder(given: Path | None) -> Path | None:
+    """The folder of the given campaign, or of the one here if it exists."""
+    from operant.execution.run_folder import RUN
+
+    folder = from_here(run_folder()) if given is None else given
+    if (folder / RUN).is_file():
+        return folder
+    if given is not None:
+        raise ValueError(
+            f"{folder} is not a campaign's folder: it has no {RUN}; give the folder that `operant run` wrote"
+        )
+    return None
+
+
+def from_here(path: Path) -> Path:
+    """A path as seen from the current folder, if it is below: results are given to others, on other machines."""
+    here = Path.cwd()
+    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
 def parse_numbers(text: str | None, option: str) -> float | list[float] | None:

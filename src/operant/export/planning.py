@@ -12,25 +12,16 @@ from operant.conditions import Recipe
 from operant.data import Samples
 from operant.export.class_weights import ClassWeight, class_weights
 from operant.export.contents import TO_LABEL, TRANSFORM, WEIGHTS, ExportContents, Missing
+from operant.export.described import Described, FieldDescriber
 from operant.export.failures import ARRAYS, FOLDER, read_failures
 from operant.export.labelling import DEFAULT_STRATEGY, choose_to_label, labelled_ids, learning_half
-from operant.export.stored import campaign_conditions, stored_description
 from operant.model import Classifier
-from operant.profile import FieldDescription, describe_field
+from operant.profile import FieldDescription
 from operant.profile._words import describe_unexplained
 from operant.seeds.strategies import Strategy
 
 PARTS = {"field", "conditions", "class shares"}  # of a description whose findings concern an export
 LEARNING = "estimated from the half of the field inputs that is for learning"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Described:
-    """A description of the field, where it comes from, and what to know about it."""
-
-    field: FieldDescription
-    source: str
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -127,24 +118,14 @@ class ExportPlan:
         self, model: Classifier, inputs: Samples, train: Samples, labelled: Samples, generator: torch.Generator
     ) -> Described:
         """The description of the field: an earlier one if it is about these inputs, else a new one."""
-        notes: list[str] = []
-        stored = stored_description(self.described, self.run, inputs.ids.cpu(), notes)
-        estimate = self.estimate and self.declared is None
-        if stored is not None:
-            lacks = stored.description.conditions is None and estimate and len(inputs.shape) == 3
-            if not lacks:
-                return Described(field=stored.description, source=f"estimated in {stored.file}", notes=tuple(notes))
-        found = describe_field(
-            model,
-            learning_half(inputs),
-            train=train,
-            labelled=labelled,
-            conditions=None if self.run is None else campaign_conditions(self.run),
+        describe = FieldDescriber(
+            described=self.described,
+            run=self.run,
             widest=self.widest,
-            estimate=estimate,
-            generator=generator,
+            estimate=self.estimate and self.declared is None,
         )
-        return Described(field=found, source=LEARNING, notes=tuple(notes))
+        half = learning_half(inputs)
+        return describe(model, inputs, learning=half, train=train, labelled=labelled, generator=generator)
 
     def _conditions(self, found: Described) -> ExportContents:
         if self.declared is not None:
@@ -152,7 +133,7 @@ class ExportPlan:
         if found.field.conditions is not None:
             fitted = found.field.conditions
             explained = (describe_unexplained(fitted),) if fitted.parameters else ()
-            return ExportContents(recipe=fitted.recipe, recipe_from=found.source, notes=explained)
+            return ExportContents(recipe=fitted.recipe, recipe_from=_source(found), notes=explained)
         return _lacking(TRANSFORM, _note_on(found.field, "Conditions", "conditions were not estimated"))
 
 
@@ -164,7 +145,11 @@ def _weights(found: Described, train: Samples) -> ExportContents:
         return _lacking(WEIGHTS, _note_on(found.field, "Class shares", "class shares were not estimated"))
     counts = torch.bincount(train.labels.cpu(), minlength=len(names)).tolist()
     weights: tuple[ClassWeight, ...] = class_weights(priors, counts, names)
-    return ExportContents(weights=weights, weights_from=found.source)
+    return ExportContents(weights=weights, weights_from=_source(found))
+
+
+def _source(found: Described) -> str:
+    return LEARNING if found.file is None else f"estimated in {found.file}"
 
 
 def _note_on(described: FieldDescription, start: str, otherwise: str) -> str:
