@@ -99,7 +99,7 @@ class RepairJob:
             model,
             known,
             judges=judges,
-            arms={**default_arms(self.schedule, known), **self.own},
+            arms={**default_arms(model, known, self.schedule), **self.own},
             max_drop=self.max_drop,
             engine=SavedArms(run=run, model=model, engine=self.engine),
             folder=run.path / RACE,

@@ -133,7 +133,9 @@ class FieldTraining:
         simulated = self._simulated(known, n - sum(source.rows for source in failing), any_change)
         plain = RowSource(samples=known.train, chances=equal_chances(known.train), rows=self.clean_rows)
         sources = [plain, *labelled, *failing, *simulated]
-        return TrainingRows(sources=[s for s in sources if s.rows], unlabelled=self._unlabelled(model, known, any_change))
+        return TrainingRows(
+            sources=[s for s in sources if s.rows], unlabelled=self._unlabelled(model, known, any_change)
+        )
 
     def _explains(self, known: FieldKnowledge) -> bool:
         return self.conditions and known.has_conditions and known.unexplained < UNKNOWN

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from operant.data import Samples
 from operant.model import Classifier
+from operant.model.hashing import described, hash_of
+from operant.networks import load_weights, save_weights
+from operant.results import load, save
 from operant.retrain.arms import Retrainer
 from operant.retrain.knowledge import FieldKnowledge
 from operant.retrain.monitor import brier_scores, errors
@@ -57,9 +60,23 @@ class Candidate:
     problem: str = ""  # why it left the race
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArmState:
+    """What became of an arm, without its weights; beside them in the folder of a race."""
+
+    name: str
+    trained: float
+    seconds: float
+    problem: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArmWork:
-    """Trains one arm up to a share; sent to the engine's workers."""
+    """Trains one arm up to a share; sent to the engine's workers.
+
+    The candidate is kept in the folder: which arms train to the end depends on how well they do after a part of their
+    training, so a race that resumes must see the same parts, although their trainings may have advanced since.
+    """
 
     known: FieldKnowledge
     seed: int
@@ -67,19 +84,35 @@ class ArmWork:
 
     def __call__(self, item: tuple[str, Retrainer, Classifier, float]) -> Candidate:
         name, arm, start, until = item
+        key = hash_of(*(described(v).encode() for v in (arm, start, self.known.identity, self.seed)))
+        place = self.folder / f"{slug(name)}-{key}"
+        kept = place.with_name(f"{place.name}-{until:g}.json")
+        if not kept.exists():
+            self._keep(self._train(name, arm, start, until, place.with_suffix(".safetensors")), kept)
+        return _read(kept, start)
+
+    def _train(self, name: str, arm: Retrainer, start: Classifier, until: float, checkpoint: Path) -> Candidate:
         began = time.process_time()
         try:
-            model = arm(
-                start,
-                self.known,
-                generator=spawn(self.seed, name),
-                until=until,
-                checkpoint=self.folder / f"{slug(name)}.safetensors",
-            )
+            model = arm(start, self.known, generator=spawn(self.seed, name), until=until, checkpoint=checkpoint)
             model.accuracy(self.known.clean)  # raises if its outputs are not finite
         except (TrainingDiverged, ValueError) as error:
             return Candidate(name=name, model=None, seconds=time.process_time() - began, problem=str(error))
         return Candidate(name=name, model=model, trained=until, seconds=time.process_time() - began)
+
+    def _keep(self, candidate: Candidate, kept: Path) -> None:
+        """Write the weights, then the state, which says that both are there."""
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        if candidate.model is not None:
+            save_weights(candidate.model.unwrap(), kept.with_suffix(".weights.safetensors"))
+        state = {f.name: getattr(candidate, f.name) for f in fields(ArmState)}
+        save(ArmState(**state), kept)
+
+
+def _read(kept: Path, start: Classifier) -> Candidate:
+    state, weights = load(kept, ArmState), kept.with_suffix(".weights.safetensors")
+    model = start.rewrap(load_weights(start.unwrap(), weights)) if state.trained else None
+    return Candidate(name=state.name, model=model, trained=state.trained, seconds=state.seconds, problem=state.problem)
 
 
 def slug(name: str) -> str:
