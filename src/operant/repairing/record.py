@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from operant.formatting import percent
 from operant.retrain import ArmRecord, Repaired
-from operant.retrain.repairing import ORIGINAL
+from operant.retrain.repaired import ORIGINAL
 
 WIDTH = 100  # columns of what is printed
 

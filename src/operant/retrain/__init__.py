@@ -11,7 +11,8 @@ from operant.retrain.losses import CrossEntropy, LabelSmoothing, Loss, TrainingB
 from operant.retrain.manifold_mixup import ManifoldMixup
 from operant.retrain.monitor import FieldMonitor, brier_monitor, pmi_monitor
 from operant.retrain.operational import OperationalFinetune
-from operant.retrain.repairing import ArmRecord, Repaired, default_arms, hold_out_judges, judge_labels, repair
+from operant.retrain.repaired import ArmRecord, Repaired
+from operant.retrain.repairing import default_arms, hold_out_judges, judge_labels, repair
 from operant.retrain.retrainer import CaseRetrainer, FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained, without_bar
 from operant.retrain.rows import RowSource, UnderConditions
 from operant.retrain.training import TrainableModel, TrainingDiverged, TrainingOptions

@@ -149,7 +149,7 @@ def run_race(
     arms: Mapping[str, Retrainer],
     default: str,
     starts: Mapping[str, Classifier],
-    judge: Callable[[Classifier], Scores],
+    judges: Samples,
     work: ArmWork,
     engine: Engine,
 ) -> dict[str, Candidate]:
@@ -166,13 +166,13 @@ def run_race(
     first = train_arms(trained, starts, share, work, engine)
     ranked = sorted(
         (name for name, c in first.items() if c.model is not None and name != default),
-        key=lambda name: float(judge(_model(first[name])).brier.mean()),
+        key=lambda name: float(Scores.of(_model(first[name]), judges).brier.mean()),
     )
     last = {name: trained[name] for name in (default, *ranked[: FINALISTS - 1])}
     ended = train_arms(last, starts, 1.0, work, engine)
     for name, candidate in ended.items():
         ended[name] = replace(candidate, seconds=candidate.seconds + first[name].seconds)
-    behind = f"behind after {share:.0%} of its training"
+    behind = f"behind after {100 * share:.0f} % of its training"
     left = {n: c if c.problem else replace(c, problem=behind) for n, c in first.items() if n not in ended}
     return {name: (done | left | ended)[name] for name in arms}
 
