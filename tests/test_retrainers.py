@@ -12,6 +12,7 @@ from operant import Classifier, Samples, spawn
 from operant.networks import initialise
 from operant.results import load, save
 from operant.retrain import (
+    CaseRetrainer,
     DefensiveDistillation,
     Finetune,
     FinetuneEpoch,
@@ -21,7 +22,6 @@ from operant.retrain import (
     ManifoldMixup,
     OperationalFinetune,
     Retrained,
-    CaseRetrainer,
     TrainableModel,
     TrainingBatch,
     pmi_monitor,
