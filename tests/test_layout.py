@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "operant"
 
 # What may import what: a module imports from its own line and from the lines above it.
 ORDER = [
-    "types rng files results formatting activity reliability_checks signals validation extras",
+    "types rng files results formatting activity engine reliability_checks signals validation extras",
     "data model suite",
     "networks density conditions measure",
     "profile",

@@ -15,11 +15,14 @@ from itertools import islice
 from multiprocessing import connection, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import Finalize
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from operant.engine import Engine, closing_results, one_thread, serial
 from operant.signals import ENDING
+
+__all__ = ["Engine", "ProcessPool", "WorkerDied", "closing_results", "one_thread", "pool", "serial"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -35,45 +38,6 @@ WORK, ITEM = b"work", b"item"  # message types on the pipe to a worker
 
 class WorkerDied(RuntimeError):
     """A worker process ended before its work was finished."""
-
-
-class Engine(Protocol):
-    """Runs work on items, anywhere: yields each item's number and result when it is finished, in any order.
-
-    Items are taken one by one, as late as possible. When there are no more, the work in progress is finished. If the
-    work fails on an item, the work in progress is finished before the error is raised.
-    """
-
-    def __call__(self, work: Callable[[T], R], items: Iterable[T], /) -> Iterator[tuple[int, R]]: ...
-
-
-@contextmanager
-def closing_results(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close an engine's results when the block ends, also if some were not taken."""
-    try:
-        yield results
-    finally:
-        if hasattr(results, "close"):
-            results.close()
-
-
-def serial(work: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
-    """An engine that runs one item after the other in this process, on one thread like a `pool`: equal rounding."""
-    for number, item in enumerate(items):
-        with one_thread():
-            result = work(item)
-        yield number, result
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def pool(workers: int) -> Engine:
