@@ -12,20 +12,16 @@ from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
-from operant import Classifier, Samples, load_digits, read_samples, results, spawn
+from operant import Samples, load_digits, read_samples, results, spawn
 from operant.cli import app
 from operant.conditions import Recipe, apply, fixed
-from operant.execution.engines import serial
-from operant.execution.run_folder import RunFolder
 from operant.export import learning_half
 from operant.networks import LeNet5, fit, initialise, load_weights, save_weights
 from operant.profile import FieldDescription, FittedConditions, Parameter
 from operant.repairing import RepairRecord, repair_inputs
 from operant.repairing.record import WIDTH
-from operant.repairing.saved_arms import SavedArms
 from operant.retrain import judge_labels
 from operant.retrain._checkpoint import Checkpoint
-from operant.retrain.race import Candidate
 from operant.retrain.repairing import DEFAULT, FAILURES
 from report_folder import campaign_folder
 
@@ -438,26 +434,3 @@ def test_no_reserved_input_is_learned_from():
     assert len(alone.taught[0]) == 80
     assert not alone.taught[0].random
     assert "30 of 110 field inputs are left out" in alone.notes[0]
-
-
-# Arms that are kept
-
-
-def test_a_saved_arm_is_not_trained_again(tmp_path, made):
-    model = Classifier(load_weights(LeNet5(size=8), made / "net.safetensors"))
-    trained = []
-
-    def work(name):
-        trained.append(name)
-        problem = "diverged" if name == "b" else ""
-        return Candidate(name=name, model=None if problem else model, trained=0.2, seconds=1.0, problem=problem)
-
-    for _ in range(2):
-        with RunFolder(tmp_path / "run", signature={"a": "b"}) as folder:
-            engine = SavedArms(run=folder, model=model, engine=serial)
-            first, second = dict(engine(work, ["a", "b"])), dict(engine(work, ["a"]))
-        assert trained == ["a", "b", "a"]
-        assert [first[n].name for n in (0, 1)] == ["a", "b"]
-        assert first[1].model is None
-        assert first[1].problem == "diverged"
-        assert torch.equal(second[0].model.predict(torch.zeros(3, 1, 8, 8)), model.predict(torch.zeros(3, 1, 8, 8)))

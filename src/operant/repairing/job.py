@@ -11,7 +11,7 @@ import torch
 
 from operant.conditions import Recipe
 from operant.data import Samples
-from operant.execution.engines import Engine, serial
+from operant.engine import Engine, serial
 from operant.execution.run_folder import MODEL, RunFolder, finished, require_existing
 from operant.execution.signature import signature_of
 from operant.export.described import FieldDescriber
@@ -19,13 +19,13 @@ from operant.model import Classifier
 from operant.profile import FieldDescription
 from operant.repairing.inputs import RepairInputs
 from operant.repairing.record import RepairRecord
-from operant.repairing.saved_arms import RACE, SavedArms
 from operant.retrain import FieldKnowledge, Retrainer, Schedule, default_arms, hold_out_judges, known_field, repair
 from operant.retrain.knowledge import shares_among
 from operant.rng import spawn
 from operant.validation import check_share
 
 RECORD, FIELD = "repair", "field"  # names of the results in the folder
+RACE = "race"  # folder of the arms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +95,17 @@ class RepairJob:
     def _repair(self, run: RunFolder, model: Classifier, inputs: RepairInputs, seed: int) -> None:
         found, notes = self._known(run, model, inputs, seed)
         known, judges = hold_out_judges(_with_all_classes(found, model))
-        done = repair(
-            model,
-            known,
-            judges=judges,
-            arms={**default_arms(model, known, self.schedule), **self.own},
-            max_drop=self.max_drop,
-            engine=SavedArms(run=run, model=model, engine=self.engine),
-            folder=run.path / RACE,
-            generator=spawn(seed, "repair"),
-        )
+        with run.writing(RACE):
+            done = repair(
+                model,
+                known,
+                judges=judges,
+                arms={**default_arms(model, known, self.schedule), **self.own},
+                max_drop=self.max_drop,
+                engine=self.engine,
+                folder=run.path / RACE,
+                generator=spawn(seed, "repair"),
+            )
         record = RepairRecord.of(
             done,
             judge_names=() if judges is None else tuple(judges.titles),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from operant.conditions import apply
 from operant.data import Samples
+from operant.engine import Engine
 from operant.formatting import percent, points
 from operant.model import Classifier
 from operant.retrain.arms import BatchNormStatistics, Retrainer
@@ -20,9 +20,6 @@ from operant.retrain.knowledge import FieldKnowledge, TeachingLabels
 from operant.retrain.race import ArmWork, Candidate, Scores, run_race, train_arms
 from operant.retrain.rows import chances_by_class
 from operant.rng import spawn
-
-if TYPE_CHECKING:
-    from operant.execution.engines import Engine
 
 ENOUGH_JUDGES = 100  # labels with which one standard error decides between arms
 MIXES = (0.75, 0.5)  # shares of the winner's weights that are judged beside it

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from operant.activity import activity
 from operant.data import Samples
+from operant.engine import Engine, closing_results
+from operant.formatting import first_few
 from operant.model import Classifier
-from operant.model.hashing import described, hash_of
+from operant.model.hashing import described, fingerprint, hash_of
 from operant.networks import load_weights, save_weights
 from operant.results import load, save
 from operant.retrain.arms import Retrainer
@@ -24,11 +25,9 @@ from operant.retrain.monitor import brier_scores, errors
 from operant.retrain.training import TrainingDiverged
 from operant.rng import spawn
 
-if TYPE_CHECKING:
-    from operant.execution.engines import Engine
-
 FINALISTS = 2  # arms that train to the end
 FIRST_SHARE = 0.2  # of the training of the other arms, at most
+WEIGHTS = ".weights.safetensors"  # suffix of a candidate's weights, beside its state
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +67,7 @@ class ArmState:
     trained: float
     seconds: float
     problem: str
+    weights: str  # fingerprint of their file; empty if the arm failed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,7 +84,7 @@ class ArmWork:
 
     def __call__(self, item: tuple[str, Retrainer, Classifier, float]) -> Candidate:
         name, arm, start, until = item
-        key = hash_of(*(described(v).encode() for v in (arm, start, self.known.identity, self.seed)))
+        key = hash_of(*(described(v).encode() for v in (name, arm, start, self.known.identity, self.seed)))
         place = self.folder / f"{slug(name)}-{key}"
         kept = place.with_name(f"{place.name}-{until:g}.json")
         if not kept.exists():
@@ -95,7 +95,7 @@ class ArmWork:
         began = time.process_time()
         try:
             model = arm(start, self.known, generator=spawn(self.seed, name), until=until, checkpoint=checkpoint)
-            model.accuracy(self.known.clean)  # raises if its outputs are not finite
+            check_candidate(model, start, self.known.clean)
         except (TrainingDiverged, ValueError) as error:
             return Candidate(name=name, model=None, seconds=time.process_time() - began, problem=str(error))
         return Candidate(name=name, model=model, trained=until, seconds=time.process_time() - began)
@@ -103,16 +103,38 @@ class ArmWork:
     def _keep(self, candidate: Candidate, kept: Path) -> None:
         """Write the weights, then the state, which says that both are there."""
         kept.parent.mkdir(parents=True, exist_ok=True)
+        weights = kept.with_suffix(WEIGHTS)
         if candidate.model is not None:
-            save_weights(candidate.model.unwrap(), kept.with_suffix(".weights.safetensors"))
-        state = {f.name: getattr(candidate, f.name) for f in fields(ArmState)}
-        save(ArmState(**state), kept)
+            save_weights(candidate.model.unwrap(), weights)
+        state = ArmState(
+            name=candidate.name,
+            trained=candidate.trained,
+            seconds=candidate.seconds,
+            problem=candidate.problem,
+            weights="" if candidate.model is None else fingerprint(weights),
+        )
+        save(state, kept)
 
 
 def _read(kept: Path, start: Classifier) -> Candidate:
-    state, weights = load(kept, ArmState), kept.with_suffix(".weights.safetensors")
-    model = start.rewrap(load_weights(start.unwrap(), weights)) if state.trained else None
+    state, weights, model = load(kept, ArmState), kept.with_suffix(WEIGHTS), None
+    if state.weights:
+        if not weights.exists() or fingerprint(weights) != state.weights:
+            raise ValueError(f"{weights} is missing or has changed since it was written; delete {kept} to train again")
+        model = start.rewrap(load_weights(start.unwrap(), weights))
     return Candidate(name=state.name, model=model, trained=state.trained, seconds=state.seconds, problem=state.problem)
+
+
+def check_candidate(candidate: Classifier, start: Classifier, clean: Samples) -> None:
+    """Raise ValueError unless outputs are finite and weights can be saved and mixed with those of the original."""
+    candidate.accuracy(clean)  # raises if outputs are not finite
+    before, after = start.unwrap().state_dict(), candidate.unwrap().state_dict()
+    if {name: v.shape for name, v in before.items()} != {name: v.shape for name, v in after.items()}:
+        raise ValueError(
+            "the trained network must have weights of the same names and shapes as the one it started from"
+        )
+    if broken := [name for name, v in after.items() if not bool(v.isfinite().all())]:
+        raise ValueError(f"training left NaN or infinity in {first_few(broken, most=3)}")
 
 
 def slug(name: str) -> str:
@@ -124,24 +146,19 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def one_after_another(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """An engine: each item in this process, on one thread, so that workers would round alike."""
-    threads = torch.get_num_threads()
-    for number, item in enumerate(items):
-        torch.set_num_threads(1)
-        try:
-            result = work(item)
-        finally:
-            torch.set_num_threads(threads)
-        yield number, result
-
-
 def train_arms(
     arms: Mapping[str, Retrainer], starts: Mapping[str, Classifier], share: float, work: ArmWork, engine: Engine
 ) -> dict[str, Candidate]:
     """Every arm trained up to a share, by name, in the order given."""
     items = [(name, arm, starts[name], share) for name, arm in arms.items()]
-    found = dict(engine(work, items))
+    found: dict[int, Candidate] = {}
+    with (
+        activity("training arms of the race", len(items), unit="arms") as shown,
+        closing_results(engine(work, items)) as results,
+    ):
+        for number, candidate in results:
+            found[number] = candidate
+            shown.advance()
     return {items[number][0]: found[number] for number in sorted(found)}
 
 

@@ -8,25 +8,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from operant.activity import activity
 from operant.data import Samples
+from operant.engine import Engine, serial
 from operant.formatting import percent
 from operant.model import Classifier
 from operant.retrain.arms import BatchNormStatistics, FieldTraining, Retrainer, batch_norms
 from operant.retrain.decision import Contest
 from operant.retrain.field_training import Schedule, find_rate
 from operant.retrain.knowledge import FieldKnowledge
-from operant.retrain.race import ArmWork, one_after_another
+from operant.retrain.race import ArmWork
 from operant.retrain.repaired import Repaired, repaired
 from operant.rng import mix, spawn
 from operant.validation import check_at_least, check_share
-
-if TYPE_CHECKING:
-    from operant.execution.engines import Engine
 
 DEFAULT, PLAIN = "labels and simulated field", "the same without unlabelled inputs"
 SELF_TRAINING, FAILURES = "the same with self-training", "the same with operational failures"
@@ -64,7 +61,7 @@ def repair(
     previous: Repaired | None = None,
     schedule: Schedule = Schedule(),  # noqa: B008  # frozen
     max_drop: float = 0.05,
-    engine: Engine = one_after_another,
+    engine: Engine = serial,
     folder: str | Path | None = None,
     generator: torch.Generator,
 ) -> Repaired:
