@@ -28,7 +28,9 @@ from operant.retrain.rows import (
     equal_chances,
     resized,
 )
+from operant.retrain.training import TrainingDiverged
 from operant.retrain.unlabelled import UnlabelledRows
+from operant.rng import global_streams
 from operant.types import Fuzzer
 from operant.validation import check_above_to, check_at_least, check_from_to, check_nonnegative
 
@@ -290,6 +292,8 @@ class CaseTraining:
             generator=generator,
             checkpoint=checkpoint,
         )
+        if done.record.diverged:
+            raise TrainingDiverged(done.record.reason)
         return done.model
 
     def _cases(
@@ -323,7 +327,8 @@ class OwnTraining:
         until: float = 1.0,
         checkpoint: str | Path | None = None,
     ) -> Classifier:
-        module = self.function(model.unwrap(), known, generator)
+        with global_streams(generator):  # for dropout and the like
+            module = self.function(model.unwrap(), known, generator)
         if not isinstance(module, nn.Module):
             raise ValueError(f"your training function must return the trained module, got {type(module).__name__}")
         return model.rewrap(module.eval())
