@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -34,8 +36,8 @@ def known_digits(labels: int = 0, **options: Any) -> FieldKnowledge:
     """What is known about the field of digits, with so many teaching labels."""
     field = field_digits()
     taught = (TeachingLabels(samples=field[:labels], use="teaching, judging and estimates"),) if labels else ()
-    values = {"recipe": CONDITIONS, "unexplained": 0.1, "taught": taught}
-    return FieldKnowledge(train=parts()["train"], clean=parts()["clean"], field=field[:400], **(values | options))
+    values = {"train": parts()["train"], "clean": parts()["clean"], "field": field[:400], "taught": taught}
+    return FieldKnowledge(**(values | {"recipe": CONDITIONS, "unexplained": 0.1} | options))
 
 
 def judges(n: int = 150) -> Samples:
@@ -78,6 +80,67 @@ def separator() -> Classifier:
     start = initialise(perceptron, generator=spawn(0, "weights"))
     options = {"epochs": 10, "batch_size": 20, "learning_rate": 0.02, "progress": False}
     return Classifier(fit(start, blobs(100, seed="train"), generator=spawn(0, "training"), **options).module)
+
+
+class Breaking(nn.Module):
+    """Returns NaN from some training batch on."""
+
+    def __init__(self, after: int = 5) -> None:
+        super().__init__()
+        self.inner, self.after = perceptron(), after
+        self.register_buffer("met", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.met += int(self.training)
+        return self.inner(x) * (math.nan if int(self.met) > self.after else 1.0)
+
+
+# Networks of every kind, for digits
+
+
+def normed() -> nn.Module:
+    layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, stride=2), nn.BatchNorm2d(6)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(24, 10))
+
+
+def dropped() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
+
+
+class Transformer(nn.Module):
+    """Sixteen patches of 2 x 2, one layer of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, 16, 2, stride=2)
+        self.place = nn.Parameter(torch.zeros(1, 16, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.head(self.encoder(self.patches(x).flatten(2).mT + self.place).mean(1))
+        return z
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: LeNet5(size=8),
+    "batch norm": normed,
+    "dropout": dropped,
+    "transformer": Transformer,
+}
+
+
+def model_of(name: str) -> Classifier:
+    """One of these networks with its first weights."""
+    return Classifier(initialise(NETWORKS[name], generator=spawn(0, name)))
+
+
+@cache
+def trained_digits(name: str) -> Classifier:
+    """One of these networks after some training on the clear digits."""
+    start, options = model_of(name).unwrap(), {"epochs": 15, "batch_size": 32, "learning_rate": 4e-3, "progress": False}
+    return Classifier(fit(start, parts()["train"], generator=spawn(0, "training"), **options).module)
 
 
 def failures_of(model: Classifier, seeds: Samples, *, mass: Tensor, naturalness: Tensor) -> Suite:

@@ -16,9 +16,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from known_fields import CONDITIONS, blobs, parts, perceptron, same_weights, separator, weights_of
+from known_fields import (
+    CONDITIONS,
+    NETWORKS,
+    Breaking,
+    blobs,
+    model_of,
+    normed,
+    parts,
+    perceptron,
+    same_weights,
+    separator,
+    weights_of,
+)
 from operant import Classifier, Samples, spawn
-from operant.networks import LeNet5, initialise
+from operant.networks import initialise
 from operant.retrain import RowSource, Schedule, TrainingRows, UnlabelledRows, find_rate, train_on_rows
 from operant.retrain import field_training as module_under_test
 from operant.retrain._checkpoint import Checkpoint
@@ -191,39 +203,6 @@ def test_conditions_are_drawn_anew_in_every_step():
 # Randomness, and what does not change
 
 
-def networks() -> dict[str, Callable[[], nn.Module]]:
-    return {"plain": lambda: LeNet5(size=8), "batch norm": normed, "dropout": dropped, "transformer": Transformer}
-
-
-def normed() -> nn.Module:
-    layers = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, stride=2), nn.BatchNorm2d(6)]
-    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(24, 10))
-
-
-def dropped() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
-
-
-class Transformer(nn.Module):
-    """Sixteen patches of 2 x 2, one layer of attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(1, 16, 2, stride=2)
-        self.place = nn.Parameter(torch.zeros(1, 16, 16))
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z: Tensor = self.head(self.encoder(self.patches(x).flatten(2).mT + self.place).mean(1))
-        return z
-
-
-def model_of(name: str) -> Classifier:
-    return Classifier(initialise(networks()[name], generator=spawn(0, name)))
-
-
 def digit_rows(*, bare: bool = False) -> TrainingRows:
     train = parts()["train"][:120]
     change = UnderConditions(recipe=CONDITIONS)
@@ -232,7 +211,7 @@ def digit_rows(*, bare: bool = False) -> TrainingRows:
     return TrainingRows(sources=[source(train, rows=8), source(train, rows=8, change=change)], unlabelled=term)
 
 
-@pytest.mark.parametrize("name", list(networks()))
+@pytest.mark.parametrize("name", list(NETWORKS))
 def test_same_generator_same_weights_and_nothing_else_moves(name):
     model, schedule = model_of(name), replace(ADAM, steps=6)
     before, stream = weights_of(model), torch.random.get_rng_state()
@@ -275,19 +254,6 @@ def test_a_model_of_which_nothing_can_be_trained_is_rejected():
 
     with pytest.raises(ValueError, match="no trainable parameters"):
         train_on_rows(Classifier(Fixed()), plain_rows(), SGD, generator=spawn(0))
-
-
-class Breaking(nn.Module):
-    """Returns NaN from some training batch on."""
-
-    def __init__(self, after: int = 5) -> None:
-        super().__init__()
-        self.inner, self.after = perceptron(), after
-        self.register_buffer("met", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.met += int(self.training)
-        return self.inner(x) * (math.nan if int(self.met) > self.after else 1.0)
 
 
 @pytest.mark.parametrize("after", [0, 5])
@@ -438,7 +404,7 @@ def test_memory_limits_the_rows_drawn_at_once_and_files_appear_where_they_should
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-@pytest.mark.parametrize("name", list(networks()))
+@pytest.mark.parametrize("name", list(NETWORKS))
 def test_the_rate_that_is_found_trains(name, optimiser):
     """From random weights, the loss falls within sixty steps."""
     model, rows = model_of(name), digit_rows()
