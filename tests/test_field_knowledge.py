@@ -149,6 +149,16 @@ def test_without_leaves_out_these_inputs_and_nothing_else(gone):
     assert all(len(draw) for draw in left.taught)
 
 
+def test_without_leaves_out_failures_of_these_inputs_and_training_inputs():
+    """An arm that learns from a failure learns the label of its seed."""
+    suite = failing()
+    left = known_blobs(failures=suite).without(torch.cat([OTHER.ids[[0, 7]], TRAIN.ids[3:5]]))
+    assert left.failures is not None
+    assert torch.equal(left.failures.seed, torch.cat([suite.seed[1:7], suite.seed[8:]]))
+    assert torch.equal(left.failures["mass"], torch.cat([suite["mass"][1:7], suite["mass"][8:]]))
+    assert torch.equal(left.train.ids, torch.cat([TRAIN.ids[:3], TRAIN.ids[5:]]))
+
+
 def test_failures_weigh_their_mass_times_their_naturalness():
     suite = failing()
     known = known_blobs(failures=suite)

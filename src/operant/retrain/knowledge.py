@@ -130,13 +130,19 @@ class FieldKnowledge:
         return replace(self, taught=(*self.taught, *draws))
 
     def without(self, ids: Tensor) -> FieldKnowledge:
-        """The same without inputs of these ids among field inputs and teaching labels."""
+        """The same without what could teach these inputs: themselves, their labels, and failures bred from them."""
         kept = [
             replace(draw, samples=draw.samples[~torch.isin(draw.samples.ids, ids)])
             for draw in self.taught
             if not bool(torch.isin(draw.samples.ids, ids).all())
         ]
-        return replace(self, field=self.field[~torch.isin(self.field.ids, ids)], taught=tuple(kept))
+        return replace(
+            self,
+            train=self.train[~torch.isin(self.train.ids, ids)],
+            field=self.field[~torch.isin(self.field.ids, ids)],
+            taught=tuple(kept),
+            failures=None if self.failures is None else self.failures[~torch.isin(self.failures.seed, ids.cpu())],
+        )
 
     def with_shares_of(self, model: Classifier) -> FieldKnowledge:
         """The same with class shares half-way to those that a model predicts for the field inputs.
