@@ -22,6 +22,7 @@ from operant.retrain.rows import chances_by_class
 from operant.rng import spawn
 
 ENOUGH_JUDGES = 100  # labels with which one standard error decides between arms
+HEAD_START = 0.4  # sum of Brier scores by which judges must find the original model better to keep it
 MIXES = (0.75, 0.5)  # shares of the winner's weights that are judged beside it
 ALLOWED_MIXES = (1.0, 0.9, 0.75, 0.5, 0.25)  # tried in this order, to keep clean accuracy
 MAX_UNEXPLAINED = 0.9  # share above which simulated cases say nothing about the field
@@ -76,13 +77,19 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contest:
-    """The original model and the arms that want to replace it; the first arm is the default."""
+    """The original model and the arms that want to replace it; the first arm is the default.
+
+    Attributes:
+        starts: model that each arm starts from.
+        untaught: the same, but models that have learned from no teaching label, so that these can judge.
+    """
 
     model: Classifier
     known: FieldKnowledge
     judges: Samples | None
     arms: Mapping[str, Retrainer]
     starts: Mapping[str, Classifier]
+    untaught: Mapping[str, Classifier]
     work: ArmWork
     engine: Engine
     max_drop: float
@@ -126,9 +133,7 @@ class Contest:
         if winner is None:
             return decision
         winner = self._best_mix(winner, judges)
-        if winner.judged.gain_over(before)[0] <= 0:
-            return replace(decision, beaten=winner)
-        return replace(decision, winner=winner)
+        return replace(decision, winner=winner) if replaces(winner.judged, before) else replace(decision, beaten=winner)
 
     def _best_mix(self, winner: Entrant, judges: Samples) -> Entrant:
         """The winner, or its mix with the original weights if that is clearly better."""
@@ -137,8 +142,8 @@ class Contest:
             assert winner.candidate.model is not None
             model = interpolate(self.model, winner.candidate.model, share * winner.mix)
             scores, clean = Scores.of(model, judges), model.accuracy(self.known.clean)
-            gain, error = scores.gain_over(winner.judged)
-            if gain > max(error, most) and clean >= self.floor:
+            gain = scores.gain_over(winner.judged)[0]
+            if clearly_better(scores, winner.judged) and gain > most and clean >= self.floor:
                 best, most = replace(winner, model=model, mix=share * winner.mix, clean=clean, scores=scores), gain
         return best
 
@@ -149,12 +154,11 @@ class Contest:
         ended = train_arms(first, self.starts, 1.0, self.work, self.engine)
         entrant = self._entrant(ended[self.default])
         decision = Decision(candidates=ended, entrants={self.default: entrant})
-        if entrant is None:
-            return decision
-        labels = len(self.known.labels)
-        better, why = self._better_on_folds() if labels >= MIN_FOLDED else self._better_simulated(entrant.model)
-        decision = replace(decision, winner=entrant if better else None, why=why)
-        return decision if better or labels else self._most_confident(decision)
+        if entrant is not None:
+            folded = len(self.known.labels) >= MIN_FOLDED
+            better, why = self._better_on_folds() if folded else self._better_simulated(entrant.model)
+            decision = replace(decision, winner=entrant if better else None, why=why)
+        return decision if decision.winner is not None else self._most_confident(decision)
 
     def _better_on_folds(self) -> tuple[bool, str]:
         """Whether models that learned from one half of the teaching labels are better on the other half."""
@@ -164,7 +168,7 @@ class Contest:
         for k in (0, 1):
             known = replace(self.known, taught=(TeachingLabels(samples=labels[fold == k]),))
             work = replace(self.work, known=known, seed=self.work.seed + 1 + k)
-            done = train_arms({self.default: self.arms[self.default]}, self.starts, 0.5, work, self.engine)
+            done = train_arms({self.default: self.arms[self.default]}, self.untaught, 0.5, work, self.engine)
             model, others = done[self.default].model, labels[fold != k]
             if model is None:
                 return False, f"training on half of the teaching labels failed: {done[self.default].problem}"
@@ -191,7 +195,8 @@ class Contest:
     def _most_confident(self, decision: Decision) -> Decision:
         """Batch-norm statistics with which the model is clearly more confident in the field, if there are any.
 
-        On ten fields, the mix of the highest mean confidence was the one of the lowest error, or nearly.
+        On ten fields, the mix of the highest mean confidence was the one of the lowest error, or nearly. They learn
+        from no label, so all teaching labels can reject them.
         """
         mixes = {name: arm for name, arm in self.arms.items() if isinstance(arm, BatchNormStatistics)}
         more = train_arms(mixes, self.starts, 1.0, self.work, self.engine)
@@ -200,12 +205,19 @@ class Contest:
             decision, candidates={**decision.candidates, **more}, entrants={**decision.entrants, **entrants}
         )
         before = confidence(self.model, self.known.field)
-        gains = {n: mean_and_error(confidence(e.model, self.known.field) - before) for n, e in entrants.items() if e}
+        able = {n: e for n, e in entrants.items() if e is not None and self._fits_labels(e.model)}
+        gains = {n: mean_and_error(confidence(e.model, self.known.field) - before) for n, e in able.items()}
         best = max(gains, key=lambda name: gains[name][0], default="")
         if not best or gains[best][0] <= 2 * gains[best][1]:
             return decision
-        text = f"{decision.why}, but with it the mean confidence in the field is {points(gains[best][0])} higher"
-        return replace(decision, winner=entrants[best], why=text)
+        confident = f"with it the mean confidence in the field is {points(gains[best][0])} higher"
+        text = f"{decision.why}, but {confident}" if decision.why else confident
+        return replace(decision, winner=able[best], why=text)
+
+    def _fits_labels(self, model: Classifier) -> bool:
+        """Whether a model that learned from no label has no higher Brier score on the labels than the original."""
+        labels = self.known.labels
+        return len(labels) == 0 or Scores.of(model, labels).gain_over(Scores.of(self.model, labels))[0] >= 0
 
 
 def winner_of(entrants: Mapping[str, Entrant], default: str) -> Entrant | None:
@@ -216,12 +228,27 @@ def winner_of(entrants: Mapping[str, Entrant], default: str) -> Entrant | None:
     if default not in entrants:
         return by_score[0]
     first = entrants[default]
-    needed = max(1.0, math.sqrt(ENOUGH_JUDGES / len(first.judged.brier)))
-    for other in by_score:
-        gain, error = other.judged.gain_over(first.judged)
-        if gain > needed * error:
-            return other
-    return first
+    return next((other for other in by_score if clearly_better(other.judged, first.judged)), first)
+
+
+def clearly_better(a: Scores, b: Scores) -> bool:
+    """Whether the Brier score is lower by more than max(1, √(100 / n)) standard errors, n the number of judges.
+
+    With few judges, one standard error is often passed by chance when several arms are tried.
+    """
+    gain, error = a.gain_over(b)
+    return gain > max(1.0, math.sqrt(ENOUGH_JUDGES / len(a.brier))) * error
+
+
+def replaces(candidate: Scores, original: Scores) -> bool:
+    """Whether a candidate replaces the original model.
+
+        Σ (Brier score of the original - Brier score of the candidate) > -0.4, over the judges        (1)
+
+    One input that only the candidate gets wrong costs more than 0.4. Without this head start, a few judges that both
+    models get right would decide by how confident the models are.
+    """
+    return float((original.brier - candidate.brier).sum()) > -HEAD_START  # (1)
 
 
 def simulated_cases(known: FieldKnowledge, *, generator: torch.Generator) -> Samples:

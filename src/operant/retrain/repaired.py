@@ -50,6 +50,7 @@ class Repaired:
         reason: why, in a sentence; what would help if nothing was kept.
         arms: what became of each arm.
         judges: number of judge labels.
+        taught: number of teaching labels.
         learning_rate: that the arms were trained with.
         chains: the candidate of each arm that trained to the end, for the next call to start from.
     """
@@ -60,6 +61,7 @@ class Repaired:
     reason: str
     arms: tuple[ArmRecord, ...]
     judges: int
+    taught: int
     learning_rate: float
     chains: Mapping[str, Classifier] = field(repr=False)
 
@@ -84,6 +86,7 @@ def repaired(contest: Contest, decision: Decision, *, learning_rate: float) -> R
         reason=_why_kept(decision, winner) if winner is not None else _why_not(contest, decision),
         arms=tuple(_record(contest, decision, candidate) for candidate in done.values()),
         judges=0 if contest.judges is None else len(contest.judges),
+        taught=len(contest.known.labels),
         learning_rate=learning_rate,
         chains={} if provisional else chains,
     )

@@ -68,14 +68,13 @@ def repair(
     """Race several ways to learn from the field, and keep the best if it is better than the model.
 
     The first arm is the default. With judge labels, all arms train for a while, the default and the best other one to
-    the end; another arm is taken if its Brier score on the n judge labels is lower than the default's by more than
-    max(1, √(100 / n)) standard errors of the paired difference, and the original model is kept if its score is the
-    lowest. (With few judges, one standard error is often passed by chance when several arms are tried.) Without judge
-    labels only the default arm runs. It is kept if it is better than the original on teaching labels that it did not
-    learn from (two folds) or, without any labels, on simulated field inputs, provided that the conditions explain some
-    of the field. If it is not kept, and there are no labels, batch-norm statistics are mixed with the field's if that
-    makes the model clearly more confident there. What was kept without judge labels is provisional: the next call with
-    judge labels may return to the original model.
+    the end; another arm is taken if its Brier score on the judge labels is clearly lower than the default's
+    (`operant.retrain.decision.clearly_better`), and the original model is kept if the judges find it better
+    (`operant.retrain.decision.replaces`). Without judge labels only the default arm runs. It is kept if it is better
+    than the original on teaching labels that it did not learn from (two folds) or, without any labels, on simulated
+    field inputs, provided that the conditions explain some of the field. If it is not kept, batch-norm statistics are
+    mixed with the field's if that makes the model clearly more confident there. What was kept without judge labels is
+    provisional: the next call with judge labels may return to the original model.
 
     Args:
         model: the original model.
@@ -99,6 +98,7 @@ def repair(
     check_at_least(1, arms=len(arms))
     arms, rate = _with_rate(arms, model, known, seed)
     starts = {name: model if previous is None else previous.chains.get(name, model) for name in arms}
+    taught = previous is not None and previous.taught > 0
     with _place(folder) as place:
         contest = Contest(
             model=model,
@@ -106,6 +106,7 @@ def repair(
             judges=judges,
             arms=arms,
             starts=starts,
+            untaught=dict.fromkeys(arms, model) if taught else starts,
             work=ArmWork(known=known, seed=seed, folder=place),
             engine=engine,
             max_drop=max_drop,
