@@ -20,6 +20,8 @@ from operant_studies.repair.settings import (
     BADGE_FT,
     BATCH_NORM,
     CAMPAIGN,
+    FAILURES_ALONE,
+    MORE_JUDGES,
     PARTS,
     REPAIR,
     RIVALS,
@@ -34,7 +36,7 @@ SMALLEST = replace(SMOKE, budgets=(20, 80), methods=(BADGE_FT, AUGMENTED_BADGE, 
 
 
 def test_every_method_is_known() -> None:
-    assert {*RIVALS, *PARTS} - {BATCH_NORM, CAMPAIGN} == set(ARMS)
+    assert {*RIVALS, *PARTS} - {BATCH_NORM, CAMPAIGN, FAILURES_ALONE, MORE_JUDGES} == set(ARMS)
     assert set(CONSTANT) <= set(RIVALS)
 
 

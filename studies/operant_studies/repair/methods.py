@@ -15,6 +15,7 @@ from operant.model import Classifier
 from operant.profile import fit_risk
 from operant.retrain import (
     BatchNormStatistics,
+    CaseTraining,
     FieldKnowledge,
     FieldTraining,
     Repaired,
@@ -36,7 +37,9 @@ from operant_studies.repair.settings import (
     BADGE_FT,
     BATCH_NORM,
     FAILURES,
+    FAILURES_ALONE,
     GENERIC_BADGE,
+    MORE_JUDGES,
     NO_CONDITIONS,
     NO_PRIORS,
     NO_UNLABELLED,
@@ -98,11 +101,13 @@ class MethodRun:
     seed: int
 
     def __call__(self) -> Iterator[Budgeted]:
-        if self.name == REPAIR:
+        if self.name in (REPAIR, MORE_JUDGES):
             return self._repair()
         if self.name == BATCH_NORM:
-            return self._constant(BatchNormStatistics())
-        return self._constant(self.arm) if self.name in CONSTANT else self._chain()
+            return self._constant(BatchNormStatistics(), self.known)
+        if self.name == FAILURES_ALONE:
+            return self._constant(CaseTraining(), self._with_failures(self.known))
+        return self._constant(self.arm, self.known) if self.name in CONSTANT else self._chain()
 
     @cached_property
     def arm(self) -> FieldTraining:
@@ -118,13 +123,13 @@ class MethodRun:
 
     # Methods without labels
 
-    def _constant(self, arm: FieldTraining | BatchNormStatistics) -> Iterator[Budgeted]:
+    def _constant(self, arm: Retrainer, known: FieldKnowledge) -> Iterator[Budgeted]:
         start = time.process_time()
         if isinstance(arm, FieldTraining):
-            arm = self._rated(arm, self.known)
+            arm = self._rated(arm, known)
         try:
-            model = arm(self.model, self.known, generator=self._generator())
-        except ValueError:  # no batch norm: the method does nothing
+            model = arm(self.model, known, generator=self._generator())
+        except ValueError:  # no batch norm or no failures: the method does nothing
             model = self.model
         seconds = time.process_time() - start
         for labels in (0, *self.budgets):
@@ -136,7 +141,7 @@ class MethodRun:
         start = time.process_time()
         known = self.known
         if self.name == FAILURES:
-            known = replace(known, failures=operational_failures(self.model, known, generator=self._generator("cases")))
+            known = self._with_failures(known)
         arm, model = self._rated(self.arm, known), self.model
         if self.name not in STARTS_LATE:
             model = arm(model, known, generator=self._generator())
@@ -148,6 +153,9 @@ class MethodRun:
             known = self._bought(known, model, labels - len(known.labels), self._strategy(model, known))
             model = arm(model, known, generator=self._generator(labels))
             yield Budgeted(labels=labels, model=model, seconds=time.process_time() - start)
+
+    def _with_failures(self, known: FieldKnowledge) -> FieldKnowledge:
+        return replace(known, failures=operational_failures(self.model, known, generator=self._generator("cases")))
 
     def _rated(self, arm: FieldTraining, known: FieldKnowledge) -> FieldTraining:
         """The arm with a learning rate from a range test, as every method has."""
@@ -181,11 +189,16 @@ class MethodRun:
         judges = known.field[:0].with_labels(torch.empty(0, dtype=torch.int64))
         for labels in self.budgets:
             known = known.with_shares_of(done.model)
-            judges = self._judges(known, judges, judge_labels(labels))
+            judges = self._judges(known, judges, self._judge_labels(labels))
             known = known.without(judges.ids)
             known = self._bought(known, done.model, labels - len(judges) - len(known.labels), Badge())
             done = self._repaired(known, judges, done, self.schedules[1])
             yield self._state(done, labels, start)
+
+    def _judge_labels(self, labels: int) -> int:
+        """How many labels of a budget judge."""
+        few = judge_labels(labels)
+        return few if self.name == REPAIR or few == 0 else round(0.25 * labels)
 
     def _judges(self, known: FieldKnowledge, judges: Samples, n: int) -> Samples:
         """Random field inputs with labels, which are not taught."""

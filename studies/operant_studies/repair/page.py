@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from operant_studies.repair.hard import KINDS
 from operant_studies.repair.outcome import WORSE, Outcome
-from operant_studies.repair.settings import ARM, FAILURES, PARTS, REPAIR, RepairSetting
+from operant_studies.repair.settings import ARM, FAILURES, FAILURES_ALONE, PARTS, REPAIR, RepairSetting
 from operant_studies.shared import HELD, NOT_HELD, mean, save_figure, table, write_numbers, write_sections
 
 MAX_REGRET, MAX_WORSE = 0.003, 0.02
@@ -139,7 +139,7 @@ def _field_section(outcome: Outcome, name: str) -> str:
 def _parts(outcome: Outcome) -> str:
     """What each ingredient brings: differences to the default arm, on fields where all ran."""
     rows = []
-    for part in PARTS[1:]:
+    for part in (REPAIR, *PARTS[1:]):
         cells = []
         for labels in outcome.budgets:
             apart = [
@@ -158,14 +158,15 @@ def _parts(outcome: Outcome) -> str:
 def _failures(outcome: Outcome) -> str:
     rows = []
     for case in outcome.setting.inputs.cases:
-        if FAILURES not in outcome.setting.methods_of(case):
-            continue
-        cells = []
-        for labels in outcome.budgets:
-            pairs = zip(outcome.points(case, FAILURES, labels), outcome.points(case, ARM, labels), strict=True)
-            cells.append(str(mean(p.pmi - q.pmi for p, q in pairs)))
-        rows.append([case.title, *cells])
-    head = ["field", *(f"{labels} labels" for labels in outcome.budgets)]
+        for name in (FAILURES, FAILURES_ALONE):
+            if name not in outcome.setting.methods_of(case):
+                continue
+            cells = []
+            for labels in outcome.budgets:
+                pairs = zip(outcome.points(case, name, labels), outcome.points(case, ARM, labels), strict=True)
+                cells.append(str(mean(p.pmi - q.pmi for p, q in pairs)))
+            rows.append([case.title, name, *cells])
+    head = ["field", "method", *(f"{labels} labels" for labels in outcome.budgets)]
     return (
         "## What operational failures bring\n\nPoints against the default arm.\n\n" + table(head, rows) if rows else ""
     )

@@ -21,7 +21,9 @@ ARM = "default arm alone"
 NO_CONDITIONS, NO_PRIORS, NO_UNLABELLED = "arm without conditions", "arm without class shares", "arm without unlabelled"
 SELF_TRAINING, FAILURES = "arm with self-training", "arm with failures"
 RISK_BADGE = "arm with risk-weighted BADGE"
-PARTS = (ARM, NO_CONDITIONS, NO_PRIORS, NO_UNLABELLED, SELF_TRAINING, FAILURES, RISK_BADGE)
+FAILURES_ALONE = "failures alone"
+MORE_JUDGES = "repair, a quarter of the labels judge"
+PARTS = (ARM, NO_CONDITIONS, NO_PRIORS, NO_UNLABELLED, SELF_TRAINING, FAILURES, FAILURES_ALONE, RISK_BADGE, MORE_JUDGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class RepairSetting:
     budgets: tuple[int, ...] = (50, 100, 250, 500)  # labels, after the start without any
     methods: tuple[str, ...] = (*RIVALS, REPAIR, *PARTS)
     large_methods: tuple[str, ...] = (*RIVALS, REPAIR)  # on fields of CIFAR-10, where training costs 20 times as much
-    only_failures: tuple[str, ...] = ("mild",)  # fields on which only the default arm with and without failures runs
+    only_failures: tuple[str, ...] = ("mild",)  # fields on which only the default arm and failures run
     train: int = 15_000
     truth: int = 5_000  # field inputs for the true error, at most
     large_truth: int = 2_500
@@ -46,7 +48,7 @@ class RepairSetting:
 
     def methods_of(self, case: FieldCase) -> tuple[str, ...]:
         if case.name in self.only_failures:
-            return (ARM, FAILURES)
+            return (ARM, FAILURES, FAILURES_ALONE)
         return self.large_methods if case.dataset == "cifar10" else self.methods
 
     def schedules(self, case: FieldCase) -> tuple[Schedule, Schedule]:
