@@ -135,8 +135,7 @@ def train_on_rows(
         TrainingDiverged: if the loss is no longer finite.
     """
     model.prepare(rows.sources[0].samples.x)
-    if not any(p.requires_grad for p in model.unwrap().parameters()):
-        raise ValueError("the model has no trainable parameters; unfreeze some layers")
+    check_trainable(model)
     trainable = TrainableModel(model, optimiser=schedule.optimiser, learning_rate=schedule.learning_rate or 1.0)
     named = {**options_of(schedule), **(identity or {}), "model": model, "generator": generator.get_state()}
     highest = schedule.learning_rate or find_rate(model, rows, schedule, generator=generator)
@@ -144,6 +143,12 @@ def train_on_rows(
     saved = Checkpoint(checkpoint, named, TrainingSegment, trainable=trainable, average=average, generator=generator)
     _Loop(rows=rows, schedule=schedule, highest=highest, saved=saved).run(until)
     return trainable.classifier(average)
+
+
+def check_trainable(model: Classifier) -> None:
+    """Raise ValueError if nothing of the model can be trained."""
+    if not any(p.requires_grad for p in model.unwrap().parameters()):
+        raise ValueError("the model has no trainable parameters; give a network whose weights can be trained")
 
 
 @dataclass(frozen=True, kw_only=True)

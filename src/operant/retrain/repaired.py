@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from operant.formatting import percent, points
 from operant.model import Classifier
 from operant.retrain.decision import Contest, Decision, Entrant
@@ -50,9 +53,9 @@ class Repaired:
         reason: why, in a sentence; what would help if nothing was kept.
         arms: what became of each arm.
         judges: number of judge labels.
-        taught: number of teaching labels.
         learning_rate: that the arms were trained with.
         chains: the candidate of each arm that trained to the end, for the next call to start from.
+        taught: ids of the teaching labels that these have learned from, in this call and those before.
     """
 
     model: Classifier = field(repr=False)
@@ -61,9 +64,9 @@ class Repaired:
     reason: str
     arms: tuple[ArmRecord, ...]
     judges: int
-    taught: int
     learning_rate: float
     chains: Mapping[str, Classifier] = field(repr=False)
+    taught: Tensor = field(repr=False)
 
     @property
     def changed(self) -> bool:
@@ -74,8 +77,8 @@ class Repaired:
         return "\n".join([*_table(self.arms, self.judges), f"{self.reason[:1].upper()}{self.reason[1:]}."])
 
 
-def repaired(contest: Contest, decision: Decision, *, learning_rate: float) -> Repaired:
-    """The result of a contest."""
+def repaired(contest: Contest, decision: Decision, *, taught: Tensor, learning_rate: float) -> Repaired:
+    """The result of a contest whose arms started from models that had learned from the labels ``taught``."""
     winner, done = decision.winner, decision.candidates
     provisional = winner is None and decision.before is None  # the next call starts from the original model again
     chains = {name: c.model for name, c in done.items() if c.model is not None and c.trained == 1}
@@ -86,9 +89,9 @@ def repaired(contest: Contest, decision: Decision, *, learning_rate: float) -> R
         reason=_why_kept(decision, winner) if winner is not None else _why_not(contest, decision),
         arms=tuple(_record(contest, decision, candidate) for candidate in done.values()),
         judges=0 if contest.judges is None else len(contest.judges),
-        taught=len(contest.known.labels),
         learning_rate=learning_rate,
         chains={} if provisional else chains,
+        taught=taught[:0] if provisional else torch.cat([taught, contest.known.labels.ids.cpu()]).unique(),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from operant.activity import activity
 from operant.data import Samples
@@ -18,7 +19,7 @@ from operant.formatting import percent
 from operant.model import Classifier
 from operant.retrain.arms import BatchNormStatistics, FieldTraining, Retrainer, batch_norms
 from operant.retrain.decision import Contest
-from operant.retrain.field_training import Schedule, find_rate
+from operant.retrain.field_training import Schedule, check_trainable, find_rate
 from operant.retrain.knowledge import FieldKnowledge
 from operant.retrain.race import ArmWork
 from operant.retrain.repaired import Repaired, repaired
@@ -81,7 +82,8 @@ def repair(
         known: everything that may be learned from.
         judges: *randomly drawn* labelled field inputs that no arm learns from (default: none).
         arms: by name, the default one first (default: `default_arms`).
-        previous: the result of the last call with fewer labels; each arm continues from its own candidate.
+        previous: the result of the last call with fewer labels; each arm continues from its own candidate, unless it
+            has learned from an input that judges now.
         schedule: of the default arms.
         max_drop: largest loss of clean accuracy allowed; weights are mixed with the original's to keep it.
         engine: runs the arms (default: one after another in this process).
@@ -91,14 +93,15 @@ def repair(
     """
     check_share(max_drop=max_drop, advice="0.05 is five points")
     known.check_model(model)
+    check_trainable(model)
     judges = _checked_judges(model, known, judges)
     known = known if judges is None else known.without(judges.ids)
     seed = int(torch.randint(2**53, (), generator=generator, device=generator.device))
     arms = default_arms(model, known, schedule) if arms is None else dict(arms)
     check_at_least(1, arms=len(arms))
     arms, rate = _with_rate(arms, model, known, seed)
-    starts = {name: model if previous is None else previous.chains.get(name, model) for name in arms}
-    taught = previous is not None and previous.taught > 0
+    chains, taught = _chains(previous, judges)
+    starts = {name: chains.get(name, model) for name in arms}
     with _place(folder) as place:
         contest = Contest(
             model=model,
@@ -106,18 +109,19 @@ def repair(
             judges=judges,
             arms=arms,
             starts=starts,
-            untaught=dict.fromkeys(arms, model) if taught else starts,
+            untaught=dict.fromkeys(arms, model) if len(taught) else starts,
             work=ArmWork(known=known, seed=seed, folder=place),
             engine=engine,
             max_drop=max_drop,
         )
-        return repaired(contest, contest(), learning_rate=rate)
+        return repaired(contest, contest(), taught=taught, learning_rate=rate)
 
 
 def hold_out_judges(known: FieldKnowledge) -> tuple[FieldKnowledge, Samples | None]:
     """Set some of the random teaching labels aside as judges; none if there are few.
 
-    Which ones depends on their ids alone, so that labels that arrive later do not change it.
+    Which ones depends on the ids of all random labels, and not on their order. With more labels, one that has taught
+    may judge; `repair` then does not continue from ``previous``.
     """
     random = [draw.samples for draw in known.taught if draw.random]
     labels = sum(len(draw) for draw in known.taught)
@@ -151,6 +155,14 @@ def _checked_judges(model: Classifier, known: FieldKnowledge, judges: Samples | 
         if shared := int(torch.isin(judges.ids.cpu(), ids.cpu()).sum()):
             raise ValueError(f"judges must hold no input of {name}, got {shared} of {len(judges)}; leave them out")
     return judges if len(judges) >= MIN_JUDGES else None
+
+
+def _chains(previous: Repaired | None, judges: Samples | None) -> tuple[Mapping[str, Classifier], Tensor]:
+    """What arms start from, and ids of the labels that it has learned from; nothing that has learned from judges."""
+    none = torch.empty(0, dtype=torch.int64)
+    if previous is None or (judges is not None and bool(torch.isin(judges.ids.cpu(), previous.taught).any())):
+        return {}, none
+    return previous.chains, previous.taught
 
 
 def _with_rate(
