@@ -122,8 +122,7 @@ def _verdict(decision: Decision, candidate: Candidate, entrant: Entrant | None) 
 
 
 def _why_kept(decision: Decision, winner: Entrant) -> str:
-    mixed = "" if winner.mix == 1 else f", mixed with {percent(1 - winner.mix)} of the original weights"
-    kept = f"kept {winner.candidate.name}{mixed}"
+    kept = f"kept {_named(winner)}"
     if decision.before is None:
         return f"{kept}: {decision.why}; no judge labels were there to confirm it"
     gain, error = winner.judged.gain_over(decision.before)
@@ -133,14 +132,18 @@ def _why_kept(decision: Decision, winner: Entrant) -> str:
     return f"{kept}: {judged}"
 
 
+def _named(entrant: Entrant) -> str:
+    """The arm, and how much of the original is in it."""
+    mixed = "" if entrant.mix == 1 else f", mixed with {percent(1 - entrant.mix)} of the original weights"
+    return f"{entrant.candidate.name}{mixed}"
+
+
 def _why_not(contest: Contest, decision: Decision) -> str:
     """What was tried, how near it came, and what would help."""
     tried = f"kept the original model; tried {', '.join(decision.candidates)}"
     if decision.beaten is not None and decision.before is not None:
         gain, error = decision.beaten.judged.gain_over(decision.before)
-        near = (
-            f"the nearest, {decision.beaten.candidate.name}, has a Brier score {-gain:.3f} ± {error:.3f} above its own"
-        )
+        near = f"the nearest, {_named(decision.beaten)}, has a Brier score {-gain:.3f} ± {error:.3f} above its own"
         return f"{tried}; {near}. {_more_labels(contest)}"
     trained = [c for c in decision.candidates.values() if c.model is not None and not c.problem]
     if decision.why:
