@@ -1,6 +1,7 @@
 """`operant repair`: what it keeps and refuses, that it resumes, and that workers change nothing."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,16 @@ from typer.testing import CliRunner
 
 from operant import Samples, load_digits, read_samples, results, spawn
 from operant.cli import app
+from operant.cli.repair import STEPS
 from operant.conditions import Recipe, apply, fixed
 from operant.export import learning_half
 from operant.networks import LeNet5, fit, initialise, load_weights, save_weights
 from operant.profile import FieldDescription, FittedConditions, Parameter
 from operant.repairing import RepairRecord, repair_inputs
 from operant.repairing.record import WIDTH
-from operant.retrain import judge_labels
+from operant.retrain import Schedule, judge_labels
 from operant.retrain._checkpoint import Checkpoint
-from operant.retrain.repairing import DEFAULT, FAILURES
+from operant.retrain.repairing import DEFAULT, FAILURES, MIN_JUDGES
 from report_folder import campaign_folder
 
 runner = CliRunner()
@@ -224,6 +226,10 @@ def test_json_lines_end_with_the_result(here):
 # Own arms
 
 
+def test_an_arm_trains_as_long_as_in_python():
+    assert Schedule().steps == STEPS
+
+
 def test_an_own_training_function_races(here):
     done = run(*JUDGED, "--arm", "own.py:train", "--arm", "own.py:fails", "--workers", "2")
     assert done.exit_code == 0, done.output
@@ -239,6 +245,8 @@ def test_without_judges_an_own_arm_does_not_run_and_this_is_said(here):
     done = run(*QUICK, "--labels-file", "labels.csv", "--arm", "own.py:train")
     assert done.exit_code == 0, done.output
     assert "Your own arm did not run" in done.output
+    enough = int(re.findall(r"at least (\d+) randomly drawn inputs", words(done))[0])
+    assert judge_labels(enough - 1) < MIN_JUDGES <= judge_labels(enough)
     assert [arm.name for arm in record().arms] == [DEFAULT]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from operant.repairing import RepairInputs, RepairRecord
     from operant.retrain import Retrainer
 
-MAX_DROP = 0.05
+MAX_DROP, STEPS = 0.05, 400
 
 
 def repair(
@@ -99,7 +100,7 @@ def repair(
             show_default=f"[requirement] max_drop of operant.toml if it is there, or {MAX_DROP}",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps of an arm.", min=1)] = 300,
+    steps: Annotated[int, typer.Option(help="Training steps of an arm.", min=1)] = STEPS,
     learning_rate: Annotated[
         float | None, typer.Option(help="Highest learning rate.", show_default="found by a short test")
     ] = None,
@@ -224,6 +225,13 @@ def _inputs(
     return repair_inputs(**parts, labels=labels, drawn=drawn, run=run, classes=classes)
 
 
+def _judged_from() -> int:
+    """The smallest number of random labels of which some judge."""
+    from operant.retrain.repairing import MIN_JUDGES, judge_labels
+
+    return next(labels for labels in count(1) if judge_labels(labels) >= MIN_JUDGES)
+
+
 def _print_record(record: RepairRecord, out: Path, output: Output) -> None:
     """Print the race, and where the files are."""
     files = {"model": out / "model.safetensors"} if record.changed else {}
@@ -245,8 +253,8 @@ def _print_next(
         return
     if arms and not record.judges:
         print_line(
-            "Your own arm did not run: only the default arm does without judge labels. Give more than 50 labels of "
-            "randomly drawn inputs, with --drawn random."
+            "Your own arm did not run: only the default arm does without judge labels. Give labels of at least "
+            f"{_judged_from()} randomly drawn inputs, with --drawn random: some of them then judge."
         )
     name = f"{model} " if model else ""
     if not record.changed:

@@ -83,10 +83,10 @@ class RepairRecord:
         """One row per arm, and its verdict below: beside it, lines would be too long."""
         width = max(len(arm.name) for arm in self.arms)
         judged = "   Brier  gain over original" if self.judges else ""
-        rows = [f"{'arm':<{width}}  trained  CPU s   clean{judged}"]
+        rows = [f"{'arm':<{width}}  trained  CPU s    clean{judged}"]
         for a in self.arms:
             scores = f"  {a.brier:6.4f}  {a.gain:+.4f} ± {a.gain_error:.4f}" if math.isfinite(a.brier) else ""
-            clean = f"{a.clean:>6.1%}" if math.isfinite(a.clean) else ""
-            rows.append(f"{a.name:<{width}}  {a.trained:>7.0%}  {a.seconds:>5.0f}  {clean}{scores}".rstrip())
+            clean = f"{100 * a.clean:>5.1f} %" if math.isfinite(a.clean) else ""
+            rows.append(f"{a.name:<{width}}  {100 * a.trained:>5.0f} %  {a.seconds:>5.0f}  {clean}{scores}".rstrip())
             rows += textwrap.wrap(a.verdict, WIDTH, initial_indent="  ", subsequent_indent="  ")
         return rows
