@@ -234,17 +234,17 @@ def test_a_race_costs_at_most_two_and_a_half_trainings(n, judged, steps_taken):
     assert all("behind after" in arm.verdict for arm in done.arms if arm.trained < 1)
 
 
-def test_the_finalists_are_the_default_and_the_best_of_the_others(monkeypatch):
-    """Judged after a part of their training; arms that are not trained in steps do not count."""
-    known, others = known_blobs(20), {"poor": 0.2, "good": 0.6, "fair": 0.4}
+@pytest.mark.parametrize("default", [0.3, 0.6])
+def test_the_finalists_are_the_default_and_the_best_of_the_others(default, monkeypatch):
+    """Judged after a part of their training, also if the default is better; arms without steps do not count."""
+    known, others = known_blobs(20), {"poor": 0.2, "good": 0.59, "fair": 0.4}
     monkeypatch.setattr(FieldTraining, "__call__", lambda self, *_, **__: line(self.generic, 50.0))
-    arms: dict[str, Retrainer] = {"default": field_arm(generic=0.3)}
+    arms: dict[str, Retrainer] = {"default": field_arm(generic=default)}
     arms |= {name: field_arm(generic=at) for name, at in others.items()} | {"free": Returns(model=line(0.1))}
-    judged = Samples(torch.rand(200, 2, generator=spawn(0)), torch.zeros(200, dtype=torch.int64))
-    judged = judged.with_labels((judged.x[:, 0] > 0.6).long())
-    done = repaired(line(0.3), known, arms=arms, judges=judged, max_drop=1.0)
+    x = torch.rand(200, 2, generator=spawn(0))
+    done = repaired(line(0.3), known, arms=arms, judges=Samples(x, (x[:, 0] > 0.6).long()), max_drop=1.0)
     assert {arm.name for arm in done.arms if arm.trained == 1} == {"default", "good", "free"}
-    assert done.kept == "good"
+    assert done.kept == ("good" if default == 0.3 else "default")
     assert [arm.name for arm in done.arms] == list(arms)  # in the order given
 
 
@@ -378,6 +378,43 @@ def test_a_race_that_is_killed_ends_as_it_would_have_done(kind, place, name, mom
     assert same_weights(done.model, whole.model)
     assert shown(done) == shown(whole)
     assert all(same_weights(model, whole.chains[name]) for name, model in done.chains.items())
+
+
+class Fades:
+    """An arm that resumes where its training was; separates the plane here after this share of it."""
+
+    schedule = QUICK  # so it is trained in parts
+
+    def __init__(self, at: dict[float, float], *, dies: bool = False) -> None:
+        self.at, self.dies = at, dies
+
+    def __call__(
+        self, model: Classifier, known: FieldKnowledge, *, until: float, checkpoint: Path, **_: Any
+    ) -> Classifier:
+        reached = float(checkpoint.read_text()) if checkpoint.exists() else 0.0
+        for share in self.at:
+            if reached < share <= until:
+                reached = share
+                checkpoint.write_text(str(share))
+                if self.dies and share == 0.5:
+                    self.dies = False
+                    raise Killed
+        return line(self.at[reached], 20.0)
+
+
+def test_a_race_that_resumes_ranks_the_arms_as_they_were(tmp_path):
+    """Although the training of a finalist has advanced, to a worse model, since it was chosen."""
+    arms = {
+        "default": Fades({0.2: 0.5, 1.0: 0.5}),
+        "fading": Fades({0.2: 0.75, 0.5: 0.1, 1.0: 0.74}, dies=True),
+        "steady": Fades({0.2: 0.6, 1.0: 0.6}),
+    }
+    options = {"arms": arms, "judges": BLOB_JUDGES, "max_drop": 1.0, "folder": tmp_path}
+    with pytest.raises(Killed):
+        repaired(line(0.4), known_blobs(20), **options)
+    done = repaired(line(0.4), known_blobs(20), **options)
+    assert done.kept == "fading"
+    assert arm_of(done, "steady").verdict == "behind after 20 % of its training"
 
 
 def test_a_finished_race_trains_nothing_again(steps_taken, tmp_path):
