@@ -107,7 +107,10 @@ def repair(
     optimiser: Annotated[str, typer.Option(help="adam, or sgd with momentum.")] = "adam",
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="Your own training function as a further arm: file.py:function. Can be repeated."),
+        typer.Option(
+            help="A further arm: your own training function, file.py:function; or simulated field alone, information "
+            "maximisation, operational failures alone, uncertainty patterns. Can be repeated."
+        ),
     ] = None,
     workers: Annotated[
         int | None,
@@ -150,7 +153,8 @@ def repair(
 
         schedule = Schedule(steps=steps, learning_rate=learning_rate, optimiser=optimiser)
         config, campaign = config_here(), campaign_folder(run)
-        own = _own_arms(arm or [])
+        further, functions = _split_arms(arm or [])
+        own = _own_arms(functions)
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
         options = data_options(config, train=train, clean=clean, field=field, size=size, groups=groups)
         data = read_field_data(classifier, options, config, output)
@@ -158,8 +162,9 @@ def repair(
         job = RepairJob(
             schedule=schedule,
             max_drop=_max_drop(max_drop, config),
+            further=further,
             own=own,
-            own_version=_version(arm or []),
+            own_version=_version(functions),
             describe=FieldDescriber(described=described, run=campaign, widest=data.limits) if estimate else None,
             declared=data.declared(classifier) if estimate else None,
             engine=pool(workers or (1 if config is None else config.run.workers)),
@@ -188,6 +193,19 @@ def _max_drop(given: float | None, config: Config | None) -> float:
         return given
     stated = config is not None and "max_drop" in config.requirement.model_fields_set
     return config.requirement.max_drop if config is not None and stated else MAX_DROP
+
+
+def _split_arms(given: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Names of our further arms, and the user's training functions."""
+    from operant.retrain.default_arms import FURTHER
+
+    named, functions = [name for name in given if ":" not in name], [name for name in given if ":" in name]
+    if unknown := [name for name in named if name not in FURTHER]:
+        known = ", ".join(FURTHER)
+        raise ValueError(
+            f"there is no arm named {unknown[0]}; choose one of {known}, or name your own as file.py:function"
+        )
+    return tuple(named), functions
 
 
 def _own_arms(targets: list[str]) -> dict[str, Retrainer]:

@@ -19,7 +19,16 @@ from operant.model import Classifier
 from operant.profile import FieldDescription
 from operant.repairing.inputs import RepairInputs
 from operant.repairing.record import RepairRecord
-from operant.retrain import FieldKnowledge, Retrainer, Schedule, default_arms, hold_out_judges, known_field, repair
+from operant.retrain import (
+    FieldKnowledge,
+    Retrainer,
+    Schedule,
+    default_arms,
+    further_arms,
+    hold_out_judges,
+    known_field,
+    repair,
+)
 from operant.retrain.knowledge import shares_among
 from operant.rng import spawn
 from operant.validation import check_share
@@ -43,7 +52,8 @@ class RepairJob:
     Args:
         schedule: steps and learning rate of the default arms.
         max_drop: largest loss of clean accuracy allowed.
-        own: further arms, by name.
+        further: names of `further_arms` that race too.
+        own: the user's arms, by name.
         own_version: text that changes whenever the code of these arms does.
         describe: finds conditions and class shares of the field; None to do without.
         declared: conditions that are known, and so not estimated.
@@ -52,6 +62,7 @@ class RepairJob:
 
     schedule: Schedule = Schedule()  # noqa: RUF009  # frozen
     max_drop: float = 0.05
+    further: tuple[str, ...] = ()
     own: Mapping[str, Retrainer] = field(default_factory=dict)
     own_version: str = ""
     describe: FieldDescriber | None = None
@@ -100,7 +111,7 @@ class RepairJob:
                 model,
                 known,
                 judges=judges,
-                arms={**default_arms(model, known, self.schedule), **self.own},
+                arms={**default_arms(model, known, self.schedule), **self._more_arms(model)},
                 max_drop=self.max_drop,
                 engine=self.engine,
                 folder=run.path / RACE,
@@ -117,6 +128,10 @@ class RepairJob:
         if done.changed:
             run.weights(MODEL, model, lambda: done.model)
         run.step(RECORD, RepairRecord, lambda: record)
+
+    def _more_arms(self, model: Classifier) -> dict[str, Retrainer]:
+        arms = further_arms(model, self.schedule)
+        return {**{name: arms[name] for name in self.further}, **self.own}
 
     def _known(
         self, run: RunFolder, model: Classifier, inputs: RepairInputs, seed: int

@@ -2,6 +2,7 @@
 
 from operant.retrain.arms import BatchNormStatistics, CaseTraining, FieldTraining, OwnTraining, Retrainer
 from operant.retrain.augmentation import GenericAugmentation, generic_augmentation
+from operant.retrain.default_arms import default_arms, further_arms
 from operant.retrain.distil import DefensiveDistillation, Distilled
 from operant.retrain.field_training import Schedule, TrainingRows, find_rate, train_on_rows
 from operant.retrain.finetune import Finetune
@@ -12,7 +13,7 @@ from operant.retrain.manifold_mixup import ManifoldMixup
 from operant.retrain.monitor import FieldMonitor, brier_monitor, pmi_monitor
 from operant.retrain.operational import OperationalFinetune
 from operant.retrain.repaired import ArmRecord, Repaired
-from operant.retrain.repairing import default_arms, hold_out_judges, judge_labels, repair
+from operant.retrain.repairing import hold_out_judges, judge_labels, repair
 from operant.retrain.retrainer import CaseRetrainer, FinetuneEpoch, FinetuneRecord, OnEpoch, Retrained, without_bar
 from operant.retrain.rows import RowSource, UnderConditions
 from operant.retrain.training import TrainableModel, TrainingDiverged, TrainingOptions
@@ -55,6 +56,7 @@ __all__ = [
     "brier_monitor",
     "default_arms",
     "find_rate",
+    "further_arms",
     "generic_augmentation",
     "hold_out_judges",
     "interpolate",

@@ -172,7 +172,8 @@ def run_race(
 ) -> dict[str, Candidate]:
     """All arms, after successive halving: the default and the best other one train to the end.
 
-    The others train so little that the race costs at most 2.5 times one whole training.
+    The others train so little that the race costs at most 2.5 times one whole training. Arms without a schedule, such
+    as batch-norm statistics or a user's own function, cannot be stopped half-way and train to the end.
     """
     free = {name: arm for name, arm in arms.items() if not hasattr(arm, "schedule")}
     trained = {name: arm for name, arm in arms.items() if name not in free}

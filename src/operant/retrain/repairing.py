@@ -15,10 +15,10 @@ from torch import Tensor
 from operant.activity import activity
 from operant.data import Samples
 from operant.engine import Engine, serial
-from operant.formatting import percent
 from operant.model import Classifier
-from operant.retrain.arms import BatchNormStatistics, FieldTraining, Retrainer, batch_norms
+from operant.retrain.arms import FieldTraining, Retrainer
 from operant.retrain.decision import Contest
+from operant.retrain.default_arms import default_arms
 from operant.retrain.field_training import Schedule, check_trainable, find_rate
 from operant.retrain.knowledge import FieldKnowledge
 from operant.retrain.race import ArmWork
@@ -26,31 +26,7 @@ from operant.retrain.repaired import Repaired, repaired
 from operant.rng import mix, spawn
 from operant.validation import check_at_least, check_share
 
-DEFAULT, PLAIN = "labels and simulated field", "the same without unlabelled inputs"
-SELF_TRAINING, FAILURES = "the same with self-training", "the same with operational failures"
-GENERIC = "labels and generic augmentation"
 MIN_JUDGES = 10  # labels; fewer decide nothing
-MIXED, MIN_STATISTICS = (0.3, 0.5, 0.7), 100  # shares of the field's batch-norm statistics; inputs that they need
-
-
-def default_arms(
-    model: Classifier,
-    known: FieldKnowledge,
-    schedule: Schedule = Schedule(),  # noqa: B008  # frozen
-) -> dict[str, Retrainer]:
-    """The arms of a race, the default one first; without teaching labels, it learns from the simulated field alone."""
-    field = FieldTraining(schedule=schedule)
-    arms: dict[str, Retrainer] = {
-        DEFAULT: field,
-        PLAIN: replace(field, information=0.0),
-        SELF_TRAINING: replace(field, self_training=1.0),
-        GENERIC: replace(field, conditions=False, generic=1.0),
-    }
-    if known.failures is not None and len(known.failures):
-        arms[FAILURES] = replace(field, failures=True)
-    if batch_norms(model.unwrap()) and len(known.field) >= MIN_STATISTICS:
-        arms |= {f"batch-norm statistics, {percent(mix)} of the field": BatchNormStatistics(mix=mix) for mix in MIXED}
-    return arms
 
 
 def repair(
