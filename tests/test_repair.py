@@ -746,6 +746,22 @@ def test_teaching_labels_judge_models_that_did_not_learn_from_them(at, kept):
     assert str(done)
 
 
+class Memorises:
+    """An arm that predicts the commonest class of its labels for every input."""
+
+    def __call__(self, model: Classifier, known: FieldKnowledge, **options: Any) -> Classifier:
+        return line(2.0 if int(known.labels.labels.mode().values) == 0 else -1.0, 20.0)
+
+
+def test_an_arm_that_only_knows_its_own_labels_is_not_kept():
+    """Every other label is of the same class, so each half of them knows one class."""
+    known = known_blobs(20)
+    assert len(known.labels.labels[::2].unique()) == len(known.labels.labels[1::2].unique()) == 1
+    done = repaired(line(0.4, 10.0), known, arms={"a": Memorises()}, max_drop=1.0)
+    assert done.kept == ORIGINAL
+    assert re.search(r"did not learn from is [0-9.]+ ± [0-9.]+ higher", done.reason)
+
+
 def test_models_that_judge_on_folds_start_where_no_label_was_learned():
     """Also in a later call, whose arm continues from a model that has learned from labels of both folds."""
     model, known = line(0.4, 10.0), known_blobs(20)
