@@ -24,7 +24,8 @@ from operant.repairing import RepairRecord, repair_inputs
 from operant.repairing.record import WIDTH
 from operant.retrain import Schedule, judge_labels
 from operant.retrain._checkpoint import Checkpoint
-from operant.retrain.repairing import DEFAULT, FAILURES, MIN_JUDGES
+from operant.retrain.default_arms import DEFAULT, FAILURES
+from operant.retrain.repairing import MIN_JUDGES
 from report_folder import campaign_folder
 
 runner = CliRunner()
@@ -212,6 +213,19 @@ def test_nothing_is_kept_that_costs_too_much(here):
     assert not Path("operant-repair/model.safetensors").exists()
     assert "Kept the original model" in done.output
     assert "Next: operant export net.py:net" in done.output
+
+
+@pytest.mark.parametrize(("options", "rate"), [((), 0.002), (("--learning-rate", "0.004"), 0.004)])
+def test_the_learning_rate_may_stand_in_the_configuration(here, options, rate):
+    (here / "operant.toml").write_text(
+        '[model]\nmodule = "net.py:net"\nweights = "net.safetensors"\n'
+        '[data]\ntrain = "train.npz"\nclean = "clean.npz"\nfield = "field.npz"\n'
+        "[requirement]\npmi = 0.1\n"
+        "[retrain]\nlearning_rate = 0.002\n"
+    )
+    done = run("--labels-file", "labels.csv", "--no-conditions", "--steps", "20", *options)
+    assert done.exit_code == 0, done.output
+    assert record().learning_rate == rate
 
 
 def test_json_lines_end_with_the_result(here):

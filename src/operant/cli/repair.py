@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -151,8 +151,12 @@ def repair(
             from operant.repairing import RepairJob
             from operant.retrain import Schedule
 
-        schedule = Schedule(steps=steps, learning_rate=learning_rate, optimiser=optimiser)
         config, campaign = config_here(), campaign_folder(run)
+        schedule = Schedule(
+            steps=steps,
+            learning_rate=_option(learning_rate, config, "retrain", "learning_rate", None),
+            optimiser=_option(optimiser, config, "retrain", "optimiser", "adam"),
+        )
         further, functions = _split_arms(arm or [])
         own = _own_arms(functions)
         classifier = load_classifier(model, weights, bounds, mean, std, config=config)
@@ -161,7 +165,7 @@ def repair(
         estimate = data.table.wanted if conditions is None else conditions
         job = RepairJob(
             schedule=schedule,
-            max_drop=_max_drop(max_drop, config),
+            max_drop=_option(max_drop, config, "requirement", "max_drop", MAX_DROP),
             further=further,
             own=own,
             own_version=_version(functions),
@@ -187,12 +191,12 @@ def _keeps_work(out: Path) -> bool:
     return has_begun(out)
 
 
-def _max_drop(given: float | None, config: Config | None) -> float:
-    """The option, or what the configuration says; its default is for campaigns."""
-    if given is not None:
-        return given
-    stated = config is not None and "max_drop" in config.requirement.model_fields_set
-    return config.requirement.max_drop if config is not None and stated else MAX_DROP
+def _option(given: Any, config: Config | None, table: str, key: str, default: Any) -> Any:
+    """The option, or what the configuration says; its own defaults are for campaigns."""
+    if given is not None or config is None:
+        return default if given is None else given
+    options = getattr(config, table)
+    return getattr(options, key) if key in options.model_fields_set else default
 
 
 def _split_arms(given: list[str]) -> tuple[tuple[str, ...], list[str]]:
