@@ -155,13 +155,31 @@ class Contest:
         entrant = self._entrant(ended[self.default])
         decision = Decision(candidates=ended, entrants={self.default: entrant})
         if entrant is not None:
-            folded = len(self.known.labels) >= MIN_FOLDED
-            better, why = self._better_on_folds() if folded else self._better_simulated(entrant.model)
+            better, why = self._better_unjudged(entrant.model)
             decision = replace(decision, winner=entrant if better else None, why=why)
         return decision if decision.winner is not None else self._most_confident(decision)
 
-    def _better_on_folds(self) -> tuple[bool, str]:
-        """Whether models that learned from one half of the teaching labels are better on the other half."""
+    def _better_unjudged(self, candidate: Classifier) -> tuple[bool, str]:
+        """Whether a candidate is better by what is known without judges, and why, in half a sentence.
+
+        Teaching labels favour the original model: they were chosen where a model like the candidate is uncertain. So if
+        they prefer the original by less than two standard errors, simulated field inputs decide.
+        """
+        if len(self.known.labels) < MIN_FOLDED:
+            return self._better_simulated(candidate)
+        gains, problem = self._fold_gains()
+        if problem:
+            return False, problem
+        mean, error = mean_and_error(gains)
+        text = "its Brier score on teaching labels that it did not learn from is"
+        text = f"{text} {abs(mean):.3f} ± {error:.3f} {'lower' if mean > 0 else 'higher'}"
+        if mean > 0 or mean < -2 * error:
+            return mean > 0, text
+        better, simulated = self._better_simulated(candidate)
+        return better, f"{text}, {'but' if better else 'and'} {simulated}"
+
+    def _fold_gains(self) -> tuple[Tensor, str]:
+        """How much lower the Brier score of each teaching label is if the other half taught; or what went wrong."""
         labels = self.known.labels
         fold = torch.arange(len(labels)) % 2
         gains = []
@@ -171,14 +189,9 @@ class Contest:
             done = train_arms({self.default: self.arms[self.default]}, self.untaught, 0.5, work, self.engine)
             model, others = done[self.default].model, labels[fold != k]
             if model is None:
-                return False, f"training on half of the teaching labels failed: {done[self.default].problem}"
+                return torch.empty(0), f"training on half of the teaching labels failed: {done[self.default].problem}"
             gains.append(Scores.of(self.model, others).brier - Scores.of(model, others).brier)
-        mean, error = mean_and_error(torch.cat(gains))
-        better = "lower" if mean > 0 else "higher"
-        text = (
-            f"its Brier score on teaching labels that it did not learn from is {abs(mean):.3f} ± {error:.3f} {better}"
-        )
-        return mean > 0, text
+        return torch.cat(gains), ""
 
     def _better_simulated(self, candidate: Classifier) -> tuple[bool, str]:
         """Whether a model is wrong on fewer simulated field inputs, made of clean inputs that nothing learned from."""

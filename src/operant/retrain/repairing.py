@@ -48,10 +48,10 @@ def repair(
     the end; another arm is taken if its Brier score on the judge labels is clearly lower than the default's
     (`operant.retrain.decision.clearly_better`), and the original model is kept if the judges find it better
     (`operant.retrain.decision.replaces`). Without judge labels only the default arm runs. It is kept if it is better
-    than the original on teaching labels that it did not learn from (two folds) or, without any labels, on simulated
-    field inputs, provided that the conditions explain some of the field. If it is not kept, batch-norm statistics are
-    mixed with the field's if that makes the model clearly more confident there. What was kept without judge labels is
-    provisional: the next call with judge labels may return to the original model.
+    than the original on teaching labels that it did not learn from (two folds). Without any labels, or if these do not
+    decide, it must be better on simulated field inputs, and the conditions must explain some of the field. If it is not
+    kept, batch-norm statistics are mixed with the field's if that makes the model clearly more confident there. What
+    was kept without judge labels is provisional: the next call with judge labels may return to the original model.
 
     Args:
         model: the original model.
