@@ -126,10 +126,10 @@ def _why_kept(decision: Decision, winner: Entrant) -> str:
     if decision.before is None:
         return f"{kept}: {decision.why}; no judge labels were there to confirm it"
     gain, error = winner.judged.gain_over(decision.before)
-    judged = (
-        f"its Brier score on {len(winner.judged.brier)} judge labels is {gain:.3f} ± {error:.3f} below the original's"
-    )
-    return f"{kept}: {judged}"
+    judged = f"its Brier score on {len(winner.judged.brier)} judge labels is {abs(gain):.3f} ± {error:.3f}"
+    if gain > 0:
+        return f"{kept}: {judged} below the original's"
+    return f"{kept}: {judged} above the original's, which is too little to return to it"
 
 
 def _named(entrant: Entrant) -> str:
