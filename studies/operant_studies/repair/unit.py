@@ -101,6 +101,7 @@ class RepairUnit:
         self.inputs: FieldInputs = replace(inputs, truth=truth)
         self.model: Classifier = load_model(setting.inputs, case.dataset, data, seed, out / "networks")
         self.steps = steps_of(out, case, seed)
+        self.known_models: dict[int, tuple[Classifier, tuple[float, float]]] = {}
 
     @property
     def conditions(self) -> FittedConditions:
@@ -174,9 +175,13 @@ class RepairUnit:
     def _point(
         self, labels: int, model: Classifier, seconds: float, kept: str, finalists: tuple[Classifier, ...] = ()
     ) -> BudgetPoint:
-        pmi, clean = self._pmi(model), model.accuracy(self.inputs.labelled)
-        best = min([pmi, *map(self._pmi, finalists)]) if finalists else None
+        pmi, clean = self._measured(model)
+        best = min([pmi, *(self._measured(each)[0] for each in finalists)]) if finalists else None
         return BudgetPoint(labels=labels, pmi=pmi, clean=clean, seconds=seconds, kept=kept, best=best)
 
-    def _pmi(self, model: Classifier) -> float:
-        return 1 - model.accuracy(self.inputs.truth)
+    def _measured(self, model: Classifier) -> tuple[float, float]:
+        """True error and clean accuracy; measured once per model, since methods return some of them again."""
+        if id(model) not in self.known_models:
+            values = 1 - model.accuracy(self.inputs.truth), model.accuracy(self.inputs.labelled)
+            self.known_models[id(model)] = (model, values)
+        return self.known_models[id(model)][1]
