@@ -215,17 +215,21 @@ def test_nothing_is_kept_that_costs_too_much(here):
     assert "Next: operant export net.py:net" in done.output
 
 
-@pytest.mark.parametrize(("options", "rate"), [((), 0.002), (("--learning-rate", "0.004"), 0.004)])
-def test_the_learning_rate_may_stand_in_the_configuration(here, options, rate):
+@pytest.mark.parametrize(
+    ("options", "rate", "optimiser"),
+    [((), 0.002, "sgd"), (("--learning-rate", "0.004", "--optimiser", "adam"), 0.004, "adam")],
+)
+def test_learning_rate_and_optimiser_may_stand_in_the_configuration(here, options, rate, optimiser):
     (here / "operant.toml").write_text(
         '[model]\nmodule = "net.py:net"\nweights = "net.safetensors"\n'
         '[data]\ntrain = "train.npz"\nclean = "clean.npz"\nfield = "field.npz"\n'
         "[requirement]\npmi = 0.1\n"
-        "[retrain]\nlearning_rate = 0.002\n"
+        '[retrain]\nlearning_rate = 0.002\noptimiser = "sgd"\n'
     )
     done = run("--labels-file", "labels.csv", "--no-conditions", "--steps", "20", *options)
     assert done.exit_code == 0, done.output
     assert record().learning_rate == rate
+    assert f"optimiser='{optimiser}'" in Path("operant-repair/run.json").read_text()
 
 
 def test_json_lines_end_with_the_result(here):

@@ -102,9 +102,19 @@ def repair(
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps of an arm.", min=1)] = STEPS,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Highest learning rate.", show_default="found by a short test")
+        float | None,
+        typer.Option(
+            help="Highest learning rate.",
+            show_default="[retrain] learning_rate of operant.toml if it is there, or found by a short test",
+        ),
     ] = None,
-    optimiser: Annotated[str, typer.Option(help="adam, or sgd with momentum.")] = "adam",
+    optimiser: Annotated[
+        str | None,
+        typer.Option(
+            help="adam, or sgd with momentum.",
+            show_default="[retrain] optimiser of operant.toml if it is there, or adam",
+        ),
+    ] = None,
     arm: Annotated[
         list[str] | None,
         typer.Option(
