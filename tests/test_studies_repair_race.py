@@ -32,7 +32,9 @@ from operant_studies.shared import slug
 from operant_studies.subjects import read_dataset
 
 SMALL, SMOKE = settings("small"), settings("smoke")
-SMALLEST = replace(SMOKE, budgets=(20, 80), methods=(BADGE_FT, AUGMENTED_BADGE, REPAIR), seeds=(0, 1))
+SMALLEST = replace(
+    SMOKE, budgets=(20, 80), methods=(BADGE_FT, AUGMENTED_BADGE, REPAIR), seeds=(0, 1), part_seeds=(0, 1)
+)
 
 
 def test_every_method_is_known() -> None:

@@ -35,12 +35,19 @@ class Outcome:
     def before(self, case: FieldCase) -> list[FieldBefore]:
         return [steps_of(self.out, case, seed).read("before", FieldBefore) for seed in self.setting.seeds]
 
+    def curve(self, case: FieldCase, method: str, seed: int) -> MethodCurve:
+        return steps_of(self.out, case, seed).read(slug(method), MethodCurve)
+
     def points(self, case: FieldCase, method: str, labels: int) -> list[BudgetPoint]:
         """One per seed; empty if the method did not run on this field."""
-        if method not in self.setting.methods_of(case):
-            return []
-        curves = [steps_of(self.out, case, seed).read(slug(method), MethodCurve) for seed in self.setting.seeds]
-        return [next(p for p in curve.points if p.labels == labels) for curve in curves]
+        curves = [self.curve(case, method, seed) for seed in self.setting.seeds_of(case, method)]
+        return [curve.at(labels) for curve in curves]
+
+    def differences(self, case: FieldCase, method: str, other: str, labels: int) -> list[float]:
+        """How much higher the error of a method is than another's, for each seed with which both ran."""
+        common = [s for s in self.setting.seeds_of(case, method) if s in self.setting.seeds_of(case, other)]
+        pairs = [[self.curve(case, name, seed).at(labels).pmi for name in (method, other)] for seed in common]
+        return [a - b for a, b in pairs]
 
     def pmi(self, case: FieldCase, method: str, labels: int) -> float | None:
         """The mean over seeds."""

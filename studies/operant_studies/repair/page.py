@@ -39,12 +39,17 @@ def _intro(setting: RepairSetting, scale: str) -> str:
     return f"""# Repair: does it win?
 
 A pilot on fields that were also used for tuning, by `operant study repair --scale {scale}`, seeds
-{", ".join(map(str, setting.seeds))}; settings were chosen with other seeds. A seed divides the same images anew. Every
+{_listed(setting.seeds)}; settings were chosen with other seeds. Variants of the default arm run with seeds
+{_listed(setting.part_seeds)}, the campaign on CIFAR-10 with the first. A seed divides the same images anew. Every
 method gets the model, {setting.train} training images, {inputs.labelled} clean labelled ones, at most {inputs.seen}
 unlabelled field inputs with the conditions and class shares that were estimated from them, and a budget of labels. All
 methods train with the same loop, schedule and range test for the learning rate; each continues from its own weights
 when it gets more labels. Errors are on at most {setting.truth} other field inputs ({setting.large_truth} for CIFAR-10).
 """
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _percent(values: Iterable[float]) -> str:
@@ -125,14 +130,14 @@ def _field_section(outcome: Outcome, name: str) -> str:
         points = [outcome.points(case, method, labels) for labels in outcome.budgets]
         errors = [_percent(p.pmi for p in each) for each in points]
         clean, seconds = mean(p.clean for p in points[-1]), mean(p.seconds for p in points[-1])
-        rows.append([method, *errors, f"{100 * clean.value:.1f}", f"{seconds.value:.0f}"])
+        rows.append([method, *errors, f"{100 * clean.value:.1f}", f"{seconds.value:.0f}", len(points[-1])])
     unexplained = ", ".join(f"{b.unexplained:.2f}" for b in before)
     first = (
         f"Error before {_percent(b.pmi for b in before)} % (n = {before[0].n} per seed), clean accuracy "
         f"{_percent(b.clean for b in before)} %, unexplained share {unexplained}. Means over seeds ± half of a 95 % "
         "interval."
     )
-    head = ["method", *(f"{labels}" for labels in outcome.budgets), "clean at the end", "CPU s"]
+    head = ["method", *(f"{labels}" for labels in outcome.budgets), "clean at the end", "CPU s", "seeds"]
     return f"## {case.title}\n\n{first}\n\n{table(head, rows)}"
 
 
@@ -142,11 +147,8 @@ def _parts(outcome: Outcome) -> str:
     for part in (REPAIR, *PARTS[1:]):
         cells = []
         for labels in outcome.budgets:
-            apart = [
-                p.pmi - q.pmi
-                for case in outcome.fields
-                for p, q in zip(outcome.points(case, part, labels), outcome.points(case, ARM, labels), strict=False)
-            ]
+            found = [outcome.differences(case, part, ARM, labels) for case in outcome.fields]
+            apart = [value for each in found for value in each]
             cells.append(str(mean(apart)) if apart else "")
         if any(cells):
             rows.append([part, *cells])
@@ -161,10 +163,7 @@ def _failures(outcome: Outcome) -> str:
         for name in (FAILURES, FAILURES_ALONE):
             if name not in outcome.setting.methods_of(case):
                 continue
-            cells = []
-            for labels in outcome.budgets:
-                pairs = zip(outcome.points(case, name, labels), outcome.points(case, ARM, labels), strict=True)
-                cells.append(str(mean(p.pmi - q.pmi for p, q in pairs)))
+            cells = [str(mean(outcome.differences(case, name, ARM, labels))) for labels in outcome.budgets]
             rows.append([case.title, name, *cells])
     head = ["field", "method", *(f"{labels} labels" for labels in outcome.budgets)]
     return (

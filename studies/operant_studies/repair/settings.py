@@ -32,6 +32,7 @@ class RepairSetting:
 
     inputs: FieldStudySetting  # fields, numbers of their inputs by role, and networks
     seeds: tuple[int, ...]
+    part_seeds: tuple[int, ...]  # of variants of the default arm, which train for all budgets but do not race
     budgets: tuple[int, ...] = (50, 100, 250, 500)  # labels, after the start without any
     methods: tuple[str, ...] = (*RIVALS, REPAIR, *PARTS)
     large_methods: tuple[str, ...] = (*RIVALS, REPAIR)  # on fields of CIFAR-10, where training costs 20 times as much
@@ -50,6 +51,20 @@ class RepairSetting:
         if case.name in self.only_failures:
             return (ARM, FAILURES, FAILURES_ALONE)
         return self.large_methods if case.dataset == "cifar10" else self.methods
+
+    def seeds_of(self, case: FieldCase, method: str) -> tuple[int, ...]:
+        """The seeds with which a method runs on a field."""
+        if method not in self.methods_of(case):
+            return ()
+        if method == ARM and case.dataset != "cifar10":
+            return self.all_seeds
+        if method in PARTS and method != MORE_JUDGES and case.name not in self.only_failures:
+            return self.part_seeds
+        return self.seeds[:1] if method == CAMPAIGN and case.dataset == "cifar10" else self.seeds
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({*self.seeds, *self.part_seeds}))
 
     def schedules(self, case: FieldCase) -> tuple[Schedule, Schedule]:
         """Of the start without labels, and of a round with labels."""
@@ -72,7 +87,8 @@ def _small() -> RepairSetting:
     waves = next(case for case in field_settings("small").cases if case.waves)
     named = {case.name: case for case in (*cases.cases, waves)}
     order = ("zipf", waves.name, "usps", "mild", "dusk", "tinyimagenet")
-    return RepairSetting(inputs=replace(cases, cases=tuple(named[name] for name in order)), seeds=(201, 202, 203))
+    inputs = replace(cases, cases=tuple(named[name] for name in order))
+    return RepairSetting(inputs=inputs, seeds=(201, 202, 203), part_seeds=(200, 201))
 
 
 def _smoke() -> RepairSetting:
@@ -82,6 +98,7 @@ def _smoke() -> RepairSetting:
     return RepairSetting(
         inputs=replace(small, cases=(case,), seen=300, clean=300, labelled=150, truth=200),
         seeds=(0,),
+        part_seeds=(0,),
         budgets=(20, 80),
         methods=(RANDOM_FT, BADGE_FT, AUGMENTED, AUGMENTED_BADGE, GENERIC_BADGE, SHOT, REPAIR, ARM, FAILURES),
         train=500,

@@ -38,6 +38,9 @@ class MethodCurve:
     method: str
     points: tuple[BudgetPoint, ...]
 
+    def at(self, labels: int) -> BudgetPoint:
+        return next(point for point in self.points if point.labels == labels)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FieldBefore:
@@ -55,9 +58,10 @@ def units(setting: RepairSetting, data: Path | None, out: Path) -> Units:
     """One unit per method, field and seed, seed by seed."""
     return [
         (f"{case.name}, seed {seed}: {name}", partial(run_method, setting, case, data, seed, name, out))
-        for seed in setting.seeds
+        for seed in setting.all_seeds
         for case in setting.inputs.cases
         for name in setting.methods_of(case)
+        if seed in setting.seeds_of(case, name)
     ]
 
 
