@@ -262,11 +262,11 @@ def test_options_that_mean_nothing_are_rejected(wrong):
 
 
 def test_information_maximisation_by_hand():
-    """Probabilities (1/2, 1/2) and (1, 0) for priors (1/4, 3/4)."""
-    rows = UnlabelledRows(field=known_blobs().field, rows=2, priors=torch.tensor([0.25, 0.75]), information_weight=2.0)
+    """Probabilities (1/2, 1/2) and (1, 0) for priors (2/5, 3/5)."""
+    rows = UnlabelledRows(field=known_blobs().field, rows=2, priors=torch.tensor([0.4, 0.6]), information_weight=2.0)
     loss = rows.loss(torch.tensor([[0.0, 0.0], [60.0, 0.0]], dtype=torch.float64), torch.empty(0, 2))
     entropy = (math.log(2) + 0) / 2
-    apart = 0.75 * math.log(0.75 / 0.25) + 0.25 * math.log(0.25 / 0.75)
+    apart = 0.75 * math.log(0.75 / 0.4) + 0.25 * math.log(0.25 / 0.6)
     assert float(loss) == pytest.approx(2 * (entropy + apart), rel=1e-6)
 
 
