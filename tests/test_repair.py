@@ -51,7 +51,16 @@ from operant.retrain import (
 )
 from operant.retrain import race as race_module
 from operant.retrain._checkpoint import Checkpoint
-from operant.retrain.decision import ENOUGH_JUDGES, HEAD_START, MIN_FOLDED, Entrant, clearly_better, replaces, winner_of
+from operant.retrain.decision import (
+    ENOUGH_JUDGES,
+    HEAD_START,
+    LEAST_SPREAD,
+    MIN_FOLDED,
+    Entrant,
+    clearly_better,
+    replaces,
+    winner_of,
+)
 from operant.retrain.field_training import SEGMENTS
 from operant.retrain.race import ArmWork, Candidate, Scores, check_candidate
 from operant.retrain.repaired import ORIGINAL
@@ -163,7 +172,7 @@ def test_another_arm_wins_only_if_it_is_clearly_better(seed, n, arms, spread):
     expected, needed = 0, max(1.0, math.sqrt(ENOUGH_JUDGES / n))
     for i in sorted(range(arms), key=lambda i: values[i].mean()):
         apart = values[0] - values[i]
-        if i and apart.mean() > needed * apart.std(ddof=1) / math.sqrt(n):
+        if i and apart.mean() > needed * max(apart.std(ddof=1), LEAST_SPREAD) / math.sqrt(n):
             expected = i
             break
     won = winner_of(entrants, "arm 0")

@@ -22,6 +22,7 @@ from operant.retrain.rows import chances_by_class
 from operant.rng import spawn
 
 ENOUGH_JUDGES = 100  # labels with which one standard error decides between arms
+LEAST_SPREAD = 0.1  # smallest standard deviation of differences of Brier scores that is believed
 HEAD_START = 0.4  # sum of Brier scores by which judges must find the original model better to keep it
 MIXES = (0.75, 0.5)  # shares of the winner's weights that are judged beside it
 ALLOWED_MIXES = (1.0, 0.9, 0.75, 0.5, 0.25)  # tried in this order, to keep clean accuracy
@@ -247,10 +248,12 @@ def winner_of(entrants: Mapping[str, Entrant], default: str) -> Entrant | None:
 def clearly_better(a: Scores, b: Scores) -> bool:
     """Whether the Brier score is lower by more than max(1, √(100 / n)) standard errors, n the number of judges.
 
-    With few judges, one standard error is often passed by chance when several arms are tried.
+    With few judges, one standard error is often passed by chance when several arms are tried. A standard error of less
+    than 0.1 / √n counts as that much: a few judges that all models get right differ by little, and all alike.
     """
+    n = len(a.brier)
     gain, error = a.gain_over(b)
-    return gain > max(1.0, math.sqrt(ENOUGH_JUDGES / len(a.brier))) * error
+    return gain > max(1.0, math.sqrt(ENOUGH_JUDGES / n)) * max(error, LEAST_SPREAD / math.sqrt(n))
 
 
 def replaces(candidate: Scores, original: Scores) -> bool:
