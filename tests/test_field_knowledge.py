@@ -188,7 +188,8 @@ def test_priors_count_the_less_the_less_conditions_explain(unexplained, prior):
     given_ones = {"train": train, "clean": CLEAN, "field": FIELD, "priors": (prior, 1 - prior)}
     known = known_field(**given_ones, conditions=fitted(unexplained))
     assert known.unexplained == pytest.approx(unexplained)
-    expected = (1 - unexplained) * prior + unexplained * 0.625
+    share = min(1.0, 2 * unexplained)
+    expected = (1 - share) * prior + share * 0.625
     assert known.class_shares.tolist() == pytest.approx([expected, 1 - expected])
     assert known_field(**given_ones).class_shares.tolist() == pytest.approx([0.625, 0.375])  # no conditions at all
 

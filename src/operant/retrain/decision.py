@@ -222,7 +222,7 @@ class Contest:
         able = {n: e for n, e in entrants.items() if e is not None and self._fits_labels(e.model)}
         gains = {n: mean_and_error(confidence(e.model, self.known.field) - before) for n, e in able.items()}
         best = max(gains, key=lambda name: gains[name][0], default="")
-        if not best or gains[best][0] <= 2 * gains[best][1]:
+        if not best or gains[best][0] <= gains[best][1]:
             return decision
         confident = f"with it the mean confidence in the field is {points(gains[best][0])} higher"
         text = f"{decision.why}, but {confident}" if decision.why else confident
