@@ -214,9 +214,7 @@ def known_field(
     more than unknown ones: on one field, a total variation of .1 from the true shares cost four points of error.
     """
     unexplained = 1.0 if conditions is None else conditions.unexplained
-    shares = (
-        () if priors is None else tuple(_mixed(shares_of(priors), train, min(1.0, 2 * unexplained)).tolist())
-    )  # (1)
+    shares = () if priors is None else tuple(_mixed(shares_of(priors), train, unexplained).tolist())
     return FieldKnowledge(
         train=train,
         clean=clean,
@@ -231,8 +229,8 @@ def known_field(
     )
 
 
-def _mixed(shares: Tensor, train: Samples, share: float) -> Tensor:
-    return shares.lerp(shares_among(train, len(shares)), share)
+def _mixed(shares: Tensor, train: Samples, unexplained: float) -> Tensor:
+    return shares.lerp(shares_among(train, len(shares)), min(1.0, 2 * unexplained))  # (1)
 
 
 def shares_among(samples: Samples, classes: int = 0) -> Tensor:
