@@ -74,9 +74,10 @@ def corrected_failure(rates: Array, sizes: Array, drawn: Integers, weight: Array
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Outcomes:
-    """What the next Z may be if the estimated rates are true: values and their chances, ``(..., 2J)``."""
+    """What the next label may give if the estimated rates are true, ``(..., 2J)``: first failures, then successes."""
 
-    values: Array
+    corrected: Array  # Z
+    weighted: Array  # w failed
     chances: Array
 
     @classmethod
@@ -84,8 +85,11 @@ class Outcomes:
         """(2) for an average block: a draw of bin j has the chance mass_j / w_j and fails with the chance s_j."""
         w = draw_weights(spread(rates), masses, active)
         mean = (rates * masses).sum(-1, keepdims=True)
-        values = np.concatenate([mean + w * (1 - rates), mean - w * rates], -1)
-        return cls(values=values, chances=np.concatenate([masses / w * rates, masses / w * (1 - rates)], -1))
+        return cls(
+            corrected=np.concatenate([mean + w * (1 - rates), mean - w * rates], -1),
+            weighted=np.concatenate([w, np.zeros_like(w)], -1),
+            chances=np.concatenate([masses / w * rates, masses / w * (1 - rates)], -1),
+        )
 
 
 def best_bet(gains: Array, chances: Array, limit: Array) -> Array:
@@ -103,16 +107,13 @@ def best_bet(gains: Array, chances: Array, limit: Array) -> Array:
     return low
 
 
-def largest_stakes(grid: Array, most: Array, rates: Array, active: float, share: Array) -> tuple[Array, Array]:
-    """The stakes against each p with which no label can lose more than a share of the wealth.
+def largest_stake(grid: Array, most: Array, active: float, share: Array) -> Array:
+    """The stake against each p, ``(..., P)``, with which no label can lose more than a share of the wealth.
 
-    up:   share / (c + 1 / (1 - eps) - p)          since Z is at most c + 1 / (1 - eps)        (3)
-    down: share / (p + max s / (1 - eps))          since Z is at least -max s / (1 - eps)      (4)
+    share / (c + 1 / (1 - eps) - p)          since Z is at most c + 1 / (1 - eps)        (3)
     """
-    largest = 1 / (1 - active)
-    up = share[..., None] / (most[..., None] + largest - grid)  # (3)
-    down = share[..., None] / (grid + rates.max(-1)[..., None] * largest)  # (4)
-    return up, down
+    stake: Array = share[..., None] / (most[..., None] + 1 / (1 - active) - grid)  # (3)
+    return stake
 
 
 # The bound -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from operant.assess.betting import (
     best_bet,
     corrected_failure,
     error_rates,
-    largest_stakes,
+    largest_stake,
     lower_bound,
     upper_bound,
 )
@@ -69,13 +69,15 @@ class Bets:
 class GuidedEvidence:
     """Wealth of the bets against each error rate p of the grid.
 
-        W_p *= 1 + lambda_p A (p - Z)        (1)
+        W_p *= 1 + lambda_p A (p - Z)                  on an error rate below p        (1)
+        V_p *= 1 + kappa_p A (w failed - p)            on an error rate above p        (2)
 
     Z is `corrected_failure`, A the mean group size of the block as a share of the largest possible one, 1 without
-    groups. If the error rate is p or more, the expected factor is at most 1, so that W_p ever reaches 1 / alpha with
-    probability at most alpha (Ville's inequality). The same holds for the bets on the other side.
+    groups. If the error rate is p or more, the expected factor (1) is at most 1, so that W_p ever reaches 1 / alpha
+    with probability at most alpha (Ville's inequality). V_p is the same for the other side; it has no correction, whose
+    range would limit the stakes where most inputs fail.
 
-    The stakes lambda and the rates s depend on earlier labels only: not on the block, its draw, or its label.
+    The stakes lambda and kappa, and the rates s, depend on earlier labels only: not on the block, its draw, its label.
     """
 
     prior: RatePrior
@@ -114,17 +116,16 @@ class GuidedEvidence:
         return replace(self, bets=bets, due=self.labels + 1 + self.labels // 20)
 
     def _bets(self, rates: Array, most: Array, active: float) -> Bets:
-        outcomes = Outcomes.of(rates, self.prior.masses, active)
-        gains = self.grid[:, None] - outcomes.values[..., None, :]
-        chances = np.broadcast_to(outcomes.chances[..., None, :], gains.shape)
-        up, down = largest_stakes(self.grid, most, rates, active, self._max_loss())
+        outcomes, share = Outcomes.of(rates, self.prior.masses, active), self._max_loss()
         size = ((1 + self.sizes) / (1 + self.labels))[..., None]  # of a typical block; the first counts as full
-        return Bets(
-            rates=rates,
-            most=most,
-            up=best_bet(gains, chances, up * size) / size,
-            down=best_bet(-gains, chances, down * size) / size,
+        limits = largest_stake(self.grid, most, active, share), share[..., None] / self.grid
+        gains = (
+            self.grid[:, None] - outcomes.corrected[..., None, :],
+            outcomes.weighted[..., None, :] - self.grid[:, None],
         )
+        chances = outcomes.chances[..., None, :]
+        up, down = (best_bet(g, chances, limit * size) / size for g, limit in zip(gains, limits, strict=True))
+        return Bets(rates=rates, most=most, up=up, down=down)
 
     def _max_loss(self) -> Array:
         return np.where(self.bin_failures.sum(-1) > 0, MAX_LOSS, MAX_LOSS_WITHOUT_FAILURE)
@@ -135,10 +136,13 @@ class GuidedEvidence:
         rates = np.take_along_axis(now.bets.rates, seen.bins, -1)
         z = corrected_failure(rates, seen.sizes, seen.drawn, seen.weight, seen.failed, now.bets.most)
         size = seen.sizes.mean(-1)
-        limits = largest_stakes(now.grid, now.bets.most, now.bets.rates, seen.active, now._max_loss())
-        gains = size[..., None] * (now.grid - z[..., None])
-        up = now.up + np.log1p(np.minimum(now.bets.up, limits[0]) * gains)  # (1)
-        down = now.down + np.log1p(-np.minimum(now.bets.down, limits[1]) * gains)
+        limit = largest_stake(now.grid, now.bets.most, seen.active, now._max_loss())
+        down_limit = now._max_loss()[..., None] / now.grid
+        weighted = np.asarray(seen.weight * seen.failed)[..., None]
+        up = now.up + np.log1p(np.minimum(now.bets.up, limit) * size[..., None] * (now.grid - z[..., None]))  # (1)
+        down = now.down + np.log1p(
+            np.minimum(now.bets.down, down_limit) * size[..., None] * (weighted - now.grid)
+        )  # (2)
         own = np.take_along_axis(seen.bins, np.asarray(seen.drawn)[..., None], -1)
         here = own == np.arange(len(now.prior.masses))
         return replace(
@@ -226,8 +230,8 @@ def best_active(evidence: Evidence, requirement: float) -> float:
 
     def growth(active: float) -> float:
         outcomes = Outcomes.of(bets.rates, masses, active)
-        limit, _ = largest_stakes(np.array([requirement]), bets.most, bets.rates, active, np.array(MAX_LOSS))
-        gains = requirement - outcomes.values
+        limit = largest_stake(np.array([requirement]), bets.most, active, np.array(MAX_LOSS))
+        gains = requirement - outcomes.corrected
         stake = best_bet(gains[None], outcomes.chances[None], limit)
         return float(outcomes.chances @ np.log1p(stake * gains))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import invgauss
 
-from operant.assess.betting import Outcomes
+from operant.assess.betting import Array, Integers, Outcomes
 from operant.assess.bounds import log_wealth
 from operant.assess.evidence import GuidedEvidence, PlainEvidence
 from operant.validation import check_between
@@ -33,9 +33,8 @@ class LabelForecast:
 
     @property
     def batch(self) -> int:
-        """Labels to ask for at once: a quarter of the mean, from 5 to 25, and no more than may suffice."""
-        quarter = MAX_BATCH if math.isinf(self.mean) else min(max(math.ceil(self.mean / 4), MIN_BATCH), MAX_BATCH)
-        return int(min(quarter, max(math.ceil(self.least), 1)))
+        """Labels to ask for at once, `batch_size`."""
+        return int(batch_size(np.array(self.least), np.array(self.mean)))
 
     def __str__(self) -> str:
         if math.isinf(self.mean):
@@ -66,52 +65,71 @@ def forecast(evidence: GuidedEvidence | PlainEvidence, *, requirement: float, al
     """
     if evidence.bounds(alpha)[0] <= requirement:
         return LabelForecast(least=0.0, mean=0.0, high=0.0)
-    if isinstance(evidence, GuidedEvidence):
-        walk = _guided_walk(evidence, requirement)
-    else:
-        walk = _plain_walk(evidence, requirement)
-    distance = max(-math.log(alpha) - walk.wealth, 1e-3)
-    least = distance / walk.success if walk.success > 0 else math.inf
-    if walk.drift <= 1e-9:
-        return LabelForecast(least=least, mean=math.inf, high=math.inf)
-    mean, shape = distance / walk.drift, distance**2 / max(walk.variance, 1e-12)
+    walk = (
+        guided_walk(evidence, requirement)
+        if isinstance(evidence, GuidedEvidence)
+        else plain_walk(np.array(evidence.failures), evidence.labels, requirement)
+    )
+    least, mean = (float(n) for n in walk.labels(alpha))
+    if math.isinf(mean):
+        return LabelForecast(least=least, mean=mean, high=mean)
+    shape = (mean * float(walk.drift)) ** 2 / max(float(walk.variance), 1e-12)
     high = float(invgauss.ppf(0.9, mean / shape, scale=shape)) if mean / shape > 1e-6 else mean
     return LabelForecast(least=least, mean=mean, high=high)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Walk:
+def batch_size(least: Array, mean: Array) -> Integers:
+    """Labels to ask for at once: a quarter of the mean, from 5 to 25, and no more than may suffice."""
+    quarter = np.clip(np.ceil(mean / 4), MIN_BATCH, MAX_BATCH)
+    size: Integers = np.minimum(quarter, np.maximum(np.ceil(least), 1)).astype(np.int64)
+    return size
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Walk:
     """The log wealth against the requirement, and its change by one label: mean, variance, and mean of successes."""
 
-    wealth: float
-    drift: float
-    variance: float
-    success: float
+    wealth: Array
+    drift: Array
+    variance: Array
+    success: Array
+
+    def labels(self, alpha: float) -> tuple[Array, Array]:
+        """Labels until the wealth is 1 / alpha: without a failure, and on average."""
+        distance = np.maximum(-math.log(alpha) - self.wealth, 1e-3)
+        with np.errstate(divide="ignore"):
+            least = np.where(self.success > 0, distance / np.maximum(self.success, 0), math.inf)
+            mean = np.where(self.drift > 1e-9, distance / np.maximum(self.drift, 0), math.inf)  # (1)
+        return least, mean
 
 
-def _guided_walk(evidence: GuidedEvidence, requirement: float) -> _Walk:
+def guided_walk(evidence: GuidedEvidence, requirement: float) -> Walk:
+    """With the bets that come next."""
     ready = evidence.ready()
     place = int(np.flatnonzero(ready.grid == requirement)[0])
     outcomes = Outcomes.of(ready.bets.rates, ready.prior.masses)
-    size = float((1 + ready.sizes) / (1 + ready.labels))
-    change = np.log1p(ready.bets.up[place] * size * (requirement - outcomes.values))
-    drift, half = float(outcomes.chances @ change), len(change) // 2  # failures come first
-    return _Walk(
-        wealth=float(ready.up[place]),
+    stake = ready.bets.up[..., place] * (1 + ready.sizes) / (1 + ready.labels)
+    change = np.log1p(stake[..., None] * (requirement - outcomes.corrected))
+    drift, half = (outcomes.chances * change).sum(-1), change.shape[-1] // 2  # failures come first
+    passed = outcomes.chances[..., half:]
+    return Walk(
+        wealth=ready.up[..., place],
         drift=drift,
-        variance=float(outcomes.chances @ change**2) - drift**2,
-        success=float(outcomes.chances[half:] @ change[half:] / outcomes.chances[half:].sum()),
+        variance=(outcomes.chances * change**2).sum(-1) - drift**2,
+        success=(passed * change[..., half:]).sum(-1) / passed.sum(-1),
     )
 
 
-def _plain_walk(evidence: PlainEvidence, requirement: float) -> _Walk:
+def plain_walk(failures: Array | Integers, labels: int, requirement: float) -> Walk:
     """A label changes the log wealth of a plain sequence by that of the best fixed bet, nearly."""
-    k, n = evidence.failures, evidence.labels
-    p = (k + PRIOR_LABELS * requirement / 2) / (n + PRIOR_LABELS)
-    wealth = float(log_wealth(k, n, requirement)) if k < n * requirement else -1.0
-    success = -math.log1p(-requirement)
-    if p >= requirement:
-        return _Walk(wealth=wealth, drift=0.0, variance=1.0, success=success)
-    failed, passed = math.log(p / requirement), math.log((1 - p) / (1 - requirement))
-    drift = p * failed + (1 - p) * passed
-    return _Walk(wealth=wealth, drift=drift, variance=p * (1 - p) * (failed - passed) ** 2, success=success)
+    k, n = np.asarray(failures), labels
+    p = np.minimum((k + PRIOR_LABELS * requirement / 2) / (n + PRIOR_LABELS), requirement)  # at most: no drift
+    below = k < n * requirement
+    wealth = np.where(below, log_wealth(np.where(below, k, 0), max(n, 1), requirement), 0.0 if n == 0 else -1.0)
+    failed, passed = np.log(p / requirement), np.log((1 - p) / (1 - requirement))
+    return Walk(
+        wealth=wealth,
+        drift=p * failed + (1 - p) * passed,
+        variance=p * (1 - p) * (failed - passed) ** 2,
+        success=np.full_like(p, -math.log1p(-requirement)),
+    )

@@ -199,6 +199,8 @@ class Proof:
         The pool must hold inputs of the present field that no block held. The list of models goes on, with all that it
         was charged.
         """
+        if options.budget != self.state.options.budget:
+            raise ValueError("confidence and models must stay: part of the error is spent; keep them")
         held = {self.pool.ids[i] for i in self.held}
         if both := sum(i in held for i in pool.ids):
             raise ValueError(f"a new proof needs inputs that no block held, got {both} old ones; leave out `held`")
