@@ -19,7 +19,7 @@ from operant.assess.betting import (
     upper_bound,
 )
 from operant.assess.blocks import block_pool, block_size
-from operant.assess.bounds import clopper_pearson_interval, confidence_sequence
+from operant.assess.bounds import confidence_sequence
 from operant.assess.evidence import MAX_LOSS_WITHOUT_FAILURE, SeenBlock, guided_evidence
 from operant.assess.forecast import plan_labels
 from operant.assess.proof_state import ErrorBudget, ProofOptions, ProofState
@@ -191,14 +191,6 @@ def test_few_inputs_leave_no_room_for_blocks():
     assert not proof.listed.guided
     assert {block.size for block in proof.state.blocks} == {1}
     assert [block_size(n, 100) for n in (100, 399, 400, 2499, 99999)] == [1, 1, 4, 24, 25]
-
-
-def test_guidance_narrows_the_bound():
-    truth, model = known_field(20_000, pmi=0.05)
-    options = replace(OPTIONS, labels=300)
-    guided, plain = (answered(begun(replace(model, auc=auc), options), truth, 300).bound for auc in (0.95, 0.5))
-    assert guided.labels == plain.labels == 300
-    assert guided.upper < plain.upper
 
 
 # Batches, resuming ----------------------------------------------------------------------------------------------------
@@ -493,15 +485,14 @@ def claims(name: str, *, repetitions: int, most: int, **options) -> int:
 @pytest.mark.parametrize("name", REGIMES)
 @pytest.mark.parametrize("active", [0.0, 0.25])
 def test_a_requirement_is_rarely_met_wrongly(name, active):
-    assert claims(name, repetitions=400, most=300, batch=25, active=active) <= binom.ppf(0.99, 400, 0.05)
+    assert claims(name, repetitions=300, most=200, batch=25, active=active) <= binom.ppf(0.99, 300, 0.05)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REGIMES)
-@pytest.mark.parametrize("active", [0.0, 0.25])
-@pytest.mark.parametrize("block", [4, 25])
+@pytest.mark.parametrize(("active", "block"), [(0.0, 25), (0.0, 4), (0.35, 25)])
 def test_a_requirement_is_rarely_met_wrongly_in_long_proofs(name, active, block):
-    found = claims(name, repetitions=2000, most=1500, batch=25, active=active, block=block)
+    found = claims(name, repetitions=2000, most=1000, batch=25, active=active, block=block)
     assert found <= binom.ppf(0.99, 2000, 0.05)
 
 
@@ -518,22 +509,20 @@ def test_good_risks_save_labels():
 
 @pytest.mark.slow
 def test_bounds_of_all_models_hold_together():
-    """Three models just at the requirement, looked at after every batch; the last also profits from reuse."""
-    wrong, runs = 0, 200
+    """Three models at the requirement share their labels; every bound is looked at after every batch."""
+    wrong, runs = 0, 150
     for seed in range(runs):
+        g = np.random.default_rng(seed)
         truth, first = known_field(4000, pmi=0.1, seed=seed)
-        rates = [float(np.mean(first.predictions != truth))]
-        proof, said = begun(first, replace(OPTIONS, labels=160, requirement=0.1)), False
-        for number in range(3):
-            if number:
-                _, model = known_field(4000, pmi=0.1, seed=1000 * number + seed)
-                moved = np.where(model.predictions == known_field(4000, seed=1000 * number + seed)[0], truth, -1)
-                model = replace(model, predictions=np.where(moved >= 0, moved, (truth + 1) % CLASSES))
-                rates.append(float(np.mean(model.predictions != truth)))
+        others = [known_field(4000, pmi=0.1, seed=1000 * k + seed) for k in (1, 2)]
+        proof, said = begun(first, replace(OPTIONS, labels=160)), False
+        for other in (None, *others):
+            if other is not None:
+                model = replace(other[1], predictions=(truth + other[1].predictions - other[0]) % CLASSES)
+                assert np.mean(model.predictions != truth) == np.mean(other[1].predictions != other[0])
                 proof = proof.next_model(model)
             for _ in range(2):
-                proof = answered(proof, truth, 25)
+                proof = answered(proof, truth, int(g.integers(5, 26)))
                 said |= proof.bound.upper < 0.1
         wrong += said
     assert wrong <= binom.ppf(0.99, runs, 0.05)
-    assert clopper_pearson_interval(wrong, runs).lower <= 0.05
