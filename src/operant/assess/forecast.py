@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import invgauss
+from scipy.special import log_ndtr, ndtr
 
 from operant.assess.betting import Array, Integers, Outcomes
 from operant.assess.bounds import log_wealth
@@ -61,7 +61,7 @@ def forecast(evidence: GuidedEvidence | PlainEvidence, *, requirement: float, al
 
         mean = d / drift,  d = log(1 / alpha) - log wealth        (1)
 
-    and the 90 % quantile is that of an inverse Gaussian distribution with this mean and the shape d^2 / variance.
+    and the 90 % quantile is that of its first passage, an inverse Gaussian distribution.
     """
     if evidence.bounds(alpha)[0] <= requirement:
         return LabelForecast(least=0.0, mean=0.0, high=0.0)
@@ -73,9 +73,22 @@ def forecast(evidence: GuidedEvidence | PlainEvidence, *, requirement: float, al
     least, mean = (float(n) for n in walk.labels(alpha))
     if math.isinf(mean):
         return LabelForecast(least=least, mean=mean, high=mean)
-    shape = (mean * float(walk.drift)) ** 2 / max(float(walk.variance), 1e-12)
-    high = float(invgauss.ppf(0.9, mean / shape, scale=shape)) if mean / shape > 1e-6 else mean
-    return LabelForecast(least=least, mean=mean, high=high)
+    return LabelForecast(least=least, mean=mean, high=_quantile(mean, float(walk.drift), float(walk.variance)))
+
+
+def _quantile(mean: float, drift: float, variance: float, *, share: float = 0.9) -> float:
+    """Labels n by which a random walk has reached its goal with this chance, by bisection on
+
+    P(T <= n) = Phi((drift n - d) / sd) + exp(2 drift d / variance) Phi(-(drift n + d) / sd),  sd^2 = variance n    (2)
+    """
+    distance, low, high = drift * mean, math.log(mean) - 10, math.log(mean) + 10
+    for _ in range(50):
+        n = math.exp((low + high) / 2)
+        sd = math.sqrt(max(variance, 1e-12) * n)
+        log_second = 2 * drift * distance / max(variance, 1e-12) + log_ndtr(-(drift * n + distance) / sd)
+        reached = ndtr((drift * n - distance) / sd) + math.exp(min(log_second, 0.0))  # (2)
+        low, high = (low, math.log(n)) if reached >= share else (math.log(n), high)
+    return math.exp(high)
 
 
 def batch_size(least: Array, mean: Array) -> Integers:
