@@ -1,6 +1,7 @@
 """Step 5: the probability of misclassification, with a confidence bound."""
 
 from operant.assess.abstention import Abstention, AbstentionCheck, abstain, check_abstention
+from operant.assess.blocks import Block, BlockPool, block_pool
 from operant.assess.bounds import (
     Bound,
     Interval,
@@ -38,36 +39,52 @@ from operant.assess.estimators import (
     rao_hartley_cochran,
     stratified,
 )
+from operant.assess.forecast import LabelForecast, plan_labels
+from operant.assess.proof_state import ErrorBudget, ListedModel, ProofOptions, ProofState
 from operant.assess.rare import RareFailures, last_particle, splitting
 from operant.assess.regressions import Regressions, regressions
 from operant.assess.reliability import Assessment, Contribution, LabelPlan, assess_reliability, field_bound, plan
 from operant.assess.robustness import Rate, Robustness, attack_cases, empirical_robustness
+from operant.assess.scored import ScoredModel, ranking, scored_model
+from operant.assess.sequential import Proof, ProofBound, begin_proof, resume_proof
 
 __all__ = [
     "Abstention",
     "AbstentionCheck",
     "Assessment",
     "Ball",
+    "Block",
+    "BlockPool",
     "Bound",
     "CaseRate",
     "CellEstimate",
     "CellRates",
     "Contribution",
+    "ErrorBudget",
     "Estimate",
     "Interval",
+    "LabelForecast",
     "LabelPlan",
+    "ListedModel",
     "LocalProfile",
     "PartialPrior",
+    "Proof",
+    "ProofBound",
+    "ProofOptions",
+    "ProofState",
     "RareFailures",
     "Rate",
     "Regressions",
     "Robustness",
+    "ScoredModel",
     "Separation",
     "UnderConditions",
     "abstain",
     "assess_reliability",
     "attack_cases",
+    "begin_proof",
     "beta_binomial",
+    "block_pool",
     "cells_estimate",
     "check_abstention",
     "clopper_pearson",
@@ -87,9 +104,13 @@ __all__ = [
     "local_failures",
     "lure",
     "plan",
+    "plan_labels",
     "prediction_powered",
+    "ranking",
     "rao_hartley_cochran",
     "regressions",
+    "resume_proof",
+    "scored_model",
     "seed_masses",
     "separation",
     "splitting",
