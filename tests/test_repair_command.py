@@ -263,7 +263,7 @@ def test_without_judges_an_own_arm_does_not_run_and_this_is_said(here):
     done = run(*QUICK, "--labels-file", "labels.csv", "--arm", "own.py:train")
     assert done.exit_code == 0, done.output
     assert "Your own arm did not run" in done.output
-    enough = int(re.findall(r"at least (\d+) randomly drawn inputs", words(done))[0])
+    enough = int(re.findall(r"at least (\d+) inputs", words(done))[0])
     assert judge_labels(enough - 1) < MIN_JUDGES <= judge_labels(enough)
     assert [arm.name for arm in record().arms] == [DEFAULT]
 
@@ -276,6 +276,17 @@ def test_chosen_labels_teach_and_none_judge(here):
     found = record()
     assert (found.taught, found.judges) == (100, 0)
     assert "on teaching labels that it did not learn from" in found.reason
+
+
+def test_chosen_labels_teach_and_random_ones_beside_them_judge(here):
+    write_labels(range(80))
+    write_labels(range(70, 100), "random.csv")
+    done = run(*QUICK, "--labels-file", "labels.csv", "--random-labels-file", "random.csv")
+    assert done.exit_code == 0, done.output
+    kept = record()
+    assert kept.judges == judge_labels(100)
+    assert kept.taught == 100 - kept.judges  # ten inputs are in both files
+    assert set(kept.judge_names) <= {f"field.npz[{i}]" for i in range(70, 100)}
 
 
 def test_labels_may_be_arrays(here):

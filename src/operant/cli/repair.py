@@ -51,6 +51,13 @@ def repair(
             help="How the labelled inputs were drawn: random, or chosen. Of random ones, some judge; chosen ones teach."
         ),
     ] = "chosen",
+    random_labels_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Labels of further field inputs, drawn at random: some of them judge. For chosen labels beside them.",
+            show_default="none",
+        ),
+    ] = None,
     field: Annotated[
         Path | None,
         typer.Option(
@@ -183,7 +190,7 @@ def repair(
             declared=data.declared(classifier) if estimate else None,
             engine=pool(workers or (1 if config is None else config.run.workers)),
         )
-        inputs = _inputs(classifier, data, labels_file, drawn, campaign, output)
+        inputs = _inputs(classifier, data, (labels_file, random_labels_file), drawn, campaign, output)
         early = (*data.notes, *inputs.notes)
         for note in early:
             output.note(note)
@@ -239,22 +246,34 @@ def _version(targets: list[str]) -> str:
 
 
 def _inputs(
-    model: Classifier, data: FieldData, labels_file: Path | None, drawn: str, run: Path | None, output: Output
+    model: Classifier,
+    data: FieldData,
+    files: tuple[Path | None, Path | None],
+    drawn: str,
+    run: Path | None,
+    output: Output,
 ) -> RepairInputs:
-    """What may be learned from, with the labels of the file."""
+    """What may be learned from, with the labels of the two files; those of the second were drawn at random."""
     from operant.repairing import repair_inputs
 
-    classes, field, names = model.classes(data.train.x[:1]), data.inputs, data.train.classes
-    labels: dict[int, int] = {}
-    if labels_file is not None:
-        known = dict(zip(field.names or (), field.ids.tolist(), strict=False))
-        words = names if len(names) == classes else ()
-        labeller = read_labels_file(labels_file, model, field.x, known, words, note=output.note)
-        labels = {i: label for i, (_, label) in labeller.stored(field.ids).items()}
-        if not labels:
-            raise ValueError(f"{labels_file} has no label of a field input; give a file with labels of the field data")
-    parts = {"train": data.train, "clean": data.clean, "field": field}
-    return repair_inputs(**parts, labels=labels, drawn=drawn, run=run, classes=classes)
+    classes = model.classes(data.train.x[:1])
+    labels, random = (_labels_of(file, model, data, classes, output) for file in files)
+    parts = {"train": data.train, "clean": data.clean, "field": data.inputs}
+    return repair_inputs(**parts, labels=labels, drawn=drawn, random_labels=random, run=run, classes=classes)
+
+
+def _labels_of(file: Path | None, model: Classifier, data: FieldData, classes: int, output: Output) -> dict[int, int]:
+    """The labels in a file, by id."""
+    if file is None:
+        return {}
+    field, names = data.inputs, data.train.classes
+    known = dict(zip(field.names or (), field.ids.tolist(), strict=False))
+    words = names if len(names) == classes else ()
+    labeller = read_labels_file(file, model, field.x, known, words, note=output.note)
+    labels = {i: label for i, (_, label) in labeller.stored(field.ids).items()}
+    if not labels:
+        raise ValueError(f"{file} has no label of a field input; give a file with labels of the field data")
+    return labels
 
 
 def _judged_from() -> int:
@@ -286,7 +305,7 @@ def _print_next(
     if arms and not record.judges:
         print_line(
             "Your own arm did not run: only the default arm does without judge labels. Give labels of at least "
-            f"{_judged_from()} randomly drawn inputs, with --drawn random: some of them then judge."
+            f"{_judged_from()} inputs; some of them must be drawn at random, to judge (--random-labels-file)."
         )
     name = f"{model} " if model else ""
     if not record.changed:

@@ -19,10 +19,11 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from operant.engine import Engine, closing_results, one_thread, serial
+from operant.engine import Engine as Engine
+from operant.engine import closing_results as closing_results
+from operant.engine import one_thread as one_thread
+from operant.engine import serial as serial
 from operant.signals import ENDING
-
-__all__ = ["Engine", "ProcessPool", "WorkerDied", "closing_results", "one_thread", "pool", "serial"]
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ def repair_inputs(
     field: Samples,
     labels: Mapping[int, int],
     drawn: str = CHOSEN,
+    random_labels: Mapping[int, int] = MappingProxyType({}),
     run: Path | None = None,
     classes: int,
 ) -> RepairInputs:
@@ -59,6 +61,7 @@ def repair_inputs(
         field: all field inputs.
         labels: of field inputs, by id; may be empty.
         drawn: how the labelled inputs were drawn: "random", or "chosen".
+        random_labels: of further inputs, which were drawn at random; where an input is among both, this draw counts.
         run: folder of a campaign: half of the field inputs is left out, its failures are learned from.
         classes: number of classes of the model.
     """
@@ -68,17 +71,19 @@ def repair_inputs(
     half = new if run is None else learning_half(new)
     if len(half) == 0:
         raise ValueError(f"none of the {len(field)} field inputs may be learned from; collect more")
-    taught = _labelled(half, labels)
+    draws = [(random_labels, RANDOM), ({i: y for i, y in labels.items() if i not in random_labels}, drawn)]
+    parts = [(_labelled(half, some), how) for some, how in draws]
+    every, taught = {**labels, **random_labels}, Samples.concat([part for part, _ in parts])
     reserved = None if run is None else new.ids[~torch.isin(new.ids, half.ids)].unique()
-    notes += _notes_on_labels(labels, len(taught), reserved, run)
-    if labels:
+    notes += _notes_on_labels(every, len(taught), reserved, run)
+    if every:
         _check_labels(taught, classes)
         notes += _note_on_classes(taught, train.classes, classes)
     return RepairInputs(
         train=train,
         clean=clean,
         field=half,
-        taught=(_drawn(taught, drawn),) if len(taught) else (),
+        taught=tuple(_drawn(part, how) for part, how in parts if len(part)),
         failures=None if run is None else _failures(run),
         reserved=reserved,
         notes=tuple(notes),
