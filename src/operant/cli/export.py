@@ -12,11 +12,15 @@ from operant.cli.activities import loading
 from operant.cli.field_data import read_field_data
 from operant.cli.options import (
     Bounds,
+    CleanFile,
+    FieldFile,
+    FieldGroups,
     Mean,
     ModelOrConfig,
     Seed,
     Size,
     Std,
+    TrainFile,
     Weights,
     campaign_folder,
     config_here,
@@ -35,31 +39,10 @@ STRATEGIES = ("badge", "risk-badge", "clue", "margin", "random", "disagreement")
 
 def export(
     model: ModelOrConfig = None,
-    field: Annotated[
-        Path | None,
-        typer.Option(
-            help="Field data: an npz file, or a folder of pictures; labels are ignored.",
-            show_default="[data] field of operant.toml",
-        ),
-    ] = None,
-    train: Annotated[
-        Path | None,
-        typer.Option(help="Training data of the model.", show_default="[data] train of operant.toml"),
-    ] = None,
-    clean: Annotated[
-        Path | None,
-        typer.Option(
-            help="Labelled data that the model was not trained on.",
-            show_default="[data] clean of operant.toml, or a tenth of the training data",
-        ),
-    ] = None,
-    groups: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table (csv) with file,group for all field inputs.",
-            show_default="[data] groups of operant.toml, for its field",
-        ),
-    ] = None,
+    field: FieldFile = None,
+    train: TrainFile = None,
+    clean: CleanFile = None,
+    groups: FieldGroups = None,
     run: Annotated[
         Path | None,
         typer.Option(

@@ -47,6 +47,31 @@ LabelsFile = Annotated[
         "with x and y."
     ),
 ]
+FieldFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Field data: an npz file, or a folder of pictures; labels are ignored.",
+        show_default="[data] field of operant.toml",
+    ),
+]
+TrainFile = Annotated[
+    Path | None,
+    typer.Option(help="Training data of the model.", show_default="[data] train of operant.toml"),
+]
+CleanFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Labelled data that the model was not trained on.",
+        show_default="[data] clean of operant.toml, or a tenth of the training data",
+    ),
+]
+FieldGroups = Annotated[
+    Path | None,
+    typer.Option(
+        help="Table (csv) with file,group for all field inputs.",
+        show_default="[data] groups of operant.toml, for its field",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 
